@@ -1,0 +1,240 @@
+"""Clips of WRN-16-10's convolutions, ours beside the authors' public code.
+
+    python benchmarks/clipping.py --authors PATH_OF_THEIR_CHECKOUT [--quick]
+
+Both sides run in one process by turns on one thread in float32 on the same weights (`benchmarks/networks.py`); a
+layer's figure is the median of 3 (Kaiming weights: of 1), the network's the sum over its layers. Without --authors only
+ours runs. --quick takes one repeat of the first layers and writes no record. The full run takes some 20 minutes with
+theirs and writes clipping.json.
+
+- single: one round. Errors are the largest deviation from a float64 reference over its largest entry. Theirs swaps
+  the channels of strided layers: those are timed all the same, and their error says what comes out.
+- bounded (mix only): 10 rounds and a rescale, beside their single clip, which bounds nothing; one repeat.
+- steady (mix only): a kernel clipped (10 rounds, rescaled), moved as 100 steps of SGD move it, and clipped again by
+  one round and a rescale, beside their single clip (whose time does not depend on the weights); the fraction of
+  frequencies that needed work.
+- memory: peak resident size of a fresh process above what it held before the clip, in MiB.
+- large: one clip of a 256-256 layer at 224 pixels.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.authors import Authors
+from benchmarks.measuring import (
+    alternate,
+    circumstances,
+    in_fresh_process,
+    median,
+    peak_mebibytes,
+    ratio,
+    reference_clip,
+    resident_mebibytes,
+)
+from benchmarks.networks import DELTA, RANKS, Layer, distinct, weights
+from ttsv.clipping import clip_conv
+from ttsv.spectrum import conv_norm, conv_singular_values
+
+HERE = Path(__file__)
+FLOORS = {"dense": 3.5, "rank 192": 3.0}
+PARTS = ("mix", "kaiming", "memory")
+LARGE = Layer(256, 256, 224, 1, 1)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--authors", type=Path, help="a checkout of WhiteTeaDragon/practical_svd_conv")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="others stay in the record")
+    parser.add_argument("--peak", nargs=2, metavar=("SIDE", "LAYER"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    authors = Authors(options.authors) if options.authors else None
+    _warm_up(authors)
+    if options.peak:
+        side, place = options.peak
+        print(json.dumps(_peak(side, place, authors)))
+        return 0
+    whole = options.parts == list(PARTS)
+    path = HERE.with_suffix(".json")
+    record: dict[str, Any] = {} if whole or not path.is_file() else json.loads(path.read_text())
+    record["what"] = "seconds of clips of WRN-16-10's convolutions at 32x32, ours and the authors'"
+    record["delta"] = DELTA
+    record["strided"] = "the authors' strided blocks swap the channels: timed, not compared"
+    for part in options.parts:
+        command = f"python benchmarks/clipping.py{' --authors DIR' if authors else ''} --parts {part}"
+        found = _memories(options.authors) if part == "memory" else _networks(part, authors, quick=options.quick)
+        record[part] = {**circumstances(command), **found}
+        if not options.quick:
+            path.write_text(json.dumps(record, indent=1) + "\n")
+    return int(authors is not None and not options.quick and "mix" in options.parts and not _holds(record["mix"]))
+
+
+def _networks(kind: str, authors: Authors | None, *, quick: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    movement = _movement() if kind == "mix" else None
+    if movement is not None:
+        found["relative change by 100 steps of SGD"] = movement
+    for name, rank in RANKS.items():
+        layers = distinct(rank)[1:4] if quick else distinct(rank)
+        results = [
+            _measure(layer, kind, authors, 3 if kind == "mix" and not quick else 1, movement) for layer in layers
+        ]
+        found[name] = {"total": _total(results), "layers": results}
+        print(f"== {kind}, {name}: {json.dumps(found[name]['total'])}", flush=True)
+    return found
+
+
+def _memories(authors: Path | None) -> dict[str, Any]:
+    found = {
+        "layers": [_memory(layer, authors) for layer in distinct(None)[2:]],
+        "large": {"layer": LARGE.name, **in_fresh_process(str(HERE), ["--peak", "ours", "large"])},
+    }
+    print(json.dumps(found, indent=1))
+    return found
+
+
+def _holds(record: dict[str, Any]) -> bool:
+    totals = {name: record[name]["total"] for name in RANKS}
+    return all(total["theirs over ours"] >= FLOORS[name] and total["error"] < 1e-5 for name, total in totals.items())
+
+
+def _measure(layer: Layer, kind: str, authors: Authors | None, repeats: int, movement: float | None) -> dict[str, Any]:
+    """Seconds and errors of one layer; bounded and steady clips too where a movement is given."""
+    kernel = weights(layer, kind)
+    ours = _ours(kernel, layer)
+    theirs = authors.clip(kernel, DELTA, layer.size, layer.stride) if authors else None
+    seconds = [median(taken) for taken in alternate([ours, theirs], repeats)]
+    truth = reference_clip(kernel, DELTA, layer.size, layer.stride)
+    result = {
+        "layer": layer.name,
+        "times": layer.times,
+        "ours": seconds[0],
+        "theirs": seconds[1],
+        "error": _error(ours(), truth),
+        "their error": _error(authors.as_ours(theirs()), truth) if authors and theirs else None,
+    }
+    if movement is not None:
+        bounded = _ours(kernel, layer, rounds=10, rescale=True)
+        settled = bounded()
+        moved = settled + movement * torch.linalg.vector_norm(settled) * _direction(layer)
+        values = conv_singular_values(moved, layer.size, stride=layer.stride)
+        result |= {
+            "bounded": median(alternate([bounded], 1)[0]),
+            "bounded norm": conv_norm(settled, layer.size, stride=layer.stride),
+            "steady": median(alternate([_ours(moved, layer, rescale=True)], 3)[0]),
+            "steady fraction of frequencies": (values[:, 0] > DELTA).double().mean().item(),
+        }
+    print(json.dumps(result), flush=True)
+    return result
+
+
+def _ours(kernel: Tensor, layer: Layer, *, rounds: int = 1, rescale: bool = False) -> Callable[[], Tensor]:
+    def clip() -> Tensor:
+        return clip_conv(kernel, DELTA, layer.size, stride=layer.stride, rounds=rounds, rescale=rescale)
+
+    return clip
+
+
+def _error(found: Tensor, truth: Tensor) -> float:
+    error: float = ((found.double() - truth).abs().max() / truth.abs().max()).item()
+    return error
+
+
+def _total(results: list[dict[str, Any]]) -> dict[str, float | None]:
+    """Sums over the network's layers, and how many times longer the authors' single clip takes than each of ours."""
+    sums: dict[str, float | None] = {}
+    for key in ("theirs", "ours", "bounded", "steady"):
+        if all(result.get(key) is not None for result in results):
+            sums[key] = sum(result["times"] * result[key] for result in results)
+    theirs = sums.get("theirs")
+    ratios = {
+        f"theirs over {key}": ratio(theirs, seconds) for key, seconds in sums.items() if seconds and key != "theirs"
+    }
+    return {**sums, **ratios, "error": max(result["error"] for result in results)}
+
+
+def _direction(layer: Layer) -> Tensor:
+    """A change of Frobenius norm 1, half of it noise and half smooth terms, as gradients are."""
+    noise = weights(layer, "kaiming", seed=1)
+    smooth = weights(layer, "mix", seed=1)
+    change: Tensor = noise / torch.linalg.vector_norm(noise) + smooth / torch.linalg.vector_norm(smooth)
+    length: Tensor = torch.linalg.vector_norm(change)
+    return change / length
+
+
+def _movement() -> float:
+    """How far 100 steps of SGD move a trained 64-64 convolution, relative to its norm: learning rate 0.1, momentum 0.9.
+
+    Measured on scikit-learn's digits after 300 steps, batch 128, batch norm, weight decay 1e-4.
+    """
+    from sklearn.datasets import load_digits
+
+    torch.manual_seed(0)
+    digits = load_digits()
+    images = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 8 - 1
+    labels = torch.tensor(digits.target)
+    model = nn.Sequential(nn.Conv2d(1, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU())
+    model.extend([nn.Conv2d(64, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU()])
+    model.extend([nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)])
+    layer = model[3]
+    assert isinstance(layer, nn.Conv2d)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-4)
+    before = layer.weight.detach().clone()
+    for step in range(400):
+        if step == 300:
+            before = layer.weight.detach().clone()
+        batch = torch.randint(len(images), (128,))
+        optimizer.zero_grad()
+        functional.cross_entropy(model(images[batch]), labels[batch]).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    change = torch.linalg.vector_norm(layer.weight.detach() - before)
+    relative: float = (change / torch.linalg.vector_norm(before)).item()
+    return relative
+
+
+def _memory(layer: Layer, authors: Path | None) -> dict[str, Any]:
+    place = str(distinct(None).index(layer))
+    result: dict[str, Any] = {
+        "layer": layer.name,
+        "ours": in_fresh_process(str(HERE), ["--peak", "ours", place])["MiB"],
+    }
+    if authors:
+        arguments = ["--peak", "theirs", place, "--authors", str(authors)]
+        result["theirs"] = in_fresh_process(str(HERE), arguments)["MiB"]
+    return result
+
+
+def _warm_up(authors: Authors | None) -> None:
+    small = weights(Layer(16, 16, 8, 1, 1), "mix")
+    clip_conv(small, 0.5, 8)
+    if authors:
+        authors.clip(small, 0.5, 8, 1)()
+
+
+def _peak(side: str, place: str, authors: Authors | None) -> dict[str, float]:
+    layer = LARGE if place == "large" else distinct(None)[int(place)]
+    kernel = weights(layer, "mix")
+    clip = _ours(kernel, layer)
+    if side == "theirs":
+        assert authors is not None
+        clip = authors.clip(kernel, DELTA, layer.size, layer.stride)
+    before = resident_mebibytes()
+    start = time.perf_counter()
+    clip()
+    return {"MiB": peak_mebibytes() - before, "seconds": time.perf_counter() - start}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

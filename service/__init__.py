@@ -1,0 +1,1 @@
+"""Experiments over REST: specs in, leaderboards out. Imports neither torch nor ray."""

@@ -1,0 +1,119 @@
+"""Guards the door: a body too large, not JSON, or nested too deep never reaches a route."""
+
+import json
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.api.problems import problem
+
+MAX_DEPTH = 20
+
+
+class BodyGuard:
+    """ASGI middleware: reads the body within `max_bytes` (counted, whatever Content-Length says) and checks it."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self.app = app
+        self.max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a bad body itself and hands a good one on."""
+        if scope["type"] != "http" or scope["method"] not in ("POST", "PUT", "PATCH"):
+            await self.app(scope, receive, send)
+            return
+        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        body = await self._read(receive, headers.get(b"content-length", ""))
+        if body is None:
+            refusal: tuple[int, str] | None = (413, f"the body is larger than {self.max_bytes} bytes")
+        else:
+            refusal = _check(body, headers.get(b"content-type", ""))
+        if refusal is not None:
+            status, detail = refusal
+            await problem(status, detail, instance=scope["path"])(scope, receive, send)
+            return
+        sent = False
+
+        async def replay() -> Message:
+            nonlocal sent
+            if sent:
+                return await receive()
+            sent = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        await self.app(scope, replay, send)
+
+    async def _read(self, receive: Receive, length: str) -> bytes | None:
+        if length.isdecimal() and int(length) > self.max_bytes:
+            return None
+        body = bytearray()
+        while True:
+            message = await receive()
+            body += message.get("body", b"")
+            if len(body) > self.max_bytes:
+                return None
+            if not message.get("more_body", False):
+                return bytes(body)
+
+
+def _check(body: bytes, content_type: str) -> tuple[int, str] | None:
+    if not body:
+        return None  # a route that wants one says so
+    if content_type.partition(";")[0].strip().lower() != "application/json":
+        return (415, "send the body with Content-Type: application/json")
+    try:
+        value = json.loads(body, parse_constant=_Constant, object_pairs_hook=_refuse_repeated)
+    except RecursionError:
+        return (400, f"the body is nested deeper than {MAX_DEPTH} levels")
+    except ValueError as error:  # JSONDecodeError and UnicodeDecodeError among them
+        return (400, f"the body is not JSON: {error}")
+    if _deeper_than(value, MAX_DEPTH):
+        return (400, f"the body is nested deeper than {MAX_DEPTH} levels")
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = ascii(error.object[error.start])
+        return (400, f"the body holds {half}, half of a character; write both halves or the character itself")
+    if found := _constant(value):
+        path, name = found
+        return (400, f"{path or 'the body'}: {name} is not a JSON number; use null or a finite number")
+    return None
+
+
+class _Constant(str):
+    """NaN, Infinity or -Infinity, which Python reads although JSON has none of them."""
+
+
+def _constant(value: Any, path: str = "") -> tuple[str, str] | None:
+    """The path of the first such word, and the word."""
+    if isinstance(value, _Constant):
+        return path, str(value)
+    parts: list[tuple[str, Any]] = []
+    if isinstance(value, dict):
+        parts = [(f"{path}.{name}" if path else name, inner) for name, inner in value.items()]
+    elif isinstance(value, list):
+        parts = [(f"{path}[{index}]", inner) for index, inner in enumerate(value)]
+    return next((found for at, inner in parts if (found := _constant(inner, at))), None)
+
+
+def _refuse_repeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {repeated!r} stands twice in one object")
+    return found
+
+
+def _deeper_than(value: Any, limit: int) -> bool:
+    level = [value]
+    for _ in range(limit + 1):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        if not level:
+            return False
+    return True

@@ -1,0 +1,48 @@
+"""/livez and /readyz."""
+
+import shutil
+
+from fastapi import APIRouter, Response
+from sqlalchemy.exc import DBAPIError
+
+from service import store
+from service.api.examples import READINESS, shown
+from service.api.parts import Config, Db
+from service.migrate import newest
+from service.schemas import Liveness, Readiness
+
+router = APIRouter(tags=["health"])
+
+_MIN_FREE_BYTES = 256 * 2**20
+
+
+@router.get("/livez", operation_id="getLiveness", responses=shown({"status": "ok"}), response_model=Liveness)
+def live() -> Liveness:
+    """The process answers."""
+    return Liveness(status="ok")
+
+
+@router.get(
+    "/readyz",
+    operation_id="getReadiness",
+    response_model=Readiness,
+    responses=shown(READINESS) | {503: {"model": Readiness}},
+)
+def ready(response: Response, database: Db, settings: Config) -> Readiness:
+    """Whether requests can be served: database, its migrations, room on the disk. Workers are told, not required."""
+    checks = {"database": "ok", "schema": "ok", "disk": "ok"}
+    seen = None
+    try:
+        with database.read() as session:
+            head = store.database_head(session)
+            seen = store.last_worker_sign(session)
+        if head != newest():
+            checks["schema"] = f"at {head}, this code needs {newest()}: run `ttsv migrate`"
+    except DBAPIError as error:
+        checks["database"] = f"{type(error.orig).__name__}: does it run, and was `ttsv migrate` run?"
+    free = shutil.disk_usage(settings.data_dir).free
+    if free < _MIN_FREE_BYTES:
+        checks["disk"] = f"{free // 2**20} MiB free in the data folder, at least {_MIN_FREE_BYTES // 2**20} wanted"
+    ok = all(check == "ok" for check in checks.values())
+    response.status_code = 200 if ok else 503
+    return Readiness(status="ok" if ok else "not ready", checks=checks, worker_seen_at=seen)

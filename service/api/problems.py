@@ -1,0 +1,119 @@
+"""Errors as RFC 9457 problem documents: the only place where an exception becomes an HTTP status."""
+
+import logging
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from starlette.exceptions import HTTPException
+
+from service.api.examples import PROBLEM
+from service.errors import IdempotencyError, NotFoundError, SpecError
+from service.schemas import Problem, ProblemField
+
+log = logging.getLogger(__name__)
+
+MEDIA_TYPE = "application/problem+json"
+MAX_ERRORS = 100
+"""A body can hold thousands of wrong values; so many of them are named."""
+
+
+def problem(
+    status: int,
+    detail: str,
+    *,
+    instance: str | None = None,
+    errors: Sequence[ProblemField] = (),
+    headers: dict[str, str] | None = None,
+) -> JSONResponse:
+    """A problem document."""
+    body = Problem(
+        title=HTTPStatus(status).phrase,
+        status=status,
+        detail=detail,
+        instance=instance,
+        errors=list(errors)[:MAX_ERRORS],
+    )
+    return JSONResponse(body.model_dump(), status_code=status, media_type=MEDIA_TYPE, headers=headers)
+
+
+def _schema() -> dict[str, Any]:
+    """The document's JSON schema in one piece: a reference inside would not be found from the OpenAPI document."""
+    schema = Problem.model_json_schema()
+    schema["properties"]["errors"]["items"] = schema.pop("$defs")[ProblemField.__name__]
+    return schema
+
+
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    code: {"description": HTTPStatus(code).phrase, "content": {MEDIA_TYPE: {"schema": _schema(), "example": PROBLEM}}}
+    for code in (404, 422)
+}
+"""What the OpenAPI document says of errors."""
+
+
+def install(app: FastAPI) -> None:
+    """Turns every error of the app into a problem document."""
+
+    @app.exception_handler(SpecError)
+    def _spec(request: Request, error: SpecError) -> JSONResponse:
+        fields = [ProblemField(field=p.field, message=p.message) for p in error.problems]
+        return problem(422, _summary(fields), instance=request.url.path, errors=fields)
+
+    @app.exception_handler(RequestValidationError)
+    def _validation(request: Request, error: RequestValidationError) -> JSONResponse:
+        fields = [ProblemField(field=_path(e["loc"]), message=_message(e)) for e in error.errors()]
+        return problem(422, _summary(fields), instance=request.url.path, errors=fields)
+
+    @app.exception_handler(NotFoundError)
+    def _not_found(request: Request, error: NotFoundError) -> JSONResponse:
+        return problem(404, str(error), instance=request.url.path)
+
+    @app.exception_handler(IdempotencyError)
+    def _idempotency(request: Request, error: IdempotencyError) -> JSONResponse:
+        field = ProblemField(field="Idempotency-Key", message=str(error))
+        return problem(422, str(error), instance=request.url.path, errors=[field])
+
+    @app.exception_handler(HTTPException)
+    def _http(request: Request, error: HTTPException) -> JSONResponse:
+        detail = {404: f"there is nothing at {request.url.path}; /docs lists what there is"}.get(error.status_code)
+        headers = dict(error.headers) if error.headers else None
+        return problem(error.status_code, detail or str(error.detail), instance=request.url.path, headers=headers)
+
+    @app.exception_handler(DBAPIError)
+    @app.exception_handler(PoolTimeoutError)  # no connection became free
+    def _database(request: Request, error: DBAPIError | PoolTimeoutError) -> JSONResponse:
+        log.error("database error on %s %s: %s", request.method, request.url.path, error)
+        detail = "the database does not answer; nothing was stored, so the request can be sent again"
+        return problem(503, detail, instance=request.url.path, headers={"Retry-After": "5"})
+
+    @app.exception_handler(Exception)
+    def _other(request: Request, _error: Exception) -> JSONResponse:
+        return problem(500, "an error of the service; its log has the details", instance=request.url.path)
+
+
+def _path(loc: Sequence[str | int]) -> str:
+    """("body", "grid", "rank", 0) -> grid.rank[0]."""
+    path = ""
+    for part in loc[1:]:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
+    return path or str(loc[0])
+
+
+def _message(error: dict[str, Any]) -> str:
+    if error["type"] == "extra_forbidden":
+        return "unknown field; remove it, or see /docs for the fields there are"
+    if error["type"] == "missing":
+        return "is required"
+    return str(error["msg"]).removeprefix("Value error, ")
+
+
+def _summary(fields: Sequence[ProblemField]) -> str:
+    if len(fields) == 1:
+        return f"{fields[0].field}: {fields[0].message}"
+    more = ", ..." if len(fields) > 10 else ""
+    return f"{len(fields)} fields are wrong: " + ", ".join(field.field for field in fields[:10]) + more

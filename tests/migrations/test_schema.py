@@ -1,0 +1,205 @@
+"""The migrations make what the models say, on SQLite and Postgres."""
+
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import Connection, inspect, text
+
+import migrations
+from service.db import Database
+from service.migrate import alembic_config, migrate, newest
+from service.models import Base
+
+
+@pytest.fixture
+def empty(empty_url: str) -> Iterator[Database]:
+    database = Database(empty_url)
+    yield database
+    database.close()
+
+
+def described(connection: Connection) -> dict[str, Any]:
+    """Every table with all that matters about it, in a form to be compared."""
+    inspector = inspect(connection)
+
+    def plain(items: list[Any]) -> list[str]:
+        return sorted(str(sorted(item.items(), key=str)) for item in items)
+
+    return {
+        name: {
+            "columns": [(c["name"], str(c["type"]), c["nullable"], c["default"]) for c in inspector.get_columns(name)],
+            "key": inspector.get_pk_constraint(name),
+            "foreign": plain(inspector.get_foreign_keys(name)),
+            "unique": plain(inspector.get_unique_constraints(name)),
+            "check": plain(inspector.get_check_constraints(name)),
+            "index": plain(inspector.get_indexes(name)),
+        }
+        for name in inspector.get_table_names()
+        if name != "alembic_version"
+    }
+
+
+def tables(database: Database) -> set[str]:
+    with database.engine.connect() as connection:
+        return set(inspect(connection).get_table_names())
+
+
+class TestUpgrade:
+    def test_alembic_finds_no_difference_to_the_models(self, empty: Database) -> None:
+        migrate(empty)
+        with empty.engine.connect() as connection:
+            options = {"compare_type": True, "compare_server_default": True}
+            context = MigrationContext.configure(connection, opts=options)
+            assert compare_metadata(context, Base.metadata) == []
+            assert context.get_current_revision() == newest()
+
+    def test_it_is_what_the_models_would_create(self, empty: Database) -> None:
+        """Checks and defaults too, which that comparison leaves out."""
+        with empty.writer.begin() as connection:
+            Base.metadata.create_all(connection)
+            expected = described(connection)
+            Base.metadata.drop_all(connection)
+        migrate(empty)
+        with empty.engine.connect() as connection:
+            assert described(connection) == expected
+            assert {c for table in expected.values() for c in table["check"]}
+
+    def test_down_and_up_again(self, empty: Database) -> None:
+        migrate(empty)
+        with empty.engine.connect() as connection:
+            before = described(connection)
+        with empty.writer.begin() as connection:
+            command.downgrade(alembic_config(connection), "base")
+        assert tables(empty) - {"sqlite_sequence"} == {"alembic_version"}
+        migrate(empty)
+        with empty.engine.connect() as connection:
+            assert described(connection) == before
+
+    def test_twice_changes_nothing(self, empty: Database) -> None:
+        migrate(empty)
+        with empty.writer.begin() as connection:
+            connection.execute(text("INSERT INTO protocols (fingerprint, record) VALUES ('a', '{}')"))
+        migrate(empty)
+        with empty.engine.connect() as connection:
+            assert connection.scalar(text("SELECT count(*) FROM protocols")) == 1
+
+    def test_from_four_at_once(self, empty: Database, empty_url: str) -> None:
+        errors: list[BaseException] = []
+        barrier = threading.Barrier(4)
+
+        def run() -> None:
+            database = Database(empty_url)
+            barrier.wait()
+            try:
+                migrate(database)
+            except BaseException as error:
+                errors.append(error)
+            database.close()
+
+        threads = [threading.Thread(target=run) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert errors == []
+        with empty.engine.connect() as connection:
+            assert connection.scalar(text("SELECT count(*) FROM alembic_version")) == 1
+        assert set(Base.metadata.tables) <= tables(empty)
+
+    def test_a_migration_offers_a_way_back(self) -> None:
+        folder = Path(migrations.__file__).parent / "versions"
+        for file in folder.glob("[0-9]*.py"):
+            source = file.read_text()
+            assert "def upgrade() -> None:" in source
+            assert "def downgrade() -> None:" in source
+
+
+NEXT = '''"""A column more, and one constraint that SQLite can only change by copying the table"""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "next"
+down_revision = "0001"
+
+
+def upgrade():
+    with op.batch_alter_table("experiments") as table:
+        table.alter_column("name", type_=sa.String(300), existing_type=sa.String(200), existing_nullable=False)
+    {more}
+'''
+
+
+class TestNext:
+    """What the migrations that follow rely on."""
+
+    @pytest.fixture
+    def add(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+        """Puts one more migration into a copy of ours."""
+
+        def add(more: str) -> None:
+            folder = tmp_path / "migrations"
+            shutil.copytree(Path(migrations.__file__).parent, folder, ignore=shutil.ignore_patterns("__pycache__"))
+            (folder / "versions" / "next.py").write_text(NEXT.format(more=more))
+            monkeypatch.setattr(migrations, "__file__", str(folder / "__init__.py"))
+
+        return add
+
+    def fill(self, database: Database) -> None:
+        with database.writer.begin() as connection:
+            Base.metadata.tables["protocols"]
+            connection.execute(
+                Base.metadata.tables["experiments"].insert(),
+                {"id": 1, "name": "old", "spec": {}, "grid_points": 1, "trial_count": 1},
+            )
+            connection.execute(
+                Base.metadata.tables["trials"].insert(),
+                {
+                    "experiment_id": 1,
+                    "number": 0,
+                    "fingerprint": "f",
+                    "cell": "c",
+                    "config": {},
+                    "dataset": "digits",
+                    "model": "small-cnn",
+                    "layer": "dense",
+                    "lambda_ort": 0.0,
+                    "constraint": "none",
+                    "seed": 0,
+                    "epochs": 1,
+                },
+            )
+
+    def test_changing_a_table_keeps_the_rows_that_refer_to_it(self, empty: Database, add: Any) -> None:
+        """SQLite copies the table and drops the old one, which would delete every trial by cascade."""
+        migrate(empty)
+        self.fill(empty)
+        add("")
+        migrate(empty)
+        with empty.engine.connect() as connection:
+            assert connection.scalar(text("SELECT count(*) FROM trials")) == 1
+            assert connection.scalar(text("SELECT version_num FROM alembic_version")) == "next"
+            if connection.dialect.name == "sqlite":
+                assert connection.scalar(text("PRAGMA foreign_keys")) == 1
+
+    def test_a_migration_that_fails_leaves_nothing(self, empty: Database, add: Any) -> None:
+        migrate(empty)
+        self.fill(empty)
+        with empty.engine.connect() as connection:
+            before = described(connection)
+        add("raise RuntimeError('half way')")
+        with pytest.raises(RuntimeError, match="half way"):
+            migrate(empty)
+        with empty.engine.connect() as connection:
+            assert described(connection) == before
+            assert connection.scalar(text("SELECT count(*) FROM trials")) == 1
+            assert connection.scalar(text("SELECT version_num FROM alembic_version")) == newest()
+            if connection.dialect.name == "sqlite":
+                assert connection.scalar(text("PRAGMA foreign_keys")) == 1

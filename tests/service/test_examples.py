@@ -1,0 +1,43 @@
+"""The examples in the OpenAPI document are answers that the API could give."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from service.api import examples
+from service.grid import ExperimentSpec
+from service.main import create_app
+from service.schemas import ExperimentOut, LeaderboardOut, Problem, Readiness, TrialDetailOut, TrialOut
+from service.settings import Settings
+
+
+@pytest.mark.parametrize(
+    ("model", "example"),
+    [
+        (ExperimentSpec, examples.SPEC),
+        (ExperimentOut, examples.EXPERIMENT),
+        (ExperimentOut, examples.CREATED),
+        (TrialOut, examples.TRIAL),
+        (TrialDetailOut, examples.TRIAL_DETAIL),
+        (LeaderboardOut, examples.LEADERBOARD),
+        (Readiness, examples.READINESS),
+        (Problem, examples.PROBLEM),
+    ],
+)
+def test_example_is_an_answer(model: type[BaseModel], example: dict[str, Any]) -> None:
+    answer = model.model_validate_json(json.dumps(example))
+    assert set(answer.model_dump(mode="json")) == set(example)
+
+
+def test_every_operation_has_an_example(tmp_path: Path) -> None:
+    document = create_app(Settings(data_dir=tmp_path)).openapi()
+    operations = [operation for path in document["paths"].values() for operation in path.values()]
+    assert len(operations) >= 9
+    for operation in operations:
+        good = next(response for status, response in operation["responses"].items() if status in ("200", "201"))
+        assert "example" in good["content"]["application/json"], operation["operationId"]
+        if "requestBody" in operation:
+            assert operation["requestBody"]["content"]["application/json"]["examples"], operation["operationId"]

@@ -1,0 +1,123 @@
+"""The plan of the house, kept by tests."""
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("ttsv", "service", "workers", "migrations")
+MODULES = sorted(path.relative_to(ROOT) for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+
+
+def tree(module: Path) -> ast.Module:
+    return ast.parse((ROOT / module).read_text(), str(module))
+
+
+def calls(module: Path) -> Iterator[tuple[str, ast.Call]]:
+    """Every call by the name that is called, as written: `torch.load`."""
+    for node in ast.walk(tree(module)):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func), node
+
+
+def imports(module: Path) -> Iterator[tuple[str, str]]:
+    """(module, name) of every import, wherever it stands."""
+    for node in ast.walk(tree(module)):
+        if isinstance(node, ast.ImportFrom):
+            yield from ((node.module or "", alias.name) for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from ((alias.name, "") for alias in node.names)
+
+
+def after(statement: str) -> dict[str, Any]:
+    """What a fresh interpreter has loaded after a statement, and the CPU seconds that took."""
+    program = (
+        f"import json, sys, time\nstart = time.process_time()\n{statement}\n"
+        "seconds = time.process_time() - start\n"
+        "print(json.dumps({'modules': sorted(sys.modules), 'seconds': seconds}))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+class TestImports:
+    @pytest.mark.parametrize(
+        "statement",
+        [
+            "import service.main",
+            "from service.main import create_app; create_app.__module__",
+            "import service.client",
+            "import service.migrate",
+            "import ttsv.config, ttsv.results, ttsv.trial",
+        ],
+    )
+    def test_light_modules_stay_light(self, statement: str) -> None:
+        found = after(statement)
+        assert {"torch", "torchvision", "ray", "sklearn"}.isdisjoint(found["modules"])
+        assert found["seconds"] < 2
+
+    def test_ttsv_knows_no_database_and_no_web(self) -> None:
+        found = after("import ttsv.config, ttsv.trial")
+        assert {"sqlalchemy", "pydantic", "fastapi", "service", "workers"}.isdisjoint(found["modules"])
+
+    def test_nothing_is_made_at_import(self, tmp_path: Path) -> None:
+        program = "import service.main, service.migrate, service.client, os; print(os.listdir('.'))"
+        done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == "[]"
+
+    def test_the_contracts_hold(self) -> None:
+        linter = Path(sys.executable).parent / "lint-imports"
+        done = subprocess.run([linter, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert " 0 broken" in done.stdout
+
+
+class TestModules:
+    def test_there_are_some(self) -> None:
+        assert Path("service/queue.py") in MODULES
+        assert Path("ttsv/spectrum.py") in MODULES
+
+    @pytest.mark.parametrize("module", MODULES, ids=str)
+    def test_says_what_it_is_for(self, module: Path) -> None:
+        assert ast.get_docstring(tree(module)), f"{module} has no docstring"
+
+    @pytest.mark.parametrize("module", MODULES, ids=str)
+    def test_unpickles_nothing(self, module: Path) -> None:
+        for name, call in calls(module):
+            assert name not in ("pickle.load", "pickle.loads", "cloudpickle.loads", "joblib.load"), f"{module}: {name}"
+            if name == "torch.load":
+                safe = [k for k in call.keywords if k.arg == "weights_only" and ast.unparse(k.value) == "True"]
+                assert safe, f"{module}:{call.lineno}: torch.load without weights_only=True"
+        assert ("pickle", "load") not in set(imports(module))
+
+    @pytest.mark.parametrize(
+        "module", [m for m in MODULES if m.is_relative_to("service/api") or m.is_relative_to("workers")], ids=str
+    )
+    def test_has_no_sql(self, module: Path) -> None:
+        """Statements live in the store, the queue and the leaderboard."""
+        makers = {"select", "insert", "update", "delete", "text"}
+        taken = {name for source, name in imports(module) if source.startswith("sqlalchemy")}
+        assert taken.isdisjoint(makers), f"{module} imports {taken & makers}"
+        for name, call in calls(module):
+            assert name.rpartition(".")[2] not in ("execute", "scalars", "scalar"), f"{module}:{call.lineno}: {name}"
+
+    @pytest.mark.parametrize("name", ["utils", "helpers", "common", "core", "manager", "misc"])
+    def test_has_a_name_of_its_own(self, name: str) -> None:
+        assert not [module for module in MODULES if name in (module.stem, module.parent.name)]
+
+
+class TestSettings:
+    def test_every_field_says_what_it_is(self) -> None:
+        from service.settings import Settings
+
+        for name, field in Settings.model_fields.items():
+            assert field.description, f"TTSV_{name.upper()} is not documented"
+            assert field.description[0].isupper()
+            assert field.description.endswith(".")

@@ -1,0 +1,244 @@
+import dataclasses
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ttsv.config import (
+    CONSTRAINTS,
+    LAYERS,
+    OPTIMIZERS,
+    SCHEDULES,
+    ClippingConfig,
+    TrainingConfig,
+    TrialConfig,
+    field_infos,
+)
+from ttsv.data import DATASETS
+from ttsv.errors import ConfigError
+from ttsv.models import list_models
+
+GOLDEN = json.loads((Path(__file__).parent / "golden_fingerprints.json").read_text())
+REQUIRED: dict[str, Any] = {"dataset": "digits", "model": "small-cnn"}
+INFOS = field_infos()
+
+MEANINGS: dict[str, tuple[list[Any], list[Any]]] = {
+    # path: values to take, values to refuse
+    "dataset": (list(DATASETS), ["mnist", "", None, 3]),
+    "model": (list(list_models()), ["resnet", None]),
+    "layer": (list(LAYERS), ["cp", None, 1]),
+    "rank": ([1, 64, None], [0, -1, 1.5, 2.0, "8", True, [8]]),
+    "lambda_ort": ([0, 0.0, 1e5], [-1e-9, math.nan, math.inf, None, "1", True, 10**400]),
+    "constraint": (list(CONSTRAINTS), ["divide", None]),
+    "delta": ([1, 1e-6, None], [0, 0.0, -1.0, math.nan, math.inf, "1", False]),
+    "seed": ([0, 2**32 - 1], [-1, 2**32, 1.0, None, True]),
+    "training.epochs": ([1, 100_000], [0, 100_001, 1.5, None]),
+    "training.batch_size": ([1, 1_000_000], [0, -5, 1_000_001, 2.0]),
+    "training.optimizer": (list(OPTIMIZERS), ["lbfgs", None]),
+    "training.lr": ([1, 1e-9], [0, -0.1, math.nan, math.inf, None]),
+    "training.momentum": ([0, 0.5, 1], [-0.1, 1.1, math.nan]),
+    "training.weight_decay": ([0, 0.1], [-1e-4, math.inf, math.nan]),
+    "training.schedule": (list(SCHEDULES), ["linear", None]),
+    "training.milestones": ([[], [1], [60, 120, 160], (3, 4)], [[0], [2, 2], [3, 1], [1.5], ["1"], 5, None]),
+    "training.gamma": ([1e-6, 1], [0, 1.5, math.nan]),
+    "clipping.every": ([1, 10_000], [0, -1, 1.5, None]),
+    "clipping.rounds": ([1, 1000], [0, 1001, None]),
+    "clipping.rescale": ([True, False], [1, 0, "yes", None]),
+}
+
+
+def trial(path: str = "seed", value: Any = 0, **others: Any) -> TrialConfig:
+    """A trial with one field set by its path."""
+    data: dict[str, Any] = {**REQUIRED, **others}
+    part, _, name = path.rpartition(".")
+    if part:
+        data[part] = {**data.get(part, {}), name: value}
+    else:
+        data[path] = value
+    return TrialConfig.from_dict(data)
+
+
+def read(config: TrialConfig, path: str) -> Any:
+    value: Any = config
+    for name in path.split("."):
+        value = getattr(value, name)
+    return value
+
+
+# --- fields ---
+
+
+def test_every_field_is_tested_here() -> None:
+    assert INFOS.keys() == MEANINGS.keys()
+
+
+@pytest.mark.parametrize("path", INFOS)
+def test_every_field_is_documented(path: str) -> None:
+    info = INFOS[path]
+    assert info.path == path
+    assert len(info.doc) > 3
+    assert info.schema()["description"] == info.doc
+    assert info.check is not None or info.types == (bool,)
+
+
+@pytest.mark.parametrize("path", MEANINGS)
+def test_right_values_are_taken(path: str) -> None:
+    for value in MEANINGS[path][0]:
+        found = read(trial(path, value), path)
+        assert found == (tuple(value) if isinstance(value, list) else value)
+        assert type(found) in INFOS[path].types
+
+
+@pytest.mark.parametrize(
+    ("path", "value"), [(path, value) for path, (_, wrong) in MEANINGS.items() for value in wrong], ids=repr
+)
+def test_a_wrong_value_is_named_with_its_fix(path: str, value: Any) -> None:
+    with pytest.raises(ConfigError) as error:
+        trial(path, value)
+    assert error.value.field == path
+    assert error.value.failure == "bad_config"
+    assert path in str(error.value)
+    assert error.value.fix.startswith("must")
+
+
+@pytest.mark.parametrize("part", ["training", "clipping"])
+def test_parts_must_be_objects(part: str) -> None:
+    wrong: list[Any] = [None, 3, [], "sgd"]
+    for value in wrong:
+        with pytest.raises(ConfigError) as error:
+            trial(part, value)
+        assert error.value.field == part
+
+
+def test_unknown_and_missing_fields_are_named() -> None:
+    for path in ("ranks", "training.learning_rate", "clipping.delta"):
+        with pytest.raises(ConfigError, match="unknown; the fields here are") as error:
+            trial(path, 1)
+        assert error.value.field == path
+    for name in REQUIRED:
+        with pytest.raises(ConfigError, match="is required") as error:
+            TrialConfig.from_dict({key: value for key, value in REQUIRED.items() if key != name})
+        assert error.value.field == name
+
+
+def test_configurations_are_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        trial().seed = 1  # type: ignore[misc]
+
+
+# --- plain data ---
+
+STRATEGIES: dict[str, st.SearchStrategy[Any]] = {
+    "layer": st.sampled_from(LAYERS),
+    "rank": st.none() | st.integers(1, 512),
+    "lambda_ort": st.floats(0, 1e6),
+    "constraint": st.sampled_from(CONSTRAINTS),
+    "delta": st.none() | st.floats(1e-3, 1e3),
+    "seed": st.integers(0, 2**32 - 1),
+    "training": st.fixed_dictionaries(
+        {},
+        optional={
+            "optimizer": st.sampled_from(OPTIMIZERS),
+            "schedule": st.sampled_from(SCHEDULES),
+            "momentum": st.floats(0, 1),
+            "gamma": st.floats(0.01, 1),
+            "milestones": st.sets(st.integers(1, 300)).map(sorted),
+        },
+    ),
+    "clipping": st.fixed_dictionaries(
+        {}, optional={"every": st.integers(1, 1000), "rescale": st.booleans(), "rounds": st.integers(1, 9)}
+    ),
+}
+trials = st.fixed_dictionaries({}, optional=STRATEGIES).map(lambda d: TrialConfig.from_dict({**REQUIRED, **d}))
+
+
+@given(trials)
+def test_a_trial_comes_back_from_json(config: TrialConfig) -> None:
+    assert TrialConfig.from_dict(json.loads(json.dumps(config.to_dict(), allow_nan=False))) == config
+
+
+# --- what is the same trial ---
+
+
+@given(trials)
+def test_the_canonical_form_is_final_and_has_the_same_fingerprint(config: TrialConfig) -> None:
+    canonical = config.canonical()
+    assert canonical.canonical() == canonical
+    assert canonical.fingerprint() == config.fingerprint()
+    assert canonical.seed == config.seed
+
+
+@given(trials, trials)
+def test_fingerprints_tell_canonical_trials_apart(one: TrialConfig, other: TrialConfig) -> None:
+    assert (one.canonical() == other.canonical()) == (one.fingerprint() == other.fingerprint())
+
+
+@given(trials, st.integers(0, 2**32 - 1))
+def test_a_cell_is_a_trial_without_its_seed(config: TrialConfig, seed: int) -> None:
+    other = dataclasses.replace(config, seed=seed)
+    assert config.cell() == other.cell()
+    assert (config.fingerprint() == other.fingerprint()) == (seed == config.seed)
+
+
+SAME: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"layer": "tt", "rank": None, "lambda_ort": 3.0}, {}),
+    ({"layer": "dense", "rank": 8}, {}),
+    ({"layer": "dense", "lambda_ort": 1.0}, {}),
+    ({"constraint": "clip", "delta": None, "clipping": {"every": 5}}, {}),
+    ({"constraint": "none", "delta": 2.0}, {}),
+    ({"training": {"schedule": "cosine", "milestones": [3], "gamma": 0.2}}, {}),
+    ({"training": {"optimizer": "adam", "momentum": 0.5}}, {"training": {"optimizer": "adam"}}),
+    ({"constraint": "clip", "delta": 1}, {"constraint": "clip", "delta": 1.0}),
+    ({"seed": 0, "training": {"epochs": 20}}, {}),
+]
+DIFFERENT: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"layer": "tt", "rank": 8}, {}),
+    ({"layer": "tt", "rank": 8}, {"layer": "tt", "rank": 9}),
+    ({"layer": "tt", "rank": 8, "lambda_ort": 1.0}, {"layer": "tt", "rank": 8}),
+    ({"constraint": "clip", "delta": 1.0}, {}),
+    ({"constraint": "clip", "delta": 1.0, "clipping": {"every": 5}}, {"constraint": "clip", "delta": 1.0}),
+    ({"training": {"schedule": "multistep", "milestones": [3]}}, {"training": {"schedule": "multistep"}}),
+    ({"training": {"momentum": 0.5}}, {}),
+    ({"training": {"optimizer": "adam"}}, {}),
+    ({"dataset": "cifar10"}, {}),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), SAME)
+def test_what_has_no_effect_makes_no_other_trial(one: dict[str, Any], other: dict[str, Any]) -> None:
+    first, second = TrialConfig.from_dict({**REQUIRED, **one}), TrialConfig.from_dict({**REQUIRED, **other})
+    assert first.fingerprint() == second.fingerprint()
+    assert first.canonical() == second.canonical()
+
+
+@pytest.mark.parametrize(("one", "other"), DIFFERENT)
+def test_what_has_an_effect_makes_another_trial(one: dict[str, Any], other: dict[str, Any]) -> None:
+    first, second = TrialConfig.from_dict({**REQUIRED, **one}), TrialConfig.from_dict({**REQUIRED, **other})
+    assert first.fingerprint() != second.fingerprint()
+    assert first.cell() != second.cell()
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_fingerprints_never_change(name: str) -> None:
+    """They are in databases: a new field must have a default that leaves them as they are."""
+    golden = GOLDEN[name]
+    config = TrialConfig.from_dict(golden["trial"])
+    assert config.fingerprint() == golden["fingerprint"]
+    assert config.cell() == golden["cell"]
+
+
+def test_defaults_of_the_parts() -> None:
+    assert TrialConfig(**REQUIRED).training == TrainingConfig()
+    assert TrialConfig(**REQUIRED).clipping == ClippingConfig()
+    assert TrialConfig.from_dict(REQUIRED) == TrialConfig(**REQUIRED)
+
+
+def test_importing_it_imports_no_torch() -> None:
+    code = "import sys, ttsv.config; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

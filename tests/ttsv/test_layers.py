@@ -1,0 +1,308 @@
+import copy
+import math
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+
+from ttsv.layers import (
+    TTConv,
+    TTConv1d,
+    TTConv2d,
+    TTConv3d,
+    densify,
+    layer_input_sizes,
+    orthogonal_loss,
+    periodic_size,
+    spectral_layers,
+    tensorize,
+)
+from ttsv.tt import tt_error
+
+if TYPE_CHECKING:
+    from tests.ttsv.conftest import Dense
+
+TT: dict[int, type[TTConv]] = {1: TTConv1d, 2: TTConv2d, 3: TTConv3d}
+CONV: dict[int, Any] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+
+ARGUMENTS: list[dict[str, Any]] = [
+    {},
+    {"stride": 2, "padding": 1},
+    {"dilation": 2, "padding": "same"},
+    {"padding": "valid", "bias": False},
+    {"padding": 2, "padding_mode": "circular", "stride": 2},
+    {"padding": 1, "padding_mode": "reflect"},
+    {"padding": 1, "padding_mode": "replicate", "dilation": 2},
+    {"padding": "same", "padding_mode": "circular"},
+]
+
+
+def of_torch(layer: TTConv, arguments: dict[str, Any]) -> nn.Module:
+    conv: nn.Module = CONV[layer.spatial_dims](
+        layer.in_channels, layer.out_channels, layer.kernel_size, dtype=torch.float64, **arguments
+    )
+    state = {"weight": layer.dense_kernel().detach()}
+    conv.load_state_dict(state if layer.bias is None else state | {"bias": layer.bias.detach()})
+    return conv
+
+
+@pytest.mark.parametrize("arguments", ARGUMENTS, ids=str)
+@pytest.mark.parametrize("d", [1, 2, 3])
+@pytest.mark.parametrize("merged", [True, False])
+def test_forward_is_that_of_the_merged_convolution(
+    d: int, arguments: dict[str, Any], merged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    kernel_size = (3, 5, 3)[:d]
+    layer = TT[d](4, 6, kernel_size, (2, 3), dtype=torch.float64, **arguments)
+    conv = of_torch(layer, arguments)
+    monkeypatch.setattr(layer, "_merged_costs_less", lambda shape: merged)
+    images = torch.randn(2, 4, *(9, 11, 7)[:d], dtype=torch.float64)
+    torch.testing.assert_close(layer(images), conv(images))
+    torch.testing.assert_close(layer(images[0]), conv(images[0]))
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+def test_same_padding_of_an_even_kernel_is_torchs() -> None:
+    layer = TTConv1d(3, 3, 4, 2, padding="same", dtype=torch.float64)
+    images = torch.randn(2, 3, 9, dtype=torch.float64)
+    conv = of_torch(layer, {"padding": "same"})
+    torch.testing.assert_close(layer(images), conv(images))
+
+
+@pytest.mark.parametrize("d", [1, 2, 3])
+def test_the_cheaper_way_is_taken(d: int) -> None:
+    """The choice against multiply-accumulates counted layer by layer."""
+
+    def counted(shape: tuple[int, ...], out: tuple[int, ...], layer: TTConv) -> tuple[int, int]:
+        c_in, c_out, (r1, r2), taps = layer.in_channels, layer.out_channels, layer.rank, math.prod(layer.kernel_size)
+        pixels, pixels_out = math.prod(shape[2:]), math.prod(out[2:])
+        three = shape[0] * (pixels * c_in * r1 + pixels_out * r1 * r2 * taps + pixels_out * r2 * c_out)
+        merge = min(taps * c_out * r1 * (r2 + c_in), taps * c_in * r2 * (r1 + c_out))
+        return three, merge + shape[0] * pixels_out * c_in * c_out * taps
+
+    choices = set()
+    for c_in, c_out, rank in [(8, 8, 7), (8, 16, 2), (1, 32, 24), (32, 2, 24), (16, 16, 15)]:
+        for batch, n in [(1, 3), (50, 3), (2, 8)]:
+            layer = TT[d](c_in, c_out, 3, rank, padding=1, stride=2)
+            shape = (batch, c_in, *(n for _ in range(d)))
+            out = layer(torch.zeros(shape)).shape
+            three, merged = counted(shape, tuple(out), layer)
+            assert layer._merged_costs_less(torch.Size(shape)) == (merged < three)
+            choices.add(merged < three)
+    assert choices == {True, False}
+
+
+def test_gradients_reach_every_factor_either_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = TTConv2d(4, 5, 3, 2, padding=1, dtype=torch.float64)
+    images = torch.randn(2, 4, 5, 5, dtype=torch.float64)
+    gradients = []
+    for merged in (True, False):
+        monkeypatch.setattr(layer, "_merged_costs_less", lambda shape, merged=merged: merged)
+        layer.zero_grad()
+        layer(images).square().sum().backward()
+        gradients.append([parameter.grad for parameter in layer.parameters()])
+    torch.testing.assert_close(*gradients)
+
+
+def test_initialisation_has_torchs_variance_and_orthonormal_frames() -> None:
+    torch.manual_seed(0)
+    layer = TTConv2d(48, 64, 3, (24, 40))
+    torch.testing.assert_close(layer.k1.T @ layer.k1, torch.eye(24), atol=1e-5, rtol=0)
+    torch.testing.assert_close(layer.k3 @ layer.k3.T, torch.eye(40), atol=1e-5, rtol=0)
+    conv = nn.Conv2d(48, 64, 3)
+    assert layer.dense_kernel().var().item() == pytest.approx(conv.weight.var().item(), rel=0.05)
+    assert layer.bias is not None
+    assert layer.bias.abs().max() <= 1 / math.sqrt(48 * 9)
+    assert layer.bias.std().item() == pytest.approx(1 / math.sqrt(3 * 48 * 9), rel=0.2)
+
+
+def test_parameters_and_ranks() -> None:
+    layer = TTConv3d(3, 8, (1, 2, 3), 5, bias=False)
+    assert {name: tuple(p.shape) for name, p in layer.named_parameters()} == {
+        "k1": (3, 3),
+        "core": (5, 3, 1, 2, 3),
+        "k3": (5, 8),
+    }
+    assert layer.rank == (3, 5)
+    assert repr(TTConv2d(3, 8, 3, 2, stride=2, bias=False)) == (
+        "TTConv2d(3, 8, kernel_size=(3, 3), rank=(2, 2), stride=(2, 2), bias=False)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"in_channels": 0}, "in_channels = 0"),
+        ({"rank": 0}, "rank = 0"),
+        ({"rank": (5, 1)}, r"rank = \(5, 1\)"),
+        ({"kernel_size": (3, 3, 3)}, "kernel_size"),
+        ({"stride": 0}, "stride = 0"),
+        ({"padding": -1}, "padding = -1"),
+        ({"padding": "full"}, "padding = 'full'"),
+        ({"padding": "same", "stride": 2}, 'must be 1 with padding="same"'),
+        ({"padding_mode": "mirror"}, "padding_mode = 'mirror': must be one of zeros"),
+    ],
+)
+def test_arguments_that_cannot_be(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TTConv2d(**({"in_channels": 4, "out_channels": 4, "kernel_size": 3, "rank": 2} | arguments))
+
+
+@pytest.mark.parametrize("arguments", ARGUMENTS, ids=str)
+def test_from_dense_at_full_rank_is_the_same_function(arguments: dict[str, Any]) -> None:
+    conv = nn.Conv2d(4, 6, 3, dtype=torch.float64, **arguments).eval()
+    state = torch.get_rng_state()
+    layer = TTConv2d.from_dense(conv, 6)
+    assert torch.equal(torch.get_rng_state(), state)
+    images = torch.randn(2, 4, 9, 8, dtype=torch.float64)
+    torch.testing.assert_close(layer(images), conv(images))
+    assert not layer.training
+    assert all(p.requires_grad and p.is_leaf and not p.is_meta for p in layer.parameters())
+    low = TTConv2d.from_dense(conv, (2, 3))
+    assert 0 < tt_error(conv.weight, low.k1, low.core, low.k3) < 1
+
+
+def test_from_dense_refuses() -> None:
+    with pytest.raises(ValueError, match=r"conv\.groups = 2: must be 1"):
+        TTConv2d.from_dense(nn.Conv2d(4, 4, 3, groups=2), 2)
+    with pytest.raises(ValueError, match=r"must be an nn\.Conv2d"):
+        TTConv2d.from_dense(nn.Conv1d(4, 4, 3), 2)
+    with pytest.raises(ValueError, match=r"must be an nn\.Conv2d"):
+        TTConv2d.from_dense(nn.Linear(4, 4), 2)
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    shared = nn.Conv2d(12, 12, 3, padding=1)
+    return nn.Sequential(
+        nn.Conv2d(3, 12, 3, padding=1),
+        nn.BatchNorm2d(12),
+        nn.Sequential(shared, nn.ReLU(), shared),
+        nn.Conv2d(12, 12, 3, groups=3, padding=1),
+        nn.Conv2d(12, 32, 1),
+        parametrizations.spectral_norm(nn.Conv2d(32, 12, 3)),
+        nn.Flatten(),
+    ).double()
+
+
+def test_tensorize_and_densify() -> None:
+    model = network()
+    images = torch.randn(2, 3, 5, 5, dtype=torch.float64)
+    before = copy.deepcopy(model.state_dict())
+    tt = tensorize(model, 6)
+    kinds = {name: type(tt.get_submodule(name)) for name in ("0", "2.0", "2.2", "3", "4")}
+    assert kinds == {"0": TTConv2d, "2.0": TTConv2d, "2.2": TTConv2d, "3": nn.Conv2d, "4": TTConv2d}
+    assert tt.get_submodule("2.0") is tt.get_submodule("2.2")
+    assert tt.get_submodule("0").rank == (3, 6)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    shared = {id(p) for p in model.parameters()} & {id(p) for p in tt.parameters()}
+    assert not shared
+    back = densify(tt)
+    assert [type(layer) for layer in back.modules()] == [type(layer) for layer in model.modules()]
+    assert back.state_dict().keys() == model.state_dict().keys()
+    torch.testing.assert_close(back.eval()(images), tt.eval()(images))
+    whole = tensorize(model, 31)
+    assert [name for name, layer in whole.named_modules() if isinstance(layer, TTConv)] == ["4"]
+    torch.testing.assert_close(whole.eval()(images), model.eval()(images))
+
+
+def test_rank_as_a_fraction_of_the_widest_spatial_convolution() -> None:
+    tt = tensorize(network(), 0.5)
+    # Half of 32, the input of the 3x3 with a parametrized weight: all layers of 12 channels stay dense.
+    assert {name: layer.rank for name, layer in tt.named_modules() if isinstance(layer, TTConv)} == {"4": (12, 16)}
+    pointwise = tensorize(nn.Conv1d(8, 4, 1), 0.25)
+    assert isinstance(pointwise, TTConv1d)
+    assert pointwise.rank == (2, 2)
+    with_wide_head = nn.Sequential(nn.Conv1d(8, 8, 3), nn.Conv1d(8, 1000, 1))
+    assert tensorize(with_wide_head, 0.5).get_submodule("0").rank == (4, 4)
+    assert tensorize(nn.Conv1d(4, 4, 3), 0.01).rank == (1, 1)
+
+
+def test_skip() -> None:
+    names = [n for n, m in tensorize(network(), 6, skip=["0", "2"]).named_modules() if isinstance(m, TTConv)]
+    assert names == ["4"]
+    with pytest.raises(ValueError, match="skip = 'stem': must be the name of a module"):
+        tensorize(network(), 6, skip=["stem"])
+    assert isinstance(tensorize(nn.Conv1d(4, 4, 3), 2, skip=[""]), nn.Conv1d)
+
+
+@pytest.mark.parametrize("rank", [0, -3, 0.0, 1.5, -0.5, math.nan, True])
+def test_rank_out_of_range(rank: float) -> None:
+    with pytest.raises(ValueError, match=r"rank = .*: must be"):
+        tensorize(network(), rank)
+
+
+@pytest.mark.parametrize(("rank", "printed"), [(192, 3.6), (256, 2.4), (320, 1.8)])
+def test_compression_of_the_paper(rank: int, printed: float) -> None:
+    """WRN-16-10 (table 1): 3-16, then three stages of four 3x3 convolutions with 160, 320 and 640 channels."""
+    channels = [3, 16, *([160] * 4), *([320] * 4), *([640] * 4)]
+    with torch.device("meta"):
+        model = nn.Sequential(*(nn.Conv2d(a, b, 3, bias=False) for a, b in pairwise(channels)))
+    weights = sum(p.numel() for p in model.parameters())
+    own = 0
+    for conv in model:
+        assert isinstance(conv, nn.Conv2d)
+        dense = rank >= max(conv.in_channels, conv.out_channels)
+        layer = conv if dense else TTConv2d(conv.in_channels, conv.out_channels, 3, rank, bias=False, device="meta")
+        own += sum(p.numel() for p in layer.parameters())
+    assert round(weights / own, 1) == printed
+
+
+def test_spectral_layers() -> None:
+    tt = tensorize(network(), 6)
+    assert list(spectral_layers(tt)) == ["0", "2.0", "3", "4", "5"]
+    assert list(spectral_layers(nn.Sequential(nn.Linear(2, 2), nn.Conv1d(1, 1, 1)))) == ["1"]
+    assert list(spectral_layers(nn.Sequential(nn.Linear(2, 2), nn.Conv1d(1, 1, 1)), linear=True)) == ["0", "1"]
+    assert list(spectral_layers(nn.ConvTranspose2d(2, 2, 3))) == []
+
+
+def test_layer_input_sizes_with_given_channels() -> None:
+    class Split(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.branch = nn.Conv2d(2, 2, 3, stride=2)
+
+        def forward(self, images: Tensor) -> Tensor:
+            first, second = images.chunk(2, dim=1)
+            return torch.cat([self.branch(first), self.branch(second)], dim=1)
+
+    assert layer_input_sizes(Split(), (9, 7), in_channels=4) == {"branch": (9, 7)}
+    assert periodic_size((9, 7), (2, 3)) == (10, 9)
+    assert periodic_size(8, (2, 1)) == (8, 8)
+
+
+def test_hooks_and_modes_are_restored_after_a_failing_pass() -> None:
+    model = nn.Sequential(nn.Conv2d(2, 2, 3), nn.Conv2d(2, 2, 9))
+    with pytest.raises(RuntimeError):
+        layer_input_sizes(model, 4)
+    assert model.training
+    assert not model[0]._forward_pre_hooks
+
+
+def test_orthogonal_loss(dense: "Dense") -> None:
+    first, last = TTConv2d(5, 6, 3, (2, 3)), TTConv1d(4, 4, 3, 1)
+    layers = nn.ModuleList([first, nn.Conv2d(3, 3, 3), last]).double()
+    for seed, parameter in enumerate(layers.parameters()):
+        parameter.data = dense.gaussian(*parameter.shape, seed=seed)
+    total = 0.0
+    for layer in (first, last):
+        k1, k3 = layer.k1.detach().numpy(), layer.k3.detach().numpy()
+        for gram in (k1.T @ k1, k3 @ k3.T):
+            total += sum((gram[i, j] - (i == j)) ** 2 for i in range(len(gram)) for j in range(len(gram)))
+    paper, code = orthogonal_loss(layers), orthogonal_loss(layers, "code")
+    assert paper is not None
+    assert code is not None
+    assert paper.item() == pytest.approx(total / (2**2 + 3**2 + 1 + 1))
+    assert code.item() == pytest.approx(total / (2 * 3**2 + 2 * 1))
+    (gradient,) = torch.autograd.grad(paper, [first.k1])
+    torch.testing.assert_close(gradient, 4 * first.k1 @ (first.k1.T @ first.k1 - torch.eye(2)) / 15)
+    assert orthogonal_loss(nn.Conv2d(2, 2, 3)) is None
+    fresh = orthogonal_loss(TTConv2d(5, 6, 3, 2))
+    assert fresh is not None
+    assert fresh.item() < 1e-10
+    with pytest.raises(ValueError, match="normalizer = 'both'"):
+        orthogonal_loss(layers, "both")  # type: ignore[arg-type]

@@ -1,0 +1,263 @@
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ttsv.checkpoint import load_model
+from ttsv.config import TrialConfig
+from ttsv.data import load_dataset
+from ttsv.errors import ConfigError, DataError, TrialError
+from ttsv.layers import TTConv2d, spectral_layers
+from ttsv.metrics import cost
+from ttsv.metrics.accuracy import accuracy, predict
+from ttsv.models import layer_shapes
+from ttsv.models.shapes import shape_compression
+from ttsv.spectrum import conv_singular_values
+from ttsv.trial import EpochMetrics, TrialResult, protocol_fingerprint, run_trial
+
+QUICKSTART = json.loads((Path(__file__).parents[2] / "examples" / "quickstart.json").read_text())
+
+BASE: dict[str, Any] = {
+    "dataset": "digits",
+    "model": "small-cnn",
+    "layer": "tt",
+    "rank": 6,
+    "lambda_ort": 1.0,
+    "constraint": "clip",
+    "delta": 1.5,
+    "training": {"epochs": 3},
+    "clipping": {"every": 15, "rounds": 2},
+}
+
+
+def trial(**changes: Any) -> TrialConfig:
+    return TrialConfig.from_dict({**BASE, **changes})
+
+
+def run(config: TrialConfig, folder: Path) -> tuple[list[EpochMetrics], TrialResult]:
+    *epochs, result = run_trial(config, data_dir=folder / "data", folder=folder / "trial", device="cpu")
+    assert all(isinstance(epoch, EpochMetrics) for epoch in epochs)
+    assert isinstance(result, TrialResult)
+    return epochs, result  # type: ignore[return-value]
+
+
+def timeless(epochs: list[EpochMetrics], result: TrialResult) -> tuple[list[EpochMetrics], TrialResult]:
+    none: dict[str, Any] = {"train_seconds": 0.0, "constraint_seconds": 0.0, "eval_seconds": 0.0, "artifacts": {}}
+    return [replace(e, seconds=0, constraint_seconds=0) for e in epochs], replace(result, **none)
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[EpochMetrics], TrialResult]:
+    return run(trial(), tmp_path_factory.mktemp("unbroken"))
+
+
+# --- what a trial gives ---
+
+
+def test_the_result_holds_for_the_saved_model(unbroken: tuple[list[EpochMetrics], TrialResult]) -> None:
+    epochs, result = unbroken
+    assert [epoch.epoch for epoch in epochs] == [1, 2, 3]
+    path = result.artifacts["model"]
+    assert path.name == "model.safetensors"
+    model = load_model(path.parent)
+    data = load_dataset("digits", path.parent)
+    logits = predict(model, data.test.images)
+    assert result.accuracy == accuracy(logits, data.test.labels)
+    validation = predict(model, data.validation.images)
+    assert epochs[-1].val_accuracy == accuracy(validation, data.validation.labels)
+    assert 0 <= result.ece <= 1
+    assert result.parameters == cost.parameters(model)
+    shapes = layer_shapes("small-cnn", in_channels=1, image_size=8)
+    assert result.compression == shape_compression(shapes, 6) == cost.compression(model)
+
+    assert [layer["name"] for layer in result.layers] == [shape.name for shape in shapes]
+    layers = spectral_layers(model)
+    for record, shape in zip(result.layers, shapes, strict=True):
+        layer = layers[record["name"]]
+        assert isinstance(layer, TTConv2d)
+        kernel = layer.dense_kernel().detach().double()
+        values = conv_singular_values(kernel, shape.input_size, stride=shape.stride)
+        assert record["largest"] == pytest.approx(values.max().item(), rel=1e-4)
+        assert record["largest"] <= 1.5 * (1 + 1e-5)
+        assert record["largest_before_projection"] >= record["largest"] * (1 - 1e-4)
+        assert record["kind"] == "TTConv2d"
+        assert record["shape"]["core"] == list(layer.core.shape)
+        assert record["input_size"] == [shape.input_size] * 2
+    assert result.max_singular_value == max(layer["largest"] for layer in result.layers)
+    # The forced projection leaves exactly orthonormal frames.
+    assert epochs[-1].ort_loss is not None
+    assert epochs[-1].ort_loss < 1e-10
+
+
+def test_the_record_is_json_ready(unbroken: tuple[list[EpochMetrics], TrialResult]) -> None:
+    _, result = unbroken
+    for part in (result.protocol, result.environment, result.layers):
+        assert json.loads(json.dumps(part, allow_nan=False)) == part
+    assert result.protocol == {
+        "dataset": "digits",
+        "dataset_sha256": "b4962e1929c4c377fdd20265c695ff630ffef36006df2db69774ab360db2235f",
+        "split": {
+            "evaluated": "test",
+            "test": "stratified, 0.2 of each class",
+            "validation": "stratified, 0.1 of each class of the rest",
+            "seed": 0,
+            "images": {"train": 1295, "validation": 143, "test": 359},
+        },
+        "preprocessing": {"pixels": "[0, 1]", "mean": [0.5], "std": [0.5]},
+        "metrics": {
+            "accuracy": "top-1",
+            "loss": "mean cross-entropy, nats",
+            "ece": {"bins": 15, "edges": "equal width, right-closed"},
+            "singular_values": "periodic",
+        },
+        "weights": "last epoch",
+        "precision": "float32",
+    }
+    environment = result.environment
+    assert environment["torch"] == torch.__version__
+    assert environment["device"] == "cpu"
+    assert environment["threads"] == torch.get_num_threads()
+    assert {"git_revision", "git_dirty", "python", "numpy", "platform", "device_name"} <= environment.keys()
+
+
+def test_protocol_fingerprint() -> None:
+    protocol = {"dataset": "digits", "split": {"seed": 0, "evaluated": "test"}, "std": [0.5]}
+    turned = {"std": [0.5], "split": {"evaluated": "test", "seed": 0}, "dataset": "digits"}
+    assert protocol_fingerprint(protocol) == protocol_fingerprint(turned)
+    assert protocol_fingerprint(protocol) == "80a2cbef913789f14cd618babb311e58a996faef4da9571b021e898d86f9c955"
+    assert protocol_fingerprint({**protocol, "dataset": "cifar10"}) != protocol_fingerprint(protocol)
+    with pytest.raises(ValueError, match="JSON"):
+        protocol_fingerprint({"eps": float("nan")})
+
+
+def test_a_dense_trial(tmp_path: Path) -> None:
+    config = trial(layer="dense", constraint="none", training={"epochs": 1})
+    epochs, result = run(config, tmp_path)
+    assert epochs[0].ort_loss is None
+    assert result.compression == 1
+    assert [layer["kind"] for layer in result.layers] == ["Conv2d"] * 3
+    assert all(layer["largest_before_projection"] is None for layer in result.layers)
+    # A rank, a weight of the orthogonal loss or a delta that mean nothing change nothing.
+    same = run(config.canonical(), tmp_path / "canonical")
+    assert timeless(*same) == timeless(epochs, result)
+
+
+# --- repeating and resuming ---
+
+
+def test_trials_of_one_process_do_not_touch_each_other(
+    tmp_path: Path, unbroken: tuple[list[EpochMetrics], TrialResult]
+) -> None:
+    before = torch.get_rng_state()
+    run(trial(seed=9, rank=3, delta=0.5, training={"epochs": 1}), tmp_path / "other")
+    assert torch.equal(before, torch.get_rng_state())
+    torch.manual_seed(123)
+    assert timeless(*run(trial(), tmp_path / "again")) == timeless(*unbroken)
+    assert timeless(*run(trial(seed=1), tmp_path / "seed"))[0] != timeless(*unbroken)[0]
+
+
+def test_the_seed_draws_the_weights(tmp_path: Path) -> None:
+    """At a rate of 1e-30 the trained weights are the initial ones."""
+    kernels = []
+    for index, (seed, batch_size) in enumerate([(0, 64), (0, 500), (1, 64)]):
+        still = {"epochs": 1, "lr": 1e-30, "batch_size": batch_size}
+        run(trial(seed=seed, constraint="none", training=still), tmp_path / str(index))
+        model = load_model(tmp_path / str(index) / "trial")
+        kernels.append([p.detach() for name, p in model.named_parameters() if name.startswith("conv")])
+    assert all(map(torch.equal, kernels[0], kernels[1]))
+    # The one-by-one frame of the first layer is 1 or -1.
+    assert not any(torch.equal(a, b) for a, b in zip(kernels[0], kernels[2], strict=True) if a.numel() > 1)
+
+
+@pytest.mark.parametrize("stop", [1, 2, 3])
+def test_a_stopped_trial_goes_on(tmp_path: Path, unbroken: tuple[list[EpochMetrics], TrialResult], stop: int) -> None:
+    first = run_trial(trial(), data_dir=tmp_path / "data", folder=tmp_path / "trial", device="cpu")
+    for _ in range(stop):
+        next(first)
+    first.close()
+    rest, result = run(trial(), tmp_path)
+    epochs, expected = timeless(*unbroken)
+    assert timeless(rest, result) == (epochs[stop:], expected)
+    assert result.artifacts["model"].read_bytes() == unbroken[1].artifacts["model"].read_bytes()
+    # A finished trial gives its result again.
+    assert timeless(*run(trial(), tmp_path)) == ([], expected)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from ttsv.config import TrialConfig
+from ttsv.trial import run_trial
+import json
+config, folder, last = TrialConfig.from_dict(json.loads(sys.argv[1])), Path(sys.argv[2]), int(sys.argv[3])
+for epoch in run_trial(config, data_dir=folder / "data", folder=folder / "trial", device="cpu"):
+    if epoch.epoch == last:
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_killed_trial_goes_on(tmp_path: Path, unbroken: tuple[list[EpochMetrics], TrialResult]) -> None:
+    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    arguments = [sys.executable, "-c", KILLED, json.dumps(BASE), str(tmp_path), "2"]
+    killed = subprocess.run(arguments, env=environment, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    rest, result = run(trial(), tmp_path)
+    epochs, expected = timeless(*unbroken)
+    # Killed while epoch 2 was handed over: its checkpoint was not written yet, so it comes once more.
+    assert timeless(rest, result) == (epochs[1:], expected)
+
+
+def test_the_work_of_another_trial_is_not_taken_up(
+    tmp_path: Path, unbroken: tuple[list[EpochMetrics], TrialResult]
+) -> None:
+    run(trial(seed=4, training={"epochs": 1}), tmp_path)
+    assert timeless(*run(trial(), tmp_path)) == timeless(*unbroken)
+
+
+# --- bad input ---
+
+
+@pytest.mark.parametrize("device", ["tpu", "cuda:99", "meta", "cuda:-1", ""])
+def test_a_device_that_is_not_here(tmp_path: Path, device: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        next(iter(run_trial(trial(), data_dir=tmp_path, folder=tmp_path / "trial", device=device)))
+    assert error.value.field == "device"
+
+
+def test_missing_data_is_said_before_anything_is_done(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="`ttsv data fetch cifar10`"):
+        next(iter(run_trial(trial(dataset="cifar10"), data_dir=tmp_path, folder=tmp_path / "trial")))
+    assert not list(tmp_path.iterdir())
+
+
+def test_divergence_is_a_failure_class(tmp_path: Path) -> None:
+    with pytest.raises(TrialError) as error:
+        run(trial(constraint="none", training={"epochs": 2, "lr": 1e20}), tmp_path)
+    assert error.value.failure == "diverged"
+
+
+# --- the quickstart ---
+
+
+def test_every_trial_of_the_quickstart_is_valid() -> None:
+    grid = QUICKSTART["grid"]
+    drawn = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    trials = [TrialConfig.from_dict({**QUICKSTART["base"], **values}) for values in drawn]
+    assert len({config.fingerprint() for config in trials}) == 20
+    assert len({config.cell() for config in trials}) == 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+def test_the_dense_quickstart_reaches_97_percent(tmp_path: Path, seed: int) -> None:
+    config = TrialConfig.from_dict({**QUICKSTART["base"], "rank": None, "seed": seed})
+    _, result = run(config, tmp_path)
+    assert result.accuracy >= 0.97

@@ -1,0 +1,186 @@
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from sqlalchemy import select
+
+from service import store
+from service.db import Database
+from service.grid import ExperimentSpec, expand_grid
+from service.models import Base, EpochPoint, Experiment, Result, Trial, TrialState
+from service.settings import Settings
+from workers.cluster import LocalCluster
+
+HERE = Path(__file__).parent
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 60) -> Any:
+    """The condition's first true value."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+    return value
+
+
+@dataclass
+class Lab:
+    """A database, a data folder and worker processes over them."""
+
+    data_dir: Path
+    database: Database
+    settings: dict[str, str]
+    workers: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    wait_for = staticmethod(wait_for)
+
+    def post(self, seeds: list[int], *, epochs: int = 3, seconds: float = 0.05, **spec: Any) -> int:
+        base = {"dataset": "digits", "model": "small-cnn", "training": {"epochs": epochs, "lr": seconds}}
+        parsed = ExperimentSpec(name="test", base=base, grid={"seed": seeds}, **spec)
+        plan = expand_grid(parsed, max_trials=100)
+        return self.database.write(lambda session: store.create_experiment(session, parsed, plan).id)
+
+    def start_worker(self, **environment: str) -> subprocess.Popen[bytes]:
+        env = {**os.environ, "OMP_NUM_THREADS": "1", **self.settings, **environment}
+        with (self.data_dir / "worker.log").open("ab") as log:
+            command = [sys.executable, str(HERE / "fake_worker.py")]
+            worker = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
+        self.workers.append(worker)
+        return worker
+
+    def processes(self) -> list[psutil.Process]:
+        """Workers, drivers and clusters that belong to this data folder."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                environment = process.environ()
+                ours = {environment.get("TTSV_DATA_DIR"), environment.get("RAY_AUTH_TOKEN_PATH")}
+                if ours & {str(self.data_dir), str(self.data_dir / "token")}:
+                    found.append(process)
+        return found
+
+    def drivers(self) -> list[psutil.Process]:
+        found = []
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                if "fake_driver.py" in " ".join(process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
+    def experiment(self, experiment_id: int) -> Experiment:
+        with self.database.read() as session:
+            return store.get_experiment(session, experiment_id)
+
+    def trials(self, experiment_id: int) -> list[Trial]:
+        with self.database.read() as session:
+            query = select(Trial).where(Trial.experiment_id == experiment_id).order_by(Trial.number)
+            return list(session.scalars(query))
+
+    def points(self, experiment_id: int) -> list[tuple[int, int]]:
+        with self.database.read() as session:
+            query = (
+                select(EpochPoint.trial_id, EpochPoint.epoch).join(Trial).where(Trial.experiment_id == experiment_id)
+            )
+            return sorted((row[0], row[1]) for row in session.execute(query))
+
+    def results(self, experiment_id: int) -> list[Result]:
+        with self.database.read() as session:
+            query = select(Result).join(Trial).where(Trial.experiment_id == experiment_id)
+            return list(session.scalars(query))
+
+    def pids(self, experiment_id: int) -> dict[int, int]:
+        """Trial -> process, of the trials that are running."""
+        running = [trial.id for trial in self.trials(experiment_id) if trial.state == TrialState.RUNNING]
+        found = {}
+        for trial_id in running:
+            for file in (self.data_dir / "trials" / str(trial_id)).glob("*/pid"):
+                if text := file.read_text():
+                    found[trial_id] = int(text)
+        return found
+
+    @staticmethod
+    def all_gone(pids: Iterable[int]) -> bool:
+        for pid in pids:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                    return False
+        return True
+
+    def wait_for_epochs(self, experiment_id: int, count: int, seconds: float = 60) -> None:
+        wait_for(lambda: len(self.points(experiment_id)) >= count, seconds)
+
+    def wait_until_final(self, experiment_id: int, seconds: float = 90) -> Experiment:
+        wait_for(lambda: self.experiment(experiment_id).state not in ("queued", "running"), seconds)
+        return self.experiment(experiment_id)
+
+    def assert_whole(self, experiment_id: int) -> None:
+        """Every trial succeeded once, no epoch is missing."""
+        trials = self.trials(experiment_id)
+        assert {trial.state for trial in trials} == {TrialState.SUCCEEDED}
+        assert sorted(result.trial_id for result in self.results(experiment_id)) == [trial.id for trial in trials]
+        expected = [(trial.id, epoch) for trial in trials for epoch in range(1, trial.epochs + 1)]
+        assert self.points(experiment_id) == expected
+        assert self.experiment(experiment_id).state == "succeeded"
+
+    def close(self) -> None:
+        for worker in self.workers:
+            if worker.poll() is None:
+                worker.terminate()
+        for worker in self.workers:
+            try:
+                worker.wait(40)
+            except subprocess.TimeoutExpired:
+                worker.kill()
+                worker.wait()
+        self.database.close()
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    database = Database(Settings(data_dir=tmp_path).url)
+    Base.metadata.create_all(database.engine)
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def lab(tmp_path: Path, database: Database) -> Iterator[Lab]:
+    """Workers of this lab start a cluster of their own."""
+    settings = {
+        "TTSV_DATA_DIR": str(tmp_path),
+        "TTSV_POLL_SECONDS": "0.1",
+        "TTSV_BEAT_SECONDS": "1",
+        "TTSV_LEASE_SECONDS": "15",
+        "TTSV_WORKER_CPUS": "1",
+        "TTSV_WORKER_GPUS": "0",
+    }
+    lab = Lab(tmp_path, database, settings)
+    yield lab
+    lab.close()
+    wait_for(lambda: not lab.processes(), 15)
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    cluster = LocalCluster(tmp_path_factory.mktemp("cluster"), cpus=2, gpus=0)
+    cluster.start()
+    try:
+        wait_for(cluster.ready)
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture
+def quick_lab(lab: Lab, cluster: LocalCluster) -> Lab:
+    """Workers of this lab share one cluster with the other tests."""
+    lab.settings |= {"RAY_ADDRESS": cluster.address, **cluster.env()}
+    return lab

@@ -1,0 +1,65 @@
+"""A driver whose trials only sleep: `training.lr` is the length of an epoch in seconds.
+
+Some seeds misbehave. Each trial leaves its process id in `pid` and the epochs it trained in `trained`.
+"""
+
+import math
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from ttsv.config import TrialConfig
+from ttsv.errors import DivergedError
+from ttsv.trial import EpochMetrics, TrialResult
+from workers.driver import main
+
+
+def run_trial(config: TrialConfig, *, data_dir: Path, folder: Path) -> Iterator[EpochMetrics | TrialResult]:
+    (folder / "pid").write_text(str(os.getpid()))
+    checkpoint = folder / "checkpoint"
+    done = int(checkpoint.read_text()) if checkpoint.exists() else 0
+    if config.seed == 1001:
+        raise DivergedError("the loss is nan")
+    if config.seed == 1002:
+        raise RuntimeError("a bug")
+    for epoch in range(done + 1, config.training.epochs + 1):
+        time.sleep(config.training.lr)
+        with (folder / "trained").open("a") as file:
+            file.write(f"{epoch}\n")
+        yield EpochMetrics(
+            epoch=epoch,
+            epochs=config.training.epochs,
+            train_loss=math.nan if config.seed == 1003 else 1.0,
+            train_accuracy=0.5,
+            val_loss=1.0,
+            val_accuracy=0.5,
+            ort_loss=None,
+            lr=0.1,
+            seconds=0.1,
+            constraint_seconds=0.0,
+        )
+        partial = folder / "checkpoint.partial"
+        partial.write_text(str(epoch))
+        partial.rename(checkpoint)
+    model = folder / "model"
+    model.write_text("weights")
+    yield TrialResult(
+        accuracy=0.5,
+        loss=1.0,
+        ece=0.1,
+        max_singular_value=1.0,
+        compression=1.0,
+        parameters=10,
+        train_seconds=1.0,
+        constraint_seconds=0.0,
+        eval_seconds=0.1,
+        protocol={"split": "test"},
+        environment={"device": "none"},
+        layers=[],
+        artifacts={"model": model},
+    )
+
+
+if __name__ == "__main__":
+    main(run_trial)

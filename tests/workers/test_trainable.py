@@ -1,0 +1,213 @@
+"""The trainable without Ray around it: what it reports, and what a resumed trial does not repeat."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ttsv.config import TrialConfig
+from ttsv.errors import DataError, OutOfMemoryError
+from ttsv.trial import EpochMetrics, TrialResult
+from workers.reports import EpochReport, FailureReport, Job, Report, ResultReport
+from workers.trainable import TrialTrainable
+
+CONFIG = TrialConfig(dataset="digits", model="small-cnn").to_dict()
+
+
+def point(epoch: int) -> EpochMetrics:
+    return EpochMetrics(
+        epoch=epoch,
+        epochs=3,
+        train_loss=1.0,
+        train_accuracy=0.5,
+        val_loss=1.0,
+        val_accuracy=0.5,
+        ort_loss=None,
+        lr=0.1,
+        seconds=0.1,
+        constraint_seconds=0.0,
+    )
+
+
+def result(folder: Path, **changes: Any) -> TrialResult:
+    (folder / "model").write_text("weights")
+    value = TrialResult(
+        accuracy=0.5,
+        loss=1.0,
+        ece=0.1,
+        max_singular_value=1.0,
+        compression=1.0,
+        parameters=10,
+        train_seconds=1.0,
+        constraint_seconds=0.0,
+        eval_seconds=0.1,
+        protocol={"split": "test"},
+        environment={},
+        layers=[{"largest": 1.0}],
+        artifacts={"model": folder / "model"},
+    )
+    return dataclasses.replace(value, **changes)
+
+
+def good(config: TrialConfig, *, data_dir: Path, folder: Path) -> Iterator[EpochMetrics | TrialResult]:
+    """Resumes behind the epoch its checkpoint names."""
+    checkpoint = folder / "checkpoint"
+    for epoch in range(int(checkpoint.read_text()) + 1 if checkpoint.exists() else 1, 4):
+        yield point(epoch)
+        checkpoint.write_text(str(epoch))
+    yield result(folder)
+
+
+def raising(error: BaseException) -> Any:
+    def run(config: TrialConfig, *, data_dir: Path, folder: Path) -> Iterator[EpochMetrics]:
+        yield point(1)
+        raise error
+
+    return run
+
+
+def config(data_dir: Path, run: Any, **changes: Any) -> dict[str, Any]:
+    fields: dict[str, Any] = {"trial_id": 1, "fence": 1, "stored_epochs": 0, "config": CONFIG} | changes
+    job = Job(**fields)
+    return {"job": dataclasses.asdict(job), "run": run, "data_dir": str(data_dir), "cpus": 1}
+
+
+def reports(trainable: TrialTrainable) -> list[Report]:
+    found = []
+    while True:
+        step = trainable.step()
+        found.append(step["report"])
+        if step["done"]:
+            return found
+
+
+@pytest.fixture
+def trainable(tmp_path: Path) -> TrialTrainable:
+    """One that has run a trial before."""
+    trainable = TrialTrainable.__new__(TrialTrainable)  # Ray's constructor wants a running cluster
+    trainable.setup(config(tmp_path, good, trial_id=99))
+    return trainable
+
+
+@pytest.mark.parametrize(("seconds", "together"), [(0, [[1], [2], [3]]), (60, [[1], [2, 3]])])
+def test_epochs_then_the_result(
+    trainable: TrialTrainable,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: float,
+    together: list[list[int]],
+) -> None:
+    """The first epoch at once; those that follow sooner than REPORT_SECONDS together."""
+    monkeypatch.setattr("workers.trainable.REPORT_SECONDS", seconds)
+    assert trainable.reset_config(config(tmp_path, good))
+    *epochs, final = reports(trainable)
+    assert epochs == [EpochReport([point(number) for number in numbers]) for numbers in together]
+    assert isinstance(final, ResultReport)
+    assert final.artifacts[0]["path"] == "trials/1/1/model"
+
+
+def test_next_fence_resumes_and_tells_what_was_lost(
+    trainable: TrialTrainable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two epochs ran, the database has one: the other one is told again, not trained again."""
+    monkeypatch.setattr("workers.trainable.REPORT_SECONDS", 0)
+    trainable.reset_config(config(tmp_path, good))
+    for _ in range(3):
+        trainable.step()  # the third step writes the second checkpoint
+    trainable.reset_config(config(tmp_path, good, fence=2, stored_epochs=1))
+    first, second, final = reports(trainable)
+    assert first == EpochReport([point(2), point(3)])
+    assert second == EpochReport([point(3)])
+    assert isinstance(final, ResultReport)
+    assert final.artifacts[0]["path"] == "trials/1/2/model"
+
+
+def test_epochs_before_a_failure_are_not_lost(trainable: TrialTrainable, tmp_path: Path) -> None:
+    def run(config: TrialConfig, *, data_dir: Path, folder: Path) -> Iterator[EpochMetrics]:
+        yield point(1)
+        yield point(2)
+        raise DataError("gone")
+
+    trainable.reset_config(config(tmp_path, run))
+    first, second, final = reports(trainable)
+    assert (first, second) == (EpochReport([point(1)]), EpochReport([point(2)]))
+    assert isinstance(final, FailureReport)
+    assert final.message == "gone"
+
+
+@pytest.mark.parametrize(
+    ("error", "failure", "message"),
+    [
+        (DataError("digits is missing: run this"), "bad_data", "digits is missing: run this"),
+        (OutOfMemoryError("too large"), "oom", "too large"),
+        (MemoryError(), "oom", "memory"),
+        (ZeroDivisionError("a bug"), "error", "ZeroDivisionError: a bug"),
+        (PermissionError(errno.EACCES, "no"), "error", "PermissionError"),
+    ],
+)
+def test_failures_are_reported(
+    trainable: TrialTrainable, tmp_path: Path, error: Exception, failure: str, message: str
+) -> None:
+    trainable.reset_config(config(tmp_path, raising(error)))
+    _, final = reports(trainable)
+    assert isinstance(final, FailureReport)
+    assert final.failure == failure
+    assert message in final.message
+
+
+def test_full_disk_is_not_the_trials_fault(trainable: TrialTrainable, tmp_path: Path) -> None:
+    trainable.reset_config(config(tmp_path, raising(OSError(errno.ENOSPC, "no space left"))))
+    trainable.step()
+    with pytest.raises(OSError, match="no space"):
+        trainable.step()
+
+
+def test_unusable_configuration(trainable: TrialTrainable, tmp_path: Path) -> None:
+    trainable.reset_config(config(tmp_path, good, config={**CONFIG, "seed": -1}))
+    (final,) = reports(trainable)
+    assert isinstance(final, FailureReport)
+    assert (final.failure, final.message[:9]) == ("bad_config", "seed = -1")
+
+
+@pytest.mark.parametrize("where", ["layers", "loss", "environment"])
+def test_no_number_that_is_not_finite(trainable: TrialTrainable, tmp_path: Path, where: str) -> None:
+    broken = {"layers": [{"largest": math.inf}], "loss": math.nan, "environment": {"x": {"y": [math.inf]}}}
+
+    def run(config: TrialConfig, *, data_dir: Path, folder: Path) -> Iterator[TrialResult]:
+        yield result(folder, **{where: broken[where]})
+
+    trainable.reset_config(config(tmp_path, run))
+    (final,) = reports(trainable)
+    assert isinstance(final, FailureReport)
+    assert final.failure == "diverged"
+    assert f"the result: {where}" in final.message
+
+
+def test_trial_without_a_result(trainable: TrialTrainable, tmp_path: Path) -> None:
+    def run(config: TrialConfig, *, data_dir: Path, folder: Path) -> Iterator[EpochMetrics]:
+        yield point(1)
+
+    trainable.reset_config(config(tmp_path, run))
+    assert "without a result" in str(reports(trainable)[-1])
+
+
+def test_generator_is_closed_between_trials(trainable: TrialTrainable, tmp_path: Path) -> None:
+    closed = []
+
+    def run(config: TrialConfig, *, data_dir: Path, folder: Path) -> Iterator[EpochMetrics]:
+        try:
+            yield point(1)
+            yield point(2)
+        finally:
+            closed.append(True)
+
+    trainable.reset_config(config(tmp_path, run))
+    trainable.step()
+    trainable.cleanup()
+    assert closed == [True]

@@ -1,0 +1,203 @@
+"""Real processes, a real Ray, and what happens when parts of it are taken away."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import time
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from service import store
+
+if TYPE_CHECKING:
+    from tests.workers.conftest import Lab
+
+pytestmark = pytest.mark.slow
+
+
+def test_grid_with_failures_of_its_own(quick_lab: Lab) -> None:
+    """A trial that fails for a known reason, or by a bug, is final; the others do not notice."""
+    experiment_id = quick_lab.post([0, 1001, 1, 1002, 1003, 2], max_concurrent_trials=1)
+    quick_lab.start_worker()
+    experiment = quick_lab.wait_until_final(experiment_id)
+    assert experiment.state == "failed"
+    assert experiment.error == "3 of 6 trials did not succeed"
+    trials = quick_lab.trials(experiment_id)
+    states = [trial.state for trial in trials]
+    assert states == ["succeeded", "diverged", "succeeded", "failed", "diverged", "succeeded"]
+    assert trials[3].failure == "error"
+    assert "RuntimeError: a bug" in (trials[3].error or "")
+    assert "train_loss is nan" in (trials[4].error or "")
+    assert [trial.attempts for trial in trials] == [1] * 6
+    with quick_lab.database.read() as session:
+        detail = store.get_trial(session, trials[0].id)
+        (artifact,) = detail.artifacts
+    assert (quick_lab.data_dir / artifact.path).read_text() == "weights"
+    quick_lab.wait_for(lambda: not list((quick_lab.data_dir / "tune").iterdir()), 5)
+
+
+def test_resources_that_the_cluster_never_has(quick_lab: Lab) -> None:
+    experiment_id = quick_lab.post([0, 1], resources={"cpus": 64})
+    quick_lab.start_worker()
+    assert quick_lab.wait_until_final(experiment_id).state == "failed"
+    error = quick_lab.trials(experiment_id)[0].error or ""
+    assert error.startswith("resources.cpus = 64: the worker's cluster has 2")
+
+
+def test_killed_actor_leaves_its_siblings_alone(quick_lab: Lab) -> None:
+    """The trial whose process died runs again, from its checkpoint, under the same driver."""
+    experiment_id = quick_lab.post([0, 1], epochs=8, seconds=0.3)
+    quick_lab.start_worker()
+    pids = quick_lab.wait_for(lambda: _two(quick_lab.pids(experiment_id)))
+    victim = min(pids)
+    quick_lab.wait_for(lambda: (victim, 2) in quick_lab.points(experiment_id))
+    os.kill(pids[victim], signal.SIGKILL)
+    quick_lab.wait_until_final(experiment_id)
+    quick_lab.assert_whole(experiment_id)
+    attempts = {trial.id: trial.attempts for trial in quick_lab.trials(experiment_id)}
+    assert attempts.pop(victim) == 2
+    assert set(attempts.values()) == {1}
+    assert quick_lab.experiment(experiment_id).fence == 1
+
+
+def test_killed_driver(quick_lab: Lab) -> None:
+    experiment_id = quick_lab.post([0], epochs=8, seconds=0.3)
+    quick_lab.start_worker()
+    quick_lab.wait_for_epochs(experiment_id, 2)
+    (driver,) = quick_lab.drivers()
+    pids = quick_lab.pids(experiment_id)
+    driver.kill()
+    quick_lab.wait_for(lambda: quick_lab.all_gone(pids.values()), 5)
+    quick_lab.wait_until_final(experiment_id)
+    quick_lab.assert_whole(experiment_id)
+    assert quick_lab.experiment(experiment_id).fence == 2
+    _assert_resumed(quick_lab, experiment_id, epochs=8)
+
+
+def test_cancel_stops_running_trials(quick_lab: Lab) -> None:
+    experiment_id = quick_lab.post([0, 1], epochs=500, seconds=0.2, max_concurrent_trials=1)
+    quick_lab.start_worker()
+    quick_lab.wait_for_epochs(experiment_id, 2)
+    pids = quick_lab.pids(experiment_id)
+    assert pids
+    quick_lab.database.write(lambda session: store.cancel_experiment(session, experiment_id))
+    before = quick_lab.points(experiment_id)
+    quick_lab.wait_for(lambda: quick_lab.all_gone(pids.values()), 3)
+    quick_lab.wait_for(lambda: not quick_lab.drivers(), 3)
+    assert quick_lab.points(experiment_id) == before
+    assert quick_lab.experiment(experiment_id).state == "cancelled"
+    assert {trial.state for trial in quick_lab.trials(experiment_id)} == {"cancelled"}
+
+
+def test_drain_spends_no_attempt(quick_lab: Lab) -> None:
+    """SIGTERM: what was reported is stored, the lease is given back; the next worker goes on."""
+    experiment_id = quick_lab.post([0], epochs=8, seconds=0.3)
+    worker = quick_lab.start_worker()
+    quick_lab.wait_for_epochs(experiment_id, 2)
+    worker.terminate()
+    started = time.monotonic()
+    assert worker.wait(30) == 0
+    assert time.monotonic() - started < 5
+    experiment = quick_lab.experiment(experiment_id)
+    assert (experiment.state, experiment.fruitless_claims) == ("queued", 0)
+    assert {(trial.state, trial.attempts) for trial in quick_lab.trials(experiment_id)} == {("queued", 0)}
+    assert not quick_lab.processes()
+    quick_lab.start_worker()
+    quick_lab.wait_until_final(experiment_id)
+    quick_lab.assert_whole(experiment_id)
+    _assert_resumed(quick_lab, experiment_id, epochs=8)
+
+
+def test_stopped_driver_loses_its_lease(quick_lab: Lab) -> None:
+    """A driver that stands still past its lease is taken for dead; what it says afterwards is refused.
+
+    The worker is stopped with it (a suspended machine), and another one takes over.
+    """
+    quick_lab.settings |= {"TTSV_LEASE_SECONDS": "3", "TTSV_BEAT_SECONDS": "0.5"}
+    experiment_id = quick_lab.post([0], epochs=20, seconds=0.2)
+    first = quick_lab.start_worker()
+    quick_lab.wait_for_epochs(experiment_id, 2)
+    (driver,) = quick_lab.drivers()
+    first.send_signal(signal.SIGSTOP)
+    driver.send_signal(signal.SIGSTOP)
+    try:
+        quick_lab.start_worker()
+        quick_lab.wait_for(lambda: quick_lab.experiment(experiment_id).fence >= 3)  # reaped, claimed
+    finally:
+        first.send_signal(signal.SIGCONT)
+        driver.send_signal(signal.SIGCONT)
+    quick_lab.wait_for(lambda: not driver.is_running() or driver.status() == psutil.STATUS_ZOMBIE, 5)
+    quick_lab.wait_until_final(experiment_id)
+    quick_lab.assert_whole(experiment_id)
+    (result,) = quick_lab.results(experiment_id)
+    assert result.fence == quick_lab.experiment(experiment_id).fence
+
+
+def test_database_away(quick_lab: Lab) -> None:
+    """Locked for longer than anyone waits: training goes on, and every epoch arrives afterwards."""
+    experiment_id = quick_lab.post([0], epochs=10, seconds=0.3)
+    quick_lab.start_worker()
+    quick_lab.wait_for_epochs(experiment_id, 2)
+    lock = sqlite3.connect(quick_lab.data_dir / "ttsv.db", isolation_level=None, timeout=10)
+    lock.execute("BEGIN EXCLUSIVE")
+    time.sleep(5)
+    lock.execute("ROLLBACK")
+    lock.close()
+    quick_lab.wait_until_final(experiment_id)
+    quick_lab.assert_whole(experiment_id)
+    assert quick_lab.experiment(experiment_id).fence == 1
+
+
+def test_killed_worker(lab: Lab) -> None:
+    """SIGKILL in the middle of a grid: nothing stays behind, and a new worker finishes it."""
+    experiment_id = lab.post([0, 1, 2], epochs=6, seconds=0.3, max_concurrent_trials=1)
+    worker = lab.start_worker()
+    lab.wait_for_epochs(experiment_id, 8)
+    pids = lab.pids(experiment_id)
+    worker.kill()
+    worker.wait()
+    lab.wait_for(lambda: not lab.processes(), 10)
+    lab.wait_for(lambda: lab.all_gone(pids.values()), 10)
+    lab.start_worker()
+    lab.wait_until_final(experiment_id)
+    lab.assert_whole(experiment_id)
+    _assert_resumed(lab, experiment_id, epochs=6)
+
+
+def test_worker_killed_right_after_its_claim(quick_lab: Lab) -> None:
+    """Its neighbour sees that the process is gone, and does not wait for the lease to end."""
+    quick_lab.settings["TTSV_LEASE_SECONDS"] = "1000"
+    experiment_id = quick_lab.post([0], epochs=1)
+    assert quick_lab.start_worker(TTSV_FAULT="after_claim:kill").wait(30) == -signal.SIGKILL
+    assert quick_lab.experiment(experiment_id).state == "running"
+    quick_lab.start_worker()
+    quick_lab.wait_until_final(experiment_id)
+    quick_lab.assert_whole(experiment_id)
+
+
+def test_lost_cluster(lab: Lab) -> None:
+    """The raylet dies: another cluster starts, and the grid goes on."""
+    experiment_id = lab.post([0], epochs=6, seconds=0.3)
+    lab.start_worker()
+    lab.wait_for_epochs(experiment_id, 2)
+    (raylet,) = [process for process in lab.processes() if process.name() == "raylet"]
+    raylet.kill()
+    lab.wait_until_final(experiment_id)
+    lab.assert_whole(experiment_id)
+
+
+def _two(pids: dict[int, int]) -> dict[int, int] | None:
+    return pids if len(pids) == 2 else None
+
+
+def _assert_resumed(lab: Lab, experiment_id: int, *, epochs: int) -> None:
+    """At most the epoch whose checkpoint was cut short ran twice."""
+    for trial in lab.trials(experiment_id):
+        (file,) = (lab.data_dir / "trials" / str(trial.id)).glob("*/trained")
+        trained = [int(line) for line in file.read_text().split()]
+        assert sorted(set(trained)) == list(range(1, epochs + 1))
+        assert len(trained) <= epochs + 1

@@ -1,0 +1,242 @@
+"""Rigorous bounds of the norm of the convolution that a network applies, rounding accounted for.
+
+Everything is computed in float64 on a kernel scaled by a power of two, which is exact. The slack below uses the
+usual `m eps` bounds of the rounding of sums of m products (Higham, Accuracy and Stability, chapter 3) and an
+eigenvalue and Cholesky error of at most `16 n^2 eps` relative, some hundred times what LAPACK shows.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ttsv.errors import ConfigError
+from ttsv.grams import Grams
+from ttsv.norms import binary_scale, gram, largest_eigenvalue
+from ttsv.symbol import PeriodicConv, Size, as_tuple, check_kernel
+
+_EPS = torch.finfo(torch.float64).eps
+_TOLERANCE = 1e-10
+"""Relative error allowed in squared norms."""
+
+_DENSE_ENTRIES = 2**22
+_DENSE_WORK = 2**30
+"""Operators of at most so many entries, and multiplications in their Gram matrix, are built and decomposed."""
+
+_BASIS_ENTRIES = 2**26
+_CYCLES = 12
+
+_CONVOLVE: dict[int, Callable[..., Tensor]] = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
+_TRANSPOSED: dict[int, Callable[..., Tensor]] = {
+    1: functional.conv_transpose1d,
+    2: functional.conv_transpose2d,
+    3: functional.conv_transpose3d,
+}
+
+
+class NormBounds(NamedTuple):
+    """`lower <= operator norm <= upper`, both rigorous."""
+
+    lower: float
+    upper: float
+
+
+def conv_norm_bounds(
+    kernel: Tensor,
+    input_size: Size,
+    *,
+    stride: Size = 1,
+    dilation: Size = 1,
+    groups: int = 1,
+    padding: Size | None = None,
+    padding_mode: str = "zeros",
+) -> NormBounds:
+    """Bounds around the norm of the convolution with `kernel (c_out, c_in / groups, k_1, ..., k_d)`.
+
+    Sizes in pixels, an int or one per axis; `padding=None` means `dilation (k - 1) // 2`.
+
+    `padding_mode="circular"`: the periodic operator; the bounds agree to about 1e-8. Every stride divides its
+    size, and a `padding` that is given leaves `input_size / stride` outputs.
+
+    `padding_mode="zeros"`: small operators are decomposed, with bounds as close. For others `upper` is the least
+    periodic norm at a few sizes N that the stride divides, from `n + dilation (k - 1)` on: the zero-padded
+    operator is a submatrix of each. `lower` is the gain of the best direction found by a restarted Lanczos
+    iteration, as a rule within 0.1 % of the norm.
+
+    Not differentiable. Raises `ConfigError` (a `ValueError`) for what cannot be convolved.
+    """
+    check_kernel(kernel, groups)
+    d = kernel.ndim - 2
+    exact = kernel.detach().to(torch.float64)
+    if padding_mode not in ("zeros", "circular"):
+        raise ConfigError("padding_mode", padding_mode, 'must be "zeros" or "circular"')
+    scale = binary_scale(exact)
+    exact = exact / scale
+    pads = None if padding is None else as_tuple("padding", padding, d, least=0)
+    if padding_mode == "circular":
+        periodic = PeriodicConv.of(exact, input_size, stride=stride, dilation=dilation, groups=groups)
+        if pads is not None and _outputs(periodic, pads) != periodic.output_size:
+            raise ConfigError("padding", padding, f"must leave {periodic.output_size} outputs in circular mode")
+        bounds = _periodic_bounds(exact, periodic)
+    else:
+        geometry = PeriodicConv(
+            tuple(kernel.shape[2:]),
+            as_tuple("input_size", input_size, d),
+            as_tuple("stride", stride, d),
+            as_tuple("dilation", dilation, d),
+            groups,
+        )
+        if pads is None:
+            pads = tuple(e * (k - 1) // 2 for e, k in zip(geometry.dilation, geometry.kernel_size, strict=True))
+        if min(_outputs(geometry, pads)) < 1:
+            raise ConfigError("input_size", input_size, f"must hold the kernel, padding {pads} included")
+        bounds = _zero_padded_bounds(exact, geometry, pads)
+    lower = math.nextafter(max(bounds.lower, 0.0) * scale, 0.0)
+    return NormBounds(lower, math.nextafter(bounds.upper * scale, math.inf) if bounds.upper else 0.0)
+
+
+def convolve(
+    images: Tensor,
+    kernel: Tensor,
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    dilation: tuple[int, ...],
+    groups: int,
+) -> Tensor:
+    """The zero-padded convolution of images (b, c_in, n_1, ..., n_d), d = 1, 2 or 3, without bias."""
+    return _CONVOLVE[len(stride)](images, kernel, None, stride, padding, dilation, groups)
+
+
+def _outputs(geometry: PeriodicConv, pads: tuple[int, ...]) -> tuple[int, ...]:
+    """Pixels of the output of a convolution with this padding on both sides."""
+    axes = zip(geometry.input_size, pads, geometry.dilation, geometry.kernel_size, geometry.stride, strict=True)
+    return tuple((n + 2 * p - e * (k - 1) - 1) // s + 1 for n, p, e, k, s in axes)
+
+
+def _periodic_bounds(kernel: Tensor, geometry: PeriodicConv) -> NormBounds:
+    grams = Grams(kernel, geometry)
+    parts = map(grams.at, grams.batches(geometry.frequencies(kernel.device).index))
+    square = largest_eigenvalue(parts, _TOLERANCE)
+    rows = kernel.shape[0] // geometry.groups
+    columns = kernel.shape[1] * math.prod(geometry.stride)
+    magnitude = torch.linalg.vector_norm(kernel.abs().flatten(2).sum(2)).item()
+    # An entry of a Gram matrix is a sum over pairs of taps and their channels, with phases good to 128 eps; in the sum
+    # of absolute values each pair's product is bounded by the magnitudes.
+    taps = math.prod(geometry.kernel_size)
+    inner = taps * max(rows, columns) + taps * taps + 128
+    return _from_gram(square, min(rows, columns), inner, magnitude)
+
+
+def _from_gram(square: float, side: int, inner: int, frobenius: float) -> NormBounds:
+    """Bounds of matrices' norm from the largest eigenvalue of their Gram matrices, known up to rounding.
+
+    `side` is that of the Gram matrices, sums of `inner` products; `frobenius` bounds the matrices' own norm.
+    """
+    decomposition = 16 * side * side * _EPS
+    product = (2 * inner + 8) * _EPS * frobenius * frobenius
+    upper = math.sqrt(square * (1 + _TOLERANCE) * (1 + decomposition) + product)
+    lower = math.sqrt(max(square * (1 - decomposition) - product, 0.0))
+    return NormBounds(lower, upper)
+
+
+def _zero_padded_bounds(kernel: Tensor, geometry: PeriodicConv, pads: tuple[int, ...]) -> NormBounds:
+    operator = _ZeroPadded(kernel, geometry, pads)
+    rows, columns = operator.rows, operator.columns
+    work = rows * columns * min(rows, columns) * geometry.groups
+    if rows * columns * geometry.groups <= _DENSE_ENTRIES and work <= _DENSE_WORK:
+        matrices = operator.matrices()
+        square = largest_eigenvalue([gram(matrices)], _TOLERANCE)
+        frobenius = torch.linalg.vector_norm(matrices, dim=(1, 2)).max().item()
+        return _from_gram(square, min(rows, columns), max(rows, columns), frobenius)
+    upper = geometry.schur_bound(kernel) * (1 + 4 * kernel.numel() * _EPS)
+    lower = 0.0
+    for extra in range(3):
+        upper = min(upper, _periodic_bounds(kernel, _containing(geometry, extra)).upper)
+        lower = lower or operator.gain(0.999 * upper)
+        if lower >= 0.99 * upper:
+            break
+    return NormBounds(lower, upper)
+
+
+def _containing(geometry: PeriodicConv, extra: int) -> PeriodicConv:
+    """A periodic convolution of which the zero-padded one is a submatrix, `extra` strides above the smallest."""
+    axes = zip(geometry.input_size, geometry.dilation, geometry.kernel_size, geometry.stride, strict=True)
+    sizes = tuple((-(-(n + e * (k - 1)) // s) + extra) * s for n, e, k, s in axes)
+    return PeriodicConv(geometry.kernel_size, sizes, geometry.stride, geometry.dilation, geometry.groups)
+
+
+class _ZeroPadded:
+    """The zero-padded convolution and its adjoint; `rows`, `columns` count one group's outputs and inputs."""
+
+    def __init__(self, kernel: Tensor, geometry: PeriodicConv, pads: tuple[int, ...]) -> None:
+        self.kernel, self.geometry, self.pads = kernel, geometry, pads
+        self.outputs = _outputs(geometry, pads)
+        self.rows = kernel.shape[0] // geometry.groups * math.prod(self.outputs)
+        self.columns = kernel.shape[1] * math.prod(geometry.input_size)
+        axes = zip(geometry.input_size, self.outputs, pads, geometry.dilation, geometry.kernel_size, strict=True)
+        reached = (
+            (o - 1) * s - 2 * p + e * (k - 1) + 1 for (_, o, p, e, k), s in zip(axes, geometry.stride, strict=True)
+        )
+        self.unread = tuple(n - r for n, r in zip(geometry.input_size, reached, strict=True))
+
+    def apply(self, images: Tensor) -> Tensor:
+        g = self.geometry
+        return convolve(images, self.kernel, g.stride, self.pads, g.dilation, g.groups)
+
+    def adjoint(self, images: Tensor) -> Tensor:
+        g = self.geometry
+        arguments = (self.kernel, None, g.stride, self.pads, self.unread, g.groups, g.dilation)
+        return _TRANSPOSED[len(g.stride)](images, *arguments)
+
+    def matrices(self) -> Tensor:
+        """One dense matrix per group, (groups, side, other side) with the smaller side first."""
+        g = self.geometry
+        if self.rows <= self.columns:
+            shape, transform = (self.kernel.shape[0] // g.groups, *self.outputs), self.adjoint
+        else:
+            shape, transform = (self.kernel.shape[1], *g.input_size), self.apply
+        side = min(self.rows, self.columns)
+        basis = torch.eye(side, dtype=self.kernel.dtype, device=self.kernel.device).reshape(side, *shape)
+        images = transform(basis.repeat(1, g.groups, *(1 for _ in g.stride)))
+        return images.reshape(side, g.groups, -1).transpose(0, 1)
+
+    def gain(self, enough: float) -> float:
+        """A lower bound of the norm: the gain `|A x| / |x|` of a direction found by restarted Lanczos on `A^T A`.
+
+        Stops when a cycle adds less than 1e-4, or at `enough`.
+        """
+        shape = (1, self.kernel.shape[1] * self.geometry.groups, *self.geometry.input_size)
+        steps = max(4, min(20, _BASIS_ENTRIES // math.prod(shape)))
+        generator = torch.Generator().manual_seed(0)
+        vector = torch.randn(shape, dtype=self.kernel.dtype, generator=generator).to(self.kernel.device)
+        # A tap's product and the sum over taps and channels, each way.
+        slack = (self.kernel[0].numel() + 8) * _EPS * self.geometry.schur_bound(self.kernel)
+        gain = 0.0
+        for _ in range(_CYCLES):
+            before, vector = gain, self._lanczos(vector, steps)
+            length = torch.linalg.vector_norm(vector).item()
+            gain = torch.linalg.vector_norm(self.apply(vector)).item() / length
+            if gain >= enough or gain - before <= 1e-4 * gain:
+                break
+        return gain * (1 - 8 * vector.numel() * _EPS) - slack
+
+    def _lanczos(self, start: Tensor, steps: int) -> Tensor:
+        """The best direction of the Krylov space of `A^T A` from `start`."""
+        basis = torch.empty((steps, start.numel()), dtype=start.dtype, device=start.device)
+        images = torch.empty_like(basis)
+        vector = start.flatten()
+        for step in range(steps):
+            length = torch.linalg.vector_norm(vector)
+            if length <= 1e-12 * torch.linalg.vector_norm(images[step - 1]) and step:
+                basis, images = basis[:step], images[:step]
+                break
+            basis[step] = vector / length
+            images[step] = self.adjoint(self.apply(basis[step].reshape(start.shape))).flatten()
+            vector = images[step].clone()
+            for _ in range(2):
+                vector -= basis[: step + 1].T @ (basis[: step + 1] @ vector)
+        ritz: Tensor = torch.linalg.eigh(basis @ images.T).eigenvectors[:, -1]
+        return (ritz @ basis).reshape(start.shape)

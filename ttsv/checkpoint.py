@@ -1,0 +1,174 @@
+"""Training states and models on disk: safetensors beside JSON that holds their SHA-256. Nothing is pickled."""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+from safetensors.torch import load, save
+from torch import Tensor, nn
+
+from ttsv.errors import DataError
+from ttsv.models import create_model
+
+KEPT = 2
+"""Checkpoints kept: should the newest be damaged, the one before is there."""
+
+_TENSOR = "$tensor"
+
+
+class Checkpoints:
+    """The checkpoints of one trial in a folder (created), newest last.
+
+    `identity` (JSON-ready) says what the states belong to: those of another identity are not resumed. A state is a
+    tree of dicts with string keys, lists, tensors and JSON values. A checkpoint is its tensors in
+    `NUMBER.safetensors`, and `NUMBER.json`, written after them: without a whole JSON file there is no checkpoint.
+    """
+
+    def __init__(self, folder: Path, identity: Mapping[str, Any]) -> None:
+        self.folder = folder
+        self.identity = dict(identity)
+        folder.mkdir(parents=True, exist_ok=True)
+        for unfinished in folder.glob("*.tmp"):
+            unfinished.unlink()
+
+    def save(self, number: int, state: Mapping[str, Any]) -> None:
+        """Writes checkpoint `number` (the epochs done), then deletes all but the last two.
+
+        A process killed at any moment leaves the checkpoints before this one whole.
+        """
+        tensors: dict[str, Tensor] = {}
+        body = {"identity": self.identity, "state": _pack(state, "", tensors)}
+        content = save(tensors)
+        _write(self._tensors(number), content)
+        record = {"body": body, "body_sha256": _sha256(_json(body)), "tensors_sha256": _sha256(content)}
+        _write(self._record(number), _json(record))
+        for old in self._numbers()[:-KEPT]:
+            self._delete(old)
+
+    def latest(self) -> dict[str, Any] | None:
+        """The newest state that is whole and has this identity, its tensors on the CPU; None without one.
+
+        Newer ones, damaged or of another identity, are deleted: their numbers are written again.
+        """
+        for number in reversed(self._numbers()):
+            state = self._read(number)
+            if state is not None:
+                return state
+            self._delete(number)
+        return None
+
+    def _delete(self, number: int) -> None:
+        self._record(number).unlink()
+        self._tensors(number).unlink(missing_ok=True)
+
+    def _read(self, number: int) -> dict[str, Any] | None:
+        try:
+            record = json.loads(self._record(number).read_bytes())
+            body = record["body"]
+            content = self._tensors(number).read_bytes()
+            if body["identity"] != self.identity or record["body_sha256"] != _sha256(_json(body)):
+                return None
+            if record["tensors_sha256"] != _sha256(content):
+                return None
+            state: dict[str, Any] = _unpack(body["state"], load(content))
+        except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError):
+            return None
+        return state
+
+    def _numbers(self) -> list[int]:
+        return sorted(int(path.stem) for path in self.folder.glob("*.json") if path.stem.isdecimal())
+
+    def _record(self, number: int) -> Path:
+        return self.folder / f"{number:06d}.json"
+
+    def _tensors(self, number: int) -> Path:
+        return self.folder / f"{number:06d}.safetensors"
+
+
+def save_model(folder: Path, model: nn.Module, arguments: Mapping[str, Any], **facts: Any) -> Path:
+    """Writes `model.safetensors` and `model.json`, from which `load_model` rebuilds the network; returns the former.
+
+    `arguments` are those of `create_model`; `facts` (JSON-ready) are kept beside them.
+    """
+    content = save({name: _copy(value) for name, value in model.state_dict().items()})
+    path = folder / "model.safetensors"
+    _write(path, content)
+    _write(folder / "model.json", _json({"model": dict(arguments), "sha256": _sha256(content), **facts}))
+    return path
+
+
+def load_model(folder: Path) -> nn.Module:
+    """The network that `save_model` wrote, on the CPU, in evaluation mode.
+
+    Raises `DataError` where a file is missing, cut or altered.
+    """
+    path = folder / "model.safetensors"
+    try:
+        description = json.loads((folder / "model.json").read_bytes())
+        content = path.read_bytes()
+        arguments, expected = dict(description["model"]), description["sha256"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{folder} holds no whole model (model.json, model.safetensors): {error}") from error
+    if _sha256(content) != expected:
+        raise DataError(f"{path} is cut or altered: its SHA-256 is not {expected}")
+    with torch.random.fork_rng(devices=[]):
+        model = create_model(**arguments)
+    model.load_state_dict(load(content))
+    return model.eval()
+
+
+def _pack(tree: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+    """The tree as JSON, each tensor replaced by a name, under which a copy goes into `tensors`."""
+    if isinstance(tree, Tensor):
+        name = f"{len(tensors)} {path}"  # a path alone may be that of two tensors: keys can hold dots
+        tensors[name] = _copy(tree)
+        return {_TENSOR: name}
+    if isinstance(tree, Mapping):
+        if not all(isinstance(key, str) for key in tree):
+            raise TypeError(f"keys of {path or 'a state'} must be strings")
+        return {key: _pack(value, f"{path}.{key}".lstrip("."), tensors) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [_pack(value, f"{path}.{index}".lstrip("."), tensors) for index, value in enumerate(tree)]
+    return tree
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().contiguous().clone()
+
+
+def _unpack(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if isinstance(tree, dict):
+        if tree.keys() == {_TENSOR}:
+            return tensors[tree[_TENSOR]]
+        return {key: _unpack(value, tensors) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [_unpack(value, tensors) for value in tree]
+    return tree
+
+
+def _json(plain: Any) -> bytes:
+    return json.dumps(plain, sort_keys=True, indent=1).encode()
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Replaces a file as a whole: after a crash at any moment there is the old one or the new one."""
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

@@ -1,0 +1,25 @@
+"""What is asked of a network's singular values during training: one protocol, composable.
+
+A constraint is bound once, before the optimizer exists; its penalty is added to the loss; it projects the weights
+after an optimizer step and once more, forced, before evaluation, so that what is reported holds. The training
+loop calls all three unconditionally. Projections write into the parameters in place and leave the optimizer's
+state (momentum) as it is.
+"""
+
+from ttsv.constraints.clip import Clip
+from ttsv.constraints.compose import Compose
+from ttsv.constraints.divide import Divide
+from ttsv.constraints.orthogonal import Orthogonal
+from ttsv.constraints.protocol import Constraint, ConstraintReport, ConstraintState, LayerNorms, Unconstrained
+
+__all__ = [
+    "Clip",
+    "Compose",
+    "Constraint",
+    "ConstraintReport",
+    "ConstraintState",
+    "Divide",
+    "LayerNorms",
+    "Orthogonal",
+    "Unconstrained",
+]

@@ -1,0 +1,155 @@
+"""Singular values clipped to a threshold, and kept above a floor."""
+
+import time
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from ttsv.bracket import bracket_conv, bracket_matrix, check_bracket
+from ttsv.clipping import clip_conv, clip_conv_measured, clip_matrix
+from ttsv.constraints.operators import (
+    MATRIX,
+    MEASURES,
+    Operator,
+    bound_layers,
+    check_operator,
+    operator_norm,
+    shrunk,
+    sizes_to_control,
+)
+from ttsv.constraints.protocol import LayerNorms, Unconstrained
+from ttsv.errors import ConfigError
+from ttsv.layers import Convolution, TTConv, periodic_size
+from ttsv.spectrum import conv_singular_values
+from ttsv.symbol import Size
+from ttsv.tt import orthogonalize
+
+
+class Clip(Unconstrained):
+    """Clips the singular values of every convolution to `delta`, every `every` optimizer steps.
+
+    `rounds` and `rescale` as in `ttsv.clipping.clip_conv`: with `rescale` every layer's norm is at most delta after
+    a projection, without it truncation to the kernel's taps may leave more. Of which operator is said by
+    `operator`: "periodic", at the size that a layer sees (where its stride does not divide that, at the smallest
+    larger size that it divides), or "zero-padded", what the layer applies with its own padding. The clip
+    itself works on the periodic one; the norm that is reported, and brought to delta by `rescale`, is of the operator
+    named, for "zero-padded" a rigorous upper bound.
+
+    `floor` raises small singular values too, as far as the taps allow: see `ttsv.bracket.bracket_conv` for what is
+    left; the smallest value reached is reported. `linear=True` treats linear layers as well, to the same
+    limits, exactly. A TT layer has its core treated between frames made orthonormal by QR, which are written back,
+    or between frames held orthonormal. Layers that the model's forward pass does not reach in evaluation mode are
+    left alone.
+    """
+
+    def __init__(
+        self,
+        delta: float,
+        *,
+        every: int = 100,
+        rounds: int = 1,
+        rescale: bool = True,
+        operator: Operator = "periodic",
+        floor: float | None = None,
+        linear: bool = False,
+    ) -> None:
+        super().__init__()
+        check_bracket(0.0 if floor is None else floor, delta)
+        for name, value in (("every", every), ("rounds", rounds)):
+            if value < 1:
+                raise ConfigError(name, value, "must be at least 1")
+        check_operator(operator)
+        self.delta = delta
+        self.every = every
+        self.rounds = rounds
+        self.rescale = rescale
+        self.operator: Operator = operator
+        self.floor = floor
+        self.linear = linear
+        self._sizes: Mapping[str, tuple[int, ...]] | None = None
+
+    def bind(self, model: nn.Module, input_size: Size, *, in_channels: int | None = None) -> None:
+        """Records the size that each layer sees, by a forward pass that changes nothing in the model.
+
+        Raises `ConfigError` for a layer whose weight is parametrized: a projection could not write it.
+        """
+        self._sizes = sizes_to_control(model, input_size, self.operator, in_channels=in_channels, linear=self.linear)
+
+    @torch.no_grad()
+    def project(self, model: nn.Module, step: int, *, force: bool = False) -> None:
+        """Clips where `step` is a multiple of `every`, or `force`. Raises `DivergedError` for non-finite weights."""
+        if self._sizes is None:
+            raise RuntimeError("bind the constraint to the model before projecting")
+        if not force and step % self.every:
+            return
+        start = time.perf_counter()
+        layers = bound_layers(model, self._sizes, step, linear=self.linear)
+        norms = {name: self._clip(layer, self._sizes[name]) for name, layer in layers.items()}
+        self._add_to_report(norms, time.perf_counter() - start)
+
+    def _clip(self, layer: nn.Module, seen: tuple[int, ...]) -> LayerNorms:
+        if isinstance(layer, nn.Linear):
+            clipped, norms = self._clip_matrix(layer.weight)
+            layer.weight.copy_(clipped)
+        elif isinstance(layer, TTConv):
+            core: Tensor = layer.core
+            if layer.frames == "free":
+                k1, core, k3 = orthogonalize(layer.k1, layer.core, layer.k3)
+                layer.k1.copy_(k1)
+                layer.k3.copy_(k3)
+            clipped, norms = self._clip_kernel(core, layer, seen)
+            layer.core.copy_(clipped)
+        else:
+            assert isinstance(layer, Convolution)
+            clipped, norms = self._clip_kernel(layer.weight, layer, seen)
+            layer.weight.copy_(clipped)
+        return norms
+
+    def _clip_matrix(self, weight: Tensor) -> tuple[Tensor, LayerNorms]:
+        before = torch.linalg.matrix_norm(weight, 2).item()
+        if self.floor is None:
+            clipped = clip_matrix(weight, self.delta)
+        else:
+            clipped = bracket_matrix(weight, self.floor, self.delta)
+        values = torch.linalg.svdvals(clipped)
+        smallest = None if self.floor is None else values[-1].item()
+        return clipped, LayerNorms(before, values[0].item(), smallest, MATRIX)
+
+    def _clip_kernel(
+        self, kernel: Tensor, layer: TTConv | Convolution, seen: tuple[int, ...]
+    ) -> tuple[Tensor, LayerNorms]:
+        groups = 1 if isinstance(layer, TTConv) else layer.groups
+        size, strides, dilation, rounds = periodic_size(seen, layer.stride), layer.stride, layer.dilation, self.rounds
+        if self.floor is None and self.operator == "periodic":
+            measured = clip_conv_measured(
+                kernel,
+                self.delta,
+                size,
+                stride=strides,
+                dilation=dilation,
+                groups=groups,
+                rounds=rounds,
+                rescale=self.rescale,
+            )
+            return measured.kernel, LayerNorms(measured.before, measured.after)
+
+        def norm(other: Tensor) -> float:
+            return operator_norm(other, layer, seen, self.operator)
+
+        if self.floor is None:
+            clipped = clip_conv(
+                kernel, self.delta, size, stride=strides, dilation=dilation, groups=groups, rounds=rounds
+            )
+        else:
+            clipped = bracket_conv(
+                kernel, self.floor, self.delta, size, stride=strides, dilation=dilation, groups=groups, rounds=rounds
+            )
+        before, after = norm(kernel), norm(clipped)
+        if self.rescale:
+            clipped, after = shrunk(clipped, self.delta, norm, after)
+        smallest = None
+        if self.floor is not None:
+            values = conv_singular_values(clipped, size, stride=strides, dilation=dilation, groups=groups)
+            smallest = values.min().item()
+        return clipped, LayerNorms(before, after, smallest, MEASURES[self.operator])

@@ -1,0 +1,58 @@
+"""Several constraints as one."""
+
+from dataclasses import replace
+
+from torch import Tensor, nn
+
+from ttsv.constraints.protocol import Constraint, ConstraintReport, ConstraintState, LayerNorms
+from ttsv.errors import ConfigError
+from ttsv.symbol import Size
+
+
+class Compose:
+    """Several constraints as one: penalties add up, projections follow each other in the order given."""
+
+    def __init__(self, *constraints: Constraint) -> None:
+        self.constraints = constraints
+
+    def bind(self, model: nn.Module, input_size: Size, *, in_channels: int | None = None) -> None:
+        """Binds every part."""
+        for part in self.constraints:
+            part.bind(model, input_size, in_channels=in_channels)
+
+    def penalty(self, model: nn.Module) -> Tensor | float:
+        """The sum of the parts' penalties."""
+        total: Tensor | float = 0.0
+        for part in self.constraints:
+            total = total + part.penalty(model)
+        return total
+
+    def project(self, model: nn.Module, step: int, *, force: bool = False) -> None:
+        """Projects with every part."""
+        for part in self.constraints:
+            part.project(model, step, force=force)
+
+    def report(self) -> ConstraintReport:
+        """Norms before the first and after the last part that projected a layer; seconds and projections summed.
+
+        `measure` and `smallest` are the last part's.
+        """
+        layers: dict[str, LayerNorms] = {}
+        reports = [part.report() for part in self.constraints]
+        for report in reports:
+            for name, norms in report.layers.items():
+                layers[name] = replace(norms, before=layers.get(name, norms).before)
+        seconds = sum(report.seconds for report in reports)
+        return ConstraintReport(layers, seconds, sum(report.projections for report in reports))
+
+    def state_dict(self) -> ConstraintState:
+        """The states of the parts, in order."""
+        parts = [part.state_dict() for part in self.constraints]
+        return {"layers": {}, "seconds": 0.0, "projections": 0, "parts": parts}
+
+    def load_state_dict(self, state: ConstraintState) -> None:
+        """Hands each part its state. Raises `ConfigError` for another number of parts."""
+        if len(state["parts"]) != len(self.constraints):
+            raise ConfigError("state.parts", len(state["parts"]), f"must be {len(self.constraints)}")
+        for part, saved in zip(self.constraints, state["parts"], strict=True):
+            part.load_state_dict(saved)

@@ -1,0 +1,186 @@
+"""Layers divided by what their norms exceed (Gouk, Frank, Pfahringer & Cree, Machine Learning 2021)."""
+
+import time
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ttsv.constraints.operators import (
+    MATRIX,
+    MEASURES,
+    Operator,
+    bound_layers,
+    check_operator,
+    operator_norm,
+    shrunk,
+    sizes_to_control,
+)
+from ttsv.constraints.power import power_step
+from ttsv.constraints.protocol import ConstraintState, LayerNorms, Unconstrained
+from ttsv.errors import ConfigError, DivergedError
+from ttsv.layers import Convolution, TTConv
+from ttsv.symbol import Size
+from ttsv.tt import orthogonalize
+
+BATCH_NORM = "batch norm's max |gamma| / sqrt(var + eps)"
+
+
+class Divide(Unconstrained):
+    """Divides each weight by `max(1, norm / target)` after every `every`-th optimizer step.
+
+    `conv`, `linear`, `batch_norm`: the targets for the norms of convolutions (TT layers included, by their cores),
+    linear layers and batch normalisation, `max |gamma / sqrt(var + eps)|` with the running variance; None leaves a
+    kind alone. `batch_norm_eps` stands in for the layers' own eps (the paper's authors use 1e-6).
+
+    `power_iterations`: so many steps of a power iteration on the operator (`operator` as for `Clip`; "zero-padded",
+    what the layer applies, is the published way), each from the vector that the step before left, which is kept
+    in the state. The estimate is never above the norm, so what is divided by it may keep a norm above the target:
+    by 10 to 20 % where the vector is new or follows another of several singular values close together, as a rule by
+    less than 0.1 % after some hundred steps. "exact": divides by a rigorous upper bound ("periodic": the norm
+    itself), at its price, and the result's norm is at most the target.
+
+    A TT layer that exceeds its target has its core divided, between free frames after QR, which is written back:
+    were the core alone to pay for frames that grow, the two would drift apart without end.
+
+    The report gives the estimates before and after. Those of a forced projection, as before evaluation, have as
+    `after` the norm really reached, measured as `measure` says.
+    """
+
+    def __init__(
+        self,
+        conv: float | None = None,
+        linear: float | None = None,
+        batch_norm: float | None = None,
+        *,
+        power_iterations: int | Literal["exact"] = 1,
+        operator: Operator = "zero-padded",
+        every: int = 1,
+        batch_norm_eps: float | None = None,
+    ) -> None:
+        super().__init__()
+        targets = {"conv": conv, "linear": linear, "batch_norm": batch_norm}
+        for name, target in targets.items():
+            if target is not None and not 0 < target < float("inf"):
+                raise ConfigError(name, target, "must be a finite number above 0, or None")
+        if not any(targets.values()):
+            raise ConfigError("conv", None, "one of conv, linear and batch_norm at least must be given")
+        if power_iterations != "exact" and (not isinstance(power_iterations, int) or power_iterations < 1):
+            raise ConfigError("power_iterations", power_iterations, 'must be a whole number of at least 1, or "exact"')
+        if every < 1:
+            raise ConfigError("every", every, "must be at least 1")
+        if batch_norm_eps is not None and not 0 < batch_norm_eps < float("inf"):
+            raise ConfigError("batch_norm_eps", batch_norm_eps, "must be a finite number above 0, or None")
+        check_operator(operator)
+        self.conv = conv
+        self.linear = linear
+        self.batch_norm = batch_norm
+        self.power_iterations: int | Literal["exact"] = power_iterations
+        self.operator: Operator = operator
+        self.every = every
+        self.batch_norm_eps = batch_norm_eps
+        self._sizes: Mapping[str, tuple[int, ...]] | None = None
+        self._vectors: dict[str, Tensor] = {}
+
+    def bind(self, model: nn.Module, input_size: Size, *, in_channels: int | None = None) -> None:
+        """Records the size that each layer sees, by a forward pass that changes nothing in the model.
+
+        Raises `ConfigError` for what a division could not write or bound: parametrized weights, batch normalisation
+        without weights or without running statistics, and padding other than zeros or circular unless `operator`
+        is "periodic".
+        """
+        linear = self.linear is not None
+        sizes: dict[str, tuple[int, ...]] = {}
+        if linear or self.conv is not None:
+            sizes = sizes_to_control(model, input_size, self.operator, in_channels=in_channels, linear=linear)
+        if self.conv is None:
+            sizes = {name: size for name, size in sizes.items() if not size}
+        if self.batch_norm is not None:
+            for name, layer in _batch_norms(model).items():
+                if not layer.affine or layer.running_var is None:
+                    raise ConfigError(f"model.{name}", repr(layer), "must have weights and running statistics")
+        self._sizes = sizes
+
+    @torch.no_grad()
+    def project(self, model: nn.Module, step: int, *, force: bool = False) -> None:
+        """Divides where `step` is a multiple of `every`, or `force`. Raises `DivergedError` for non-finite weights."""
+        if self._sizes is None:
+            raise RuntimeError("bind the constraint to the model before projecting")
+        if not force and step % self.every:
+            return
+        start = time.perf_counter()
+        layers = bound_layers(model, self._sizes, step, linear=self.linear is not None)
+        norms = {name: self._divide(name, layer, self._sizes[name], force) for name, layer in layers.items()}
+        if self.batch_norm is not None:
+            for name, norm in _batch_norms(model).items():
+                norms[name] = self._divide_batch_norm(name, norm, self.batch_norm, step)
+        self._add_to_report(norms, time.perf_counter() - start)
+
+    def state_dict(self) -> ConstraintState:
+        """The report, and the power iterations' vectors by layer."""
+        return {**super().state_dict(), "vectors": dict(self._vectors)}
+
+    def load_state_dict(self, state: ConstraintState) -> None:
+        """Takes up the saved report and vectors."""
+        super().load_state_dict(state)
+        self._vectors = dict(state.get("vectors", {}))
+
+    def _divide(self, name: str, layer: nn.Module, seen: tuple[int, ...], force: bool) -> LayerNorms:
+        target = self.linear if isinstance(layer, nn.Linear) else self.conv
+        assert target is not None
+        weight = layer.core if isinstance(layer, TTConv) else layer.weight
+        assert isinstance(weight, Tensor)
+        if self.power_iterations == "exact":
+            before = self._norm(weight, layer, seen)
+            if before > target:
+                _make_frames_orthonormal(layer)
+            divided, after = shrunk(weight, target, lambda other: self._norm(other, layer, seen), before)
+            weight.copy_(divided)
+            return LayerNorms(before, after, measure=self._measure(layer))
+        vector = self._vectors.get(name)
+        before, self._vectors[name] = power_step(layer, seen, self.operator, self.power_iterations, vector)
+        if before > target:
+            _make_frames_orthonormal(layer)
+            weight.mul_(target / before)
+        after, worth = min(before, target), f"power iteration, {self.power_iterations} a projection, from below"
+        if force:
+            after, worth = self._norm(weight, layer, seen), f"before: {worth}; after: {self._measure(layer)}"
+        return LayerNorms(before, after, measure=worth)
+
+    def _norm(self, weight: Tensor, layer: nn.Module, seen: tuple[int, ...]) -> float:
+        """The layer's norm with another weight (a TT layer's core)."""
+        if isinstance(layer, nn.Linear):
+            norm: float = torch.linalg.matrix_norm(weight, 2).item()
+            return norm
+        assert isinstance(layer, TTConv | Convolution)
+        if isinstance(layer, TTConv):
+            weight = orthogonalize(layer.k1, weight, layer.k3).core
+        return operator_norm(weight, layer, seen, self.operator)
+
+    def _measure(self, layer: nn.Module) -> str:
+        return MATRIX if isinstance(layer, nn.Linear) else MEASURES[self.operator]
+
+    def _divide_batch_norm(self, name: str, layer: _BatchNorm, target: float, step: int) -> LayerNorms:
+        assert layer.running_var is not None
+        eps = layer.eps if self.batch_norm_eps is None else self.batch_norm_eps
+        before = (layer.weight.abs() / (layer.running_var + eps).sqrt()).max().item()
+        if not before < float("inf"):
+            raise DivergedError(f"layer {name!r} has non-finite weights at step {step}: lower the learning rate")
+        if before > target:
+            layer.weight.mul_(target / before)
+        return LayerNorms(before, min(before, target), measure=BATCH_NORM)
+
+
+def _make_frames_orthonormal(layer: nn.Module) -> None:
+    """The same convolution, with free frames by QR."""
+    if isinstance(layer, TTConv) and layer.frames == "free":
+        for parameter, factor in zip(
+            (layer.k1, layer.core, layer.k3), orthogonalize(layer.k1, layer.core, layer.k3), strict=True
+        ):
+            parameter.copy_(factor)
+
+
+def _batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
+    return {name: module for name, module in model.named_modules() if isinstance(module, _BatchNorm)}

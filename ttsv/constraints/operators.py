@@ -1,0 +1,119 @@
+"""The operators whose norm a constraint bounds: how a layer's kernel becomes one, and how its norm is bounded."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from ttsv.bounds import conv_norm_bounds
+from ttsv.errors import ConfigError, DivergedError
+from ttsv.layers import Convolution, Framed, TTConv, layer_input_sizes, periodic_size, spectral_layers
+from ttsv.spectrum import conv_norm
+from ttsv.symbol import Size
+
+Operator = Literal["periodic", "zero-padded"]
+"""`periodic`: the circular convolution at the size that the layer sees, or the next that its stride divides.
+`zero-padded`: what the layer applies, with its own padding (also where that is circular)."""
+
+MEASURES: dict[Operator, str] = {
+    "periodic": "periodic norm",
+    "zero-padded": "norm with the layer's own padding, rigorous upper bound",
+}
+MATRIX = "matrix norm"
+
+
+def check_operator(operator: str) -> None:
+    """Raises `ConfigError` for an unknown operator."""
+    if operator not in get_args(Operator):
+        raise ConfigError("operator", operator, f"must be one of {', '.join(get_args(Operator))}")
+
+
+def sizes_to_control(
+    model: nn.Module, input_size: Size, operator: Operator, *, in_channels: int | None, linear: bool
+) -> dict[str, tuple[int, ...]]:
+    """Name -> size of the input of every layer that a projection is to change (linear layers: `()`).
+
+    Raises `ConfigError` for a layer whose weight is parametrized, which a projection could not write (frames held
+    orthonormal are left as they are), and for one whose own padding is neither zeros nor circular.
+    """
+    sizes = layer_input_sizes(model, input_size, in_channels=in_channels, linear=linear)
+    layers = spectral_layers(model, linear=linear)
+    for name in sizes:
+        layer = layers[name]
+        if _is_parametrized(layer):
+            kind = parametrize.type_before_parametrizations(layer).__name__
+            raise ConfigError(f"model.{name}", kind, "must not be parametrized to be clipped or divided")
+        mode = getattr(layer, "padding_mode", "zeros")
+        if operator == "zero-padded" and mode not in ("zeros", "circular"):
+            raise ConfigError(f"model.{name}.padding_mode", mode, 'must be zeros or circular, or operator "periodic"')
+    return sizes
+
+
+def _is_parametrized(layer: nn.Module) -> bool:
+    if isinstance(layer, Framed) and layer.frames == "orthonormal":
+        return parametrize.is_parametrized(layer, "core")
+    return parametrize.is_parametrized(layer)
+
+
+def bound_layers(
+    model: nn.Module, sizes: Mapping[str, tuple[int, ...]], step: int, *, linear: bool
+) -> dict[str, nn.Module]:
+    """Name -> layer of those that the constraint was bound with.
+
+    Raises `ConfigError` where the model lacks one and `DivergedError` where its weights are not finite.
+    """
+    layers = spectral_layers(model, linear=linear)
+    if missing := sizes.keys() - layers.keys():
+        fix = f"must have the layers it was bound with; missing: {', '.join(sorted(missing))}"
+        raise ConfigError("model", type(model).__name__, fix)
+    for name in sizes:
+        if not all(parameter.isfinite().all() for parameter in layers[name].parameters()):
+            raise DivergedError(f"layer {name!r} has non-finite weights at step {step}: lower the learning rate")
+    return {name: layers[name] for name in sizes}
+
+
+def operator_norm(kernel: Tensor, layer: TTConv | Convolution, seen: Sequence[int], operator: Operator) -> float:
+    """The norm of the layer's operator with another kernel (a TT layer's core), as `MEASURES` says."""
+    groups = 1 if isinstance(layer, TTConv) else layer.groups
+    if operator == "periodic":
+        size = periodic_size(seen, layer.stride)
+        return conv_norm(kernel, size, stride=layer.stride, dilation=layer.dilation, groups=groups)
+    sides = padding_sides(layer)
+    padding: list[int] | None = [before for before, _ in sides]
+    if layer.padding_mode == "circular" and layer.padding == "same":
+        padding = None  # the periodic operator itself, also where an even kernel is padded unevenly
+    elif any(before != after for before, after in sides):
+        # Of the convolution that is padded on both sides by all it reaches, the layer's own keeps some rows.
+        padding = [e * (k - 1) for e, k in zip(layer.dilation, layer.kernel_size, strict=True)]
+    return conv_norm_bounds(
+        kernel,
+        seen,
+        stride=layer.stride,
+        dilation=layer.dilation,
+        groups=groups,
+        padding=padding,
+        padding_mode=layer.padding_mode,
+    ).upper
+
+
+def padding_sides(layer: TTConv | Convolution) -> list[tuple[int, int]]:
+    """Pixels of padding before and after, per axis."""
+    if layer.padding == "valid":
+        return [(0, 0)] * len(layer.kernel_size)
+    if isinstance(layer.padding, str):
+        reach = (e * (k - 1) for e, k in zip(layer.dilation, layer.kernel_size, strict=True))
+        return [(total // 2, total - total // 2) for total in reach]
+    return [(pixels, pixels) for pixels in layer.padding]
+
+
+def shrunk(kernel: Tensor, target: float, norm: Callable[[Tensor], float], measured: float) -> tuple[Tensor, float]:
+    """The kernel multiplied until its norm, as stored in its dtype, is at most the target; and that norm.
+
+    `measured` is the kernel's norm. Once is enough but for the rounding of the entries.
+    """
+    while measured > target:
+        kernel = kernel * (target / measured * (1 - 4 * torch.finfo(kernel.dtype).eps))
+        measured = norm(kernel)
+    return kernel, measured

@@ -1,0 +1,82 @@
+"""Power iteration on a layer's operator, warm from the vector that an earlier step left."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ttsv.constraints.operators import Operator, padding_sides
+from ttsv.layers import Convolution, TTConv, periodic_size
+
+_CONVOLVE: dict[int, Callable[..., Tensor]] = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
+
+
+def power_step(
+    layer: nn.Module, seen: Sequence[int], operator: Operator, iterations: int, vector: Tensor | None
+) -> tuple[float, Tensor]:
+    """A lower bound of the layer's norm and the vector (1, c_in, *size) to go on from.
+
+    `iterations` steps `x -> A^T A x / |A^T A x|` from `vector`, or from noise (always the same) without one; the
+    bound is `|A^T A x| / |A x|` of the last, never above the norm up to rounding. A layer of zeros has the bound 0.
+    """
+    apply, shape = _linear_map(layer, seen, operator)
+    like = next(layer.parameters())
+    if vector is None:
+        generator = torch.Generator().manual_seed(0)
+        vector = torch.randn(shape, generator=generator)
+    vector = vector.to(like)
+    norm = 0.0
+    for _ in range(iterations):
+        with torch.enable_grad():
+            point = vector.detach().requires_grad_()
+            image = apply(point)
+            (back,) = torch.autograd.grad(image, point, image.detach())
+        length, longer = torch.linalg.vector_norm(image.detach()), torch.linalg.vector_norm(back)
+        if not longer > 0:
+            return 0.0, vector
+        norm = (longer / length).item()
+        vector = back / longer
+    return norm, vector
+
+
+def _linear_map(
+    layer: nn.Module, seen: Sequence[int], operator: Operator
+) -> tuple[Callable[[Tensor], Tensor], tuple[int, ...]]:
+    """The layer without its bias, and the shape of one input."""
+    if isinstance(layer, nn.Linear):
+        weight = layer.weight.detach()
+        return lambda rows: rows @ weight.T, (1, layer.in_features)
+    assert isinstance(layer, TTConv | Convolution)
+    groups = 1 if isinstance(layer, TTConv) else layer.groups
+    sides, size = padding_sides(layer), tuple(seen)
+    circular = operator == "periodic" or layer.padding_mode == "circular"
+    if operator == "periodic":
+        size = periodic_size(seen, layer.stride)
+        axes = zip(layer.stride, layer.dilation, layer.kernel_size, strict=True)
+        sides = [(0, e * (k - 1) + 1 - s) for s, e, k in axes]
+    kernel = (layer.core if isinstance(layer, TTConv) else layer.weight).detach()
+    frames = (layer.k1.detach(), layer.k3.detach()) if isinstance(layer, TTConv) else None
+    convolve = _CONVOLVE[kernel.ndim - 2]
+
+    def apply(images: Tensor) -> Tensor:
+        if frames is not None:
+            images = torch.einsum("ni...,ia->na...", images, frames[0])
+        images = _wrapped(images, sides) if circular else _zero_padded(images, sides)
+        images = convolve(images, kernel, None, layer.stride, 0, layer.dilation, groups)
+        return images if frames is None else torch.einsum("nb...,bo->no...", images, frames[1])
+
+    return apply, (1, layer.in_channels, *size)
+
+
+def _wrapped(images: Tensor, sides: Sequence[tuple[int, int]]) -> Tensor:
+    """Images continued periodically, by any number of pixels (also negative: a stride may leave some unread)."""
+    for axis, (before, after) in enumerate(sides, start=2):
+        n = images.shape[axis]
+        images = images.index_select(axis, torch.arange(-before, n + after, device=images.device) % n)
+    return images
+
+
+def _zero_padded(images: Tensor, sides: Sequence[tuple[int, int]]) -> Tensor:
+    # functional.pad takes the last axis first.
+    return functional.pad(images, [pixels for side in reversed(sides) for pixels in side])

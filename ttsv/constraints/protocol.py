@@ -1,0 +1,99 @@
+"""What a training loop calls, and what a constraint reports."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, NotRequired, Protocol, TypedDict
+
+from torch import Tensor, nn
+
+from ttsv.symbol import Size
+
+
+@dataclass(frozen=True)
+class LayerNorms:
+    """Largest singular value of a layer before and after the last projection, and what these numbers are.
+
+    `measure` says of which operator they are and what they are worth; `smallest` is the smallest singular value
+    after the projection, of the periodic operator, where a floor was asked for.
+    """
+
+    before: float
+    after: float
+    smallest: float | None = None
+    measure: str = "periodic norm"
+
+
+@dataclass(frozen=True)
+class ConstraintReport:
+    """What a constraint achieved: norms per layer, wall-clock seconds spent, number of projections so far."""
+
+    layers: dict[str, LayerNorms] = field(default_factory=dict)
+    seconds: float = 0.0
+    projections: int = 0
+
+
+class ConstraintState(TypedDict):
+    """State of a constraint, to save with a checkpoint: JSON-ready but for `vectors`, tensors by name."""
+
+    layers: dict[str, dict[str, Any]]
+    seconds: float
+    projections: int
+    parts: list["ConstraintState"]
+    vectors: NotRequired[dict[str, Tensor]]
+
+
+class Constraint(Protocol):
+    """What a training loop calls."""
+
+    def bind(self, model: nn.Module, input_size: Size, *, in_channels: int | None = None) -> None:
+        """Takes note of the model's layers; `input_size` (pixels) and `in_channels` are those of its images."""
+
+    def penalty(self, model: nn.Module) -> Tensor | float:
+        """A term of the loss: a differentiable 0-d tensor, or 0.0."""
+
+    def project(self, model: nn.Module, step: int, *, force: bool = False) -> None:
+        """Called after each optimizer step with the number of steps taken (from 1); `force`: whatever the step."""
+
+    def report(self) -> ConstraintReport:
+        """What the last projection achieved."""
+
+    def state_dict(self) -> ConstraintState:
+        """Everything that training on needs, plain data and tensors."""
+
+    def load_state_dict(self, state: ConstraintState) -> None:
+        """Continues from a saved state; `bind` is called before."""
+
+
+class Unconstrained:
+    """Asks nothing: the base that other constraints refine."""
+
+    def __init__(self) -> None:
+        self._report = ConstraintReport()
+
+    def bind(self, model: nn.Module, input_size: Size, *, in_channels: int | None = None) -> None:
+        """Nothing to take note of."""
+
+    def penalty(self, model: nn.Module) -> Tensor | float:
+        """Nothing to add: 0.0."""
+        return 0.0
+
+    def project(self, model: nn.Module, step: int, *, force: bool = False) -> None:
+        """Nothing to do."""
+
+    def report(self) -> ConstraintReport:
+        """What the last projection achieved; empty without one."""
+        return self._report
+
+    def state_dict(self) -> ConstraintState:
+        """The report as plain data."""
+        return {**asdict(self._report), "parts": []}  # type: ignore[typeddict-item]
+
+    def load_state_dict(self, state: ConstraintState) -> None:
+        """Takes up the saved report."""
+        layers = {name: LayerNorms(**norms) for name, norms in state["layers"].items()}
+        self._report = ConstraintReport(layers, state["seconds"], state["projections"])
+
+    def _add_to_report(self, layers: Mapping[str, LayerNorms], seconds: float) -> None:
+        """Replaces the layers' norms and counts one projection."""
+        past = self._report
+        self._report = ConstraintReport(dict(layers), past.seconds + seconds, past.projections + 1)

@@ -1,0 +1,197 @@
+"""Convolutions in the tensor-train format: frame, core, frame."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ttsv.errors import ConfigError
+from ttsv.layers.framed import Framed, FrameKind, check_frames
+from ttsv.symbol import Size, as_tuple
+from ttsv.tt import merge_out_first, tt_svd, tt_to_dense
+
+_PADDING_MODES = ("zeros", "circular", "reflect", "replicate")
+_CONVOLVE: dict[int, Callable[..., Tensor]] = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
+
+
+class TTConv(Framed):
+    """A convolution `K[o, i, t] = sum_ab k3[b, o] core[b, a, t] k1[i, a]` (eq. tt); use `TTConv1d/2d/3d`.
+
+    Arguments as for `torch.nn.Conv*d` (sizes in pixels), without groups, and `rank`: an int (each side
+    `min(channels, rank)`) or a pair (r1, r2). Parameters `k1 (c_in, r1)`, `core (r2, r1, k_1, ..., k_d)`,
+    `k3 (r2, c_out)` and `bias (c_out)`. The frames start orthonormal, and stay so exactly with
+    `frames="orthonormal"` (see `Framed`); the merged kernel starts with the variance of torch's default,
+    `1 / (3 c_in k_1 ... k_d)`. Raises `ConfigError` for what cannot be.
+    """
+
+    spatial_dims: ClassVar[int]
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Size,
+        rank: int | Sequence[int],
+        stride: Size = 1,
+        padding: Size | str = 0,
+        dilation: Size = 1,
+        bias: bool = True,
+        padding_mode: str = "zeros",
+        *,
+        frames: FrameKind = "free",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(in_channels, out_channels, rank, frames, device=device, dtype=dtype)
+        if padding_mode not in _PADDING_MODES:
+            raise ConfigError("padding_mode", padding_mode, f"must be one of {', '.join(_PADDING_MODES)}")
+        d = self.spatial_dims
+        self.kernel_size = as_tuple("kernel_size", kernel_size, d)
+        self.stride = as_tuple("stride", stride, d)
+        self.dilation = as_tuple("dilation", dilation, d)
+        self.padding = padding if isinstance(padding, str) else as_tuple("padding", padding, d, least=0)
+        self.padding_mode = padding_mode
+        self._sides = self._padded_sides()
+        r1, r2 = self.rank
+        self.core = nn.Parameter(torch.empty(r2, r1, *self.kernel_size, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(out_channels, device=device, dtype=dtype)) if bias else None
+        if not self.k1.is_meta:
+            self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws orthonormal frames, a uniform core and a bias as in torch."""
+        self.reset_frames()
+        r1, r2 = self.rank
+        taps = math.prod(self.kernel_size)
+        # |K|_F = |core|_F between orthonormal frames: a variance of c_out / (3 r1 r2 taps) in the core is one of
+        # 1 / (3 c_in taps) in the kernel.
+        bound = math.sqrt(self.out_channels / (r1 * r2 * taps))
+        nn.init.uniform_(self.core, -bound, bound)
+        if self.bias is not None:
+            bound = 1 / math.sqrt(self.in_channels * taps)
+            nn.init.uniform_(self.bias, -bound, bound)
+
+    def dense_kernel(self) -> Tensor:
+        """The merged kernel `(c_out, c_in, k_1, ..., k_d)`, differentiable."""
+        return tt_to_dense(self.k1, self.core, self.k3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Convolves images `(batch, c_in, n_1, ..., n_d)`, or one without the batch axis.
+
+        Three convolutions, or one with the merged kernel where that takes fewer multiply-accumulates for this
+        input; the result is the same up to rounding. The bias-free first 1x1 convolution commutes with every mode
+        of padding, so the core's input is padded, which has fewer channels.
+        """
+        if self._merged_costs_less(images.shape):
+            return self._convolve(images, self.dense_kernel(), self.bias)
+        convolve = _CONVOLVE[self.spatial_dims]
+        pointwise = (..., *(None,) * self.spatial_dims)
+        hidden = convolve(images, self.k1.T[pointwise])
+        hidden = self._convolve(hidden, self.core, None)
+        return convolve(hidden, self.k3.T[pointwise], self.bias)
+
+    @classmethod
+    def from_dense(cls, conv: nn.Module, rank: int | Sequence[int], *, frames: FrameKind = "free") -> Self:
+        """The truncated HOSVD (`ttsv.tt.tt_svd`) of a trained convolution, on its device and in its dtype.
+
+        `ttsv.tt.tt_error(conv.weight, *factors)` gives the relative error. Raises `ConfigError` for a grouped
+        convolution, or one with another number of axes.
+        """
+        if not isinstance(conv, nn.Conv1d | nn.Conv2d | nn.Conv3d) or conv.weight.ndim != cls.spatial_dims + 2:
+            raise ConfigError("conv", type(conv).__name__, f"must be an nn.Conv{cls.spatial_dims}d")
+        check_frames(frames)
+        if conv.groups != 1:
+            raise ConfigError("conv.groups", conv.groups, "must be 1: a grouped convolution has no common frames")
+        layer = cls(
+            conv.in_channels,
+            conv.out_channels,
+            conv.kernel_size,
+            rank,
+            stride=conv.stride,
+            padding=conv.padding,
+            dilation=conv.dilation,
+            bias=conv.bias is not None,
+            padding_mode=conv.padding_mode,
+            device="meta",
+        )
+        k1, core, k3 = tt_svd(conv.weight.detach(), layer.rank)
+        layer.k1, layer.core, layer.k3 = nn.Parameter(k1), nn.Parameter(core), nn.Parameter(k3)
+        if conv.bias is not None:
+            layer.bias = nn.Parameter(conv.bias.detach().clone())
+        if frames == "orthonormal":
+            layer.hold_frames()
+        return layer.train(conv.training)
+
+    def extra_repr(self) -> str:
+        """Arguments that differ from their defaults, as torch's convolutions print them."""
+        one, zero = (1,) * self.spatial_dims, (0,) * self.spatial_dims
+        text = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, rank={self.rank}"
+        defaults = {"stride": one, "padding": zero, "dilation": one, "padding_mode": "zeros", "frames": "free"}
+        for name, default in defaults.items():
+            if getattr(self, name) != default:
+                text += f", {name}={getattr(self, name)!r}"
+        return text if self.bias is not None else text + ", bias=False"
+
+    def _padded_sides(self) -> tuple[tuple[int, int], ...]:
+        """Pixels of padding before and after, per axis."""
+        none = ((0, 0),) * self.spatial_dims
+        if not isinstance(self.padding, str):
+            return tuple((pixels, pixels) for pixels in self.padding)
+        if self.padding == "valid":
+            return none
+        if self.padding != "same":
+            raise ConfigError("padding", self.padding, 'must be pixels, "same" or "valid"')
+        if any(s != 1 for s in self.stride):
+            raise ConfigError("stride", self.stride, 'must be 1 with padding="same"')
+        totals = (e * (k - 1) for e, k in zip(self.dilation, self.kernel_size, strict=True))
+        return tuple((total // 2, total - total // 2) for total in totals)
+
+    def _convolve(self, images: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
+        before = tuple(side for side, _ in self._sides)
+        if self.padding_mode != "zeros" or any(a != b for a, b in self._sides):
+            # functional.pad takes the last axis first.
+            sides = [pixels for side in reversed(self._sides) for pixels in side]
+            mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
+            images = functional.pad(images, sides, mode)
+            before = (0,) * self.spatial_dims
+        return _CONVOLVE[self.spatial_dims](images, kernel, bias, self.stride, before, self.dilation)
+
+    def _merged_costs_less(self, shape: torch.Size) -> bool:
+        """Compares multiply-accumulates for an input of this shape."""
+        d, (r1, r2), c_in, c_out = self.spatial_dims, self.rank, self.in_channels, self.out_channels
+        images = math.prod(shape[: -d - 1])
+        pixels_in = math.prod(shape[-d:])
+        pixels_out = math.prod(
+            (n + sum(sides) - e * (k - 1) - 1) // s + 1
+            for n, sides, e, k, s in zip(
+                shape[-d:], self._sides, self.dilation, self.kernel_size, self.stride, strict=True
+            )
+        )
+        taps = math.prod(self.kernel_size)
+        three = images * (pixels_in * c_in * r1 + pixels_out * r2 * (r1 * taps + c_out))
+        if merge_out_first(c_in, r1, r2, c_out):
+            merge = taps * r1 * c_out * (r2 + c_in)
+        else:
+            merge = taps * r2 * c_in * (r1 + c_out)
+        return merge + images * pixels_out * c_in * c_out * taps < three
+
+
+class TTConv1d(TTConv):
+    """`TTConv` over signals `(batch, c_in, n)`."""
+
+    spatial_dims = 1
+
+
+class TTConv2d(TTConv):
+    """`TTConv` over images `(batch, c_in, height, width)`."""
+
+    spatial_dims = 2
+
+
+class TTConv3d(TTConv):
+    """`TTConv` over volumes `(batch, c_in, depth, height, width)`."""
+
+    spatial_dims = 3

@@ -1,0 +1,64 @@
+"""What a trial yields, as plain data: torch-free, so that those who only record results stay light."""
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+CHECKPOINTS = "checkpoints"
+"""Folder, inside a trial's, of what a later attempt resumes from; once the trial's end is recorded it can go."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochMetrics:
+    """What one epoch of training gave; `epoch` counts from 1. Losses are means over images, accuracies in [0, 1].
+
+    `train_*` are means over the epoch's batches while the weights change, `train_loss` without the orthogonal loss;
+    `val_*` are measured after the epoch on the validation split; `ort_loss` is the orthogonal loss after
+    the epoch (eq. orthloss, unweighted, None without free frames); `lr` is the rate of the epoch's first step;
+    `constraint_seconds` is the part of `seconds` spent on the constraint.
+    """
+
+    epoch: int
+    epochs: int
+    train_loss: float
+    train_accuracy: float
+    val_loss: float
+    val_accuracy: float
+    ort_loss: float | None
+    lr: float
+    seconds: float
+    constraint_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialResult:
+    """What a finished trial is worth, on the test split, with the protocol under which it was measured.
+
+    `max_singular_value` is the largest over all convolutions, of the periodic operator at the size each layer sees.
+    `layers` has one record per convolution (name, kind, shape, input size, largest and smallest singular value,
+    largest before the last projection, what that projection reported) and, with an empty input size, one per other
+    layer that was projected. `protocol` decides what may be compared; `environment` (versions, device,
+    threads) does not. `artifacts` maps a kind ("model") to the file written under the trial's folder.
+    """
+
+    accuracy: float
+    loss: float
+    ece: float
+    max_singular_value: float
+    compression: float
+    parameters: int
+    train_seconds: float
+    constraint_seconds: float
+    eval_seconds: float
+    protocol: dict[str, Any]
+    environment: dict[str, Any]
+    layers: list[dict[str, Any]]
+    artifacts: dict[str, Path] = field(default_factory=dict)
+
+
+def protocol_fingerprint(protocol: dict[str, Any]) -> str:
+    """SHA-256 (hex) of a JSON-ready protocol, the same for any order of its keys: equal ones may be compared."""
+    text = json.dumps(protocol, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()

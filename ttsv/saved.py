@@ -1,0 +1,109 @@
+"""The spectra of a network that a trial saved: read, summarised, written."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils import parametrize
+
+from ttsv.checkpoint import load_model
+from ttsv.errors import ConfigError, DataError
+from ttsv.layers import layer_input_sizes, spectral_layers
+from ttsv.spectrum import model_spectra
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerSpectrum:
+    """All singular values of one layer, descending, in float64; `input_size` is what it sees (linear: empty)."""
+
+    name: str
+    kind: str
+    input_size: tuple[int, ...]
+    values: Tensor
+
+    @property
+    def largest(self) -> float:
+        """The operator's norm."""
+        return float(self.values[0])
+
+    @property
+    def smallest(self) -> float:
+        """The smallest singular value, zeros included (for TT layers: of the core between its frames)."""
+        return float(self.values[-1])
+
+    @property
+    def deciles(self) -> list[float]:
+        """Nine values, ascending, that tenths of the spectrum lie below (interpolated linearly)."""
+        found: list[float] = np.quantile(self.values.numpy(), np.arange(1, 10) / 10).tolist()
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedSpectra:
+    """The spectra of a saved network's layers, in its order, for square images of `input_size` pixels a side.
+
+    Those of the periodic operators, as `ttsv.spectrum.model_spectra` documents; linear layers included.
+    """
+
+    path: Path
+    input_size: int
+    layers: list[LayerSpectrum]
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, JSON-ready."""
+        layers = [
+            {
+                **{key: value for key, value in asdict(layer).items() if key != "values"},
+                "count": len(layer.values),
+                "largest": layer.largest,
+                "smallest": layer.smallest,
+                "deciles": layer.deciles,
+                "values": layer.values.tolist(),
+            }
+            for layer in self.layers
+        ]
+        return {"model": str(self.path), "input_size": self.input_size, "operator": "periodic", "layers": layers}
+
+
+def saved_spectra(path: Path, input_size: int | None = None) -> SavedSpectra:
+    """The spectra of the network in `path`, the `model.safetensors` that a trial leaves beside its `model.json`.
+
+    `input_size` (pixels a side) is that of the images the network was built for unless given. Raises `DataError` for
+    a file that is missing, cut or altered and `ConfigError` for a size that the network cannot take.
+    """
+    if path.name != "model.safetensors":
+        raise DataError(f"{path}: give the model.safetensors that a trial left, beside its model.json")
+    model = _load(path)
+    arguments = json.loads(path.with_name("model.json").read_bytes())["model"]
+    size = arguments["image_size"] if input_size is None else input_size
+    if size < 1:
+        raise ConfigError("input_size", size, "must be at least 1")
+    channels = arguments["in_channels"]
+    try:
+        sizes = layer_input_sizes(model, size, in_channels=channels, linear=True)
+    except RuntimeError as error:
+        raise ConfigError("input_size", size, f"is not a size that the network takes: {error}") from error
+    spectra = model_spectra(model, size, in_channels=channels, linear=True)
+    layers = spectral_layers(model, linear=True)
+    found = [
+        LayerSpectrum(
+            name=name,
+            kind=parametrize.type_before_parametrizations(layers[name]).__name__,
+            input_size=sizes[name],
+            values=values.double().flatten().sort(descending=True).values,
+        )
+        for name, values in spectra.items()
+    ]
+    return SavedSpectra(path=path, input_size=size, layers=found)
+
+
+def _load(path: Path) -> torch.nn.Module:
+    """`load_model`, with a `DataError` also for a `model.json` that does not fit its weights."""
+    try:
+        return load_model(path.parent)
+    except (RuntimeError, TypeError, KeyError) as error:
+        raise DataError(f"{path.with_name('model.json')} does not describe {path}: {error}") from error

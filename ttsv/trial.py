@@ -1,0 +1,30 @@
+"""A trial from its configuration to its result.
+
+Importing this module loads no torch; running a trial does.
+"""
+
+from collections.abc import Generator
+from pathlib import Path
+
+from ttsv.config import TrialConfig
+from ttsv.results import CHECKPOINTS, EpochMetrics, TrialResult, protocol_fingerprint
+
+__all__ = ["CHECKPOINTS", "EpochMetrics", "TrialResult", "protocol_fingerprint", "run_trial"]
+
+
+def run_trial(
+    config: TrialConfig, *, data_dir: Path, folder: Path, device: str = "auto"
+) -> Generator[EpochMetrics | TrialResult, None, None]:
+    """Trains and evaluates one trial: yields each epoch's metrics, then one `TrialResult`.
+
+    `data_dir` holds the data sets; `folder` (created) receives what the trial writes. `device`: auto (a GPU if
+    there is one), cpu, cuda or cuda:N. Raises a `TrialError`.
+
+    Where an earlier attempt at the same trial left checkpoints in `folder`, training goes on after the newest whole
+    one, to the same numbers: finished epochs are not yielded again. An epoch's checkpoint is written once the caller
+    asks for more or closes the generator, so that none is finished before it was handed over; an epoch during whose
+    handing over the process is killed is trained and yielded once more.
+    """
+    from ttsv.composition import run
+
+    return run(config, data_dir=data_dir, folder=folder, device=device)

@@ -1,0 +1,119 @@
+"""The tensor-train form of a convolution kernel: frame, core, frame (section "TT decomposed layers").
+
+`K[o, i, t] = sum_ab k3[b, o] core[b, a, t] k1[i, a]` with `k1 (c_in, r1)`, `core (r2, r1, k_1, ..., k_d)` and
+`k3 (r2, c_out)`: a 1x1 convolution to r1 channels, a small convolution, a 1x1 convolution to c_out channels.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ttsv.errors import ConfigError
+from ttsv.symbol import check_kernel, check_values
+
+
+class TTFactors(NamedTuple):
+    """Frame `k1 (c_in, r1)`, `core (r2, r1, k_1, ..., k_d)`, frame `k3 (r2, c_out)`."""
+
+    k1: Tensor
+    core: Tensor
+    k3: Tensor
+
+
+def tt_ranks(rank: int | Sequence[int], c_in: int, c_out: int) -> tuple[int, int]:
+    """Ranks (r1, r2): `min(channels, rank)` on each side for an int, the pair itself otherwise.
+
+    Raises `ConfigError` for a rank below 1 and for a pair that exceeds its channel counts.
+    """
+    if isinstance(rank, int) and not isinstance(rank, bool) and rank >= 1:
+        return min(c_in, rank), min(c_out, rank)
+    if isinstance(rank, Sequence) and len(rank) == 2 and 1 <= rank[0] <= c_in and 1 <= rank[1] <= c_out:
+        return rank[0], rank[1]
+    fix = f"must be a whole number of at least 1, or a pair of them up to (c_in, c_out) = ({c_in}, {c_out})"
+    raise ConfigError("rank", rank, fix)
+
+
+def tt_svd(kernel: Tensor, rank: int | Sequence[int]) -> TTFactors:
+    """Truncated HOSVD of `kernel (c_out, c_in, k_1, ..., k_d)` in its two channel modes; orthonormal frames.
+
+    The frames are the leading left singular vectors of the two unfoldings. The squared error is at most the sum
+    of the squared singular values cut off, hence at most twice that of the best approximation of these ranks;
+    `tt_error` measures it. Raises `ConfigError` for a wrong shape, non-finite values and ranks out of range.
+    """
+    check_kernel(kernel)
+    c_out, c_in = kernel.shape[:2]
+    r1, r2 = tt_ranks(rank, c_in, c_out)
+    frame_in = _leading(kernel.transpose(0, 1).reshape(c_in, -1), r1)
+    frame_out = _leading(kernel.reshape(c_out, -1), r2)
+    core = torch.einsum("ob,oi...,ia->ba...", frame_out, kernel, frame_in)
+    return TTFactors(frame_in, core.contiguous(), frame_out.T.contiguous())
+
+
+def _leading(unfolding: Tensor, rank: int) -> Tensor:
+    """Leading left singular vectors (rows, rank) of a matrix, through the triangle of its LQ factorization.
+
+    The triangle is no wider than the matrix is tall, so vectors beyond the matrix's own rank exist too.
+    """
+    triangle = torch.linalg.qr(unfolding.T, mode="r").R
+    vectors: Tensor = torch.linalg.svd(triangle.T, full_matrices=True).U
+    return vectors[:, :rank].contiguous()
+
+
+def tt_to_dense(k1: Tensor, core: Tensor, k3: Tensor) -> Tensor:
+    """The kernel `(c_out, c_in, k_1, ..., k_d)` of a TT convolution; contracts the cheaper side first."""
+    c_in, r1 = k1.shape
+    r2, c_out = k3.shape
+    if merge_out_first(c_in, r1, r2, c_out):
+        return torch.einsum("oa...,ia->oi...", torch.einsum("bo,ba...->oa...", k3, core), k1)
+    return torch.einsum("bo,bi...->oi...", k3, torch.einsum("ba...,ia->bi...", core, k1))
+
+
+def merge_out_first(c_in: int, r1: int, r2: int, c_out: int) -> bool:
+    """Whether merging the output's frame first takes fewer multiply-accumulates."""
+    return r1 * c_out * (r2 + c_in) <= r2 * c_in * (r1 + c_out)
+
+
+def tt_error(kernel: Tensor, k1: Tensor, core: Tensor, k3: Tensor) -> float:
+    """Relative error `|kernel - tt_to_dense(k1, core, k3)| / |kernel|` in the Frobenius norm; 0 for a zero kernel."""
+    norm: float = torch.linalg.vector_norm(kernel.detach()).item()
+    difference = kernel.detach() - tt_to_dense(k1, core, k3).detach()
+    error: float = torch.linalg.vector_norm(difference).item()
+    return error / norm if norm else error
+
+
+def orthogonalize(k1: Tensor, core: Tensor, k3: Tensor) -> TTFactors:
+    """The same kernel with orthonormal frames: `k1^T k1 = I`, `k3 k3^T = I` (Algorithm 1).
+
+    `k1 = Q1 R1` and `k3^T = Q3 R3` give the core `R3 core R1^T` on its channel axes (r2, r1); Appendix B.1 of the
+    paper forgets a transpose here. The triangles' diagonals are made non-negative, so that frames that are nearly
+    orthonormal move little. Differentiable. Raises `ConfigError` where shapes do not fit or a rank exceeds its
+    channel count.
+    """
+    check_factors(k1, core, k3)
+    frame_in, triangle_in = positive_qr(k1)
+    frame_out, triangle_out = positive_qr(k3.T)
+    core = torch.einsum("bc,cd...,ad->ba...", triangle_out, core, triangle_in)
+    return TTFactors(frame_in, core, frame_out.T)
+
+
+def positive_qr(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """`matrix = q r` with orthonormal columns in q and no negative entry on the diagonal of r; differentiable."""
+    q, r = torch.linalg.qr(matrix)
+    sign = torch.where(r.diagonal() < 0, -1.0, 1.0).to(r.dtype)
+    return q * sign, sign[:, None] * r
+
+
+def check_factors(k1: Tensor, core: Tensor, k3: Tensor) -> None:
+    """Raises `ConfigError` unless the three factors fit, are finite and have ranks within the channel counts."""
+    check_kernel(core, name="core")
+    for name, frame in (("k1", k1), ("k3", k3)):
+        check_values(frame, name)
+    r2, r1 = core.shape[:2]
+    if k1.ndim != 2 or k1.shape[1] != r1 or k1.shape[0] < r1:
+        fix = f"must be (c_in, r1) with r1 = {r1} as in the core and c_in at least r1"
+        raise ConfigError("k1.shape", tuple(k1.shape), fix)
+    if k3.ndim != 2 or k3.shape[0] != r2 or k3.shape[1] < r2:
+        fix = f"must be (r2, c_out) with r2 = {r2} as in the core and c_out at least r2"
+        raise ConfigError("k3.shape", tuple(k3.shape), fix)

@@ -1,0 +1,110 @@
+"""What a trial leaves on disk: `data_dir/trials/<trial>/<fence>/`, one folder per fence.
+
+Files cannot check a fence, so each claim writes into a folder of its own, which starts as a copy of the newest
+earlier one: a stalled predecessor that wakes up spoils nothing.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ttsv.trial import CHECKPOINTS, EpochMetrics
+
+_JOURNAL = "epochs.jsonl"
+
+
+def trial_folder(data_dir: Path, trial_id: int, fence: int) -> Path:
+    """The trial's folder under this fence, with the newest earlier fence's files in it; earlier folders go."""
+    parent = data_dir / "trials" / str(trial_id)
+    folder = parent / str(fence)
+    earlier = sorted(int(path.name) for path in _folders(parent) if int(path.name) < fence)
+    if not folder.exists():
+        if earlier:
+            # Under another name first: a copy that a kill cuts short is never taken for a whole one.
+            partial = parent / f"{fence}.partial"
+            shutil.rmtree(partial, ignore_errors=True)
+            shutil.copytree(parent / str(earlier[-1]), partial)
+            partial.rename(folder)
+        else:
+            folder.mkdir(parents=True)
+    for old in earlier:
+        shutil.rmtree(parent / str(old), ignore_errors=True)
+    return folder
+
+
+def _folders(parent: Path) -> Iterator[Path]:
+    if parent.is_dir():
+        yield from (path for path in parent.iterdir() if path.name.isdigit())
+
+
+class Journal:
+    """The epochs a trial reported, kept beside its checkpoints.
+
+    A trial resumes behind its newest checkpoint and does not repeat earlier epochs; those whose report was lost with
+    a killed driver are in here.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / _JOURNAL
+
+    def append(self, point: EpochMetrics) -> None:
+        """Adds an epoch, durably. Raises `ValueError` for a number that is not finite."""
+        line = json.dumps(dataclasses.asdict(point), allow_nan=False)
+        with self._path.open("a") as file:
+            # A line break first: a line that a kill cut short stays apart.
+            file.write(f"\n{line}")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def after(self, epoch: int) -> list[EpochMetrics]:
+        """The epochs past `epoch`, in order; of an epoch that ran twice, the second."""
+        if not self._path.exists():
+            return []
+        points = {}
+        for line in self._path.read_text().splitlines():
+            with contextlib.suppress(ValueError, TypeError):
+                point = EpochMetrics(**json.loads(line))
+                points[point.epoch] = point
+        return [points[number] for number in sorted(points) if number > epoch]
+
+
+def manifest(artifacts: Mapping[str, Path], data_dir: Path) -> list[dict[str, Any]]:
+    """Makes files durable and describes each: the fields of `service.queue.ArtifactFile`."""
+    return [_describe(kind, path, data_dir) for kind, path in artifacts.items()]
+
+
+def _describe(kind: str, path: Path, data_dir: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    parent = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(parent)
+    finally:
+        os.close(parent)
+    relative = path.resolve().relative_to(data_dir.resolve())
+    return {"kind": kind, "path": relative.as_posix(), "sha256": digest, "size": path.stat().st_size}
+
+
+def remove_checkpoints(data_dir: Path, trial_id: int) -> None:
+    """Removes what only a resume would need, of every fence; the trial's artifacts stay."""
+    for folder in _folders(data_dir / "trials" / str(trial_id)):
+        shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+
+
+def tune_folder(data_dir: Path, experiment_id: int, fence: int) -> Path:
+    """Where Ray Tune keeps its own books of one claim; nobody reads them."""
+    return data_dir / "tune" / f"{experiment_id}-{fence}"
+
+
+def remove_tune_folders(data_dir: Path, experiment_id: int, fence: int) -> None:
+    """Removes Tune's books of this claim and of earlier ones."""
+    for folder in (data_dir / "tune").glob(f"{experiment_id}-*"):
+        if int(folder.name.rpartition("-")[2]) <= fence:
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,184 @@
+"""The only writer of results: what trials report, into the database, under the lease's fence."""
+
+import dataclasses
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
+
+from service import queue
+from service.db import Database
+from service.errors import LeaseLostError
+from service.queue import ArtifactFile, Lease
+from ttsv.trial import TrialResult, protocol_fingerprint
+from workers.patience import Backoff, is_away
+from workers.reports import EpochReport, FailureReport, Report, ResultReport
+
+logger = logging.getLogger(__name__)
+
+_BATCH = 500
+_RESULT_COLUMNS = (
+    "accuracy",
+    "loss",
+    "ece",
+    "max_singular_value",
+    "compression",
+    "parameters",
+    "train_seconds",
+    "constraint_seconds",
+    "eval_seconds",
+    "layers",
+    "environment",
+)
+
+
+@dataclass(frozen=True)
+class _Event:
+    trial_id: int
+    apply: Callable[[Session, Lease], None]
+    final: bool = False
+
+
+class Recorder:
+    """Takes reports without waiting and writes them from a thread of its own, what has queued up in one transaction.
+
+    While the database is away reports are kept and tried again: every write changes nothing the second time. When
+    the lease is lost `lost` is called and nothing is written any more. `ended` is called with each trial whose
+    final report is stored.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        lease: Lease,
+        lost: Callable[[], None],
+        ended: Callable[[int], None] = lambda _trial_id: None,
+    ) -> None:
+        self._database, self._lease, self._lost, self._ended = database, lease, lost, ended
+        self._events: deque[_Event] = deque()
+        self._changed = threading.Condition()
+        self._muted = False
+        self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
+
+    def open(self) -> None:
+        """Starts the writer."""
+        self._thread.start()
+
+    def started(self, trial_id: int) -> None:
+        """A process began to work on the trial."""
+        self._put(trial_id, lambda session, lease: queue.start_trial(session, lease, trial_id))
+
+    def reported(self, trial_id: int, report: Report) -> None:
+        """The trial's process says something."""
+        match report:
+            case EpochReport():
+                self._put(trial_id, lambda session, lease: _add_epochs(session, lease, trial_id, report))
+            case ResultReport():
+                finish = partial(_finish, trial_id=trial_id, report=report)
+                self._put(trial_id, finish, final=True)
+            case FailureReport(failure, message):
+                fail = partial(queue.fail_trial, trial_id=trial_id, failure=failure, error=message)
+                self._put(trial_id, fail, final=True)
+
+    def died(self, trial_id: int, reason: str) -> None:
+        """The trial's process died, perhaps before it could begin."""
+        self.started(trial_id)
+        self._put(trial_id, lambda session, lease: queue.lose_trial(session, lease, trial_id, reason))
+
+    def mute(self) -> None:
+        """Takes no more reports; what was taken is still written."""
+        with self._changed:
+            self._muted = True
+
+    def flush(self, seconds: float | None = None) -> bool:
+        """Waits until all is written, at most so long; whether it is."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._events, seconds)
+
+    def _put(self, trial_id: int, apply: Callable[[Session, Lease], None], *, final: bool = False) -> None:
+        with self._changed:
+            if not self._muted:
+                self._events.append(_Event(trial_id, apply, final))
+                self._changed.notify_all()
+
+    def _run(self) -> None:
+        backoff = Backoff()
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._events)
+                batch = [self._events[index] for index in range(min(_BATCH, len(self._events)))]
+            try:
+                self._write(batch)
+                backoff.succeeded()
+            except LeaseLostError:
+                self._lost()
+                return
+            except SQLAlchemyError as error:
+                pause = backoff.failed()
+                logger.warning("%d events wait for the database: %s", len(batch), error)
+                time.sleep(pause)
+
+    def _write(self, batch: list[_Event]) -> None:
+        """Writes a batch; where it cannot be written whole, each event for itself."""
+        try:
+            self._database.write(lambda session: self._apply(session, batch))
+            self._forget(len(batch))
+        except LeaseLostError:
+            raise
+        except Exception as error:
+            if isinstance(error, SQLAlchemyError) and is_away(error):
+                raise
+            for event in batch:
+                self._write_alone(event)
+                self._forget(1)
+
+    def _apply(self, session: Session, batch: list[_Event]) -> None:
+        for event in batch:
+            event.apply(session, self._lease)
+
+    def _write_alone(self, event: _Event) -> None:
+        """Writes one event; if the database refuses what it says, the trial failed."""
+        try:
+            self._database.write(lambda session: event.apply(session, self._lease))
+        except LeaseLostError:
+            raise
+        except Exception as error:
+            if isinstance(error, SQLAlchemyError) and is_away(error):
+                raise
+            logger.exception("trial %d: what it reported cannot be stored", event.trial_id)
+            reason = f"what the trial reported could not be stored: {error}"
+            self._database.write(
+                lambda session: queue.fail_trial(session, self._lease, event.trial_id, "error", reason)
+            )
+
+    def _forget(self, count: int) -> None:
+        """Drops what is stored, once its consequences are drawn."""
+        for index in range(count):
+            event = self._events[index]
+            if event.final:
+                self._ended(event.trial_id)
+        with self._changed:
+            for _ in range(count):
+                self._events.popleft()
+            self._changed.notify_all()
+
+
+def _add_epochs(session: Session, lease: Lease, trial_id: int, report: EpochReport) -> None:
+    for metrics in report.points:
+        point = dataclasses.asdict(metrics)
+        del point["epochs"]
+        queue.add_epoch(session, lease, trial_id, point)
+
+
+def _finish(session: Session, lease: Lease, trial_id: int, report: ResultReport) -> None:
+    result: TrialResult = report.result
+    columns = {name: getattr(result, name) for name in _RESULT_COLUMNS}
+    protocol = (protocol_fingerprint(result.protocol), result.protocol)
+    files = [ArtifactFile(**fields) for fields in report.artifacts]
+    queue.finish_trial(session, lease, trial_id, columns, protocol, files)

@@ -1,0 +1,46 @@
+"""What goes from the driver to a trial's process, and back: plain data, light to import."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ttsv.trial import EpochMetrics, TrialResult
+
+RunTrial = Callable[..., Iterator[EpochMetrics | TrialResult]]
+"""The shape of `ttsv.trial.run_trial`."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One trial to be run under one fence; the database has its epochs up to `stored_epochs` already."""
+
+    trial_id: int
+    fence: int
+    stored_epochs: int
+    config: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class EpochReport:
+    """Epochs that finished: usually one; after a resume also those that a killed driver could not store."""
+
+    points: list[EpochMetrics]
+
+
+@dataclass(frozen=True)
+class ResultReport:
+    """The trial succeeded. `artifacts` are the fields of `service.queue.ArtifactFile`: the files are on disk."""
+
+    result: TrialResult
+    artifacts: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class FailureReport:
+    """The trial failed for a reason that would come again: its class, and what to do about it."""
+
+    failure: str
+    message: str
+
+
+Report = EpochReport | ResultReport | FailureReport
