@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
+import psutil
+
 from workers.processes import identity, is_dead, kill_session, spawn
 
 logger = logging.getLogger(__name__)
@@ -25,6 +27,7 @@ _PREFIX = "ttsv-ray-"
 _OWNER = "owner.json"
 _OBJECT_STORE_BYTES = 83_886_080  # little more than the least Ray accepts: trials hand over numbers only
 _STOP_SECONDS = 3.0
+_PARTS = {"gcs_server", "raylet"}
 
 
 class Cluster(Protocol):
@@ -84,7 +87,7 @@ class LocalCluster:
         self._child: subprocess.Popen[bytes] | None = None
         self._folder: Path | None = None
         self._deadline = 0.0
-        self._up = False
+        self._parts: list[psutil.Process] = []
 
     def start(self) -> None:
         """Starts on fresh ports and a fresh folder; first removes what killed workers left."""
@@ -117,20 +120,28 @@ class LocalCluster:
             "RAY_prestart_worker_first_driver": "0",
         }
         self.address = f"127.0.0.1:{port}"
-        self._up, self._deadline = False, time.monotonic() + START_SECONDS
+        self._parts, self._deadline = [], time.monotonic() + START_SECONDS
         self._child = spawn(command, env=env, log=self._log, death=signal.SIGTERM)
 
     def ready(self) -> bool:
         """Whether the raylet listens."""
-        if not self._up and self._folder is not None:
-            self._up = any(self._folder.glob("session_2*/sockets/raylet"))
-        return self._up and not self.failed()
+        if self._child is None or self._folder is None:
+            return False
+        if not self._parts and any(self._folder.glob("session_2*/sockets/raylet")):
+            self._parts = _parts(self._child.pid)
+        return bool(self._parts) and not self.failed()
 
     def failed(self) -> bool:
-        """Whether the child exited (it does within a second when a part of the cluster dies) or takes too long."""
-        if self._child is None:
+        """Whether a part of it died or it takes too long to start.
+
+        `ray start --block` exits when a part of its cluster dies by accident, but not when it ends in order, as the
+        raylet does when it loses its agent: so the parts are looked at too.
+        """
+        if self._child is None or self._child.poll() is not None:
             return True
-        return self._child.poll() is not None or (not self._up and time.monotonic() > self._deadline)
+        if not self._parts:
+            return time.monotonic() > self._deadline
+        return not all(map(_is_alive, self._parts))
 
     def stop(self) -> None:
         """SIGTERM, then SIGKILL to whatever is left, and no folder stays."""
@@ -192,6 +203,22 @@ def _free_ports(count: int) -> list[int]:
         for free in sockets:
             free.bind(("", 0))
         return [free.getsockname()[1] for free in sockets]
+
+
+def _parts(parent: int) -> list[psutil.Process]:
+    """The processes without which there is no cluster, once they all run."""
+    with contextlib.suppress(psutil.Error):
+        parts = [child for child in psutil.Process(parent).children() if child.name() in _PARTS]
+        if len(parts) == len(_PARTS):
+            return parts
+    return []
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
 
 
 def _sweep(folder: Path, session: int | None) -> None:

@@ -62,6 +62,15 @@ def _family(process: subprocess.Popen[str], name: str = "") -> list[psutil.Proce
     return [child for child, command in zip(children, _commands(children), strict=True) if name in command]
 
 
+def _awaited(process: subprocess.Popen[str], name: str, seconds: float = 20) -> list[psutil.Process]:
+    """The same, as soon as there is one."""
+    deadline = time.monotonic() + seconds
+    while not (found := _family(process, name)):
+        assert time.monotonic() < deadline, f"no {name}"
+        time.sleep(0.05)
+    return found
+
+
 def _commands(processes: list[psutil.Process]) -> list[str]:
     found = []
     for process in processes:
@@ -133,11 +142,16 @@ def test_grid_runs_and_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
 def test_sigkill_of_each_process_in_turn_loses_and_doubles_nothing(tmp_path: Path) -> None:
     with _serving(tmp_path) as (process, url), Client(url, retries=8) as client:
         experiment = client.submit(SPEC)
-        for epochs, victim in enumerate(["workers.cli api", "ray::", "workers.driver", "workers.cli worker"]):
-            _wait_for(client, experiment.id, 4 + 8 * epochs)
-            victims = _family(process, victim)
-            assert victims, f"no {victim} among {_commands(_family(process))}"
-            random.choice(victims).kill()
+        victims_in_turn = [
+            "workers.cli api",
+            "Trainable",
+            "workers.driver",
+            "ray::DashboardAgent",  # takes the raylet with it, which `ray start` holds for an orderly end
+            "workers.cli worker",
+        ]
+        for turn, victim in enumerate(victims_in_turn):
+            _wait_for(client, experiment.id, 4 + 8 * turn)
+            random.choice(_awaited(process, victim)).kill()
         *_, last = client.watch(experiment.id, every=0.2)
         assert last.state == "succeeded", last
         _assert_whole(client, experiment.id, 12)
