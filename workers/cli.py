@@ -2,15 +2,16 @@
 
 import json
 import sys
-from collections.abc import Callable
-from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from service.settings import Settings
+from workers.data_commands import data_app
+from workers.plain_errors import plain_errors
+from workers.preset_commands import presets_app
 
 app = typer.Typer(
     help="Experiments on networks with controlled singular values.",
@@ -18,11 +19,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-data_app = typer.Typer(help="Data sets on this machine.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+app.add_typer(presets_app, name="presets")
 console = Console()
-
-_P = ParamSpec("_P")
 
 Url = Annotated[str, typer.Option(envvar="TTSV_URL", help="The service.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
@@ -34,36 +33,8 @@ def main() -> None:
     app()
 
 
-def _plain_errors(command: Callable[_P, None]) -> Callable[_P, None]:
-    """What the user can mend is said in one message, without a traceback."""
-
-    @wraps(command)
-    def run(*args: _P.args, **kwargs: _P.kwargs) -> None:
-        from pydantic import ValidationError
-        from sqlalchemy.exc import SQLAlchemyError
-
-        from service.client import ApiError
-        from service.errors import UserError
-        from ttsv.errors import TrialError
-
-        try:
-            command(*args, **kwargs)
-        except (ApiError, UserError, TrialError) as error:
-            message = str(error)
-        except ValidationError as error:  # of the settings: all else is validated by the service
-            message = "; ".join(f"TTSV_{str(e['loc'][0]).upper()}: {e['msg']}" for e in error.errors())
-        except SQLAlchemyError as error:
-            message = f"the database at TTSV_DATABASE_URL: {str(error).partition(chr(10))[0]}"
-        else:
-            return
-        typer.echo(f"ttsv: {message}", err=True)
-        raise typer.Exit(1) from None
-
-    return run
-
-
 @app.command()
-@_plain_errors
+@plain_errors
 def migrate() -> None:
     """Bring the database to the newest schema."""
     from service.db import Database
@@ -78,7 +49,7 @@ def migrate() -> None:
 
 
 @app.command()
-@_plain_errors
+@plain_errors
 def api(
     fd: Annotated[int | None, typer.Option(hidden=True, help="Listening socket inherited from `ttsv serve`.")] = None,
 ) -> None:
@@ -105,7 +76,7 @@ def api(
 
 
 @app.command()
-@_plain_errors
+@plain_errors
 def worker() -> None:
     """Claim experiments and run them on Ray, until SIGTERM or Ctrl-C."""
     from service.db import Database
@@ -116,7 +87,7 @@ def worker() -> None:
 
 
 @app.command()
-@_plain_errors
+@plain_errors
 def ready(
     url: Url = DEFAULT_URL,
     worker: Annotated[
@@ -135,7 +106,7 @@ def ready(
 
 
 @app.command()
-@_plain_errors
+@plain_errors
 def serve(port: Annotated[int | None, typer.Option(help="Instead of TTSV_PORT; 0 picks a free one.")] = None) -> None:
     """Migrate, then serve the API and one worker until Ctrl-C."""
     from workers.local import LocalStack
@@ -148,7 +119,7 @@ def serve(port: Annotated[int | None, typer.Option(help="Instead of TTSV_PORT; 0
 
 
 @app.command()
-@_plain_errors
+@plain_errors
 def demo(
     spec: Annotated[Path, typer.Argument(help="The experiment to run.")] = Path("examples/quickstart.json"),
 ) -> None:
@@ -159,7 +130,7 @@ def demo(
 
 
 @app.command()
-@_plain_errors
+@plain_errors
 def submit(
     spec: Annotated[Path, typer.Argument(help="A JSON file; - reads standard input.")],
     url: Url = DEFAULT_URL,
@@ -177,7 +148,7 @@ def submit(
 
 
 @app.command("ls")
-@_plain_errors
+@plain_errors
 def list_experiments(url: Url = DEFAULT_URL, limit: int = 20, as_json: Json = False) -> None:
     """List experiments, newest first."""
     from itertools import islice
@@ -194,7 +165,7 @@ def list_experiments(url: Url = DEFAULT_URL, limit: int = 20, as_json: Json = Fa
 
 
 @app.command()
-@_plain_errors
+@plain_errors
 def show(experiment_id: int, url: Url = DEFAULT_URL, as_json: Json = False) -> None:
     """Show an experiment and its trials."""
     from service.client import Client
@@ -214,7 +185,7 @@ def show(experiment_id: int, url: Url = DEFAULT_URL, as_json: Json = False) -> N
 
 
 @app.command()
-@_plain_errors
+@plain_errors
 def trial(trial_id: int, url: Url = DEFAULT_URL, as_json: Json = False) -> None:
     """Show a trial with its epochs."""
     from service.client import Client
@@ -229,7 +200,7 @@ def trial(trial_id: int, url: Url = DEFAULT_URL, as_json: Json = False) -> None:
 
 
 @app.command()
-@_plain_errors
+@plain_errors
 def watch(experiment_id: int, url: Url = DEFAULT_URL) -> None:
     """Follow an experiment until it is final; fails unless every trial succeeded."""
     from service.client import Client
@@ -244,7 +215,7 @@ def watch(experiment_id: int, url: Url = DEFAULT_URL) -> None:
 
 
 @app.command()
-@_plain_errors
+@plain_errors
 def cancel(experiment_id: int, url: Url = DEFAULT_URL) -> None:
     """Cancel what is not final; running trials are killed."""
     from service.client import Client
@@ -254,7 +225,7 @@ def cancel(experiment_id: int, url: Url = DEFAULT_URL) -> None:
 
 
 @app.command()
-@_plain_errors
+@plain_errors
 def leaderboard(
     dataset: str,
     metric: str = "accuracy",
@@ -275,7 +246,7 @@ def leaderboard(
 
 
 @app.command()
-@_plain_errors
+@plain_errors
 def spectrum(
     model: Annotated[Path, typer.Argument(help="The model.safetensors that a trial left.")],
     input_size: Annotated[int | None, typer.Option(min=1, help="Pixels a side, instead of the trial's.")] = None,
@@ -299,27 +270,6 @@ def spectrum(
         raise UserError(str(error)) from None
     # The table is wide: on a narrow terminal, or into a file, its lines are kept whole.
     (console if console.width >= 160 else Console(width=160)).print(spectra_table(spectra))
-
-
-@data_app.command("fetch")
-@_plain_errors
-def data_fetch(name: str) -> None:
-    """Download a data set into the data folder and verify it."""
-    from ttsv.data import fetch_dataset
-
-    settings = Settings()
-    fetch_dataset(name, settings.data_dir)
-    typer.echo(f"{name} is in {settings.data_dir}")
-
-
-@data_app.command("verify")
-@_plain_errors
-def data_verify(name: str) -> None:
-    """Check a data set's files against the published checksums."""
-    from ttsv.data import verify_dataset
-
-    verify_dataset(name, Settings().data_dir)
-    typer.echo(f"{name}: every file is as published")
 
 
 def _read_spec(path: Path) -> dict[str, Any]:

@@ -1,202 +1,44 @@
 import hashlib
-import io
-import pickle
-import struct
+import itertools
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from sklearn.datasets import load_digits
-from torchvision.datasets import CIFAR10, CIFAR100
 
-from ttsv.data import DATASETS, fetch_dataset, load_dataset, verify_dataset
-from ttsv.data.loading import as_pixels, content_sha256, stratified
-from ttsv.data.sources import SOURCES, Arrays
+from ttsv.data import DATASETS, fetch_dataset, list_datasets, load_dataset, verify_dataset
+from ttsv.data import shared as shared_module
+from ttsv.data.loading import as_pixels
+from ttsv.data.sources import Arrays, Digits, source_of
+from ttsv.data.split import split_order, stratified
 from ttsv.errors import ConfigError, DataError
-
-CIFARS = {"cifar10": CIFAR10, "cifar100": CIFAR100}
-PER_FILE = 40
-
-
-# --- archives in the publisher's format ---
-
-
-def batch_pickle(images: NDArray[np.uint8], label_key: str, labels: list[int]) -> bytes:
-    """A batch as the authors' Python 2 and NumPy wrote it: byte strings and an old dtype, protocol 2."""
-
-    def text(value: bytes) -> bytes:
-        return b"U" + bytes([len(value)]) + value
-
-    def number(value: int) -> bytes:
-        return b"J" + struct.pack("<i", value)
-
-    pixels = images.tobytes()
-    array = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\n" + number(0) + b"\x85" + text(b"b") + b"\x87R"
-    array += b"(" + number(1) + number(len(images)) + number(3072) + b"\x86"
-    array += b"cnumpy\ndtype\n" + text(b"u1") + number(0) + number(1) + b"\x87R"
-    array += b"(" + number(3) + text(b"|") + b"NNN" + number(-1) + number(-1) + number(0) + b"tb"
-    array += b"\x89" + b"T" + struct.pack("<i", len(pixels)) + pixels + b"tb"
-    label_list = b"](" + b"".join(map(number, labels)) + b"e"
-    return b"\x80\x02}(" + text(b"data") + array + text(label_key.encode()) + label_list + b"u."
-
-
-class Archive:
-    """A small CIFAR archive whose checksums torchvision is made to expect."""
-
-    def __init__(self, name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.dataset: Any = CIFARS[name]
-        self.folder = folder
-        random = np.random.default_rng(7)
-        classes = DATASETS[name].classes
-        key = "labels" if name == "cifar10" else "fine_labels"
-        files: dict[str, bytes] = {}
-        self.images, self.labels = [], []
-        for file, _ in self.dataset.train_list + self.dataset.test_list:
-            images = random.integers(0, 256, (PER_FILE, 3072), dtype=np.uint8)
-            labels = [(i * 7 + len(files)) % classes for i in range(PER_FILE)]
-            files[file] = batch_pickle(images, key, labels)
-            self.images.append(images)
-            self.labels += labels
-        names = [f"class {index}" for index in range(classes)]
-        files[self.dataset.meta["filename"]] = pickle.dumps({self.dataset.meta["key"]: names}, protocol=2)
-        buffer = io.BytesIO()
-        with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
-            for file, content in files.items():
-                entry = tarfile.TarInfo(f"{self.dataset.base_folder}/{file}")
-                entry.size = len(content)
-                tar.addfile(entry, io.BytesIO(content))
-        self.content = buffer.getvalue()
-        for attribute in ("train_list", "test_list"):
-            expected = [[file, md5(files[file])] for file, _ in getattr(self.dataset, attribute)]
-            monkeypatch.setattr(self.dataset, attribute, expected)
-        meta = self.dataset.meta["filename"]
-        monkeypatch.setattr(self.dataset, "meta", {**self.dataset.meta, "md5": md5(files[meta])})
-        monkeypatch.setattr(self.dataset, "tgz_md5", md5(self.content))
-        # A closed port stands for a machine without a network.
-        monkeypatch.setattr(self.dataset, "url", "http://127.0.0.1:9/archive.tar.gz")
-
-    @property
-    def path(self) -> Path:
-        return self.folder / "datasets" / str(self.dataset.filename)
-
-    def put(self, content: bytes | None = None) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.write_bytes(self.content if content is None else content)
-
-    def unpacked(self, file: str) -> Path:
-        return self.folder / "datasets" / str(self.dataset.base_folder) / file
-
-
-def md5(content: bytes) -> str:
-    return hashlib.md5(content, usedforsecurity=False).hexdigest()
-
-
-@pytest.fixture(params=sorted(CIFARS))
-def name(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture
-def archive(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Archive:
-    return Archive(name, tmp_path, monkeypatch)
-
-
-def refuse_to_unpickle(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unpickled(*_: object, **__: object) -> None:
-        raise AssertionError("unpickled before the checksum was checked")
-
-    monkeypatch.setattr(pickle, "load", unpickled)
-
-
-def test_whole_archive_is_fetched_without_a_network_and_read(name: str, archive: Archive) -> None:
-    archive.put()
-    with pytest.raises(DataError, match=f"not unpacked: run `ttsv data fetch {name}`"):
-        load_dataset(name, archive.folder)
-    fetch_dataset(name, archive.folder)
-    data = load_dataset(name, archive.folder)
-    count = len(archive.images) * PER_FILE
-    assert data.split["images"]["test"] == PER_FILE
-    assert sum(data.split["images"].values()) == count
-    expected = torch.from_numpy(archive.images[-1].reshape(-1, 3, 32, 32))
-    assert data.test.images.dtype == torch.uint8
-    assert torch.equal(data.test.images, expected)
-    assert data.test.labels.tolist() == archive.labels[-PER_FILE:]
-    given = Arrays(np.concatenate(archive.images).reshape(-1, 3, 32, 32), np.array(archive.labels), count - PER_FILE)
-    assert verify_dataset(name, archive.folder) == data.sha256 == content_sha256(given)
-
-
-def test_missing_set_names_the_command(name: str, tmp_path: Path) -> None:
-    for call in (load_dataset, verify_dataset):
-        with pytest.raises(DataError, match=f"`ttsv data fetch {name}`"):
-            call(name, tmp_path)
-
-
-@pytest.mark.parametrize("damage", ["cut", "altered"])
-def test_damaged_archive_is_named(name: str, archive: Archive, damage: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    content = bytearray(archive.content)
-    content[len(content) // 2] ^= 1
-    archive.put(archive.content[:-20] if damage == "cut" else bytes(content))
-    refuse_to_unpickle(monkeypatch)
-    with pytest.raises(DataError, match=rf"{archive.path} is cut or altered.*`ttsv data fetch {name}`"):
-        load_dataset(name, archive.folder)
-    with pytest.raises(DataError, match=rf"to {archive.path} failed.*put the whole archive"):
-        fetch_dataset(name, archive.folder)
-
-
-@pytest.mark.parametrize("damage", ["cut", "altered", "missing"])
-@pytest.mark.parametrize("which", ["train", "test", "meta"])
-def test_damaged_file_is_named_and_mended(
-    name: str, archive: Archive, damage: str, which: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    archive.put()
-    fetch_dataset(name, archive.folder)
-    dataset = archive.dataset
-    files = {"train": dataset.train_list[0][0], "test": dataset.test_list[0][0], "meta": dataset.meta["filename"]}
-    file = archive.unpacked(files[which])
-    content = bytearray(file.read_bytes())
-    content[-3] ^= 1
-    if damage == "missing":
-        file.unlink()
-    else:
-        file.write_bytes(content[:-1] if damage == "cut" else content)
-    with monkeypatch.context() as patch:
-        refuse_to_unpickle(patch)
-        match = f"{file} is " + ("missing" if damage == "missing" else "cut or altered")
-        for call in (load_dataset, verify_dataset):
-            with pytest.raises(DataError, match=match):
-                call(name, archive.folder)
-    fetch_dataset(name, archive.folder)
-    load_dataset(name, archive.folder)
 
 
 def test_labels_and_shapes_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     images = np.zeros((2, 1, 8, 8), dtype=np.uint8)
 
-    def read(arrays: Arrays) -> None:
-        class Broken:
-            def fetch(self, folder: Path) -> None: ...
-
+    def read(number: int, arrays: Arrays) -> None:
+        class Broken(Digits):
             def read(self, folder: Path) -> Arrays:
                 return arrays
 
-        monkeypatch.setitem(SOURCES, "digits", Broken())
-        verify_dataset("digits", tmp_path)
+        monkeypatch.setattr(shared_module, "source_of", lambda name: Broken())
+        verify_dataset("digits", tmp_path / str(number))
 
-    read(Arrays(images, np.array([0, 9]), None))
+    read(0, Arrays(images, np.array([0, 9]), None))
     with pytest.raises(DataError, match="labels outside 0 to 9"):
-        read(Arrays(images, np.array([0, 10]), None))
+        read(1, Arrays(images, np.array([0, 10]), None))
+    with pytest.raises(DataError, match="labels outside 0 to 9"):
+        read(2, Arrays(images, np.array([0, -1]), None))
     with pytest.raises(DataError, match="expected"):
-        read(Arrays(images, np.array([0, 1, 2]), None))
+        read(3, Arrays(images, np.array([0, 1, 2]), None))
     with pytest.raises(DataError, match="expected"):
-        read(Arrays(images[:0], np.array([], dtype=np.int64), None))
+        read(4, Arrays(images[:0], np.array([], dtype=np.int64), None))
 
 
 # --- the digits and the split ---
@@ -252,8 +94,29 @@ def test_pixels() -> None:
     assert as_pixels(floats) is floats
 
 
-def test_every_listed_set_has_a_source() -> None:
-    assert SOURCES.keys() == DATASETS.keys()
+@given(
+    labels=st.lists(st.integers(0, 4), min_size=1, max_size=60),
+    train_count=st.none() | st.integers(0, 60),
+)
+def test_order_has_every_image_once_part_by_part(labels: list[int], train_count: int | None) -> None:
+    count = None if train_count is None else min(train_count, len(labels))
+    order, split = split_order(np.array(labels), count)
+    assert sorted(order) == list(range(len(labels)))
+    parts = split["images"]
+    assert list(parts) == ["train", "validation", "test"]
+    bounds = np.cumsum([0, *parts.values()])
+    chunks = [order[a:b] for a, b in itertools.pairwise(bounds)]
+    assert bounds[-1] == len(labels)
+    assert all((np.diff(chunk) > 0).all() for chunk in chunks)
+    if count is not None:
+        assert chunks[2].tolist() == list(range(count, len(labels)))
+
+
+def test_every_listed_set_has_a_source(tmp_path: Path) -> None:
+    for name, info in DATASETS.items():
+        assert source_of(name).version
+        assert len(info.mean) == len(info.std) == info.channels
+    assert [listed.name for listed in list_datasets(tmp_path)] == list(DATASETS)
 
 
 def test_unknown_set(tmp_path: Path) -> None:
@@ -264,6 +127,7 @@ def test_unknown_set(tmp_path: Path) -> None:
 
 def test_embedded_set_needs_no_fetch(tmp_path: Path) -> None:
     fetch_dataset("digits", tmp_path)
+    assert [listed.name for listed in list_datasets(tmp_path) if listed.sha256] == ["digits"]
     assert verify_dataset("digits", tmp_path) == load_dataset("digits", tmp_path).sha256
 
 

@@ -1,15 +1,24 @@
-"""Which data sets there are, as plain data: torch-free, so that the service can refuse an unknown name."""
+"""Which data sets there are, as plain data: torch-free, so that the service can refuse an unknown name.
 
+Besides the sets of `DATASETS`, a trial can name three kinds: `synthetic:SHAPE:CLASSES:IMAGES`, made of noise;
+`npz:NAME` and `folder:NAME`, the user's own, whose facts are known only once they are loaded.
+"""
+
+import math
+import re
 from dataclasses import dataclass
+from typing import Any
+
+from ttsv.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetInfo:
     """Facts of one data set.
 
-    `channels` and `image_size` (side of the square image) are those of the tensors the loader gives, pixels in
-    [0, 1]. `mean` and `std` (one per channel, of the training images) are the default normalisation, which is
-    part of the model. `embedded`: needs no download.
+    `channels`, `dims` (spatial dimensions, 1 to 3) and `image_size` (the same along each) are those of the tensors
+    the loader gives, pixels in [0, 1]. `mean` and `std`, one per channel, are the default normalisation, which is
+    part of the model. `embedded`: needs no file.
     """
 
     name: str
@@ -18,40 +27,142 @@ class DatasetInfo:
     image_size: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    dims: int = 2
     embedded: bool = False
     source: str = ""
 
 
+def _info(name: str, classes: int, channels: int, image_size: int, source: str, **facts: Any) -> DatasetInfo:
+    """Facts with the normalisation of Gouk et al. and of the paper's WRN and VGG: pixels to [-1, 1]."""
+    half = (0.5,) * channels
+    return DatasetInfo(
+        name=name,
+        classes=classes,
+        channels=channels,
+        image_size=image_size,
+        mean=half,
+        std=half,
+        source=source,
+        **facts,
+    )
+
+
+_KRIZHEVSKY = "Krizhevsky, Learning multiple layers of features from tiny images (2009), through torchvision"
+_NETZER = "Netzer et al., Reading digits in natural images with unsupervised feature learning (2011), cropped digits"
+_XIAO = "Xiao, Rasul, Vollgraf, Fashion-MNIST: a novel image dataset for benchmarking (2017), through torchvision"
+_MADE = "made here: a smooth pattern per class under noise"
+_DEFAULT_SYNTHETIC = "synthetic:3x32x32:10:2000"
+
 _INFOS = (
-    DatasetInfo(
-        name="digits",
-        classes=10,
-        channels=1,
-        image_size=8,
-        mean=(0.5,),
-        std=(0.5,),
+    _info(
+        "digits",
+        10,
+        1,
+        8,
+        "scikit-learn's bundled digits (UCI optical recognition of handwritten digits, test part)",
         embedded=True,
-        source="scikit-learn's bundled digits (UCI optical recognition of handwritten digits, test part)",
     ),
-    DatasetInfo(
-        name="cifar10",
-        classes=10,
-        channels=3,
-        image_size=32,
-        mean=(0.5, 0.5, 0.5),
-        std=(0.5, 0.5, 0.5),
-        source="Krizhevsky, Learning multiple layers of features from tiny images (2009), through torchvision",
-    ),
-    DatasetInfo(
-        name="cifar100",
-        classes=100,
-        channels=3,
-        image_size=32,
-        mean=(0.5, 0.5, 0.5),
-        std=(0.5, 0.5, 0.5),
-        source="Krizhevsky, Learning multiple layers of features from tiny images (2009), through torchvision",
-    ),
+    _info("cifar10", 10, 3, 32, _KRIZHEVSKY),
+    _info("cifar100", 100, 3, 32, _KRIZHEVSKY),
+    _info("svhn", 10, 3, 32, f"{_NETZER}, through torchvision"),
+    _info("fashion-mnist", 10, 1, 28, _XIAO),
+    _info("synthetic", 10, 3, 32, f"{_MADE}; short for {_DEFAULT_SYNTHETIC}", embedded=True),
 )
 
 DATASETS: dict[str, DatasetInfo] = {info.name: info for info in _INFOS}
-"""Name -> facts of every data set that can be named in a trial."""
+"""Name -> facts of every data set that has a name of its own."""
+
+MAX_SYNTHETIC_BYTES = 2**30
+MAX_CLASSES = 10_000
+IMAGES_PER_CLASS = 10
+"""At least so many of a synthetic set, so that every part of the split has every class."""
+
+_NUMBER = "[1-9][0-9]{0,8}"
+_SYNTHETIC = re.compile(rf"synthetic:({_NUMBER}(?:x{_NUMBER}){{1,3}}):({_NUMBER}):({_NUMBER})")
+_OWN = re.compile(r"(npz|folder):([A-Za-z0-9][A-Za-z0-9._-]{0,49})")
+_CHOICES = (
+    f"must be one of {', '.join(DATASETS)}; or synthetic:CHANNELSxSIZE[xSIZE[xSIZE]]:CLASSES:IMAGES (such as "
+    f"{_DEFAULT_SYNTHETIC}); or npz:NAME or folder:NAME (your own, in the data folder's datasets/NAME.npz or "
+    "datasets/NAME/; NAME is a letter or digit, then up to 49 letters, digits, dots, dashes and underscores)"
+)
+
+
+@dataclass(frozen=True)
+class SyntheticShape:
+    """What the name of a synthetic set says: images (images, channels, size...), `dims` sizes, of `classes` classes."""
+
+    channels: int
+    size: int
+    dims: int
+    classes: int
+    images: int
+
+
+def check_name(name: str) -> None:
+    """Raises `ConfigError` for what cannot name a data set. Whether the user's own exists is seen when it is loaded."""
+    if fix := DatasetName().fix(name):
+        raise ConfigError("dataset", name, fix)
+
+
+def dataset_info(name: str) -> DatasetInfo | None:
+    """The facts that follow from a name; None for `npz:` and `folder:` sets. Raises `ConfigError` as `check_name`."""
+    check_name(name)
+    if name in DATASETS:
+        return DATASETS[name]
+    shape = synthetic_shape(name)
+    if shape is None:
+        return None
+    return _info(name, shape.classes, shape.channels, shape.size, _MADE, dims=shape.dims, embedded=True)
+
+
+def own_info(name: str, *, classes: int, channels: int, image_size: int, dims: int) -> DatasetInfo:
+    """The facts of the user's own set, once it was read."""
+    return _info(name, classes, channels, image_size, "the user's own", dims=dims)
+
+
+def own_set(name: str) -> tuple[str, str] | None:
+    """Kind (`npz` or `folder`) and NAME of a name of the user's own set; None for other names."""
+    match = _OWN.fullmatch(name)
+    return None if match is None else (match[1], match[2])
+
+
+def synthetic_shape(name: str) -> SyntheticShape | None:
+    """What the name of a synthetic set says; None for other names."""
+    match = _SYNTHETIC.fullmatch(_DEFAULT_SYNTHETIC if name == "synthetic" else name)
+    if match is None:
+        return None
+    channels, *sizes = map(int, match[1].split("x"))
+    size = sizes[0] if len(set(sizes)) == 1 else 0
+    return SyntheticShape(channels, size, len(sizes), int(match[2]), int(match[3]))
+
+
+@dataclass(frozen=True)
+class DatasetName:
+    """The value names a data set (a `ttsv.fields.Check`)."""
+
+    def fix(self, value: Any) -> str | None:
+        """What would be right, or None."""
+        if not isinstance(value, str):
+            return _CHOICES
+        if value in DATASETS or own_set(value):
+            return None
+        shape = synthetic_shape(value)
+        return _CHOICES if shape is None else _synthetic_fix(shape)
+
+    def schema(self) -> dict[str, Any]:
+        """As JSON schema (which cannot say how large a synthetic set may be)."""
+        patterns = [_SYNTHETIC.pattern, _OWN.pattern]
+        return {"anyOf": [{"enum": list(DATASETS)}, *({"pattern": f"^{pattern}$"} for pattern in patterns)]}
+
+
+def _synthetic_fix(shape: SyntheticShape) -> str | None:
+    if not shape.size:
+        return "must have the same SIZE along every axis: images are square"
+    if not 2 <= shape.classes <= MAX_CLASSES:
+        return f"must have 2 to {MAX_CLASSES} classes"
+    if shape.images < IMAGES_PER_CLASS * shape.classes:
+        return f"must have at least {IMAGES_PER_CLASS} images per class, {IMAGES_PER_CLASS * shape.classes}"
+    size = math.prod((shape.images, shape.channels, *[shape.size] * shape.dims))
+    if size > MAX_SYNTHETIC_BYTES:
+        return f"must have at most {MAX_SYNTHETIC_BYTES} values in all images, not {size}"
+    return None

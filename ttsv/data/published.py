@@ -1,0 +1,187 @@
+"""The sets that torchvision publishes; addresses, file names and md5 sums are those its classes state."""
+
+import gzip
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ttsv.data.download import download, md5_is, require_md5
+from ttsv.data.sources import Arrays, Progress, fetch_command
+from ttsv.errors import DataError
+
+if TYPE_CHECKING:
+    from torchvision.datasets import CIFAR10, SVHN, FashionMNIST
+
+
+class Cifar:
+    """CIFAR-10 or CIFAR-100 in its authors' archive. `published` is the name of torchvision's class.
+
+    md5 sums: the class's `tgz_md5` (archive), `train_list`, `test_list` and `meta["md5"]` (the files in it).
+    """
+
+    version = "1"
+
+    def __init__(self, name: str, published: str) -> None:
+        self.name = name
+        self.published = published
+
+    @property
+    def dataset(self) -> "type[CIFAR10]":
+        """torchvision's class."""
+        from torchvision import datasets
+
+        found: type[CIFAR10] = getattr(datasets, self.published)
+        return found
+
+    def fetch(self, folder: Path, progress: Progress) -> None:
+        """Unpacks the archive, downloaded first where it is missing or wrong. Each file is moved in whole."""
+        from torchvision.datasets.utils import extract_archive
+
+        published = self._published(folder)
+        if all(md5_is(path, md5) for path, md5 in published):
+            return
+        archive = folder / self.dataset.filename
+        download(self.name, [self.dataset.url], archive, self.dataset.tgz_md5, progress)
+        try:
+            with tempfile.TemporaryDirectory(dir=folder, prefix=f".{self.name}-") as unpacked:
+                extract_archive(archive, unpacked)
+                for path, _ in published:
+                    path.parent.mkdir(exist_ok=True)
+                    (Path(unpacked) / self.dataset.base_folder / path.name).replace(path)
+        except OSError as error:
+            raise DataError(f"{archive} cannot be unpacked: {error}") from error
+
+    def files(self, folder: Path) -> list[Path]:
+        """The files that the archive holds."""
+        archive = folder / self.dataset.filename
+        if not (folder / self.dataset.base_folder).is_dir():
+            if not archive.exists():
+                raise _absent(self.name, folder)
+            require_md5(self.name, archive, self.dataset.tgz_md5)
+            raise DataError(f"{archive} is not unpacked: run `{fetch_command(self.name)}`")
+        published = self._published(folder)
+        for path, md5 in published:
+            require_md5(self.name, path, md5)
+        return [path for path, _ in published]
+
+    def read(self, folder: Path) -> Arrays:
+        """The authors' order: training images, then test images."""
+        parts = [self.dataset(folder, train=train) for train in (True, False)]
+        images = np.concatenate([part.data for part in parts]).transpose(0, 3, 1, 2)
+        labels = np.concatenate([part.targets for part in parts]).astype(np.int64)
+        return Arrays(np.ascontiguousarray(images), labels, len(parts[0].data))
+
+    def _published(self, folder: Path) -> list[tuple[Path, str]]:
+        published = [*self.dataset.train_list, *self.dataset.test_list]
+        published.append([self.dataset.meta["filename"], self.dataset.meta["md5"]])
+        return [(folder / self.dataset.base_folder / file, md5) for file, md5 in published]
+
+
+class Svhn:
+    """SVHN's cropped digits, training and test images (not the extra ones), in the authors' MATLAB files.
+
+    md5 sums: those of torchvision's `SVHN.split_list`.
+    """
+
+    name = "svhn"
+    version = "1"
+
+    @property
+    def dataset(self) -> "type[SVHN]":
+        """torchvision's class."""
+        from torchvision import datasets
+
+        found: type[SVHN] = datasets.SVHN
+        return found
+
+    def fetch(self, folder: Path, progress: Progress) -> None:
+        """Downloads what is missing or wrong."""
+        for path, url, md5 in self._published(folder):
+            download(self.name, [url], path, md5, progress)
+
+    def files(self, folder: Path) -> list[Path]:
+        """One file of training, one of test images."""
+        published = self._published(folder)
+        if not any(path.exists() for path, _, _ in published):
+            raise _absent(self.name, folder)
+        for path, _, md5 in published:
+            require_md5(self.name, path, md5)
+        return [path for path, _, _ in published]
+
+    def read(self, folder: Path) -> Arrays:
+        """The authors' order: training images, then test images; the digit 0, there of label 10, has label 0."""
+        parts = [self.dataset(folder, split=split) for split in ("train", "test")]
+        images = np.concatenate([part.data for part in parts])
+        labels = np.concatenate([part.labels for part in parts]).astype(np.int64)
+        return Arrays(np.ascontiguousarray(images), labels, len(parts[0].labels))
+
+    def _published(self, folder: Path) -> list[tuple[Path, str, str]]:
+        entries = (self.dataset.split_list[split] for split in ("train", "test"))
+        return [(folder / file, url, md5) for url, file, md5 in entries]
+
+
+class FashionMnist:
+    """Fashion-MNIST in its authors' compressed IDX files. md5 sums: those of torchvision's `FashionMNIST.resources`."""
+
+    name = "fashion-mnist"
+    version = "1"
+
+    @property
+    def dataset(self) -> "type[FashionMNIST]":
+        """torchvision's class."""
+        from torchvision import datasets
+
+        found: type[FashionMNIST] = datasets.FashionMNIST
+        return found
+
+    def fetch(self, folder: Path, progress: Progress) -> None:
+        """Downloads what is missing or wrong."""
+        for path, md5 in self._published(folder):
+            download(self.name, [mirror + path.name for mirror in self.dataset.mirrors], path, md5, progress)
+
+    def files(self, folder: Path) -> list[Path]:
+        """Images and labels, training and test."""
+        published = self._published(folder)
+        if not any(path.exists() for path, _ in published):
+            raise _absent(self.name, folder)
+        for path, md5 in published:
+            require_md5(self.name, path, md5)
+        return [path for path, _ in published]
+
+    def read(self, folder: Path) -> Arrays:
+        """The authors' order: training images, then test images."""
+        images, labels, test_images, test_labels = (read_idx(path) for path, _ in self._published(folder))
+        return Arrays(
+            np.concatenate([images, test_images])[:, None],
+            np.concatenate([labels, test_labels]).astype(np.int64),
+            len(labels),
+        )
+
+    def _published(self, folder: Path) -> list[tuple[Path, str]]:
+        raw = folder / self.dataset.__name__ / "raw"
+        return [(raw / file, md5) for file, md5 in self.dataset.resources]
+
+
+def read_idx(path: Path) -> NDArray[np.uint8]:
+    """The bytes of a compressed IDX file, as LeCun's MNIST page describes it. Raises `DataError`.
+
+    The format: two zero bytes, the type (8: unsigned byte), the number of dimensions, each as a big-endian 32-bit
+    number, then the elements in C order. (torchvision reads such a file only after it was unpacked, unchecked.)
+    """
+    try:
+        with gzip.open(path) as file:
+            content = file.read()
+        if content[:3] != b"\0\0\x08":
+            raise ValueError("no IDX file of unsigned bytes")
+        dims = content[3]
+        shape = np.frombuffer(content, ">u4", dims, offset=4)
+        return np.frombuffer(content, np.uint8, offset=4 + 4 * dims).reshape(shape)
+    except (OSError, EOFError, ValueError, IndexError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+
+
+def _absent(name: str, folder: Path) -> DataError:
+    return DataError(f"data set {name!r} is not in {folder}: run `{fetch_command(name)}`")

@@ -1,0 +1,260 @@
+"""One copy of each data set per machine, mapped into the memory of every process that loads it.
+
+A set is checked and read once; then it lies in `datasets/cache/`, its training, validation and test images one after
+another, and is opened without reading it. Beside the copy stands a note of what it was made of: while size and
+times of those files, and of the copy's own, are unchanged, nothing is hashed again (`verify` hashes everything).
+"""
+
+import fcntl
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ttsv.data.catalog import DATASETS, DatasetInfo, check_name, dataset_info, own_info
+from ttsv.data.content import ContentRecord, content_sha256, file_hashes, file_name, write_json
+from ttsv.data.download import file_digest
+from ttsv.data.own import own_names
+from ttsv.data.sources import Arrays, source_of
+from ttsv.data.split import split_order
+from ttsv.errors import DataError
+
+FORMAT = 1
+"""Of note and copy: raised with every change, which has all copies made anew."""
+IMAGES, LABELS = "images.npy", "labels.npy"
+_CHUNK = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedCopy:
+    """Training, validation and test images one after another (`split["images"]` has their numbers), and labels.
+
+    The arrays are mapped privately: their pages are the machine's until one is written to, which copies it for this
+    process alone. No process can alter the file or what another one sees.
+    """
+
+    info: DatasetInfo
+    images: NDArray[np.uint8] | NDArray[np.float32]
+    labels: NDArray[np.int64]
+    sha256: str
+    split: dict[str, Any]
+
+
+def open_shared(name: str, folder: Path) -> SharedCopy:
+    """The copy of a data set, made first where there is none; `folder` is `data_dir/datasets`.
+
+    Any number of processes may do this at once. Raises `ConfigError` for an unknown name and `DataError`.
+    """
+    found = find_shared(name, folder)
+    if found is None:
+        _require_files(name, folder)
+        with locked(name, folder):
+            found = find_shared(name, folder)  # another process may have made it meanwhile
+            if found is None:
+                _make(name, folder)
+                found = find_shared(name, folder)
+    if found is None:
+        raise DataError(f"data set {name!r}: its files in {folder} change while they are read; load it again")
+    return found
+
+
+def find_shared(name: str, folder: Path) -> SharedCopy | None:
+    """The copy of a data set, if there is one and what it was made of is unchanged by size and times.
+
+    Raises `ConfigError` for an unknown name, and `DataError`.
+    """
+    with _disk(name, folder):
+        return _find(name, folder)
+
+
+def _find(name: str, folder: Path) -> SharedCopy | None:
+    version = source_of(name).version
+    note = _note(name, folder)
+    record = ContentRecord.find(name, folder)
+    if note is None or record is None or (note["version"], note["sha256"]) != (version, record.sha256):
+        return None
+    if any(_stamp(folder / file) != stamp for file, stamp in note["stamps"].items()):
+        return None
+    place = _cache(folder) / note["copy"]
+    images, labels = (np.load(place / file, mmap_mode="c") for file in (IMAGES, LABELS))
+    _, channels, size, *_ = images.shape
+    info = dataset_info(name) or own_info(
+        name, classes=note["classes"], channels=channels, image_size=size, dims=images.ndim - 2
+    )
+    return SharedCopy(info=info, images=images, labels=labels, sha256=note["sha256"], split=note["split"])
+
+
+class Listed(NamedTuple):
+    """A data set by its name. `info`: None for the user's own before their first use; `sha256`: likewise, for all."""
+
+    name: str
+    info: DatasetInfo | None
+    sha256: str | None
+
+
+def list_shared(folder: Path) -> list[Listed]:
+    """Every set with a name of its own, and the user's own that lie in `folder`. Raises `DataError`."""
+    found = []
+    for name in [*DATASETS, *own_names(folder)]:
+        copy = find_shared(name, folder)
+        found.append(Listed(name, copy.info, copy.sha256) if copy else Listed(name, dataset_info(name), None))
+    return found
+
+
+def verify_shared(name: str, folder: Path) -> str:
+    """Checks and reads the set's files as if for the first time, and its copy; returns the content's SHA-256.
+
+    Raises `DataError` naming what is missing, cut or altered, and `ConfigError` for an unknown name.
+    """
+    _require_files(name, folder)
+    with locked(name, folder):
+        note = _note(name, folder)
+        for file, sha256 in (note["arrays"] if note else {}).items():
+            path = folder / file
+            if path.exists() and file_hashes([path], folder)[file] != sha256:
+                raise DataError(f"{path} is cut or altered: remove {path.parent}, the next load makes it anew")
+        return _make(name, folder)
+
+
+@contextmanager
+def locked(name: str, folder: Path) -> Iterator[None]:
+    """Keeps other processes from making or fetching the same set. Raises as `find_shared`."""
+    check_name(name)
+    with _disk(name, folder):
+        cache = _cache(folder)
+        cache.mkdir(parents=True, exist_ok=True)
+        with (cache / f"{file_name(name)}.lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            for left in cache.glob(f".{file_name(name)}.*"):  # by a process that was killed
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
+            yield
+
+
+@contextmanager
+def _disk(name: str, folder: Path) -> Iterator[None]:
+    """What the disk refuses is a `DataError`."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"data set {name!r}: {folder} cannot be used: {error}") from error
+
+
+def _require_files(name: str, folder: Path) -> None:
+    """Raises as `Source.files` where nothing was ever put into `folder`, before anything is made there."""
+    if not folder.exists():
+        source_of(name).files(folder)
+
+
+def _make(name: str, folder: Path) -> str:
+    """Checks and reads a set, makes record, copy and note; returns the content's SHA-256."""
+    source = source_of(name)
+    paths = source.files(folder)
+    stamps = {str(path.relative_to(folder)): _stamp(path) for path in paths}
+    files = file_hashes(paths, folder)
+    record = ContentRecord.find(name, folder)
+    if record is not None:
+        record.require_files(files, folder)
+    arrays = source.read(folder)
+    classes = _classes(name, arrays)
+    sha256 = content_sha256(arrays)
+    if record is not None:
+        record.require_content(name, sha256)
+    place, split = _copy(name, arrays, sha256, _cache(folder))
+    copies = [place / IMAGES, place / LABELS]
+    note = {
+        "format": FORMAT,
+        "version": source.version,
+        "sha256": sha256,
+        "copy": place.name,
+        "arrays": file_hashes(copies, folder),
+        "stamps": stamps | {str(path.relative_to(folder)): _stamp(path) for path in copies},
+        "classes": classes,
+        "split": split,
+    }
+    if record is None:
+        ContentRecord.make(name, folder, sha256, files)
+    write_json(_note_path(name, folder), note)
+    return sha256
+
+
+def _classes(name: str, arrays: Arrays) -> int:
+    """The number of classes; raises `DataError` where images and labels are not those of such a set."""
+    info, shape = dataset_info(name), arrays.images.shape
+    count, sizes = len(arrays.labels), shape[2:]
+    if info is not None and (shape != (count, info.channels, *[info.image_size] * info.dims) or count == 0):
+        expected = (count, info.channels, *[info.image_size] * info.dims)
+        raise DataError(f"data set {name!r}: images of shape {shape}, expected {expected}")
+    if count == 0 or shape[0] != count or len(set(sizes)) != 1:
+        raise DataError(f"data set {name!r}: images of shape {shape} for {count} labels; they must be square")
+    low, high = int(arrays.labels.min()), int(arrays.labels.max())
+    classes = info.classes if info else arrays.classes or max(high + 1, 2)
+    if low < 0 or high >= classes:
+        raise DataError(f"data set {name!r}: labels outside 0 to {classes - 1}")
+    return classes
+
+
+def _copy(name: str, arrays: Arrays, sha256: str, cache: Path) -> tuple[Path, dict[str, Any]]:
+    """Where the set's copy is, made if there is none or a wrong one, and how it is split."""
+    order, split = split_order(arrays.labels, arrays.train_count)
+    parts = split["images"]
+    if dataset_info(name) is None and not all(parts.values()):
+        raise DataError(f"data set {name!r} has too few images for its parts, {parts}: ten of each class are enough")
+    place = cache / f"{sha256}-{'-'.join(map(str, parts.values()))}"
+    with tempfile.TemporaryDirectory(dir=cache, prefix=f".{file_name(name)}.") as folder:
+        made = Path(folder) / "copy"
+        made.mkdir()
+        _write(made / IMAGES, arrays.images, order)
+        _write(made / LABELS, arrays.labels, order)
+        if not _same(place, made):
+            if place.exists():
+                place.rename(Path(folder) / "wrong")
+            made.rename(place)
+    return place, split
+
+
+def _same(place: Path, made: Path) -> bool:
+    """Whether there is a copy already, made of the same content under this or another name."""
+    digests = [[file_digest(folder / file, "sha256") for file in (IMAGES, LABELS)] for folder in (place, made)]
+    return digests[0] == digests[1]
+
+
+def _write(path: Path, array: NDArray[Any], order: NDArray[np.int64]) -> None:
+    """Writes `array[order]` to disk, piece by piece, as a file that nobody may write to."""
+    target = np.lib.format.open_memmap(path, mode="w+", dtype=array.dtype, shape=array.shape)
+    for start in range(0, len(order), _CHUNK):
+        target[start : start + _CHUNK] = array[order[start : start + _CHUNK]]
+    target.flush()
+    path.chmod(0o444)
+
+
+def _note(name: str, folder: Path) -> Mapping[str, Any] | None:
+    """What stands beside a copy; None where there is none that this version understands."""
+    try:
+        note = json.loads(_note_path(name, folder).read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None
+    return note if isinstance(note, dict) and note.get("format") == FORMAT else None
+
+
+def _note_path(name: str, folder: Path) -> Path:
+    return _cache(folder) / f"{file_name(name)}.json"
+
+
+def _cache(folder: Path) -> Path:
+    return folder / "cache"
+
+
+def _stamp(path: Path) -> list[int] | None:
+    """Size and times of a file, by which a change is noticed; None where there is none."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
