@@ -6,9 +6,11 @@ import torch
 from torch import Tensor
 
 from ttsv.errors import ConfigError
+from ttsv.precision import full_precision
 from ttsv.symbol import PeriodicConv, Size, check_values
 
 
+@full_precision()
 def bracket_conv(
     kernel: Tensor,
     floor: float,
@@ -54,6 +56,7 @@ def bracket_conv(
     return kernel
 
 
+@full_precision()
 def bracket_matrix(weight: Tensor, floor: float, delta: float) -> Tensor:
     """The nearest matrix (Frobenius norm) to `weight (rows, columns)` with singular values from `floor` to `delta`."""
     if weight.ndim != 2 or 0 in weight.shape:

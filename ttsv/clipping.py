@@ -1,18 +1,25 @@
 """Projection of convolutions onto {singular values <= delta}, and the division that stands beside it."""
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
+from ttsv.algorithm import Algorithm, clip_algorithm
 from ttsv.errors import ConfigError
-from ttsv.excess import DOUBLE_RANGE, excess_taps
+from ttsv.excess import DOUBLE_RANGE, excess_taps, share_taps
 from ttsv.grams import Grams
-from ttsv.krylov import LeadingPairs
-from ttsv.norms import binary_scale, periodic_norm
+from ttsv.krylov import LeadingPairs, decomposed
+from ttsv.matrix_sign import excess_shares
+from ttsv.norms import binary_scale, exceeding, periodic_norm, power_estimates
+from ttsv.precision import full_precision
 from ttsv.symbol import Frequencies, PeriodicConv, Size, check_values
 from ttsv.tt import TTFactors, orthogonalize
+
+# Rescaled kernels stay this many roundings of their dtype below delta: `periodic_norm` may be 16 too small, and entries
+# are rounded.
+_MARGIN = 24
 
 # A float32 kernel whose largest singular value exceeds this many times delta is clipped in float64: Gram matrices lose
 # half the digits (see `ttsv.excess.DOUBLE_RANGE`).
@@ -27,6 +34,7 @@ class MeasuredClip(NamedTuple):
     after: float
 
 
+@full_precision()
 def clip_conv(
     kernel: Tensor,
     delta: float,
@@ -37,6 +45,7 @@ def clip_conv(
     groups: int = 1,
     rounds: int = 1,
     rescale: bool = False,
+    algorithm: Algorithm | None = None,
 ) -> Tensor:
     """A new kernel whose periodic convolution has its singular values clipped to `delta`, as far as its taps allow.
 
@@ -44,19 +53,22 @@ def clip_conv(
     projects the periodic operator onto {singular values <= delta} (Sedghi et al. 2019, on the corrected blocks of
     `ttsv.symbol`) and back onto the kernel's own taps, which lifts singular values above delta again; `rounds`
     alternate. For a kernel larger than the input the change of a folded tap is spread equally over its aliases.
-    `rescale` ends with a multiplication by `delta / norm` where the periodic norm still exceeds delta, so that it
-    is at most delta. Nothing is said of the zero-padded operator.
+    `rescale` ends with a multiplication by `delta / norm` (less some roundings) where the periodic norm still exceeds
+    delta, so that it is at most delta. Nothing is said of the zero-padded operator. `algorithm` is chosen by
+    `ttsv.algorithm.clip_algorithm` unless it is given; all give the same result up to rounding: in float32 to some
+    1e-6 of delta while the norm is a few times delta, to 1e-4 of the norm at worst.
 
     The result has the kernel's shape, dtype and device and no gradient history. Raises `ConfigError`.
     """
     geometry = PeriodicConv.of(kernel, input_size, stride=stride, dilation=dilation, groups=groups)
-    _check_clip(delta, rounds)
-    kernel, _ = _alternate(kernel.detach(), delta, rounds, geometry)
+    algorithm = _checked(kernel, delta, rounds, geometry, algorithm)
+    kernel, _ = _alternate(kernel.detach(), delta, rounds, geometry, algorithm)
     if rescale and (norm := periodic_norm(kernel, geometry)) > delta:
-        kernel = kernel * (delta / norm)
+        kernel = _rescaled(kernel, delta, norm)
     return kernel
 
 
+@full_precision()
 def clip_conv_measured(
     kernel: Tensor,
     delta: float,
@@ -67,19 +79,23 @@ def clip_conv_measured(
     groups: int = 1,
     rounds: int = 1,
     rescale: bool = False,
+    algorithm: Algorithm | None = None,
 ) -> MeasuredClip:
     """`clip_conv`, with the norms that the periodic operator had and has."""
     geometry = PeriodicConv.of(kernel, input_size, stride=stride, dilation=dilation, groups=groups)
-    _check_clip(delta, rounds)
-    clipped, before = _alternate(kernel.detach(), delta, rounds, geometry)
+    algorithm = _checked(kernel, delta, rounds, geometry, algorithm)
+    clipped, before = _alternate(kernel.detach(), delta, rounds, geometry, algorithm)
     after = periodic_norm(clipped, geometry)
     if before is None:
         before = after
+    elif algorithm == "sign":  # which finds no eigenvalues
+        before = periodic_norm(kernel.detach(), geometry)
     if rescale and after > delta:
-        return MeasuredClip(clipped * (delta / after), before, delta)
+        return MeasuredClip(_rescaled(clipped, delta, after), before, delta)
     return MeasuredClip(clipped, before, after)
 
 
+@full_precision()
 def clip_tt(
     k1: Tensor,
     core: Tensor,
@@ -91,6 +107,7 @@ def clip_tt(
     dilation: Size = 1,
     rounds: int = 1,
     rescale: bool = False,
+    algorithm: Algorithm | None = None,
 ) -> TTFactors:
     """The TT convolution with orthonormal frames (QR, always) and its core clipped by `clip_conv` (Algorithm 1).
 
@@ -99,11 +116,19 @@ def clip_tt(
     """
     factors = orthogonalize(k1.detach(), core.detach(), k3.detach())
     clipped = clip_conv(
-        factors.core, delta, input_size, stride=stride, dilation=dilation, rounds=rounds, rescale=rescale
+        factors.core,
+        delta,
+        input_size,
+        stride=stride,
+        dilation=dilation,
+        rounds=rounds,
+        rescale=rescale,
+        algorithm=algorithm,
     )
     return factors._replace(core=clipped)
 
 
+@full_precision()
 def clip_matrix(weight: Tensor, delta: float) -> Tensor:
     """The nearest matrix (Frobenius norm) to `weight (rows, columns)` with singular values of at most `delta`."""
     if weight.ndim != 2 or 0 in weight.shape:
@@ -131,13 +156,22 @@ def divide_conv(
     geometry = PeriodicConv.of(kernel, input_size, stride=stride, dilation=dilation, groups=groups)
     _check_positive("target", target)
     norm = periodic_norm(kernel.detach(), geometry)
-    return kernel.detach() * min(1.0, target / norm) if norm else kernel.detach().clone()
+    return _rescaled(kernel.detach(), target, norm) if norm > target else kernel.detach().clone()
 
 
-def _check_clip(delta: float, rounds: int) -> None:
+def _checked(
+    kernel: Tensor, delta: float, rounds: int, geometry: PeriodicConv, algorithm: Algorithm | None
+) -> Algorithm:
+    """The algorithm that is asked for, or chosen."""
     _check_positive("delta", delta)
     if rounds < 1:
         raise ConfigError("rounds", rounds, "must be at least 1")
+    if algorithm is None:
+        side = min(kernel.shape[0] // geometry.groups, kernel.shape[1] * math.prod(geometry.stride))
+        return clip_algorithm(side, kernel.device)
+    if algorithm not in get_args(Algorithm):
+        raise ConfigError("algorithm", algorithm, f"must be None or one of {', '.join(get_args(Algorithm))}")
+    return algorithm
 
 
 def _check_positive(name: str, value: float) -> None:
@@ -145,24 +179,34 @@ def _check_positive(name: str, value: float) -> None:
         raise ConfigError(name, value, "must be a finite number above 0")
 
 
-def _alternate(kernel: Tensor, delta: float, rounds: int, geometry: PeriodicConv) -> tuple[Tensor, float | None]:
-    """The kernel after `rounds` of clip and truncation, and its norm before them where that exceeded delta."""
+def _rescaled(kernel: Tensor, delta: float, norm: float) -> Tensor:
+    return kernel * (delta / norm * (1 - _MARGIN * torch.finfo(kernel.dtype).eps))
+
+
+def _alternate(
+    kernel: Tensor, delta: float, rounds: int, geometry: PeriodicConv, algorithm: Algorithm
+) -> tuple[Tensor, float | None]:
+    """The kernel after `rounds` of clip and truncation, and its norm before them where that exceeded delta.
+
+    By "sign" the norm is an estimate from below.
+    """
     bound = geometry.schur_bound(kernel)
     if bound <= delta:
         return kernel.clone(), None
     scale = binary_scale(kernel)
     scaled, level = kernel / scale, delta / scale
     frequencies = geometry.frequencies(kernel.device)
-    leading = LeadingPairs()
+    leading = None if algorithm == "sign" else LeadingPairs(iterates=algorithm == "krylov")
     before: float | None = None
     for _ in range(rounds):
         grams = Grams(scaled, geometry, precise=bound > DOUBLE_RANGE * delta)
-        leading.prepare(grams.mean)
+        if leading is not None:
+            leading.prepare(grams.mean)
         change, norm = _change(scaled, level, grams, leading, frequencies)
         if norm is None:
             break
         if kernel.dtype == torch.float32 and norm > _SINGLE_RANGE * level:
-            precise, before = _alternate(kernel.double(), delta, rounds, geometry)
+            precise, before = _alternate(kernel.double(), delta, rounds, geometry, algorithm)
             return precise.to(kernel.dtype), before
         before = before or norm * scale
         scaled = scaled + change
@@ -170,7 +214,7 @@ def _alternate(kernel: Tensor, delta: float, rounds: int, geometry: PeriodicConv
 
 
 def _change(
-    kernel: Tensor, delta: float, grams: Grams, leading: LeadingPairs, frequencies: Frequencies
+    kernel: Tensor, delta: float, grams: Grams, leading: LeadingPairs | None, frequencies: Frequencies
 ) -> tuple[Tensor, float | None]:
     """What one round adds to the kernel, and the norm before it; the norm is None where it is at most delta.
 
@@ -178,11 +222,30 @@ def _change(
     """
     change = torch.zeros_like(kernel)
     largest: float | None = None
+    most = _SINGLE_RANGE * delta if kernel.dtype == torch.float32 else math.inf
+    level = delta * delta
     order = torch.arange(len(frequencies.index), device=kernel.device)
     for part in grams.batches(order):
-        for pairs in leading.above(grams.at(frequencies.index[part]), delta * delta):
-            largest = max(largest or 0.0, math.sqrt(pairs.values.max().item()))
-            if kernel.dtype == torch.float32 and largest > _SINGLE_RANGE * delta:
+        index, count = frequencies.index[part], frequencies.count[part]
+        matrices = grams.at(index)
+        if leading is None:
+            which = exceeding(matrices, level)
+            if not len(which):
+                continue
+            chosen = matrices[which]
+            largest = max(largest or 0.0, math.sqrt(power_estimates(chosen).max().item()))
+            if largest > most:
                 return change, largest
-            change -= excess_taps(kernel, delta, grams, pairs, frequencies.index[part], frequencies.count[part])
+            shares, certified = excess_shares(chosen, level)
+            done = which[certified]
+            if len(done):
+                change -= share_taps(kernel, grams, shares[certified], done, index, count)
+            pairs_above = decomposed(matrices, which[~certified], level)
+        else:
+            pairs_above = leading.above(matrices, level)
+        for pairs in pairs_above:
+            largest = max(largest or 0.0, math.sqrt(pairs.values.max().item()))
+            if largest > most:
+                return change, largest
+            change -= excess_taps(kernel, delta, grams, pairs, index, count)
     return change, largest

@@ -1,6 +1,7 @@
-"""What clipping takes away from a kernel's taps, `U max(S - delta, 0) V^H` at some frequencies, by Gram eigenpairs."""
+"""What clipping takes away from a kernel's taps, `U max(S - delta, 0) V^H` at some frequencies, by Gram matrices."""
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -31,15 +32,40 @@ def excess_taps(kernel: Tensor, delta: float, grams: Grams, pairs: Eigenpairs, i
         mirrored = pairs._replace(vectors=pairs.vectors.conj())
         found = _few_taps(kernel.transpose(0, 1), delta, geometry, mirrored, index[pairs.which], count[pairs.which])
         return found.transpose(0, 1)
-    rows, place = torch.unique(pairs.which // groups, return_inverse=True)
-    blocks = geometry.symbol(kernel, index[rows])
-    member = pairs.which % groups
-    chosen = blocks[:, 0] if groups == 1 else blocks[place, member]
-    excess = _by_svd(chosen, delta) if precise else _by_pairs(chosen, pairs, delta)
+
+    def excess(blocks: Tensor) -> Tensor:
+        return _by_svd(blocks, delta) if precise else _by_pairs(blocks, pairs, delta)
+
+    return _block_taps(kernel, geometry, excess, pairs.which, index, count)
+
+
+def share_taps(kernel: Tensor, grams: Grams, shares: Tensor, which: Tensor, index: Tensor, count: Tensor) -> Tensor:
+    """As `excess_taps`, from `shares (m, n, n)` (`ttsv.matrix_sign`) of the matrices `which` of `grams.at(index)`."""
+
+    def excess(blocks: Tensor) -> Tensor:
+        return shares @ blocks if grams.rows_are_outputs else blocks @ shares
+
+    return _block_taps(kernel, grams.geometry, excess, which, index, count)
+
+
+def _block_taps(
+    kernel: Tensor,
+    geometry: PeriodicConv,
+    excess: Callable[[Tensor], Tensor],
+    which: Tensor,
+    index: Tensor,
+    count: Tensor,
+) -> Tensor:
+    """The taps' part of `excess` of the blocks `which`, counted as Gram matrices are: groups vary fastest."""
+    groups = geometry.groups
     if groups == 1:
-        return geometry.taps(excess.unsqueeze(1), index[rows], count[rows])
+        blocks = geometry.symbol(kernel, index[which])
+        return geometry.taps(excess(blocks[:, 0]).unsqueeze(1), index[which], count[which])
+    rows, place = torch.unique(which // groups, return_inverse=True)
+    blocks = geometry.symbol(kernel, index[rows])
+    member = which % groups
     changes = torch.zeros_like(blocks)
-    changes[place, member] = excess
+    changes[place, member] = excess(blocks[place, member])
     return geometry.taps(changes, index[rows], count[rows])
 
 

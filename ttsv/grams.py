@@ -16,6 +16,11 @@ from ttsv.symbol import PeriodicConv
 _PART_BYTES = 2**24
 """Gram matrices of at most this many bytes (16 MiB) are held at once, or one frequency's where that is more."""
 
+_DEVICE_PART_BYTES = 2**28
+"""As much (256 MiB) on other devices than the CPU: many matrices keep them busy, and each part is waited for.
+
+Clipping holds some ten times as much for a while."""
+
 
 class Grams:
     """`A A^H` or `A^H A`, whichever is smaller, for the blocks A of a periodic convolution.
@@ -72,7 +77,8 @@ class Grams:
         other = self._kernel.shape[1] * math.prod(self.geometry.stride)
         blocks = self.side * max(self.side, other if self.rows_are_outputs else len(self._kernel) // self.groups)
         per_frequency = 2 * self._dtype.itemsize * self.groups * blocks
-        yield from torch.split(index, max(1, _PART_BYTES // per_frequency))
+        budget = _PART_BYTES if index.device.type == "cpu" else _DEVICE_PART_BYTES
+        yield from torch.split(index, max(1, budget // per_frequency))
 
     def at(self, index: Tensor) -> Tensor:
         """The matrices (f groups, side, side), complex, at f flat frequency indices; groups vary fastest."""

@@ -13,9 +13,6 @@ from torch import Tensor
 
 from ttsv.norms import exceeding
 
-LEAST_SIDE = 96
-"""Matrices with fewer rows are decomposed: that is cheaper then."""
-
 _BLOCK = 8
 _STEPS = {torch.complex64: 4, torch.complex128: 7}
 _DEGREE = 3
@@ -42,16 +39,19 @@ class LeadingPairs:
     """Finds eigenpairs above a level in batches of similar matrices, and remembers whether iterating paid.
 
     One for the rounds of a clip: the starting block, kept from round to round, is the leading subspace of the
-    matrices' mean, which a smooth symbol shares with most of its frequencies.
+    matrices' mean, which a smooth symbol shares with most of its frequencies. Without `iterates` all are decomposed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, iterates: bool = True) -> None:
         self._start: Tensor | None = None
-        self.iterates = True
+        self.iterates = iterates
 
     def prepare(self, mean: Tensor | None) -> None:
-        """Takes the mean (groups, n, n), real, of the matrices to come; without one they are decomposed."""
-        if mean is None or mean.shape[-1] < LEAST_SIDE:
+        """Takes the mean (groups, n, n), real, of the matrices to come; without one they are decomposed.
+
+        So are matrices that have fewer rows than a Krylov space has columns.
+        """
+        if mean is None or mean.shape[-1] < _BLOCK * max(_STEPS.values()) or not self.iterates:
             self.iterates = False
             return
         if self._start is None:
@@ -68,7 +68,7 @@ class LeadingPairs:
         with t = `_TOLERANCE` of the dtype (4e-6 in float32, 1e-11 in float64).
         """
         if not self.iterates or self._start is None:
-            yield from _decomposed(matrices, exceeding(matrices, level), level)
+            yield from decomposed(matrices, exceeding(matrices, level), level)
             return
         start = self._start.repeat(len(matrices) // len(self._start), 1, 1).to(matrices.dtype)
         likely = torch.linalg.eigvalsh(start.mH @ (matrices @ start))[:, -1] > level
@@ -90,10 +90,11 @@ class LeadingPairs:
         self.iterates = 2 * len(done) >= len(which)
         failed = torch.ones(len(which), dtype=torch.bool, device=which.device)
         failed[done] = False
-        yield from _decomposed(matrices, which[failed], level)
+        yield from decomposed(matrices, which[failed], level)
 
 
-def _decomposed(matrices: Tensor, which: Tensor, level: float) -> Iterator[Eigenpairs]:
+def decomposed(matrices: Tensor, which: Tensor, level: float) -> Iterator[Eigenpairs]:
+    """All pairs above `level` of the matrices at `which`, by whole decompositions; nothing where there are none."""
     if not len(which):
         return
     values, vectors = torch.linalg.eigh(matrices[which])
