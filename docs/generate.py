@@ -4,6 +4,7 @@ import dataclasses
 import json
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from service.main import create_app
 from service.settings import Settings
@@ -22,12 +23,14 @@ A spec is a JSON object; unknown keys are refused.
 | `name` | for people; need not be unique | required |
 | `base` | fields that all trials share (nested: `{{"training": {{"lr": 0.05}}}}`) | `{{}}` |
 | `grid` | axes by dotted path (`"training.lr": [0.05, 0.1]`), each a non-empty list | `{{}}` |
+| `variants` | partial trials, each laid over `base`; the grid multiplies every one of them | `[]`: `base` alone |
 | `resources` | `cpus` and `gpus` that Ray reserves for one trial; fractions of a GPU share it | 1 and 0 |
 | `max_concurrent_trials` | at most so many trials at a time | null: as many as fit |
 | `priority` | -1000 to 1000, higher is claimed first | 0 |
 | `notes` | free text | empty |
 
-A field stands in `base` or in `grid`, not in both. A grid has at most `TTSV_MAX_TRIALS` points.
+A field of `grid` stands neither in `base` nor in a variant; a variant's field replaces that of `base`. Variants times
+grid have at most `TTSV_MAX_TRIALS` points. `ttsv presets` has the paper's tables and figures as specs.
 
 ## Fields of a trial
 
@@ -37,9 +40,11 @@ A field stands in `base` or in `grid`, not in both. A grid has at most `TTSV_MAX
 
 ## Which trials become one
 
-Fields without effect are reset before trials are compared: `layer: "tt"` without a rank is a dense network; a dense
-network has no rank and no `lambda_ort`; without a `delta`, or with constraint `none`, nothing is clipped and `clipping`
-means nothing; `milestones` and `gamma` belong to the schedule `multistep`, `momentum` to the optimizer `sgd`.
+Fields without effect are reset before trials are compared: `layer: "tt"` without a rank is a dense network (`"soc-tt"`
+one of SOC layers); a network without TT layers has no rank, no frames and no `lambda_ort`, and frames held orthonormal
+have no `lambda_ort`; without a `delta`, or with another constraint than `clip`, nothing is clipped and `clipping`
+means nothing, and likewise `division` without a target; `milestones` and `gamma` belong to the schedule `multistep`,
+`momentum` and `nesterov` to the optimizer `sgd`, `amsgrad` and `eps` to the others.
 """
 
 SETTINGS = """# Settings
@@ -80,12 +85,27 @@ def _values(info: FieldInfo) -> str:
     schema = info.schema()
     if "enum" in schema:
         return ", ".join(f"`{name}`" for name in schema["enum"])
-    names = {int: "whole number", float: "number", bool: "true or false", tuple: "list of ascending epochs"}
-    words = [names[info.types[0]]]
+    if "anyOf" in schema and info.types == (str,):
+        return str(info.check and info.check.fix("")).removeprefix("must be ")
+    if "anyOf" in schema:
+        return "; or ".join(map(_words, schema["anyOf"]))
+    words = _words(schema | {"type": _NAMES[info.types[0]]})
+    return words + ("; or null" if type(None) in info.types else "")
+
+
+_NAMES = {int: "integer", float: "number", bool: "boolean", tuple: "array"}
+_READ = {"integer": "whole number", "number": "number", "boolean": "true or false", "null": "null"}
+
+
+def _words(schema: dict[str, Any]) -> str:
+    if schema["type"] == "array":
+        return "list; each: " + _words(schema["items"])
+    words = [_READ[schema["type"]]]
     words += [f"at least {schema['minimum']:g}"] if "minimum" in schema else []
     words += [f"above {schema['exclusiveMinimum']:g}"] if "exclusiveMinimum" in schema else []
+    words += [f"below {schema['exclusiveMaximum']:g}"] if "exclusiveMaximum" in schema else []
     words += [f"at most {schema['maximum']:.15g}"] if "maximum" in schema else []
-    return ", ".join(words) + ("; or null" if type(None) in info.types else "")
+    return ", ".join(words)
 
 
 if __name__ == "__main__":

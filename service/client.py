@@ -58,6 +58,14 @@ class Client:
         headers = {"Idempotency-Key": idempotency_key or str(uuid.uuid4())}
         return self._ask(ExperimentOut, "POST", "/v1/experiments", json=spec, headers=headers)
 
+    def submit_preset(
+        self, name: str, *, scale: str = "full", protocol: str = "code", idempotency_key: str | None = None
+    ) -> ExperimentOut:
+        """Posts one of the paper's tables or figures by its name."""
+        headers = {"Idempotency-Key": idempotency_key or str(uuid.uuid4())}
+        params = {"scale": scale, "protocol": protocol}
+        return self._ask(ExperimentOut, "POST", f"/v1/presets/{name}", params=params, headers=headers)
+
     def experiment(self, experiment_id: int) -> ExperimentOut:
         """One experiment with its progress."""
         return self._ask(ExperimentOut, "GET", f"/v1/experiments/{experiment_id}")

@@ -20,7 +20,7 @@ class SpecError(ValueError):
 
 
 class NotFoundError(LookupError):
-    """No such experiment or trial."""
+    """No such experiment, trial, data set or preset."""
 
 
 class IdempotencyError(ValueError):

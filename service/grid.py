@@ -61,7 +61,7 @@ class Resources(BaseModel):
 
 
 class ExperimentSpec(BaseModel):
-    """What is posted: a trial's fields in `base`, lists of values in `grid`; the trials are their product."""
+    """What is posted: the trials are the product of the variants (without any: of `base` alone) and the grid's axes."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -72,6 +72,11 @@ class ExperimentSpec(BaseModel):
     )
     grid: Annotated[dict[str, list[Any]], WithJsonSchema(_grid_schema())] = Field(
         default={}, description="Axes by dotted path (`rank`, `training.lr`), each a list of values."
+    )
+    variants: list[Annotated[dict[str, Any], WithJsonSchema(_base_schema())]] = Field(
+        default=[],
+        max_length=10_000,
+        description="Partial trials, each laid over `base`: the grid multiplies every one of them.",
     )
     resources: Resources = Resources()
     max_concurrent_trials: int | None = Field(None, ge=1, le=10_000, description="At most so many at a time.")
@@ -90,7 +95,10 @@ class PlannedTrial:
 
 @dataclass(frozen=True)
 class Plan:
-    """The trials of a spec, in the grid's order (last axis fastest), each once; `points` counts duplicates too."""
+    """The trials of a spec, each once; `points` counts duplicates too.
+
+    In the order of the variants and, within each, of the grid (last axis fastest).
+    """
 
     trials: list[PlannedTrial]
     points: int
@@ -103,14 +111,15 @@ def expand_grid(spec: ExperimentSpec, *, max_trials: int) -> Plan:
     """
     infos = field_infos()
     problems: list[FieldProblem] = []
-    base = _flatten(spec.base, problems)
-    for path, value in base.items():
-        _try_parse(path, value, f"base.{path}", problems)
-    points = math.prod(len(values) for values in spec.grid.values())
+    base = _flatten(spec.base, "base", problems)
+    sizes = [len(spec.variants)] if spec.variants else []
+    sizes += [len(values) for values in spec.grid.values()]
+    points = math.prod(sizes)
     if points > max_trials:
-        sizes = " x ".join(str(len(values)) for values in spec.grid.values())
-        problems.append(FieldProblem("grid", f"{sizes} = {points} points; at most {max_trials} are allowed"))
+        product = " x ".join(map(str, sizes))
+        problems.append(FieldProblem("grid", f"{product} = {points} points; at most {max_trials} are allowed"))
         raise SpecError(problems)
+    variants = [_flatten(variant, f"variants[{index}]", problems) for index, variant in enumerate(spec.variants)]
     for path, values in spec.grid.items():
         where = f"grid.{path}"
         if path not in infos:
@@ -119,20 +128,27 @@ def expand_grid(spec: ExperimentSpec, *, max_trials: int) -> Plan:
             problems.append(FieldProblem(where, "an empty axis gives an empty grid; list a value or remove the axis"))
         elif path in base:
             problems.append(FieldProblem(where, f"is set in base too; remove it here or base.{path}"))
+        elif places := [index for index, variant in enumerate(variants) if path in variant]:
+            fix = f"is set in variants[{places[0]}] too; remove it here or variants[{places[0]}].{path}"
+            problems.append(FieldProblem(where, fix))
         else:
             for index, value in enumerate(values):
                 _try_parse(path, value, f"{where}[{index}]", problems)
     problems += [
-        FieldProblem(f"base.{path}", f"is required, here or as an axis; {_choices(path)}")
+        FieldProblem(f"base.{path}", f"is required, here, in every variant or as an axis; {_choices(path)}")
         for path in ("dataset", "model")
-        if path not in base and path not in spec.grid
+        if path not in base and path not in spec.grid and not (variants and all(path in v for v in variants))
     ]
     if problems:
         raise SpecError(problems)
 
     trials: dict[str, PlannedTrial] = {}
-    for combination in itertools.product(*spec.grid.values()):
-        config = TrialConfig.from_dict(_nest(base | dict(zip(spec.grid, combination, strict=True)))).canonical()
+    for variant, combination in itertools.product(variants or [{}], itertools.product(*spec.grid.values())):
+        fields = base | variant | dict(zip(spec.grid, combination, strict=True))
+        try:
+            config = TrialConfig.from_dict(_nest(fields)).canonical()
+        except ConfigError as error:  # of fields that do not go together
+            raise SpecError([FieldProblem(error.field, f"{error.fix}, not {_shown(error.value)}")]) from error
         fingerprint = config.fingerprint()
         if fingerprint not in trials:
             trials[fingerprint] = PlannedTrial(config, fingerprint, config.cell())
@@ -160,28 +176,30 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _flatten(base: dict[str, Any], problems: list[FieldProblem]) -> dict[str, Any]:
-    """Nested fields as dotted paths, unknown ones as problems."""
+def _flatten(part_of_spec: dict[str, Any], where: str, problems: list[FieldProblem]) -> dict[str, Any]:
+    """Nested fields as dotted paths; unknown ones and wrong values as problems."""
     infos = field_infos()
     parts = {path.partition(".")[0] for path in infos if "." in path}
     flat: dict[str, Any] = {}
-    for key, value in base.items():
+    for key, value in part_of_spec.items():
         if key in infos and "." not in key:
             flat[key] = value
         elif key in parts:
             names = [path.partition(".")[2] for path in infos if path.startswith(f"{key}.")]
             if not isinstance(value, dict):
-                problems.append(FieldProblem(f"base.{key}", f"must be an object with {', '.join(names)}"))
+                problems.append(FieldProblem(f"{where}.{key}", f"must be an object with {', '.join(names)}"))
                 continue
             for name, inner in value.items():
                 if name in names:
                     flat[f"{key}.{name}"] = inner
                 else:
                     fix = f"unknown; the fields here are {', '.join(names)}"
-                    problems.append(FieldProblem(f"base.{key}.{name}", fix))
+                    problems.append(FieldProblem(f"{where}.{key}.{name}", fix))
         else:
             known = ", ".join(sorted(parts | {path for path in infos if "." not in path}))
-            problems.append(FieldProblem(f"base.{key}", f"unknown; the fields are {known}"))
+            problems.append(FieldProblem(f"{where}.{key}", f"unknown; the fields are {known}"))
+    for path, value in flat.items():
+        _try_parse(path, value, f"{where}.{path}", problems)
     return flat
 
 

@@ -20,9 +20,15 @@ class Metric(StrEnum):
     MAX_SINGULAR_VALUE = "max_singular_value"
     COMPRESSION = "compression"
     PARAMETERS = "parameters"
+    MULTIPLY_ACCUMULATES = "multiply_accumulates"
     TRAIN_SECONDS = "train_seconds"
     CONSTRAINT_SECONDS = "constraint_seconds"
+    STEP_SECONDS = "step_seconds"
+    CONSTRAINT_STEP_SECONDS = "constraint_step_seconds"
     EVAL_SECONDS = "eval_seconds"
+    SPECTRUM_SECONDS = "spectrum_seconds"
+    LATENCY_SECONDS = "latency_seconds"
+    BATCH_SECONDS = "batch_seconds"
 
     @property
     def more_is_better(self) -> bool:

@@ -6,7 +6,7 @@ from importlib.metadata import version
 
 from fastapi import FastAPI
 
-from service.api import experiments, health, leaderboards, problems, trials
+from service.api import experiments, health, leaderboards, presets, problems, trials
 from service.api.body import BodyGuard
 from service.db import Database
 from service.settings import Settings
@@ -36,7 +36,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.database = database
     app.add_middleware(BodyGuard, max_bytes=settings.max_body_bytes)
     problems.install(app)
-    for module in (experiments, trials, leaderboards, health):
+    for module in (experiments, trials, leaderboards, presets, health):
         app.include_router(module.router)
     return app
 

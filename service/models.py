@@ -151,10 +151,10 @@ class Trial(Base):
     fingerprint: Mapped[str] = mapped_column(String(64))
     cell: Mapped[str] = mapped_column(String(64))
     config: Mapped[dict[str, Any]]
-    dataset: Mapped[str] = mapped_column(String(64))
-    model: Mapped[str] = mapped_column(String(64))
+    dataset: Mapped[str] = mapped_column(String(200))
+    model: Mapped[str] = mapped_column(String(200))
     layer: Mapped[str] = mapped_column(String(32))
-    rank: Mapped[int | None] = mapped_column(BigInteger)
+    rank: Mapped[float | None]
     lambda_ort: Mapped[float]
     constraint: Mapped[str] = mapped_column(String(32))
     delta: Mapped[float | None]
@@ -215,9 +215,17 @@ class Result(Base):
     max_singular_value: Mapped[float]
     compression: Mapped[float]
     parameters: Mapped[int] = mapped_column(BigInteger)
+    multiply_accumulates: Mapped[int] = mapped_column(BigInteger)
     train_seconds: Mapped[float]
     constraint_seconds: Mapped[float]
+    step_seconds: Mapped[float]
+    constraint_step_seconds: Mapped[float]
     eval_seconds: Mapped[float]
+    spectrum_seconds: Mapped[float]
+    latency_seconds: Mapped[float]
+    batch_seconds: Mapped[float]
+    peak_memory: Mapped[int | None] = mapped_column(BigInteger)
+    selected_epoch: Mapped[int]
     layers: Mapped[list[dict[str, Any]]]
     environment: Mapped[dict[str, Any]]
     created_at: Mapped[datetime] = mapped_column(default=now)

@@ -59,9 +59,17 @@ class ResultOut(Out):
     max_singular_value: float = Field(description="Over all convolutions, of the periodic operator.")
     compression: float
     parameters: int
+    multiply_accumulates: int = Field(description="Of one image.")
     train_seconds: float
     constraint_seconds: float
+    step_seconds: float = Field(description="Mean time of an optimizer step, without the first epoch of several.")
+    constraint_step_seconds: float = Field(description="The part of it that the constraint takes.")
     eval_seconds: float
+    spectrum_seconds: float = Field(description="Of the exact singular values of all convolutions.")
+    latency_seconds: float = Field(description="Inference of one image.")
+    batch_seconds: float = Field(description="Inference of 128 images.")
+    peak_memory: int | None = Field(description="Of the GPU, in bytes; null on a CPU.")
+    selected_epoch: int = Field(description="The epoch whose weights were evaluated.")
 
 
 class TrialOut(Out):
@@ -167,6 +175,13 @@ class LeaderboardOut(Out):
     metric: str
     boards: list[BoardOut]
     holes: list[HoleOut]
+
+
+class PresetOut(Out):
+    """A table or figure of the paper that can be asked for by name."""
+
+    name: str
+    title: str
 
 
 class ProblemField(Out):

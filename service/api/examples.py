@@ -43,6 +43,7 @@ EXPERIMENT: Plain = {
             "clipping": {"every": 20, "rounds": 5, "rescale": True},
         },
         "grid": {"rank": [None, 4, 16], "lambda_ort": [0.1, 10.0], "delta": [None, 1.0], "seed": [0, 1]},
+        "variants": [],
         "resources": {"cpus": 1.0, "gpus": 0.0},
         "max_concurrent_trials": None,
         "priority": 0,
@@ -131,9 +132,17 @@ TRIAL: Plain = {
         "max_singular_value": 1.0,
         "compression": 41.203855,
         "parameters": 2319,
+        "multiply_accumulates": 24784,
         "train_seconds": 6.184204,
         "constraint_seconds": 1.08631,
+        "step_seconds": 0.02287,
+        "constraint_step_seconds": 0.00411,
         "eval_seconds": 0.051395,
+        "spectrum_seconds": 0.008713,
+        "latency_seconds": 0.000412,
+        "batch_seconds": 0.003127,
+        "peak_memory": None,
+        "selected_epoch": 12,
     },
 }
 
@@ -209,9 +218,15 @@ ROW: Plain = {
         "max_singular_value": {"mean": 1.0, "std": 0.0, "min": 1.0, "max": 1.0},
         "compression": {"mean": 6.281388, "std": 0.0, "min": 6.281388, "max": 6.281388},
         "parameters": {"mean": 9819.0, "std": 0.0, "min": 9819.0, "max": 9819.0},
+        "multiply_accumulates": {"mean": 210912.0, "std": 0.0, "min": 210912.0, "max": 210912.0},
         "train_seconds": {"mean": 10.921295, "std": 0.254217, "min": 10.741536, "max": 11.101053},
         "constraint_seconds": {"mean": 2.431959, "std": 0.100202, "min": 2.361105, "max": 2.502812},
+        "step_seconds": {"mean": 0.03962, "std": 0.00093, "min": 0.03896, "max": 0.04028},
+        "constraint_step_seconds": {"mean": 0.00921, "std": 0.00038, "min": 0.00894, "max": 0.00948},
         "eval_seconds": {"mean": 0.050919, "std": 0.024813, "min": 0.033373, "max": 0.068465},
+        "spectrum_seconds": {"mean": 0.009104, "std": 0.000521, "min": 0.008736, "max": 0.009472},
+        "latency_seconds": {"mean": 0.000434, "std": 0.000021, "min": 0.000419, "max": 0.000449},
+        "batch_seconds": {"mean": 0.003321, "std": 0.000187, "min": 0.003189, "max": 0.003453},
     },
 }
 
@@ -220,6 +235,18 @@ LEADERBOARD: Plain = {
     "metric": "accuracy",
     "boards": [{"protocol": TRIAL["result"]["protocol"], "record": PROTOCOL, "rows": [ROW]}],
     "holes": [],
+}
+
+PRESETS: list[Plain] = [
+    {"name": "senderovich2022/table2", "title": "Clipping and division in WRN-16-10 on CIFAR-10"},
+]
+
+PRESET_SPEC: Plain = SPEC | {
+    "name": "senderovich2022/figure-speedup (smoke, code)",
+    "notes": "Time of the exact spectrum of a TT layer, n = 16.",
+    "base": {"model": "single-conv", "layer": "tt", "training": {"epochs": 2, "steps": 2, "batch_size": 8}},
+    "variants": [{"dataset": "synthetic:16x16x16:10:100"}, {"dataset": "synthetic:24x16x16:10:100"}],
+    "grid": {"rank": [None, 0.25]},
 }
 
 READINESS: Plain = {
@@ -238,7 +265,7 @@ PROBLEM: Plain = {
 }
 
 
-def shown(example: Plain, status: int = 200) -> dict[int | str, Plain]:
+def shown(example: Plain | list[Plain], status: int = 200) -> dict[int | str, Plain]:
     """A route's `responses`, with the example for one status."""
     return {status: {"content": {"application/json": {"example": example}}}}
 

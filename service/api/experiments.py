@@ -9,12 +9,15 @@ from service import store
 from service.api.examples import CREATED, EXPERIMENT, SPEC, TRIAL, page, shown
 from service.api.parts import MAX_ID, Config, Cursor, Db, Limit, decode_cursor, encode_cursor, link_next
 from service.api.problems import RESPONSES
+from service.db import Database
 from service.grid import PRINTABLE, ExperimentSpec, Plan, expand_grid
 from service.models import Experiment, ExperimentState, Result, Trial, TrialState, now
 from service.schemas import ExperimentOut, ExperimentPage, ExperimentProgress, ResultOut, TrialOut, TrialPage
+from service.settings import Settings
 
 router = APIRouter(prefix="/v1/experiments", tags=["experiments"], responses=RESPONSES)
 
+IdempotencyKey = Annotated[str | None, Header(min_length=1, max_length=200, pattern=PRINTABLE)]
 ExperimentId = Annotated[int, Path(ge=1, le=MAX_ID)]
 
 
@@ -26,24 +29,13 @@ def create(
     response: Response,
     database: Db,
     settings: Config,
-    idempotency_key: Annotated[str | None, Header(min_length=1, max_length=200, pattern=PRINTABLE)] = None,
+    idempotency_key: IdempotencyKey = None,
 ) -> Any:
     """Stores the experiment and all its trials, or nothing.
 
     With an Idempotency-Key the same request can be sent again: it gets the same answer and stores nothing more.
     """
-    plan = expand_grid(spec, max_trials=settings.max_trials)
-    body = spec.model_dump(mode="json")
-    answer = database.write(
-        lambda session: store.answer_once(
-            session,
-            idempotency_key,
-            body,
-            lambda: _out(store.create_experiment(session, spec, plan), _queued(plan)).model_dump(mode="json"),
-        )
-    )
-    response.headers["Location"] = f"/v1/experiments/{answer['id']}"
-    return answer
+    return store_experiment(spec, response, database, settings, idempotency_key)
 
 
 @router.get("", operation_id="listExperiments", responses=shown(page(EXPERIMENT)), response_model=ExperimentPage)
@@ -109,6 +101,24 @@ def cancel(experiment_id: ExperimentId, database: Db) -> ExperimentOut:
         return _out(experiment, store.progress(session, [experiment_id])[experiment_id])
 
     return database.write(work)
+
+
+def store_experiment(
+    spec: ExperimentSpec, response: Response, database: Database, settings: Settings, idempotency_key: str | None
+) -> dict[str, Any]:
+    """Stores what a spec asks for, once per key; the answer as plain data."""
+    plan = expand_grid(spec, max_trials=settings.max_trials)
+    body = spec.model_dump(mode="json")
+    answer = database.write(
+        lambda session: store.answer_once(
+            session,
+            idempotency_key,
+            body,
+            lambda: _out(store.create_experiment(session, spec, plan), _queued(plan)).model_dump(mode="json"),
+        )
+    )
+    response.headers["Location"] = f"/v1/experiments/{answer['id']}"
+    return answer
 
 
 def trial_out(trial: Trial, result: Result | None) -> TrialOut:

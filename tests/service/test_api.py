@@ -357,11 +357,11 @@ class TestLeaderboard:
 
     def test_refusals(self, api: TestClient) -> None:
         body = problem(api.get("/v1/leaderboards/imagenet"), 404)
-        assert body["detail"] == "there is no data set 'imagenet'; there are digits, cifar10, cifar100"
+        assert body["detail"].startswith("there is no data set 'imagenet': the name must be one of digits, cifar10")
         problem(api.get("/v1/leaderboards/digits?metric=speed"), 422, "metric")
         problem(api.get("/v1/leaderboards/digits?experiment=0"), 422, "experiment")
         problem(api.get("/v1/leaderboards/digits?experiment=7"), 404)
-        problem(api.get(f"/v1/leaderboards/{'x' * 65}"), 422, "dataset")
+        problem(api.get(f"/v1/leaderboards/{'x' * 201}"), 422, "dataset")
 
 
 class TestRoutes:
@@ -499,6 +499,9 @@ class TestOpenApi:
             "POST /v1/experiments/{experiment_id}/cancel": "cancelExperiment",
             "GET /v1/trials/{trial_id}": "getTrial",
             "GET /v1/leaderboards/{dataset}": "getLeaderboard",
+            "GET /v1/presets": "listPresets",
+            "GET /v1/presets/{paper}/{name}": "getPreset",
+            "POST /v1/presets/{paper}/{name}": "createPresetExperiment",
             "GET /livez": "getLiveness",
             "GET /readyz": "getReadiness",
         }

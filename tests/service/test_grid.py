@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from service.errors import SpecError
 from service.grid import ExperimentSpec, Plan, expand_grid
 from ttsv.config import TrialConfig, field_infos
+from ttsv.data.catalog import DatasetName
 
 BASE = {"dataset": "digits", "model": "small-cnn"}
 SCHEMA = ExperimentSpec.model_json_schema()
@@ -74,6 +75,44 @@ class TestExpansion:
         plan = expand(grid={"seed": [1, 1], "training.lr": [1, 1.0]})
         assert (plan.points, len(plan.trials)) == (4, 1)
 
+    def test_variants_are_laid_over_base_and_multiplied_by_the_grid(self) -> None:
+        base = BASE | {"layer": "tt", "training": {"lr": 0.5, "epochs": 7}}
+        variants: list[dict[str, Any]] = [
+            {"rank": 4, "training": {"lr": 0.1}},
+            {"rank": 8, "constraint": "clip", "delta": 1.0, "clipping": {"every": 3}},
+        ]
+        spec = ExperimentSpec(name="test", base=base, variants=variants, grid={"seed": [1, 2]})
+        plan = expand_grid(spec, max_trials=4)
+        assert plan.points == 4
+        found = [(p.config.rank, p.config.training.lr, p.config.delta, p.config.seed) for p in plan.trials]
+        assert found == [(4, 0.1, None, 1), (4, 0.1, None, 2), (8, 0.5, 1.0, 1), (8, 0.5, 1.0, 2)]
+        assert {p.config.training.epochs for p in plan.trials} == {7}
+        assert [p.config.clipping.every for p in plan.trials] == [100, 100, 3, 3]
+        with pytest.raises(SpecError, match="2 x 2 = 4 points; at most 3"):
+            expand_grid(spec, max_trials=3)
+
+    def test_wrong_variants_are_named(self) -> None:
+        variants: list[dict[str, Any]] = [
+            {"dataset": "digits", "rank": 4},
+            {"dataset": "digits", "rank": 0, "colour": 1, "training": {"lr": -1.0}, "seed": 3},
+        ]
+        spec = ExperimentSpec(name="test", base={"model": "small-cnn"}, variants=variants, grid={"seed": [1]})
+        with pytest.raises(SpecError) as caught:
+            expand_grid(spec, max_trials=10)
+        assert [problem.field for problem in caught.value.problems] == [
+            "variants[1].colour",
+            "variants[1].rank",
+            "variants[1].training.lr",
+            "grid.seed",
+        ]
+        spec = ExperimentSpec(name="test", base={"model": "small-cnn"}, variants=[{"dataset": "digits"}, {}])
+        with pytest.raises(SpecError, match=r"base\.dataset: is required, here, in every variant or as an axis"):
+            expand_grid(spec, max_trials=10)
+
+    def test_fields_that_do_not_go_together_are_named(self) -> None:
+        base = BASE | {"constraint": "clip", "clipping": {"floor": 1.5}}
+        assert set(problems_of(base, {"delta": [2.0, 1.0]})) == {"clipping.floor"}
+
     def test_is_pure(self) -> None:
         spec = spec_of(BASE | {"training": {"epochs": 2}}, {"seed": [0, 1], "training.milestones": [[1], [2]]})
         before = spec.model_dump_json()
@@ -133,14 +172,19 @@ class TestProblems:
             "grid.colour",
             "grid.delta",
         }
-        assert found["base.dataset"] == "is required, here or as an axis; must be one of digits, cifar10, cifar100"
+        assert found["base.dataset"] == (
+            "is required, here, in every variant or as an axis; " + str(DatasetName().fix(None))
+        )
         assert "small-cnn" in found["base.model"]
         assert found["base.delta"] == "must be finite and above 0, or null, not -1.0"
         assert found["base.training.lr"] == "must be finite and above 0, not 0"
-        assert found["base.training.epoch"].startswith("unknown; the fields here are epochs, batch_size")
-        assert found["base.clipping"] == "must be an object with every, rounds, rescale"
-        assert found["grid.rank[1]"] == "must be finite and at least 1, or null, not 0"
-        assert found["grid.rank[2]"] == 'must be a whole number or null, not "8"'
+        assert found["base.training.epoch"].startswith("unknown; the fields here are epochs, steps, batch_size")
+        assert found["base.clipping"] == "must be an object with every, rounds, rescale, operator, floor, linear"
+        assert found["grid.rank[1]"] == (
+            "must be a whole number of at least 1 and at most 1000000, or a fraction above 0 and below 1, "
+            "or null, not 0"
+        )
+        assert found["grid.rank[2]"] == 'must be a whole number or a number or null, not "8"'
         assert "empty" in found["grid.training.epochs"]
         assert found["grid.colour"].startswith("unknown; an axis is one of dataset, model")
         assert found["grid.delta"] == "is set in base too; remove it here or base.delta"
@@ -163,7 +207,7 @@ class TestProblems:
         assert set(problems_of(BASE | {path: value})) == {f"base.{path}"}
         assert set(problems_of(grid={path: [value]})) == {f"grid.{path}[0]"}
 
-    @pytest.mark.parametrize("path", ["rank", "clipping.every"])
+    @pytest.mark.parametrize("path", ["division.every", "clipping.every"])
     def test_whole_numbers_end_where_json_numbers_do(self, path: str) -> None:
         """Above 2^53 other readers of the same JSON see another number; above 2^63 no database holds it."""
         assert len(expand(BASE | {"layer": "tt"}, {path: [2**53 - 1]}).trials) == 1

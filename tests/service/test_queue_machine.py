@@ -36,16 +36,24 @@ POINT = {
     "seconds": 1.0,
     "constraint_seconds": 0.0,
 }
-RESULT = {
+RESULT: dict[str, Any] = {
     "accuracy": 0.5,
     "loss": 1.0,
     "ece": 0.0,
     "max_singular_value": 1.0,
     "compression": 1.0,
     "parameters": 1,
+    "multiply_accumulates": 1,
     "train_seconds": 1.0,
     "constraint_seconds": 0.0,
+    "step_seconds": 0.0,
+    "constraint_step_seconds": 0.0,
     "eval_seconds": 0.0,
+    "spectrum_seconds": 0.0,
+    "latency_seconds": 0.0,
+    "batch_seconds": 0.0,
+    "peak_memory": None,
+    "selected_epoch": 1,
     "layers": [],
     "environment": {},
 }

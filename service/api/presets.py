@@ -1,0 +1,54 @@
+"""/v1/presets: the paper's tables and figures as specs."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query, Response
+
+from service.api.examples import CREATED, PRESET_SPEC, PRESETS, shown
+from service.api.experiments import IdempotencyKey, store_experiment
+from service.api.parts import Config, Db
+from service.api.problems import RESPONSES
+from service.grid import ExperimentSpec
+from service.presets import PAPER, Protocol, Scale, preset_spec, presets
+from service.schemas import ExperimentOut, PresetOut
+
+router = APIRouter(prefix="/v1/presets", tags=["presets"], responses=RESPONSES)
+
+Paper = Annotated[str, Path(max_length=64, examples=[PAPER])]
+Name = Annotated[str, Path(max_length=64, examples=["table2"])]
+HowMuch = Annotated[Scale, Query(description="full, or smoke: every path in minutes on a CPU, and no result.")]
+Which = Annotated[Protocol, Query(description="What is followed where the paper's text and programs differ.")]
+
+
+@router.get("", operation_id="listPresets", responses=shown(PRESETS), response_model=list[PresetOut])
+def index() -> list[PresetOut]:
+    """The tables and figures that can be asked for."""
+    return [PresetOut.model_validate(preset) for preset in presets()]
+
+
+@router.get("/{paper}/{name}", operation_id="getPreset", responses=shown(PRESET_SPEC), response_model=ExperimentSpec)
+def show(paper: Paper, name: Name, scale: HowMuch = Scale.FULL, protocol: Which = Protocol.CODE) -> Any:
+    """A preset as a spec, to be changed and posted."""
+    return preset_spec(f"{paper}/{name}", scale=scale, protocol=protocol)
+
+
+@router.post(
+    "/{paper}/{name}",
+    status_code=201,
+    operation_id="createPresetExperiment",
+    responses=shown(CREATED, 201),
+    response_model=ExperimentOut,
+)
+def create(
+    paper: Paper,
+    name: Name,
+    response: Response,
+    database: Db,
+    settings: Config,
+    scale: HowMuch = Scale.FULL,
+    protocol: Which = Protocol.CODE,
+    idempotency_key: IdempotencyKey = None,
+) -> Any:
+    """Posts a preset as it is."""
+    spec = ExperimentSpec.model_validate(preset_spec(f"{paper}/{name}", scale=scale, protocol=protocol))
+    return store_experiment(spec, response, database, settings, idempotency_key)
