@@ -7,7 +7,8 @@ the benchmarks; stand-ins take their place where they are not installed.
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,22 +17,29 @@ import torch
 from torch import Tensor
 
 
+@contextmanager
+def checkout(folder: Path) -> Iterator[None]:
+    """Inside, their package `src` can be imported. Raises `SystemExit` for a folder that is no checkout."""
+    if not (folder / "src" / "utils.py").is_file():
+        raise SystemExit(f"--authors {folder}: has no src/utils.py; give a checkout of practical_svd_conv")
+    for name in ("wandb", "torchsummary", "einops"):
+        if importlib.util.find_spec(name) is None and name not in sys.modules:
+            stand_in = ModuleType(name)
+            stand_in.rearrange = None  # type: ignore[attr-defined]
+            sys.modules[name] = stand_in
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+
+
 class Authors:
     """Clip and singular values of a kernel `(c_out, c_in, k, k)` by the authors' functions, layout changes untimed."""
 
     def __init__(self, folder: Path) -> None:
-        if not (folder / "src" / "utils.py").is_file():
-            raise SystemExit(f"--authors {folder}: has no src/utils.py; give a checkout of practical_svd_conv")
-        for name in ("wandb", "torchsummary", "einops"):
-            if importlib.util.find_spec(name) is None:
-                stand_in = ModuleType(name)
-                stand_in.rearrange = None  # type: ignore[attr-defined]
-                sys.modules[name] = stand_in
-        sys.path.insert(0, str(folder))
-        try:
+        with checkout(folder):
             self._utils: Any = importlib.import_module("src.utils")
-        finally:
-            sys.path.remove(str(folder))
 
     def clip(self, kernel: Tensor, delta: float, size: int, stride: int) -> Callable[[], Tensor]:
         """Their clip as `constrain_conv` calls it, ready to be timed; its result has their layout (k, k, in, out)."""

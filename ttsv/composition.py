@@ -2,31 +2,28 @@
 
 import time
 from collections.abc import Generator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
-from torch.nn.utils import parametrize
 
 from ttsv.checkpoint import Checkpoints, save_model
 from ttsv.config import TrialConfig
-from ttsv.constraints import Clip, Compose, Constraint, ConstraintReport, Orthogonal
+from ttsv.constraints import Clip, Compose, Constraint, Divide, Orthogonal
 from ttsv.data import load_dataset
-from ttsv.data.loading import Dataset
+from ttsv.data.loading import Dataset, as_pixels
 from ttsv.environment import describe_environment
 from ttsv.errors import ConfigError, DivergedError
-from ttsv.layers import TTConv, layer_input_sizes, spectral_layers
+from ttsv.failures import known_failures
+from ttsv.fields import plain
 from ttsv.metrics import cost
 from ttsv.metrics.accuracy import accuracy, cross_entropy, predict
 from ttsv.metrics.calibration import expected_calibration_error
 from ttsv.models import create_model
+from ttsv.randomness import derived_seed, random_state
+from ttsv.records import ECE_BINS, describe_protocol, layer_records
 from ttsv.results import CHECKPOINTS, EpochMetrics, TrialResult
-from ttsv.spectrum import model_spectra
-from ttsv.training import derived_seed, fit, known_failures, random_state
-
-ECE_BINS = 15
+from ttsv.training import fit, steps_per_epoch, training_splits
 
 
 def run(
@@ -42,15 +39,22 @@ def run(
     with known_failures(), random_state(derived_seed(config.seed, "weights"), place):
         model = create_model(**arguments)
     constraint = make_constraint(config)
+    if place.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(place)
     progress = yield from fit(model, data, config, constraint, device=place, checkpoints=checkpoints)
 
     started = time.perf_counter()
     test = data.test.to(place)
     with known_failures(model), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         logits = predict(model, test.images)
+        spectra_started = time.perf_counter()
         layers = layer_records(model, data, constraint.report())
+        spectrum_seconds = time.perf_counter() - spectra_started
+        latency, batch_seconds = (cost.inference_seconds(model, as_pixels(test.images), count) for count in (1, 128))
     if not logits.isfinite().all():
         raise DivergedError("the trained network's logits are not finite")
+    steps = steps_per_epoch(len(training_splits(data, config.training)[0].labels), config.training)
+    step_seconds, constraint_step_seconds = progress.per_step(steps)
     yield TrialResult(
         accuracy=accuracy(logits, test.labels),
         loss=cross_entropy(logits, test.labels),
@@ -58,10 +62,18 @@ def run(
         max_singular_value=max(layer["largest"] for layer in layers if layer["input_size"]),
         compression=cost.compression(model),
         parameters=cost.parameters(model),
+        multiply_accumulates=cost.multiply_accumulates(model, data.info.image_size, in_channels=data.info.channels),
         train_seconds=progress.train_seconds,
         constraint_seconds=progress.constraint_seconds,
+        step_seconds=step_seconds,
+        constraint_step_seconds=constraint_step_seconds,
         eval_seconds=time.perf_counter() - started,
-        protocol=describe_protocol(data),
+        spectrum_seconds=spectrum_seconds,
+        latency_seconds=latency,
+        batch_seconds=batch_seconds,
+        peak_memory=torch.cuda.max_memory_allocated(place) if place.type == "cuda" else None,
+        selected_epoch=progress.selected_epoch,
+        protocol=describe_protocol(config, data),
         environment=describe_environment(place),
         layers=layers,
         artifacts={"model": save_model(folder, model, arguments, config=config.to_dict())},
@@ -92,72 +104,18 @@ def model_arguments(config: TrialConfig, data: Dataset) -> dict[str, Any]:
         "image_size": data.info.image_size,
         "layer": config.layer,
         "rank": config.rank,
-        "mean": list(data.info.mean),
-        "std": list(data.info.std),
+        "frames": config.frames,
+        "mean": list(config.mean or data.info.mean),
+        "std": list(config.std or data.info.std),
     }
 
 
 def make_constraint(config: TrialConfig) -> Constraint:
-    """The orthogonal loss with the trial's weight, and its clipping if it has one."""
-    parts: list[Constraint] = [Orthogonal(config.lambda_ort)]
+    """The orthogonal loss with the trial's weight, and its clipping or division if it has one."""
+    parts: list[Constraint] = [Orthogonal(config.lambda_ort, normalizer=config.ort_normalizer)]  # type: ignore[arg-type]
     if config.constraint == "clip" and config.delta is not None:
-        clipping = config.clipping
-        parts.append(Clip(config.delta, every=clipping.every, rounds=clipping.rounds, rescale=clipping.rescale))
+        parts.append(Clip(config.delta, **plain(config.clipping)))
+    if config.constraint == "divide":
+        options = plain(config.division)
+        parts.append(Divide(**options | {"power_iterations": options["power_iterations"] or "exact"}))
     return Compose(*parts)
-
-
-def layer_records(model: nn.Module, data: Dataset, report: ConstraintReport) -> list[dict[str, Any]]:
-    """One JSON-ready record per convolution and other projected layer, as `TrialResult.layers` documents."""
-    size, channels = data.info.image_size, data.info.channels
-    layers = spectral_layers(model)
-    sizes = layer_input_sizes(model, size, in_channels=channels)
-    records = []
-    for name, values in model_spectra(model, size, in_channels=channels).items():
-        layer, norms = layers[name], report.layers.get(name)
-        factors = ("k1", "core", "k3") if isinstance(layer, TTConv) else ("weight",)
-        records.append(
-            {
-                "name": name,
-                "kind": parametrize.type_before_parametrizations(layer).__name__,
-                "shape": {factor: list(getattr(layer, factor).shape) for factor in factors},
-                "input_size": list(sizes[name]),
-                "largest": values.max().item(),
-                "smallest": values.min().item(),
-                "largest_before_projection": None if norms is None else norms.before,
-                "projection": None if norms is None else asdict(norms),
-            }
-        )
-    for name, norms in report.layers.items():
-        if name not in sizes:
-            layer = model.get_submodule(name)
-            records.append(
-                {
-                    "name": name,
-                    "kind": type(layer).__name__,
-                    "shape": {"weight": list(layer.get_parameter("weight").shape)},
-                    "input_size": [],
-                    "largest": norms.after,
-                    "smallest": norms.smallest,
-                    "largest_before_projection": norms.before,
-                    "projection": asdict(norms),
-                }
-            )
-    return records
-
-
-def describe_protocol(data: Dataset) -> dict[str, Any]:
-    """How a result was measured, JSON-ready: results of equal protocols may be compared."""
-    return {
-        "dataset": data.info.name,
-        "dataset_sha256": data.sha256,
-        "split": {**data.split, "evaluated": "test"},
-        "preprocessing": {"pixels": "[0, 1]", "mean": list(data.info.mean), "std": list(data.info.std)},
-        "metrics": {
-            "accuracy": "top-1",
-            "loss": "mean cross-entropy, nats",
-            "ece": {"bins": ECE_BINS, "edges": "equal width, right-closed"},
-            "singular_values": "periodic",
-        },
-        "weights": "last epoch",
-        "precision": "float32",
-    }

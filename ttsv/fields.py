@@ -74,6 +74,21 @@ class Ascending:
         return {"items": {"type": "integer", "minimum": 1}}
 
 
+@dataclass(frozen=True)
+class Each:
+    """Every value of a list passes a check."""
+
+    check: Number
+
+    def fix(self, value: tuple[float, ...]) -> str | None:
+        """What would be right, or None."""
+        return next((fix.replace("must be", "must each be", 1) for v in value if (fix := self.check.fix(v))), None)
+
+    def schema(self) -> dict[str, Any]:
+        """As JSON schema."""
+        return {"items": {"type": "number", **self.check.schema()}}
+
+
 def field(default: Any, doc: str, check: Check | None = None) -> Any:
     """A field with a default, its meaning and its check."""
     return dataclasses.field(default=default, metadata={"doc": doc, "check": check})
@@ -93,15 +108,23 @@ class FieldInfo:
     doc: str
     check: Check | None
     default: Any
+    element: type | None = None
+    """Of a list."""
 
     def parse(self, value: Any) -> Any:
-        """The value as the field stores it (ints become floats, lists tuples); raises `ConfigError`."""
-        if float in self.types and type(value) in (int, float):
-            value = math.inf if abs(value) >= 2**1000 else float(value) + 0.0  # -0.0 is 0.0, with one fingerprint
-        elif tuple in self.types and isinstance(value, list):
-            value = tuple(value)
-        if type(value) not in self.types or (type(value) is tuple and not all(type(v) is int for v in value)):
-            names = " or ".join(_TYPE_NAMES[kind] for kind in self.types)
+        """The value as the field stores it (ints become floats, lists tuples); raises `ConfigError`.
+
+        A field for whole numbers and fractions stores whole ones as ints, however they are written.
+        """
+        if {int, float} <= set(self.types):
+            if type(value) is float and value.is_integer():
+                value = int(value)
+        elif float in self.types:
+            value = _real(value)
+        elif tuple in self.types and isinstance(value, list | tuple):
+            value = tuple(map(_real, value) if self.element is float else value)
+        if type(value) not in self.types or (type(value) is tuple and not all(type(v) is self.element for v in value)):
+            names = " or ".join(self._type_name(kind) for kind in self.types)
             raise ConfigError(self.path, value, f"must be {names}")
         fix = self.check.fix(value) if self.check and value is not None else None
         if fix:
@@ -114,7 +137,21 @@ class FieldInfo:
         schema: dict[str, Any] = {"type": types[0] if len(types) == 1 else types, "description": self.doc}
         if self.default is not dataclasses.MISSING:
             schema["default"] = list(self.default) if isinstance(self.default, tuple) else self.default
+        if self.element is not None:
+            schema["items"] = {"type": _SCHEMA_NAMES[self.element]}
         return schema | (self.check.schema() if self.check else {})
+
+    def _type_name(self, kind: type) -> str:
+        if kind is tuple:
+            return "a list of whole numbers" if self.element is int else "a list of numbers"
+        return _TYPE_NAMES[kind]
+
+
+def _real(value: Any) -> Any:
+    """A number as a float; anything else as it is."""
+    if type(value) not in (int, float):
+        return value
+    return math.inf if abs(value) >= 2**1000 else float(value) + 0.0  # -0.0 is 0.0, with one fingerprint
 
 
 _TYPE_NAMES: dict[type, str] = {
@@ -122,7 +159,6 @@ _TYPE_NAMES: dict[type, str] = {
     float: "a number",
     str: "a string",
     bool: "true or false",
-    tuple: "a list of whole numbers",
     type(None): "null",
 }
 _SCHEMA_NAMES: dict[type, str] = {
@@ -172,13 +208,15 @@ def _parts_and_fields(cls: type[Checked]) -> dict[str, FieldInfo | type[Checked]
         if isinstance(hint, type) and issubclass(hint, Checked):
             found[f.name] = hint
             continue
-        kinds = (tuple,) if typing.get_origin(hint) is tuple else typing.get_args(hint) or (hint,)
+        listed = typing.get_origin(hint) is tuple
+        kinds = (tuple,) if listed else typing.get_args(hint) or (hint,)
         found[f.name] = FieldInfo(
             path=cls.path + f.name,
             types=kinds,
             doc=f.metadata["doc"],
             check=f.metadata["check"],
             default=f.default,
+            element=typing.get_args(hint)[0] if listed else None,
         )
     _KNOWN[cls] = found
     return found

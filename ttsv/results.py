@@ -17,7 +17,8 @@ class EpochMetrics:
     `train_*` are means over the epoch's batches while the weights change, `train_loss` without the orthogonal loss;
     `val_*` are measured after the epoch on the validation split; `ort_loss` is the orthogonal loss after
     the epoch (eq. orthloss, unweighted, None without free frames); `lr` is the rate of the epoch's first step;
-    `constraint_seconds` is the part of `seconds` spent on the constraint.
+    `seconds` are those of its steps, `constraint_seconds` the part spent on the constraint (the last, forced
+    projection is not among them).
     """
 
     epoch: int
@@ -36,6 +37,14 @@ class EpochMetrics:
 class TrialResult:
     """What a finished trial is worth, on the test split, with the protocol under which it was measured.
 
+    `selected_epoch` is the one whose weights were evaluated. `multiply_accumulates` are those of one image.
+    `step_seconds` is the mean time of an optimizer step, `constraint_step_seconds` the part of it that the constraint
+    takes (its penalty's gradient excepted), both without the first epoch of several. `peak_memory` is the GPU's, in
+    bytes, None on a CPU.
+
+    `spectrum_seconds` is the time of the exact spectra of all convolutions; `latency_seconds` and `batch_seconds` that
+    of the inference of 1 and of 128 images.
+
     `max_singular_value` is the largest over all convolutions, of the periodic operator at the size each layer sees.
     `layers` has one record per convolution (name, kind, shape, input size, largest and smallest singular value,
     largest before the last projection, what that projection reported) and, with an empty input size, one per other
@@ -49,9 +58,17 @@ class TrialResult:
     max_singular_value: float
     compression: float
     parameters: int
+    multiply_accumulates: int
     train_seconds: float
     constraint_seconds: float
+    step_seconds: float
+    constraint_step_seconds: float
     eval_seconds: float
+    spectrum_seconds: float
+    latency_seconds: float
+    batch_seconds: float
+    peak_memory: int | None
+    selected_epoch: int
     protocol: dict[str, Any]
     environment: dict[str, Any]
     layers: list[dict[str, Any]]

@@ -7,10 +7,20 @@ from torch import Tensor, nn
 
 from ttsv.bounds import NormBounds, conv_norm_bounds
 from ttsv.grams import Grams
-from ttsv.layers import Convolution, TTConv, layer_input_sizes, periodic_size, spectral_layers
+from ttsv.layers import (
+    Convolution,
+    FramedConv2d,
+    OrthogonalConv2d,
+    TTConv,
+    is_spectral,
+    layer_input_sizes,
+    periodic_size,
+    spectral_layers,
+)
 from ttsv.norms import binary_scale, periodic_norm
+from ttsv.precision import full_precision
 from ttsv.symbol import PeriodicConv, Size
-from ttsv.tt import orthogonalize
+from ttsv.tt import orthogonalize, positive_qr
 
 __all__ = [
     "NormBounds",
@@ -23,6 +33,7 @@ __all__ = [
 ]
 
 
+@full_precision()
 def conv_singular_values(
     kernel: Tensor, input_size: Size, *, stride: Size = 1, dilation: Size = 1, groups: int = 1
 ) -> Tensor:
@@ -95,23 +106,36 @@ def conv_norm(kernel: Tensor, input_size: Size, *, stride: Size = 1, dilation: S
 
 
 def layer_singular_values(layer: nn.Module, input_size: Size) -> Tensor:
-    """Singular values (detached) of one convolution, TT convolution or linear layer as `model_spectra` gives them.
+    """Singular values (detached) of one spectral or linear layer as `model_spectra` gives them.
 
-    A stride that does not divide the size is taken at the smallest larger size that it divides.
+    A stride that does not divide the size is taken at the smallest larger size that it divides. Of layers between
+    frames the nonzero ones: the core's, with what frames that are not orthonormal make of them. A `SOC` counts with
+    the terms of its series in its present mode.
     """
     with torch.no_grad():
         if isinstance(layer, nn.Linear):
             values: Tensor = torch.linalg.svdvals(layer.weight)
             return values[None]
-        if not isinstance(layer, TTConv | Convolution):
+        if not is_spectral(layer):
             raise TypeError(f"{type(layer).__name__} is no spectral layer")
-        size = periodic_size(input_size, layer.stride)
-        if isinstance(layer, TTConv):
-            factors = layer.k1, layer.core, layer.k3
-            return tt_singular_values(*factors, size, stride=layer.stride, dilation=layer.dilation)
-        return conv_singular_values(
-            layer.weight, size, stride=layer.stride, dilation=layer.dilation, groups=layer.groups
-        )
+        core = layer.core if isinstance(layer, FramedConv2d) else layer
+        if isinstance(core, OrthogonalConv2d):
+            size = periodic_size(input_size, (core.stride,) * 2)
+            return core.singular_values(size, frames=_triangles(layer) if isinstance(layer, FramedConv2d) else None)
+        assert isinstance(core, TTConv | Convolution)
+        size = periodic_size(input_size, core.stride)
+        if isinstance(layer, FramedConv2d | TTConv):
+            kernel = core.core if isinstance(core, TTConv) else core.weight
+            return tt_singular_values(layer.k1, kernel, layer.k3, size, stride=core.stride, dilation=core.dilation)
+        assert isinstance(core, Convolution)
+        return conv_singular_values(core.weight, size, stride=core.stride, dilation=core.dilation, groups=core.groups)
+
+
+def _triangles(layer: FramedConv2d) -> tuple[Tensor, Tensor] | None:
+    """What is left of the frames when their orthonormal factors are taken off; None where nothing is."""
+    if layer.frames == "orthonormal":
+        return None
+    return positive_qr(layer.k1)[1], positive_qr(layer.k3.T)[1].T
 
 
 def model_spectra(

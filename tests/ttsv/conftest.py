@@ -12,6 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
+# The tests' tensors are small: threads that wait for each other cost more than they give, the more so beside others.
+torch.set_num_threads(1)
+
 CONVOLVE: dict[int, Callable[..., Tensor]] = {3: functional.conv1d, 4: functional.conv2d, 5: functional.conv3d}
 
 

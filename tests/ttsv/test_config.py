@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from ttsv.config import (
     CONSTRAINTS,
-    LAYERS,
     OPTIMIZERS,
     SCHEDULES,
     ClippingConfig,
@@ -23,6 +22,7 @@ from ttsv.config import (
 from ttsv.data import DATASETS
 from ttsv.errors import ConfigError
 from ttsv.models import list_models
+from ttsv.models.shapes import LAYERS
 
 GOLDEN = json.loads((Path(__file__).parent / "golden_fingerprints.json").read_text())
 REQUIRED: dict[str, Any] = {"dataset": "digits", "model": "small-cnn"}
@@ -30,26 +30,54 @@ INFOS = field_infos()
 
 MEANINGS: dict[str, tuple[list[Any], list[Any]]] = {
     # path: values to take, values to refuse
-    "dataset": (list(DATASETS), ["mnist", "", None, 3]),
-    "model": (list(list_models()), ["resnet", None]),
+    "dataset": (list(DATASETS), ["mnist", "", None, 3, "npz:../x", "synthetic:3x32x31:10:100"]),
+    "model": ([*list_models(), "wrn10-1"], ["resnet", "wrn11-1", "lipconvnet-6", "", None]),
     "layer": (list(LAYERS), ["cp", None, 1]),
-    "rank": ([1, 64, None], [0, -1, 1.5, 2.0, "8", True, [8]]),
+    "rank": ([1, 64, 2.0, 10**6, 0.25, 0.999, None], [0, -1, 0.0, -0.5, 1.5, 10**6 + 1, 1e300, "8", True, [8]]),
+    "frames": (["free", "orthonormal"], ["fixed", None]),
     "lambda_ort": ([0, 0.0, 1e5], [-1e-9, math.nan, math.inf, None, "1", True, 10**400]),
-    "constraint": (list(CONSTRAINTS), ["divide", None]),
+    "ort_normalizer": (["paper", "code"], ["none", None]),
+    "constraint": (list(CONSTRAINTS), ["multiply", None]),
     "delta": ([1, 1e-6, None], [0, 0.0, -1.0, math.nan, math.inf, "1", False]),
+    "mean": ([[], [0.5], (0.1, 0.2, -0.3)], [[math.nan], ["1"], 0.5, None, [True]]),
+    "std": ([[], [0.5], [1, 2.5]], [[0.0], [-1.0], [math.inf], 0.5, None]),
     "seed": ([0, 2**32 - 1], [-1, 2**32, 1.0, None, True]),
     "training.epochs": ([1, 100_000], [0, 100_001, 1.5, None]),
+    "training.steps": ([1, None], [0, 1.5]),
     "training.batch_size": ([1, 1_000_000], [0, -5, 1_000_001, 2.0]),
     "training.optimizer": (list(OPTIMIZERS), ["lbfgs", None]),
     "training.lr": ([1, 1e-9], [0, -0.1, math.nan, math.inf, None]),
     "training.momentum": ([0, 0.5, 1], [-0.1, 1.1, math.nan]),
+    "training.nesterov": ([True, False], [1, None]),
+    "training.amsgrad": ([True, False], [0, None]),
+    "training.eps": ([1e-8, 1], [0, -1e-8, None]),
     "training.weight_decay": ([0, 0.1], [-1e-4, math.inf, math.nan]),
     "training.schedule": (list(SCHEDULES), ["linear", None]),
     "training.milestones": ([[], [1], [60, 120, 160], (3, 4)], [[0], [2, 2], [3, 1], [1.5], ["1"], 5, None]),
     "training.gamma": ([1e-6, 1], [0, 1.5, math.nan]),
+    "training.label_smoothing": ([0, 0.1], [1, -0.1, None]),
+    "training.clip_gradient": ([1, 0.1, None], [0, -1.0, math.inf]),
+    "training.ema": ([0, 0.999, None], [1.1, -0.1]),
+    "training.precision": (["float32", "bf16", "fp16"], ["int8", None]),
+    "training.validation": (["held-out", "test"], ["train", None]),
+    "training.select": (["last", "best"], ["first", None]),
+    "training.recalibrate": ([True, False], [1, None]),
+    "augmentation.flip": ([True, False], [1, None]),
+    "augmentation.pad": ([0, 4], [-1, 1.5, None]),
+    "augmentation.padding": (["zeros", "symmetric"], ["reflect", None]),
     "clipping.every": ([1, 10_000], [0, -1, 1.5, None]),
     "clipping.rounds": ([1, 1000], [0, 1001, None]),
     "clipping.rescale": ([True, False], [1, 0, "yes", None]),
+    "clipping.operator": (["periodic", "zero-padded"], ["dense", None]),
+    "clipping.floor": ([0.1, None], [0, -1.0]),
+    "clipping.linear": ([True, False], [1, None]),
+    "division.conv": ([7, None], [0, -1.0, math.inf]),
+    "division.linear": ([3.9, None], [0]),
+    "division.batch_norm": ([10, None], [0]),
+    "division.every": ([1, 5], [0, None]),
+    "division.power_iterations": ([1, 2, None], [0, 1.5]),
+    "division.operator": (["periodic", "zero-padded"], ["dense", None]),
+    "division.batch_norm_eps": ([1e-6, None], [0]),
 }
 
 
@@ -107,7 +135,7 @@ def test_a_wrong_value_is_named_with_its_fix(path: str, value: Any) -> None:
     assert error.value.fix.startswith("must")
 
 
-@pytest.mark.parametrize("part", ["training", "clipping"])
+@pytest.mark.parametrize("part", ["training", "augmentation", "clipping", "division"])
 def test_parts_must_be_objects(part: str) -> None:
     wrong: list[Any] = [None, 3, [], "sgd"]
     for value in wrong:
@@ -194,6 +222,21 @@ SAME: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"constraint": "none", "delta": 2.0}, {}),
     ({"training": {"schedule": "cosine", "milestones": [3], "gamma": 0.2}}, {}),
     ({"training": {"optimizer": "adam", "momentum": 0.5}}, {"training": {"optimizer": "adam"}}),
+    ({"training": {"amsgrad": True, "eps": 1e-3}}, {}),
+    ({"training": {"momentum": 0, "nesterov": False}}, {"training": {"momentum": 0}}),
+    ({"layer": "soc-tt", "rank": None}, {"layer": "soc"}),
+    ({"layer": "dense", "frames": "orthonormal", "ort_normalizer": "code"}, {}),
+    (
+        {"layer": "tt", "rank": 8, "frames": "orthonormal", "lambda_ort": 2.0},
+        {"layer": "tt", "rank": 8, "frames": "orthonormal"},
+    ),
+    ({"layer": "tt", "rank": 8, "ort_normalizer": "code"}, {"layer": "tt", "rank": 8}),
+    ({"constraint": "divide", "division": {"every": 3}}, {}),
+    ({"division": {"conv": 7}, "augmentation": {"padding": "symmetric"}}, {}),
+    (
+        {"constraint": "divide", "division": {"conv": 7}, "delta": 2, "clipping": {"every": 3}},
+        {"constraint": "divide", "division": {"conv": 7}},
+    ),
     ({"constraint": "clip", "delta": 1}, {"constraint": "clip", "delta": 1.0}),
     ({"seed": 0, "training": {"epochs": 20}}, {}),
 ]
@@ -207,7 +250,18 @@ DIFFERENT: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"training": {"momentum": 0.5}}, {}),
     ({"training": {"optimizer": "adam"}}, {}),
     ({"dataset": "cifar10"}, {}),
+    ({"layer": "tt", "rank": 8, "frames": "orthonormal"}, {"layer": "tt", "rank": 8}),
+    ({"layer": "soc-tt", "rank": 8}, {"layer": "tt", "rank": 8}),
+    ({"constraint": "divide", "division": {"batch_norm": 7}}, {}),
+    ({"training": {"select": "best"}}, {}),
+    ({"augmentation": {"pad": 4, "padding": "symmetric"}}, {"augmentation": {"pad": 4}}),
+    ({"mean": [0.4]}, {}),
 ]
+
+
+def test_a_floor_above_delta_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"clipping\.floor = 2\.0: must be at most delta, 1"):
+        trial("clipping.floor", 2.0, constraint="clip", delta=1.0)
 
 
 @pytest.mark.parametrize(("one", "other"), SAME)

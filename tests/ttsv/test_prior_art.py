@@ -56,6 +56,16 @@ def test_orthogonal_layers_have_singular_values_of_one(
     assert any((p - before[name]).abs().max() > 1e-3 for name, p in layer.named_parameters())
 
 
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("make", [*ORTHOGONAL, aol], ids=lambda make: make.__name__)
+def test_layers_take_the_memory_format_of_images(make: Callable[..., nn.Module], stride: int) -> None:
+    torch.manual_seed(0)
+    layer, images = make(4, 6, 3, stride).eval(), torch.randn(2, 4, 6, 6)
+    expected = layer(images)
+    layer = copy.deepcopy(layer).to(memory_format=torch.channels_last)
+    torch.testing.assert_close(layer(images.to(memory_format=torch.channels_last)), expected, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("make", [bcop, aoc], ids=lambda make: make.__name__)
 def test_zero_padding_keeps_the_norm_and_loses_the_small_values(make: Callable[..., nn.Module]) -> None:
     torch.manual_seed(0)
@@ -75,12 +85,12 @@ def test_aol_is_one_lipschitz(shape: tuple[int, int, int]) -> None:
 def test_cayley_in_float64_on_rectangles() -> None:
     torch.manual_seed(0)
     layer = Cayley(3, 5, 3, stride=2, dtype=torch.float64)
-    for size in ((6, 10), (8, 6)):
+    for size in ((6, 10), (8, 6), (4, 2)):  # the last of 2 x 1 pixels after the stride: the kernel wraps around
         found = values(layer, 3, size)
         torch.testing.assert_close(found, torch.ones_like(found))
-    assert list(spectral_layers(layer)) == []
-    with pytest.raises(ValueError, match="must be multiples of the stride, 2, and hold 3 pixels"):
-        layer(torch.zeros(1, 3, 4, 6, dtype=torch.float64))
+    assert list(spectral_layers(layer)) == [""]
+    with pytest.raises(ValueError, match=r"stride = 2: must divide the input's sides, \(5, 6\)"):
+        layer(torch.zeros(1, 3, 5, 6, dtype=torch.float64))
     assert repr(Cayley(3, 5, 3, bias=False)) == "Cayley(3, 5, kernel_size=3, stride=1, bias=False)"
 
 

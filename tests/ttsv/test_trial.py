@@ -50,7 +50,8 @@ def run(config: TrialConfig, folder: Path) -> tuple[list[EpochMetrics], TrialRes
 
 
 def timeless(epochs: list[EpochMetrics], result: TrialResult) -> tuple[list[EpochMetrics], TrialResult]:
-    none: dict[str, Any] = {"train_seconds": 0.0, "constraint_seconds": 0.0, "eval_seconds": 0.0, "artifacts": {}}
+    times = [name for name in TrialResult.__dataclass_fields__ if name.endswith("seconds")]
+    none: dict[str, Any] = dict.fromkeys(times, 0.0) | {"artifacts": {}}
     return [replace(e, seconds=0, constraint_seconds=0) for e in epochs], replace(result, **none)
 
 
@@ -106,6 +107,7 @@ def test_the_record_is_json_ready(unbroken: tuple[list[EpochMetrics], TrialResul
         "dataset_sha256": "b4962e1929c4c377fdd20265c695ff630ffef36006df2db69774ab360db2235f",
         "split": {
             "evaluated": "test",
+            "trained": "train",
             "test": "stratified, 0.2 of each class",
             "validation": "stratified, 0.1 of each class of the rest",
             "seed": 0,

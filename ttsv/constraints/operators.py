@@ -9,7 +9,16 @@ from torch.nn.utils import parametrize
 
 from ttsv.bounds import conv_norm_bounds
 from ttsv.errors import ConfigError, DivergedError
-from ttsv.layers import Convolution, Framed, TTConv, layer_input_sizes, periodic_size, spectral_layers
+from ttsv.layers import (
+    Convolution,
+    Framed,
+    FramedConv2d,
+    OrthogonalConv2d,
+    TTConv,
+    layer_input_sizes,
+    periodic_size,
+    spectral_layers,
+)
 from ttsv.spectrum import conv_norm
 from ttsv.symbol import Size
 
@@ -35,13 +44,23 @@ def sizes_to_control(
 ) -> dict[str, tuple[int, ...]]:
     """Name -> size of the input of every layer that a projection is to change (linear layers: `()`).
 
-    Raises `ConfigError` for a layer whose weight is parametrized, which a projection could not write (frames held
-    orthonormal are left as they are), and for one whose own padding is neither zeros nor circular.
+    Layers that are orthogonal by construction (`SOC` and the like, between frames too) are left alone: their norm is
+    what it is. Raises `ConfigError` where nothing else is left, for a layer whose weight is parametrized, which a
+    projection could not write (frames held orthonormal are left as they are), and for one whose own padding is neither
+    zeros nor circular.
     """
     sizes = layer_input_sizes(model, input_size, in_channels=in_channels, linear=linear)
     layers = spectral_layers(model, linear=linear)
+    orthogonal = [name for name in sizes if _is_orthogonal(layers[name])]
+    if orthogonal and len(orthogonal) == len(sizes):
+        fix = "is orthogonal by construction, as are all others: nothing is left to clip or divide"
+        raise ConfigError(f"model.{orthogonal[0]}", type(layers[orthogonal[0]]).__name__, fix)
+    sizes = {name: size for name, size in sizes.items() if name not in orthogonal}
     for name in sizes:
         layer = layers[name]
+        if isinstance(layer, FramedConv2d):
+            fix = "must not be frames around a convolution to be clipped or divided: TTConv2d is that"
+            raise ConfigError(f"model.{name}", type(layer).__name__, fix)
         if _is_parametrized(layer):
             kind = parametrize.type_before_parametrizations(layer).__name__
             raise ConfigError(f"model.{name}", kind, "must not be parametrized to be clipped or divided")
@@ -49,6 +68,10 @@ def sizes_to_control(
         if operator == "zero-padded" and mode not in ("zeros", "circular"):
             raise ConfigError(f"model.{name}.padding_mode", mode, 'must be zeros or circular, or operator "periodic"')
     return sizes
+
+
+def _is_orthogonal(layer: nn.Module) -> bool:
+    return isinstance(layer.core if isinstance(layer, FramedConv2d) else layer, OrthogonalConv2d)
 
 
 def _is_parametrized(layer: nn.Module) -> bool:

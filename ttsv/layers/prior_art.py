@@ -1,8 +1,9 @@
 """Other people's ways to control singular values, to compare with: thin adapters around maintained libraries.
 
 BCOP, AOC and AOL come from orthogonium (float32 only; the first two up to the end of a Björck iteration), spectral
-normalisation from torch. All but `Cayley` are `nn.Conv2d` with a parametrized weight, hence spectral layers, which
-projections refuse to write. Convolutions pad by `k // 2` so that an odd kernel keeps the size.
+normalisation from torch. All are spectral layers, which projections refuse to write: `nn.Conv2d` with a parametrized
+weight or, `Cayley` and BCOP with a stride, `OrthogonalConv2d`. Convolutions pad by `k // 2` so that an odd kernel
+keeps the size.
 """
 
 import math
@@ -10,6 +11,7 @@ from typing import Literal
 
 import torch
 from orthogonium.layers.conv.AOC import AdaptiveOrthoConv2d, FastBlockConv2d
+from orthogonium.layers.conv.AOC.rko_conv import RKOParametrizer
 from orthogonium.layers.conv.AOL import AOLConv2D
 from orthogonium.legacy.cayley_ortho_conv import cayley_func
 from torch import Tensor, nn
@@ -17,6 +19,9 @@ from torch.nn import functional
 from torch.nn.utils import parametrizations, parametrize
 
 from ttsv.errors import ConfigError
+from ttsv.layers.orthogonal import OrthogonalConv2d, framed_blocks, space_to_depth_size
+from ttsv.spectrum import conv_singular_values
+from ttsv.symbol import Size
 from ttsv.tt import positive_qr
 
 Padding = Literal["circular", "zeros"]
@@ -38,7 +43,7 @@ def bcop(
     """
     if stride > 1 and kernel_size % 2 == 0:
         raise ConfigError("kernel_size", kernel_size, "must be odd with a stride")
-    conv: nn.Module = FastBlockConv2d(
+    conv: nn.Conv2d = FastBlockConv2d(
         stride * stride * in_channels,
         out_channels,
         kernel_size,
@@ -46,7 +51,7 @@ def bcop(
         bias=bias,
         padding_mode=padding_mode,
     )
-    return conv if stride == 1 else nn.Sequential(nn.PixelUnshuffle(stride), conv)
+    return conv if stride == 1 else SpaceToDepthConv2d(conv, in_channels, stride)
 
 
 def aoc(
@@ -73,7 +78,14 @@ def aoc(
         bias=bias,
         padding_mode=padding_mode,
     )
+    for module in conv.modules():
+        if isinstance(module, RKOParametrizer):  # which views the weight as a matrix: not possible in channels_last
+            module.register_forward_pre_hook(_contiguous)
     return conv
+
+
+def _contiguous(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(tensor.contiguous() for tensor in inputs)
 
 
 def aol(
@@ -102,7 +114,36 @@ def aol(
     return conv
 
 
-class Cayley(nn.Module):
+class SpaceToDepthConv2d(OrthogonalConv2d):
+    """A stride for a convolution without one: `conv`, an `nn.Conv2d` from `s^2 in_channels`, behind space-to-depth."""
+
+    def __init__(self, conv: nn.Conv2d, in_channels: int, stride: int) -> None:
+        super().__init__()
+        self.in_channels = in_channels
+        self.out_channels = conv.out_channels
+        self.kernel_size = conv.kernel_size[0]
+        self.stride = stride
+        self.conv = conv
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override] # made anew by the parametrization
+        """The kernel `(out_channels, s^2 in_channels, k, k)`."""
+        return self.conv.weight
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images `(batch, in_channels, s h, s w)` to images `(batch, out_channels, h, w)`."""
+        outputs: Tensor = self.conv(functional.pixel_unshuffle(images, self.stride))
+        return outputs
+
+    @torch.no_grad()
+    def singular_values(self, input_size: Size, *, frames: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """As `OrthogonalConv2d` has it: those of the kernel."""
+        sizes = space_to_depth_size(input_size, self.stride)
+        taps_last = framed_blocks(self.weight.permute(2, 3, 0, 1), frames)
+        return conv_singular_values(taps_last.permute(2, 3, 0, 1), sizes)
+
+
+class Cayley(OrthogonalConv2d):
     """Orthogonal convolution by the Cayley transform at every frequency (Trockman & Kolter, ICLR 2021).
 
     Periodic, with the map of orthogonium's `cayley_func` and a stride by space-to-depth; unlike the library's own
@@ -135,20 +176,35 @@ class Cayley(nn.Module):
         self.bias = nn.Parameter(torch.zeros(out_channels, device=device, dtype=dtype)) if bias else None
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images `(batch, c_in, s h, s w)` to images `(batch, c_out, h, w)`; h and w at least k."""
-        s, k = self.stride, self.kernel_size
-        if any(n % s or n // s < k for n in images.shape[-2:]):
-            fix = f"must be multiples of the stride, {s}, and hold {k} pixels after it"
-            raise ConfigError("images.shape", tuple(images.shape), fix)
-        images = functional.pixel_unshuffle(images, s)
-        height, width = images.shape[-2:]
-        weight = self.alpha * self.weight / torch.linalg.vector_norm(self.weight)
-        taps = functional.pad(weight, (0, width - k, 0, height - k)).roll((-(k // 2), -(k // 2)), (2, 3))
-        blocks = cayley_func(torch.fft.rfft2(taps).conj().permute(2, 3, 0, 1).flatten(0, 1))
+        """Images `(batch, c_in, s h, s w)` to images `(batch, c_out, h, w)`."""
+        height, width = space_to_depth_size(images.shape[-2:], self.stride)
+        images = functional.pixel_unshuffle(images, self.stride)
         columns = torch.fft.rfft2(images).permute(2, 3, 1, 0).flatten(0, 1)
-        rows = (blocks @ columns).unflatten(0, (height, -1)).permute(3, 2, 0, 1)
+        rows = (self._blocks(height, width) @ columns).unflatten(0, (height, -1)).permute(3, 2, 0, 1)
         outputs: Tensor = torch.fft.irfft2(rows, (height, width))
         return outputs if self.bias is None else outputs + self.bias[:, None, None]
+
+    @torch.no_grad()
+    def singular_values(self, input_size: Size, *, frames: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """As `OrthogonalConv2d` has it: 1, up to rounding, without frames."""
+        height, width = space_to_depth_size(input_size, self.stride)
+        half = torch.linalg.svdvals(framed_blocks(self._blocks(height, width), frames)).unflatten(0, (height, -1))
+        # A real operator has equal values at opposite frequencies: row 0 is its own, the others swap.
+        opposite = half[:, 1 : (width + 1) // 2].flip(1)
+        opposite = torch.cat([opposite[:1], opposite[1:].flip(0)])
+        return torch.cat([half, opposite], dim=1).flatten(0, 1)
+
+    def _blocks(self, height: int, width: int) -> Tensor:
+        """The operator at each frequency of `rfft2`, `(height (width // 2 + 1), c_out, s^2 c_in)`."""
+        k = self.kernel_size
+        weight = self.alpha * self.weight / torch.linalg.vector_norm(self.weight)
+        # A kernel larger than the image wraps around it.
+        rows = [functional.pad(part, (0, 0, 0, height - part.shape[2])) for part in torch.split(weight, height, 2)]
+        folded = torch.stack(rows).sum(0)
+        columns = [functional.pad(part, (0, width - part.shape[3])) for part in torch.split(folded, width, 3)]
+        taps = torch.stack(columns).sum(0).roll((-(k // 2), -(k // 2)), (2, 3))
+        blocks: Tensor = cayley_func(torch.fft.rfft2(taps).conj().permute(2, 3, 0, 1).flatten(0, 1))
+        return blocks
 
     def extra_repr(self) -> str:
         """Arguments, as torch's convolutions print them."""

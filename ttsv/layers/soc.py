@@ -10,8 +10,9 @@ from torch.nn import functional
 from ttsv.bounds import conv_norm_bounds
 from ttsv.errors import ConfigError
 from ttsv.layers.framed import FramedConv2d, FrameKind
+from ttsv.layers.orthogonal import OrthogonalConv2d, framed_blocks, space_to_depth_size
 from ttsv.layers.series import series_norm_bound
-from ttsv.symbol import PeriodicConv, Size, as_tuple
+from ttsv.symbol import PeriodicConv, Size
 
 _EPS = torch.finfo(torch.float64).eps
 _START_ITERATIONS = 50
@@ -19,7 +20,7 @@ _GOOD_ENOUGH = 1.005
 """Bounds of the series above this are worth a tighter bound of the operator's norm, which costs much more."""
 
 
-class SOC(nn.Module):
+class SOC(OrthogonalConv2d):
     """The exponential of a skew convolution: orthogonal up to the series' end, 1-Lipschitz where channels differ.
 
     `exp(A) x = x + A x + A^2 x / 2 + ...` up to `train_terms` or, in evaluation mode, `eval_terms` powers of A, the
@@ -108,7 +109,9 @@ class SOC(nn.Module):
         """The kernel of the operator that is exponentiated; differentiable, the estimated norm included."""
         skew = self.skew_kernel()
         wide, tall = _unfoldings(skew)
-        norms = torch.stack([torch.linalg.vector_norm(wide @ self.across), torch.linalg.vector_norm(self.aside @ tall)])
+        norms = torch.stack(
+            [torch.linalg.vector_norm(wide @ self.across), torch.linalg.vector_norm(tall.T @ self.aside)]
+        )
         return skew * (self.correction / norms.min().clamp_min(torch.finfo(skew.dtype).tiny))
 
     def forward(self, images: Tensor) -> Tensor:
@@ -117,7 +120,7 @@ class SOC(nn.Module):
             self.refresh(1)
         kernel, s = self.scaled_kernel(), self.stride
         if s > 1:
-            _check_divides(images.shape[-2:], s)
+            space_to_depth_size(images.shape[-2:], s)
             images = functional.pixel_unshuffle(images, s)
         missing = len(kernel) - images.shape[-3]
         term = functional.pad(images, (0, 0, 0, 0, 0, missing)) if missing > 0 else images
@@ -148,11 +151,10 @@ class SOC(nn.Module):
         return bound * (1 + 4 * (math.sqrt(kernel[0].numel()) + 8) * (terms + 1) * _EPS)
 
     @torch.no_grad()
-    def singular_values(self, input_size: Size) -> Tensor:
+    def singular_values(self, input_size: Size, *, frames: tuple[Tensor, Tensor] | None = None) -> Tensor:
         """All singular values of the layer in its present mode, its padding taken as periodic.
 
-        As `ttsv.spectrum.conv_singular_values`: `(h w, min(s^2 c_in, c_out))` for images of `s h x s w` pixels, one row
-        per frequency, each descending: of the series of each block of the symbol, cut to the channels in use.
+        As `OrthogonalConv2d` has it: of the series of each block of the symbol, cut to the channels in use.
         """
         kernel = self.scaled_kernel()
         geometry = PeriodicConv.of(kernel, self._core_size(input_size))
@@ -160,12 +162,13 @@ class SOC(nn.Module):
         columns = self.stride * self.stride * self.in_channels
         parts = []
         for index in geometry.batches(kernel, frequencies.index):
-            block = self._centred(geometry.symbol(kernel, index)[:, 0], index, geometry.output_size)
-            total = term = torch.eye(len(kernel), dtype=block.dtype, device=block.device).expand_as(block)
+            skew = self._centred(geometry.symbol(kernel, index)[:, 0], index, geometry.output_size)
+            total = term = torch.eye(len(kernel), dtype=skew.dtype, device=skew.device).expand_as(skew)
             for power in range(1, self.terms + 1):
-                term = term @ block / power
+                term = term @ skew / power
                 total = total + term
-            parts.append(torch.linalg.svdvals(total[:, : self.out_channels, :columns]))
+            blocks = total[:, : self.out_channels, :columns]
+            parts.append(torch.linalg.svdvals(framed_blocks(blocks, frames)))
         return torch.cat(parts)[frequencies.position]
 
     def _centred(self, blocks: Tensor, index: Tensor, grid: tuple[int, ...]) -> Tensor:
@@ -184,9 +187,7 @@ class SOC(nn.Module):
 
     def _core_size(self, input_size: Size) -> tuple[int, ...]:
         """Pixels after space-to-depth."""
-        sizes = as_tuple("input_size", input_size, 2)
-        _check_divides(sizes, self.stride)
-        return tuple(n // self.stride for n in sizes)
+        return space_to_depth_size(input_size, self.stride)
 
 
 class SOCTT(FramedConv2d):
@@ -267,8 +268,3 @@ def _unfoldings(kernel: Tensor) -> tuple[Tensor, Tensor]:
 def _unit(vector: Tensor) -> Tensor:
     unit: Tensor = vector / torch.linalg.vector_norm(vector).clamp_min(torch.finfo(vector.dtype).tiny)
     return unit
-
-
-def _check_divides(sizes: Sequence[int], stride: int) -> None:
-    if any(n % stride for n in sizes):
-        raise ConfigError("stride", stride, f"must divide the input's sides, {tuple(sizes)}")

@@ -1,12 +1,15 @@
 """Which layers of a model have a spectrum that can be controlled, and the size of the input that each sees."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from ttsv.errors import ConfigError
+from ttsv.layers.framed import FramedConv2d
+from ttsv.layers.orthogonal import OrthogonalConv2d
 from ttsv.layers.tt_conv import TTConv
 from ttsv.symbol import Size, as_tuple
 
@@ -14,13 +17,35 @@ Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 
 def spectral_layers(model: nn.Module, *, linear: bool = False) -> dict[str, nn.Module]:
-    """Name -> layer of every convolution (`nn.Conv1d/2d/3d`, `TTConv1d/2d/3d`), in the model's order.
+    """Name -> layer of every convolution, in the model's order: those whose singular values are known.
 
-    `linear=True` adds `nn.Linear`. A model that is itself such a layer has the name "". A layer that the model
-    holds twice is listed once, under its first name.
+    These are `nn.Conv1d/2d/3d`, `TTConv1d/2d/3d`, layers that are orthogonal by construction (`OrthogonalConv2d`:
+    `SOC` and others) and a `FramedConv2d` around one of these or an ungrouped `nn.Conv2d`; what such a layer
+    consists of is not listed again. `linear=True` adds `nn.Linear`. A model that is itself such a layer has the name
+    "". A layer that the model holds twice is listed once, under its first name.
     """
-    kinds = TTConv | Convolution | nn.Linear if linear else TTConv | Convolution
-    return {name: module for name, module in model.named_modules() if isinstance(module, kinds)}
+    found: dict[str, nn.Module] = {}
+    parts: set[nn.Module] = set()
+    for name, module in model.named_modules():
+        if module not in parts and (is_spectral(module) or (linear and isinstance(module, nn.Linear))):
+            found[name] = module
+            parts.update(module.modules())
+    return found
+
+
+def is_spectral(module: nn.Module) -> bool:
+    """Whether a module is a convolution whose singular values are known."""
+    if isinstance(module, FramedConv2d):
+        core = module.core
+        return isinstance(core, OrthogonalConv2d) or (isinstance(core, nn.Conv2d) and core.groups == 1)
+    return isinstance(module, TTConv | Convolution | OrthogonalConv2d)
+
+
+def spatial_dims(layer: nn.Module) -> int:
+    """Number of spatial axes of a spectral layer's input; 0 for a linear layer."""
+    if isinstance(layer, TTConv | Convolution):
+        return len(layer.kernel_size)
+    return 0 if isinstance(layer, nn.Linear) else 2
 
 
 def periodic_size(input_size: Size, stride: Sequence[int]) -> tuple[int, ...]:
@@ -40,12 +65,7 @@ def layer_input_sizes(
     the model has no convolution to tell its axes from.
     """
     layers = spectral_layers(model, linear=linear)
-    first = next((layer for layer in layers.values() if isinstance(layer, TTConv | Convolution)), None)
-    if first is None:
-        raise ConfigError("model", type(model).__name__, "must have a convolution")
-    channels = first.in_channels if in_channels is None else in_channels
-    size = as_tuple("input_size", input_size, len(first.kernel_size))
-    weight = next(first.parameters())
+    image = zero_image(model, input_size, in_channels=in_channels)
     seen: dict[str, tuple[int, ...]] = {}
 
     def recorder(name: str, axes: int) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
@@ -56,19 +76,37 @@ def layer_input_sizes(
 
         return record
 
-    hooks = [
-        layer.register_forward_pre_hook(recorder(name, 0 if isinstance(layer, nn.Linear) else len(layer.kernel_size)))
-        for name, layer in layers.items()
-        if isinstance(layer, TTConv | Convolution | nn.Linear)
-    ]
-    training = [module for module in model.modules() if module.training]
+    hooks = [layer.register_forward_pre_hook(recorder(name, spatial_dims(layer))) for name, layer in layers.items()]
     try:
-        model.eval()
-        with torch.no_grad():
-            model(weight.new_zeros(1, channels, *size))
+        with torch.no_grad(), evaluating(model):
+            model(image)
     finally:
         for hook in hooks:
             hook.remove()
+    return {name: seen[name] for name in layers if name in seen}
+
+
+def zero_image(model: nn.Module, input_size: Size, *, in_channels: int | None = None) -> Tensor:
+    """One zero image `(1, in_channels, *input_size)` on the model's device and in its dtype.
+
+    `in_channels` defaults to those of the first convolution, whose axes it has. Raises `ConfigError` without one.
+    """
+    first = next(iter(spectral_layers(model).values()), None)
+    if first is None:
+        raise ConfigError("model", type(model).__name__, "must have a convolution")
+    channels = first.in_channels if in_channels is None else in_channels
+    size = as_tuple("input_size", input_size, spatial_dims(first))
+    assert isinstance(channels, int)
+    return next(first.parameters()).new_zeros(1, channels, *size)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Inside, the model is in evaluation mode; afterwards each module is in the mode it was in."""
+    training = [module for module in model.modules() if module.training]
+    try:
+        model.eval()
+        yield
+    finally:
         for module in training:
             module.training = True
-    return {name: seen[name] for name in layers if name in seen}

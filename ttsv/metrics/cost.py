@@ -1,10 +1,17 @@
 """What a network costs."""
 
 import math
+import statistics
+import time
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from torch.utils.flop_counter import FlopCounterMode
 
-from ttsv.layers import TTConv, spectral_layers
+from ttsv.layers import SOC, Convolution, FramedConv2d, OrthogonalConv2d, TTConv, spectral_layers
+from ttsv.layers.spectral import evaluating, zero_image
+from ttsv.symbol import Size
 
 
 def parameters(model: nn.Module) -> int:
@@ -15,18 +22,70 @@ def parameters(model: nn.Module) -> int:
 def compression(model: nn.Module) -> float:
     """Convolution weights of the same network uncompressed over those of this one; 1 where nothing is decomposed.
 
-    Biases, linear layers and normalisation are left out, as in the paper's columns. Raises ValueError for a model
-    without a convolution.
+    Biases, linear layers and normalisation are left out, as in the paper's columns. A layer between frames is
+    compared with one like its core from all input to all output channels: for SOC a square one, for a parametrized
+    kernel that kernel. Raises ValueError for a model without a convolution.
     """
-    original = own = 0
-    for layer in spectral_layers(model).values():
-        if isinstance(layer, TTConv):
-            original += layer.in_channels * layer.out_channels * math.prod(layer.kernel_size)
-            own += layer.k1.numel() + layer.core.numel() + layer.k3.numel()
-        else:
-            assert isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d)
-            original += layer.weight.numel()
-            own += layer.weight.numel()
-    if own == 0:
+    counts = [_weights(layer) for layer in spectral_layers(model).values()]
+    if not counts:
         raise ValueError("the model has no convolution")
-    return original / own
+    return sum(original for original, _ in counts) / sum(own for _, own in counts)
+
+
+def _weights(layer: nn.Module) -> tuple[int, int]:
+    """Weights of a spectral layer uncompressed and as it is."""
+    if isinstance(layer, TTConv):
+        original = layer.in_channels * layer.out_channels * math.prod(layer.kernel_size)
+        return original, layer.k1.numel() + layer.core.numel() + layer.k3.numel()
+    if isinstance(layer, FramedConv2d):
+        core = layer.core
+        assert isinstance(core, OrthogonalConv2d | nn.Conv2d)
+        if isinstance(core, SOC):
+            original = max(core.stride**2 * layer.in_channels, layer.out_channels) ** 2 * core.kernel_size**2
+        else:
+            original = core.weight.numel() // math.prod(layer.rank) * layer.in_channels * layer.out_channels
+        return original, layer.k1.numel() + core.weight.numel() + layer.k3.numel()
+    assert isinstance(layer, Convolution | OrthogonalConv2d)
+    return layer.weight.numel(), layer.weight.numel()
+
+
+@torch.no_grad()
+def inference_seconds(model: nn.Module, images: Tensor, count: int, *, budget: float = 1.0) -> float:
+    """Median time, after one pass to warm up, to compute the logits of `count` images in evaluation mode.
+
+    As many passes as fit into a budget of seconds, one at least and 20 at most.
+
+    `images` (at least one, channels, height, width), pixels in [0, 1] on the model's device: the first `count`,
+    taken again from the start where there are fewer.
+    """
+    batch = images[torch.arange(count, device=images.device) % len(images)]
+    times: list[float] = []
+    with evaluating(model), parametrize.cached():
+        while len(times) < 2 or (sum(times[1:]) < budget and len(times) <= 20):
+            started = time.perf_counter()
+            model(batch)
+            if batch.is_cuda:
+                torch.cuda.synchronize(batch.device)
+            times.append(time.perf_counter() - started)
+    return statistics.median(times[1:])
+
+
+def multiply_accumulates(model: nn.Module, input_size: Size, *, in_channels: int | None = None) -> int:
+    """Multiply-accumulates of convolutions and matrix products for one image, in evaluation mode.
+
+    As the layers really compute: TT layers factored or merged, the merging included, SOC with all terms of its
+    series, Cayley and strided AOC with the making of their operators. Parametrized weights are taken as ready made, and
+    what Fourier transforms, products of a matrix and a vector and elementwise operations take is left out.
+    `input_size` in pixels; `in_channels` defaults to those of the first convolution. The forward pass over one zero
+    image changes nothing in the model. Raises `ConfigError` for a model without a convolution.
+    """
+    image = zero_image(model, input_size, in_channels=in_channels)
+    counter = FlopCounterMode(display=False)
+    with torch.no_grad(), evaluating(model), parametrize.cached():
+        for module in model.modules():
+            if parametrize.is_parametrized(module):
+                for name in module.parametrizations:  # type: ignore[union-attr] # a ModuleDict
+                    getattr(module, name)
+        with counter:
+            model(image)
+    return int(counter.get_total_flops()) // 2

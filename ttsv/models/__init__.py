@@ -1,5 +1,6 @@
 """Networks that take pixels in [0, 1]. Importing this package loads no torch; `create_model` does."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ttsv.models.shapes import ConvShape, layer_shapes, list_models
@@ -17,15 +18,26 @@ def create_model(
     in_channels: int = 3,
     image_size: int = 32,
     layer: str = "dense",
-    rank: int | None = None,
-    mean: tuple[float, ...] = (0.5,),
-    std: tuple[float, ...] = (0.5,),
+    rank: float | None = None,
+    mean: Sequence[float] = (0.5,),
+    std: Sequence[float] = (0.5,),
+    frames: str = "free",
     **options: Any,
 ) -> "nn.Module":
     """Builds a network that takes pixels in [0, 1]; the normalisation (mean, std per channel) is its first part.
 
-    `layer="tt"` with a `rank` decomposes every convolution whose rank does not reach both channel counts.
-    Raises `ConfigError` for an unknown name or layer and for values out of range.
+    `name`: one of `list_models()` or like `wrn{6n+4}-{k}`, `lipconvnet-{5n}`, or `torchvision:NAME` for a classifier of
+    torchvision, untrained (dense or tt). `image_size`: pixels along each axis.
+
+    `layer`: what the convolutions are, one of `ttsv.models.shapes.LAYERS`. Those that end in "tt" have frames around
+    cores of largest TT rank `rank`: a whole number, or a fraction in (0, 1] of the largest channel count among the
+    convolutions other than 1x1; a layer whose rank reaches both channel counts is not decomposed. Without a rank
+    they are the kind of layer without frames ("tt" is dense, "soc-tt" is soc), and other kinds ignore a rank.
+    `frames`: "free" or "orthonormal" (see `ttsv.layers.TTConv`). `options`: the network's own, as for `layer_shapes`
+    (`width` of a LipConvNet's first stage).
+
+    Raises `ConfigError` for an unknown name or layer, for values out of range, for an image that the network
+    cannot take, and where a convolution has no counterpart of the kind asked for.
     """
     from ttsv.models.build import build_model
 
@@ -38,5 +50,6 @@ def create_model(
         rank=rank,
         mean=mean,
         std=std,
+        frames=frames,
         **options,
     )

@@ -1,6 +1,5 @@
 """From a network's name and shapes to its modules."""
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,16 +7,40 @@ from typing import Any
 from torch import nn
 
 from ttsv.errors import ConfigError
-from ttsv.layers import TTConv2d
+from ttsv.layers.framed import check_frames
+from ttsv.models.conv_shape import LAYERS, ConvShape
+from ttsv.models.convolutions import ConvFactory
+from ttsv.models.lipconvnet import LipConvNet
 from ttsv.models.normalize import Normalize
-from ttsv.models.shapes import ConvShape, layer_shapes
+from ttsv.models.registry import find
+from ttsv.models.shapes import largest_rank, layer_shapes
+from ttsv.models.single_conv import SingleConv
 from ttsv.models.small_cnn import SmallCNN
+from ttsv.models.vgg import VGG
+from ttsv.models.wide_resnet import WideResNet
+from ttsv.ranks import absolute_rank
 
-ConvFactory = Callable[[ConvShape], nn.Module]
 Builder = Callable[[Sequence[ConvShape], ConvFactory, nn.Module, int], nn.Module]
 
-BUILDERS: dict[str, Builder] = {"small-cnn": SmallCNN}
-"""Network -> what builds it from its shapes, a maker of convolutions, the normalisation and the class count."""
+
+def _resnet(shapes: Sequence[ConvShape], conv: ConvFactory, normalize: nn.Module, num_classes: int) -> nn.Module:
+    from ttsv.models.torchvision_models import ResNet  # importing torchvision takes seconds
+
+    return ResNet(shapes, conv, normalize, num_classes)
+
+
+BUILDERS: dict[str, Builder] = {
+    "single-conv": SingleConv,
+    "small-cnn": SmallCNN,
+    "small-cnn1d": SmallCNN,
+    "small-cnn3d": SmallCNN,
+    "wrn{6n+4}-{k}": WideResNet,
+    "vgg11-19": VGG,
+    "lipconvnet-{5n}": LipConvNet,
+    "resnet18-34": _resnet,
+}
+"""Pattern of a family -> what builds its networks from their shapes, a maker of convolutions, the normalisation and
+the class count."""
 
 
 def build_model(
@@ -27,64 +50,47 @@ def build_model(
     in_channels: int,
     image_size: int,
     layer: str,
-    rank: int | None,
+    rank: float | None,
+    frames: str,
     mean: Sequence[float],
     std: Sequence[float],
     **options: Any,
 ) -> nn.Module:
     """What `ttsv.models.create_model` documents."""
-    shapes = layer_shapes(name, in_channels=in_channels, image_size=image_size, **options)
-    if num_classes < 1:
-        raise ConfigError("num_classes", num_classes, "must be at least 1")
-    normalize = _normalization(mean, std, in_channels)
-    return BUILDERS[name](shapes, _conv_factory(layer, rank), normalize, num_classes)
+    if layer not in LAYERS:
+        raise ConfigError("layer", layer, f"must be one of {', '.join(LAYERS)}")
+    check_frames(frames)
+    for field, value in (("num_classes", num_classes), ("in_channels", in_channels)):
+        if value < 1:
+            raise ConfigError(field, value, "must be at least 1")
+    if rank is not None:
+        absolute_rank(rank, 1)
+    family, numbers = find(name)
+    if family.pattern not in BUILDERS:
+        from ttsv.models.torchvision_models import classifier
+
+        if options:
+            raise ConfigError(next(iter(options)), next(iter(options.values())), f"is no option of {name}")
+        return classifier(
+            **numbers,
+            num_classes=num_classes,
+            in_channels=in_channels,
+            image_size=image_size,
+            layer=layer,
+            rank=rank,
+            frames=frames,
+            normalize=_normalization(mean, std, in_channels, 2),
+        )
+    shapes = layer_shapes(name, in_channels=in_channels, image_size=image_size, num_classes=num_classes, **options)
+    normalize = _normalization(mean, std, in_channels, shapes[0].dims)
+    conv = ConvFactory(layer, largest_rank(shapes, rank), frames)  # type: ignore[arg-type] # checked above
+    return BUILDERS[family.pattern](shapes, conv, normalize, num_classes)
 
 
-def _normalization(mean: Sequence[float], std: Sequence[float], channels: int) -> Normalize:
+def _normalization(mean: Sequence[float], std: Sequence[float], channels: int, dims: int) -> Normalize:
     for field, values in (("mean", mean), ("std", std)):
         if len(values) not in (1, channels) or not all(map(math.isfinite, values)):
             raise ConfigError(field, values, f"must be one finite number, or one per channel ({channels})")
     if min(std) <= 0:
         raise ConfigError("std", std, "must be above 0")
-    return Normalize(mean, std)
-
-
-def _conv_factory(layer: str, rank: int | None) -> ConvFactory:
-    if layer not in _LAYERS:
-        raise ConfigError("layer", layer, f"must be one of {', '.join(_LAYERS)}")
-    if rank is not None and rank < 1:
-        raise ConfigError("rank", rank, "must be at least 1, or null")
-    return _LAYERS[layer](rank)
-
-
-def _dense(shape: ConvShape) -> nn.Module:
-    return nn.Conv2d(
-        shape.in_channels,
-        shape.out_channels,
-        shape.kernel_size,
-        stride=shape.stride,
-        padding=shape.padding,
-        bias=False,
-    )
-
-
-def _tt(shape: ConvShape, rank: int | None) -> nn.Module:
-    ranks = shape.ranks(rank)
-    if ranks is None:
-        return _dense(shape)
-    return TTConv2d(
-        shape.in_channels,
-        shape.out_channels,
-        shape.kernel_size,
-        ranks,
-        stride=shape.stride,
-        padding=shape.padding,
-        bias=False,
-    )
-
-
-_LAYERS: dict[str, Callable[[int | None], ConvFactory]] = {
-    "dense": lambda rank: _dense,
-    "tt": lambda rank: functools.partial(_tt, rank=rank),
-}
-"""Kind of layer -> what makes its convolutions, given the largest rank."""
+    return Normalize(mean, std, dims)

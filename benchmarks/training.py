@@ -1,0 +1,326 @@
+"""Training steps of the paper's networks, ours beside the authors' public code.
+
+    python benchmarks/training.py --authors PATH_OF_THEIR_CHECKOUT [--quick] [--device cuda]
+
+Both sides run in one process by turns, with the same batch and number of threads, on the same CIFAR-shaped synthetic
+images. A figure is the median over rounds of a few steps each, after a warm-up. Ours is the whole engine
+(`ttsv.training.fit`: drawing the batch, augmentation, step, constraint, statistics; validation untimed); theirs is the
+body of their loop on batches that lie ready in memory (their images come through PIL: that is left out). Without
+--authors only ours runs. --quick takes one round and writes no record. The full run takes some 10 minutes on a CPU and
+writes training.json (CUDA: training_cuda.json).
+
+- steps: images per second, ours in float32 and in bf16, and the share of a step that drawing and augmenting take.
+- clip: what one clip of the whole network at rank 192 takes beside 100 steps.
+- memory: peak resident size of a fresh process above what it held before the first step, in MiB (CUDA: peak of the
+  device's allocator).
+- inference: one SOC-TT layer beside one SOC layer of ours, n = 16, evaluation mode, over channels and ranks.
+"""
+
+import argparse
+import importlib
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.authors import checkout
+from benchmarks.measuring import alternate, circumstances, in_fresh_process, peak_mebibytes, ratio, resident_mebibytes
+from ttsv.config import AugmentationConfig, TrainingConfig, TrialConfig
+from ttsv.constraints import Clip, Constraint, Orthogonal
+from ttsv.data import load_dataset
+from ttsv.data.loading import Dataset
+from ttsv.layers import SOC, SOCTT
+from ttsv.models import create_model
+from ttsv.randomness import random_state
+from ttsv.training import batches, fit
+
+HERE = Path(__file__)
+IMAGES = "synthetic:3x32x32:10:4000"
+STD = 0.2507
+
+
+@dataclass(frozen=True)
+class Case:
+    """One network of the benchmark; `floors`: images per second over theirs, on a CPU and on a CUDA device."""
+
+    model: str
+    layer: str
+    rank: int | None
+    lambda_ort: float
+    floors: tuple[float | None, float | None]
+
+    @property
+    def name(self) -> str:
+        """As the record names it."""
+        return f"{self.model} {self.layer}" + (f" rank {self.rank}" if self.rank else "")
+
+
+CASES = (
+    Case("wrn16-10", "dense", None, 0.0, (1.6, 2.5)),
+    Case("wrn16-10", "tt", 192, 1e5, (2.0, 3.0)),
+    Case("lipconvnet-5", "soc", None, 0.0, (None, None)),
+    Case("lipconvnet-5", "soc-tt", 256, 5e3, (1.6, 3.0)),
+)
+
+
+@dataclass(frozen=True)
+class Load:
+    """How much is measured."""
+
+    device: torch.device
+    batch: int
+    steps: int
+    rounds: int
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--authors", type=Path, help="a checkout of WhiteTeaDragon/practical_svd_conv")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--peak", nargs=2, metavar=("SIDE", "CASE"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    cuda = options.device == "cuda"
+    load = Load(torch.device(options.device), 128 if cuda else 16, 20 if cuda else 2, 1 if options.quick else 7)
+    if options.peak:
+        side, place = options.peak
+        print(json.dumps(_peak(side, CASES[int(place)], options.authors, load)))
+        return 0
+    command = f"python benchmarks/training.py{' --authors DIR' if options.authors else ''} --device {options.device}"
+    record: dict[str, Any] = circumstances(command)
+    record |= {"what": "training of the paper's networks, images per second", "batch": load.batch}
+    if cuda:
+        record["device"] = torch.cuda.get_device_name()
+    with tempfile.TemporaryDirectory() as folder:
+        data = load_dataset(IMAGES, Path(folder))
+        record["steps"] = {case.name: _steps(case, data, options.authors, load) for case in CASES}
+        record["clip"] = _clip(CASES[1], data, load)
+    record["memory"] = _memories(options, load)
+    record["inference"] = _inference(load)
+    missed = [
+        f"{case.name}: {found['ratio']:.2f} in float32, floor {floor}"
+        for case in CASES
+        if (floor := case.floors[cuda]) and (found := record["steps"][case.name])["ratio"] and found["ratio"] < floor
+    ]
+    record["missed"] = missed
+    print("\n".join(["missed:", *missed]) if missed else "no floor missed")
+    if not options.quick:
+        name = "training_cuda.json" if cuda else "training.json"
+        HERE.with_name(name).write_text(json.dumps(record, indent=1) + "\n")
+    return 0
+
+
+def _steps(case: Case, data: Dataset, authors: Path | None, load: Load) -> dict[str, Any]:
+    """Images per second of both sides, by turns."""
+    ours = {precision: _ours(case, data, load, precision) for precision in ("float32", "bf16")}
+    theirs = _theirs(case, data, authors, load) if authors else None
+    seconds: dict[str, list[float]] = {name: [] for name in (*ours, "theirs")}
+    for turn in range(load.rounds + 1):
+        for name, side in [*ours.items(), ("theirs", theirs)]:
+            if side is not None and (taken := next(side)) and turn:
+                seconds[name].append(taken)
+    medians = {name: statistics.median(taken) for name, taken in seconds.items() if taken}
+    rates = {name: load.batch / taken for name, taken in medians.items()}
+    feeding = _feeding(data, load) / medians["float32"]
+    found = {
+        "images_per_second": rates,
+        "ratio": ratio(rates["float32"], rates["theirs"]) if authors else None,
+        "ratio_bf16": ratio(rates["bf16"], rates["theirs"]) if authors else None,
+        "feeding_share": feeding,
+    }
+    shown = ", ".join(f"{name} {rate:.2f}" for name, rate in rates.items())
+    gains = f"; {found['ratio']:.2f}x, bf16 {found['ratio_bf16']:.2f}x" if authors else ""
+    print(f"{case.name}: images/s {shown}{gains}; feeding {feeding:.2%} of a step", flush=True)
+    return found
+
+
+def _config(case: Case, load: Load, precision: str, *, rounds: int) -> TrialConfig:
+    return TrialConfig(
+        dataset=IMAGES,
+        model=case.model,
+        layer=case.layer,
+        rank=case.rank,
+        lambda_ort=case.lambda_ort,
+        ort_normalizer="code",
+        training=TrainingConfig(
+            epochs=rounds,
+            steps=load.steps,
+            batch_size=load.batch,
+            lr=0.01,
+            schedule="constant",
+            nesterov=case.model.startswith("wrn"),
+            weight_decay=0.0 if case.layer == "soc-tt" else 1e-4,
+            precision=precision,
+        ),
+        augmentation=AugmentationConfig(flip=True, pad=4, padding="symmetric"),
+    )
+
+
+def _model(case: Case) -> nn.Module:
+    with random_state(0, torch.device("cpu")):
+        return create_model(case.model, num_classes=10, layer=case.layer, rank=case.rank, std=(STD,))
+
+
+def _ours(case: Case, data: Dataset, load: Load, precision: str) -> Iterator[float]:
+    """Seconds per step, round by round, of the whole engine."""
+    config = _config(case, load, precision, rounds=load.rounds + 2)
+    constraint: Constraint = Orthogonal(case.lambda_ort, normalizer="code")
+    for metrics in fit(_model(case), data, config, constraint, device=load.device):
+        yield metrics.seconds / load.steps
+
+
+def _theirs(case: Case, data: Dataset, folder: Path | None, load: Load) -> Iterator[float]:
+    """Seconds per step, round by round, of their loop's body (`train.py`, `SOC/train_robust.py`)."""
+    step = _their_step(case, folder, load.device)
+    images = (data.train.images.float() / 255 - 0.5) / 0.5
+    while True:
+        parts = [slice(place * load.batch, (place + 1) * load.batch) for place in range(load.steps)]
+        ready = [(images[part].to(load.device), data.train.labels[part].to(load.device)) for part in parts]
+        started = time.perf_counter()
+        for pixels, labels in ready:
+            step(pixels, labels)
+        if load.device.type == "cuda":
+            torch.cuda.synchronize()
+        yield (time.perf_counter() - started) / load.steps
+
+
+def _their_step(case: Case, folder: Path | None, device: torch.device) -> Callable[[Tensor, Tensor], None]:
+    assert folder is not None
+    with checkout(folder), random_state(0, torch.device("cpu")):
+        regularizer = importlib.import_module("src.SOTT").orthogonal_loss
+        if case.model == "wrn16-10":
+            model = importlib.import_module("src.WideResNet").wide_resnet16_10(num_classes=10)
+            if case.rank:
+                importlib.import_module("src.tt_dec_layer").conv2tt(model, decomposition_rank=case.rank)
+                regularizer = importlib.import_module("src.utils").orthogonal_loss
+        else:
+            kind = {"soc": ("skew", {}), "soc-tt": ("sott", {"decomposition_rank": case.rank})}[case.layer]
+            robust_net = importlib.import_module("src.SOC.robust_net")
+            model = robust_net.LipNet_n(kind[0], in_channels=32, num_blocks=1, num_classes=10, **kind[1])
+    model = model.to(device).train()
+    nesterov = case.model == "wrn16-10"
+    decay = 0.0 if case.layer == "soc-tt" else 1e-4
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, nesterov=nesterov, weight_decay=decay)
+    criterion, seen = nn.CrossEntropyLoss(), [0.0]
+
+    def step(images: Tensor, labels: Tensor) -> None:
+        optimizer.zero_grad()
+        loss = criterion(model(images), labels)
+        if case.rank:
+            deviation, shapes = regularizer(model)
+            seen.append((deviation / shapes).item())
+            loss += (case.lambda_ort / shapes) * deviation
+        loss.backward()
+        optimizer.step()
+        seen.append(loss.item())
+
+    return step
+
+
+def _feeding(data: Dataset, load: Load) -> float:
+    """Seconds to draw and augment one batch."""
+    train = data.train.to(load.device)
+    config = _config(CASES[0], load, "float32", rounds=1)
+    count = len(train.labels) // load.batch * load.batch
+    started, drawn = time.perf_counter(), 0
+    for _ in range(10):
+        drawn += sum(1 for _ in batches(train, config, 0, count))
+    if load.device.type == "cuda":
+        torch.cuda.synchronize()
+    return (time.perf_counter() - started) / drawn
+
+
+def _clip(case: Case, data: Dataset, load: Load) -> dict[str, Any]:
+    """One clip of the whole network beside 100 steps, weights as they are after some."""
+    model = _model(case)
+    seconds = [
+        m.seconds / load.steps
+        for m in fit(model, data, _config(case, load, "float32", rounds=2), Orthogonal(0.0), device=load.device)
+    ]
+    constraint = Clip(2.0)
+    constraint.bind(model, 32, in_channels=3)
+    taken: list[float] = []
+    for step in range(2):
+        constraint.project(model, step, force=True)
+        taken.append(constraint.report().seconds - sum(taken))
+    share = taken[-1] / (taken[-1] + 100 * seconds[-1])
+    shown = f"first clip {taken[0]:.2f} s, the next {taken[1]:.2f} s"
+    print(f"{case.name}: {shown}, {share:.1%} of training at one per 100 steps", flush=True)
+    return {
+        "first_seconds": taken[0],
+        "next_seconds": taken[1],
+        "step_seconds": seconds[-1],
+        "share_of_training": share,
+    }
+
+
+def _memories(options: argparse.Namespace, load: Load) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for place, case in enumerate(CASES):
+        sides = ("ours", "theirs") if options.authors else ("ours",)
+        extra = ["--authors", str(options.authors)] if options.authors else []
+        peaks = {
+            side: in_fresh_process(str(HERE), [*extra, "--device", options.device, "--peak", side, str(place)])
+            for side in sides
+        }
+        found[case.name] = peaks
+        print(f"{case.name}: peak MiB " + ", ".join(f"{side} {peak:.0f}" for side, peak in peaks.items()), flush=True)
+    return found
+
+
+def _peak(side: str, case: Case, authors: Path | None, load: Load) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        data = load_dataset(IMAGES, Path(folder))
+        rounds = _ours(case, data, load, "float32") if side == "ours" else _theirs(case, data, authors, load)
+        before = resident_mebibytes()
+        next(rounds)
+        if load.device.type == "cuda":
+            return torch.cuda.max_memory_allocated() / 2**20
+        return peak_mebibytes() - before
+
+
+@torch.no_grad()
+def _inference(load: Load) -> dict[str, Any]:
+    """Speed-up of SOC-TT over SOC by channels and rank (the paper's figure: up to 6 for c/4 and 3 for c/2)."""
+    found: dict[str, Any] = {}
+    for channels in (128, 256, 512, 1024):
+        images = torch.randn(load.batch, channels, 16, 16, device=load.device)
+        layers: list[nn.Module] = [SOC(channels, channels, 3)]
+        layers += [SOCTT(channels, channels, 3, channels // share) for share in (4, 2)]
+        sides = [_forward(layer.to(load.device).eval(), images) for layer in layers]
+        alternate(sides, 1)
+        seconds = [statistics.median(taken) for taken in alternate(sides, load.rounds) if taken]
+        found[str(channels)] = {
+            "c/4": seconds[0] / seconds[1],
+            "c/2": seconds[0] / seconds[2],
+            "soc_seconds": seconds[0],
+        }
+        print(
+            f"SOC-TT, {channels} channels: {seconds[0] / seconds[1]:.1f}x at c/4, {seconds[0] / seconds[2]:.1f}x at c/2"
+        )
+    return found
+
+
+def _forward(layer: nn.Module, images: Tensor) -> Callable[[], object]:
+    def forward() -> None:
+        layer(images)
+        if images.is_cuda:
+            torch.cuda.synchronize()
+
+    return forward
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""Convolutions orthogonal by construction: they have a spectrum, but no kernel that a projection could write."""
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor, nn
+
+from ttsv.errors import ConfigError
+from ttsv.symbol import Size, as_tuple
+
+
+class OrthogonalConv2d(nn.Module, ABC):
+    """Base of `SOC` and others: from images `(batch, in_channels, s h, s w)` to `(batch, out_channels, h, w)`.
+
+    `stride` is s along both axes, by space-to-depth; `weight` what their operator is made from.
+    """
+
+    in_channels: int
+    out_channels: int
+    kernel_size: int
+    stride: int
+    weight: Tensor
+
+    @abstractmethod
+    def singular_values(self, input_size: Size, *, frames: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """All singular values, its padding taken as periodic, as `ttsv.spectrum.conv_singular_values` gives them.
+
+        `(h w, min(out_channels, s^2 in_channels))` for images of `input_size`, `s h x s w` pixels, one row per
+        frequency, each descending. With `frames`, `k1 (c_in, in_channels)` and `k3 (out_channels, c_out)`: those of
+        the layer between two 1x1 convolutions, `(h w, min(c_out, s^2 c_in))`.
+        """
+
+
+def framed_blocks(blocks: Tensor, frames: tuple[Tensor, Tensor] | None) -> Tensor:
+    """Blocks `(..., out_channels, s^2 in_channels)` of an operator's symbol between frames (see `singular_values`)."""
+    if frames is None:
+        return blocks
+    k1, k3 = (frame.to(blocks.dtype) for frame in frames)
+    # Space-to-depth puts the components of one channel side by side.
+    by_channel = blocks.reshape(*blocks.shape[:-1], k1.shape[1], -1)
+    return torch.einsum("po,...pas,ia->...ois", k3, by_channel, k1).flatten(-2)
+
+
+def space_to_depth_size(input_size: Size, stride: int) -> tuple[int, ...]:
+    """Pixels of an image after space-to-depth. Raises `ConfigError` where the stride does not divide its sides."""
+    sizes = as_tuple("input_size", input_size, 2)
+    if any(n % stride for n in sizes):
+        raise ConfigError("stride", stride, f"must divide the input's sides, {sizes}")
+    return tuple(n // stride for n in sizes)

@@ -1,0 +1,97 @@
+"""torchvision's classifiers, untrained: its ResNets with any kind of layer, all others dense or decomposed."""
+
+import warnings
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import torch
+import torchvision
+from torch import Tensor, nn
+
+from ttsv.errors import ConfigError
+from ttsv.layers import tensorize
+from ttsv.layers.spectral import evaluating
+from ttsv.models.conv_shape import ConvShape
+from ttsv.models.convolutions import ConvFactory, initialize, kaiming
+
+
+class ResNet(torchvision.models.ResNet):  # type: ignore[misc] # torchvision has no types
+    """torchvision's ResNet of basic blocks with the convolutions of `shapes`.
+
+    Takes pixels (batch, channels, size, size) in [0, 1], gives logits (batch, num_classes). Where the stem is a 3x3
+    convolution (images below 64 pixels a side) no pooling follows it.
+    """
+
+    def __init__(self, shapes: Sequence[ConvShape], conv: ConvFactory, normalize: nn.Module, num_classes: int) -> None:
+        first = [shape.name for shape in shapes if shape.name.endswith(".conv1")]
+        blocks = [sum(name.startswith(f"layer{stage}.") for name in first) for stage in range(1, 5)]
+        super().__init__(torchvision.models.resnet.BasicBlock, blocks, num_classes)
+        self.normalize = normalize
+        for shape in shapes:
+            self.set_submodule(shape.name, conv(shape))
+        if shapes[0].stride == 1:
+            self.maxpool = nn.Identity()
+        initialize(self, conv, kaiming)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Logits of a batch of images."""
+        logits: Tensor = super().forward(self.normalize(pixels))
+        return logits
+
+
+def classifier(
+    architecture: str,
+    *,
+    num_classes: int,
+    in_channels: int,
+    image_size: int,
+    layer: str,
+    rank: float | None,
+    frames: str,
+    normalize: nn.Module,
+) -> nn.Module:
+    """A classifier of torchvision by its name there, `tensorize`d for "tt".
+
+    Its first convolution is made anew for other than three channels. Raises `ConfigError` for an unknown name, for
+    kinds of layer other than dense and tt, and for images that the network does not take.
+    """
+    known = torchvision.models.list_models(module=torchvision.models)
+    if architecture not in known:
+        raise ConfigError("model", f"torchvision:{architecture}", f"torchvision has {', '.join(known)}")
+    if layer not in ("dense", "tt"):
+        raise ConfigError("layer", layer, "must be dense or tt for networks of torchvision")
+
+    # Auxiliary heads, which the other networks do not have, would give training several outputs.
+    options = {"aux_logits": False} if architecture in ("googlenet", "inception_v3") else {}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The default weight initialization of .*")
+        network: nn.Module = torchvision.models.get_model(
+            architecture, weights=None, num_classes=num_classes, **options
+        )
+    if in_channels != 3:
+        _take_channels(network, in_channels)
+    model = nn.Sequential(OrderedDict(normalize=normalize, network=network))
+    try:
+        with torch.no_grad(), evaluating(model):
+            model(torch.zeros(1, in_channels, image_size, image_size))
+    except (RuntimeError, ValueError, AssertionError) as error:
+        fix = f"is not a size that torchvision's {architecture} takes: {error}"
+        raise ConfigError("image_size", image_size, fix) from error
+    if layer == "dense" or rank is None:
+        return model
+    return tensorize(model, rank, frames=frames)  # type: ignore[arg-type] # checked there
+
+
+def _take_channels(network: nn.Module, in_channels: int) -> None:
+    """Replaces the first convolution by one from other channels."""
+    name, first = next((name, module) for name, module in network.named_modules() if isinstance(module, nn.Conv2d))
+    conv = nn.Conv2d(
+        in_channels,
+        first.out_channels,
+        first.kernel_size,  # type: ignore[arg-type] # as long as the axes, which mypy cannot see
+        stride=first.stride,  # type: ignore[arg-type]
+        padding=first.padding,  # type: ignore[arg-type]
+        dilation=first.dilation,  # type: ignore[arg-type]
+        bias=first.bias is not None,
+    )
+    network.set_submodule(name, conv)

@@ -1,0 +1,85 @@
+"""Optimizers and the schedules of their learning rates."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from ttsv.config import TrainingConfig
+
+_WARM_SHARE, _START, _END = 0.3, 25.0, 1e4
+
+
+def make_optimizer(model: nn.Module, training: TrainingConfig) -> torch.optim.Optimizer:
+    """The optimizer of a training configuration over all of the model's parameters, fused."""
+    if training.optimizer == "sgd":
+        return torch.optim.SGD(
+            model.parameters(),
+            lr=training.lr,
+            momentum=training.momentum,
+            nesterov=training.nesterov and training.momentum > 0,
+            weight_decay=training.weight_decay,
+            fused=True,
+        )
+    kind = torch.optim.AdamW if training.optimizer == "adamw" else torch.optim.Adam
+    return kind(
+        model.parameters(),
+        lr=training.lr,
+        eps=training.eps,
+        amsgrad=training.amsgrad,
+        weight_decay=training.weight_decay,
+        fused=True,
+    )
+
+
+def learning_rate(training: TrainingConfig, step: int, steps_per_epoch: int) -> float:
+    """The rate of optimizer step `step`, counted from 0 over the whole training.
+
+    `constant`: lr. `cosine`: lr (1 + cos(pi step / steps)) / 2, Loshchilov and Hutter, SGDR (2017), without
+    restarts. `multistep`: lr gamma^m after m milestones, in epochs. `onecycle`: from lr / 25 up to lr over the first
+    30 % of the steps, then down to lr / 250,000, both along half a cosine (Smith and Topin, Super-convergence (2019),
+    as in torch's OneCycleLR).
+    """
+    steps = training.epochs * steps_per_epoch
+    match training.schedule:
+        case "cosine":
+            return _half_cosine(training.lr, 0.0, step / steps)
+        case "multistep":
+            passed = sum(step >= milestone * steps_per_epoch for milestone in training.milestones)
+            return training.lr * training.gamma**passed
+        case "onecycle":
+            start, peak = training.lr / _START, _WARM_SHARE * steps - 1
+            if step <= peak:
+                return _half_cosine(start, training.lr, step / peak)
+            return _half_cosine(training.lr, start / _END, (step - peak) / (steps - 1 - peak))
+    return training.lr
+
+
+def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Sets the rate of all parameters."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+
+
+def moments(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """What the optimizer has gathered about each parameter: all of its state that no configuration gives."""
+    return {str(index): values for index, values in optimizer.state_dict()["state"].items()}
+
+
+def restore_moments(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
+    """Takes up saved `moments`, in the memory layout of the parameters, which fused optimizers rely on."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    state: dict[int, dict[str, Any]] = {}
+    for index, values in saved.items():
+        like = parameters[int(index)]
+        state[int(index)] = {
+            name: torch.empty_like(like).copy_(value) if torch.is_tensor(value) and value.shape == like.shape else value
+            for name, value in values.items()
+        }
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _half_cosine(start: float, end: float, share: float) -> float:
+    return end + (start - end) * (1 + math.cos(math.pi * share)) / 2
