@@ -23,7 +23,7 @@ def checkout(folder: Path) -> Iterator[None]:
     if not (folder / "src" / "utils.py").is_file():
         raise SystemExit(f"--authors {folder}: has no src/utils.py; give a checkout of practical_svd_conv")
     for name in ("wandb", "torchsummary", "einops"):
-        if importlib.util.find_spec(name) is None and name not in sys.modules:
+        if name not in sys.modules and importlib.util.find_spec(name) is None:
             stand_in = ModuleType(name)
             stand_in.rearrange = None  # type: ignore[attr-defined]
             sys.modules[name] = stand_in

@@ -204,7 +204,6 @@ def _their_step(case: Case, folder: Path | None, device: torch.device) -> Callab
             model = importlib.import_module("src.WideResNet").wide_resnet16_10(num_classes=10)
             if case.rank:
                 importlib.import_module("src.tt_dec_layer").conv2tt(model, decomposition_rank=case.rank)
-                regularizer = importlib.import_module("src.utils").orthogonal_loss
         else:
             kind = {"soc": ("skew", {}), "soc-tt": ("sott", {"decomposition_rank": case.rank})}[case.layer]
             robust_net = importlib.import_module("src.SOC.robust_net")

@@ -15,7 +15,7 @@ _WARM_SHARE, _START, _END = 0.3, 25.0, 1e4
 def make_optimizer(model: nn.Module, training: TrainingConfig) -> torch.optim.Optimizer:
     """The optimizer of a training configuration over all of the model's parameters, fused."""
     if training.optimizer == "sgd":
-        return torch.optim.SGD(
+        sgd = torch.optim.SGD(
             model.parameters(),
             lr=training.lr,
             momentum=training.momentum,
@@ -23,6 +23,11 @@ def make_optimizer(model: nn.Module, training: TrainingConfig) -> torch.optim.Op
             weight_decay=training.weight_decay,
             fused=True,
         )
+        if training.momentum:
+            # torch leaves it uninitialised where the first step of a fused SGD is skipped, as in float16 it may be.
+            for parameter in filter(lambda p: p.requires_grad, model.parameters()):
+                sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        return sgd
     kind = torch.optim.AdamW if training.optimizer == "adamw" else torch.optim.Adam
     return kind(
         model.parameters(),

@@ -18,9 +18,10 @@ from ttsv.data import DATASETS, load_dataset
 from ttsv.data.loading import Dataset, Split
 from ttsv.errors import DataError, DivergedError, OutOfMemoryError
 from ttsv.failures import known_failures
-from ttsv.layers import TTConv2d, orthogonal_loss
+from ttsv.layers import SOC, TTConv2d, orthogonal_loss
 from ttsv.metrics.accuracy import predict
 from ttsv.models import create_model
+from ttsv.models.shapes import LAYERS
 from ttsv.optimization import learning_rate
 from ttsv.randomness import derived_seed, epoch_order, random_state
 from ttsv.results import EpochMetrics
@@ -503,6 +504,37 @@ def test_less_precision_gives_the_same_conclusion(precision: str, tmp_path: Path
         assert max(float(values.max()) for values in model_spectra(model, 8).values()) <= 1 + 1e-5
     assert accuracies["float32"] > 0.9
     assert abs(accuracies["float32"] - accuracies[precision]) <= 0.02
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("layer", LAYERS)
+def test_every_kind_of_layer_takes_a_step_in_less_precision(layer: str, precision: str) -> None:
+    with random_state(3, CPU):
+        model = create_model("wrn10-1", num_classes=10, in_channels=1, image_size=8, layer=layer, rank=0.25)
+    before = {name: value.clone() for name, value in model.named_parameters()}
+    metrics, _ = run(model, trial(epochs=1, precision=precision), Orthogonal(0.1))
+    assert math.isfinite(metrics[0].val_loss)
+    for name, value in model.named_parameters():
+        assert value.dtype == torch.float32
+        assert value.isfinite().all()
+        assert not value.requires_grad or not torch.equal(value, before[name]), name
+
+
+def test_skew_orthogonal_layers_scale_their_kernel_in_full_precision() -> None:
+    layer = SOC(4, 4, 3).eval()
+    expected = layer.scaled_kernel()
+    seen = []
+    real = functional.conv2d
+
+    def watched(images: Tensor, kernel: Tensor, **options: Any) -> Tensor:
+        seen.append(kernel)
+        return real(images, kernel, **options)
+
+    with pytest.MonkeyPatch.context() as patch, torch.autocast("cpu", torch.bfloat16):
+        patch.setattr(functional, "conv2d", watched)
+        layer(torch.rand(2, 4, 6, 6))
+    assert all(torch.equal(kernel, expected) for kernel in seen)
+    assert len(seen) == layer.eval_terms
 
 
 # --- failures ---

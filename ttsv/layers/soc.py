@@ -116,9 +116,11 @@ class SOC(OrthogonalConv2d):
 
     def forward(self, images: Tensor) -> Tensor:
         """Images `(batch, c_in, s h, s w)` to images `(batch, c_out, h, w)`."""
-        if self.training:
-            self.refresh(1)
-        kernel, s = self.scaled_kernel(), self.stride
+        s = self.stride
+        with torch.autocast(images.device.type, enabled=False):  # the norm that bounds the layer is no place to save
+            if self.training:
+                self.refresh(1)
+            kernel = self.scaled_kernel()
         if s > 1:
             space_to_depth_size(images.shape[-2:], s)
             images = functional.pixel_unshuffle(images, s)

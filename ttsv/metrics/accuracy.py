@@ -8,7 +8,7 @@ from ttsv.data.loading import as_pixels
 
 
 @torch.no_grad()
-def predict(model: nn.Module, images: Tensor, *, batch_size: int = 1000) -> Tensor:
+def predict(model: nn.Module, images: Tensor, *, batch_size: int = 256) -> Tensor:
     """Logits (count, classes) of the model in evaluation mode; its training flag is put back afterwards.
 
     `images` (count, channels, height, width): uint8, or floats in [0, 1], on the model's device.

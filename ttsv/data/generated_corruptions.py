@@ -1,0 +1,145 @@
+"""Corruptions of any image data set, by a maintained library: another protocol than the published files."""
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ttsv.data.content import content_sha256
+from ttsv.data.corruptions import KINDS, LABELS, SEVERITIES, CorruptedSet, open_corrupted
+from ttsv.data.loading import as_pixels
+from ttsv.data.sources import Arrays
+from ttsv.errors import ConfigError
+from ttsv.randomness import derived_seed
+
+LIBRARY = "imagecorruptions-imaug"
+SMALLEST = 32
+"""Pixels that the library wants along each side."""
+_PACKAGES = (LIBRARY, "numba", "numpy", "opencv-python", "pillow", "scikit-image", "scipy")
+_SEEDED = ("glass_blur", "impulse_noise")
+"""Kinds that do not draw from numpy's global random numbers, and take a seed instead."""
+_LUMA = (0.299, 0.587, 0.114)
+
+Progress = Callable[[str, int, int], None]
+"""Called while images are corrupted: the kind to come, the number of kinds done, and of all."""
+
+
+class GeneratedCorruptions:
+    """The 19 kinds at 5 severities, made of test images once and kept in `folder/NAME-corrupted-KEY`.
+
+    `images` (n, channels, height, width), uint8 or floats in [0, 1] (rounded to 8 bits), of 1 or 3 channels;
+    `labels` (n,); `name` of the data set, `classes` as many as it has. Every image's random numbers follow from
+    `seed`, kind, severity and its number alone. Images of fewer than 32 pixels are corrupted with each pixel as a
+    square of k x k, and brought back by the mean of each square, which weakens noise by k. Grey images are corrupted
+    in three channels and brought back by luma (ITU-R 601). The protocol says so. `progress` is called before each kind.
+    Raises `ConfigError` for images that this does not hold for.
+    """
+
+    def __init__(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        *,
+        name: str,
+        folder: Path,
+        classes: int | None = None,
+        seed: int = 0,
+        progress: Progress | None = None,
+    ) -> None:
+        if images.ndim != 4 or images.shape[1] not in (1, 3) or len(images) == 0:
+            raise ConfigError("images", tuple(images.shape), "must be (count, 1 or 3 channels, height, width)")
+        if labels.shape != images.shape[:1]:
+            raise ConfigError("labels", tuple(labels.shape), f"must be ({len(images)},), one per image")
+        pixels = as_pixels(images).cpu()
+        if not (pixels.min() >= 0 and pixels.max() <= 1):
+            raise ConfigError("images", f"{pixels.min():g} to {pixels.max():g}", "must be pixels in [0, 1]")
+        self.images = (pixels * 255).round().byte().permute(0, 2, 3, 1).contiguous().numpy()
+        self.labels = labels.cpu().long().numpy()
+        self.name = name
+        self.folder = Path(folder)
+        self.classes = classes
+        self.seed = seed
+        self.progress = progress
+
+    def open(self) -> CorruptedSet:
+        """The images, made where they are not in the folder yet. Raises `DataError` where they were altered there."""
+        protocol = self._protocol()
+        key = hashlib.sha256(json.dumps(protocol, sort_keys=True).encode()).hexdigest()[:16]
+        place = self.folder / f"{self.name.replace(':', '-')}-corrupted-{key}"
+        if not place.exists():
+            self._make(place)
+        return open_corrupted(place, shape=self.images.shape[1:], classes=self.classes, protocol=protocol)
+
+    def _protocol(self) -> dict[str, Any]:
+        factor = _factor(self.images.shape[1:3])
+        enlarged = f"each pixel as {factor} x {factor}, then the mean of these" if factor > 1 else None
+        return {
+            "corruptions": "generated",
+            "name": self.name,
+            "packages": {package: version(package) for package in _PACKAGES},
+            "seed": self.seed,
+            "enlarged": enlarged,
+            "grey": "three equal channels, then luma" if self.images.shape[3] == 1 else None,
+            "source_sha256": content_sha256(Arrays(self.images, self.labels, None)),
+        }
+
+    def _make(self, place: Path) -> None:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shape = (len(SEVERITIES) * len(self.images), *self.images.shape[1:])
+        with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{place.name}.") as folder:
+            made = Path(folder) / "made"
+            made.mkdir()
+            np.save(made / LABELS, np.tile(self.labels, len(SEVERITIES)))
+            for done, kind in enumerate(KINDS):
+                if self.progress:
+                    self.progress(kind, done, len(KINDS))
+                target = np.lib.format.open_memmap(made / f"{kind}.npy", mode="w+", dtype=np.uint8, shape=shape)
+                for row, (severity, number) in enumerate(np.ndindex(len(SEVERITIES), len(self.images))):
+                    seed = derived_seed(self.seed, "corruption", kind, SEVERITIES[severity], number) % 2**32
+                    target[row] = corrupted(self.images[number], kind, SEVERITIES[severity], seed)
+                target.flush()
+            try:
+                made.rename(place)
+            except OSError:
+                if not place.exists():  # else another process has made the same ones meanwhile
+                    raise
+
+
+def corrupted(image: NDArray[np.uint8], kind: str, severity: int, seed: int) -> NDArray[np.uint8]:
+    """One image (height, width, 1 or 3 channels) corrupted, of the same shape; `seed` in [0, 2**32)."""
+    from imagecorruptions import corrupt
+
+    factor = _factor(image.shape[:2])
+    large = image.repeat(factor, axis=0).repeat(factor, axis=1)
+    options = {"seed": seed} if kind in _SEEDED else {}
+    with _numpy_seed(seed):
+        found = corrupt(large, severity=severity, corruption_name=kind, **options).astype(np.float64)
+    if image.shape[2] == 1:
+        found = (found @ _LUMA)[..., None]
+    height, width, channels = image.shape
+    squares = found.reshape(height, factor, width, factor, channels)
+    result: NDArray[np.uint8] = np.rint(squares.mean(axis=(1, 3))).astype(np.uint8)
+    return result
+
+
+def _factor(size: tuple[int, ...]) -> int:
+    return -(-SMALLEST // min(min(size), SMALLEST))
+
+
+@contextmanager
+def _numpy_seed(seed: int) -> Iterator[None]:
+    """Inside, numpy's global random numbers, which the library draws from, follow from the seed."""
+    before = np.random.get_state()
+    np.random.seed(seed)
+    try:
+        yield
+    finally:
+        np.random.set_state(before)

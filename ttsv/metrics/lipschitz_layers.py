@@ -1,0 +1,125 @@
+"""Rules for the layers that hold a network's weights, see `ttsv.metrics.lipschitz_rules`."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from ttsv.layers import SOC, MinMax, OrthogonalConv2d, TTConv
+from ttsv.metrics.linear_maps import EPS, Convolution, Matrix, TTConvolution, padded_sides, rounded_up
+from ttsv.metrics.lipschitz_trace import Affine, ModuleRule, Reach, Rule, Trace, Traced
+from ttsv.symbol import Size, as_tuple
+
+
+def _convolved(axes: int) -> Rule:
+    def rule(
+        trace: Trace,
+        _: Tensor,
+        features: Traced,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: Size = 1,
+        padding: Size | str = 0,
+        dilation: Size = 1,
+        groups: int = 1,
+    ) -> Affine:
+        _require_constant(trace, weight)
+        kernel, e = weight.detach().double(), as_tuple("dilation", dilation, axes)
+        pads = padding if isinstance(padding, str) else as_tuple("padding", padding, axes, least=0)
+        sides = padded_sides(pads, kernel.shape[2:], e)
+        steps = as_tuple("stride", stride, axes)
+        linear = Convolution(kernel, tuple(features.shape[2:]), steps, sides, e, groups)
+        return Affine(trace, "convolution", linear, _settled(features.reach))
+
+    return rule
+
+
+def _linear(trace: Trace, _: Tensor, features: Traced, weight: Tensor, bias: Tensor | None = None) -> Reach | Affine:
+    _require_constant(trace, weight)
+    matrix = Matrix(weight.detach().double())
+    if features.ndim == 2:
+        return Affine(trace, "linear", matrix, _settled(features.reach))
+    # The matrix acts on the last axis, which is not that of the channels.
+    return Reach(Affine(trace, "linear", matrix, Reach(features.reach.total)).total)
+
+
+def _require_constant(trace: Trace, weight: Tensor) -> None:
+    if isinstance(weight, Traced):
+        raise trace.refuse("a weight that depends on the input", "has no bound")
+
+
+def _settled(reach: Reach | Affine) -> Reach:
+    """The reach as it is, a linear map's with its bound computed."""
+    return Reach(reach.total) if isinstance(reach, Affine) else reach
+
+
+WEIGHTED: dict[str, Rule] = {**{f"conv{axes}d": _convolved(axes) for axes in (1, 2, 3)}, "linear": _linear}
+"""Name of a function of torch -> its rule."""
+
+
+def _layer(trace: Trace, layer: Any, features: Traced) -> tuple[Sequence[int], Affine]:
+    """A convolution of torch, whose padding is part of its operator, or a TT convolution."""
+    size = features.shape[2:]
+    if isinstance(layer, TTConv):
+        core = Convolution.of_layer(layer, layer.core.detach(), size)
+        linear: TTConvolution | Convolution = TTConvolution(layer.k1.detach(), core, layer.k3.detach())
+        outputs = core.output_size
+    else:
+        linear = Convolution.of_layer(layer, layer.weight.detach(), size)
+        outputs = linear.output_size
+    affine = Affine(trace, "convolution", linear, _settled(features.reach))
+    return (features.shape[0], layer.out_channels, *outputs), affine
+
+
+def _soc(trace: Trace, layer: SOC, features: Traced) -> tuple[Sequence[int], Reach]:
+    size, source = tuple(features.shape[-2:]), features.reach
+    total = rounded_up(source.total * layer.lipschitz_bound(size))
+    trace.record("soc", [source], total, f"series of {layer.eval_terms} powers at a bound of its operator's norm")
+    height, width = (n // layer.stride for n in size)
+    return (features.shape[0], layer.out_channels, height, width), Reach(total)
+
+
+def _cayley(trace: Trace, layer: OrthogonalConv2d, features: Traced) -> tuple[Sequence[int], Reach]:
+    size, source = tuple(features.shape[-2:]), features.reach
+    sides = layer.out_channels + layer.stride**2 * layer.in_channels
+    # What LAPACK and the Fourier transforms may round away.
+    norm = layer.singular_values(size).max().item() * (1 + 64 * (sides + math.prod(size)) * EPS)
+    total = trace.record("cayley", [source], rounded_up(source.total * norm), "largest norm over its frequencies")
+    height, width = (n // layer.stride for n in size)
+    return (features.shape[0], layer.out_channels, height, width), Reach(total)
+
+
+def _minmax(trace: Trace, _: MinMax, features: Traced) -> tuple[Sequence[int], Reach]:
+    # Of two pairs of numbers, sorting makes none further from the other.
+    total = trace.record("minmax", [features.reach], features.reach.total, "1-Lipschitz")
+    return features.shape, Reach(total)
+
+
+_MODULES: dict[type[nn.Module], ModuleRule] = {
+    nn.Conv1d: _layer,
+    nn.Conv2d: _layer,
+    nn.Conv3d: _layer,
+    TTConv: _layer,
+    SOC: _soc,
+    MinMax: _minmax,
+}
+
+
+def module_rule(module: nn.Module) -> ModuleRule | None:
+    """The rule of a layer that is met as a whole, or None for one whose functions are followed.
+
+    A subclass that computes something of its own is followed too.
+    """
+    original = parametrize.type_before_parametrizations(module)
+    rules = _MODULES
+    if isinstance(module, OrthogonalConv2d):
+        from ttsv.layers.prior_art import Cayley  # importing the library behind it takes seconds
+
+        rules = {**_MODULES, Cayley: _cayley}
+    for kind, rule in rules.items():
+        own = [name for name in ("forward", "_conv_forward") if hasattr(kind, name)]
+        if isinstance(module, kind) and all(getattr(original, name) is getattr(kind, name) for name in own):
+            return rule
+    return None

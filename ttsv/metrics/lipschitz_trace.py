@@ -1,0 +1,260 @@
+"""A forward pass in which every tensor carries a bound of the Lipschitz constant from the input to itself.
+
+One pass over a tensor without data (torch's meta device): each function that the network calls on it is met by a rule
+(`ttsv.metrics.lipschitz_rules`), so that sums, concatenations and branches are composed as the network has them,
+whatever its Python code does with shapes. What has no rule, or asks for a value, raises `ConfigError`: nothing is
+guessed. Bounds are rounded up.
+"""
+
+import math
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ttsv.errors import ConfigError
+from ttsv.metrics.linear_maps import LinearMap, rounded_up
+
+
+@dataclass(frozen=True, kw_only=True)
+class Factor:
+    """One step of a bound: the module (its path; "" is the network itself) and what it did.
+
+    `bound`: by how much the bound grew over the largest of its inputs'; `total`: the bound from pixels to the step's
+    result; `how` says where it comes from.
+    """
+
+    name: str
+    kind: str
+    bound: float
+    total: float
+    how: str
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How far a tensor moves for a unit step of the input: `base`, times `scale` (channels,) in each channel.
+
+    The difference of two values is, channel by channel, `scale` times that of something with the bound `base`.
+    """
+
+    base: float
+    scale: Tensor | None = None
+
+    @property
+    def total(self) -> float:
+        """The bound for the whole tensor."""
+        return self.base if self.scale is None else rounded_up(self.base * self.scale.max().item())
+
+
+class Affine:
+    """The reach of a linear map's output, computed when it is asked for: scales that follow are put into the map."""
+
+    scale = None
+
+    def __init__(self, trace: "Trace", kind: str, linear: LinearMap, source: Reach) -> None:
+        self.trace, self.name, self.kind = trace, trace.name, kind
+        self.linear, self.source = linear, source
+        self._total: float | None = None
+
+    @property
+    def total(self) -> float:
+        """The bound for the map as it is."""
+        if self._total is None:
+            self._total = self.scaled(None, "")
+        return self._total
+
+    @property
+    def base(self) -> float:
+        """The same: no scale is left outside."""
+        return self.total
+
+    def scaled(self, behind: Tensor | None, name: str) -> float:
+        """The bound for the map followed by one factor per channel, those of the module `name`."""
+        try:
+            norm = self.linear.norm(self.source.scale, behind)
+        except ConfigError as error:
+            raise ConfigError(f"{self.name or 'model'} ({self.kind})", error.value, error.fix) from error
+        total = rounded_up(self.source.base * norm)
+        how = self.linear.how
+        if self.source.scale is not None:
+            how += ", the scales of its input folded in"
+        if behind is not None:
+            how += f", the scales of {name} folded in"
+        return self.trace.record(self.kind, [self.source], total, how, name=self.name)
+
+
+class Traced(Tensor):
+    """A tensor without data that carries its reach."""
+
+    reach: Reach | Affine
+    following: "Trace"
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Passes what torch does with such a tensor on to the trace."""
+        with torch._C.DisableTorchFunctionSubclass():
+            return next(traced_in((args, kwargs))).following.apply(function, args, kwargs or {})
+
+
+Rule = Callable[..., Reach | Affine]
+"""Of the trace, the result's shape (as a meta tensor) and the function's own arguments."""
+
+ModuleRule = Callable[["Trace", Any, Traced], tuple[Sequence[int], Reach | Affine]]
+"""Of the trace, a module and its input: the output's shape and reach."""
+
+_METADATA = {Tensor.size, Tensor.dim, Tensor.numel, Tensor.__len__, Tensor.is_floating_point, Tensor.is_contiguous}
+_ATTRIBUTES = {"shape", "ndim", "dtype", "layout", "requires_grad", "is_cuda", "is_sparse", "is_quantized"}
+
+
+@dataclass
+class Trace:
+    """The state of a pass: rules, the path of the module that is running, and the factors found so far."""
+
+    functions: dict[str, Rule]
+    modules: Callable[[nn.Module], ModuleRule | None]
+    device: torch.device
+    factors: list[Factor] = field(default_factory=list)
+    _path: list[str] = field(default_factory=list)
+    _alive: "weakref.WeakValueDictionary[int, Traced]" = field(default_factory=weakref.WeakValueDictionary)
+
+    @property
+    def name(self) -> str:
+        """Path of the module that is running."""
+        return self._path[-1] if self._path else ""
+
+    def run(self, model: nn.Module, shape: Sequence[int]) -> Traced:
+        """The output of a model for an input of this shape. The model's modules are rewritten: give a copy."""
+        for name, module in model.named_modules():
+            if isinstance(module, torch.jit.ScriptModule):
+                raise ConfigError("model", name or type(module).__name__, "is compiled: its parts cannot be seen")
+            module.forward = self._forward(name, module)
+        pixels = self.wrap(torch.empty(tuple(shape), dtype=torch.float64, device="meta"), Reach(1.0))
+        try:
+            output = model(pixels)
+        except (TypeError, RuntimeError, AttributeError, IndexError, AssertionError) as error:
+            fix = f"cannot be followed: {error}"
+            raise ConfigError("model", self._where(), fix) from error
+        if not isinstance(output, Traced):
+            raise ConfigError("model", type(model).__name__, "must give one tensor that comes from its input")
+        return output
+
+    def wrap(self, plain: Tensor, reach: Reach | Affine) -> Traced:
+        """A tensor without data with its reach."""
+        traced = plain.as_subclass(Traced)
+        traced.reach, traced.following = reach, self
+        self._alive[id(traced)] = traced
+        return traced
+
+    def record(
+        self, kind: str, sources: Sequence[Reach | Affine], total: float, how: str, *, name: str | None = None
+    ) -> float:
+        """Lists a step and gives back its total. Raises `ConfigError` where that is not finite."""
+        name = self.name if name is None else name
+        if not math.isfinite(total):
+            raise ConfigError(name or "model", total, f"its {kind} has no finite bound: are all weights finite?")
+        before = max(source.total for source in sources)
+        self.factors.append(Factor(name=name, kind=kind, bound=total / before if before else 0.0, total=total, how=how))
+        return total
+
+    def channelwise(self, source: Reach | Affine, factor: float, how: str, kind: str = "elementwise") -> Reach:
+        """The reach behind something that enlarges no channel's difference by more than a factor."""
+        reach = Reach(source.base if factor == 1 else rounded_up(source.base * factor), source.scale)
+        self.record(kind, [source], reach.total, how)
+        return reach
+
+    def refuse(self, what: str, fix: str = "has no rule for its Lipschitz constant") -> ConfigError:
+        """The error for something that cannot be bounded, with the module it stands in."""
+        return ConfigError("model", f"{what} in {self._where()}", fix)
+
+    def apply(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """What a function of torch gives for arguments some of which are traced."""
+        name = function.__name__
+        if name == "__get__":
+            attribute = function.__self__.__name__  # type: ignore[attr-defined]
+            if attribute in _ATTRIBUTES:
+                return function(*args)
+            if attribute == "device":
+                return self.device
+            raise self.refuse(f"the attribute {attribute}")
+        if function in _METADATA:
+            return function(*args, **kwargs)
+        in_place = (name.endswith("_") and not name.endswith("__")) or bool(kwargs.get("inplace"))
+        name = name if name.endswith("__") else name.removesuffix("_")
+        rule = self.functions.get(name)
+        if rule is None or "out" in kwargs:
+            raise self.refuse(f"{name}()")
+        kwargs = {key: value for key, value in kwargs.items() if key != "inplace"}
+        plain = _meta(function, args, kwargs)
+        if in_place:
+            target = args[0]
+            if not isinstance(target, Traced) or self._shared(target):
+                raise self.refuse(
+                    f"{name}() in place", "changes a tensor that is used elsewhere too: do it out of place"
+                )
+            if plain.shape != target.shape:
+                raise self.refuse(f"{name}() in place", "changes the shape: do it out of place")
+            target.reach = rule(self, plain, *args, **kwargs)
+            return target
+        if isinstance(plain, Tensor):
+            return self.wrap(plain, rule(self, plain, *args, **kwargs))
+        if not isinstance(plain, tuple | list) or not all(isinstance(part, Tensor) for part in plain):
+            raise self.refuse(f"{name}() with the result {type(plain).__name__}")
+        return tuple(self.wrap(part, rule(self, part, *args, **kwargs)) for part in plain)
+
+    def _forward(self, name: str, module: nn.Module) -> Callable[..., Any]:
+        rule, forward = self.modules(module), module.forward
+
+        def follow(*args: Any, **kwargs: Any) -> Any:
+            self._path.append(name)
+            inputs = list(traced_in((args, kwargs)))
+            if rule is None or not inputs:
+                output = forward(*args, **kwargs)
+            else:
+                channels = getattr(module, "in_channels", inputs[0].shape[1])
+                if channels != inputs[0].shape[1]:
+                    raise self.refuse(f"an input of {inputs[0].shape[1]} channels", f"must have {channels}")
+                shape, reach = rule(self, module, inputs[0])
+                output = self.wrap(torch.empty(tuple(shape), dtype=torch.float64, device="meta"), reach)
+            self._path.pop()
+            return output
+
+        return follow
+
+    def _where(self) -> str:
+        return self.name or "the model itself"
+
+    def _shared(self, target: Traced) -> bool:
+        """Whether another tensor that is still in use has the target's storage."""
+        storage = target.untyped_storage()._cdata
+        others = (other for other in self._alive.values() if other is not target)
+        return any(other.untyped_storage()._cdata == storage for other in others)
+
+
+def traced_in(value: Any) -> Any:
+    """Every traced tensor among nested arguments."""
+    if isinstance(value, Traced):
+        yield value
+    elif isinstance(value, tuple | list):
+        for part in value:
+            yield from traced_in(part)
+    elif isinstance(value, dict):
+        yield from traced_in(tuple(value.values()))
+
+
+def _meta(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """The function's result in shapes alone."""
+
+    def shapes(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value.as_subclass(Tensor) if isinstance(value, Traced) else value.to("meta")
+        if isinstance(value, tuple | list):
+            return [shapes(part) for part in value] if isinstance(value, list) else tuple(map(shapes, value))
+        return value
+
+    return function(*shapes(args), **{key: shapes(value) for key, value in kwargs.items()})
