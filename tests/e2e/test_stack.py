@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from service.client import Client
+from service.presets import presets
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
 
@@ -217,3 +218,19 @@ def test_demo_prints_its_leaderboard(tmp_path: Path) -> None:
     assert "±" in done.stdout
     assert "curl -sS http://127.0.0.1:8000/v1/experiments" in done.stdout
     assert _left(tmp_path / "data", set()) == []
+
+
+@pytest.mark.timeout(600)
+def test_every_smoke_preset_runs_through_the_service(tmp_path: Path) -> None:
+    with _serving(tmp_path) as (_, url), Client(url) as client:
+        posted = [client.submit_preset(preset.name, scale="smoke") for preset in presets()]
+        for experiment in posted:
+            *_, last = client.watch(experiment.id, every=0.5)
+            assert last.state == "succeeded", (experiment.name, [trial.error for trial in client.trials(last.id)])
+            for trial in client.trials(last.id):
+                assert trial.result is not None
+                assert trial.result.step_seconds > 0
+                controlled = trial.config["constraint"] != "none" or trial.config["lambda_ort"] > 0
+                assert (trial.result.constraint_step_seconds > 1e-4) == controlled
+                assert trial.result.spectrum_seconds > 0
+                assert 0 < trial.result.latency_seconds <= 2 * trial.result.batch_seconds

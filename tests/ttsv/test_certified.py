@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -221,7 +222,7 @@ def test_convolutions_as_they_pad(layer: nn.Module) -> None:
     assert truth * (1 - 1e-12) <= bound <= truth * (4 if loose or shifted or unequal else 1 + 1e-8)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_scales_are_folded_soundly(data: st.DataObject) -> None:
     """Batch norm before and behind convolutions, with the activations, poolings and reshapes that keep channels."""
@@ -443,10 +444,10 @@ def test_constant_networks() -> None:
 
 
 def test_no_search_comes_closer_than_the_certificate() -> None:
-    """1,250 searches: 50 networks, 25 images each, 3 ways to the boundary by gradient and bisection."""
+    """1,000 images in 40 networks, from each 3 searches for the boundary, by gradient and bisection."""
     closest = math.inf
     certified = 0
-    for seed in range(50):
+    for seed in range(40):
         torch.manual_seed(seed)
         conv = [nn.Conv2d(1, 4, 3, padding=1), TTConv2d(1, 4, 3, 1, padding=1)][seed % 2]
         body: list[nn.Module] = [Normalize((0.5,), (0.5,)), conv, nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
@@ -459,7 +460,7 @@ def test_no_search_comes_closer_than_the_certificate() -> None:
         certified += int((found.radii > 0).sum())
         assert (found.radii <= distances).all()
         closest = min(closest, (distances / found.radii.clamp_min(1e-12)).min().item())
-    assert certified > 1200
+    assert certified > 950
     # The search is no straw man: somewhere it comes within a few times the certificate.
     assert closest < 4
 
@@ -518,6 +519,31 @@ def test_assumed_accuracy_is_the_papers_formula() -> None:
 class Unknown(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         return images.cumsum(1)
+
+
+class Fivefold(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, images: Tensor) -> Tensor:
+        return images * 5
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x + Fivefold.apply(x),
+        lambda x: x + torch.ops.aten.mul.Tensor(x, torch.tensor(5.0)),
+        lambda x: x + x.clone().apply_(lambda value: value),
+        lambda x: x + torch.utils.dlpack.from_dlpack(x),
+    ],
+    ids=["autograd function", "operator", "apply", "dlpack"],
+)
+def test_nothing_gets_past_unseen(function: Callable[[Tensor], Tensor]) -> None:
+    """Ways around torch's functions are followed or refused, never taken for constants."""
+    try:
+        bound = float(lipschitz_bound(Applied(function), 3, in_channels=1))
+    except ConfigError:
+        return
+    assert bound == pytest.approx(6, rel=1e-9)
 
 
 @pytest.mark.parametrize(

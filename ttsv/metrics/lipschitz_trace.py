@@ -8,7 +8,7 @@ guessed. Bounds are rounded up.
 
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -189,6 +189,8 @@ class Trace:
         rule = self.functions.get(name)
         if rule is None or "out" in kwargs:
             raise self.refuse(f"{name}()")
+        if any(tensor.is_meta and not isinstance(tensor, Traced) for tensor in _tensors((args, kwargs))):
+            raise self.refuse(f"an argument of {name}()", "comes from the input in a way that cannot be followed")
         kwargs = {key: value for key, value in kwargs.items() if key != "inplace"}
         plain = _meta(function, args, kwargs)
         if in_place:
@@ -236,15 +238,18 @@ class Trace:
         return any(other.untyped_storage()._cdata == storage for other in others)
 
 
-def traced_in(value: Any) -> Any:
+def traced_in(value: Any) -> Iterator[Traced]:
     """Every traced tensor among nested arguments."""
-    if isinstance(value, Traced):
+    return (tensor for tensor in _tensors(value) if isinstance(tensor, Traced))
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """Every tensor among nested arguments."""
+    if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, tuple | list):
-        for part in value:
-            yield from traced_in(part)
-    elif isinstance(value, dict):
-        yield from traced_in(tuple(value.values()))
+    elif isinstance(value, tuple | list | dict):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(part)
 
 
 def _meta(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

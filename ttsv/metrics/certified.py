@@ -1,0 +1,222 @@
+"""Certified robustness: what no attack of a given L2 radius, in pixels, can change.
+
+Certificates are about the network that a model's weights define in exact arithmetic, evaluated in float64
+(`ttsv.metrics.float64`); what float32 rounds is subtracted from the margins as far as it shows, see `certificates`.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from ttsv.data.loading import as_pixels
+from ttsv.errors import ConfigError
+from ttsv.layers.spectral import evaluating, spectral_layers, zero_image
+from ttsv.metrics.float64 import in_float64, own_dtype
+from ttsv.metrics.labelled import check_labelled, check_logits
+from ttsv.metrics.linear_maps import EPS, rounded_up
+from ttsv.metrics.lipschitz_layers import module_rule
+from ttsv.metrics.lipschitz_rules import FUNCTIONS
+from ttsv.metrics.lipschitz_trace import Affine, Factor, Trace, Traced
+from ttsv.symbol import Size, as_tuple
+
+RADII = (36 / 255, 72 / 255, 108 / 255, 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LipschitzBound:
+    """A rigorous upper bound `value` of the L2 Lipschitz constant of a network, from pixels to its output.
+
+    `factors`: every step in the order in which its bound was computed, see `Factor`. `pairs` (classes, classes),
+    float64 on the CPU, or None where the output is not one vector: bounds for the difference of two logits,
+    `sqrt(2) value` or, where the network ends in a linear map ("head"), the bound before it times the distance of its
+    two rows if that is smaller; `pairs_by` says which ("head" where any pair is better for it, else "whole").
+    """
+
+    value: float
+    factors: tuple[Factor, ...]
+    pairs: Tensor | None = field(repr=False, compare=False)
+    pairs_by: str
+
+    def __float__(self) -> float:
+        return self.value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Certificates:
+    """Per image, on the CPU: `radii` and `margins` (count,), float64, and `correct` (count,), bool.
+
+    `radii`: no change of the pixels with a smaller L2 norm makes another class win; 0 where the image is not classified
+    as labelled. `margins`: the label's logit less the largest other one (in float64), less `rounding` (count,).
+    `bound`: what the radii come from.
+    """
+
+    radii: Tensor
+    margins: Tensor
+    rounding: Tensor
+    correct: Tensor
+    bound: LipschitzBound
+
+
+def lipschitz_bound(model: nn.Module, input_size: Size, *, in_channels: int | None = None) -> LipschitzBound:
+    """A rigorous upper bound of the network's L2 Lipschitz constant in evaluation mode, with respect to pixels.
+
+    For images `(batch, in_channels, *input_size)`; `in_channels` defaults to those of the first convolution. The
+    network is followed function by function: layers multiply by an upper bound of their norm (`ttsv.bounds`, for the
+    padding, stride, dilation and groups they have; a TT layer by that of its merged kernel), residual sums add,
+    concatenation takes the root of the sum of squares. Scales of batch norm and of the normalisation go into the
+    convolution or linear layer before them or, past activations and poolings, behind them: that never enlarges
+    the norm. The model stays as it is. All in float64, rounding of the bound included.
+
+    Raises `ConfigError` for a layer or function without a rule, which is named, and where there is no finite bound.
+    """
+    copied = in_float64(model)
+    image = _zero_image(copied, input_size, in_channels)
+    trace = Trace(FUNCTIONS, module_rule, image.device)
+    with torch.no_grad():
+        output = trace.run(copied, image.shape)
+        value = output.reach.total
+        pairs, by = _pair_bounds(output, value)
+    return LipschitzBound(value=value, factors=tuple(trace.factors), pairs=pairs, pairs_by=by)
+
+
+def certificates(
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    *,
+    bound: LipschitzBound | None = None,
+    batch_size: int = 100,
+) -> Certificates:
+    """The L2 radius, in pixels, within which each image's label is certain to win.
+
+    `images` (count, channels, ...) uint8 or floats in [0, 1], `labels` (count,), both on the model's device. `bound`
+    defaults to `lipschitz_bound` at the images' size. The radius is the least over the other classes of their margin
+    over the bound of the two logits' difference.
+
+    Logits are those of float64. For what float32 rounds, which is no part of the bound, each margin is reduced by
+    twice the largest deviation, on that image, of the logits that the model gives in its own precision, and at least
+    by 1e-12 of the largest logit; an image that the model itself misclassifies gets radius 0.
+
+    Raises `DataError` for images, labels or logits that cannot be used, `ConfigError` as `lipschitz_bound` does.
+    """
+    check_labelled(images, labels)
+    if bound is None:
+        bound = lipschitz_bound(model, images.shape[2:], in_channels=images.shape[1])
+    own, exact = both_logits(model, images, batch_size)
+    labels = labels.cpu().long()
+    check_logits(exact, labels)
+    check_logits(own, labels)
+    if bound.pairs is None or bound.pairs.shape[0] != exact.shape[1]:
+        raise ConfigError("bound", bound.pairs_by, f"must be that of a network with {exact.shape[1]} logits")
+    rounding = torch.maximum(2 * (own.double() - exact).abs().amax(1), 1e-12 * exact.abs().amax(1))
+    gaps = margins(exact, labels) - rounding[:, None]
+    correct = (own.argmax(1) == labels) & (exact.argmax(1) == labels)
+    quotients = gaps / bound.pairs[labels]
+    # Without a bound above 0 the difference is constant: any margin holds everywhere, none gives nothing.
+    quotients = torch.where(gaps > 0, quotients, 0.0).scatter(1, labels[:, None], math.inf)
+    radii = torch.where(correct, quotients.amin(1) * (1 - 4 * EPS), 0.0)
+    return Certificates(radii=radii, margins=gaps.amin(1), rounding=rounding, correct=correct, bound=bound)
+
+
+def certified_accuracy(
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    radii: Sequence[float] = RADII,
+    *,
+    bound: LipschitzBound | None = None,
+    batch_size: int = 100,
+) -> dict[float, float]:
+    """Radius (L2, in pixels) -> share of the images with a certificate for more than it; arguments as `certificates`.
+
+    Raises `ConfigError` for a radius that is not a finite number above 0.
+    """
+    _check_radii(radii)
+    found = certificates(model, images, labels, bound=bound, batch_size=batch_size)
+    return _shares(found.radii, radii)
+
+
+def assumed_certified_accuracy(
+    logits: Tensor, labels: Tensor, radii: Sequence[float], lipschitz: float
+) -> dict[float, float]:
+    """Radius (L2, in pixels) -> share of the images that an *assumed* Lipschitz constant would certify: no proof.
+
+    The paper's p.r. (provable robustness): predicted correctly and `margin / (sqrt(2) lipschitz) > radius`, where
+    `lipschitz` is that with respect to pixels: 1 / min(std) for a network that is taken for 1-Lipschitz in normalised
+    coordinates. `logits` (count, classes), `labels` (count,). Raises `ConfigError` and `DataError`.
+    """
+    _check_radii(radii)
+    if not 0 < lipschitz < math.inf:
+        raise ConfigError("lipschitz", lipschitz, "must be a finite number above 0")
+    check_logits(logits, labels)
+    gaps = margins(logits.double(), labels.long()).amin(1)
+    return _shares(gaps / (math.sqrt(2) * lipschitz), radii)
+
+
+def margins(logits: Tensor, labels: Tensor) -> Tensor:
+    """(count, classes): the label's logit less each other one; infinite for the label itself."""
+    own = logits.gather(1, labels[:, None])
+    return (own - logits).scatter(1, labels[:, None], math.inf)
+
+
+@torch.no_grad()
+def both_logits(model: nn.Module, images: Tensor, batch_size: int) -> tuple[Tensor, Tensor]:
+    """Logits (count, classes) in evaluation mode on the CPU, as the model gives them and in float64."""
+    exact = in_float64(model)
+    own, double = [], []
+    dtype = own_dtype(model)
+    with evaluating(model):
+        for batch in torch.split(images, batch_size):
+            pixels = as_pixels(batch)
+            own.append(model(pixels.to(dtype)).cpu())
+            double.append(exact(pixels.double()).cpu())
+    return torch.cat(own), torch.cat(double)
+
+
+def _zero_image(model: nn.Module, input_size: Size, in_channels: int | None) -> Tensor:
+    """As `ttsv.layers.spectral.zero_image`; without a convolution the first linear layer is taken to see all pixels."""
+    linear = next((module for module in model.modules() if isinstance(module, nn.Linear)), None)
+    if spectral_layers(model) or (in_channels is None and linear is None):
+        return zero_image(model, input_size, in_channels=in_channels)
+    size = as_tuple("input_size", input_size, len(input_size) if isinstance(input_size, Sequence) else 2)
+    if in_channels is None and linear is not None:
+        in_channels, rest = divmod(linear.in_features, math.prod(size))
+        if rest or not in_channels:
+            fix = f"must divide the {linear.in_features} inputs of the first linear layer, or give in_channels"
+            raise ConfigError("input_size", input_size, fix)
+    return next(model.parameters(), torch.zeros(0)).new_zeros(1, in_channels or 1, *size)
+
+
+def _pair_bounds(output: Traced, value: float) -> tuple[Tensor | None, str]:
+    """`LipschitzBound.pairs` and `pairs_by`."""
+    if output.ndim != 2:
+        return None, "whole"
+    classes, reach = output.shape[1], output.reach
+    whole = torch.full((classes, classes), rounded_up(math.sqrt(2) * value), dtype=torch.float64)
+    matrix = reach.linear.matrix() if isinstance(reach, Affine) else None
+    if not isinstance(reach, Affine) or matrix is None:
+        return whole, "whole"
+    if reach.source.scale is not None:
+        matrix = matrix * reach.source.scale
+    distances = torch.cdist(matrix, matrix, compute_mode="donot_use_mm_for_euclid_dist")
+    # Of a merged matrix, the products that made it; of others, the subtraction and the norm.
+    slack = 8 * (matrix.shape[1] + 8) * EPS * reach.linear.magnitude() * _largest(reach.source.scale)
+    pairs = ((distances * (1 + (matrix.shape[1] + 8) * EPS) + slack) * rounded_up(reach.source.base)).cpu()
+    return torch.minimum(pairs, whole), "head" if (pairs < whole).any() else "whole"
+
+
+def _largest(scale: Tensor | None) -> float:
+    return 1.0 if scale is None else scale.max().item()
+
+
+def _check_radii(radii: Sequence[float]) -> None:
+    for radius in radii:
+        if not 0 < radius < math.inf:
+            raise ConfigError("radii", radius, "must be finite numbers above 0: L2 distances in pixels of [0, 1]")
+
+
+def _shares(certified: Tensor, radii: Sequence[float]) -> dict[float, float]:
+    return {radius: (certified > radius).double().mean().item() for radius in radii}
