@@ -75,9 +75,7 @@ def saved_spectra(path: Path, input_size: int | None = None) -> SavedSpectra:
     `input_size` (pixels a side) is that of the images the network was built for unless given. Raises `DataError` for
     a file that is missing, cut or altered and `ConfigError` for a size that the network cannot take.
     """
-    if path.name != "model.safetensors":
-        raise DataError(f"{path}: give the model.safetensors that a trial left, beside its model.json")
-    model = _load(path)
+    model = load_saved(path)
     arguments = json.loads(path.with_name("model.json").read_bytes())["model"]
     size = arguments["image_size"] if input_size is None else input_size
     if size < 1:
@@ -101,8 +99,14 @@ def saved_spectra(path: Path, input_size: int | None = None) -> SavedSpectra:
     return SavedSpectra(path=path, input_size=size, layers=found)
 
 
-def _load(path: Path) -> torch.nn.Module:
-    """`load_model`, with a `DataError` also for a `model.json` that does not fit its weights."""
+def load_saved(path: Path) -> torch.nn.Module:
+    """The network in `path`, the `model.safetensors` that a trial leaves beside its `model.json`.
+
+    Raises `DataError` for any other file, for one that is missing, cut or altered, and for a `model.json` that does not
+    fit its weights.
+    """
+    if path.name != "model.safetensors":
+        raise DataError(f"{path}: give the model.safetensors that a trial left, beside its model.json")
     try:
         return load_model(path.parent)
     except (RuntimeError, TypeError, KeyError) as error:

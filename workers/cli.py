@@ -10,6 +10,7 @@ from rich.console import Console
 
 from service.settings import Settings
 from workers.data_commands import data_app
+from workers.evaluate_command import evaluate
 from workers.plain_errors import plain_errors
 from workers.preset_commands import presets_app
 
@@ -21,6 +22,7 @@ app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 app.add_typer(presets_app, name="presets")
+app.command()(evaluate)
 console = Console()
 
 Url = Annotated[str, typer.Option(envvar="TTSV_URL", help="The service.")]

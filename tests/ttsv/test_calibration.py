@@ -188,17 +188,17 @@ def test_record_scales_by_the_temperature_of_the_validation_logits_alone() -> No
     assert temperature != pytest.approx(fit_temperature(logits, labels), rel=0.1)
     assert record.raw == values(logits, labels, 7)
     assert record.scaled == values(logits / temperature, labels, 7)
-    assert record.scaled.expected < record.raw.expected
+    assert record.scaled.ece < record.raw.ece
     plain = asdict(record)
     assert json.loads(json.dumps(plain)) == plain
 
 
 def values(logits: Tensor, labels: Tensor, bins: int) -> CalibrationValues:
     return CalibrationValues(
-        expected=expected_calibration_error(logits, labels, bins),
-        maximum=maximum_calibration_error(logits, labels, bins),
-        adaptive=adaptive_calibration_error(logits, labels, bins),
-        negative_log_likelihood=negative_log_likelihood(logits, labels),
+        ece=expected_calibration_error(logits, labels, bins),
+        mce=maximum_calibration_error(logits, labels, bins),
+        adaptive_ece=adaptive_calibration_error(logits, labels, bins),
+        nll=negative_log_likelihood(logits, labels),
         brier=brier_score(logits, labels),
         reliability=reliability_diagram(logits, labels, bins),
     )

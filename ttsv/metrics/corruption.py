@@ -1,0 +1,131 @@
+"""Accuracy on corrupted images: by kind and severity, and its mean."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+from ttsv.data.corruptions import KINDS, SEVERITIES, CorruptionSource, PublishedCorruptions
+from ttsv.errors import ConfigError
+from ttsv.metrics.accuracy import accuracy, predict
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorruptionProgress:
+    """What was evaluated last, and how many of all pairs of kind and severity are done; times in seconds."""
+
+    kind: str
+    severity: int
+    done: int
+    total: int
+    seconds: float
+    seconds_left: float
+
+
+@dataclass(frozen=True)
+class CorruptionRecord:
+    """Accuracies in [0, 1], JSON-ready: `CorruptionRecord(**asdict(record))` is the same record.
+
+    `table`: kind -> accuracy at severities 1 to 5; `mean`: over all kinds and severities, which weigh the same;
+    `protocol`: whether the images are published or generated ones and how, with the SHA-256 of every file.
+    """
+
+    mean: float
+    table: dict[str, list[float]]
+    protocol: dict[str, Any]
+    seconds: float
+
+
+def corruption_accuracy(
+    model: nn.Module,
+    source: CorruptionSource | Path | str,
+    *,
+    batch_size: int | None = None,
+    progress: Callable[[CorruptionProgress], None] | None = None,
+) -> CorruptionRecord:
+    """Accuracy of a model that takes pixels in [0, 1] under 19 kinds of corruption at 5 severities.
+
+    `source`: the folder of CIFAR-10-C or CIFAR-100-C, or another source, such as `GeneratedCorruptions`. The images
+    go to the device of the model's parameters as bytes, one severity of a kind at a time, and through the model
+    `batch_size` at a time: None for 128 on the CPU, whose caches they fit, and 1000 elsewhere. `seconds` of the record
+    do not include the checks of the files. `progress` is called after each severity of each kind.
+
+    Raises `DataError` naming a file that is missing, cut or altered, and `ConfigError` for other classes than the
+    model's or a logit that is not finite.
+    """
+    if batch_size is not None and batch_size < 1:
+        raise ConfigError("batch_size", batch_size, "must be at least 1, or None")
+    opened = (PublishedCorruptions(Path(source)) if isinstance(source, str | Path) else source).open()
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    size = batch_size or (128 if device.type == "cpu" else 1000)
+    total, count = len(KINDS) * len(SEVERITIES), len(opened.labels) // len(SEVERITIES)
+    labels = torch.split(torch.from_numpy(opened.labels).to(device), count)
+    table: dict[str, list[float]] = {}
+    started = time.perf_counter()
+    with parametrize.cached():
+        for kind in KINDS:
+            images, table[kind] = opened.images(kind), []
+            for severity, target in zip(SEVERITIES, labels, strict=True):
+                part = np.array(images[(severity - 1) * count : severity * count])
+                # Contiguous, which some models' `view` needs.
+                pixels = torch.from_numpy(part).to(device).permute(0, 3, 1, 2).contiguous()
+                logits = predict(model, pixels, batch_size=size)
+                _require(logits, target, opened.classes)
+                table[kind].append(accuracy(logits, target))
+                if progress:
+                    done, seconds = sum(map(len, table.values())), time.perf_counter() - started
+                    progress(
+                        CorruptionProgress(
+                            kind=kind,
+                            severity=severity,
+                            done=done,
+                            total=total,
+                            seconds=seconds,
+                            seconds_left=seconds / done * (total - done),
+                        )
+                    )
+    return CorruptionRecord(
+        mean=float(np.mean(list(table.values()))),
+        table=table,
+        protocol=opened.protocol,
+        seconds=time.perf_counter() - started,
+    )
+
+
+def mce(record: CorruptionRecord, baseline: CorruptionRecord) -> float:
+    """Mean corruption error: 1 for a network that errs as the baseline does, below for a better one.
+
+    Mean over kinds of the errors' sum over severities, divided by that of the baseline: Hendrycks, Dietterich,
+    Benchmarking neural network robustness to common corruptions and perturbations (2019), section 4.1. Raises
+    `ConfigError` for a baseline of another protocol, whose images were others, or one without errors of a kind.
+    """
+    if record.protocol != baseline.protocol:
+        differing = sorted(
+            name
+            for name in record.protocol.keys() | baseline.protocol.keys()
+            if record.protocol.get(name) != baseline.protocol.get(name)
+        )
+        raise ConfigError("baseline", f"another {', '.join(differing)}", "must be measured on the same images")
+    ratios = []
+    for kind, row in record.table.items():
+        errors, baseline_errors = (sum(1 - value for value in values) for values in (row, baseline.table[kind]))
+        if baseline_errors == 0:
+            raise ConfigError("baseline", kind, "is a kind of which the baseline gets every image right: take another")
+        ratios.append(errors / baseline_errors)
+    return sum(ratios) / len(ratios)
+
+
+def _require(logits: torch.Tensor, labels: torch.Tensor, classes: int | None) -> None:
+    """Raises `ConfigError` where the logits are no prediction of these labels."""
+    if not logits.isfinite().all():
+        raise ConfigError("model", "non-finite", "must give finite logits for every image")
+    found = logits.shape[1] if logits.ndim == 2 else None
+    if found is None or labels.max() >= found or (classes is not None and found != classes):
+        expected = classes or f"more than {int(labels.max())}"
+        raise ConfigError("model", f"{tuple(logits.shape)} logits", f"must give {expected} classes, as the images have")
