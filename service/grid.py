@@ -143,10 +143,14 @@ def expand_grid(spec: ExperimentSpec, *, max_trials: int) -> Plan:
         raise SpecError(problems)
 
     trials: dict[str, PlannedTrial] = {}
+    checked: set[tuple[Any, ...]] = set()
     for variant, combination in itertools.product(variants or [{}], itertools.product(*spec.grid.values())):
         fields = base | variant | dict(zip(spec.grid, combination, strict=True))
         try:
             config = TrialConfig.from_dict(_nest(fields)).canonical()
+            if (images := (config.dataset, config.model, config.mean, config.std)) not in checked:
+                config.check_images()
+                checked.add(images)
         except ConfigError as error:  # of fields that do not go together
             raise SpecError([FieldProblem(error.field, f"{error.fix}, not {_shown(error.value)}")]) from error
         fingerprint = config.fingerprint()

@@ -6,7 +6,7 @@ Two configurations that train the same network the same way have the same `finge
 from dataclasses import dataclass
 from typing import Any
 
-from ttsv.data.catalog import DatasetName
+from ttsv.data.catalog import DatasetName, dataset_info
 from ttsv.errors import ConfigError
 from ttsv.fields import (
     Ascending,
@@ -24,7 +24,7 @@ from ttsv.fields import (
     required,
     walk,
 )
-from ttsv.models.shapes import LAYERS, list_models, name_fix, name_patterns
+from ttsv.models.shapes import LAYERS, layer_shapes, list_models, name_fix, name_patterns
 
 CONSTRAINTS = ("none", "clip", "divide")
 OPERATORS = ("periodic", "zero-padded")
@@ -236,6 +236,30 @@ class TrialConfig(Checked):
         if not self.augmentation.pad:
             changes["augmentation"] = changed(self.augmentation, {"padding": "zeros"})
         return changed(self, changes)
+
+    def check_images(self) -> None:
+        """Raises `ConfigError` where the network cannot take the data set's images.
+
+        As far as that is known without files: of the user's own sets nothing is, and of torchvision's networks little.
+        """
+        info = dataset_info(self.dataset)
+        if info is None:
+            return
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if len(values) not in (0, 1, info.channels):
+                fix = f"must be empty, one value, or one per channel of {self.dataset}, {info.channels}"
+                raise ConfigError(name, values, fix)
+        if self.model.startswith("torchvision:"):
+            return
+        try:
+            shapes = layer_shapes(
+                self.model, in_channels=info.channels, image_size=info.image_size, num_classes=info.classes
+            )
+        except ConfigError as error:
+            raise ConfigError("model", self.model, f"cannot take the images of {self.dataset}: {error}") from error
+        if shapes[0].dims != info.dims:
+            fix = f"must be a network for images of {info.dims} dimensions, as {self.dataset} has; it is one for "
+            raise ConfigError("model", self.model, fix + str(shapes[0].dims))
 
     def fingerprint(self) -> str:
         """SHA-256 (hex) of the canonical trial: of the fields that differ from their defaults.

@@ -23,6 +23,8 @@ from ttsv.saved import load_saved
 METRICS = ("calibration", "certified", "lipschitz")
 HISTOGRAM_BINS = 50
 LIPSCHITZ_RADIUS = 0.5
+_DEFAULTS = {"in_channels": 3, "image_size": 32, "mean": (0.5,), "std": (0.5,)}
+"""Of `create_model`, for what a model.json leaves out."""
 
 
 def evaluate(
@@ -52,7 +54,7 @@ def evaluate(
     if images is not None and images < 1:
         raise ConfigError("images", images, "must be at least 1")
     model = load_saved(path)
-    arguments = json.loads(path.with_name("model.json").read_bytes())["model"]
+    arguments = _DEFAULTS | json.loads(path.with_name("model.json").read_bytes())["model"]
     data = load_dataset(dataset, data_dir)
     _require_match(arguments, data)
     pixels, labels = as_pixels(data.test.images)[:images], data.test.labels[:images]

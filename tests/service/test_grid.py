@@ -113,6 +113,29 @@ class TestExpansion:
         base = BASE | {"constraint": "clip", "clipping": {"floor": 1.5}}
         assert set(problems_of(base, {"delta": [2.0, 1.0]})) == {"clipping.floor"}
 
+    def test_a_network_that_cannot_take_the_images_is_named(self) -> None:
+        wrong: list[tuple[dict[str, Any], str, str]] = [
+            (
+                {"dataset": "digits", "model": "lipconvnet-5"},
+                "model",
+                "cannot take the images of digits: image_size = 8",
+            ),
+            ({"dataset": "digits", "model": "small-cnn3d"}, "model", "images of 2 dimensions"),
+            ({"dataset": "synthetic:1x8x8x8:2:20", "model": "small-cnn"}, "model", "images of 3 dimensions"),
+            ({"dataset": "cifar10", "model": "small-cnn", "mean": [0.1, 0.2]}, "mean", "one per channel of cifar10, 3"),
+        ]
+        for base, field, said in wrong:
+            found = problems_of(base, {"seed": [0, 1]})
+            assert set(found) == {field}
+            assert said in found[field]
+        for right in (
+            {"dataset": "npz:mine", "model": "lipconvnet-5"},
+            {"dataset": "digits", "model": "torchvision:resnet18"},
+            {"dataset": "synthetic:1x8x8x8:2:20", "model": "small-cnn3d"},
+            {"dataset": "cifar10", "model": "wrn10-1", "mean": [0.1, 0.2, 0.3], "std": [0.5]},
+        ):
+            assert len(expand(right).trials) == 1
+
     def test_is_pure(self) -> None:
         spec = spec_of(BASE | {"training": {"epochs": 2}}, {"seed": [0, 1], "training.milestones": [[1], [2]]})
         before = spec.model_dump_json()
