@@ -184,7 +184,7 @@ class TestAgainstAServer:
         assert caught.value.problem.status == 422
 
     def test_one_wrong_field_is_one_line(self, client: Client) -> None:
-        with pytest.raises(ApiError, match=r"^422 [^\n]*: base.rank: must be finite and at least 1[^\n]*$"):
+        with pytest.raises(ApiError, match=r"^422 [^\n]*: base.rank: must be a whole number of at least 1[^\n]*$"):
             client.submit({"name": "x", "base": {"dataset": "digits", "model": "small-cnn", "rank": 0}})
 
     def test_not_found(self, client: Client) -> None:

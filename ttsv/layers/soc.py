@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -117,7 +118,7 @@ class SOC(OrthogonalConv2d):
     def forward(self, images: Tensor) -> Tensor:
         """Images `(batch, c_in, s h, s w)` to images `(batch, c_out, h, w)`."""
         s = self.stride
-        with torch.autocast(images.device.type, enabled=False):  # the norm that bounds the layer is no place to save
+        with _without_autocast(images.device.type):  # the norm that bounds the layer is no place to save
             if self.training:
                 self.refresh(1)
             kernel = self.scaled_kernel()
@@ -241,6 +242,12 @@ class SOCTT(FramedConv2d):
         for frame in (self.k1, self.k3):
             bound *= _matrix_norm_bound(frame)
         return bound
+
+
+def _without_autocast(device_type: str) -> AbstractContextManager[object]:
+    if torch.amp.is_autocast_available(device_type):
+        return torch.autocast(device_type, enabled=False)
+    return nullcontext()  # such as on the meta device
 
 
 def _matrix_norm_bound(matrix: Tensor) -> float:
