@@ -45,7 +45,7 @@ from ttsv.randomness import random_state
 from ttsv.training import batches, fit
 
 HERE = Path(__file__)
-IMAGES = "synthetic:3x32x32:10:4000"
+IMAGES = {"cpu": "synthetic:3x32x32:10:400", "cuda": "synthetic:3x32x32:10:4000"}
 STD = 0.2507
 
 
@@ -93,7 +93,7 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     cuda = options.device == "cuda"
-    load = Load(torch.device(options.device), 128 if cuda else 16, 20 if cuda else 2, 1 if options.quick else 7)
+    load = Load(torch.device(options.device), 128 if cuda else 16, 20 if cuda else 2, 1 if options.quick else 5)
     if options.peak:
         side, place = options.peak
         print(json.dumps(_peak(side, CASES[int(place)], options.authors, load)))
@@ -104,7 +104,7 @@ def main() -> int:
     if cuda:
         record["device"] = torch.cuda.get_device_name()
     with tempfile.TemporaryDirectory() as folder:
-        data = load_dataset(IMAGES, Path(folder))
+        data = load_dataset(IMAGES[options.device], Path(folder))
         record["steps"] = {case.name: _steps(case, data, options.authors, load) for case in CASES}
         record["clip"] = _clip(CASES[1], data, load)
     record["memory"] = _memories(options, load)
@@ -148,7 +148,7 @@ def _steps(case: Case, data: Dataset, authors: Path | None, load: Load) -> dict[
 
 def _config(case: Case, load: Load, precision: str, *, rounds: int) -> TrialConfig:
     return TrialConfig(
-        dataset=IMAGES,
+        dataset=IMAGES[load.device.type],
         model=case.model,
         layer=case.layer,
         rank=case.rank,
@@ -281,7 +281,7 @@ def _memories(options: argparse.Namespace, load: Load) -> dict[str, Any]:
 
 def _peak(side: str, case: Case, authors: Path | None, load: Load) -> float:
     with tempfile.TemporaryDirectory() as folder:
-        data = load_dataset(IMAGES, Path(folder))
+        data = load_dataset(IMAGES[load.device.type], Path(folder))
         rounds = _ours(case, data, load, "float32") if side == "ours" else _theirs(case, data, authors, load)
         before = resident_mebibytes()
         next(rounds)
