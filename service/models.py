@@ -18,34 +18,45 @@ from sqlalchemy import (
     TypeDecorator,
     UniqueConstraint,
     case,
+    false,
+    true,
 )
 from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 
 class ExperimentState(StrEnum):
-    """`succeeded`: every trial did. `failed`: all trials are final and some did not succeed."""
+    """`succeeded`: every trial did, or was stopped early by its scheduler. `failed`: all are final and some did not.
+
+    `stopped`: running trials finished and queued ones were dropped, as asked.
+    """
 
     QUEUED = "queued"
     RUNNING = "running"
+    PAUSED = "paused"
     SUCCEEDED = "succeeded"
+    STOPPED = "stopped"
     FAILED = "failed"
     CANCELLED = "cancelled"
 
 
 class TrialState(StrEnum):
-    """`diverged` is apart from `failed`: the same seed would diverge again."""
+    """`diverged` is apart from `failed`: the same seed would diverge again.
+
+    `early_stopped`: a scheduler found it worse than its siblings; it has epochs and no result.
+    """
 
     QUEUED = "queued"
     RUNNING = "running"
     SUCCEEDED = "succeeded"
+    EARLY_STOPPED = "early_stopped"
     FAILED = "failed"
     DIVERGED = "diverged"
     CANCELLED = "cancelled"
 
 
 OPEN_TRIALS = (TrialState.QUEUED, TrialState.RUNNING)
-OPEN_EXPERIMENTS = (ExperimentState.QUEUED, ExperimentState.RUNNING)
+OPEN_EXPERIMENTS = (ExperimentState.QUEUED, ExperimentState.RUNNING, ExperimentState.PAUSED)
 
 Id = BigInteger().with_variant(Integer, "sqlite")  # only an INTEGER primary key counts up by itself in SQLite
 Json = JSON(none_as_null=True)  # not JSONB, which forgets the order of keys: a grid's axes have one
@@ -94,9 +105,39 @@ class Base(DeclarativeBase):
         datetime: Timestamp,
         dict[str, Any]: Json,
         list[dict[str, Any]]: Json,
+        list[str]: Json,
         ExperimentState: _states(ExperimentState, "state"),
         TrialState: _states(TrialState, "state"),
     }
+
+
+class Project(Base):
+    """A team: its keys share experiments and quotas. A quota that is null is none."""
+
+    __tablename__ = "projects"
+    __table_args__ = (UniqueConstraint("name"), {"sqlite_autoincrement": True})
+
+    id: Mapped[int] = mapped_column(Id, primary_key=True)
+    name: Mapped[str] = mapped_column(String(100))
+    max_queued_trials: Mapped[int | None]
+    max_gpu_hours: Mapped[float | None]
+    created_at: Mapped[datetime] = mapped_column(default=now)
+
+
+class ApiKey(Base):
+    """A key that opens the API: only a keyed hash of its secret is kept. `owner` is who uses it."""
+
+    __tablename__ = "api_keys"
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    project_id: Mapped[int] = mapped_column(Id, ForeignKey("projects.id", ondelete="CASCADE"), index=True)
+    owner: Mapped[str] = mapped_column(String(100))
+    secret_hash: Mapped[str] = mapped_column(String(64))
+    scopes: Mapped[list[str]]
+    created_at: Mapped[datetime] = mapped_column(default=now)
+    expires_at: Mapped[datetime | None]
+    revoked_at: Mapped[datetime | None]
+    last_used_at: Mapped[datetime | None]
 
 
 class Experiment(Base):
@@ -104,12 +145,15 @@ class Experiment(Base):
 
     `fence` grows with every claim, reaping and cancelling and guards every write of a worker. `heartbeat` counts
     the lease's renewals; who watches it stand still may take the experiment over. `epochs_at_claim` were done
-    when the last claim began: the pace since then tells the time left.
+    when the last claim began: the pace since then tells the time left. `revision` grows with every change that
+    people make (its ETag). `stopping`: running trials finish, no other begins. Without a project it was posted
+    without a key.
     """
 
     __tablename__ = "experiments"
     __table_args__ = (
         Index("ix_experiments_state_priority_id", "state", "priority", "id"),
+        Index("ix_experiments_project_id_id", "project_id", "id"),
         {"sqlite_autoincrement": True},
     )
 
@@ -131,10 +175,47 @@ class Experiment(Base):
     fruitless_claims: Mapped[int] = mapped_column(default=0)
     worker: Mapped[str | None] = mapped_column(String(200))
     process: Mapped[dict[str, Any] | None]
+    project_id: Mapped[int | None] = mapped_column(Id, ForeignKey("projects.id"))
+    owner: Mapped[str | None] = mapped_column(String(100))
+    revision: Mapped[int] = mapped_column(default=0, server_default="0")
+    stopping: Mapped[bool] = mapped_column(default=False, server_default=false())
+    archived_at: Mapped[datetime | None]
+
+
+class Tag(Base):
+    """A word by which experiments are found."""
+
+    __tablename__ = "tags"
+    __table_args__ = (Index("ix_tags_name", "name"),)
+
+    experiment_id: Mapped[int] = mapped_column(Id, ForeignKey("experiments.id", ondelete="CASCADE"), primary_key=True)
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+
+
+class Event(Base):
+    """What happened to an experiment or a trial, and who did it: a person's key, or a worker."""
+
+    __tablename__ = "events"
+    __table_args__ = (
+        Index("ix_events_experiment_id_id", "experiment_id", "id"),
+        {"sqlite_autoincrement": True},
+    )
+
+    id: Mapped[int] = mapped_column(Id, primary_key=True)
+    experiment_id: Mapped[int | None] = mapped_column(Id, ForeignKey("experiments.id", ondelete="CASCADE"))
+    trial_id: Mapped[int | None] = mapped_column(Id, ForeignKey("trials.id", ondelete="CASCADE"), index=True)
+    at: Mapped[datetime] = mapped_column(default=now)
+    actor: Mapped[str] = mapped_column(String(200))
+    kind: Mapped[str] = mapped_column(String(32))
+    detail: Mapped[dict[str, Any]] = mapped_column(default=dict)
 
 
 class Trial(Base):
-    """One cell and seed of a grid. The headline fields of `config` stand in columns of their own."""
+    """One cell and seed of a grid. The headline fields of `config` stand in columns of their own.
+
+    `run_seconds` are those of all attempts that ended. With `source_trial_id` it trains nothing: it evaluates what that
+    trial left.
+    """
 
     __tablename__ = "trials"
     __table_args__ = (
@@ -168,6 +249,8 @@ class Trial(Base):
     error: Mapped[str | None]
     started_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]
+    run_seconds: Mapped[float] = mapped_column(default=0.0, server_default="0")
+    source_trial_id: Mapped[int | None] = mapped_column(Id, ForeignKey("trials.id"), index=True)
 
 
 EPOCHS_DONE = case((Trial.state.in_(OPEN_TRIALS), Trial.epoch), else_=Trial.epochs)
@@ -201,7 +284,11 @@ class Protocol(Base):
 
 
 class Result(Base):
-    """What a succeeded trial is worth (`ttsv.trial.TrialResult`): at most one per trial."""
+    """What a succeeded trial is worth (`ttsv.trial.TrialResult`): at most one per trial.
+
+    What the trial's `evaluation` did not ask for is null. A result with `violations` is no number to be shown: what it
+    says cannot be true.
+    """
 
     __tablename__ = "results"
     __table_args__ = (CheckConstraint("accuracy >= 0 AND accuracy <= 1", name="accuracy"),)
@@ -226,9 +313,58 @@ class Result(Base):
     batch_seconds: Mapped[float]
     peak_memory: Mapped[int | None] = mapped_column(BigInteger)
     selected_epoch: Mapped[int]
+    top5_accuracy: Mapped[float | None]
+    max_calibration_error: Mapped[float | None]
+    adaptive_ece: Mapped[float | None]
+    brier: Mapped[float | None]
+    temperature: Mapped[float | None]
+    scaled_ece: Mapped[float | None]
+    scaled_loss: Mapped[float | None]
+    robust_accuracy: Mapped[float | None]
+    pgd_accuracy: Mapped[float | None]
+    attack_seconds: Mapped[float | None]
+    corruption_accuracy: Mapped[float | None]
+    mce: Mapped[float | None]
+    lipschitz_bound: Mapped[float | None]
+    certified_36: Mapped[float | None]
+    certified_72: Mapped[float | None]
+    certified_108: Mapped[float | None]
+    certified_255: Mapped[float | None]
+    assumed_certified_36: Mapped[float | None]
+    assumed_certified_72: Mapped[float | None]
+    assumed_certified_108: Mapped[float | None]
+    lipschitz_fgsm: Mapped[float | None]
+    lipschitz_ascent: Mapped[float | None]
+    merged_latency_seconds: Mapped[float | None]
+    merged_batch_seconds: Mapped[float | None]
+    valid: Mapped[bool] = mapped_column(default=True, server_default=true())
+    violations: Mapped[list[str] | None]
+    evaluation: Mapped[dict[str, Any] | None]
     layers: Mapped[list[dict[str, Any]]]
     environment: Mapped[dict[str, Any]]
     created_at: Mapped[datetime] = mapped_column(default=now)
+
+
+class Score(Base):
+    """One metric of one cell over its seeds, under one protocol: what leaderboards are read from.
+
+    `scope` is the project whose trials count, or 0 for all trials there are. `mean` is over `seeds`; `std` is the
+    sample standard deviation (n - 1), null for one seed. Made anew from the results whenever one of the cell's changes.
+    """
+
+    __tablename__ = "scores"
+    __table_args__ = (Index("ix_scores_rank", "scope", "dataset", "metric", "protocol", "mean"),)
+
+    scope: Mapped[int] = mapped_column(Id, primary_key=True, autoincrement=False)
+    dataset: Mapped[str] = mapped_column(String(200), primary_key=True)
+    protocol: Mapped[str] = mapped_column(String(64), ForeignKey("protocols.fingerprint"), primary_key=True)
+    cell: Mapped[str] = mapped_column(String(64), primary_key=True)
+    metric: Mapped[str] = mapped_column(String(40), primary_key=True)
+    seeds: Mapped[int]
+    mean: Mapped[float]
+    std: Mapped[float | None]
+    min: Mapped[float]
+    max: Mapped[float]
 
 
 class Artifact(Base):

@@ -11,11 +11,12 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Connection, inspect, text
+from sqlalchemy.orm import Session
 
 import migrations
 from service.db import Database
 from service.migrate import alembic_config, migrate, newest
-from service.models import Base
+from service.models import Base, Experiment, Result, Trial
 
 
 @pytest.fixture
@@ -34,7 +35,9 @@ def described(connection: Connection) -> dict[str, Any]:
 
     return {
         name: {
-            "columns": [(c["name"], str(c["type"]), c["nullable"], c["default"]) for c in inspector.get_columns(name)],
+            "columns": sorted(
+                (c["name"], str(c["type"]), c["nullable"], str(c["default"])) for c in inspector.get_columns(name)
+            ),
             "key": inspector.get_pk_constraint(name),
             "foreign": plain(inspector.get_foreign_keys(name)),
             "unique": plain(inspector.get_unique_constraints(name)),
@@ -127,7 +130,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "next"
-down_revision = "0001"
+down_revision = "{last}"
 
 
 def upgrade():
@@ -144,10 +147,12 @@ class TestNext:
     def add(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         """Puts one more migration into a copy of ours."""
 
+        last = newest()
+
         def add(more: str) -> None:
             folder = tmp_path / "migrations"
             shutil.copytree(Path(migrations.__file__).parent, folder, ignore=shutil.ignore_patterns("__pycache__"))
-            (folder / "versions" / "next.py").write_text(NEXT.format(more=more))
+            (folder / "versions" / "next.py").write_text(NEXT.format(more=more, last=last))
             monkeypatch.setattr(migrations, "__file__", str(folder / "__init__.py"))
 
         return add
@@ -203,3 +208,45 @@ class TestNext:
             assert connection.scalar(text("SELECT version_num FROM alembic_version")) == newest()
             if connection.dialect.name == "sqlite":
                 assert connection.scalar(text("PRAGMA foreign_keys")) == 1
+
+
+class TestSecond:
+    """0002 on a database that the first release filled."""
+
+    FILL = (
+        "INSERT INTO experiments (id, name, spec, state, priority, grid_points, trial_count, created_at,"
+        " epochs_at_claim, fence, heartbeat, fruitless_claims)"
+        " VALUES (7, 'old', '{}', 'succeeded', 0, 1, 1, '2026-11-21 03:30:31', 0, 1, 4, 0)",
+        "INSERT INTO trials (id, experiment_id, number, fingerprint, cell, config, dataset, model, layer, lambda_ort,"
+        ' "constraint", seed, epochs, epoch, state, attempts)'
+        " VALUES (9, 7, 0, 'f', 'c', '{}', 'digits', 'small-cnn', 'dense', 0, 'none', 0, 1, 1, 'succeeded', 1)",
+        "INSERT INTO protocols (fingerprint, record) VALUES ('p', '{}')",
+        "INSERT INTO results (trial_id, protocol, fence, accuracy, loss, ece, max_singular_value, compression,"
+        " parameters, multiply_accumulates, train_seconds, constraint_seconds, step_seconds, constraint_step_seconds,"
+        " eval_seconds, spectrum_seconds, latency_seconds, batch_seconds, selected_epoch, layers, environment,"
+        " created_at)"
+        " VALUES (9, 'p', 1, 0.5, 1, 0, 1, 1, 1, 1, 1, 0, 1, 0, 1, 1, 1, 1, 1, '[]', '{}', '2026-11-21 03:30:31')",
+    )
+
+    def test_everything_stays_there_and_back(self, empty: Database) -> None:
+        with empty.writer.begin() as connection:
+            command.upgrade(alembic_config(connection), "0001")
+            for statement in self.FILL:
+                connection.execute(text(statement))
+        migrate(empty)
+        with Session(empty.engine) as session:
+            trial = session.get_one(Trial, 9)
+            assert (trial.run_seconds, trial.source_trial_id) == (0, None)
+            experiment = session.get_one(Experiment, 7)
+            assert (experiment.name, experiment.revision, experiment.stopping) == ("old", 0, False)
+            result = session.get_one(Result, 9)
+            assert (result.accuracy, result.robust_accuracy, result.valid) == (0.5, None, True)
+        driver: Any = None
+        with empty.writer.connect() as connection:
+            if connection.dialect.name == "sqlite":
+                driver = connection.connection.driver_connection
+                driver.execute("PRAGMA foreign_keys=OFF")
+            with connection.begin():
+                command.downgrade(alembic_config(connection), "0001")
+        with empty.engine.connect() as connection:
+            assert connection.scalar(text("SELECT accuracy FROM results WHERE trial_id = 9")) == 0.5

@@ -1,0 +1,174 @@
+"""Projects and keys, events and tags, verbs, evaluation metrics, scores"""
+
+import sqlalchemy as sa
+from alembic import op
+from alembic.operations import BatchOperations
+
+revision = "0002"
+down_revision = "0001"
+branch_labels = None
+depends_on = None
+
+Id = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+Json = sa.JSON()
+
+METRICS = (
+    "top5_accuracy",
+    "max_calibration_error",
+    "adaptive_ece",
+    "brier",
+    "temperature",
+    "scaled_ece",
+    "scaled_loss",
+    "robust_accuracy",
+    "pgd_accuracy",
+    "attack_seconds",
+    "corruption_accuracy",
+    "mce",
+    "lipschitz_bound",
+    "certified_36",
+    "certified_72",
+    "certified_108",
+    "certified_255",
+    "assumed_certified_36",
+    "assumed_certified_72",
+    "assumed_certified_108",
+    "lipschitz_fgsm",
+    "lipschitz_ascent",
+    "merged_latency_seconds",
+    "merged_batch_seconds",
+)
+EXPERIMENT_STATES = ("queued", "running", "succeeded", "failed", "cancelled")
+MORE_EXPERIMENT_STATES = ("queued", "running", "paused", "succeeded", "stopped", "failed", "cancelled")
+TRIAL_STATES = ("queued", "running", "succeeded", "failed", "diverged", "cancelled")
+MORE_TRIAL_STATES = ("queued", "running", "succeeded", "early_stopped", "failed", "diverged", "cancelled")
+
+
+def upgrade() -> None:
+    op.create_table(
+        "projects",
+        sa.Column("id", Id, nullable=False),
+        sa.Column("name", sa.String(length=100), nullable=False),
+        sa.Column("max_queued_trials", sa.Integer(), nullable=True),
+        sa.Column("max_gpu_hours", sa.Double(), nullable=True),
+        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_projects")),
+        sa.UniqueConstraint("name", name=op.f("uq_projects_name")),
+        sqlite_autoincrement=True,
+    )
+    op.create_table(
+        "api_keys",
+        sa.Column("id", sa.String(length=32), nullable=False),
+        sa.Column("project_id", Id, nullable=False),
+        sa.Column("owner", sa.String(length=100), nullable=False),
+        sa.Column("secret_hash", sa.String(length=64), nullable=False),
+        sa.Column("scopes", Json, nullable=False),
+        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("expires_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("revoked_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("last_used_at", sa.DateTime(timezone=True), nullable=True),
+        sa.ForeignKeyConstraint(
+            ["project_id"], ["projects.id"], name=op.f("fk_api_keys_project_id"), ondelete="CASCADE"
+        ),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_api_keys")),
+    )
+    op.create_index("ix_api_keys_project_id", "api_keys", ["project_id"])
+
+    with op.batch_alter_table("experiments") as table:
+        _change_states(table, "experiments", MORE_EXPERIMENT_STATES)
+        table.add_column(sa.Column("project_id", Id, nullable=True))
+        table.add_column(sa.Column("owner", sa.String(length=100), nullable=True))
+        table.add_column(sa.Column("revision", sa.Integer(), nullable=False, server_default="0"))
+        table.add_column(sa.Column("stopping", sa.Boolean(), nullable=False, server_default=sa.false()))
+        table.add_column(sa.Column("archived_at", sa.DateTime(timezone=True), nullable=True))
+        table.create_foreign_key(op.f("fk_experiments_project_id"), "projects", ["project_id"], ["id"])
+        table.create_index("ix_experiments_project_id_id", ["project_id", "id"])
+    with op.batch_alter_table("trials") as table:
+        _change_states(table, "trials", MORE_TRIAL_STATES)
+        table.add_column(sa.Column("run_seconds", sa.Double(), nullable=False, server_default="0"))
+        table.add_column(sa.Column("source_trial_id", Id, nullable=True))
+        table.create_foreign_key(op.f("fk_trials_source_trial_id"), "trials", ["source_trial_id"], ["id"])
+        table.create_index("ix_trials_source_trial_id", ["source_trial_id"])
+    for name in METRICS:
+        op.add_column("results", sa.Column(name, sa.Double(), nullable=True))
+    op.add_column("results", sa.Column("valid", sa.Boolean(), nullable=False, server_default=sa.true()))
+    op.add_column("results", sa.Column("violations", Json, nullable=True))
+    op.add_column("results", sa.Column("evaluation", Json, nullable=True))
+
+    op.create_table(
+        "tags",
+        sa.Column("experiment_id", Id, nullable=False),
+        sa.Column("name", sa.String(length=64), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["experiment_id"], ["experiments.id"], name=op.f("fk_tags_experiment_id"), ondelete="CASCADE"
+        ),
+        sa.PrimaryKeyConstraint("experiment_id", "name", name=op.f("pk_tags")),
+    )
+    op.create_index("ix_tags_name", "tags", ["name"])
+    op.create_table(
+        "events",
+        sa.Column("id", Id, nullable=False),
+        sa.Column("experiment_id", Id, nullable=True),
+        sa.Column("trial_id", Id, nullable=True),
+        sa.Column("at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("actor", sa.String(length=200), nullable=False),
+        sa.Column("kind", sa.String(length=32), nullable=False),
+        sa.Column("detail", Json, nullable=False),
+        sa.ForeignKeyConstraint(
+            ["experiment_id"], ["experiments.id"], name=op.f("fk_events_experiment_id"), ondelete="CASCADE"
+        ),
+        sa.ForeignKeyConstraint(["trial_id"], ["trials.id"], name=op.f("fk_events_trial_id"), ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_events")),
+        sqlite_autoincrement=True,
+    )
+    op.create_index("ix_events_experiment_id_id", "events", ["experiment_id", "id"])
+    op.create_index("ix_events_trial_id", "events", ["trial_id"])
+    op.create_table(
+        "scores",
+        sa.Column("scope", Id, autoincrement=False, nullable=False),
+        sa.Column("dataset", sa.String(length=200), nullable=False),
+        sa.Column("protocol", sa.String(length=64), nullable=False),
+        sa.Column("cell", sa.String(length=64), nullable=False),
+        sa.Column("metric", sa.String(length=40), nullable=False),
+        sa.Column("seeds", sa.Integer(), nullable=False),
+        sa.Column("mean", sa.Double(), nullable=False),
+        sa.Column("std", sa.Double(), nullable=True),
+        sa.Column("min", sa.Double(), nullable=False),
+        sa.Column("max", sa.Double(), nullable=False),
+        sa.ForeignKeyConstraint(["protocol"], ["protocols.fingerprint"], name=op.f("fk_scores_protocol")),
+        sa.PrimaryKeyConstraint("scope", "dataset", "protocol", "cell", "metric", name=op.f("pk_scores")),
+    )
+    op.create_index("ix_scores_rank", "scores", ["scope", "dataset", "metric", "protocol", "mean"])
+
+
+def downgrade() -> None:
+    op.drop_table("scores")
+    op.drop_table("events")
+    op.drop_table("tags")
+    for name in (*METRICS, "valid", "violations", "evaluation"):
+        op.drop_column("results", name)
+    # What the older schema has no word for: dropped trials and unfinished business.
+    op.execute("UPDATE trials SET state = 'cancelled' WHERE state = 'early_stopped'")
+    op.execute("UPDATE experiments SET state = 'queued' WHERE state = 'paused'")
+    op.execute("UPDATE experiments SET state = 'cancelled' WHERE state = 'stopped'")
+    with op.batch_alter_table("trials") as table:
+        table.drop_index("ix_trials_source_trial_id")
+        table.drop_constraint(op.f("fk_trials_source_trial_id"), type_="foreignkey")
+        table.drop_column("source_trial_id")
+        table.drop_column("run_seconds")
+        _change_states(table, "trials", TRIAL_STATES)
+    with op.batch_alter_table("experiments") as table:
+        table.drop_index("ix_experiments_project_id_id")
+        table.drop_constraint(op.f("fk_experiments_project_id"), type_="foreignkey")
+        for name in ("project_id", "owner", "revision", "stopping", "archived_at"):
+            table.drop_column(name)
+        _change_states(table, "experiments", EXPERIMENT_STATES)
+    op.drop_table("api_keys")
+    op.drop_table("projects")
+
+
+def _change_states(table: BatchOperations, name: str, states: tuple[str, ...]) -> None:
+    if op.get_bind().dialect.name == "postgresql":  # SQLite's copy of the table leaves checks behind
+        table.drop_constraint(op.f(f"ck_{name}_state"), type_="check")
+    listed = ", ".join(f"'{state}'" for state in states)
+    table.create_check_constraint(op.f(f"ck_{name}_state"), f"state IN ({listed})")
