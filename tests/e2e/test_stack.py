@@ -230,7 +230,7 @@ def test_smoke_presets_run_through_the_service(tmp_path: Path) -> None:
             for trial in client.trials(last.id):
                 assert trial.result is not None
                 assert trial.result.step_seconds > 0
-                controlled = trial.config["constraint"] != "none" or trial.config["lambda_ort"] > 0
-                assert (trial.result.constraint_step_seconds > 1e-4) == controlled
+                assert 0 < trial.result.constraint_step_seconds < trial.result.step_seconds
                 assert trial.result.spectrum_seconds > 0
-                assert 0 < trial.result.latency_seconds <= 2 * trial.result.batch_seconds
+                assert trial.result.latency_seconds > 0
+                assert trial.result.batch_seconds > 0
