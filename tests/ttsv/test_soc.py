@@ -13,6 +13,7 @@ from ttsv.bounds import conv_norm_bounds
 from ttsv.estimates import window_norms
 from ttsv.layers import SOC, SOCTT, Framed, FrameKind
 from ttsv.layers.series import series_norm_bound
+from ttsv.layers.skew import exponential_series, skew_part, unfolding_across, unfolding_aside
 
 if TYPE_CHECKING:
     from tests.ttsv.conftest import Dense
@@ -154,7 +155,7 @@ def test_terms_of_training_and_evaluation() -> None:
         powers.append(powers[-1] @ skew / power)
     torch.testing.assert_close(operator(layer, 3, (4, 4)), sum(powers))
     layer.train()
-    layer.refresh = lambda iterations=50: None  # type: ignore[method-assign] # the norms as they are
+    layer._iterate = lambda skew, iterations: None  # type: ignore[method-assign] # the norms as they are
     torch.testing.assert_close(operator(layer, 3, (4, 4)), sum(powers[:6]))
 
 
@@ -301,3 +302,56 @@ def test_repr() -> None:
         "SOC(3, 8, kernel_size=3, stride=2, correction=0.7, train_terms=5, eval_terms=12, bias=False)"
     )
     assert "SOCTT(\n  3, 8, rank=(2, 2)\n" in repr(SOCTT(3, 8, 3, 2))
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (2, 2), (1, 4), (3, 5), (4, 4)])
+@pytest.mark.parametrize("side", [1, 3, 5])
+def test_small_images_go_another_way_to_the_same_series(shape: tuple[int, int], side: int) -> None:
+    torch.manual_seed(0)
+    images = torch.randn(3, 4, *shape, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(4, 4, side, side, dtype=torch.float64, requires_grad=True)
+
+    def by_convolutions(images: Tensor, weight: Tensor) -> Tensor:
+        kernel = (weight - weight.transpose(0, 1).flip(2, 3)) / 2
+        total = term = images
+        for power in range(1, 6):
+            term = functional.conv2d(term, kernel, padding=side // 2) / power
+            total = total + term
+        return total
+
+    found = exponential_series(images, skew_part(weight), 5)
+    expected = by_convolutions(images, weight)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    direction = torch.randn_like(expected)
+    for got, wanted in zip(
+        torch.autograd.grad(found, (images, weight), direction),
+        torch.autograd.grad(expected, (images, weight), direction),
+        strict=True,
+    ):
+        torch.testing.assert_close(got, wanted, rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(exponential_series(images[0], skew_part(weight), 5), expected[0])
+
+
+def test_the_small_way_is_taken_and_keeps_to_autocast() -> None:
+    torch.manual_seed(0)
+    images, kernel = torch.randn(2, 8, 2, 2), skew_part(0.1 * torch.randn(8, 8, 3, 3))
+    exact = exponential_series(images.double(), kernel.double(), 5)
+    single = exponential_series(images, kernel, 5)
+    with torch.autocast("cpu", torch.bfloat16):
+        half = exponential_series(images, kernel, 5)
+    assert half.dtype == single.dtype == torch.float32
+    errors = [((found - exact).abs().max() / exact.abs().max()).item() for found in (single, half)]
+    assert errors[0] < 1e-6
+    assert 1e-4 < errors[1] < 2e-2
+
+
+@pytest.mark.parametrize("side", [1, 3, 5])
+def test_unfoldings_times_vectors(side: int) -> None:
+    torch.manual_seed(0)
+    kernel = torch.randn(4, 4, side, side, dtype=torch.float64)
+    across = kernel.permute(2, 0, 3, 1).reshape(4 * side, 4 * side)
+    aside = kernel.permute(2, 3, 0, 1).reshape(side * side * 4, 4)
+    for matrix, product in ((across, unfolding_across), (aside, unfolding_aside)):
+        right, left = (torch.randn(size, dtype=torch.float64) for size in reversed(matrix.shape))
+        torch.testing.assert_close(product(kernel, right), matrix @ right)
+        torch.testing.assert_close(product(kernel, left, transposed=True), matrix.T @ left)

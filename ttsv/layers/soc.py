@@ -13,6 +13,7 @@ from ttsv.errors import ConfigError
 from ttsv.layers.framed import FramedConv2d, FrameKind
 from ttsv.layers.orthogonal import OrthogonalConv2d, framed_blocks, space_to_depth_size
 from ttsv.layers.series import series_norm_bound
+from ttsv.layers.skew import exponential_series, skew_part, unfolding_across, unfolding_aside
 from ttsv.symbol import PeriodicConv, Size
 
 _EPS = torch.finfo(torch.float64).eps
@@ -91,11 +92,7 @@ class SOC(OrthogonalConv2d):
     @torch.no_grad()
     def refresh(self, iterations: int = _START_ITERATIONS) -> None:
         """Steps of the power iterations towards the norms of the weight's unfoldings."""
-        wide, tall = _unfoldings(self.skew_kernel())
-        for _ in range(iterations):
-            # New tensors: a graph of an earlier forward pass may hold the old ones.
-            self.across = _unit(wide.T @ (wide @ self.across))
-            self.aside = _unit(tall @ (tall.T @ self.aside))
+        self._iterate(self.skew_kernel(), iterations)
 
     @property
     def terms(self) -> int:
@@ -104,34 +101,26 @@ class SOC(OrthogonalConv2d):
 
     def skew_kernel(self) -> Tensor:
         """The weight's skew part `(c, c, k, k)`: its zero-padded convolution A has `A^T = -A`."""
-        return (self.weight - self.weight.transpose(0, 1).flip(2, 3)) / 2
+        return skew_part(self.weight)
 
     def scaled_kernel(self) -> Tensor:
         """The kernel of the operator that is exponentiated; differentiable, the estimated norm included."""
-        skew = self.skew_kernel()
-        wide, tall = _unfoldings(skew)
-        norms = torch.stack(
-            [torch.linalg.vector_norm(wide @ self.across), torch.linalg.vector_norm(tall.T @ self.aside)]
-        )
-        return skew * (self.correction / norms.min().clamp_min(torch.finfo(skew.dtype).tiny))
+        return self._scaled(self.skew_kernel())
 
     def forward(self, images: Tensor) -> Tensor:
         """Images `(batch, c_in, s h, s w)` to images `(batch, c_out, h, w)`."""
         s = self.stride
         with _without_autocast(images.device.type):  # the norm that bounds the layer is no place to save
+            skew = self.skew_kernel()
             if self.training:
-                self.refresh(1)
-            kernel = self.scaled_kernel()
+                self._iterate(skew.detach(), 1)
+            kernel = self._scaled(skew)
         if s > 1:
             space_to_depth_size(images.shape[-2:], s)
             images = functional.pixel_unshuffle(images, s)
         missing = len(kernel) - images.shape[-3]
         term = functional.pad(images, (0, 0, 0, 0, 0, missing)) if missing > 0 else images
-        total = term
-        for power in range(1, self.terms + 1):
-            term = functional.conv2d(term, kernel, padding=self.kernel_size // 2) / power
-            total = total + term
-        total = total[..., : self.out_channels, :, :]
+        total = exponential_series(term, kernel, self.terms)[..., : self.out_channels, :, :]
         return total if self.bias is None else total + self.bias[:, None, None]
 
     def lipschitz_bound(self, input_size: Size, *, terms: int | None = None) -> float:
@@ -187,6 +176,19 @@ class SOC(OrthogonalConv2d):
         text = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"
         text += f", correction={self.correction}, train_terms={self.train_terms}, eval_terms={self.eval_terms}"
         return text if self.bias is not None else text + ", bias=False"
+
+    @torch.no_grad()
+    def _iterate(self, skew: Tensor, iterations: int) -> None:
+        for _ in range(iterations):
+            # New tensors: a graph of an earlier forward pass may hold the old ones.
+            self.across = _unit(unfolding_across(skew, unfolding_across(skew, self.across), transposed=True))
+            self.aside = _unit(unfolding_aside(skew, unfolding_aside(skew, self.aside), transposed=True))
+
+    def _scaled(self, skew: Tensor) -> Tensor:
+        across = torch.linalg.vector_norm(unfolding_across(skew, self.across))
+        aside = torch.linalg.vector_norm(unfolding_aside(skew, self.aside))
+        norm = torch.minimum(across, aside).clamp_min(torch.finfo(skew.dtype).tiny)
+        return skew * (self.correction / norm)
 
     def _core_size(self, input_size: Size) -> tuple[int, ...]:
         """Pixels after space-to-depth."""

@@ -1,0 +1,159 @@
+"""Skew convolutions: the skew part of a weight, two of its unfoldings, and the exponential series of its operator.
+
+Where only memory counts: kernels are laid out taps first, `(k, k, c, c)`, each tap a matrix of its own.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+_FEW_PIXELS = 16
+"""Images up to this size are multiplied tap by tap on a CPU: measured in `benchmarks/README.md`."""
+
+
+def skew_part(weight: Tensor) -> Tensor:
+    """`(W - W^T) / 2` of the operator of a weight `(c, c, k, k)`, k odd: its zero-padded convolution A has `A^T = -A`.
+
+    The result is laid out taps first. Differentiable once.
+    """
+    part: Tensor = _SkewPart.apply(weight)
+    return part
+
+
+class _SkewPart(torch.autograd.Function):
+    """A symmetric projection: its gradient is the projection of the gradient."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(weight: Tensor) -> Tensor:
+        return _skewed(weight)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Nothing is kept."""
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return _skewed(gradient)
+
+
+def _skewed(weight: Tensor) -> Tensor:
+    sides, channels = weight.shape[2:], len(weight)
+    taps = weight.permute(2, 3, 0, 1).reshape(-1, channels, channels)
+    found = torch.empty_like(taps)
+    for tap in range(len(taps) // 2 + 1):
+        mirrored = len(taps) - 1 - tap
+        # A transposed matrix is copied in blocks; read entry by entry it would cost five times as much.
+        found[tap].copy_(taps[tap]).sub_(taps[mirrored].T.contiguous())
+        if tap != mirrored:
+            found[mirrored].copy_(found[tap].T).neg_()
+    return found.div_(2).view(*sides, channels, channels).permute(2, 3, 0, 1)
+
+
+def unfolding_across(kernel: Tensor, vector: Tensor, *, transposed: bool = False) -> Tensor:
+    """The unfolding `(k c_out, k c_in)` of a kernel `(c, c, k, k)`, or its transpose, times a vector `(k c)`."""
+    taps, parts = kernel.permute(2, 3, 0, 1), vector.view(kernel.shape[2], -1)
+    if transposed:
+        return torch.matmul(taps.mT, parts[:, None, :, None]).sum(0).flatten()
+    return torch.matmul(taps, parts[None, :, :, None]).sum(1).flatten()
+
+
+def unfolding_aside(kernel: Tensor, vector: Tensor, *, transposed: bool = False) -> Tensor:
+    """The unfolding `(k k c_out, c_in)` of a kernel `(c, c, k, k)` times a vector `(c)`, or its transpose's product."""
+    tall = kernel.permute(2, 3, 0, 1).flatten(0, 2)
+    return (tall.T if transposed else tall) @ vector
+
+
+def exponential_series(images: Tensor, kernel: Tensor, terms: int) -> Tensor:
+    """`sum_{j <= terms} A^j x / j!` for images `(..., c, h, w)`, A the zero-padded convolution with a skew kernel.
+
+    Under autocast in its precision, summed in the images'. On a CPU images of few pixels go another way, differentiable
+    once, to the same sums in another order.
+    """
+    if images.device.type == "cpu" and images.shape[-2:].numel() <= _FEW_PIXELS:
+        dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else images.dtype
+        batch = images.reshape(-1, *images.shape[-3:]).permute(0, 2, 3, 1)
+        result: Tensor = _TapwiseSeries.apply(batch, kernel.permute(2, 3, 0, 1).to(dtype), terms)[0]
+        return result.permute(0, 3, 1, 2).reshape(images.shape)
+    total = term = images
+    for power in range(1, terms + 1):
+        term = functional.conv2d(term, kernel, padding=kernel.shape[-1] // 2) / power
+        total = total + term
+    return total
+
+
+class _TapwiseSeries(torch.autograd.Function):
+    """The series as products of taps with the pixels they see.
+
+    For images this small a convolution spends its time on laying out the kernel anew, in every term and every
+    gradient, and on taps that see nothing but padding. The transposed operator is the operator's negative, so the
+    gradient runs the same products, and that of the kernel takes one product per tap for all terms together.
+    Images `(batch, h, w, c)` and taps `(k, k, c, c)`; of the two results, the powers are for the gradient only.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(images: Tensor, taps: Tensor, terms: int) -> tuple[Tensor, Tensor]:
+        powers = [images]
+        total = images.clone()
+        for power in range(1, terms + 1):
+            powers.append(_applied(taps, powers[-1]).div_(power))
+            total += powers[-1]
+        return total, torch.cat(powers[:-1])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(inputs[1], output[1])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor, _powers: Tensor) -> tuple[Tensor, Tensor, None]:
+        taps, powers = ctx.saved_tensors
+        sums, scaled = gradient, []
+        for power in range(len(powers) // len(gradient), 0, -1):
+            scaled.append(sums / power)
+            sums = gradient - _applied(taps, scaled[-1])
+        return sums, _correlated(torch.cat(scaled[::-1]), powers, taps), None
+
+
+def _applied(taps: Tensor, images: Tensor) -> Tensor:
+    """The zero-padded convolution: taps `(k, k, c, c)`, images `(batch, h, w, c)` and the result, in their own type."""
+    result = torch.zeros_like(images)
+    for tap, seen, where in _overlaps(taps, images):
+        part = images[seen].reshape(-1, images.shape[-1]).to(taps.dtype) @ taps[tap].T
+        result[where] += part.view_as(result[where])
+    return result
+
+
+def _correlated(gradients: Tensor, images: Tensor, taps: Tensor) -> Tensor:
+    """The gradient of the taps, `(k, k, c, c)`, from those of results `(batch, h, w, c)` of images."""
+    found, channels = gradients.new_zeros(taps.shape, dtype=taps.dtype), images.shape[-1]
+    for tap, seen, where in _overlaps(taps, images):
+        rows = gradients[where].reshape(-1, channels).to(taps.dtype)
+        found[tap] = rows.T @ images[seen].reshape(-1, channels).to(taps.dtype)
+    return found
+
+
+def _overlaps(taps: Tensor, images: Tensor) -> list[tuple[tuple[int, int], tuple[slice, ...], tuple[slice, ...]]]:
+    """Each tap that sees pixels: its place, the pixels it sees, and those it contributes to."""
+    (rows, columns), (height, width) = taps.shape[:2], images.shape[1:3]
+    every = slice(None)
+    found: list[tuple[tuple[int, int], tuple[slice, ...], tuple[slice, ...]]] = []
+    for row in range(rows):
+        for column in range(columns):
+            down, right = row - rows // 2, column - columns // 2
+            if abs(down) < height and abs(right) < width:
+                seen = (every, _shifted(down, height), _shifted(right, width))
+                found.append(((row, column), seen, (every, _shifted(-down, height), _shifted(-right, width))))
+    return found
+
+
+def _shifted(offset: int, size: int) -> slice:
+    """Places that stay inside after a step back by the offset."""
+    return slice(max(0, offset), min(size, size + offset))
