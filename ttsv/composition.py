@@ -2,97 +2,138 @@
 
 import time
 from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from ttsv.checkpoint import Checkpoints, save_model
 from ttsv.config import TrialConfig
 from ttsv.constraints import Clip, Compose, Constraint, Divide, Orthogonal
 from ttsv.data import load_dataset
 from ttsv.data.loading import Dataset, as_pixels
+from ttsv.device import find_device
 from ttsv.environment import describe_environment
-from ttsv.errors import ConfigError, DivergedError
+from ttsv.evaluation.artifacts import write_evaluation, write_plots
+from ttsv.evaluation.stages import check_evaluation, measure
 from ttsv.failures import known_failures
 from ttsv.fields import plain
 from ttsv.metrics import cost
-from ttsv.metrics.accuracy import accuracy, cross_entropy, predict
-from ttsv.metrics.calibration import expected_calibration_error
 from ttsv.models import create_model
 from ttsv.randomness import derived_seed, random_state
-from ttsv.records import ECE_BINS, describe_protocol, layer_records
-from ttsv.results import CHECKPOINTS, EpochMetrics, TrialResult
+from ttsv.records import describe_protocol, layer_records
+from ttsv.results import CHECKPOINTS, EpochMetrics, StageProgress, TrialResult
+from ttsv.saved import load_saved
+from ttsv.spectrum import model_spectra
+from ttsv.stored_training import TrainingFacts, describe_training, read_training
 from ttsv.training import fit, steps_per_epoch, training_splits
+
+ATTACK_STATE = "autoattack.safetensors"
+"""In the folder of checkpoints: what AutoAttack has found so far."""
 
 
 def run(
-    config: TrialConfig, *, data_dir: Path, folder: Path, device: str
-) -> Generator[EpochMetrics | TrialResult, None, None]:
+    config: TrialConfig, *, data_dir: Path, folder: Path, device: str, source: Path | None
+) -> Generator[EpochMetrics | StageProgress | TrialResult, None, None]:
     """What `ttsv.trial.run_trial` documents."""
     config = config.canonical()
     place = find_device(device)
     data = load_dataset(config.dataset, data_dir)
-    identity = {"format": 1, "trial": config.fingerprint(), "data": data.sha256, "split": data.split}
-    checkpoints = Checkpoints(folder / CHECKPOINTS, identity)
+    datasets = Path(data_dir) / "datasets"
+    check_evaluation(config.evaluation, data, datasets)
     arguments = model_arguments(config, data)
-    with known_failures(), random_state(derived_seed(config.seed, "weights"), place):
-        model = create_model(**arguments)
+    (folder / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
     constraint = make_constraint(config)
-    if place.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(place)
-    progress = yield from fit(model, data, config, constraint, device=place, checkpoints=checkpoints)
+    if source is None:
+        model, facts = yield from _train(config, data, arguments, constraint, folder, place)
+    else:
+        facts = read_training(source, config, arguments, data)
+        model = load_saved(source, device=place)
 
     started = time.perf_counter()
-    test = data.test.to(place)
     with known_failures(model), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-        logits = predict(model, test.images)
+        measured = yield from measure(
+            model,
+            data,
+            config.evaluation,
+            preprocessing={name: arguments[name] for name in ("mean", "std")},
+            folder=datasets,
+            state=folder / CHECKPOINTS / ATTACK_STATE,
+            renew_state=True,
+        )
         spectra_started = time.perf_counter()
-        layers = layer_records(model, data, constraint.report())
+        spectra = model_spectra(model, data.info.image_size, in_channels=data.info.channels)
+        layers = layer_records(model, data, constraint.report(), spectra)
         spectrum_seconds = time.perf_counter() - spectra_started
-        latency, batch_seconds = (cost.inference_seconds(model, as_pixels(test.images), count) for count in (1, 128))
-    if not logits.isfinite().all():
-        raise DivergedError("the trained network's logits are not finite")
-    steps = steps_per_epoch(len(training_splits(data, config.training)[0].labels), config.training)
-    step_seconds, constraint_step_seconds = progress.per_step(steps)
+        times = _inference_seconds(model, data.test.images[:128].to(place))
+    if source is None:
+        facts = replace(facts, layers=tuple(layers))
+    else:
+        layers = facts.with_projections(layers)
+    protocol = describe_protocol(config, measured.protocol)
+    environment = describe_environment(place)
+    texts = [violation.text for violation in measured.violations]
+    record = {"protocol": protocol, "results": measured.results, "violations": texts, "environment": environment}
+    files = {"model": save_model(folder, model, arguments, **describe_training(config, data, facts))}
+    files |= write_evaluation(folder, measured, record)
+    files |= write_plots(folder, measured, spectra, title=f"{config.model} on {config.dataset}")
+    columns: dict[str, Any] = {**measured.columns, **facts.columns(), **times}
     yield TrialResult(
-        accuracy=accuracy(logits, test.labels),
-        loss=cross_entropy(logits, test.labels),
-        ece=expected_calibration_error(logits, test.labels, bins=ECE_BINS),
+        **columns,
         max_singular_value=max(layer["largest"] for layer in layers if layer["input_size"]),
         compression=cost.compression(model),
         parameters=cost.parameters(model),
         multiply_accumulates=cost.multiply_accumulates(model, data.info.image_size, in_channels=data.info.channels),
+        eval_seconds=time.perf_counter() - started,
+        spectrum_seconds=spectrum_seconds,
+        protocol=protocol,
+        environment=environment,
+        layers=layers,
+        valid=not texts,
+        violations=texts,
+        evaluation=measured.results,
+        artifacts=files,
+    )
+
+
+def _train(
+    config: TrialConfig,
+    data: Dataset,
+    arguments: dict[str, Any],
+    constraint: Constraint,
+    folder: Path,
+    place: torch.device,
+) -> Generator[EpochMetrics, None, tuple[nn.Module, TrainingFacts]]:
+    """Trains the trial's network; yields every epoch."""
+    identity = {"format": 1, "trial": config.fingerprint(), "data": data.sha256, "split": data.split}
+    with known_failures(), random_state(derived_seed(config.seed, "weights"), place):
+        model = create_model(**arguments)
+    if place.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(place)
+    checkpoints = Checkpoints(folder / CHECKPOINTS, identity)
+    progress = yield from fit(model, data, config, constraint, device=place, checkpoints=checkpoints)
+    steps = steps_per_epoch(len(training_splits(data, config.training)[0].labels), config.training)
+    step_seconds, constraint_step_seconds = progress.per_step(steps)
+    return model, TrainingFacts(
         train_seconds=progress.train_seconds,
         constraint_seconds=progress.constraint_seconds,
         step_seconds=step_seconds,
         constraint_step_seconds=constraint_step_seconds,
-        eval_seconds=time.perf_counter() - started,
-        spectrum_seconds=spectrum_seconds,
-        latency_seconds=latency,
-        batch_seconds=batch_seconds,
         peak_memory=torch.cuda.max_memory_allocated(place) if place.type == "cuda" else None,
         selected_epoch=progress.selected_epoch,
-        protocol=describe_protocol(config, data),
-        environment=describe_environment(place),
-        layers=layers,
-        artifacts={"model": save_model(folder, model, arguments, config=config.to_dict())},
     )
 
 
-def find_device(name: str) -> torch.device:
-    """The device of a name: auto (a GPU if there is one), cpu, cuda or cuda:N. Raises `ConfigError`."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError("device", name, "must be auto, cpu, cuda or cuda:N") from error
-    if device.type == "cpu":
-        return device
-    if device.type != "cuda" or (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError("device", name, f"is not here: there are cpu and {torch.cuda.device_count()} GPUs")
-    return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+def _inference_seconds(model: nn.Module, images: Tensor) -> dict[str, float | None]:
+    """Of 1 and of 128 images, as the network is and with its frames merged."""
+    pixels = as_pixels(images)
+    found: dict[str, float | None] = {}
+    for prefix, network in (("", model), ("merged_", cost.merged(model))):
+        for name, count in (("latency_seconds", 1), ("batch_seconds", 128)):
+            found[prefix + name] = None if network is None else cost.inference_seconds(network, pixels, count)
+    return found
 
 
 def model_arguments(config: TrialConfig, data: Dataset) -> dict[str, Any]:

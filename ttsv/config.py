@@ -1,6 +1,6 @@
 """What one trial is: plain frozen dataclasses, torch-free.
 
-Two configurations that train the same network the same way have the same `fingerprint()`.
+Two configurations that train the same network the same way, and evaluate it alike, have the same `fingerprint()`.
 """
 
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ from typing import Any
 
 from ttsv.data.catalog import DatasetName, dataset_info
 from ttsv.errors import ConfigError
+from ttsv.evaluation_config import EVALUATION, EvaluationConfig
 from ttsv.fields import (
     Ascending,
     Checked,
@@ -205,12 +206,14 @@ class TrialConfig(Checked):
     augmentation: AugmentationConfig = AugmentationConfig()
     clipping: ClippingConfig = ClippingConfig()
     division: DivisionConfig = DivisionConfig()
+    evaluation: EvaluationConfig = EVALUATION
 
     def __post_init__(self) -> None:
         """Checks what concerns several fields."""
         super().__post_init__()
         if self.delta is not None and self.clipping.floor is not None and self.clipping.floor > self.delta:
             raise ConfigError("clipping.floor", self.clipping.floor, f"must be at most delta, {self.delta:g}")
+        self.evaluation.check_dataset(self.dataset, dataset_info(self.dataset))
 
     def canonical(self) -> "TrialConfig":
         """The same trial with every field that has no effect set to its default.
@@ -232,7 +235,7 @@ class TrialConfig(Checked):
             changes |= {"division": DivisionConfig()}
         if {"clipping", "division"} <= changes.keys():
             changes |= {"constraint": "none"}
-        changes["training"] = self.training.canonical()
+        changes |= {"training": self.training.canonical(), "evaluation": self.evaluation.canonical()}
         if not self.augmentation.pad:
             changes["augmentation"] = changed(self.augmentation, {"padding": "zeros"})
         return changed(self, changes)

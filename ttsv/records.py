@@ -1,5 +1,6 @@
 """JSON-ready records of a trained network: its layers, and the protocol under which it was measured."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -14,16 +15,19 @@ from ttsv.layers import Convolution, Framed, TTConv, layer_input_sizes, periodic
 from ttsv.spectrum import conv_norm, model_spectra
 from ttsv.tt import orthogonalize
 
-ECE_BINS = 15
 
+def layer_records(
+    model: nn.Module, data: Dataset, report: ConstraintReport, spectra: Mapping[str, Tensor] | None = None
+) -> list[dict[str, Any]]:
+    """One JSON-ready record per convolution and other projected layer, as `TrialResult.layers` documents.
 
-def layer_records(model: nn.Module, data: Dataset, report: ConstraintReport) -> list[dict[str, Any]]:
-    """One JSON-ready record per convolution and other projected layer, as `TrialResult.layers` documents."""
+    `spectra`: those of `ttsv.spectrum.model_spectra` at the images' size, where they are known already.
+    """
     size, channels = data.info.image_size, data.info.channels
     layers = spectral_layers(model)
     sizes = layer_input_sizes(model, size, in_channels=channels)
     records = []
-    for name, values in model_spectra(model, size, in_channels=channels).items():
+    for name, values in (spectra or model_spectra(model, size, in_channels=channels)).items():
         layer, norms = layers[name], report.layers.get(name)
         records.append(
             {
@@ -78,25 +82,20 @@ def _largest(layer: nn.Module, seen: tuple[int, ...], values: Tensor) -> float:
     return conv_norm(kernel, size, stride=layer.stride, dilation=layer.dilation, groups=groups)
 
 
-def describe_protocol(config: TrialConfig, data: Dataset) -> dict[str, Any]:
-    """How a result was measured, JSON-ready: results of equal protocols may be compared."""
+def describe_protocol(config: TrialConfig, evaluation: dict[str, Any]) -> dict[str, Any]:
+    """How a trial's result was measured, JSON-ready: results of equal protocols may be compared.
+
+    `evaluation`: that of `ttsv.evaluation.protocol`, to which is added what was trained on, which epoch's weights
+    were evaluated, and which operator singular values are those of.
+    """
     by_test = config.training.validation == "test"
     measured = "test images" if by_test else "validation images"
+    metrics = evaluation["metrics"] | {"singular_values": "periodic"}
+    if by_test:
+        metrics["temperature"] += ", which were trained on"
     return {
-        "dataset": data.info.name,
-        "dataset_sha256": data.sha256,
-        "split": {**data.split, "trained": "train and validation" if by_test else "train", "evaluated": "test"},
-        "preprocessing": {
-            "pixels": "[0, 1]",
-            "mean": list(config.mean or data.info.mean),
-            "std": list(config.std or data.info.std),
-        },
-        "metrics": {
-            "accuracy": "top-1",
-            "loss": "mean cross-entropy, nats",
-            "ece": {"bins": ECE_BINS, "edges": "equal width, right-closed"},
-            "singular_values": "periodic",
-        },
+        **evaluation,
+        "split": {**evaluation["split"], "trained": "train and validation" if by_test else "train"},
+        "metrics": metrics,
         "weights": "last epoch" if config.training.select == "last" else f"best epoch on the {measured}",
-        "precision": "float32",
     }

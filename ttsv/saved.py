@@ -99,8 +99,11 @@ def saved_spectra(path: Path, input_size: int | None = None) -> SavedSpectra:
     return SavedSpectra(path=path, input_size=size, layers=found)
 
 
-def load_saved(path: Path) -> torch.nn.Module:
+def load_saved(path: Path, *, device: torch.device | None = None) -> torch.nn.Module:
     """The network in `path`, the `model.safetensors` that a trial leaves beside its `model.json`.
+
+    With a `device`, it is there, and laid out in memory as training leaves it: with channels last for images of two
+    dimensions, so that every sum is rounded as it was for the trial.
 
     Raises `DataError` for any other file, for one that is missing, cut or altered, and for a `model.json` that does not
     fit its weights.
@@ -108,6 +111,12 @@ def load_saved(path: Path) -> torch.nn.Module:
     if path.name != "model.safetensors":
         raise DataError(f"{path}: give the model.safetensors that a trial left, beside its model.json")
     try:
-        return load_model(path.parent)
+        model = load_model(path.parent)
     except (RuntimeError, TypeError, KeyError) as error:
         raise DataError(f"{path.with_name('model.json')} does not describe {path}: {error}") from error
+    if device is None:
+        return model
+    model.to(device)
+    if any(parameter.ndim == 4 for parameter in model.parameters()):
+        model.to(memory_format=torch.channels_last)
+    return model

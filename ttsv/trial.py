@@ -7,15 +7,15 @@ from collections.abc import Generator
 from pathlib import Path
 
 from ttsv.config import TrialConfig
-from ttsv.results import CHECKPOINTS, EpochMetrics, TrialResult, protocol_fingerprint
+from ttsv.results import CHECKPOINTS, EpochMetrics, StageProgress, TrialResult, protocol_fingerprint
 
-__all__ = ["CHECKPOINTS", "EpochMetrics", "TrialResult", "protocol_fingerprint", "run_trial"]
+__all__ = ["CHECKPOINTS", "EpochMetrics", "StageProgress", "TrialResult", "protocol_fingerprint", "run_trial"]
 
 
 def run_trial(
-    config: TrialConfig, *, data_dir: Path, folder: Path, device: str = "auto"
-) -> Generator[EpochMetrics | TrialResult, None, None]:
-    """Trains and evaluates one trial: yields each epoch's metrics, then one `TrialResult`.
+    config: TrialConfig, *, data_dir: Path, folder: Path, device: str = "auto", source: Path | None = None
+) -> Generator[EpochMetrics | StageProgress | TrialResult, None, None]:
+    """Trains and evaluates one trial: yields each epoch's metrics, then where the evaluation is, then a `TrialResult`.
 
     `data_dir` holds the data sets; `folder` (created) receives what the trial writes. `device`: auto (a GPU if
     there is one), cpu, cuda or cuda:N. Raises a `TrialError`.
@@ -23,8 +23,12 @@ def run_trial(
     Where an earlier attempt at the same trial left checkpoints in `folder`, training goes on after the newest whole
     one, to the same numbers: finished epochs are not yielded again. An epoch's checkpoint is written once the caller
     asks for more or closes the generator, so that none is finished before it was handed over; an epoch during whose
-    handing over the process is killed is trained and yielded once more.
+    handing over the process is killed is trained and yielded once more. An attack goes on where it stopped, too.
+
+    With `source`, the `model.safetensors` of another trial, nothing is trained: that network is evaluated as `config`
+    says, and what was noted of its training stays noted. Raises `DataError` where it is not the network that `config`
+    describes: of another model, data or training.
     """
     from ttsv.composition import run
 
-    return run(config, data_dir=data_dir, folder=folder, device=device)
+    return run(config, data_dir=data_dir, folder=folder, device=device, source=source)

@@ -78,6 +78,19 @@ MEANINGS: dict[str, tuple[list[Any], list[Any]]] = {
     "division.power_iterations": ([1, 2, None], [0, 1.5]),
     "division.operator": (["periodic", "zero-padded"], ["dense", None]),
     "division.batch_norm_eps": ([1e-6, None], [0]),
+    "evaluation.attack": (["none", "pgd", "autoattack", "both"], ["fgsm", None]),
+    "evaluation.attack_norm": (["L2", "Linf", "L1"], ["L3", 2, None]),
+    "evaluation.attack_eps": ([0.5, 1], [0, -0.5, math.nan, math.inf, None]),
+    "evaluation.attack_version": (["standard", "plus", "rand"], ["custom", None]),
+    "evaluation.attack_images": ([1, 10_000, None], [0, -1, 1.5]),
+    "evaluation.corruptions": (["none", "generated"], ["some", True, None]),
+    "evaluation.corruption_images": ([1, None], [0, 0.5]),
+    "evaluation.certified": ([True, False], [1, None]),
+    "evaluation.radii": ([[], [36 / 255], (0.5, 1.0)], [[0.0], [-0.1], [math.inf], [math.nan], 0.5, None]),
+    "evaluation.lipschitz": (["none", "fgsm", "ascent", "both"], ["pgd", None]),
+    "evaluation.lipschitz_images": ([1, None], [0]),
+    "evaluation.batch_size": ([1, 512, None], [0, -1]),
+    "evaluation.seed": ([0, 2**32 - 1], [-1, 2**32, None]),
 }
 
 
@@ -135,7 +148,7 @@ def test_a_wrong_value_is_named_with_its_fix(path: str, value: Any) -> None:
     assert error.value.fix.startswith("must")
 
 
-@pytest.mark.parametrize("part", ["training", "augmentation", "clipping", "division"])
+@pytest.mark.parametrize("part", ["training", "augmentation", "clipping", "division", "evaluation"])
 def test_parts_must_be_objects(part: str) -> None:
     wrong: list[Any] = [None, 3, [], "sgd"]
     for value in wrong:
@@ -177,6 +190,24 @@ STRATEGIES: dict[str, st.SearchStrategy[Any]] = {
             "momentum": st.floats(0, 1),
             "gamma": st.floats(0.01, 1),
             "milestones": st.sets(st.integers(1, 300)).map(sorted),
+        },
+    ),
+    "evaluation": st.fixed_dictionaries(
+        {},
+        optional={
+            "attack": st.sampled_from(["none", "pgd", "autoattack", "both"]),
+            "attack_norm": st.sampled_from(["L2", "Linf"]),
+            "attack_eps": st.floats(1e-3, 10),
+            "attack_version": st.sampled_from(["standard", "plus"]),
+            "attack_images": st.none() | st.integers(1, 100),
+            "corruptions": st.sampled_from(["none", "generated"]),
+            "corruption_images": st.none() | st.integers(1, 100),
+            "certified": st.booleans(),
+            "radii": st.lists(st.floats(0.01, 2), max_size=3),
+            "lipschitz": st.sampled_from(["none", "fgsm", "both"]),
+            "lipschitz_images": st.none() | st.integers(1, 100),
+            "batch_size": st.none() | st.integers(1, 100),
+            "seed": st.integers(0, 9),
         },
     ),
     "clipping": st.fixed_dictionaries(
@@ -239,6 +270,10 @@ SAME: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ),
     ({"constraint": "clip", "delta": 1}, {"constraint": "clip", "delta": 1.0}),
     ({"seed": 0, "training": {"epochs": 20}}, {}),
+    ({"evaluation": {"attack_eps": 8.0, "attack_images": 9, "batch_size": 4, "seed": 1, "radii": [0.5]}}, {}),
+    ({"evaluation": {"corruption_images": 3, "lipschitz_images": 3, "attack_version": "plus"}}, {}),
+    ({"evaluation": {"attack": "pgd", "attack_version": "plus"}}, {"evaluation": {"attack": "pgd"}}),
+    ({"evaluation": {"certified": True, "seed": 4}}, {"evaluation": {"certified": True}}),
 ]
 DIFFERENT: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"layer": "tt", "rank": 8}, {}),
@@ -256,12 +291,51 @@ DIFFERENT: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"training": {"select": "best"}}, {}),
     ({"augmentation": {"pad": 4, "padding": "symmetric"}}, {"augmentation": {"pad": 4}}),
     ({"mean": [0.4]}, {}),
+    ({"evaluation": {"attack": "pgd"}}, {}),
+    ({"evaluation": {"attack": "pgd"}}, {"evaluation": {"attack": "autoattack"}}),
+    ({"evaluation": {"attack": "pgd", "attack_eps": 0.25}}, {"evaluation": {"attack": "pgd"}}),
+    ({"evaluation": {"attack": "pgd", "seed": 1}}, {"evaluation": {"attack": "pgd"}}),
+    ({"evaluation": {"certified": True}}, {}),
+    ({"evaluation": {"lipschitz": "fgsm"}}, {"evaluation": {"lipschitz": "both"}}),
+    ({"evaluation": {"corruptions": "generated"}}, {}),
+    ({"evaluation": {"corruptions": "generated", "seed": 3}}, {"evaluation": {"corruptions": "generated"}}),
 ]
 
 
 def test_a_floor_above_delta_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"clipping\.floor = 2\.0: must be at most delta, 1"):
         trial("clipping.floor", 2.0, constraint="clip", delta=1.0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"dataset": "digits", "corruptions": "published"},
+            r"evaluation\.corruptions = 'published': must be generated",
+        ),
+        (
+            {"dataset": "digits", "attack": "pgd", "attack_norm": "L1"},
+            r"attack_norm = 'L1': must be L2 or Linf for PGD",
+        ),
+        ({"dataset": "synthetic:1x16:10:200", "attack": "autoattack"}, r"evaluation\.attack = .*must be none"),
+        (
+            {"dataset": "synthetic:2x16x16:10:200", "corruptions": "generated"},
+            r"evaluation\.corruptions = .*2 channels",
+        ),
+        ({"dataset": "synthetic:3x16x16:3:200", "attack": "autoattack"}, "AutoAttack needs 4 classes"),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_an_evaluation_that_the_data_set_cannot_have_is_refused(fields: dict[str, Any], message: str) -> None:
+    evaluation = {name: value for name, value in fields.items() if name != "dataset"}
+    with pytest.raises(ConfigError, match=message):
+        trial(dataset=fields["dataset"], evaluation=evaluation)
+
+
+def test_published_corruptions_are_those_of_cifar() -> None:
+    for dataset in ("cifar10", "cifar100"):
+        assert trial(dataset=dataset, evaluation={"corruptions": "published"}).evaluation.corruptions == "published"
 
 
 @pytest.mark.parametrize(("one", "other"), SAME)

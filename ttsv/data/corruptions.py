@@ -93,6 +93,12 @@ class PublishedCorruptions:
             protocol={"corruptions": "published"},
         )
 
+    def require_files(self) -> None:
+        """Raises `DataError` naming the first file that is missing; nothing is read."""
+        for path in _paths(Path(self.folder)):
+            if not path.is_file():
+                raise DataError(f"{path} is missing: {_mend(Path(self.folder))}")
+
 
 def open_corrupted(
     folder: Path, *, shape: tuple[int, ...], classes: int | None, protocol: dict[str, Any]
@@ -102,7 +108,7 @@ def open_corrupted(
     At first use `FOLDER.sha256.json` is written beside the folder with the files' SHA-256, with which
     they are compared ever after.
     """
-    paths = [folder / LABELS, *(folder / f"{kind}.npy" for kind in KINDS)]
+    paths = _paths(folder)
     for path in paths:
         if not path.is_file():
             raise DataError(f"{path} is missing: {_mend(folder)}")
@@ -131,6 +137,10 @@ def open_corrupted(
             "files": _unchanged(folder, paths),
         },
     )
+
+
+def _paths(folder: Path) -> list[Path]:
+    return [folder / LABELS, *(folder / f"{kind}.npy" for kind in KINDS)]
 
 
 def _unchanged(folder: Path, paths: list[Path]) -> dict[str, str]:

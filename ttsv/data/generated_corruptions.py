@@ -5,6 +5,7 @@ import json
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -71,13 +72,22 @@ class GeneratedCorruptions:
 
     def open(self) -> CorruptedSet:
         """The images, made where they are not in the folder yet. Raises `DataError` where they were altered there."""
-        protocol = self._protocol()
-        key = hashlib.sha256(json.dumps(protocol, sort_keys=True).encode()).hexdigest()[:16]
-        place = self.folder / f"{self.name.replace(':', '-')}-corrupted-{key}"
-        if not place.exists():
-            self._make(place)
-        return open_corrupted(place, shape=self.images.shape[1:], classes=self.classes, protocol=protocol)
+        for kind, done, total in self.make():
+            if self.progress:
+                self.progress(kind, done, total)
+        return open_corrupted(self._place(), shape=self.images.shape[1:], classes=self.classes, protocol=self._protocol)
 
+    def make(self) -> Iterator[tuple[str, int, int]]:
+        """Makes the images where they are not in the folder yet; yields what `progress` is told, before each kind."""
+        place = self._place()
+        if not place.exists():
+            yield from self._make(place)
+
+    def _place(self) -> Path:
+        key = hashlib.sha256(json.dumps(self._protocol, sort_keys=True).encode()).hexdigest()[:16]
+        return self.folder / f"{self.name.replace(':', '-')}-corrupted-{key}"
+
+    @cached_property
     def _protocol(self) -> dict[str, Any]:
         factor = _factor(self.images.shape[1:3])
         enlarged = f"each pixel as {factor} x {factor}, then the mean of these" if factor > 1 else None
@@ -91,7 +101,7 @@ class GeneratedCorruptions:
             "source_sha256": content_sha256(Arrays(self.images, self.labels, None)),
         }
 
-    def _make(self, place: Path) -> None:
+    def _make(self, place: Path) -> Iterator[tuple[str, int, int]]:
         place.parent.mkdir(parents=True, exist_ok=True)
         shape = (len(SEVERITIES) * len(self.images), *self.images.shape[1:])
         with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{place.name}.") as folder:
@@ -99,8 +109,7 @@ class GeneratedCorruptions:
             made.mkdir()
             np.save(made / LABELS, np.tile(self.labels, len(SEVERITIES)))
             for done, kind in enumerate(KINDS):
-                if self.progress:
-                    self.progress(kind, done, len(KINDS))
+                yield kind, done, len(KINDS)
                 target = np.lib.format.open_memmap(made / f"{kind}.npy", mode="w+", dtype=np.uint8, shape=shape)
                 for row, (severity, number) in enumerate(np.ndindex(len(SEVERITIES), len(self.images))):
                     seed = derived_seed(self.seed, "corruption", kind, SEVERITIES[severity], number) % 2**32

@@ -3,6 +3,9 @@
 Where only memory counts: kernels are laid out taps first, `(k, k, c, c)`, each tap a matrix of its own.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -12,6 +15,18 @@ from torch.nn import functional
 
 _FEW_PIXELS = 16
 """Images up to this size are multiplied tap by tap on a CPU: measured in `benchmarks/README.md`."""
+
+_tapwise = ContextVar("tapwise", default=True)
+
+
+@contextmanager
+def by_convolutions() -> Iterator[None]:
+    """Small images take the way of large ones here, so that what is counted does not depend on the device."""
+    token = _tapwise.set(False)
+    try:
+        yield
+    finally:
+        _tapwise.reset(token)
 
 
 def skew_part(weight: Tensor) -> Tensor:
@@ -74,7 +89,7 @@ def exponential_series(images: Tensor, kernel: Tensor, terms: int) -> Tensor:
     Under autocast in its precision, summed in the images'. On a CPU images of few pixels go another way, differentiable
     once, to the same sums in another order.
     """
-    if images.device.type == "cpu" and images.shape[-2:].numel() <= _FEW_PIXELS:
+    if _tapwise.get() and images.device.type == "cpu" and images.shape[-2:].numel() <= _FEW_PIXELS:
         dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else images.dtype
         batch = images.reshape(-1, *images.shape[-3:]).permute(0, 2, 3, 1)
         result: Tensor = _TapwiseSeries.apply(batch, kernel.permute(2, 3, 0, 1).to(dtype), terms)[0]

@@ -6,7 +6,7 @@ Driven batch by batch, so that it can be watched, and interrupted anywhere.
 import logging
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version as package_version
 from pathlib import Path
@@ -16,21 +16,21 @@ import torch
 from torch import Tensor, nn
 
 from ttsv.errors import ConfigError
+from ttsv.evaluation_config import ATTACK_VERSIONS
 from ttsv.metrics.attack_record import AttackCounts, AttackProgress, AttackRecord, Progress, attack_inputs
 from ttsv.metrics.attack_state import AttackState, StateFile, fingerprint, model_fingerprint
 from ttsv.metrics.attacked import AttackedNetwork, batch_size_for, under_attack
 from ttsv.metrics.pgd import pgd
+from ttsv.metrics.stepwise import finish
 
 if TYPE_CHECKING:
     from pyautoattack import AutoAttack
 
-__all__ = ["AttackCounts", "AttackProgress", "AttackRecord", "autoattack", "pgd"]
+__all__ = ["AttackCounts", "AttackProgress", "AttackRecord", "autoattack", "autoattack_steps", "pgd"]
 
 PACKAGE = "pyautoattack"
-VERSIONS = ("standard", "plus", "rand")
 
 
-@torch.no_grad()
 def autoattack(
     model: nn.Module,
     images: Tensor,
@@ -62,11 +62,43 @@ def autoattack(
     rand), an image size that Square Attack cannot tile, the state of another attack. Raises `DataError` for a
     state that is cut or altered.
     """
+    steps = autoattack_steps(
+        model,
+        images,
+        labels,
+        norm=norm,
+        eps=eps,
+        version=version,
+        seed=seed,
+        batch_size=batch_size,
+        state_path=state_path,
+    )
+    return finish(steps, progress)
+
+
+@torch.no_grad()
+def autoattack_steps(
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    *,
+    norm: str = "L2",
+    eps: float = 0.5,
+    version: str = "standard",
+    seed: int = 0,
+    batch_size: int | None = None,
+    state_path: Path | str | None = None,
+) -> Generator[AttackProgress, None, AttackRecord]:
+    """`autoattack` batch by batch: yields where it is, its state saved, and returns the record.
+
+    Between two steps the model's weights are constants and torch's random numbers are the attack's; both are as
+    before once the generator ends or is closed.
+    """
     images, labels = attack_inputs(images, labels, norm=norm, eps=eps, batch_size=batch_size)
-    if version not in VERSIONS:
-        raise ConfigError("version", version, f"must be one of {', '.join(VERSIONS)}")
+    if version not in ATTACK_VERSIONS:
+        raise ConfigError("version", version, f"must be one of {', '.join(ATTACK_VERSIONS)}")
     if version != "rand" and norm != "Linf":
-        _require_tiles(images, norm)
+        require_tiles(images, norm)
     settings: dict[str, Any] = {"norm": norm, "eps": float(eps), "version": version, "seed": seed}
     with under_attack(model, images, seed) as network:
         official, messages = _official(network, **settings)
@@ -84,8 +116,7 @@ def autoattack(
         for step in _attack(official, network, images, labels, state):
             if file:
                 file.save(state)
-            if progress:
-                progress(step)
+            yield step
         _check_square(official, state)
         if file:
             file.save(state)
@@ -235,7 +266,7 @@ def _check_square(official: "AutoAttack", state: AttackState) -> None:
     checks.check_square_sr(accuracies, logger=official.logger)
 
 
-def _require_tiles(images: Tensor, norm: str) -> None:
+def require_tiles(images: Tensor, norm: str) -> None:
     """Raises `ConfigError` for a size that Square Attack fails on under L2 and L1: it starts from tiles of height / 5.
 
     It lays height // tile by width // tile of them from an offset of half of height % 5, and those that would reach

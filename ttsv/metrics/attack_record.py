@@ -10,8 +10,7 @@ from torch import Tensor
 
 from ttsv.data.loading import as_pixels
 from ttsv.errors import ConfigError
-
-NORMS = ("L2", "Linf", "L1")
+from ttsv.evaluation_config import ATTACK_NORMS
 
 
 @dataclass(frozen=True)
@@ -49,8 +48,9 @@ class AttackRecord:
 
     `robust` (images,), bool: classified correctly, and so after every attack. `counts`: per attack, in order.
     `adversarial_indices` (k,), ascending, are the images that were correct and were broken, `adversarial_images`
-    (k, channels, height, width) what broke them and `adversarial_classes` (k,) what the network takes them for;
-    `largest_perturbation` is the largest norm, in float64, by which one of them was changed (0 where there is none):
+    (k, channels, height, width) what broke them, `adversarial_attacks` (k,) by which attack, counted from 0 as in
+    `counts`, and `adversarial_classes` (k,) what the network takes them for; `largest_perturbation` is the largest
+    norm, in float64, by which one of them was changed (0 where there is none):
     rounding may take it past `eps` by a few units in the last place of float32. `warnings` are AutoAttack's own, each
     text once. `targets`: how many other classes the targeted attacks tried. `version`: of AutoAttack.
     """
@@ -70,6 +70,7 @@ class AttackRecord:
     adversarial_indices: Tensor
     adversarial_images: Tensor
     adversarial_classes: Tensor
+    adversarial_attacks: Tensor
     largest_perturbation: float
     counts: dict[str, AttackCounts]
     warnings: tuple[str, ...]
@@ -96,8 +97,8 @@ def attack_inputs(
     images: Tensor, labels: Tensor, *, norm: str, eps: float, batch_size: int | None
 ) -> tuple[Tensor, Tensor]:
     """Pixels (float32, contiguous) and labels (int64) of an attack; raises `ConfigError` naming what cannot be used."""
-    if norm not in NORMS:
-        raise ConfigError("norm", norm, f"must be one of {', '.join(NORMS)}")
+    if norm not in ATTACK_NORMS:
+        raise ConfigError("norm", norm, f"must be one of {', '.join(ATTACK_NORMS)}")
     if not (math.isfinite(eps) and eps > 0):
         raise ConfigError("eps", eps, "must be a positive radius in pixels of [0, 1]")
     if batch_size is not None and batch_size < 1:

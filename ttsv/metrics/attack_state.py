@@ -99,6 +99,9 @@ class AttackState:
         """The record of a finished attack on `images`; `settings` are those of its fields that are not found here."""
         order = self.broken_indices.argsort()
         indices, adversarial = self.broken_indices[order], self.broken_images[order]
+        by = torch.repeat_interleave(
+            torch.tensor([counts.broken for counts in self.counts.values()], dtype=torch.int64)
+        )
         changes = perturbation(adversarial, images.cpu()[indices], norm)
         return AttackRecord(
             norm=norm,
@@ -109,6 +112,7 @@ class AttackState:
             adversarial_indices=indices,
             adversarial_images=adversarial,
             adversarial_classes=self.broken_classes[order],
+            adversarial_attacks=by[order],
             largest_perturbation=float(changes.max()) if len(changes) else 0.0,
             counts=self.counts,
             warnings=tuple(self.warnings),
@@ -138,7 +142,7 @@ class StateFile:
         if self.device.type == "cuda":
             tensors["random_cuda"] = torch.cuda.get_rng_state(self.device)
         plain = {name: value for name, value in asdict(state).items() if name not in _TENSORS}
-        body = json.dumps({"identity": self.identity, "state": plain}, sort_keys=True)
+        body = json.dumps({"identity": self.identity, "state": plain})
         content = save(tensors, metadata={"body": body, "sha256": _digest(body, tensors)})
         temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         with temporary.open("wb") as file:

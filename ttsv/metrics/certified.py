@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ttsv.data.loading import as_pixels
 from ttsv.errors import ConfigError
+from ttsv.evaluation_config import RADII
 from ttsv.layers.spectral import evaluating, spectral_layers, zero_image
 from ttsv.metrics.float64 import in_float64, own_dtype
 from ttsv.metrics.labelled import check_labelled, check_logits
@@ -21,8 +22,6 @@ from ttsv.metrics.lipschitz_layers import module_rule
 from ttsv.metrics.lipschitz_rules import FUNCTIONS
 from ttsv.metrics.lipschitz_trace import Affine, Factor, Trace, Traced
 from ttsv.symbol import Size, as_tuple
-
-RADII = (36 / 255, 72 / 255, 108 / 255, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)

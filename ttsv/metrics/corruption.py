@@ -1,7 +1,7 @@
 """Accuracy on corrupted images: by kind and severity, and its mean."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,12 @@ from torch.nn.utils import parametrize
 from ttsv.data.corruptions import KINDS, SEVERITIES, CorruptionSource, PublishedCorruptions
 from ttsv.errors import ConfigError
 from ttsv.metrics.accuracy import accuracy, predict
+from ttsv.metrics.stepwise import finish
 
 
 @dataclass(frozen=True, kw_only=True)
 class CorruptionProgress:
-    """What was evaluated last, and how many of all pairs of kind and severity are done; times in seconds."""
+    """The kind and severity evaluated last, and how many of all their pairs are done; times in seconds."""
 
     kind: str
     severity: int
@@ -46,55 +47,73 @@ def corruption_accuracy(
     model: nn.Module,
     source: CorruptionSource | Path | str,
     *,
+    images: int | None = None,
     batch_size: int | None = None,
     progress: Callable[[CorruptionProgress], None] | None = None,
 ) -> CorruptionRecord:
     """Accuracy of a model that takes pixels in [0, 1] under 19 kinds of corruption at 5 severities.
 
-    `source`: the folder of CIFAR-10-C or CIFAR-100-C, or another source, such as `GeneratedCorruptions`. The images
-    go to the device of the model's parameters as bytes, one severity of a kind at a time, and through the model
-    `batch_size` at a time: None for 128 on the CPU, whose caches they fit, and 1000 elsewhere. `seconds` of the record
-    do not include the checks of the files. `progress` is called after each severity of each kind.
+    `source`: the folder of CIFAR-10-C or CIFAR-100-C, or another source, such as `GeneratedCorruptions`; `images`:
+    only so many of each kind and severity, the first (None: all). They go to the device of the model's parameters as
+    bytes, one severity of a kind at a time, and through the model `batch_size` at a time: None for 128 on the CPU,
+    whose caches they fit, and 1000 elsewhere. `seconds` of the record do not include the checks of the files.
+    `progress` is called after each severity of each kind, or, of few images, after all
+    severities of a kind, which go through the model together.
 
     Raises `DataError` naming a file that is missing, cut or altered, and `ConfigError` for other classes than the
     model's or a logit that is not finite.
     """
-    if batch_size is not None and batch_size < 1:
-        raise ConfigError("batch_size", batch_size, "must be at least 1, or None")
+    return finish(corruption_steps(model, source, images=images, batch_size=batch_size), progress)
+
+
+def corruption_steps(
+    model: nn.Module,
+    source: CorruptionSource | Path | str,
+    *,
+    images: int | None = None,
+    batch_size: int | None = None,
+) -> Generator[CorruptionProgress, None, CorruptionRecord]:
+    """`corruption_accuracy` severity by severity: yields where it is and returns the record."""
+    for name, number in (("images", images), ("batch_size", batch_size)):
+        if number is not None and number < 1:
+            raise ConfigError(name, number, "must be at least 1, or None")
     opened = (PublishedCorruptions(Path(source)) if isinstance(source, str | Path) else source).open()
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     size = batch_size or (128 if device.type == "cpu" else 1000)
     total, count = len(KINDS) * len(SEVERITIES), len(opened.labels) // len(SEVERITIES)
-    labels = torch.split(torch.from_numpy(opened.labels).to(device), count)
+    used = min(count, images or count)
+    labels = torch.stack([part[:used] for part in torch.split(torch.from_numpy(opened.labels).to(device), count)])
     table: dict[str, list[float]] = {}
-    started = time.perf_counter()
+    seconds = 0.0
+    # A pass through some networks costs much before its first image: few images go through it together.
+    step = len(SEVERITIES) if used < size else 1
     with parametrize.cached():
         for kind in KINDS:
-            images, table[kind] = opened.images(kind), []
-            for severity, target in zip(SEVERITIES, labels, strict=True):
-                part = np.array(images[(severity - 1) * count : severity * count])
+            mapped, table[kind] = opened.images(kind), []
+            for first in range(0, len(SEVERITIES), step):
+                started = time.perf_counter()
+                rows = [np.array(mapped[n * count : n * count + used]) for n in range(first, first + step)]
                 # Contiguous, which some models' `view` needs.
-                pixels = torch.from_numpy(part).to(device).permute(0, 3, 1, 2).contiguous()
+                pixels = torch.from_numpy(np.concatenate(rows)).to(device).permute(0, 3, 1, 2).contiguous()
                 logits = predict(model, pixels, batch_size=size)
-                _require(logits, target, opened.classes)
-                table[kind].append(accuracy(logits, target))
-                if progress:
-                    done, seconds = sum(map(len, table.values())), time.perf_counter() - started
-                    progress(
-                        CorruptionProgress(
-                            kind=kind,
-                            severity=severity,
-                            done=done,
-                            total=total,
-                            seconds=seconds,
-                            seconds_left=seconds / done * (total - done),
-                        )
-                    )
+                _require(logits, labels[first : first + step].flatten(), opened.classes)
+                parts = zip(torch.split(logits, used), labels[first : first + step], strict=True)
+                table[kind] += [accuracy(part, target) for part, target in parts]
+                seconds += time.perf_counter() - started
+                done = sum(map(len, table.values()))
+                yield CorruptionProgress(
+                    kind=kind,
+                    severity=SEVERITIES[first + step - 1],
+                    done=done,
+                    total=total,
+                    seconds=seconds,
+                    seconds_left=seconds / done * (total - done),
+                )
     return CorruptionRecord(
         mean=float(np.mean(list(table.values()))),
         table=table,
-        protocol=opened.protocol,
-        seconds=time.perf_counter() - started,
+        protocol=opened.protocol | {"images": used},
+        seconds=seconds,
     )
 
 

@@ -3,13 +3,15 @@
 import math
 import statistics
 import time
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.utils.flop_counter import FlopCounterMode
 
-from ttsv.layers import SOC, Convolution, FramedConv2d, OrthogonalConv2d, TTConv, spectral_layers
+from ttsv.layers import SOC, Convolution, FramedConv2d, OrthogonalConv2d, TTConv, densify, spectral_layers
+from ttsv.layers.skew import by_convolutions
 from ttsv.layers.spectral import evaluating, zero_image
 from ttsv.symbol import Size
 
@@ -70,22 +72,38 @@ def inference_seconds(model: nn.Module, images: Tensor, count: int, *, budget: f
     return statistics.median(times[1:])
 
 
+def merged(model: nn.Module) -> nn.Module | None:
+    """A copy whose frames are merged into dense kernels (`ttsv.layers.densify`); None where it has none to merge."""
+    found = any(
+        isinstance(layer, TTConv) or (isinstance(layer, FramedConv2d) and type(layer.core) is nn.Conv2d)
+        for layer in model.modules()
+    )
+    return densify(model) if found else None
+
+
 def multiply_accumulates(model: nn.Module, input_size: Size, *, in_channels: int | None = None) -> int:
     """Multiply-accumulates of convolutions and matrix products for one image, in evaluation mode.
 
     As the layers really compute: TT layers factored or merged, the merging included, SOC with all terms of its
-    series, Cayley and strided AOC with the making of their operators. Parametrized weights are taken as ready made, and
-    what Fourier transforms, products of a matrix and a vector and elementwise operations take is left out.
+    series (as convolutions, whatever a CPU makes of small images), Cayley and strided AOC with the making of their
+    operators. Parametrized weights are taken as ready made, and what Fourier transforms, products of a matrix and a
+    vector and elementwise operations take is left out.
     `input_size` in pixels; `in_channels` defaults to those of the first convolution. The forward pass over one zero
     image changes nothing in the model. Raises `ConfigError` for a model without a convolution.
     """
     image = zero_image(model, input_size, in_channels=in_channels)
-    counter = FlopCounterMode(display=False)
+    counter = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.bmm: _matrix_products})
     with torch.no_grad(), evaluating(model), parametrize.cached():
         for module in model.modules():
             if parametrize.is_parametrized(module):
                 for name in module.parametrizations:  # type: ignore[union-attr] # a ModuleDict
                     getattr(module, name)
-        with counter:
+        with counter, by_convolutions():
             model(image)
     return int(counter.get_total_flops()) // 2
+
+
+def _matrix_products(a: Sequence[int], b: Sequence[int], *_: object, out_shape: Sequence[int], **__: object) -> int:
+    """Operations of `a (count, m, n) @ b (count, n, p)`; none for vectors, as for those that come alone."""
+    count, m, n = a
+    return 2 * count * m * n * b[-1] if b[-1] > 1 else 0

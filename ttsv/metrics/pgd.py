@@ -1,6 +1,7 @@
 """Projected gradient descent: a quick attack for smoke runs. What withstands it may still not be robust."""
 
 import time
+from collections.abc import Generator
 from importlib.metadata import version
 
 import torch
@@ -8,15 +9,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ttsv.errors import ConfigError
-from ttsv.metrics.attack_record import AttackRecord, Progress, attack_inputs
+from ttsv.metrics.attack_record import AttackProgress, AttackRecord, Progress, attack_inputs
 from ttsv.metrics.attack_state import AttackState
 from ttsv.metrics.attacked import AttackedNetwork, batch_size_for, under_attack
+from ttsv.metrics.stepwise import finish
 
 _TINY = 1e-12
 _ORDERS = {"L2": 2.0, "Linf": float("inf")}
 
 
-@torch.no_grad()
 def pgd(
     model: nn.Module,
     images: Tensor,
@@ -36,6 +37,24 @@ def pgd(
     onto the ball and the pixels of [0, 1]; an image is broken as soon as it is misclassified. Arguments, record
     and errors otherwise as for `autoattack`; norm L2 or Linf.
     """
+    return finish(
+        pgd_steps(model, images, labels, norm=norm, eps=eps, steps=steps, seed=seed, batch_size=batch_size), progress
+    )
+
+
+@torch.no_grad()
+def pgd_steps(
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    *,
+    norm: str = "L2",
+    eps: float = 0.5,
+    steps: int = 20,
+    seed: int = 0,
+    batch_size: int | None = None,
+) -> Generator[AttackProgress, None, AttackRecord]:
+    """`pgd` batch by batch: yields where it is and returns the record, see `autoattack_steps`."""
     images, labels = attack_inputs(images, labels, norm=norm, eps=eps, batch_size=batch_size)
     if norm not in ("L2", "Linf"):
         raise ConfigError("norm", norm, "must be L2 or Linf for PGD")
@@ -52,9 +71,8 @@ def pgd(
             state.add(
                 "pgd", chosen, (classes != y).cpu(), adversarial.cpu(), classes.cpu(), time.perf_counter() - started
             )
-            if progress:
-                attacked = state.counts["pgd"].attacked
-                progress(state.progress("pgd", state.seconds * (len(state.targets) - attacked) / attacked))
+            attacked = state.counts["pgd"].attacked
+            yield state.progress("pgd", state.seconds * (len(state.targets) - attacked) / attacked)
     return state.record(
         images,
         attack="PGD",

@@ -1,0 +1,245 @@
+"""The one path on which networks are evaluated, stage by stage."""
+
+import time
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+from torch import Tensor, nn
+
+from ttsv.data.corruptions import SEVERITIES, CorruptionSource, PublishedCorruptions
+from ttsv.data.generated_corruptions import GeneratedCorruptions
+from ttsv.data.loading import Dataset, Split
+from ttsv.errors import ConfigError, DataError, DivergedError
+from ttsv.evaluation.baseline import Baseline
+from ttsv.evaluation.evidence import Evidence
+from ttsv.evaluation.protocol import ASCENT_STEPS, ECE_BINS, LIPSCHITZ_RADIUS, evaluation_protocol
+from ttsv.evaluation.sanity import Violation, find_violations
+from ttsv.evaluation.summary import columns, results
+from ttsv.evaluation_config import PUBLISHED_CORRUPTIONS, EvaluationConfig
+from ttsv.metrics.accuracy import predict
+from ttsv.metrics.adversarial import autoattack_steps, require_tiles
+from ttsv.metrics.attack_record import AttackProgress, AttackRecord
+from ttsv.metrics.calibration import CalibrationRecord, calibration_record
+from ttsv.metrics.certified import certificates, lipschitz_bound
+from ttsv.metrics.corruption import CorruptionRecord, corruption_steps
+from ttsv.metrics.labelled import check_labelled
+from ttsv.metrics.lipschitz import Space, empirical_lipschitz
+from ttsv.metrics.pgd import pgd_steps
+from ttsv.results import StageProgress
+
+Stages = Generator[StageProgress, None, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What an evaluation gives.
+
+    `columns`: the typed numbers of `ttsv.results.TrialResult`, by its names, None for what was not asked for.
+    `results` is the whole record, JSON-ready, `protocol` how it was measured, `evidence` what it was made from.
+    """
+
+    columns: dict[str, float | None]
+    results: dict[str, Any]
+    protocol: dict[str, Any]
+    violations: list[Violation]
+    evidence: Evidence
+
+
+def check_evaluation(config: EvaluationConfig, data: Dataset, folder: Path) -> None:
+    """Raises `ConfigError` or `DataError` for what is sure to fail: before a network is trained, not after.
+
+    `folder`: that of the data sets.
+    """
+    config.check_dataset(data.info.name, data.info)
+    if "autoattack" in config.attacks and config.attack_version != "rand" and config.attack_norm != "Linf":
+        require_tiles(data.test.images, config.attack_norm)
+    if config.corruptions == "published":
+        PublishedCorruptions(folder / PUBLISHED_CORRUPTIONS[data.info.name]).require_files()
+
+
+def measure(
+    model: nn.Module,
+    data: Dataset,
+    config: EvaluationConfig,
+    *,
+    preprocessing: dict[str, Any],
+    folder: Path,
+    images: int | None = None,
+    state: Path | None = None,
+    renew_state: bool = False,
+) -> Generator[StageProgress, None, Measured]:
+    """Evaluates a network on the test images: yields where it is and returns everything.
+
+    `model` takes pixels in [0, 1] and stays on its device and as it is; `preprocessing` has the `mean` and `std` it
+    begins with. `folder`: that of the data sets, where generated corruptions are kept. `images`: only so many test
+    images, the first. `state`: the file in which AutoAttack keeps what it has found, to go on from there;
+    `renew_state`: one that is damaged, or another attack's, is replaced. Accuracy, loss and calibration are always
+    measured, the rest is the configuration's to ask for. A network that has no finite bound, or a layer without a
+    rule, gets no certificates, and the record says why. Only stages that take long are yielded.
+
+    Raises `DataError` for images that are not pixels in [0, 1], `DivergedError` for logits that are not finite, and
+    `ConfigError` for a network whose classes are not the data set's, or what a metric cannot be measured of.
+    """
+    place = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    test = Split(*(part[:images] for part in data.test)).to(place)
+    check_labelled(test.images, test.labels)
+    seconds: dict[str, float] = {}
+    with _timed(seconds, "accuracy"):
+        logits = _logits(model, test.images, data)
+        calibration = _calibration(model, data, logits, test.labels, place)
+    evidence = Evidence(images=test.images, labels=test.labels, logits=logits, calibration=calibration, seconds=seconds)
+    for name in config.attacks:
+        attacked = Split(*(part[: config.attack_images] for part in test))
+        with _timed(seconds, name):
+            evidence.attacks[name] = yield from _attack(name, model, attacked, config, state, renew_state)
+    if config.certified or config.lipschitz_methods:
+        yield from _bound(model, evidence, config)
+    if config.lipschitz_methods:
+        yield from _lipschitz(model, evidence, config)
+    if config.corruptions != "none":
+        with _timed(seconds, "corruptions"):
+            evidence.corruption = yield from _corrupt(model, test, data, config, folder)
+    baseline = Baseline.find(folder, data.info.name) if evidence.corruption else None
+    protocol = evaluation_protocol(data, preprocessing, evidence, config.seed)
+    if baseline is not None and baseline.fits(evidence.corruption):
+        protocol["corruptions"]["mce_baseline"] = baseline.sha256
+    lipschitz = 1 / min(preprocessing["std"])
+    return Measured(
+        columns=columns(evidence, config, baseline, lipschitz),
+        results=results(evidence, config, baseline, lipschitz),
+        protocol=protocol,
+        violations=find_violations(evidence),
+        evidence=evidence,
+    )
+
+
+def _logits(model: nn.Module, images: Tensor, data: Dataset) -> Tensor:
+    logits = predict(model, images)
+    if logits.ndim != 2 or logits.shape[1] != data.info.classes:
+        fix = f"must give {data.info.classes} classes, as {data.info.name} has"
+        raise ConfigError("model", f"{tuple(logits.shape)} logits", fix)
+    if not logits.isfinite().all():
+        raise DivergedError("the network's logits are not finite")
+    return logits.float()
+
+
+def _calibration(
+    model: nn.Module, data: Dataset, logits: Tensor, labels: Tensor, place: torch.device
+) -> CalibrationRecord:
+    validation = data.validation.to(place)
+    if not len(validation.labels):
+        return calibration_record(logits, labels, bins=ECE_BINS)
+    return calibration_record(
+        logits,
+        labels,
+        validation_logits=_logits(model, validation.images, data),
+        validation_labels=validation.labels,
+        bins=ECE_BINS,
+    )
+
+
+def _attack(
+    name: str, model: nn.Module, attacked: Split, config: EvaluationConfig, state: Path | None, renew: bool
+) -> Generator[StageProgress, None, AttackRecord]:
+    yield StageProgress(stage=name, done=0, total=1)
+    threat = {"norm": config.attack_norm, "eps": config.attack_eps, "seed": config.seed}
+    options: dict[str, Any] = {**threat, "batch_size": config.batch_size}
+    if name == "pgd":
+        return (yield from _batches(pgd_steps(model, *attacked, **options)))
+    options |= {"version": config.attack_version, "state_path": state}
+    try:
+        return (yield from _batches(autoattack_steps(model, *attacked, **options)))
+    except (DataError, ConfigError) as error:
+        about_state = isinstance(error, DataError) or error.field == "state_path"
+        if not (renew and about_state and state is not None):
+            raise
+        state.unlink()
+    return (yield from _batches(autoattack_steps(model, *attacked, **options)))
+
+
+def _batches(
+    steps: Generator[AttackProgress, None, AttackRecord],
+) -> Generator[StageProgress, None, AttackRecord]:
+    while True:
+        try:
+            step = next(steps)
+        except StopIteration as end:
+            record: AttackRecord = end.value
+            return record
+        yield StageProgress(stage=step.attack, done=step.batch, total=step.batches, seconds_left=step.seconds_left)
+
+
+def _bound(model: nn.Module, evidence: Evidence, config: EvaluationConfig) -> Stages:
+    """The Lipschitz bound and, if asked for, certificates from it."""
+    yield StageProgress(stage="certified", done=0, total=1)
+    images, labels = evidence.images, evidence.labels
+    with _timed(evidence.seconds, "certified"):
+        try:
+            evidence.bound = lipschitz_bound(model, tuple(images.shape[2:]), in_channels=images.shape[1])
+        except ConfigError as error:
+            evidence.no_bound = str(error)
+            return
+        if config.certified:
+            evidence.certificates = certificates(model, images, labels, bound=evidence.bound)
+
+
+def _lipschitz(model: nn.Module, evidence: Evidence, config: EvaluationConfig) -> Stages:
+    """Empirical constants by every method asked for, in both spaces."""
+    pairs = [(space, method) for space in get_args(Space) for method in config.lipschitz_methods]
+    chosen = Split(*(part[: config.lipschitz_images] for part in (evidence.images, evidence.labels)))
+    with _timed(evidence.seconds, "lipschitz"):
+        for done, (space, method) in enumerate(pairs):
+            yield StageProgress(stage="lipschitz", done=done, total=len(pairs))
+            found = empirical_lipschitz(
+                model,
+                *chosen,
+                radius=LIPSCHITZ_RADIUS,
+                space=space,
+                method=method,  # type: ignore[arg-type] # a str that the configuration has checked
+                steps=ASCENT_STEPS,
+                seed=config.seed,
+            )
+            evidence.lipschitz.append(found)
+
+
+def _corrupt(
+    model: nn.Module, test: Split, data: Dataset, config: EvaluationConfig, folder: Path
+) -> Generator[StageProgress, None, CorruptionRecord]:
+    yield StageProgress(stage="corruptions", done=0, total=1)
+    source: CorruptionSource
+    if config.corruptions == "published":
+        name = PUBLISHED_CORRUPTIONS[data.info.name]
+        source = PublishedCorruptions(folder / name, classes=data.info.classes)
+    else:
+        source = GeneratedCorruptions(
+            *(part[: config.corruption_images] for part in test),
+            name=data.info.name,
+            folder=folder,
+            classes=data.info.classes,
+            seed=config.seed,
+        )
+        for _kind, done, total in source.make():
+            yield StageProgress(stage="making corruptions", done=done, total=total)
+    steps = corruption_steps(model, source, images=config.corruption_images)
+    while True:
+        try:
+            step = next(steps)
+        except StopIteration as end:
+            record: CorruptionRecord = end.value
+            return record
+        if step.severity == SEVERITIES[-1]:
+            done, total = (pairs // len(SEVERITIES) for pairs in (step.done, step.total))
+            yield StageProgress(stage="corruptions", done=done, total=total, seconds_left=step.seconds_left)
+
+
+@contextmanager
+def _timed(seconds: dict[str, float], stage: str) -> Iterator[None]:
+    started = time.perf_counter()
+    try:
+        yield
+    finally:
+        seconds[stage] = time.perf_counter() - started

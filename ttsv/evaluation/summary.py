@@ -1,0 +1,152 @@
+"""From what was found to numbers: the typed columns of a result, and its whole record."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ttsv.evaluation.baseline import Baseline
+from ttsv.evaluation.evidence import Evidence
+from ttsv.evaluation_config import EvaluationConfig
+from ttsv.metrics.accuracy import accuracy, cross_entropy
+from ttsv.metrics.attack_record import AttackRecord
+from ttsv.metrics.certified import assumed_certified_accuracy
+
+HISTOGRAM_BINS = 50
+TOP = 5
+_CERTIFIED = {"certified_36": 36 / 255, "certified_72": 72 / 255, "certified_108": 108 / 255, "certified_255": 1.0}
+
+
+def columns(
+    evidence: Evidence, config: EvaluationConfig, baseline: Baseline | None, lipschitz: float
+) -> dict[str, float | None]:
+    """`ttsv.evaluation.stages.Measured.columns`; `lipschitz`: the normalisation's largest scale, 1 / min(std)."""
+    raw, scaled, bound = evidence.calibration.raw, evidence.calibration.scaled, evidence.bound
+    robust = {name: attack.robust_accuracy for name, attack in evidence.attacks.items()}
+    corruption = evidence.corruption
+    found: dict[str, float | None] = {
+        "accuracy": accuracy(evidence.logits, evidence.labels),
+        "loss": cross_entropy(evidence.logits, evidence.labels),
+        "ece": raw.ece,
+        "top5_accuracy": top_accuracy(evidence.logits, evidence.labels),
+        "max_calibration_error": raw.mce,
+        "adaptive_ece": raw.adaptive_ece,
+        "brier": raw.brier,
+        "temperature": evidence.calibration.temperature,
+        "scaled_ece": scaled.ece if scaled else None,
+        "scaled_loss": scaled.nll if scaled else None,
+        "robust_accuracy": robust.get("autoattack"),
+        "pgd_accuracy": robust.get("pgd"),
+        "attack_seconds": sum(attack.seconds for attack in evidence.attacks.values()) if robust else None,
+        "corruption_accuracy": corruption.mean if corruption else None,
+        "mce": baseline.compare(corruption)[0] if baseline and corruption else None,
+        "lipschitz_bound": bound.value if bound else None,
+        "lipschitz_fgsm": _largest(evidence, "fgsm", "normalised"),
+        "lipschitz_ascent": _largest(evidence, "ascent", "pixels"),
+    }
+    certified = _certified(evidence, tuple(_CERTIFIED.values()))
+    found |= {name: certified.get(radius) for name, radius in _CERTIFIED.items()}
+    assumed = _assumed(evidence, tuple(_CERTIFIED.values()), lipschitz) if config.certified else {}
+    found |= {f"assumed_{name}": assumed.get(radius) for name, radius in _CERTIFIED.items() if radius < 1}
+    return found
+
+
+def results(
+    evidence: Evidence, config: EvaluationConfig, baseline: Baseline | None, lipschitz: float
+) -> dict[str, Any]:
+    """`ttsv.evaluation.stages.Measured.results`: what was asked for, JSON-ready, with the seconds of every stage."""
+    found: dict[str, Any] = {
+        "images": len(evidence.labels),
+        "accuracy": accuracy(evidence.logits, evidence.labels),
+        "top5_accuracy": top_accuracy(evidence.logits, evidence.labels),
+        "loss": cross_entropy(evidence.logits, evidence.labels),
+        "calibration": asdict(evidence.calibration),
+    }
+    if evidence.attacks:
+        found["attacks"] = {name: _attack(attack) for name, attack in evidence.attacks.items()}
+    if config.certified or config.lipschitz_methods:
+        found["certified"] = _certificates(evidence, config, lipschitz)
+    if evidence.lipschitz:
+        found["lipschitz"] = [_empirical(evidence, index) for index in range(len(evidence.lipschitz))]
+    if evidence.corruption is not None:
+        found["corruptions"] = asdict(evidence.corruption)
+        if baseline is not None:
+            value, why = baseline.compare(evidence.corruption)
+            found["corruptions"] |= {"mce": value, "why_no_mce": why, "baseline_sha256": baseline.sha256}
+    return found | {"seconds": evidence.seconds}
+
+
+def confusion(evidence: Evidence) -> Tensor:
+    """(classes, classes): how many images of each label (row) the network takes for each class (column)."""
+    classes = evidence.logits.shape[1]
+    pairs = evidence.labels.cpu() * classes + evidence.logits.argmax(1).cpu()
+    return torch.bincount(pairs, minlength=classes**2).reshape(classes, classes)
+
+
+def top_accuracy(logits: Tensor, labels: Tensor) -> float | None:
+    """Share of images whose label is among the five largest logits; None where there are no more classes than that."""
+    if logits.shape[1] <= TOP:
+        return None
+    return float((logits.topk(TOP, 1).indices == labels[:, None]).any(1).double().mean())
+
+
+def _attack(attack: AttackRecord) -> dict[str, Any]:
+    return {
+        **attack.protocol(),
+        "clean_accuracy": attack.clean_accuracy,
+        "robust_accuracy": attack.robust_accuracy,
+        "largest_perturbation": attack.largest_perturbation,
+        "counts": {name: asdict(counts) for name, counts in attack.counts.items()},
+        "warnings": list(attack.warnings),
+        "seconds": attack.seconds,
+        "adversarial_indices": attack.adversarial_indices.tolist(),
+    }
+
+
+def _certificates(evidence: Evidence, config: EvaluationConfig, lipschitz: float) -> dict[str, Any]:
+    if evidence.bound is None:
+        found: dict[str, Any] = {"bound": None, "why": evidence.no_bound}
+    else:
+        factors = [asdict(factor) for factor in evidence.bound.factors]
+        found = {"bound": evidence.bound.value, "pairs_by": evidence.bound.pairs_by, "factors": factors}
+    if evidence.certificates is not None:
+        found["accuracy"] = _named(_certified(evidence, config.radii))
+        found["median_radius"] = float(evidence.certificates.radii.median())
+    if config.certified:
+        found["assumed_1_lipschitz"] = _named(_assumed(evidence, config.radii, lipschitz))
+    return found
+
+
+def _certified(evidence: Evidence, radii: Sequence[float]) -> dict[float, float]:
+    if evidence.certificates is None:
+        return {}
+    return {radius: float((evidence.certificates.radii > radius).double().mean()) for radius in radii}
+
+
+def _assumed(evidence: Evidence, radii: Sequence[float], lipschitz: float) -> dict[float, float]:
+    return assumed_certified_accuracy(evidence.logits, evidence.labels, radii, lipschitz)
+
+
+def _named(values: dict[float, float]) -> dict[str, float]:
+    return {f"{radius:.15g}": value for radius, value in values.items()}
+
+
+def _empirical(evidence: Evidence, index: int) -> dict[str, Any]:
+    one = evidence.lipschitz[index]
+    counts, edges = one.histogram(HISTOGRAM_BINS)
+    return {
+        "space": one.space,
+        "method": one.method,
+        "norm": one.norm,
+        "radius": one.radius,
+        "images": len(one.values),
+        "maximum": one.maximum,
+        "mean": float(one.values.mean()),
+        "histogram": {"counts": counts, "edges": edges},
+    }
+
+
+def _largest(evidence: Evidence, method: str, space: str) -> float | None:
+    return next((one.maximum for one in evidence.lipschitz if (one.method, one.space) == (method, space)), None)
