@@ -19,8 +19,44 @@ class SpecError(ValueError):
         self.problems = problems
 
 
+class QueryError(SpecError):
+    """A question that has no answer: a field, an order or a cursor that does not exist."""
+
+
 class NotFoundError(LookupError):
     """No such experiment, trial, data set or preset."""
+
+
+class GoneError(LookupError):
+    """What is asked for was there and is not any more, or is not what it was."""
+
+
+class ConflictError(ValueError):
+    """A name that is taken: `field` says which field's."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class QuotaError(RuntimeError):
+    """The project may not have more of what was asked for; the message says of what, and what to do."""
+
+
+class KeyRefusedError(PermissionError):
+    """No key, or none that is valid."""
+
+
+class ScopeError(PermissionError):
+    """A valid key that does not allow this."""
+
+
+class StateError(RuntimeError):
+    """The experiment's state does not allow the verb; the message says what it is and what would."""
+
+
+class PreconditionError(RuntimeError):
+    """If-Match named another revision: somebody changed it meanwhile."""
 
 
 class IdempotencyError(ValueError):

@@ -3,123 +3,128 @@
 import itertools
 import json
 import math
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
-
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+import random
+from collections.abc import Iterator
+from typing import Any
 
 from service.errors import FieldProblem, SpecError
-from ttsv.config import TrialConfig, field_infos
+from service.plan import Plan, PlannedTrial, Planner
+from service.search import domains, space_problems
+from service.spec import PRINTABLE, ExperimentSpec, Resources
+from service.spec_schema import LARGEST
+from ttsv.config import field_infos
 from ttsv.errors import ConfigError
-from ttsv.fields import FieldInfo
 
-_NO_NUL = r"^[^\x00]*$"  # PostgreSQL's text cannot hold it
-_LARGEST = 2**53 - 1  # beyond it, whoever reads JSON's numbers as doubles sees another number
-PRINTABLE = r"^[^\x00-\x1f\x7f]*$"
+__all__ = ["PRINTABLE", "ExperimentSpec", "Plan", "PlannedTrial", "Resources", "expand_grid", "search_base"]
 
-
-def _field_schema(info: FieldInfo) -> dict[str, Any]:
-    schema = info.schema()
-    if int in info.types:
-        schema.setdefault("maximum", _LARGEST)
-    return schema
-
-
-def _base_schema() -> dict[str, Any]:
-    """JSON schema of a partial trial: nested objects, no required fields."""
-    schema: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
-    for path, info in field_infos().items():
-        part, _, name = path.rpartition(".")
-        parent = schema
-        if part:
-            empty = {"type": "object", "properties": {}, "additionalProperties": False}
-            parent = schema["properties"].setdefault(part, empty)
-        parent["properties"][name] = _field_schema(info)
-    return schema
-
-
-def _grid_schema() -> dict[str, Any]:
-    """JSON schema of the axes: each a non-empty list of one field's values."""
-    axes = {
-        path: {
-            "type": "array",
-            "minItems": 1,
-            "items": {k: v for k, v in _field_schema(info).items() if k != "default"},
-        }
-        for path, info in field_infos().items()
-    }
-    return {"type": "object", "properties": axes, "additionalProperties": False}
-
-
-class Resources(BaseModel):
-    """What Ray reserves for one trial. A GPU fraction shares a GPU between trials; its memory is not divided."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    cpus: float = Field(1, gt=0, le=1024, allow_inf_nan=False)
-    gpus: float = Field(0, ge=0, le=1024, allow_inf_nan=False)
-
-
-class ExperimentSpec(BaseModel):
-    """What is posted: the trials are the product of the variants (without any: of `base` alone) and the grid's axes."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    spec_version: Literal[1] = 1
-    name: str = Field(min_length=1, max_length=200, pattern=PRINTABLE, description="For people; need not be unique.")
-    base: Annotated[dict[str, Any], WithJsonSchema(_base_schema())] = Field(
-        default={}, description="Fields that all trials share."
-    )
-    grid: Annotated[dict[str, list[Any]], WithJsonSchema(_grid_schema())] = Field(
-        default={}, description="Axes by dotted path (`rank`, `training.lr`), each a list of values."
-    )
-    variants: list[Annotated[dict[str, Any], WithJsonSchema(_base_schema())]] = Field(
-        default=[],
-        max_length=10_000,
-        description="Partial trials, each laid over `base`: the grid multiplies every one of them.",
-    )
-    resources: Resources = Resources()
-    max_concurrent_trials: int | None = Field(None, ge=1, le=10_000, description="At most so many at a time.")
-    priority: int = Field(0, ge=-1000, le=1000, description="Higher is claimed first.")
-    notes: str = Field("", max_length=10_000, pattern=_NO_NUL)
-
-
-@dataclass(frozen=True)
-class PlannedTrial:
-    """A trial before it has a row: canonical, with its two fingerprints."""
-
-    config: TrialConfig
-    fingerprint: str
-    cell: str
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The trials of a spec, each once; `points` counts duplicates too.
-
-    In the order of the variants and, within each, of the grid (last axis fastest).
-    """
-
-    trials: list[PlannedTrial]
-    points: int
+_PROBES = 32
+"""Points of a search space that are tried when it is posted."""
 
 
 def expand_grid(spec: ExperimentSpec, *, max_trials: int) -> Plan:
-    """Expands a spec. Grid points that train the same network the same way become one trial.
+    """Expands a spec. Points that train the same network the same way become one trial; a search has none yet.
 
-    Raises `SpecError` naming every wrong field; a grid above `max_trials` points is refused before it is expanded.
+    Raises `SpecError` naming every wrong field; a spec of more than `max_trials` points is refused before it is
+    expanded.
     """
-    infos = field_infos()
     problems: list[FieldProblem] = []
     base = _flatten(spec.base, "base", problems)
-    sizes = [len(spec.variants)] if spec.variants else []
-    sizes += [len(values) for values in spec.grid.values()]
-    points = math.prod(sizes)
+    points = _count(spec)
     if points > max_trials:
-        product = " x ".join(map(str, sizes))
-        problems.append(FieldProblem("grid", f"{product} = {points} points; at most {max_trials} are allowed"))
+        problems.append(FieldProblem(_source(spec), f"{_sum(spec)} points; at most {max_trials} are allowed"))
         raise SpecError(problems)
     variants = [_flatten(variant, f"variants[{index}]", problems) for index, variant in enumerate(spec.variants)]
+    trials = [_flatten(trial, f"trials[{index}]", problems) for index, trial in enumerate(spec.trials)]
+    _check_axes(spec, base, variants, problems)
+    if spec.repeat > 1 and "seed" in spec.grid:
+        problems.append(FieldProblem("repeat", "gives each trial its seeds; remove it, or the axis grid.seed"))
+    if spec.search is not None:
+        _check_search(spec, base, problems)
+    else:
+        _check_required(spec, base, variants, trials, problems)
+    if problems:
+        raise SpecError(problems)
+    if spec.search is not None:
+        _probe(spec, base)
+        return Plan([], points)
+
+    planner = Planner()
+    planned: dict[str, PlannedTrial] = {}
+    for fields in _points(spec, base, variants, trials):
+        try:
+            trial = planner.plan(fields)
+        except ConfigError as error:  # of fields that do not go together
+            raise SpecError([FieldProblem(error.field, f"{error.fix}, not {_shown(error.value)}")]) from error
+        planned.setdefault(trial.fingerprint, trial)
+    return Plan(list(planned.values()), points)
+
+
+def search_base(spec: ExperimentSpec) -> dict[str, Any]:
+    """What all trials of a search share, by dotted path."""
+    return _flatten(spec.base, "base", [])
+
+
+def _has_grid(spec: ExperimentSpec) -> bool:
+    """Whether there is a product of variants and axes: of `base` alone it is one unless the trials are listed."""
+    return bool(spec.grid or spec.variants or not spec.trials)
+
+
+def _sizes(spec: ExperimentSpec) -> list[int]:
+    return ([len(spec.variants)] if spec.variants else []) + [len(values) for values in spec.grid.values()]
+
+
+def _count(spec: ExperimentSpec) -> int:
+    """How many points a spec has, duplicates too; of a search how many it may try."""
+    if spec.search is not None:
+        return spec.search.trials
+    return (math.prod(_sizes(spec)) * _has_grid(spec) + len(spec.trials)) * spec.repeat
+
+
+def _source(spec: ExperimentSpec) -> str:
+    """The field that most of the points come from."""
+    if spec.search is not None:
+        return "search.trials"
+    return "grid" if spec.grid else "variants" if spec.variants else "trials" if spec.trials else "repeat"
+
+
+def _sum(spec: ExperimentSpec) -> str:
+    """The count and how it comes about."""
+    product = " x ".join(map(str, _sizes(spec) if _has_grid(spec) else [])) or str(int(_has_grid(spec)))
+    if spec.search is not None:
+        product = str(spec.search.trials)
+    elif spec.trials:
+        product += f" + {len(spec.trials)}"
+    if spec.repeat > 1:
+        product = f"({product}) x {spec.repeat}" if spec.trials else f"{product} x {spec.repeat}"
+    return f"{product} = {_count(spec)}"
+
+
+def _points(
+    spec: ExperimentSpec, base: dict[str, Any], variants: list[dict[str, Any]], trials: list[dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    """The fields of every point, by dotted path."""
+    for fields in itertools.chain(_product(spec, base, variants), (base | trial for trial in trials)):
+        if spec.repeat == 1:
+            yield fields
+        else:
+            first = fields.get("seed", 0)
+            for seed in range(first, first + spec.repeat):
+                yield fields | {"seed": seed}
+
+
+def _product(spec: ExperimentSpec, base: dict[str, Any], variants: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    if not _has_grid(spec):
+        return
+    for variant in variants or [{}]:
+        shared = base | variant
+        for combination in itertools.product(*spec.grid.values()):
+            yield shared | dict(zip(spec.grid, combination, strict=True))
+
+
+def _check_axes(
+    spec: ExperimentSpec, base: dict[str, Any], variants: list[dict[str, Any]], problems: list[FieldProblem]
+) -> None:
+    infos = field_infos()
     for path, values in spec.grid.items():
         where = f"grid.{path}"
         if path not in infos:
@@ -134,29 +139,57 @@ def expand_grid(spec: ExperimentSpec, *, max_trials: int) -> Plan:
         else:
             for index, value in enumerate(values):
                 _try_parse(path, value, f"{where}[{index}]", problems)
-    problems += [
-        FieldProblem(f"base.{path}", f"is required, here, in every variant or as an axis; {_choices(path)}")
-        for path in ("dataset", "model")
-        if path not in base and path not in spec.grid and not (variants and all(path in v for v in variants))
-    ]
-    if problems:
-        raise SpecError(problems)
 
-    trials: dict[str, PlannedTrial] = {}
-    checked: set[tuple[Any, ...]] = set()
-    for variant, combination in itertools.product(variants or [{}], itertools.product(*spec.grid.values())):
-        fields = base | variant | dict(zip(spec.grid, combination, strict=True))
+
+def _check_required(
+    spec: ExperimentSpec,
+    base: dict[str, Any],
+    variants: list[dict[str, Any]],
+    trials: list[dict[str, Any]],
+    problems: list[FieldProblem],
+) -> None:
+    for path in _REQUIRED:
+        in_grid = path in spec.grid or not _has_grid(spec) or (variants and all(path in v for v in variants))
+        if path not in base and not (in_grid and all(path in trial for trial in trials)):
+            where = "in every trial" if spec.trials else "in every variant or as an axis"
+            problems.append(FieldProblem(f"base.{path}", f"is required, here, {where}; {_choices(path)}"))
+
+
+def _check_search(spec: ExperimentSpec, base: dict[str, Any], problems: list[FieldProblem]) -> None:
+    assert spec.search is not None
+    given = (("grid", spec.grid), ("variants", spec.variants), ("trials", spec.trials), ("repeat", spec.repeat > 1))
+    problems += [
+        FieldProblem(name, "does not go with a search, which finds the trials itself; remove it, or `search`")
+        for name, value in given
+        if value
+    ]
+    problems += space_problems(spec.search.space, base)
+    problems += [
+        FieldProblem(f"base.{path}", f"is required, here or in search.space; {_choices(path)}")
+        for path in _REQUIRED
+        if path not in base and path not in spec.search.space
+    ]
+    if spec.search.mode not in (None, "min" if spec.search.metric == "val_loss" else "max"):
+        better = "min" if spec.search.metric == "val_loss" else "max"
+        problems.append(FieldProblem("search.mode", f"must be {better} for {spec.search.metric}, or null"))
+
+
+def _probe(spec: ExperimentSpec, base: dict[str, Any]) -> None:
+    """Raises `SpecError` where some point of the space has fields that do not go together."""
+    assert spec.search is not None
+    source, planner = random.Random(0), Planner()
+    space = domains(spec.search.space)
+    for _ in range(_PROBES):
+        point = {path: domain.draw(source) for path, domain in space.items()}
         try:
-            config = TrialConfig.from_dict(_nest(fields)).canonical()
-            if (images := (config.dataset, config.model, config.mean, config.std)) not in checked:
-                config.check_images()
-                checked.add(images)
-        except ConfigError as error:  # of fields that do not go together
-            raise SpecError([FieldProblem(error.field, f"{error.fix}, not {_shown(error.value)}")]) from error
-        fingerprint = config.fingerprint()
-        if fingerprint not in trials:
-            trials[fingerprint] = PlannedTrial(config, fingerprint, config.cell())
-    return Plan(list(trials.values()), points)
+            planner.plan(base | point)
+        except ConfigError as error:
+            where = f"search.space.{error.field}" if error.field in space else error.field
+            problem = FieldProblem(where, f"{error.fix}, not {_shown(error.value)}, at the point {_shown(point)}")
+            raise SpecError([problem]) from error
+
+
+_REQUIRED = ("dataset", "model")
 
 
 def _choices(path: str) -> str:
@@ -166,8 +199,8 @@ def _choices(path: str) -> str:
 
 def _try_parse(path: str, value: Any, where: str, problems: list[FieldProblem]) -> None:
     info = field_infos()[path]
-    if int in info.types and type(value) is int and abs(value) > _LARGEST:
-        problems.append(FieldProblem(where, f"must be within ±{_LARGEST}, not {_shown(value)}"))
+    if int in info.types and type(value) is int and abs(value) > LARGEST:
+        problems.append(FieldProblem(where, f"must be within ±{LARGEST}, not {_shown(value)}"))
         return
     try:
         info.parse(value)
@@ -205,11 +238,3 @@ def _flatten(part_of_spec: dict[str, Any], where: str, problems: list[FieldProbl
     for path, value in flat.items():
         _try_parse(path, value, f"{where}.{path}", problems)
     return flat
-
-
-def _nest(flat: dict[str, Any]) -> dict[str, Any]:
-    nested: dict[str, Any] = {}
-    for path, value in flat.items():
-        part, _, name = path.rpartition(".")
-        (nested.setdefault(part, {}) if part else nested)[name] = value
-    return nested

@@ -1,45 +1,51 @@
-"""Leaderboards: aggregation over seeds, in one SELECT over typed columns."""
+"""Leaderboards: the cells of a data set, ranked by their means over seeds, one board per protocol."""
 
 import math
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Select, func, select
-from sqlalchemy.orm import Session, aliased
+from sqlalchemy.orm import Session
 
-from service.models import Protocol, Result, Trial
-
-
-class Metric(StrEnum):
-    """Result columns that a leaderboard shows and ranks by."""
-
-    ACCURACY = "accuracy"
-    LOSS = "loss"
-    ECE = "ece"
-    MAX_SINGULAR_VALUE = "max_singular_value"
-    COMPRESSION = "compression"
-    PARAMETERS = "parameters"
-    MULTIPLY_ACCUMULATES = "multiply_accumulates"
-    TRAIN_SECONDS = "train_seconds"
-    CONSTRAINT_SECONDS = "constraint_seconds"
-    STEP_SECONDS = "step_seconds"
-    CONSTRAINT_STEP_SECONDS = "constraint_step_seconds"
-    EVAL_SECONDS = "eval_seconds"
-    SPECTRUM_SECONDS = "spectrum_seconds"
-    LATENCY_SECONDS = "latency_seconds"
-    BATCH_SECONDS = "batch_seconds"
-
-    @property
-    def more_is_better(self) -> bool:
-        """Whether the best row has the largest value."""
-        return self in (Metric.ACCURACY, Metric.COMPRESSION)
+from service import paper
+from service.errors import NotFoundError
+from service.filters import Filters, GroupBy
+from service.left_out import MOST_LISTED, Hole, Invalid, SeenTrials, find_holes, find_invalid
+from service.metric import Metric
+from service.paper import PaperReference
+from service.pareto import on_front
+from service.protocols import Difference, differences
+from service.score_source import BoardKey, ChosenTrials, Position, ScoreSource, StoredScores
+from service.scores import EVERYONE, Measures
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What is asked of a data set's leaderboards.
+
+    `columns` are the metrics that rows have beside the ranked one (none named: all of them).
+    `limit` rows of every board, those after `after` (of one board: its protocol must be among the filters). `group_by`
+    leaves the best cell of every group. `front` marks the cells that no other beats
+    in all of these metrics. `baseline` is the cell to which differences are taken. `scope` is a project, or 0.
+    """
+
+    dataset: str
+    metric: Metric = Metric.ACCURACY
+    columns: tuple[Metric, ...] = ()
+    filters: Filters = field(default_factory=Filters)
+    limit: int = 100
+    after: Position | None = None
+    group_by: GroupBy | None = None
+    front: tuple[Metric, ...] = ()
+    baseline: str | None = None
+    scope: int = EVERYONE
+
+
+@dataclass(slots=True)  # thousands of them in an answer
 class Spread:
     """One metric over the seeds of a cell; `std` is the sample deviation (n - 1), None for a single seed."""
 
+    seeds: int
     mean: float
     std: float | None
     min: float
@@ -47,10 +53,28 @@ class Spread:
 
 
 @dataclass(frozen=True)
+class Change:
+    """A row's mean less the baseline's, and its standard error from both spreads; None where either has one seed."""
+
+    mean: float
+    error: float | None
+
+
+@dataclass(frozen=True)
+class Group:
+    """The row is the best of so many `cells` whose `field` has this value."""
+
+    field: str
+    value: Any
+    cells: int
+
+
+@dataclass(frozen=True)
 class Row:
     """One cell: all its trials, of which `seeds` have results; `complete` if every trial has one.
 
     `place` counts from 1 within a board; equal means share a place. `config` is the cell's trial without its seed.
+    `missing_seeds` are those of trials without a result under the board's protocol.
     """
 
     place: int
@@ -59,122 +83,159 @@ class Row:
     trials: int
     seeds: int
     complete: bool
+    missing_seeds: list[int]
     metrics: dict[str, Spread]
+    group: Group | None = None
+    on_front: bool | None = None
+    difference: dict[str, Change] | None = None
+    paper: list[PaperReference] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Board:
-    """Rows measured under one protocol: only these may be ranked together."""
+    """Rows measured under one protocol: only these may be ranked together.
+
+    `total` counts its rows (with grouping: its groups), `unmeasured` its cells without the ranked metric. `apart` says
+    in what its protocol differs from the first board's. `front` names the cells on the Pareto front, best first.
+    `next` is where the next page begins.
+    """
 
     protocol: str
     record: dict[str, Any]
     rows: list[Row]
-
-
-@dataclass(frozen=True)
-class Hole:
-    """A cell none of whose trials has a result."""
-
-    cell: str
-    config: dict[str, Any]
-    trials: int
+    total: int
+    unmeasured: int
+    apart: list[Difference]
+    front: list[str] | None = None
+    next: Position | None = None
 
 
 @dataclass(frozen=True)
 class Leaderboard:
-    """All boards of a data set (most rows first), and the cells that no board shows."""
+    """All boards of a data set (most rows first), the cells that no board shows and the results that none counts."""
 
     boards: list[Board]
     holes: list[Hole]
+    hole_count: int
+    invalid: list[Invalid]
+    invalid_count: int
 
 
-def leaderboard(
-    session: Session, dataset: str, *, metric: Metric = Metric.ACCURACY, experiment_id: int | None = None
-) -> Leaderboard:
-    """Ranks the cells of a data set by the mean of `metric` over their seeds, best first.
-
-    A trial that was run more than once (the same fingerprint in several experiments) counts once per protocol: its
-    newest result.
-    """
-    boards: dict[str, Board] = {}
-    holes: list[Hole] = []
-    for row in session.execute(_query(dataset, experiment_id)).mappings():
-        config = {name: value for name, value in row["config"].items() if name != "seed"}
-        if row["protocol"] is None:
-            holes.append(Hole(row["cell"], config, row["trials"]))
-            continue
-        spreads = {name.value: _spread(row, name) for name in Metric}
-        complete = row["seeds"] == row["trials"]
-        board = boards.setdefault(row["protocol"], Board(row["protocol"], row["record"], []))
-        board.rows.append(Row(0, row["cell"], config, row["trials"], row["seeds"], complete, spreads))
-    ranked = [Board(b.protocol, b.record, _ranked(b.rows, metric)) for b in boards.values()]
-    ranked.sort(key=lambda board: (-len(board.rows), board.protocol))
-    return Leaderboard(ranked, holes)
+def leaderboard(session: Session, question: Question) -> Leaderboard:
+    """Answers a question. Raises `NotFoundError` for a baseline that is on no board."""
+    source = source_of(session, question)
+    keys = sorted(source.boards(question.metric), key=lambda board: (-board.ranked, -board.cells, board.protocol))
+    seen = SeenTrials(session, question.dataset, question.scope, question.filters)
+    boards = [_board(source, board, keys[0], question, seen) for board in keys]
+    if question.baseline is not None and all(source.find(board, question.baseline) is None for board in keys):
+        raise NotFoundError(f"cell {question.baseline!r} is on no leaderboard of {question.dataset} with these filters")
+    of = (session, question.dataset, question.scope, question.filters)
+    holes, hole_count = find_holes(*of)
+    invalid, invalid_count = find_invalid(*of)
+    return Leaderboard(boards, holes, hole_count, invalid, invalid_count)
 
 
-def _query(dataset: str, experiment_id: int | None) -> Select[Any]:
-    mine = [Trial.dataset == dataset]
-    if experiment_id is not None:
-        mine.append(Trial.experiment_id == experiment_id)
-    names = [metric.value for metric in Metric]
-    columns = [getattr(Result, name) for name in names]
-    newest = func.row_number().over(partition_by=(Trial.fingerprint, Result.protocol), order_by=Result.trial_id.desc())
-    runs = (
-        select(Trial.cell, Result.protocol, *columns, newest.label("age"))
-        .join(Result, Result.trial_id == Trial.id)
-        .where(*mine)
-        .subquery()
-    )
-    # Two passes for the deviation: a sum of squares minus a squared mean would lose the digits of a small spread.
-    by_cell = (runs.c.cell, runs.c.protocol)
-    means = [func.avg(runs.c[name]).over(partition_by=by_cell).label(f"{name}_centre") for name in names]
-    centred = select(*runs.c, *means).where(runs.c.age == 1).subquery()
-    aggregates = []
-    for name in names:
-        value = centred.c[name]
-        off = value - centred.c[f"{name}_centre"]
-        aggregates += [
-            func.avg(value).label(f"{name}_mean"),
-            func.sum(off * off).label(f"{name}_squares"),
-            func.min(value).label(f"{name}_min"),
-            func.max(value).label(f"{name}_max"),
-        ]
-    scores = (
-        select(centred.c.cell, centred.c.protocol, func.count().label("seeds"), *aggregates)
-        .group_by(centred.c.cell, centred.c.protocol)
-        .subquery()
-    )
-    cells = (
-        select(
-            Trial.cell, func.count(Trial.fingerprint.distinct()).label("trials"), func.min(Trial.id).label("example")
+def source_of(session: Session, question: Question) -> ScoreSource:
+    """Where the rows that a question is about are read from."""
+    filters = question.filters
+    if not filters.choose_trials:
+        return StoredScores(session, question.dataset, question.scope, filters)
+    metrics = (question.metric, *question.front)
+    return ChosenTrials(session, question.dataset, question.scope, filters, metrics, question.group_by)
+
+
+def _board(source: ScoreSource, board: BoardKey, first: BoardKey, question: Question, seen: SeenTrials) -> Board:
+    metric = question.metric
+    groups: dict[int, Group] = {}
+    total, following = board.ranked, None
+    if question.group_by:
+        groups = _groups(source, board, question.group_by, metric)
+        means = source.means(board, metric)
+        order = [Position(means[key], key) for key in groups]
+        total, order = len(order), order[: question.limit]
+        better = before = 0
+    else:
+        order = source.ranked(board, metric, question.limit + 1, question.after)
+        if len(order) > question.limit:
+            order, following = order[:-1], order[-2]
+        better = before = 0
+        if question.after is not None and order:
+            better, before = source.ahead(board, metric, order[0])
+            before -= 1
+    front = _front(source, board, question.front) if question.front else None
+    on_it = set(front or ())
+    entries = source.entries(board, [position.key for position in order])
+    baseline = _baseline(source, board, question.baseline)
+    seen.load([entry.cell for entry in entries.values()])
+    columns = [m.value for m in Metric if not question.columns or m == metric or m in question.columns]
+    rows: list[Row] = []
+    for index, position in enumerate(order):
+        entry = entries[position.key]
+        if index == 0:
+            place = better + 1
+        elif position.mean != order[index - 1].mean:
+            place = before + index + 1
+        shown = {name: entry.metrics[name] for name in columns if name in entry.metrics}
+        missing, trials = seen.missing(entry.cell, board.protocol)
+        config = {name: value for name, value in entry.config.items() if name != "seed"}
+        rows.append(
+            Row(
+                place,
+                entry.cell,
+                config,
+                trials,
+                entry.seeds,
+                not missing,
+                missing,
+                {name: Spread(int(values[0]), *values[1:]) for name, values in shown.items()},
+                groups.get(position.key),
+                None if front is None else position.key in on_it,
+                None if baseline is None else _differences(shown, baseline),
+                paper.references(config, board.record),
+            )
         )
-        .where(*mine)
-        .group_by(Trial.cell)
-        .subquery()
-    )
-    example = aliased(Trial)
-    return (
-        select(
-            cells.c.cell, cells.c.trials, example.config, Protocol.record, *[c for c in scores.c if c.name != "cell"]
-        )
-        .join(example, example.id == cells.c.example)
-        .outerjoin(scores, scores.c.cell == cells.c.cell)
-        .outerjoin(Protocol, Protocol.fingerprint == scores.c.protocol)
-        .order_by(cells.c.example, scores.c.protocol)
-    )
+    apart = [] if board is first else differences(board.record, first.record)
+    named = None if front is None else _named(source, board, front)
+    return Board(board.protocol, board.record, rows, total, board.cells - board.ranked, apart, named, following)
 
 
-def _spread(row: Any, name: str) -> Spread:
-    seeds = row["seeds"]
-    std = math.sqrt(float(row[f"{name}_squares"]) / (seeds - 1)) if seeds > 1 else None
-    return Spread(float(row[f"{name}_mean"]), std, float(row[f"{name}_min"]), float(row[f"{name}_max"]))
+def _groups(source: ScoreSource, board: BoardKey, field: GroupBy, metric: Metric) -> dict[int, Group]:
+    """The best cell of each group, best first."""
+    values, means = source.groups(board, field), source.means(board, metric)
+    order = sorted(means, key=lambda key: (means[key], key), reverse=metric.more_is_better)
+    best: dict[Any, int] = {}
+    counts: dict[Any, int] = {}
+    for key in order:
+        best.setdefault(values[key], key)
+        counts[values[key]] = counts.get(values[key], 0) + 1
+    return {key: Group(field, value, counts[value]) for value, key in best.items()}
 
 
-def _ranked(rows: list[Row], metric: Metric) -> list[Row]:
-    ordered = sorted(rows, key=lambda row: row.metrics[metric].mean, reverse=metric.more_is_better)
-    ranked: list[Row] = []
-    for position, row in enumerate(ordered, start=1):
-        tied = ranked and ranked[-1].metrics[metric].mean == row.metrics[metric].mean
-        place = ranked[-1].place if tied else position
-        ranked.append(Row(place, row.cell, row.config, row.trials, row.seeds, row.complete, row.metrics))
-    return ranked
+def _front(source: ScoreSource, board: BoardKey, respects: Sequence[Metric]) -> list[int]:
+    """Keys of the cells on the front of those that have all of its metrics, best in the first metric first."""
+    columns = [source.means(board, respect) for respect in respects]
+    keys = sorted(set.intersection(*(set(column) for column in columns)))
+    points = [[column[key] for column in columns] for key in keys]
+    kept = on_front(points, [respect.more_is_better for respect in respects])
+    chosen = [(point[0], key) for point, key, keep in zip(points, keys, kept, strict=True) if keep]
+    return [key for _, key in sorted(chosen, reverse=respects[0].more_is_better)]
+
+
+def _named(source: ScoreSource, board: BoardKey, keys: Sequence[int]) -> list[str]:
+    entries = source.entries(board, list(keys)[:MOST_LISTED])
+    return [entries[key].cell for key in keys[:MOST_LISTED]]
+
+
+def _baseline(source: ScoreSource, board: BoardKey, cell: str | None) -> Measures | None:
+    key = None if cell is None else source.find(board, cell)
+    return None if key is None else source.entries(board, [key])[key].metrics
+
+
+def _differences(metrics: Measures, baseline: Measures) -> dict[str, Change]:
+    found = {}
+    for name in metrics.keys() & baseline.keys():
+        (count, mean, std, *_), (count0, mean0, std0, *_) = metrics[name], baseline[name]
+        known = std is not None and std0 is not None
+        error = math.sqrt(std**2 / count + std0**2 / count0) if known else None
+        found[name] = Change(mean - mean0, error)
+    return {name: found[name] for name in metrics if name in found}

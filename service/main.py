@@ -6,24 +6,51 @@ from importlib.metadata import version
 
 from fastapi import FastAPI
 
-from service.api import experiments, health, leaderboards, presets, problems, trials
+from service.api import (
+    artifacts,
+    events,
+    experiments,
+    health,
+    keys,
+    leaderboards,
+    logs,
+    metrics,
+    observing,
+    presets,
+    problems,
+    stream,
+    tables,
+    trials,
+    verbs,
+)
 from service.api.body import BodyGuard
+from service.api.hosts import HostGuard
+from service.api.observing import Observatory, RequestObserver
+from service.dashboard import site
 from service.db import Database
+from service.keys import refuse_without_keys
 from service.settings import Settings
+from service.watching import Watching
 
 
 def create_app(settings: Settings) -> FastAPI:
     """The API on the settings' database, which `ttsv migrate` has brought up to date.
 
-    Raises ValueError if the settings would open it to a network.
+    Raises ValueError if the settings would open it to a network without keys.
     """
     settings.refuse_open_network()
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     database = Database(settings.url)
+    try:
+        refuse_without_keys(database, settings)
+    except BaseException:
+        database.close()
+        raise
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         yield
+        await app.state.watching.close()
         database.close()
 
     app = FastAPI(
@@ -31,13 +58,34 @@ def create_app(settings: Settings) -> FastAPI:
         version=version("ttsv"),
         summary="Experiments on networks with controlled singular values: specs in, leaderboards out.",
         lifespan=lifespan,
+        responses=problems.ANY_OTHER,
     )
     app.state.settings = settings
     app.state.database = database
-    app.add_middleware(BodyGuard, max_bytes=settings.max_body_bytes)
+    app.state.watching = Watching(database)
+    app.state.observatory = Observatory(database)
+    app.add_middleware(BodyGuard, max_bytes=settings.max_body_bytes, forms=site.FORMS)
+    app.add_middleware(HostGuard, settings=settings)
+    app.add_middleware(RequestObserver, observatory=app.state.observatory)  # the outermost of the API
     problems.install(app)
-    for module in (experiments, trials, leaderboards, presets, health):
+    for module in (
+        experiments,
+        verbs,
+        events,
+        trials,
+        metrics,
+        artifacts,
+        logs,
+        stream,
+        leaderboards,
+        tables,
+        presets,
+        keys,
+        health,
+        observing,
+    ):
         app.include_router(module.router)
+    site.install(app)
     return app
 
 

@@ -10,8 +10,10 @@ from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
+from sqlalchemy.orm import Session
 
 import migrations
+from service import scores, tally
 from service.db import Database
 
 
@@ -21,7 +23,12 @@ def migrate(database: Database) -> None:
         if connection.dialect.name == "postgresql":
             # One at a time; the second finds nothing left to do. (SQLite: BEGIN IMMEDIATE.)
             connection.execute(text("SELECT pg_advisory_xact_lock(hashtextextended('ttsv migrate', 0))"))
+        tally.uninstall(connection)
         command.upgrade(alembic_config(connection), "head")
+        tally.install(connection)
+        with Session(connection) as session:  # the transaction stays the connection's
+            scores.fill_missing(session)
+            session.commit()
         if connection.dialect.name == "sqlite" and connection.execute(text("PRAGMA foreign_key_check")).first():
             raise RuntimeError("a migration left rows that refer to nothing; it was taken back")
 

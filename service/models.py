@@ -24,39 +24,10 @@ from sqlalchemy import (
 from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-
-class ExperimentState(StrEnum):
-    """`succeeded`: every trial did, or was stopped early by its scheduler. `failed`: all are final and some did not.
-
-    `stopped`: running trials finished and queued ones were dropped, as asked.
-    """
-
-    QUEUED = "queued"
-    RUNNING = "running"
-    PAUSED = "paused"
-    SUCCEEDED = "succeeded"
-    STOPPED = "stopped"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-
-class TrialState(StrEnum):
-    """`diverged` is apart from `failed`: the same seed would diverge again.
-
-    `early_stopped`: a scheduler found it worse than its siblings; it has epochs and no result.
-    """
-
-    QUEUED = "queued"
-    RUNNING = "running"
-    SUCCEEDED = "succeeded"
-    EARLY_STOPPED = "early_stopped"
-    FAILED = "failed"
-    DIVERGED = "diverged"
-    CANCELLED = "cancelled"
-
-
-OPEN_TRIALS = (TrialState.QUEUED, TrialState.RUNNING)
-OPEN_EXPERIMENTS = (ExperimentState.QUEUED, ExperimentState.RUNNING, ExperimentState.PAUSED)
+from service.states import OPEN_EXPERIMENTS as OPEN_EXPERIMENTS
+from service.states import OPEN_TRIALS as OPEN_TRIALS
+from service.states import ExperimentState as ExperimentState
+from service.states import TrialState as TrialState
 
 Id = BigInteger().with_variant(Integer, "sqlite")  # only an INTEGER primary key counts up by itself in SQLite
 Json = JSON(none_as_null=True)  # not JSONB, which forgets the order of keys: a grid's axes have one
@@ -198,6 +169,7 @@ class Event(Base):
     __tablename__ = "events"
     __table_args__ = (
         Index("ix_events_experiment_id_id", "experiment_id", "id"),
+        Index("ix_events_kind", "kind"),
         {"sqlite_autoincrement": True},
     )
 
@@ -223,6 +195,7 @@ class Trial(Base):
         UniqueConstraint("experiment_id", "fingerprint"),
         Index("ix_trials_experiment_id_state", "experiment_id", "state"),
         Index("ix_trials_dataset_cell", "dataset", "cell"),
+        Index("ix_trials_dataset_state_cell", "dataset", "state", "cell"),
         {"sqlite_autoincrement": True},
     )
 
@@ -251,6 +224,27 @@ class Trial(Base):
     finished_at: Mapped[datetime | None]
     run_seconds: Mapped[float] = mapped_column(default=0.0, server_default="0")
     source_trial_id: Mapped[int | None] = mapped_column(Id, ForeignKey("trials.id"), index=True)
+
+
+class Tally(Base):
+    """An experiment's trials of one state, counted: triggers keep it up to date (`service.tally`), no code writes it.
+
+    `epoch`, `epochs` and `run_seconds` are sums over these trials; the best accuracies those of any trial that ever was
+    in this state, `best_accuracy` of valid results alone.
+    """
+
+    __tablename__ = "tallies"
+
+    experiment_id: Mapped[int] = mapped_column(
+        Id, ForeignKey("experiments.id", ondelete="CASCADE"), primary_key=True, autoincrement=False
+    )
+    state: Mapped[TrialState] = mapped_column(primary_key=True)
+    trials: Mapped[int]
+    epoch: Mapped[int] = mapped_column(BigInteger)
+    epochs: Mapped[int] = mapped_column(BigInteger)
+    run_seconds: Mapped[float]
+    best_val_accuracy: Mapped[float | None]
+    best_accuracy: Mapped[float | None]
 
 
 EPOCHS_DONE = case((Trial.state.in_(OPEN_TRIALS), Trial.epoch), else_=Trial.epochs)
@@ -337,7 +331,7 @@ class Result(Base):
     lipschitz_ascent: Mapped[float | None]
     merged_latency_seconds: Mapped[float | None]
     merged_batch_seconds: Mapped[float | None]
-    valid: Mapped[bool] = mapped_column(default=True, server_default=true())
+    valid: Mapped[bool] = mapped_column(default=True, server_default=true(), index=True)
     violations: Mapped[list[str] | None]
     evaluation: Mapped[dict[str, Any] | None]
     layers: Mapped[list[dict[str, Any]]]
@@ -345,26 +339,57 @@ class Result(Base):
     created_at: Mapped[datetime] = mapped_column(default=now)
 
 
-class Score(Base):
-    """One metric of one cell over its seeds, under one protocol: what leaderboards are read from.
+class ScoreBoard(Base):
+    """What is ranked together: one data set and protocol, within a scope: a project, or 0 for all trials there are."""
 
-    `scope` is the project whose trials count, or 0 for all trials there are. `mean` is over `seeds`; `std` is the
-    sample standard deviation (n - 1), null for one seed. Made anew from the results whenever one of the cell's changes.
+    __tablename__ = "score_boards"
+    __table_args__ = (UniqueConstraint("scope", "dataset", "protocol"), {"sqlite_autoincrement": True})
+
+    id: Mapped[int] = mapped_column(Id, primary_key=True)
+    scope: Mapped[int] = mapped_column(Id)
+    dataset: Mapped[str] = mapped_column(String(200))
+    protocol: Mapped[str] = mapped_column(String(64), ForeignKey("protocols.fingerprint"))
+
+
+class Score(Base):
+    """One cell over its seeds on one board (`service.scores`): what leaderboards are read from.
+
+    `metrics` are all its means and spreads (`service.scores.Measures`) over `seeds` results; `trial_id` is the newest
+    trial among them, whose configuration is the cell's. The fields by which rows are filtered are kept here too.
     """
 
     __tablename__ = "scores"
-    __table_args__ = (Index("ix_scores_rank", "scope", "dataset", "metric", "protocol", "mean"),)
+    __table_args__ = (
+        UniqueConstraint("cell", "board_id"),
+        Index("ix_scores_filters", "board_id", "model", "layer", "constraint", "rank", "seeds"),
+        {"sqlite_autoincrement": True},
+    )
 
-    scope: Mapped[int] = mapped_column(Id, primary_key=True, autoincrement=False)
-    dataset: Mapped[str] = mapped_column(String(200), primary_key=True)
-    protocol: Mapped[str] = mapped_column(String(64), ForeignKey("protocols.fingerprint"), primary_key=True)
-    cell: Mapped[str] = mapped_column(String(64), primary_key=True)
-    metric: Mapped[str] = mapped_column(String(40), primary_key=True)
+    id: Mapped[int] = mapped_column(Id, primary_key=True)
+    board_id: Mapped[int] = mapped_column(Id, ForeignKey("score_boards.id", ondelete="CASCADE"))
+    cell: Mapped[str] = mapped_column(String(64))
+    trial_id: Mapped[int] = mapped_column(Id, ForeignKey("trials.id", ondelete="CASCADE"), index=True)
+    model: Mapped[str] = mapped_column(String(200))
+    layer: Mapped[str] = mapped_column(String(32))
+    constraint: Mapped[str] = mapped_column(String(32))
+    rank: Mapped[float | None]
     seeds: Mapped[int]
+    metrics: Mapped[dict[str, Any]]
+
+
+class ScoreRank(Base):
+    """The means of `Score.metrics` in an order that an index can walk: a board's first rows are read, no others."""
+
+    __tablename__ = "score_ranks"
+    __table_args__ = (
+        Index("ix_score_ranks_order", "board_id", "metric", "mean", "score_id"),
+        {"sqlite_with_rowid": False},
+    )
+
+    score_id: Mapped[int] = mapped_column(Id, ForeignKey("scores.id", ondelete="CASCADE"), primary_key=True)
+    metric: Mapped[str] = mapped_column(String(40), primary_key=True)
+    board_id: Mapped[int] = mapped_column(Id)
     mean: Mapped[float]
-    std: Mapped[float | None]
-    min: Mapped[float]
-    max: Mapped[float]
 
 
 class Artifact(Base):
@@ -390,6 +415,33 @@ class IdempotencyKey(Base):
     body_sha256: Mapped[str] = mapped_column(String(64))
     response: Mapped[dict[str, Any]]
     created_at: Mapped[datetime] = mapped_column(default=now)
+
+
+class Webhook(Base):
+    """An address that is told of events (`service.webhooks`): those numbered up to `after` are settled.
+
+    `endpoint` is the SHA-256 of its URL, which may hold a secret.
+    """
+
+    __tablename__ = "webhooks"
+
+    endpoint: Mapped[str] = mapped_column(String(64), primary_key=True)
+    after: Mapped[int] = mapped_column(BigInteger)
+
+
+class WebhookDelivery(Base):
+    """An event that an address is told of, due at `due_at`; null: it was delivered, or given up."""
+
+    __tablename__ = "webhook_deliveries"
+
+    endpoint: Mapped[str] = mapped_column(
+        String(64), ForeignKey("webhooks.endpoint", ondelete="CASCADE"), primary_key=True
+    )
+    event_id: Mapped[int] = mapped_column(
+        Id, ForeignKey("events.id", ondelete="CASCADE"), primary_key=True, autoincrement=False, index=True
+    )
+    attempts: Mapped[int] = mapped_column(default=0)
+    due_at: Mapped[datetime | None]
 
 
 class Worker(Base):

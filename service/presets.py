@@ -100,9 +100,21 @@ def _choice(protocol: Protocol) -> Plain:
     return {"validation": "test", "select": "best" if protocol is Protocol.AUTHORS else "last"}
 
 
+_EVALUATION = {
+    "attack": "autoattack",
+    "attack_norm": "L2",
+    "attack_eps": 0.5,
+    "attack_version": "standard",
+    "corruptions": "published",
+    "certified": True,
+}
+"""The paper's columns, of all test images: AutoAttack (here in pixels), CIFAR-C, and certificates beside its p.r."""
+
+
 def _lipconvnet(protocol: Protocol) -> Plain:
     return {
         "dataset": "cifar10",
+        "evaluation": _EVALUATION,
         "mean": [0.4914, 0.4822, 0.4465],
         "std": [0.2507],
         **_frames(protocol),
@@ -152,7 +164,8 @@ def _table3(protocol: Protocol) -> Plain:
 def _figure_lipschitz(protocol: Protocol) -> Plain:
     """Table 3's networks beside those of SOC layers: their empirical Lipschitz constants are the figure."""
     spec = _table3(protocol)
-    return spec | {"variants": [*map(_soc, _TABLE3), *spec["variants"]]}
+    base = spec["base"] | {"evaluation": _EVALUATION | {"lipschitz": "both"}}
+    return spec | {"base": base, "variants": [*map(_soc, _TABLE3), *spec["variants"]]}
 
 
 def _clip(delta: float) -> Plain:
@@ -179,6 +192,7 @@ def _divide(conv: float, linear: float, batch_norm: float, iterations: int) -> P
 def _wide_resnet(dataset: str, division: Plain, protocol: Protocol) -> Plain:
     base = {
         "dataset": dataset,
+        "evaluation": _EVALUATION,
         "model": "wrn16-10",
         "layer": "tt",
         "lambda_ort": 1e5,
@@ -221,6 +235,7 @@ def _figure_vgg(protocol: Protocol) -> Plain:
     """The paper's figure names no ranks: 192, 256 and 320 here, as for WRN-16-10."""
     base = {
         "model": "vgg19",
+        "evaluation": _EVALUATION,
         "layer": "tt",
         "lambda_ort": 1e5,
         "mean": [0.5],

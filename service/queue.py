@@ -1,58 +1,73 @@
-"""The workers' side of the database: claims, leases and fenced writes.
+"""The workers' side of the database: claims and leases (`service.leases`), and what they write of trials.
 
-An experiment is claimed whole. Every claim, reaping and cancelling makes its `fence` grow, and every write of a
-worker first locks the experiment's row under the fence it was given: a stale worker can write nothing. Whether a
-lease still lives is told by its heartbeat counter, which the reaper watches on its own monotonic clock
-(`workers.poller`), so no clock has to agree with another.
+Every write of a trial first locks its experiment's row under the lease's fence: a stale worker writes nothing.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import delete, func, select, update
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from service.errors import LeaseLostError
+from service import events, leases, scores, transitions
+from service.events import EventKind
+from service.grid import PlannedTrial
+from service.leases import (
+    MAX_FRUITLESS_CLAIMS,
+    Lease,
+    Watched,
+    claim,
+    complete,
+    greet,
+    is_held,
+    is_stopping,
+    part,
+    reap,
+    release,
+    renew,
+    watch,
+)
 from service.models import (
-    EPOCHS_DONE,
     OPEN_TRIALS,
     Artifact,
     EpochPoint,
-    Experiment,
-    ExperimentState,
     Protocol,
     Result,
     Trial,
     TrialState,
-    Worker,
     now,
 )
+from service.trial_rows import next_number, trial_columns
+
+__all__ = [
+    "MAX_ATTEMPTS",
+    "MAX_FRUITLESS_CLAIMS",
+    "ArtifactFile",
+    "Lease",
+    "Watched",
+    "add_epoch",
+    "add_trial",
+    "claim",
+    "complete",
+    "early_stop_trial",
+    "fail_trial",
+    "finish_trial",
+    "greet",
+    "is_held",
+    "is_stopping",
+    "lose_trial",
+    "part",
+    "reap",
+    "release",
+    "renew",
+    "start_trial",
+    "unfinished_trials",
+    "watch",
+]
 
 MAX_ATTEMPTS = 5
 """Starts of one trial that may end with its process lost; then the trial failed."""
-MAX_FRUITLESS_CLAIMS = 3
-"""Claims in a row that may end without a new epoch; then the experiment failed."""
-
-
-@dataclass(frozen=True)
-class Lease:
-    """The right to run one experiment: what a claim gives."""
-
-    experiment_id: int
-    fence: int
-
-
-@dataclass(frozen=True)
-class Watched:
-    """A running experiment as a reaper sees it: when (fence, heartbeat) stands still, its worker is gone."""
-
-    experiment_id: int
-    fence: int
-    heartbeat: int
-    worker: str
-    process: dict[str, Any] | None
 
 
 @dataclass(frozen=True)
@@ -65,112 +80,44 @@ class ArtifactFile:
     size: int
 
 
-def greet(session: Session, worker: str, cpus: float, gpus: float) -> None:
-    """Says that a worker is there; called again and again."""
-    insert = _insert(session)(Worker).values(name=worker, cpus=cpus, gpus=gpus)
-    values = {"seen_at": now(), "cpus": cpus, "gpus": gpus}
-    session.execute(insert.on_conflict_do_update(index_elements=[Worker.name], set_=values))
-
-
-def part(session: Session, worker: str) -> None:
-    """Takes a worker off the list."""
-    session.execute(delete(Worker).where(Worker.name == worker))
-
-
-def claim(session: Session, worker: str, process: dict[str, Any] | None) -> Lease | None:
-    """Takes the first queued experiment (highest priority, then oldest), or None.
-
-    `process` identifies the worker's process on its host (`workers.processes`), so that a neighbour can tell at
-    once that it died. An experiment whose last claims all ended without a new epoch fails here instead.
-    """
-    queued = (
-        select(Experiment.id)
-        .where(Experiment.state == ExperimentState.QUEUED)
-        .order_by(Experiment.priority.desc(), Experiment.id)
-        .limit(1)
-        .with_for_update(skip_locked=True)  # SQLite has no such clause: BEGIN IMMEDIATE serves there
-    )
-    while (experiment_id := session.scalar(queued)) is not None:
-        experiment = session.get_one(Experiment, experiment_id, populate_existing=True)
-        experiment.fence += 1
-        if experiment.fruitless_claims >= MAX_FRUITLESS_CLAIMS:
-            reason = f"{MAX_FRUITLESS_CLAIMS} claims in a row ended without a finished epoch: see the workers' logs"
-            _close(session, experiment, reason)
-            session.flush()
-            continue
-        experiment.state = ExperimentState.RUNNING
-        experiment.fruitless_claims += 1
-        experiment.started_at = experiment.started_at or now()
-        experiment.claimed_at = now()
-        done = session.scalar(select(func.sum(EPOCHS_DONE)).where(Trial.experiment_id == experiment.id))
-        experiment.epochs_at_claim = int(done or 0)
-        experiment.worker, experiment.process = worker, process
-        return Lease(experiment.id, experiment.fence)
-    return None
-
-
-def renew(session: Session, lease: Lease) -> None:
-    """A heartbeat; raises `LeaseLostError`."""
-    changed = session.execute(update(Experiment).where(*_ours(lease)).values(heartbeat=Experiment.heartbeat + 1))
-    if changed.rowcount != 1:  # type: ignore[attr-defined]
-        raise _lost(lease)
-
-
-def is_held(session: Session, lease: Lease) -> bool:
-    """Whether the lease still holds: a cheap look between heartbeats."""
-    return session.scalar(select(Experiment.id).where(*_ours(lease))) is not None
-
-
-def watch(session: Session) -> list[Watched]:
-    """All running experiments, for the reaper."""
-    query = select(Experiment.id, Experiment.fence, Experiment.heartbeat, Experiment.worker, Experiment.process).where(
-        Experiment.state == ExperimentState.RUNNING
-    )
-    return [Watched(*row) for row in session.execute(query)]
-
-
-def reap(session: Session, seen: Watched) -> bool:
-    """Puts an experiment whose worker is gone back into the queue, if it still is as it was seen."""
-    experiment = session.scalar(
-        select(Experiment)
-        .where(
-            Experiment.id == seen.experiment_id,
-            Experiment.fence == seen.fence,
-            Experiment.heartbeat == seen.heartbeat,
-            Experiment.state == ExperimentState.RUNNING,
-        )
-        .with_for_update()
-        .execution_options(populate_existing=True)
-    )
-    if experiment is None:
-        return False
-    experiment.fence += 1
-    _requeue(session, experiment, spend=True)
-    return True
-
-
-def release(session: Session, lease: Lease, *, drained: bool) -> None:
-    """Gives the experiment back. `drained`: the worker was asked to stop, so no attempt is spent.
-
-    Raises `LeaseLostError`.
-    """
-    _requeue(session, _hold(session, lease), spend=not drained)
-
-
 def unfinished_trials(session: Session, lease: Lease) -> Sequence[Trial]:
     """Trials that are still to be run, in the grid's order; raises `LeaseLostError`. Locks nothing."""
     if not is_held(session, lease):
-        raise _lost(lease)
+        raise leases.lost(lease)
     query = select(Trial).where(Trial.experiment_id == lease.experiment_id, Trial.state.in_(OPEN_TRIALS))
     return session.scalars(query.order_by(Trial.number)).all()
 
 
-def start_trial(session: Session, lease: Lease, trial_id: int) -> None:
-    """Marks a trial as running and counts the attempt; raises `LeaseLostError`."""
-    _hold(session, lease)
+def add_trial(session: Session, lease: Lease, planned: PlannedTrial) -> int:
+    """The id of a searcher's trial: queued after the last one, or there already with this fingerprint.
+
+    In an experiment that is stopping it is cancelled from the start. Raises `LeaseLostError`.
+    """
+    experiment = leases.hold(session, lease)
+    known = select(Trial.id).where(Trial.experiment_id == experiment.id, Trial.fingerprint == planned.fingerprint)
+    if (trial_id := session.scalar(known)) is not None:
+        return trial_id
+    number = next_number(session, experiment.id)
+    trial = Trial(experiment_id=experiment.id, number=number, **trial_columns(planned))
+    if experiment.stopping:
+        trial.state, trial.finished_at = TrialState.CANCELLED, now()
+    session.add(trial)
+    experiment.trial_count += 1
+    session.flush()
+    return trial.id
+
+
+def start_trial(session: Session, lease: Lease, trial_id: int) -> bool:
+    """Marks a queued trial as running and counts the attempt; whether it may run. Raises `LeaseLostError`.
+
+    A trial that is final, as it was cancelled meanwhile, may not.
+    """
+    leases.hold(session, lease)
     if trial := _trial(session, lease, trial_id, TrialState.QUEUED):
         trial.state, trial.started_at = TrialState.RUNNING, now()
         trial.attempts += 1
+        return True
+    return _trial(session, lease, trial_id, TrialState.RUNNING) is not None
 
 
 def add_epoch(session: Session, lease: Lease, trial_id: int, point: dict[str, Any]) -> None:
@@ -178,7 +125,7 @@ def add_epoch(session: Session, lease: Lease, trial_id: int, point: dict[str, An
 
     Only an epoch that the trial never reached before is progress. Raises `LeaseLostError`.
     """
-    experiment = _hold(session, lease)
+    experiment = leases.hold(session, lease)
     trial = _trial(session, lease, trial_id, TrialState.RUNNING)
     if trial is None:
         return
@@ -187,7 +134,7 @@ def add_epoch(session: Session, lease: Lease, trial_id: int, point: dict[str, An
     if point["epoch"] > trial.epoch:
         trial.epoch = point["epoch"]
         experiment.fruitless_claims = 0
-    insert = _insert(session)(EpochPoint).values(trial_id=trial_id, **point)
+    insert = leases.upsert(session)(EpochPoint).values(trial_id=trial_id, **point)
     key = [EpochPoint.trial_id, EpochPoint.epoch]
     session.execute(insert.on_conflict_do_update(index_elements=key, set_=point))
 
@@ -204,13 +151,14 @@ def finish_trial(
 
     Again for a trial that succeeded already (a lost reply to COMMIT) it changes nothing. Raises `LeaseLostError`.
     """
-    experiment = _hold(session, lease)
+    experiment = leases.hold(session, lease)
     trial = _trial(session, lease, trial_id, TrialState.RUNNING)
     if trial is None:
         return
-    trial.state, trial.error, trial.finished_at = TrialState.SUCCEEDED, None, now()
+    _end(trial, TrialState.SUCCEEDED)
+    trial.error = None
     fingerprint, record = protocol
-    known = _insert(session)(Protocol).values(fingerprint=fingerprint, record=record)
+    known = leases.upsert(session)(Protocol).values(fingerprint=fingerprint, record=record)
     session.execute(known.on_conflict_do_nothing())
     session.add(Result(trial_id=trial_id, protocol=fingerprint, fence=lease.fence, **result))
     session.add_all(
@@ -218,6 +166,21 @@ def finish_trial(
         for file in artifacts
     )
     experiment.fruitless_claims = 0
+    scores.refresh_cell(session, trial.dataset, trial.cell)
+    events.record_trial(session, EventKind.TRIAL_FINISHED, leases.actor(experiment), trial)
+
+
+def early_stop_trial(session: Session, lease: Lease, trial_id: int) -> None:
+    """Ends a trial that its scheduler found worse than its siblings: it keeps its epochs and has no result.
+
+    Raises `LeaseLostError`.
+    """
+    experiment = leases.hold(session, lease)
+    if trial := _trial(session, lease, trial_id, TrialState.RUNNING):
+        _end(trial, TrialState.EARLY_STOPPED)
+        trial.error = None
+        experiment.fruitless_claims = 0
+        events.record_trial(session, EventKind.TRIAL_EARLY_STOPPED, leases.actor(experiment), trial, epoch=trial.epoch)
 
 
 def fail_trial(session: Session, lease: Lease, trial_id: int, failure: str, error: str) -> None:
@@ -225,61 +188,37 @@ def fail_trial(session: Session, lease: Lease, trial_id: int, failure: str, erro
 
     Raises `LeaseLostError`.
     """
-    experiment = _hold(session, lease)
+    experiment = leases.hold(session, lease)
     if trial := _trial(session, lease, trial_id, TrialState.RUNNING):
-        trial.state = TrialState.DIVERGED if failure == "diverged" else TrialState.FAILED
-        trial.failure, trial.error, trial.finished_at = failure, _storable(error), now()
+        _end(trial, TrialState.DIVERGED if failure == "diverged" else TrialState.FAILED)
+        trial.failure, trial.error = failure, _storable(error)
         experiment.fruitless_claims = 0
+        events.record_trial(session, EventKind.TRIAL_FAILED, leases.actor(experiment), trial, failure=failure)
 
 
 def lose_trial(session: Session, lease: Lease, trial_id: int, error: str) -> None:
     """The trial's process died. It is queued again, or fails after `MAX_ATTEMPTS`. Raises `LeaseLostError`."""
-    _hold(session, lease)
+    experiment = leases.hold(session, lease)
     trial = _trial(session, lease, trial_id, TrialState.RUNNING)
     if trial is None:
         return
     error = _storable(error)
+    worker = leases.actor(experiment)
+    events.record_trial(session, EventKind.TRIAL_LOST, worker, trial)
     if trial.attempts < MAX_ATTEMPTS:
+        transitions.end_attempt(trial)
         trial.state = TrialState.QUEUED
         trial.error = error
     else:
-        trial.state, trial.finished_at = TrialState.FAILED, now()
+        _end(trial, TrialState.FAILED)
         trial.failure = "crashed"
         trial.error = f"the trial's process was lost {trial.attempts} times; the last time: {error}"
+        events.record_trial(session, EventKind.TRIAL_FAILED, worker, trial, failure=trial.failure)
 
 
-def complete(session: Session, lease: Lease) -> bool:
-    """Ends the experiment if all its trials are final, and says whether they are; raises `LeaseLostError`."""
-    experiment = _hold(session, lease)
-    states = select(Trial.state, func.count()).where(Trial.experiment_id == experiment.id).group_by(Trial.state)
-    counts: dict[TrialState, int] = {row[0]: row[1] for row in session.execute(states)}
-    if any(counts.get(state) for state in OPEN_TRIALS):
-        return False
-    bad = sum(count for state, count in counts.items() if state != TrialState.SUCCEEDED)
-    _close(session, experiment, f"{bad} of {experiment.trial_count} trials did not succeed" if bad else None)
-    return True
-
-
-def _ours(lease: Lease) -> tuple[Any, ...]:
-    return (
-        Experiment.id == lease.experiment_id,
-        Experiment.fence == lease.fence,
-        Experiment.state == ExperimentState.RUNNING,
-    )
-
-
-def _hold(session: Session, lease: Lease) -> Experiment:
-    """Locks the experiment's row under the lease's fence until the transaction ends."""
-    # What the session may have loaded before the lock was its own is read again.
-    query = select(Experiment).where(*_ours(lease)).with_for_update().execution_options(populate_existing=True)
-    experiment = session.scalar(query)
-    if experiment is None:
-        raise _lost(lease)
-    return experiment
-
-
-def _lost(lease: Lease) -> LeaseLostError:
-    return LeaseLostError(f"experiment {lease.experiment_id} under fence {lease.fence}")
+def _end(trial: Trial, state: TrialState) -> None:
+    transitions.end_attempt(trial)
+    trial.state, trial.finished_at = state, now()
 
 
 def _storable(text: str) -> str:
@@ -291,31 +230,3 @@ def _trial(session: Session, lease: Lease, trial_id: int, expected: TrialState) 
     """The trial if it belongs to the lease's experiment and is in the expected state. The experiment must be held."""
     mine = (Trial.id == trial_id, Trial.experiment_id == lease.experiment_id, Trial.state == expected)
     return session.scalar(select(Trial).where(*mine).execution_options(populate_existing=True))
-
-
-def _requeue(session: Session, experiment: Experiment, *, spend: bool) -> None:
-    experiment.state = ExperimentState.QUEUED
-    experiment.worker = experiment.process = None
-    if not spend:
-        experiment.fruitless_claims = max(0, experiment.fruitless_claims - 1)
-    session.execute(
-        update(Trial)
-        .where(Trial.experiment_id == experiment.id, Trial.state == TrialState.RUNNING)
-        .values(state=TrialState.QUEUED, attempts=Trial.attempts if spend else Trial.attempts - 1)
-    )
-
-
-def _close(session: Session, experiment: Experiment, error: str | None) -> None:
-    experiment.state = ExperimentState.FAILED if error else ExperimentState.SUCCEEDED
-    experiment.error = error
-    experiment.finished_at = now()
-    experiment.worker = experiment.process = None
-    session.execute(
-        update(Trial)
-        .where(Trial.experiment_id == experiment.id, Trial.state.in_(OPEN_TRIALS))
-        .values(state=TrialState.FAILED, failure="infrastructure", error=error, finished_at=now())
-    )
-
-
-def _insert(session: Session) -> Any:
-    return postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert

@@ -1,17 +1,21 @@
 """What goes out of the API; `service.grid.ExperimentSpec` is what comes in."""
 
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, RootModel
 
-from service.models import ExperimentState, TrialState
+from service.states import ExperimentState, TrialState
+
+if TYPE_CHECKING:  # clients read these schemas, and need no database for it
+    from service.models import Artifact
 
 
 class Out(BaseModel):
     """Base of all answers."""
 
-    model_config = ConfigDict(from_attributes=True, frozen=True)
+    # Built when it is first used: a command needs few of the schemas.
+    model_config = ConfigDict(from_attributes=True, frozen=True, defer_build=True)
 
 
 class ExperimentProgress(Out):
@@ -40,10 +44,35 @@ class ExperimentOut(Out):
     finished_at: datetime | None
     progress: ExperimentProgress
     spec: dict[str, Any]
+    tags: list[str] = []
+    owner: str | None = Field(None, description="Whose key posted it.")
+    stopping: bool = Field(False, description="Running trials finish, no other begins.")
+    revision: int = Field(0, description="Grows with every change that people make.")
+    archived_at: datetime | None = None
+
+
+class ExperimentUpdate(Out):
+    """What a stream says of an experiment's progress."""
+
+    id: int
+    state: ExperimentState
+    error: str | None
+    progress: ExperimentProgress
+
+
+class Selection(RootModel[dict[str, Any]]):
+    """The parts of an answer that `fields` named."""
+
+
+class SelectionPage(Out):
+    """A page of which `fields` named some parts."""
+
+    items: list[dict[str, Any]]
+    next: str | None
 
 
 class ExperimentPage(Out):
-    """Newest first; `next` is the cursor of the next page."""
+    """In the order asked for, newest first by default; `next` is the cursor of the next page."""
 
     items: list[ExperimentOut]
     next: str | None
@@ -70,6 +99,40 @@ class ResultOut(Out):
     batch_seconds: float = Field(description="Inference of 128 images.")
     peak_memory: int | None = Field(description="Of the GPU, in bytes; null on a CPU.")
     selected_epoch: int = Field(description="The epoch whose weights were evaluated.")
+    top5_accuracy: float | None = Field(None, description="Of more than five classes; else null.")
+    max_calibration_error: float | None = None
+    adaptive_ece: float | None = None
+    brier: float | None = None
+    temperature: float | None = Field(None, description="Fitted on the validation split.")
+    scaled_ece: float | None = Field(None, description="At that temperature.")
+    scaled_loss: float | None = Field(None, description="At that temperature.")
+    robust_accuracy: float | None = Field(None, description="Under AutoAttack, where asked for.")
+    pgd_accuracy: float | None = Field(
+        None,
+        description="Under PGD, which proves little. Null, as all of the following"
+        " are, unless the evaluation asks for it.",
+    )
+    attack_seconds: float | None = None
+    corruption_accuracy: float | None = Field(None, description="Mean over corruptions and severities.")
+    mce: float | None = Field(None, description="Mean corruption error, over that of a stored baseline.")
+    lipschitz_bound: float | None = Field(None, description="Rigorous, L2, with respect to pixels.")
+    certified_36: float | None = Field(None, description="Certified accuracy at radius 36/255.")
+    certified_72: float | None = None
+    certified_108: float | None = None
+    certified_255: float | None = None
+    assumed_certified_36: float | None = Field(
+        None, description="The paper's: by an assumed constant of 1 in normalised coordinates, no certificate."
+    )
+    assumed_certified_72: float | None = None
+    assumed_certified_108: float | None = None
+    lipschitz_fgsm: float | None = Field(None, description="Largest empirical constant, normalised coordinates.")
+    lipschitz_ascent: float | None = Field(None, description="By a stronger search, in pixels.")
+    merged_latency_seconds: float | None = Field(
+        None, description="As latency_seconds, frames merged into kernels; null without."
+    )
+    merged_batch_seconds: float | None = None
+    valid: bool = Field(True, description="False: what it says cannot be true (`violations`), so it never ranks.")
+    violations: list[str] | None = None
 
 
 class TrialOut(Out):
@@ -89,11 +152,14 @@ class TrialOut(Out):
     error: str | None
     started_at: datetime | None
     finished_at: datetime | None
+    run_seconds: float = Field(0, description="Of all attempts that ended.")
+    best_val_accuracy: float | None = None
+    source_trial_id: int | None = Field(None, description="It trains nothing and evaluates what this trial left.")
     result: ResultOut | None = None
 
 
 class TrialPage(Out):
-    """In the grid's order; `next` is the cursor of the next page."""
+    """In the order asked for, the grid's by default; `next` is the cursor of the next page."""
 
     items: list[TrialOut]
     next: str | None
@@ -113,12 +179,71 @@ class EpochOut(Out):
     constraint_seconds: float
 
 
-class ArtifactOut(Out):
-    """A file the trial left."""
+class MetricsPage(Out):
+    """Epochs in their order. `next`: the epoch after which the next page begins; `sampled`: not all are there."""
 
+    items: list[EpochOut]
+    next: int | None
+    sampled: bool
+
+
+class SelectionMetrics(Out):
+    """Epochs of which `fields` named some metrics."""
+
+    items: list[dict[str, float | None]]
+    next: int | None
+    sampled: bool
+
+
+class ArtifactOut(Out):
+    """A file the trial left. `url` is where it is had; `name` is proposed for saving it."""
+
+    id: int
     kind: str
+    name: str
+    media_type: str
     sha256: str
     size: int
+    url: str
+
+    @classmethod
+    def of(cls, artifact: "Artifact") -> Self:
+        """An artifact as the API shows it."""
+        from service.manifest import file_name, media_type
+
+        return cls(
+            id=artifact.id,
+            kind=artifact.kind,
+            name=file_name(artifact),
+            media_type=media_type(artifact),
+            sha256=artifact.sha256,
+            size=artifact.size,
+            url=f"/v1/artifacts/{artifact.id}",
+        )
+
+
+class ArtifactList(Out):
+    """All files of a trial, by kind."""
+
+    items: list[ArtifactOut]
+
+
+class ResultDetailOut(ResultOut):
+    """A result with the protocol's record, what its evaluations recorded, and where it ran."""
+
+    trial_id: int
+    protocol_record: dict[str, Any]
+    evaluation: dict[str, Any] | None
+    environment: dict[str, Any]
+    created_at: datetime
+
+
+class SpectraOut(Out):
+    """Singular values of a trial's layers; `max_singular_value` is the largest over all convolutions."""
+
+    trial_id: int
+    max_singular_value: float
+    layers: list[dict[str, Any]]
 
 
 class TrialDetailOut(TrialOut):
@@ -131,50 +256,23 @@ class TrialDetailOut(TrialOut):
     artifacts: list[ArtifactOut]
 
 
-class SpreadOut(Out):
-    """One metric over seeds; `std` is the sample standard deviation (n - 1), null for one seed."""
+class EventOut(Out):
+    """Something that happened; `actor` is who did it: the name of a key's owner, or of a worker."""
 
-    mean: float
-    std: float | None
-    min: float
-    max: float
-
-
-class RowOut(Out):
-    """One cell of a grid: `seeds` of its `trials` have results."""
-
-    place: int
-    cell: str
-    config: dict[str, Any]
-    trials: int
-    seeds: int
-    complete: bool
-    metrics: dict[str, SpreadOut]
+    id: int
+    experiment_id: int | None
+    trial_id: int | None
+    at: datetime
+    actor: str
+    kind: str
+    detail: dict[str, Any]
 
 
-class BoardOut(Out):
-    """Rows of one protocol: only these are ranked together."""
+class EventPage(Out):
+    """Oldest first; `next` is `after` for the next page, null where there is none yet."""
 
-    protocol: str
-    record: dict[str, Any]
-    rows: list[RowOut]
-
-
-class HoleOut(Out):
-    """A cell that has no result yet."""
-
-    cell: str
-    config: dict[str, Any]
-    trials: int
-
-
-class LeaderboardOut(Out):
-    """Leaderboards of a data set, one per protocol, and the cells without a result."""
-
-    dataset: str
-    metric: str
-    boards: list[BoardOut]
-    holes: list[HoleOut]
+    items: list[EventOut]
+    next: int | None
 
 
 class PresetOut(Out):
@@ -200,6 +298,7 @@ class Problem(Out):
     detail: str
     instance: str | None = None
     errors: list[ProblemField] = []
+    request_id: str | None = Field(None, description="Under which the service's log has the request.")
 
 
 class Liveness(Out):

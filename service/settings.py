@@ -1,12 +1,24 @@
 """Settings of the service and its workers: environment variables `TTSV_...`, nothing read at import."""
 
 import ipaddress
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from sqlalchemy import URL, make_url
+
+
+class LogFormat(StrEnum):
+    """How logs are written."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+def _names(value: Any) -> Any:
+    return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
 
 
 class Settings(BaseSettings):
@@ -25,19 +37,46 @@ class Settings(BaseSettings):
         None, description="File with the database's password, so that it stands in no environment and no URL."
     )
     host: str = Field("127.0.0.1", description="Address the API listens on.")
+    allowed_hosts: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)] = Field(
+        (),
+        validate_default=True,
+        description="More names that requests may use for the API (Host), separated by commas; * allows every name.",
+    )
     port: int = Field(8000, ge=0, le=65535, description="Port the API listens on; 0 picks a free one.")
+    require_keys: bool | None = Field(
+        None, description="Whether requests need a key; by default where the API listens on more than loopback."
+    )
     trust_network: bool = Field(
-        False, description="Allow an address other than loopback although requests carry no key."
+        False, description="Allow an address other than loopback without keys: a proxy in front authenticates."
     )
     max_body_bytes: int = Field(262_144, ge=1024, description="Largest request body.")
     max_trials: int = Field(20_000, ge=1, description="Largest grid of one experiment, before deduplication.")
+
+    log_format: LogFormat = Field(LogFormat.TEXT, description="How logs are written: text, or json (one per line).")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Least severe level that is logged; the API logs every request at info."
+    )
 
     poll_seconds: float = Field(0.5, gt=0, description="Pause between two looks of a worker into the queue.")
     beat_seconds: float = Field(10, gt=0, description="Time between two heartbeats of a lease.")
     lease_seconds: float = Field(60, gt=0, description="A heartbeat standing still this long loses the lease.")
     max_experiments: int = Field(2, ge=1, description="Experiments one worker runs side by side.")
     worker_cpus: int | None = Field(None, ge=1, description="CPUs a worker's Ray cluster offers; all by default.")
+    tensorboard: bool = Field(
+        False, description="Write every trial's numbers for TensorBoard into `tensorboard/` in the data folder."
+    )
     worker_gpus: int | None = Field(None, ge=0, description="GPUs a worker's Ray cluster offers; all by default.")
+
+    webhook_url: str | None = Field(
+        None, description="Address (https) that is told of experiments that became final; several: spaces between."
+    )
+    webhook_secret_file: Path | None = Field(
+        None, description="File with the secret under which webhooks are signed, 16 characters at least."
+    )
+    webhook_trials: bool = Field(False, description="Tell webhooks of trials that failed or diverged, too.")
+    webhook_loopback: bool = Field(
+        False, description="Allow webhooks to this machine itself, also by http: for a relay, and for trying them."
+    )
 
     @property
     def url(self) -> URL:
@@ -51,14 +90,25 @@ class Settings(BaseSettings):
             url = url.set(password=self.database_password_file.read_text().strip())
         return url
 
-    def refuse_open_network(self) -> None:
-        """Raises `ValueError` if the API would be open to others: it has no keys yet."""
+    @property
+    def keys_required(self) -> bool:
+        """Whether requests need a key."""
+        if self.require_keys is not None:
+            return self.require_keys
+        return not self.on_loopback and not self.trust_network
+
+    @property
+    def on_loopback(self) -> bool:
+        """Whether the API listens on an address of this machine alone."""
         try:
-            loopback = ipaddress.ip_address(self.host).is_loopback
+            return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
-            loopback = self.host == "localhost"
-        if not loopback and not self.trust_network:
+            return self.host == "localhost"
+
+    def refuse_open_network(self) -> None:
+        """Raises `ValueError` if the API would be open to everyone who reaches the machine."""
+        if not (self.on_loopback or self.keys_required or self.trust_network):
             raise ValueError(
-                f"TTSV_HOST = {self.host!r}: the API asks for no key, so it listens on loopback only; put it behind "
-                "a proxy that authenticates and set TTSV_TRUST_NETWORK=true, or use TTSV_HOST=127.0.0.1"
+                f"TTSV_HOST = {self.host!r} with TTSV_REQUIRE_KEYS=false: everyone who reaches this machine could use "
+                "the API; leave TTSV_REQUIRE_KEYS out, or set TTSV_TRUST_NETWORK=true behind a proxy that authenticates"
             )

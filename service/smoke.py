@@ -8,10 +8,17 @@ _NETWORKS = {
     "lipconvnet-20": "lipconvnet-5",
     "lipconvnet-30": "lipconvnet-5",
 }
-_IMAGES = {"cifar10": "synthetic:3x32x32:10:200", "cifar100": "synthetic:3x32x32:100:1000"}
+_IMAGES = {"cifar10": "synthetic:3x32x32:10:100", "cifar100": "synthetic:3x32x32:100:1000"}
 _RANKS = {128: 0.125, 192: 0.3, 256: 0.25, 320: 0.5}
 """As fractions, so that they mean something in smaller networks too."""
 _MOST_VARIANTS = 4
+_EVALUATION = {
+    "attack": "pgd",
+    "attack_images": 4,
+    "corruptions": "generated",
+    "corruption_images": 1,
+    "lipschitz_images": 2,
+}
 
 
 def one_layer_images(channels: int) -> str:
@@ -42,6 +49,10 @@ def _smaller(fields: dict[str, Any]) -> dict[str, Any]:
         fields["lambda_ort"] /= 1000
     if "epochs" in fields.get("training", {}):
         fields["training"] = fields["training"] | {"epochs": 2, "steps": 2, "batch_size": 8, "milestones": [1]}
+    if "evaluation" in fields:
+        fields["evaluation"] = fields["evaluation"] | _EVALUATION
+        if "lipschitz" in fields["evaluation"]:
+            fields["evaluation"]["lipschitz"] = "fgsm"
     if "clipping" in fields:
         fields["clipping"] = fields["clipping"] | {"every": 2}
     return fields

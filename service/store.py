@@ -10,26 +10,22 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, func, insert, select, text, update
-from sqlalchemy.orm import Session
+from sqlalchemy import func, select, text
+from sqlalchemy.orm import Session, defer
 
 from service.errors import IdempotencyError, NotFoundError
-from service.grid import ExperimentSpec, Plan
 from service.models import (
-    EPOCHS_DONE,
-    OPEN_EXPERIMENTS,
     OPEN_TRIALS,
     Artifact,
-    EpochPoint,
+    Event,
     Experiment,
-    ExperimentState,
     IdempotencyKey,
     Protocol,
     Result,
+    Tally,
     Trial,
     TrialState,
     Worker,
-    now,
 )
 
 
@@ -43,15 +39,13 @@ class Progress:
     best_accuracy: float | None = None
     best_val_accuracy: float | None = None
 
-    def add(
-        self, state: TrialState, count: int, done: int, epochs: int, accuracy: float | None, val_accuracy: float | None
-    ) -> None:
-        """Adds the trials of one state."""
-        self.trials[state] += count
-        self.epochs_done += done
-        self.epochs += epochs
-        self.best_accuracy = _larger(self.best_accuracy, accuracy)
-        self.best_val_accuracy = _larger(self.best_val_accuracy, val_accuracy)
+    def add(self, tally: Tally) -> None:
+        """Adds the trials of one state; of a final trial all epochs are done, whether it ran them or not."""
+        self.trials[tally.state] += tally.trials
+        self.epochs_done += tally.epoch if tally.state in OPEN_TRIALS else tally.epochs
+        self.epochs += tally.epochs
+        self.best_accuracy = _larger(self.best_accuracy, tally.best_accuracy)
+        self.best_val_accuracy = _larger(self.best_val_accuracy, tally.best_val_accuracy)
 
 
 def _larger(a: float | None, b: float | None) -> float | None:
@@ -60,151 +54,105 @@ def _larger(a: float | None, b: float | None) -> float | None:
 
 @dataclass(frozen=True)
 class TrialDetail:
-    """A trial with everything known of it."""
+    """A trial with everything known of it but its epochs."""
 
     trial: Trial
-    points: Sequence[EpochPoint]
     result: Result | None
     protocol: dict[str, Any] | None
     artifacts: Sequence[Artifact]
 
 
-def answer_once(session: Session, key: str | None, body: Any, answer: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """`answer()`, or what was answered to the same key before; raises `IdempotencyError` if the body differs."""
+def answer_once(
+    session: Session,
+    key: str | None,
+    body: Any,
+    answer: Callable[[], dict[str, Any]],
+    *,
+    project_id: int | None = None,
+) -> dict[str, Any]:
+    """`answer()`, or what was answered to the same key before; raises `IdempotencyError` if the body differs.
+
+    Keys of different projects never meet: nobody gets another's answer.
+    """
     if key is None:
         return answer()
     digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    mine = key if project_id is None else f"project {project_id}: {hashlib.sha256(key.encode()).hexdigest()}"
     if session.bind is not None and session.bind.dialect.name == "postgresql":
         # Two first requests at once: the second waits here for the first one's commit. (SQLite has one writer.)
-        session.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:key, 0))"), {"key": key})
-    if known := session.get(IdempotencyKey, key):
+        session.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:key, 0))"), {"key": mine})
+    if known := session.get(IdempotencyKey, mine):
         if known.body_sha256 != digest:
             raise IdempotencyError(f"Idempotency-Key {key!r} was used before with another body; use a new key")
         return known.response
     response = answer()
-    session.add(IdempotencyKey(key=key, body_sha256=digest, response=response))
+    session.add(IdempotencyKey(key=mine, body_sha256=digest, response=response))
     return response
 
 
-def create_experiment(session: Session, spec: ExperimentSpec, plan: Plan) -> Experiment:
-    """Inserts the experiment and all its trials."""
-    experiment = Experiment(
-        name=spec.name,
-        spec=spec.model_dump(mode="json"),
-        priority=spec.priority,
-        grid_points=plan.points,
-        trial_count=len(plan.trials),
-    )
-    session.add(experiment)
-    session.flush()
-    rows = [
-        {
-            "experiment_id": experiment.id,
-            "number": number,
-            "fingerprint": planned.fingerprint,
-            "cell": planned.cell,
-            "config": planned.config.to_dict(),
-            "dataset": planned.config.dataset,
-            "model": planned.config.model,
-            "layer": planned.config.layer,
-            "rank": planned.config.rank,
-            "lambda_ort": planned.config.lambda_ort,
-            "constraint": planned.config.constraint,
-            "delta": planned.config.delta,
-            "seed": planned.config.seed,
-            "epochs": planned.config.training.epochs,
-        }
-        for number, planned in enumerate(plan.trials)
-    ]
-    session.execute(insert(Trial), rows)
-    return experiment
-
-
-def get_experiment(session: Session, experiment_id: int) -> Experiment:
-    """The experiment; raises `NotFoundError`."""
+def get_experiment(session: Session, experiment_id: int, *, project_id: int | None = None) -> Experiment:
+    """The experiment, of this project if one is given; raises `NotFoundError`."""
     experiment = session.get(Experiment, experiment_id)
-    if experiment is None:
+    if experiment is None or (project_id is not None and experiment.project_id != project_id):
         raise NotFoundError(f"there is no experiment {experiment_id}")
     return experiment
 
 
-def list_experiments(
-    session: Session, *, limit: int, after: int | None = None, state: ExperimentState | None = None
-) -> Sequence[Experiment]:
-    """Newest first, those older than experiment `after`."""
-    query = select(Experiment).order_by(Experiment.id.desc()).limit(limit)
-    if after is not None:
-        query = query.where(Experiment.id < after)
-    if state is not None:
-        query = query.where(Experiment.state == state)
+def get_experiments(session: Session, experiment_ids: Sequence[int]) -> Sequence[Experiment]:
+    """Those that are there of several experiments, without their specs."""
+    query = select(Experiment).where(Experiment.id.in_(experiment_ids)).options(defer(Experiment.spec, raiseload=True))
     return session.scalars(query).all()
 
 
+def newest_events(session: Session, experiment_ids: Sequence[int]) -> dict[int, int]:
+    """The number of the newest event of each experiment that has one."""
+    query = select(Event.experiment_id, func.max(Event.id)).where(Event.experiment_id.in_(experiment_ids))
+    rows = session.execute(query.group_by(Event.experiment_id))
+    return {experiment_id: newest for experiment_id, newest in rows if experiment_id is not None}
+
+
 def progress(session: Session, experiment_ids: Sequence[int]) -> dict[int, Progress]:
-    """Progress of several experiments in one statement."""
-    query = (
-        select(
-            Trial.experiment_id,
-            Trial.state,
-            func.count(),
-            func.sum(EPOCHS_DONE),
-            func.sum(Trial.epochs),
-            func.max(Result.accuracy),
-            func.max(Trial.best_val_accuracy),
-        )
-        .outerjoin(Result, Result.trial_id == Trial.id)
-        .where(Trial.experiment_id.in_(experiment_ids))
-        .group_by(Trial.experiment_id, Trial.state)
-    )
+    """Progress of several experiments: the database keeps the counts, so no trial is read."""
     found = {i: Progress() for i in experiment_ids}
-    for experiment_id, state, count, epochs_done, epochs, accuracy, val_accuracy in session.execute(query):
-        found[experiment_id].add(state, count, int(epochs_done), int(epochs), accuracy, val_accuracy)
+    query = select(Tally).where(Tally.experiment_id.in_(experiment_ids))
+    for tally in session.scalars(query.execution_options(populate_existing=True)):  # triggers change them unseen
+        found[tally.experiment_id].add(tally)
     return found
 
 
-def list_trials(
-    session: Session, experiment_id: int, *, limit: int, after: int | None = None, state: TrialState | None = None
-) -> list[tuple[Trial, Result | None]]:
-    """Trials with their results in the grid's order, those numbered above `after`; raises `NotFoundError`."""
-    get_experiment(session, experiment_id)
-    conditions: list[ColumnElement[bool]] = [Trial.experiment_id == experiment_id]
-    if after is not None:
-        conditions.append(Trial.number > after)
-    if state is not None:
-        conditions.append(Trial.state == state)
-    query = select(Trial, Result).outerjoin(Result, Result.trial_id == Trial.id).where(*conditions)
-    return [(trial, result) for trial, result in session.execute(query.order_by(Trial.number).limit(limit))]
-
-
-def get_trial(session: Session, trial_id: int) -> TrialDetail:
-    """A trial with its epoch points, result and artifacts; raises `NotFoundError`."""
-    trial = session.get(Trial, trial_id)
+def get_trial(session: Session, trial_id: int, *, project_id: int | None = None) -> Trial:
+    """The trial, of this project's experiments if one is given; raises `NotFoundError`."""
+    query = select(Trial).where(Trial.id == trial_id)
+    if project_id is not None:
+        query = query.join(Experiment).where(Experiment.project_id == project_id)
+    trial = session.scalar(query)
     if trial is None:
         raise NotFoundError(f"there is no trial {trial_id}")
-    points = session.scalars(select(EpochPoint).where(EpochPoint.trial_id == trial_id).order_by(EpochPoint.epoch)).all()
+    return trial
+
+
+def trial_detail(session: Session, trial_id: int, *, project_id: int | None = None) -> TrialDetail:
+    """A trial with its result and artifacts; raises `NotFoundError`."""
+    trial = get_trial(session, trial_id, project_id=project_id)
     result = session.get(Result, trial_id)
     protocol = session.get(Protocol, result.protocol) if result else None
-    artifacts = session.scalars(select(Artifact).where(Artifact.trial_id == trial_id).order_by(Artifact.kind)).all()
-    return TrialDetail(trial, points, result, protocol.record if protocol else None, artifacts)
+    return TrialDetail(trial, result, protocol.record if protocol else None, artifacts_of(session, trial_id))
 
 
-def cancel_experiment(session: Session, experiment_id: int) -> Experiment:
-    """Cancels what is not final yet; a final experiment stays as it is. Raises `NotFoundError`.
+def artifacts_of(session: Session, trial_id: int) -> Sequence[Artifact]:
+    """The files in a trial's manifest, by kind."""
+    return session.scalars(select(Artifact).where(Artifact.trial_id == trial_id).order_by(Artifact.kind)).all()
 
-    The fence grows, so that whatever its worker still writes is refused and the worker stops.
-    """
-    changed = session.execute(
-        update(Experiment)
-        .where(Experiment.id == experiment_id, Experiment.state.in_(OPEN_EXPERIMENTS))
-        .values(state=ExperimentState.CANCELLED, fence=Experiment.fence + 1, finished_at=now())
-    )
-    if changed.rowcount:  # type: ignore[attr-defined]
-        session.execute(
-            update(Trial)
-            .where(Trial.experiment_id == experiment_id, Trial.state.in_(OPEN_TRIALS))
-            .values(state=TrialState.CANCELLED, finished_at=now())
-        )
-    return get_experiment(session, experiment_id)
+
+def get_artifact(session: Session, artifact_id: int, *, project_id: int | None = None) -> Artifact:
+    """A file of some trial's manifest, of this project's if one is given; raises `NotFoundError`."""
+    query = select(Artifact).where(Artifact.id == artifact_id)
+    if project_id is not None:
+        query = query.join(Trial).join(Experiment).where(Experiment.project_id == project_id)
+    artifact = session.scalar(query)
+    if artifact is None:
+        raise NotFoundError(f"there is no artifact {artifact_id}")
+    return artifact
 
 
 def last_worker_sign(session: Session) -> datetime | None:

@@ -2,17 +2,21 @@
 
 import os
 import shutil
+import socket
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvicorn
 from fastapi.testclient import TestClient
 from hypothesis import settings
 from sqlalchemy import create_engine, inspect, make_url, select, text
 
-from service import queue, store
+from service import queue, submission
 from service.db import Database
 from service.grid import ExperimentSpec, expand_grid
 from service.main import create_app
@@ -25,6 +29,9 @@ from ttsv.results import protocol_fingerprint
 settings.register_profile("repeatable", derandomize=True)
 settings.register_profile("explore", print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+# The name under which the test client asks.
+os.environ.setdefault("TTSV_ALLOWED_HOSTS", "testserver")
 
 BASE = {"dataset": "digits", "model": "small-cnn", "training": {"epochs": 3}}
 
@@ -153,7 +160,7 @@ def submit(database: Database) -> Callable[..., int]:
     def submit(*, seeds: int = 2, name: str = "grid", priority: int = 0, **axes: list[Any]) -> int:
         spec = ExperimentSpec(name=name, priority=priority, base=BASE, grid=axes | {"seed": list(range(seeds))})
         plan = expand_grid(spec, max_trials=10_000)
-        return database.write(lambda session: store.create_experiment(session, spec, plan).id)
+        return database.write(lambda session: submission.create_experiment(session, spec, plan).id)
 
     return submit
 
@@ -224,6 +231,15 @@ def trial_result() -> Callable[..., dict[str, Any]]:
             "batch_seconds": 0.05,
             "peak_memory": None,
             "selected_epoch": 3,
+            "top5_accuracy": 0.99,
+            "max_calibration_error": 0.1,
+            "adaptive_ece": 0.03,
+            "brier": 0.15,
+            "temperature": 1.2,
+            "scaled_ece": 0.01,
+            "scaled_loss": 0.25,
+            "valid": True,
+            "violations": [],
             "layers": [{"name": "conv1", "max_singular_value": 1.0}],
             "environment": {"torch": "2"},
         } | changes
@@ -273,6 +289,21 @@ def sqlite_api(sqlite_url: str, tmp_path: Path) -> Iterator[TestClient]:
     """The API on SQLite, for what the database has no part in."""
     with TestClient(create_app(_settings(sqlite_url, tmp_path)), raise_server_exceptions=False) as client:
         yield client
+
+
+@pytest.fixture
+def server(sqlite_url: str, tmp_path: Path) -> Iterator[str]:
+    """The URL of a real server on a free port."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    application = create_app(_settings(sqlite_url, tmp_path))
+    process = uvicorn.Server(uvicorn.Config(application, log_level="error", timeout_graceful_shutdown=1))
+    thread = threading.Thread(target=process.run, kwargs={"sockets": [listener]})
+    thread.start()
+    while not process.started:
+        time.sleep(0.01)
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    process.should_exit = True
+    thread.join()
 
 
 def _settings(url: str, folder: Path) -> Settings:

@@ -12,6 +12,8 @@ depends_on = None
 Id = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 Json = sa.JSON()
 
+COUNTS_UP = {"sqlite_autoincrement": True}  # a copied table forgets it, and would use ids again
+
 METRICS = (
     "top5_accuracy",
     "max_calibration_error",
@@ -74,7 +76,7 @@ def upgrade() -> None:
     )
     op.create_index("ix_api_keys_project_id", "api_keys", ["project_id"])
 
-    with op.batch_alter_table("experiments") as table:
+    with op.batch_alter_table("experiments", table_kwargs=COUNTS_UP) as table:
         _change_states(table, "experiments", MORE_EXPERIMENT_STATES)
         table.add_column(sa.Column("project_id", Id, nullable=True))
         table.add_column(sa.Column("owner", sa.String(length=100), nullable=True))
@@ -83,15 +85,17 @@ def upgrade() -> None:
         table.add_column(sa.Column("archived_at", sa.DateTime(timezone=True), nullable=True))
         table.create_foreign_key(op.f("fk_experiments_project_id"), "projects", ["project_id"], ["id"])
         table.create_index("ix_experiments_project_id_id", ["project_id", "id"])
-    with op.batch_alter_table("trials") as table:
+    with op.batch_alter_table("trials", table_kwargs=COUNTS_UP) as table:
         _change_states(table, "trials", MORE_TRIAL_STATES)
         table.add_column(sa.Column("run_seconds", sa.Double(), nullable=False, server_default="0"))
         table.add_column(sa.Column("source_trial_id", Id, nullable=True))
         table.create_foreign_key(op.f("fk_trials_source_trial_id"), "trials", ["source_trial_id"], ["id"])
         table.create_index("ix_trials_source_trial_id", ["source_trial_id"])
+        table.create_index("ix_trials_dataset_state_cell", ["dataset", "state", "cell"])
     for name in METRICS:
         op.add_column("results", sa.Column(name, sa.Double(), nullable=True))
     op.add_column("results", sa.Column("valid", sa.Boolean(), nullable=False, server_default=sa.true()))
+    op.create_index("ix_results_valid", "results", ["valid"])
     op.add_column("results", sa.Column("violations", Json, nullable=True))
     op.add_column("results", sa.Column("evaluation", Json, nullable=True))
 
@@ -124,25 +128,54 @@ def upgrade() -> None:
     op.create_index("ix_events_experiment_id_id", "events", ["experiment_id", "id"])
     op.create_index("ix_events_trial_id", "events", ["trial_id"])
     op.create_table(
-        "scores",
-        sa.Column("scope", Id, autoincrement=False, nullable=False),
+        "score_boards",
+        sa.Column("id", Id, nullable=False),
+        sa.Column("scope", Id, nullable=False),
         sa.Column("dataset", sa.String(length=200), nullable=False),
         sa.Column("protocol", sa.String(length=64), nullable=False),
-        sa.Column("cell", sa.String(length=64), nullable=False),
-        sa.Column("metric", sa.String(length=40), nullable=False),
-        sa.Column("seeds", sa.Integer(), nullable=False),
-        sa.Column("mean", sa.Double(), nullable=False),
-        sa.Column("std", sa.Double(), nullable=True),
-        sa.Column("min", sa.Double(), nullable=False),
-        sa.Column("max", sa.Double(), nullable=False),
-        sa.ForeignKeyConstraint(["protocol"], ["protocols.fingerprint"], name=op.f("fk_scores_protocol")),
-        sa.PrimaryKeyConstraint("scope", "dataset", "protocol", "cell", "metric", name=op.f("pk_scores")),
+        sa.ForeignKeyConstraint(["protocol"], ["protocols.fingerprint"], name=op.f("fk_score_boards_protocol")),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_score_boards")),
+        sa.UniqueConstraint("scope", "dataset", "protocol", name=op.f("uq_score_boards_scope_dataset_protocol")),
+        sqlite_autoincrement=True,
     )
-    op.create_index("ix_scores_rank", "scores", ["scope", "dataset", "metric", "protocol", "mean"])
+    op.create_table(
+        "scores",
+        sa.Column("id", Id, nullable=False),
+        sa.Column("board_id", Id, nullable=False),
+        sa.Column("cell", sa.String(length=64), nullable=False),
+        sa.Column("trial_id", Id, nullable=False),
+        sa.Column("model", sa.String(length=200), nullable=False),
+        sa.Column("layer", sa.String(length=32), nullable=False),
+        sa.Column("constraint", sa.String(length=32), nullable=False),
+        sa.Column("rank", sa.Double(), nullable=True),
+        sa.Column("seeds", sa.Integer(), nullable=False),
+        sa.Column("metrics", Json, nullable=False),
+        sa.ForeignKeyConstraint(["board_id"], ["score_boards.id"], name=op.f("fk_scores_board_id"), ondelete="CASCADE"),
+        sa.ForeignKeyConstraint(["trial_id"], ["trials.id"], name=op.f("fk_scores_trial_id"), ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_scores")),
+        sa.UniqueConstraint("cell", "board_id", name=op.f("uq_scores_cell_board_id")),
+        sqlite_autoincrement=True,
+    )
+    op.create_index("ix_scores_filters", "scores", ["board_id", "model", "layer", "constraint", "rank", "seeds"])
+    op.create_index("ix_scores_trial_id", "scores", ["trial_id"])
+    op.create_table(
+        "score_ranks",
+        sa.Column("score_id", Id, autoincrement=False, nullable=False),
+        sa.Column("metric", sa.String(length=40), nullable=False),
+        sa.Column("board_id", Id, nullable=False),
+        sa.Column("mean", sa.Double(), nullable=False),
+        sa.ForeignKeyConstraint(["score_id"], ["scores.id"], name=op.f("fk_score_ranks_score_id"), ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("score_id", "metric", name=op.f("pk_score_ranks")),
+        sqlite_with_rowid=False,
+    )
+    op.create_index("ix_score_ranks_order", "score_ranks", ["board_id", "metric", "mean", "score_id"])
 
 
 def downgrade() -> None:
+    op.drop_table("score_ranks")
     op.drop_table("scores")
+    op.drop_table("score_boards")
+    op.drop_index("ix_results_valid", "results")
     op.drop_table("events")
     op.drop_table("tags")
     for name in (*METRICS, "valid", "violations", "evaluation"):
@@ -151,13 +184,14 @@ def downgrade() -> None:
     op.execute("UPDATE trials SET state = 'cancelled' WHERE state = 'early_stopped'")
     op.execute("UPDATE experiments SET state = 'queued' WHERE state = 'paused'")
     op.execute("UPDATE experiments SET state = 'cancelled' WHERE state = 'stopped'")
-    with op.batch_alter_table("trials") as table:
+    with op.batch_alter_table("trials", table_kwargs=COUNTS_UP) as table:
+        table.drop_index("ix_trials_dataset_state_cell")
         table.drop_index("ix_trials_source_trial_id")
         table.drop_constraint(op.f("fk_trials_source_trial_id"), type_="foreignkey")
         table.drop_column("source_trial_id")
         table.drop_column("run_seconds")
         _change_states(table, "trials", TRIAL_STATES)
-    with op.batch_alter_table("experiments") as table:
+    with op.batch_alter_table("experiments", table_kwargs=COUNTS_UP) as table:
         table.drop_index("ix_experiments_project_id_id")
         table.drop_constraint(op.f("fk_experiments_project_id"), type_="foreignkey")
         for name in ("project_id", "owner", "revision", "stopping", "archived_at"):

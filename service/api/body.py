@@ -1,21 +1,31 @@
-"""Guards the door: a body too large, not JSON, or nested too deep never reaches a route."""
+"""Guards the door: a body too large, not JSON, or nested too deep never reaches a route.
+
+YAML is let in as the JSON that says the same.
+"""
 
 import json
+from collections.abc import Collection
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.problems import problem
+from service.yaml_document import MAX_DEPTH, read_yaml
 
-MAX_DEPTH = 20
+YAML_TYPES = ("application/yaml", "application/x-yaml", "text/yaml")
+"""The registered media type (RFC 9512) and two that came before it."""
 
 
 class BodyGuard:
-    """ASGI middleware: reads the body within `max_bytes` (counted, whatever Content-Length says) and checks it."""
+    """ASGI middleware: reads the body within `max_bytes` (counted, whatever Content-Length says) and checks it.
 
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+    `forms` are the paths that take what an HTML form sends: it is counted, and read by the route.
+    """
+
+    def __init__(self, app: ASGIApp, max_bytes: int, forms: Collection[str] = ()) -> None:
         self.app = app
         self.max_bytes = max_bytes
+        self.forms = forms
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a bad body itself and hands a good one on."""
@@ -24,9 +34,18 @@ class BodyGuard:
             return
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         body = await self._read(receive, headers.get(b"content-length", ""))
+        refusal: tuple[int, str] | None = None
         if body is None:
-            refusal: tuple[int, str] | None = (413, f"the body is larger than {self.max_bytes} bytes")
-        else:
+            refusal = (413, f"the body is larger than {self.max_bytes} bytes")
+        elif body and _media_type(headers.get(b"content-type", "")) in YAML_TYPES:
+            try:
+                body = json.dumps(read_yaml(body.decode("utf-8-sig"))).encode()
+            except ValueError as error:  # UnicodeDecodeError among them
+                refusal = (400, f"the body is not YAML that can be read: {error}")
+            else:
+                scope = _with_json_headers(scope, len(body))
+                refusal = _check(body, "application/json")
+        elif scope["path"] not in self.forms:
             refusal = _check(body, headers.get(b"content-type", ""))
         if refusal is not None:
             status, detail = refusal
@@ -56,11 +75,22 @@ class BodyGuard:
                 return bytes(body)
 
 
+def _media_type(content_type: str) -> str:
+    return content_type.partition(";")[0].strip().lower()
+
+
+def _with_json_headers(scope: Scope, length: int) -> Scope:
+    """The request as if it had been sent as JSON."""
+    old = [(name, value) for name, value in scope["headers"] if name not in (b"content-type", b"content-length")]
+    new = [(b"content-type", b"application/json"), (b"content-length", str(length).encode())]
+    return {**scope, "headers": [*old, *new]}
+
+
 def _check(body: bytes, content_type: str) -> tuple[int, str] | None:
     if not body:
         return None  # a route that wants one says so
-    if content_type.partition(";")[0].strip().lower() != "application/json":
-        return (415, "send the body with Content-Type: application/json")
+    if _media_type(content_type) != "application/json":
+        return (415, "send the body with Content-Type: application/json or application/yaml")
     try:
         value = json.loads(body, parse_constant=_Constant, object_pairs_hook=_refuse_repeated)
     except RecursionError:

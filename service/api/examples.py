@@ -16,7 +16,15 @@ EXPERIMENT: Plain = {
     "started_at": "2026-11-21T03:30:39.172659Z",
     "finished_at": "2026-11-21T03:33:05.378109Z",
     "progress": {
-        "trials": {"queued": 0, "running": 0, "succeeded": 20, "failed": 0, "diverged": 0, "cancelled": 0},
+        "trials": {
+            "queued": 0,
+            "running": 0,
+            "succeeded": 20,
+            "early_stopped": 0,
+            "failed": 0,
+            "diverged": 0,
+            "cancelled": 0,
+        },
         "epochs_done": 240,
         "epochs": 240,
         "best_accuracy": 0.991643,
@@ -24,7 +32,7 @@ EXPERIMENT: Plain = {
         "seconds_left": None,
     },
     "spec": {
-        "spec_version": 1,
+        "spec_version": 2,
         "name": "quickstart",
         "base": {
             "dataset": "digits",
@@ -44,11 +52,22 @@ EXPERIMENT: Plain = {
         },
         "grid": {"rank": [None, 4, 16], "lambda_ort": [0.1, 10.0], "delta": [None, 1.0], "seed": [0, 1]},
         "variants": [],
-        "resources": {"cpus": 1.0, "gpus": 0.0},
+        "trials": [],
+        "repeat": 1,
+        "search": None,
+        "scheduler": {"type": "fifo"},
+        "resources": {"cpus": 1.0, "gpus": 0.0, "memory_gib": None},
+        "timeout_seconds": None,
         "max_concurrent_trials": None,
         "priority": 0,
+        "tags": [],
         "notes": "",
     },
+    "tags": ["quickstart"],
+    "owner": None,
+    "stopping": False,
+    "revision": 0,
+    "archived_at": None,
 }
 
 SPEC: Plain = EXPERIMENT["spec"]
@@ -124,6 +143,9 @@ TRIAL: Plain = {
     "error": None,
     "started_at": "2026-11-21T03:32:05.335151Z",
     "finished_at": "2026-11-21T03:32:12.295909Z",
+    "run_seconds": 6.960758,
+    "best_val_accuracy": 0.93007,
+    "source_trial_id": None,
     "result": {
         "protocol": "9a967f734e6707d8518306dcee017510fd7d6302d62519fb74bde2bb4acb63af",
         "accuracy": 0.961003,
@@ -143,6 +165,32 @@ TRIAL: Plain = {
         "batch_seconds": 0.003127,
         "peak_memory": None,
         "selected_epoch": 12,
+        "top5_accuracy": 0.997214,
+        "max_calibration_error": 0.411256,
+        "adaptive_ece": 0.049871,
+        "brier": 0.062144,
+        "temperature": 0.871,
+        "scaled_ece": 0.021447,
+        "scaled_loss": 0.131022,
+        "robust_accuracy": None,
+        "pgd_accuracy": None,
+        "attack_seconds": None,
+        "corruption_accuracy": None,
+        "mce": None,
+        "lipschitz_bound": None,
+        "certified_36": None,
+        "certified_72": None,
+        "certified_108": None,
+        "certified_255": None,
+        "assumed_certified_36": None,
+        "assumed_certified_72": None,
+        "assumed_certified_108": None,
+        "lipschitz_fgsm": None,
+        "lipschitz_ascent": None,
+        "merged_latency_seconds": None,
+        "merged_batch_seconds": None,
+        "valid": True,
+        "violations": None,
     },
 }
 
@@ -176,65 +224,55 @@ TRIAL_DETAIL: Plain = TRIAL | {
         "environment": {"python": "3.11.7", "torch": "2.15.0+cu132", "device": "cpu", "threads": 1},
         "artifacts": [
             {
+                "id": 7,
                 "kind": "model",
+                "name": "trial-7-model.safetensors",
+                "media_type": "application/octet-stream",
                 "sha256": "09cf4c35acbacb7ec976e8af86f35980826d0f2d25f2affe4542d4925bebfdee",
                 "size": 12636,
+                "url": "/v1/artifacts/7",
             }
         ],
     },
 }
 
-ROW: Plain = {
-    "place": 1,
-    "cell": "01779b46a560f580b089c4828e269b2bbcf76b63c416704d174168fbdadce62b",
-    "config": {
-        "dataset": "digits",
-        "model": "small-cnn",
-        "layer": "tt",
-        "rank": 16,
-        "lambda_ort": 0.1,
-        "constraint": "clip",
-        "delta": 1.0,
-        "training": {
-            "epochs": 12,
-            "batch_size": 64,
-            "optimizer": "sgd",
-            "lr": 0.1,
-            "momentum": 0.9,
-            "weight_decay": 0.0005,
-            "schedule": "cosine",
-            "milestones": [],
-            "gamma": 0.1,
-        },
-        "clipping": {"every": 20, "rounds": 5, "rescale": True},
-    },
-    "trials": 2,
-    "seeds": 2,
-    "complete": True,
-    "metrics": {
-        "accuracy": {"mean": 0.987465, "std": 0.00197, "min": 0.986072, "max": 0.988858},
-        "loss": {"mean": 0.044848, "std": 0.001224, "min": 0.043982, "max": 0.045713},
-        "ece": {"mean": 0.019163, "std": 0.003755, "min": 0.016507, "max": 0.021818},
-        "max_singular_value": {"mean": 1.0, "std": 0.0, "min": 1.0, "max": 1.0},
-        "compression": {"mean": 6.281388, "std": 0.0, "min": 6.281388, "max": 6.281388},
-        "parameters": {"mean": 9819.0, "std": 0.0, "min": 9819.0, "max": 9819.0},
-        "multiply_accumulates": {"mean": 210912.0, "std": 0.0, "min": 210912.0, "max": 210912.0},
-        "train_seconds": {"mean": 10.921295, "std": 0.254217, "min": 10.741536, "max": 11.101053},
-        "constraint_seconds": {"mean": 2.431959, "std": 0.100202, "min": 2.361105, "max": 2.502812},
-        "step_seconds": {"mean": 0.03962, "std": 0.00093, "min": 0.03896, "max": 0.04028},
-        "constraint_step_seconds": {"mean": 0.00921, "std": 0.00038, "min": 0.00894, "max": 0.00948},
-        "eval_seconds": {"mean": 0.050919, "std": 0.024813, "min": 0.033373, "max": 0.068465},
-        "spectrum_seconds": {"mean": 0.009104, "std": 0.000521, "min": 0.008736, "max": 0.009472},
-        "latency_seconds": {"mean": 0.000434, "std": 0.000021, "min": 0.000419, "max": 0.000449},
-        "batch_seconds": {"mean": 0.003321, "std": 0.000187, "min": 0.003189, "max": 0.003453},
-    },
+ARTIFACTS: Plain = {"items": TRIAL_DETAIL["artifacts"]}
+
+METRICS: Plain = {"items": TRIAL_DETAIL["epoch_metrics"], "next": None, "sampled": False}
+
+RESULT: Plain = TRIAL["result"] | {
+    "trial_id": 7,
+    "protocol_record": PROTOCOL,
+    "evaluation": {"temperature": {"value": 0.871, "fitted_on": "validation"}},
+    "environment": TRIAL_DETAIL["environment"],
+    "created_at": "2026-11-21T03:32:12.295909Z",
 }
 
-LEADERBOARD: Plain = {
-    "dataset": "digits",
-    "metric": "accuracy",
-    "boards": [{"protocol": TRIAL["result"]["protocol"], "record": PROTOCOL, "rows": [ROW]}],
-    "holes": [],
+SPECTRA: Plain = {
+    "trial_id": 7,
+    "max_singular_value": TRIAL["result"]["max_singular_value"],
+    "layers": TRIAL_DETAIL["layers"],
+}
+
+STREAM = (
+    'event: event\ndata: {"id":1,"experiment_id":1,"trial_id":null,"at":"2026-11-21T03:30:31.615887Z",'
+    '"actor":"anonymous","kind":"submitted","detail":{}}\nid: 1\n\n'
+    'event: progress\ndata: {"id":1,"state":"running","error":null,"progress":{"trials":{"queued":12,"running":2,'
+    '"succeeded":6,"early_stopped":0,"failed":0,"diverged":0,"cancelled":0},"epochs_done":84,"epochs":240,'
+    '"best_accuracy":0.98,"best_val_accuracy":1.0,"seconds_left":61.2}}\n\n'
+)
+
+LOG = """2026-11-21T03:32:06.120Z INFO epoch 1/12: train loss 1.2301, validation accuracy 0.8811, 0.65 s
+"""
+
+EVENT: Plain = {
+    "id": 31,
+    "experiment_id": 1,
+    "trial_id": 7,
+    "at": "2026-11-21T03:32:12.296113Z",
+    "actor": "node-1-4711",
+    "kind": "trial_finished",
+    "detail": {"number": 6, "attempt": 1},
 }
 
 PRESETS: list[Plain] = [
@@ -262,6 +300,7 @@ PROBLEM: Plain = {
     "detail": "grid.rank[0]: must be finite and at least 1, or null, not 0",
     "instance": "/v1/experiments",
     "errors": [{"field": "grid.rank[0]", "message": "must be finite and at least 1, or null, not 0"}],
+    "request_id": "3f6c1f0e9b2a4b1d8c7e5a4d3b2c1f0e",
 }
 
 

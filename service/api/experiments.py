@@ -1,156 +1,138 @@
 """/v1/experiments."""
 
+from dataclasses import replace
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Header, Path, Query, Request, Response
-from sqlalchemy.orm import Session
+from fastapi import APIRouter, Body, Header, Response
 
 from service import store
+from service.api.access import Reader, Submitter
+from service.api.answers import experiments_out, trial_page
+from service.api.dry_run import DRY_RUN, DryRun, dry_run
 from service.api.examples import CREATED, EXPERIMENT, SPEC, TRIAL, page, shown
-from service.api.parts import MAX_ID, Config, Cursor, Db, Limit, decode_cursor, encode_cursor, link_next
+from service.api.filters import ExperimentSort, TrialSort, WhichExperiments, WhichTrials
+from service.api.parts import UNCHANGED, Answer, Config, Cursor, Db, ExperimentId, FieldNames, Limit
 from service.api.problems import RESPONSES
+from service.api.storing import New, store_new
 from service.db import Database
-from service.grid import PRINTABLE, ExperimentSpec, Plan, expand_grid
-from service.models import Experiment, ExperimentState, Result, Trial, TrialState, now
-from service.schemas import ExperimentOut, ExperimentPage, ExperimentProgress, ResultOut, TrialOut, TrialPage
+from service.fields import Fields
+from service.grid import PRINTABLE, ExperimentSpec, expand_grid
+from service.listing import list_experiments
+from service.schemas import ExperimentOut, ExperimentPage, Selection, SelectionPage, TrialPage
+from service.security import Principal
 from service.settings import Settings
+from service.submission import Draft
+
+YAML_BODY = {
+    "requestBody": {"content": {"application/yaml": {"schema": {"$ref": "#/components/schemas/ExperimentSpec"}}}}
+}
 
 router = APIRouter(prefix="/v1/experiments", tags=["experiments"], responses=RESPONSES)
 
 IdempotencyKey = Annotated[str | None, Header(min_length=1, max_length=200, pattern=PRINTABLE)]
-ExperimentId = Annotated[int, Path(ge=1, le=MAX_ID)]
 
 
 @router.post(
-    "", status_code=201, operation_id="createExperiment", responses=shown(CREATED, 201), response_model=ExperimentOut
+    "",
+    status_code=201,
+    operation_id="createExperiment",
+    responses=shown(CREATED, 201) | DRY_RUN,
+    response_model=ExperimentOut,
+    openapi_extra=YAML_BODY,
 )
 def create(
     spec: Annotated[ExperimentSpec, Body(openapi_examples={"quickstart": {"value": SPEC}})],
     response: Response,
     database: Db,
     settings: Config,
+    who: Submitter,
+    dry: DryRun = False,
     idempotency_key: IdempotencyKey = None,
 ) -> Any:
-    """Stores the experiment and all its trials, or nothing.
+    """Stores the experiment and all its trials, or nothing. The spec may be sent as YAML, too.
 
     With an Idempotency-Key the same request can be sent again: it gets the same answer and stores nothing more.
     """
-    return store_experiment(spec, response, database, settings, idempotency_key)
-
-
-@router.get("", operation_id="listExperiments", responses=shown(page(EXPERIMENT)), response_model=ExperimentPage)
-def index(
-    request: Request,
-    response: Response,
-    database: Db,
-    limit: Limit = 50,
-    cursor: Cursor = None,
-    state: Annotated[ExperimentState | None, Query()] = None,
-) -> ExperimentPage:
-    """Experiments, newest first."""
-    with database.read() as session:
-        found = store.list_experiments(session, limit=limit + 1, after=decode_cursor(cursor), state=state)
-        page = found[:limit]
-        progress = store.progress(session, [experiment.id for experiment in page])
-        items = [_out(experiment, progress[experiment.id]) for experiment in page]
-    following = encode_cursor(page[-1].id) if len(found) > limit else None
-    link_next(response, str(request.url.include_query_params(cursor=following)), following)
-    return ExperimentPage(items=items, next=following)
-
-
-@router.get("/{experiment_id}", operation_id="getExperiment", responses=shown(EXPERIMENT), response_model=ExperimentOut)
-def show(experiment_id: ExperimentId, database: Db) -> ExperimentOut:
-    """One experiment with its trials counted by state, and its progress."""
-    with database.read() as session:
-        experiment = store.get_experiment(session, experiment_id)
-        return _out(experiment, store.progress(session, [experiment_id])[experiment_id])
+    if dry:
+        return dry_run(spec, who, database, settings)
+    return store_experiment(spec, who, response, database, settings, idempotency_key)
 
 
 @router.get(
-    "/{experiment_id}/trials", operation_id="listTrials", responses=shown(page(TRIAL)), response_model=TrialPage
+    "",
+    operation_id="listExperiments",
+    responses=shown(page(EXPERIMENT)) | UNCHANGED,
+    response_model=ExperimentPage | SelectionPage,
+)
+def index(
+    answer: Answer,
+    database: Db,
+    which: WhichExperiments,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+    sort: ExperimentSort = "-id",
+    field_names: FieldNames = None,
+) -> Any:
+    """Experiments, newest first or in another order. `fields` without `spec` make a quick list of large grids.
+
+    Pages hold everything once, whatever is added or changes state meanwhile.
+    """
+    wanted = Fields(ExperimentOut, field_names)
+    with database.read() as session:
+        found = list_experiments(session, which, limit=limit, sort=sort, cursor=cursor, with_spec="spec" in wanted)
+        items = experiments_out(session, found.rows, wanted)
+    return answer(wanted.page(ExperimentPage, items, found.next), following=found.next)
+
+
+@router.get(
+    "/{experiment_id}",
+    operation_id="getExperiment",
+    responses=shown(EXPERIMENT) | UNCHANGED,
+    response_model=ExperimentOut | Selection,
+)
+def show(experiment_id: ExperimentId, answer: Answer, who: Reader, database: Db, field_names: FieldNames = None) -> Any:
+    """One experiment with its trials counted by state, and its progress.
+
+    The ETag holds the revision: sent as If-Match with a change, it is refused if someone else made one meanwhile.
+    """
+    wanted = Fields(ExperimentOut, field_names)
+    with database.read() as session:
+        experiment = store.get_experiment(session, experiment_id, project_id=who.project_id)
+        (found,) = experiments_out(session, [experiment], wanted)
+        return answer(wanted.one(found), revision=experiment.revision)
+
+
+@router.get(
+    "/{experiment_id}/trials",
+    operation_id="listTrials",
+    responses=shown(page(TRIAL)) | UNCHANGED,
+    response_model=TrialPage | SelectionPage,
 )
 def trials(
     experiment_id: ExperimentId,
-    request: Request,
-    response: Response,
+    answer: Answer,
     database: Db,
+    which: WhichTrials,
     limit: Limit = 100,
     cursor: Cursor = None,
-    state: Annotated[TrialState | None, Query()] = None,
-) -> TrialPage:
-    """The experiment's trials in the grid's order, with the results of those that have one."""
+    sort: TrialSort = "number",
+    field_names: FieldNames = None,
+) -> Any:
+    """The experiment's trials in the grid's order or another, with the results of those that have one."""
     with database.read() as session:
-        found = store.list_trials(session, experiment_id, limit=limit + 1, after=decode_cursor(cursor), state=state)
-        items = [trial_out(trial, result) for trial, result in found[:limit]]
-    following = encode_cursor(items[-1].number) if len(found) > limit else None
-    link_next(response, str(request.url.include_query_params(cursor=following)), following)
-    return TrialPage(items=items, next=following)
-
-
-@router.post(
-    "/{experiment_id}/cancel",
-    operation_id="cancelExperiment",
-    responses=shown(EXPERIMENT),
-    response_model=ExperimentOut,
-)
-def cancel(experiment_id: ExperimentId, database: Db) -> ExperimentOut:
-    """Cancels every trial that is not final; running ones are killed. Again, or too late, it changes nothing."""
-
-    def work(session: Session) -> ExperimentOut:
-        experiment = store.cancel_experiment(session, experiment_id)
-        return _out(experiment, store.progress(session, [experiment_id])[experiment_id])
-
-    return database.write(work)
+        store.get_experiment(session, experiment_id, project_id=which.project_id)
+        which = replace(which, experiment_id=experiment_id)
+        return trial_page(session, answer, which, limit=limit, cursor=cursor, sort=sort, field_names=field_names)
 
 
 def store_experiment(
-    spec: ExperimentSpec, response: Response, database: Database, settings: Settings, idempotency_key: str | None
+    spec: ExperimentSpec,
+    who: Principal,
+    response: Response,
+    database: Database,
+    settings: Settings,
+    idempotency_key: str | None,
 ) -> dict[str, Any]:
     """Stores what a spec asks for, once per key; the answer as plain data."""
-    plan = expand_grid(spec, max_trials=settings.max_trials)
-    body = spec.model_dump(mode="json")
-    answer = database.write(
-        lambda session: store.answer_once(
-            session,
-            idempotency_key,
-            body,
-            lambda: _out(store.create_experiment(session, spec, plan), _queued(plan)).model_dump(mode="json"),
-        )
-    )
-    response.headers["Location"] = f"/v1/experiments/{answer['id']}"
-    return answer
-
-
-def trial_out(trial: Trial, result: Result | None) -> TrialOut:
-    """A trial as the API shows it."""
-    plain = TrialOut.model_validate(trial)
-    return plain.model_copy(update={"result": ResultOut.model_validate(result)}) if result else plain
-
-
-def _queued(plan: Plan) -> store.Progress:
-    progress = store.Progress()
-    epochs = sum(planned.config.training.epochs for planned in plan.trials)
-    progress.add(TrialState.QUEUED, len(plan.trials), 0, epochs, None, None)
-    return progress
-
-
-def _out(experiment: Experiment, progress: store.Progress) -> ExperimentOut:
-    shown = ExperimentProgress(
-        trials=progress.trials,
-        epochs_done=progress.epochs_done,
-        epochs=progress.epochs,
-        best_accuracy=progress.best_accuracy,
-        best_val_accuracy=progress.best_val_accuracy,
-        seconds_left=_seconds_left(experiment, progress),
-    )
-    columns = {name: getattr(experiment, name) for name in ExperimentOut.model_fields if name != "progress"}
-    return ExperimentOut(**columns, progress=shown)
-
-
-def _seconds_left(experiment: Experiment, progress: store.Progress) -> float | None:
-    """At the pace since the last claim; None until a twentieth of its work is done, as starting takes time too."""
-    done = progress.epochs_done - experiment.epochs_at_claim
-    wanted = (progress.epochs - experiment.epochs_at_claim) / 20
-    if experiment.state != ExperimentState.RUNNING or experiment.claimed_at is None or done < max(1, wanted):
-        return None
-    return (now() - experiment.claimed_at).total_seconds() * (progress.epochs - progress.epochs_done) / done
+    draft = Draft(spec, expand_grid(spec, max_trials=settings.max_trials))
+    return store_new(database, who, New(draft), response, idempotency_key, spec.model_dump(mode="json"))

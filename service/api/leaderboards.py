@@ -1,38 +1,166 @@
 """/v1/leaderboards."""
 
-from typing import Annotated
+import base64
+import json
+import math
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Depends, Path, Query, Response
 
 from service import store
-from service.api.examples import LEADERBOARD, shown
-from service.api.parts import MAX_ID, Db
-from service.api.problems import RESPONSES
-from service.errors import NotFoundError
-from service.leaderboard import Metric, leaderboard
-from service.schemas import BoardOut, HoleOut, LeaderboardOut
+from service.api.access import Reader
+from service.api.formats import AskedFormat, forms
+from service.api.leaderboard_examples import LEADERBOARD, LEADERBOARD_TEXT
+from service.api.parts import MAX_ID, Cursor, Db
+from service.api.problems import RESPONSES, refusals
+from service.board_sheets import board_records, board_sheets
+from service.errors import FieldProblem, NotFoundError, QueryError
+from service.filters import Filters, GroupBy
+from service.grid import PRINTABLE
+from service.leaderboard import Leaderboard, Question, leaderboard
+from service.metric import HEADLINE, Metric
+from service.schemas_leaderboard import LeaderboardOut
+from service.score_source import Position
+from service.scores import EVERYONE
 from ttsv.data.catalog import DatasetName
 
-router = APIRouter(prefix="/v1/leaderboards", tags=["leaderboards"], responses=RESPONSES)
+router = APIRouter(prefix="/v1/leaderboards", tags=["leaderboards"], responses=RESPONSES | refusals(406))
+
+_HEX = r"^[0-9a-f]{64}$"
+_NAMES = r"^[a-z0-9_]+(,[a-z0-9_]+)*$"
+Text = Annotated[str | None, Query(max_length=200, pattern=PRINTABLE)]
 
 
-@router.get("/{dataset}", operation_id="getLeaderboard", responses=shown(LEADERBOARD), response_model=LeaderboardOut)
+def asked_filters(
+    experiment: Annotated[int | None, Query(ge=1, le=MAX_ID, description="Only this experiment's trials.")] = None,
+    tag: Annotated[str | None, Query(max_length=64, pattern=PRINTABLE, description="Of experiments.")] = None,
+    model: Text = None,
+    layer: Text = None,
+    constraint: Text = None,
+    rank: Annotated[
+        str | None, Query(pattern=r"^(none|[0-9]{1,7}(\.[0-9]{1,20})?)$", description="none: not decomposed.")
+    ] = None,
+    protocol: Annotated[str | None, Query(pattern=_HEX, description="Only this protocol's board.")] = None,
+    min_seeds: Annotated[int, Query(ge=1, le=1_000_000, description="Cells with as many results at least.")] = 1,
+) -> Filters:
+    """The filters of a request."""
+    return Filters(
+        experiment_id=experiment,
+        tag=tag,
+        model=model,
+        layer=layer,
+        constraint=constraint,
+        rank=rank if rank in (None, "none") else float(rank),
+        protocol=protocol,
+        min_seeds=min_seeds,
+    )
+
+
+@router.get(
+    "/{dataset}",
+    operation_id="getLeaderboard",
+    responses=forms(LEADERBOARD, LEADERBOARD_TEXT),
+    response_model=LeaderboardOut,
+)
 def show(
     dataset: Annotated[str, Path(max_length=200, examples=["digits"])],
     database: Db,
+    who: Reader,
+    asked: Annotated[AskedFormat, Depends()],
+    filters: Annotated[Filters, Depends(asked_filters)],
     metric: Annotated[Metric, Query(description="What the rows are ranked by.")] = Metric.ACCURACY,
-    experiment: Annotated[int | None, Query(ge=1, le=MAX_ID, description="Only this experiment's trials.")] = None,
-) -> LeaderboardOut:
-    """Cells ranked by the mean over their seeds, one board per protocol: other protocols' numbers are shown apart."""
+    metrics: Annotated[
+        str | None,
+        Query(
+            max_length=1000,
+            pattern=_NAMES,
+            description=f"Metrics to be shown, separated by commas; all: every one; by default {', '.join(HEADLINE)}.",
+        ),
+    ] = None,
+    group_by: Annotated[GroupBy | None, Query(description="Only the best cell of every value of this field.")] = None,
+    pareto: Annotated[
+        str | None,
+        Query(
+            max_length=1000,
+            pattern=_NAMES,
+            description="Two or more metrics: marks the cells that no other beats in all of them.",
+            examples=["accuracy,compression"],
+        ),
+    ] = None,
+    baseline: Annotated[
+        str | None, Query(pattern=_HEX, description="A cell: every row's differences to it are given.")
+    ] = None,
+    limit: Annotated[int, Query(ge=1, le=1000, description="At most so many rows of every board.")] = 100,
+    cursor: Cursor = None,
+) -> Response:
+    """Cells ranked by the mean over their seeds, one board per protocol: other protocols' numbers are shown apart.
+
+    A trial that ran more than once counts with its newest result; early-stopped trials, invalid results and archived
+    experiments do not count. As JSON, CSV, Markdown or LaTeX, by `format` or Accept.
+    """
     if fix := DatasetName().fix(dataset):
         raise NotFoundError(f"there is no data set {dataset!r}: the name {fix}")
-    with database.read() as session:
-        if experiment is not None:
-            store.get_experiment(session, experiment)
-        found = leaderboard(session, dataset, metric=metric, experiment_id=experiment)
-    return LeaderboardOut(
+    front = _metrics("pareto", pareto)
+    if len(front) == 1:
+        raise QueryError([FieldProblem("pareto", "name two metrics or more, separated by commas")])
+    if cursor is not None and (filters.protocol is None or group_by is not None):
+        fix = "a cursor is of one board: name its protocol too" if group_by is None else "leave out group_by, or this"
+        raise QueryError([FieldProblem("cursor", fix)])
+    question = Question(
         dataset=dataset,
         metric=metric,
-        boards=[BoardOut.model_validate(board) for board in found.boards],
-        holes=[HoleOut.model_validate(hole) for hole in found.holes],
+        columns=HEADLINE if metrics is None else () if metrics == "all" else _metrics("metrics", metrics),
+        filters=filters,
+        limit=limit,
+        after=None if cursor is None else _decoded(cursor, metric, filters),
+        group_by=group_by,
+        front=front,
+        baseline=baseline,
+        scope=who.project_id or EVERYONE,
     )
+    with database.read() as session:
+        if filters.experiment_id is not None:
+            store.get_experiment(session, filters.experiment_id, project_id=who.project_id)
+        found = leaderboard(session, question)
+    wanted = tuple(m for m in Metric if metrics not in (None, "all") and (m == metric or m in question.columns))
+    return asked.answer(
+        lambda: _plain(found, question),
+        lambda: board_sheets(found, dataset, metric, wanted),
+        lambda: board_records(found, wanted),
+    )
+
+
+def _plain(found: Leaderboard, question: Question) -> dict[str, Any]:
+    """The answer as `LeaderboardOut` has it."""
+    boards = [
+        vars(board) | {"next": None if board.next is None else _encoded(board.next, question)} for board in found.boards
+    ]
+    return {"dataset": question.dataset, "metric": question.metric, **vars(found), "boards": boards}
+
+
+def _metrics(field: str, names: str | None) -> tuple[Metric, ...]:
+    """The metrics that a parameter names; raises `QueryError`."""
+    listed = list(dict.fromkeys(names.split(","))) if names else []
+    known = set(Metric)
+    if unknown := [name for name in listed if name not in known]:
+        fix = f"there is no metric {unknown[0]!r}; there are {', '.join(Metric)}"
+        raise QueryError([FieldProblem(field, fix)])
+    return tuple(Metric(name) for name in listed)
+
+
+def _encoded(position: Position, question: Question) -> str:
+    text = json.dumps([question.metric, question.filters.choose_trials, position.mean, position.key])
+    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+
+def _decoded(cursor: str, metric: Metric, filters: Filters) -> Position:
+    """Where the page before ended; raises `QueryError`."""
+    try:
+        values = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+        name, chosen, mean, key = values
+        right = (name, chosen) == (metric, filters.choose_trials) and type(mean) is float and math.isfinite(mean)
+        if right and type(key) is int and 0 <= key <= MAX_ID:
+            return Position(mean, key)
+    except (ValueError, TypeError):
+        pass
+    raise QueryError([FieldProblem("cursor", "not a cursor of this leaderboard; take `next` of the page before")])

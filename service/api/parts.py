@@ -1,13 +1,19 @@
-"""What routes share: the database of the running app, and cursors."""
+"""What routes share: the database of the running app, and how lists and resources are asked for and answered."""
 
-import base64
-from typing import Annotated
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any
 
-from fastapi import Depends, Query, Request, Response
-from pydantic import AfterValidator
+from fastapi import Depends, Header, Path, Query, Request, Response
+from pydantic import BaseModel
 
+from service import fields
 from service.db import Database
+from service.grid import PRINTABLE
 from service.settings import Settings
+from service.watching import Watching
 
 
 def _database(request: Request) -> Database:
@@ -20,44 +26,88 @@ def _settings(request: Request) -> Settings:
     return settings
 
 
+def _watching(request: Request) -> Watching:
+    watching: Watching = request.app.state.watching
+    return watching
+
+
 Db = Annotated[Database, Depends(_database)]
 Config = Annotated[Settings, Depends(_settings)]
+Watched = Annotated[Watching, Depends(_watching)]
 
 MAX_ID = 2**63 - 1
 
 
-def _cursor_text(text: str) -> str:
-    decode_cursor(text)
-    return text
-
-
-def encode_cursor(position: int) -> str:
-    """Opaque to clients: where a page ended."""
-    return base64.urlsafe_b64encode(f"v1:{position}".encode()).decode().rstrip("=")
-
-
-def decode_cursor(text: str | None) -> int | None:
-    """Where the page before ended; raises ValueError."""
-    if text is None:
-        return None
-    try:
-        version, _, position = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode().partition(":")
-    except ValueError:  # binascii.Error and UnicodeError among them
-        version, position = "", ""
-    if version != "v1" or not position.isdecimal() or len(position) > 19 or int(position) > MAX_ID:
-        raise ValueError("not a cursor; take `next` of the page before")
-    return int(position)
-
-
 Limit = Annotated[int, Query(ge=1, le=1000, description="At most so many items.")]
 Cursor = Annotated[
-    str | None,
-    AfterValidator(lambda text: text if text is None else _cursor_text(text)),
-    Query(description="`next` of the page before."),
+    str | None, Query(max_length=1000, pattern=PRINTABLE, description="`next` of the page before, in the same order.")
 ]
+FieldNames = Annotated[
+    str | None,
+    Query(
+        alias="fields",
+        max_length=fields.MAX_LENGTH,
+        pattern=PRINTABLE,
+        description="Only these parts: names separated by commas, dotted for what is inside (`progress.trials`).",
+        examples=["id,state"],
+    ),
+]
+ExperimentId = Annotated[int, Path(ge=1, le=MAX_ID)]
+TrialId = Annotated[int, Path(ge=1, le=MAX_ID)]
+
+UNCHANGED: dict[int | str, dict[str, Any]] = {304: {"description": "Not changed since the answer with this ETag"}}
 
 
-def link_next(response: Response, request_url: str, cursor: str | None) -> None:
-    """Says in the Link header where the next page is."""
-    if cursor is not None:
-        response.headers["Link"] = f'<{request_url}>; rel="next"'
+class Reply:
+    """How a GET answers: with an ETag of what it says, and with 304 and no body to who has it already."""
+
+    def __init__(
+        self,
+        request: Request,
+        if_none_match: Annotated[str | None, Header(description="ETags of answers that are known.")] = None,
+    ) -> None:
+        self.url = request.url
+        self._known = if_none_match
+
+    def __call__(
+        self,
+        answer: BaseModel | Mapping[str, Any],
+        *,
+        following: str | None = None,
+        following_url: str | None = None,
+        revision: int | None = None,
+    ) -> Response:
+        """The answer as JSON. `following` is the next page's cursor; `revision` enters the ETag, for `If-Match`."""
+        if isinstance(answer, BaseModel):
+            body = answer.model_dump_json().encode()
+        else:
+            body = json.dumps(answer, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+        digest = hashlib.sha256(body).hexdigest()[:32]
+        tag = f'"{digest}"' if revision is None else f'"{revision}-{digest}"'
+        headers = {"ETag": tag, "Cache-Control": "private, no-cache", "Vary": "Authorization"}
+        if following is not None:
+            following_url = str(self.url.include_query_params(cursor=following))
+        if following_url is not None:
+            headers["Link"] = f'<{following_url}>; rel="next"'
+        if self._known is not None and is_known(self._known, tag):
+            return Response(status_code=304, headers=headers)
+        return Response(body, media_type="application/json", headers=headers)
+
+
+Answer = Annotated[Reply, Depends(Reply)]
+
+
+def is_known(if_none_match: str, tag: str) -> bool:
+    """Whether the header names this ETag, weak or strong."""
+    known = [one.strip().removeprefix("W/") for one in if_none_match.split(",")]
+    return tag.removeprefix("W/") in known or known == ["*"]
+
+
+def revision_matches(if_match: str | None, revision: int) -> bool:
+    """Whether a change may be made: no `If-Match`, `*`, or the ETag of an answer that showed this revision.
+
+    What workers do meanwhile makes other ETags but no other revision, so it stands in no one's way.
+    """
+    if if_match is None or if_match.strip() == "*":
+        return True
+    return any(re.fullmatch(rf'"{revision}(-[0-9a-f]+)?"', one.strip()) for one in if_match.split(","))

@@ -4,6 +4,8 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Response
 
+from service.api.access import Submitter
+from service.api.dry_run import DRY_RUN, DryRun, dry_run
 from service.api.examples import CREATED, PRESET_SPEC, PRESETS, shown
 from service.api.experiments import IdempotencyKey, store_experiment
 from service.api.parts import Config, Db
@@ -36,7 +38,7 @@ def show(paper: Paper, name: Name, scale: HowMuch = Scale.FULL, protocol: Which 
     "/{paper}/{name}",
     status_code=201,
     operation_id="createPresetExperiment",
-    responses=shown(CREATED, 201),
+    responses=shown(CREATED, 201) | DRY_RUN,
     response_model=ExperimentOut,
 )
 def create(
@@ -45,10 +47,14 @@ def create(
     response: Response,
     database: Db,
     settings: Config,
+    who: Submitter,
     scale: HowMuch = Scale.FULL,
     protocol: Which = Protocol.CODE,
+    dry: DryRun = False,
     idempotency_key: IdempotencyKey = None,
 ) -> Any:
     """Posts a preset as it is."""
     spec = ExperimentSpec.model_validate(preset_spec(f"{paper}/{name}", scale=scale, protocol=protocol))
-    return store_experiment(spec, response, database, settings, idempotency_key)
+    if dry:
+        return dry_run(spec, who, database, settings)
+    return store_experiment(spec, who, response, database, settings, idempotency_key)

@@ -13,7 +13,19 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
 
 from service.api.examples import PROBLEM
-from service.errors import IdempotencyError, NotFoundError, SpecError
+from service.errors import (
+    ConflictError,
+    GoneError,
+    IdempotencyError,
+    KeyRefusedError,
+    NotFoundError,
+    PreconditionError,
+    QuotaError,
+    ScopeError,
+    SpecError,
+    StateError,
+)
+from service.observability import request_id
 from service.schemas import Problem, ProblemField
 
 log = logging.getLogger(__name__)
@@ -38,6 +50,7 @@ def problem(
         detail=detail,
         instance=instance,
         errors=list(errors)[:MAX_ERRORS],
+        request_id=request_id(),
     )
     return JSONResponse(body.model_dump(), status_code=status, media_type=MEDIA_TYPE, headers=headers)
 
@@ -49,10 +62,21 @@ def _schema() -> dict[str, Any]:
     return schema
 
 
-RESPONSES: dict[int | str, dict[str, Any]] = {
-    code: {"description": HTTPStatus(code).phrase, "content": {MEDIA_TYPE: {"schema": _schema(), "example": PROBLEM}}}
-    for code in (404, 422)
+def refusals(*codes: int) -> dict[int | str, dict[str, Any]]:
+    """What the OpenAPI document says of errors with these statuses."""
+    content = {MEDIA_TYPE: {"schema": _schema(), "example": PROBLEM}}
+    return {code: {"description": HTTPStatus(code).phrase, "content": content} for code in codes}
+
+
+ANY_OTHER: dict[int | str, dict[str, Any]] = {
+    "default": {
+        "description": "Any other error",
+        "content": {MEDIA_TYPE: {"schema": _schema(), "example": PROBLEM}},
+    }
 }
+"""What it says of what any route may answer: a body that cannot be read, a wrong Host, a database that is away."""
+
+RESPONSES = refusals(401, 403, 404, 422)
 """What the OpenAPI document says of errors."""
 
 
@@ -73,6 +97,36 @@ def install(app: FastAPI) -> None:
     def _not_found(request: Request, error: NotFoundError) -> JSONResponse:
         return problem(404, str(error), instance=request.url.path)
 
+    @app.exception_handler(GoneError)
+    def _gone(request: Request, error: GoneError) -> JSONResponse:
+        return problem(410, str(error), instance=request.url.path)
+
+    @app.exception_handler(KeyRefusedError)
+    def _key(request: Request, error: KeyRefusedError) -> JSONResponse:
+        return problem(401, str(error), instance=request.url.path, headers={"WWW-Authenticate": "Bearer"})
+
+    @app.exception_handler(ScopeError)
+    def _scope(request: Request, error: ScopeError) -> JSONResponse:
+        return problem(403, str(error), instance=request.url.path)
+
+    @app.exception_handler(ConflictError)
+    def _conflict(request: Request, error: ConflictError) -> JSONResponse:
+        field = ProblemField(field=error.field, message=str(error))
+        return problem(409, str(error), instance=request.url.path, errors=[field])
+
+    @app.exception_handler(StateError)
+    def _state(request: Request, error: StateError) -> JSONResponse:
+        return problem(409, str(error), instance=request.url.path)
+
+    @app.exception_handler(PreconditionError)
+    def _precondition(request: Request, error: PreconditionError) -> JSONResponse:
+        field = ProblemField(field="If-Match", message=str(error))
+        return problem(412, str(error), instance=request.url.path, errors=[field])
+
+    @app.exception_handler(QuotaError)
+    def _quota(request: Request, error: QuotaError) -> JSONResponse:
+        return problem(429, str(error), instance=request.url.path)
+
     @app.exception_handler(IdempotencyError)
     def _idempotency(request: Request, error: IdempotencyError) -> JSONResponse:
         field = ProblemField(field="Idempotency-Key", message=str(error))
@@ -90,10 +144,6 @@ def install(app: FastAPI) -> None:
         log.error("database error on %s %s: %s", request.method, request.url.path, error)
         detail = "the database does not answer; nothing was stored, so the request can be sent again"
         return problem(503, detail, instance=request.url.path, headers={"Retry-After": "5"})
-
-    @app.exception_handler(Exception)
-    def _other(request: Request, _error: Exception) -> JSONResponse:
-        return problem(500, "an error of the service; its log has the details", instance=request.url.path)
 
 
 def _path(loc: Sequence[str | int]) -> str:

@@ -6,22 +6,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from service import queue, store
+from service import queue, submission
 from service.client import ApiError, Client
 from service.db import Database
 from service.grid import ExperimentSpec, expand_grid
-from service.main import create_app
-from service.models import Experiment, IdempotencyKey
+from service.models import Experiment, IdempotencyKey, TrialState
 from service.queue import Lease
-from service.settings import Settings
 
 Make = Callable[..., dict[str, Any]]
 SPEC: dict[str, Any] = {
@@ -29,21 +25,6 @@ SPEC: dict[str, Any] = {
     "base": {"dataset": "digits", "model": "small-cnn"},
     "grid": {"seed": [0, 1, 2]},
 }
-
-
-@pytest.fixture
-def server(sqlite_url: str, tmp_path: Path) -> Iterator[str]:
-    settings = Settings(database_url=sqlite_url, data_dir=tmp_path / "data", host="127.0.0.1")
-    listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(create_app(settings), log_level="error", timeout_graceful_shutdown=1)
-    process = uvicorn.Server(config)
-    thread = threading.Thread(target=process.run, kwargs={"sockets": [listener]})
-    thread.start()
-    while not process.started:
-        time.sleep(0.01)
-    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    process.should_exit = True
-    thread.join()
 
 
 @pytest.fixture
@@ -64,7 +45,7 @@ def stored(sqlite_url: str) -> Iterator[Database]:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waits between two tries are a hundredth."""
     sleep = time.sleep
-    monkeypatch.setattr("service.client.time.sleep", lambda seconds: sleep(seconds / 100))
+    monkeypatch.setattr("service.client.wire.time.sleep", lambda seconds: sleep(seconds / 100))
 
 
 class Proxy:
@@ -137,15 +118,15 @@ class TestAgainstAServer:
     def test_lists_go_over_pages(self, client: Client, stored: Database, monkeypatch: pytest.MonkeyPatch) -> None:
         spec = ExperimentSpec.model_validate(SPEC)
         plan = expand_grid(spec, max_trials=3)
-        ids = stored.write(lambda session: [store.create_experiment(session, spec, plan).id for _ in range(53)])
+        ids = stored.write(lambda session: [submission.create_experiment(session, spec, plan).id for _ in range(53)])
         requests: list[str] = []
-        request = client._http.request
+        request = client._wire.http.request
 
         def counted(method: str, path: str, **more: Any) -> Any:
             requests.append(path)
             return request(method, path, **more)
 
-        monkeypatch.setattr(client._http, "request", counted)
+        monkeypatch.setattr(client._wire.http, "request", counted)
         assert [experiment.id for experiment in client.experiments()] == ids[::-1]
         assert len(requests) == 2
         assert next(client.experiments(state="queued")).id == ids[-1]
@@ -190,6 +171,56 @@ class TestAgainstAServer:
     def test_not_found(self, client: Client) -> None:
         with pytest.raises(ApiError, match=r"^404 Not Found: there is no experiment 7$"):
             client.experiment(7)
+
+
+class TestVerbs:
+    def test_each(self, client: Client, stored: Database, trial_result: Make) -> None:
+        """One experiment through all of them."""
+        one = client.submit(SPEC).id
+        assert client.pause(one).state == "paused"
+        assert client.resume(one).state == "queued"
+        changed = client.update(one, name="y", notes="n", tags=["b", "a"], priority=2, revision=2)
+        assert (changed.name, changed.priority, changed.spec["notes"], sorted(changed.tags)) == (
+            "y",
+            2,
+            "n",
+            ["a", "b"],
+        )
+        with pytest.raises(ApiError, match=r"^412 "):
+            client.update(one, name="z", revision=2)
+
+        def fail(session: Session) -> None:
+            lease = queue.claim(session, "worker", None)
+            assert lease is not None
+            for trial, failure in zip(queue.unfinished_trials(session, lease), ("", "oom", "diverged"), strict=True):
+                queue.start_trial(session, lease, trial.id)
+                if failure:
+                    queue.fail_trial(session, lease, trial.id, failure, "no")
+                else:
+                    queue.finish_trial(session, lease, trial.id, trial_result(), ("p" * 64, {}))
+            assert queue.complete(session, lease)
+
+        stored.write(fail)
+        assert client.archive(one).archived_at is not None
+        assert client.unarchive(one).archived_at is None
+        assert client.retry(one).progress.trials[TrialState.QUEUED] == 1
+        assert client.retry(one, ["diverged"]).progress.trials[TrialState.QUEUED] == 2
+        extended = client.extend(one, grid={"seed": [3]}, trials=[{"seed": 4, "layer": "tt", "rank": 2}])
+        assert extended.progress.trials[TrialState.QUEUED] == 4
+        clones = {client.clone(one, name="twin", idempotency_key=key).id for key in ("k", "k", "l")}
+        assert len(clones) == 2
+        again = client.reevaluate(one, {"lipschitz": "fgsm"}, name="anew")
+        assert (again.name, again.trial_count) == ("anew", 1)
+        assert client.stop(one).state == "stopped"
+        assert client.cancel(again.id).state == "cancelled"
+        with pytest.raises(ApiError, match=r"^409 Conflict: experiment 1 is stopped: it can be paused while it is"):
+            client.pause(one)
+        kinds = [event.kind for event in client.events(one)]
+        assert kinds[:4] == ["submitted", "paused", "resumed", "updated"]
+        assert kinds[-2:] == ["stopping", "closed"]
+        everything = list(client.events())
+        assert [event for event in everything if event.experiment_id == one] == list(client.events(one))
+        assert list(client.events(after=everything[-2].id)) == everything[-1:]
 
 
 class TestRetries:

@@ -65,7 +65,7 @@ class TestSqlite:
     def test_a_reader_leaves_the_lock(self, sqlite_database: Database, sqlite_url: str) -> None:
         other = sqlite3.connect(_path(sqlite_url), timeout=0, isolation_level=None)
         with sqlite_database.read() as session:
-            store.list_experiments(session, limit=1)
+            store.get_experiments(session, [1])
             other.execute("BEGIN IMMEDIATE")
             other.execute("ROLLBACK")
         other.close()

@@ -7,10 +7,21 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from service.api import examples
+from service.api import examples, leaderboard_examples
 from service.grid import ExperimentSpec
 from service.main import create_app
-from service.schemas import ExperimentOut, LeaderboardOut, Problem, Readiness, TrialDetailOut, TrialOut
+from service.schemas import (
+    ArtifactList,
+    ExperimentOut,
+    MetricsPage,
+    Problem,
+    Readiness,
+    ResultDetailOut,
+    SpectraOut,
+    TrialDetailOut,
+    TrialOut,
+)
+from service.schemas_leaderboard import LeaderboardOut, TableOut
 from service.settings import Settings
 
 
@@ -22,7 +33,12 @@ from service.settings import Settings
         (ExperimentOut, examples.CREATED),
         (TrialOut, examples.TRIAL),
         (TrialDetailOut, examples.TRIAL_DETAIL),
-        (LeaderboardOut, examples.LEADERBOARD),
+        (ResultDetailOut, examples.RESULT),
+        (SpectraOut, examples.SPECTRA),
+        (MetricsPage, examples.METRICS),
+        (ArtifactList, examples.ARTIFACTS),
+        (LeaderboardOut, leaderboard_examples.LEADERBOARD),
+        (TableOut, leaderboard_examples.TABLE),
         (Readiness, examples.READINESS),
         (Problem, examples.PROBLEM),
     ],
@@ -38,6 +54,6 @@ def test_every_operation_has_an_example(tmp_path: Path) -> None:
     assert len(operations) >= 9
     for operation in operations:
         good = next(response for status, response in operation["responses"].items() if status in ("200", "201"))
-        assert "example" in good["content"]["application/json"], operation["operationId"]
+        assert any("example" in content for content in good["content"].values()), operation["operationId"]
         if "requestBody" in operation:
             assert operation["requestBody"]["content"]["application/json"]["examples"], operation["operationId"]

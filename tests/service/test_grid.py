@@ -259,7 +259,7 @@ class TestSpec:
             ({"resources": {"gpus": -0.5}}, ("resources", "gpus")),
             ({"resources": {"cpus": float("inf")}}, ("resources", "cpus")),
             ({"resources": {"tpus": 1}}, ("resources", "tpus")),
-            ({"spec_version": 2}, ("spec_version",)),
+            ({"spec_version": 3}, ("spec_version",)),
             ({"seeds": [1]}, ("seeds",)),
             ({"grid": {"seed": 1}}, ("grid", "seed")),
             ({"grid": [1]}, ("grid",)),

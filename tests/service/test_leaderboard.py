@@ -1,4 +1,4 @@
-"""Leaderboards against the same sums in plain Python, on SQLite and Postgres."""
+"""Leaderboards against the same sums in plain Python, on SQLite and Postgres: from stored scores, and added up."""
 
 import math
 import statistics
@@ -11,9 +11,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy.orm import Session
 
+from service import scores
 from service.db import Database
-from service.leaderboard import Board, Hole, Leaderboard, Metric, Row, leaderboard
-from service.models import Experiment, ExperimentState, Protocol, Result, Trial, TrialState
+from service.errors import NotFoundError
+from service.filters import Filters, GroupBy
+from service.leaderboard import Board, Change, Group, Leaderboard, Question, Row, leaderboard
+from service.left_out import Hole
+from service.metric import Metric
+from service.models import Experiment, ExperimentState, Protocol, Result, Tag, Trial, TrialState, now
 
 Make = Callable[..., dict[str, Any]]
 
@@ -28,10 +33,15 @@ class Run:
     accuracy: float = 0.5
     loss: float = 1.0
     dataset: str = "digits"
+    valid: bool = True
+    model: str = "small-cnn"
 
 
-def store_runs(session: Session, experiments: list[list[Run]], trial_result: Make) -> None:
-    """Enters experiments whose trials have the ids 1, 2, 3 ... in the order given."""
+def store_runs(session: Session, experiments: list[list[Run]], trial_result: Make, *, tags: bool = False) -> None:
+    """Enters experiments whose trials have the ids 1, 2, 3 ... in the order given; scores as finished trials make them.
+
+    `tags`: all have the tag "all".
+    """
     for name in ("a", "b"):
         session.add(Protocol(fingerprint=name, record={"name": name}))
     session.flush()
@@ -41,6 +51,8 @@ def store_runs(session: Session, experiments: list[list[Run]], trial_result: Mak
         counts = {"grid_points": len(runs), "trial_count": len(runs)}
         session.add(Experiment(id=number, name="drawn", spec={}, state=state, **counts))
         session.flush()
+        if tags:
+            session.add(Tag(experiment_id=number, name="all"))
         for run in runs:
             trial_id += 1
             trial = Trial(
@@ -51,8 +63,9 @@ def store_runs(session: Session, experiments: list[list[Run]], trial_result: Mak
                 cell=f"cell {run.cell}",
                 config={"rank": run.cell, "seed": run.seed},
                 dataset=run.dataset,
-                model="small-cnn",
+                model=run.model,
                 layer="dense",
+                rank=run.cell,
                 lambda_ort=0.0,
                 constraint="none",
                 seed=run.seed,
@@ -63,7 +76,9 @@ def store_runs(session: Session, experiments: list[list[Run]], trial_result: Mak
             session.flush()
             if run.protocol:
                 values = trial_result(run.accuracy, loss=run.loss, parameters=10**9 + run.cell, layers=[])
-                session.add(Result(trial_id=trial_id, protocol=run.protocol, fence=1, **values))
+                reasons = {} if run.valid else {"valid": False, "violations": ["certified, and broken"]}
+                session.add(Result(trial_id=trial_id, protocol=run.protocol, fence=1, **(values | reasons)))
+                scores.refresh_cell(session, run.dataset, f"cell {run.cell}")
     session.flush()
 
 
@@ -111,35 +126,44 @@ def session(database: Database) -> Iterator[Session]:
         yield session
 
 
+def ask(session: Session, metric: str = "accuracy", only: int | None = None, **question: Any) -> Leaderboard:
+    filters = question.pop("filters", Filters(experiment_id=only))
+    return leaderboard(session, Question(dataset="digits", metric=Metric(metric), filters=filters, **question))
+
+
 class TestBruteForce:
     @pytest.mark.parametrize("metric", ["accuracy", "loss"])
-    @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-    @given(experiments=drawn_experiments(), only=st.sampled_from([None, None, 1]))
+    @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(experiments=drawn_experiments(), by=st.sampled_from(["scores", "scores", "tag", "experiment"]))
     def test_agrees(
-        self, session: Session, trial_result: Make, metric: str, experiments: list[list[Run]], only: int | None
+        self, session: Session, trial_result: Make, metric: str, experiments: list[list[Run]], by: str
     ) -> None:
-        store_runs(session, experiments, trial_result)
-        found = leaderboard(session, "digits", metric=Metric(metric), experiment_id=only)
+        store_runs(session, experiments, trial_result, tags=True)
+        only = 1 if by == "experiment" else None
+        found = ask(session, metric, filters=Filters(experiment_id=only, tag="all" if by == "tag" else None))
         session.rollback()
         session.expunge_all()
         boards, holes = brute_force(experiments, metric, only)
         assert {board.protocol for board in found.boards} == set(boards)
         assert [hole.cell for hole in found.holes] == holes
+        assert found.hole_count == len(holes)
         for board in found.boards:
             assert board.record == {"name": board.protocol}
             expected = boards[board.protocol]
+            assert board.total == len(expected)
             means = [row.metrics[metric].mean for row in board.rows]
             assert means == pytest.approx([row[3] for row in expected], rel=1e-12)
-            if metric == "accuracy":  # exact means: the order of equals counts too
-                assert [row.cell for row in board.rows] == [row[0] for row in expected]
+            if metric == "accuracy":  # exact means: equals share a place
                 places = [1 + sum(other > mean for other in means) for mean in means]
                 assert [row.place for row in board.rows] == places
             by_cell = {row[0]: row for row in expected}
+            assert {row.cell for row in board.rows} == set(by_cell)
             for row in board.rows:
                 _, trials, seeds, _, std, low, high = by_cell[row.cell]
                 assert (row.trials, row.seeds, row.complete) == (trials, seeds, trials == seeds)
+                assert len(row.missing_seeds) == trials - seeds
                 spread = row.metrics[metric]
-                assert (spread.min, spread.max) == (low, high)
+                assert (spread.seeds, spread.min, spread.max) == (seeds, low, high)
                 assert (spread.std is None) == (std is None)
                 if spread.std is not None:
                     assert spread.std == pytest.approx(std, rel=1e-9, abs=1e-12)
@@ -149,9 +173,9 @@ class TestBruteForce:
 
 @pytest.fixture
 def rank(session: Session, trial_result: Make) -> Callable[..., Leaderboard]:
-    def rank(*experiments: list[Run], metric: str = "accuracy", only: int | None = None) -> Leaderboard:
-        store_runs(session, list(experiments), trial_result)
-        return leaderboard(session, "digits", metric=Metric(metric), experiment_id=only)
+    def rank(*experiments: list[Run], **question: Any) -> Leaderboard:
+        store_runs(session, list(experiments), trial_result, tags=True)
+        return ask(session, **question)
 
     return rank
 
@@ -171,12 +195,13 @@ def only_row(found: Leaderboard) -> Row:
 
 class TestRules:
     def test_nothing(self, session: Session) -> None:
-        assert leaderboard(session, "digits") == Leaderboard([], [])
+        assert ask(session) == Leaderboard([], [], 0, [], 0)
 
     def test_a_row_says_its_cell_without_the_seed(self, rank: Rank) -> None:
         row = only_row(rank([Run(3, 0), Run(3, 7)]))
         assert (row.cell, row.config, row.seeds) == ("cell 3", {"rank": 3}, 2)
-        assert set(row.metrics) == {metric.value for metric in Metric}
+        assert row.metrics["parameters"].mean == 10**9 + 3
+        assert "robust_accuracy" not in row.metrics  # nobody asked for it
 
     def test_a_trial_in_two_experiments_counts_once_with_its_newest_result(self, rank: Rank) -> None:
         row = only_row(rank([Run(0, 0, accuracy=0.25)], [Run(0, 0, accuracy=0.75)]))
@@ -202,7 +227,8 @@ class TestRules:
     def test_equal_means_share_a_place(self, rank: Rank) -> None:
         accuracies = [0.5, 0.75, 0.5, 0.25]
         rows = only_board(rank([Run(cell, 0, "a", value) for cell, value in enumerate(accuracies)])).rows
-        assert [(row.place, row.cell) for row in rows] == [(1, "cell 1"), (2, "cell 0"), (2, "cell 2"), (4, "cell 3")]
+        places = sorted((row.place, row.cell) for row in rows)
+        assert places == [(1, "cell 1"), (2, "cell 0"), (2, "cell 2"), (4, "cell 3")]
 
     def test_one_seed_has_no_deviation(self, rank: Rank) -> None:
         assert only_row(rank([Run(0, 0)])).metrics["accuracy"].std is None
@@ -223,16 +249,18 @@ class TestRules:
         assert spread.std == pytest.approx(statistics.stdev(losses), rel=1e-6)
         assert math.isclose(spread.std or 0, 1e-6 * math.sqrt(5 / 3), rel_tol=1e-5)
 
-    @pytest.mark.parametrize("metric", Metric)
-    def test_every_metric_knows_its_direction(self, session: Session, trial_result: Make, metric: Metric) -> None:
-        assert metric.more_is_better == (metric in (Metric.ACCURACY, Metric.COMPRESSION))
+    def test_every_metric_knows_its_direction(self, session: Session, trial_result: Make) -> None:
         store_runs(session, [[Run(0, 0, None), Run(1, 0, None)]], trial_result)
         for trial_id, value in ((1, 1), (2, 0)):
-            values = trial_result(0.5) | {metric.value: value}
+            values = trial_result(0.5) | {metric.value: value for metric in Metric}
             session.add(Result(trial_id=trial_id, protocol="a", fence=1, **values))
-        session.flush()
-        first = only_board(leaderboard(session, "digits", metric=metric)).rows[0]
-        assert first.cell == ("cell 0" if metric.more_is_better else "cell 1")
+            scores.refresh_cell(session, "digits", f"cell {trial_id - 1}")
+        for metric in Metric:
+            more = "accuracy" in metric or "certified" in metric or metric == "compression"
+            assert metric.more_is_better == more
+            for only in (None, 1):
+                first = only_board(ask(session, metric, only)).rows[0]
+                assert first.cell == ("cell 0" if more else "cell 1"), metric
 
     def test_one_experiment_alone(self, rank: Rank) -> None:
         found = rank([Run(0, 0, "a", 0.25), Run(0, 1, "a", 0.75)], [Run(0, 0, "a", 0.5), Run(1, 0, None)], only=2)
@@ -244,3 +272,130 @@ class TestRules:
         found = rank([Run(0, 0), Run(1, 0, dataset="cifar10"), Run(2, 0, None, dataset="cifar10")])
         assert only_row(found).cell == "cell 0"
         assert found.holes == []
+
+    def test_archived_experiments_do_not_count(self, session: Session, rank: Rank) -> None:
+        rank([Run(0, 0, "a", 0.25), Run(1, 0)], [Run(0, 0, "a", 0.75)])
+        session.get_one(Experiment, 2).archived_at = now()
+        scores.refresh_experiment(session, 2)
+        rows = only_board(ask(session)).rows
+        assert [(row.cell, row.metrics["accuracy"].mean) for row in rows] == [("cell 1", 0.5), ("cell 0", 0.25)]
+        session.get_one(Experiment, 1).archived_at = now()
+        scores.refresh_experiment(session, 1)
+        assert ask(session) == Leaderboard([], [], 0, [], 0)
+        session.get_one(Experiment, 2).archived_at = None
+        scores.refresh_experiment(session, 2)
+        assert only_row(ask(session)).metrics["accuracy"].mean == 0.75
+
+    def test_an_invalid_result_is_listed_and_ranks_nowhere(self, rank: Rank) -> None:
+        found = rank([Run(0, 0, accuracy=0.25), Run(0, 1, accuracy=1.0, valid=False), Run(1, 0, valid=False)])
+        row = only_row(found)
+        assert (row.metrics["accuracy"].mean, row.seeds, row.trials, row.missing_seeds) == (0.25, 1, 2, [1])
+        assert [(bad.trial_id, bad.reasons) for bad in found.invalid] == [
+            (2, ["certified, and broken"]),
+            (3, ["certified, and broken"]),
+        ]
+        assert found.invalid_count == 2
+        assert [hole.cell for hole in found.holes] == ["cell 1"]
+
+    def test_boards_apart_say_why(self, session: Session, rank: Rank) -> None:
+        rank([Run(0, 0), Run(1, 0)], [Run(0, 0, "b")])
+        records = {"a": {"split": {"seed": 0}, "eps": 0.5}, "b": {"split": {"seed": 1}, "eps": 0.5, "weights": "last"}}
+        for name, record in records.items():
+            session.get_one(Protocol, name).record = record
+        session.flush()
+        first, second = ask(session).boards
+        assert first.apart == []
+        assert [str(d) for d in second.apart] == ["split.seed: 1 here, 0 there", "weights: last here, none there"]
+
+
+MODES = pytest.mark.parametrize("tag", [None, "all"])  # from scores, and added up
+
+
+class TestQuestions:
+    @MODES
+    def test_pages_are_the_board_in_pieces(self, rank: Rank, session: Session, tag: str | None) -> None:
+        accuracies = [0.5, 0.75, 0.5, 0.25, 0.5, 1.0, 0.0]
+        whole = only_board(rank([Run(cell, 0, "a", value) for cell, value in enumerate(accuracies)])).rows
+        filters, rows, after, pages = Filters(protocol="a", tag=tag), [], None, 0
+        while pages == 0 or after is not None:
+            board = only_board(ask(session, filters=filters, limit=2, after=after))
+            assert board.total == len(accuracies)
+            rows += board.rows
+            after, pages = board.next, pages + 1
+        assert pages == 4
+        assert [row.place for row in rows] == [1, 2, 3, 3, 3, 6, 7]
+        assert {row.cell for row in rows} == {row.cell for row in whole}
+
+    @MODES
+    @pytest.mark.parametrize(
+        ("filters", "cells"),
+        [
+            ({"model": "vgg11"}, [0, 1]),
+            ({"layer": "tt"}, []),
+            ({"constraint": "none"}, [0, 1, 2]),
+            ({"rank": 2.0}, [2]),
+            ({"rank": "none"}, []),
+            ({"min_seeds": 2}, [1]),
+            ({"protocol": "b"}, []),
+        ],
+    )
+    def test_filters(
+        self, rank: Rank, session: Session, tag: str | None, filters: dict[str, Any], cells: list[int]
+    ) -> None:
+        rank([Run(0, 0, model="vgg11"), Run(1, 0, model="vgg11"), Run(1, 1, model="vgg11"), Run(2, 0)])
+        boards = ask(session, filters=Filters(tag=tag, **filters)).boards
+        assert sorted(row.cell for board in boards for row in board.rows) == [f"cell {cell}" for cell in cells]
+        assert sum(board.total for board in boards) == len(cells)
+
+    def test_an_unknown_tag_has_nothing(self, rank: Rank, session: Session) -> None:
+        rank([Run(0, 0)])
+        assert ask(session, filters=Filters(tag="none")).boards == []
+
+    @MODES
+    def test_groups_show_their_best_cell(self, rank: Rank, session: Session, tag: str | None) -> None:
+        runs = [Run(0, 0, "a", 0.5, model="vgg11"), Run(1, 0, "a", 0.75, model="vgg11"), Run(2, 0, "a", 0.625)]
+        rank(runs)
+        board = only_board(ask(session, filters=Filters(tag=tag), group_by=GroupBy.MODEL))
+        assert [(row.place, row.cell, row.group) for row in board.rows] == [
+            (1, "cell 1", Group(GroupBy.MODEL, "vgg11", 2)),
+            (2, "cell 2", Group(GroupBy.MODEL, "small-cnn", 1)),
+        ]
+        assert board.total == 2
+
+    @MODES
+    def test_the_front_is_marked(self, rank: Rank, session: Session, tag: str | None) -> None:
+        points = [(0.5, 1.0), (0.75, 2.0), (0.25, 3.0), (0.75, 2.0), (1.0, 4.0)]  # accuracy up, loss down
+        rank([Run(cell, 0, "a", *point) for cell, point in enumerate(points)])
+        front = (Metric.ACCURACY, Metric.LOSS)
+        board = only_board(ask(session, filters=Filters(tag=tag), front=front, limit=2))
+        expected = {"cell 0", "cell 1", "cell 3", "cell 4"}
+        assert set(board.front or ()) == expected
+        assert [row.on_front for row in board.rows] == [row.cell in expected for row in board.rows]
+        whole = only_board(ask(session, filters=Filters(tag=tag), front=front))
+        assert {row.cell for row in whole.rows if row.on_front} == expected
+
+    @MODES
+    def test_differences_to_a_baseline(self, rank: Rank, session: Session, tag: str | None) -> None:
+        values = {0: [0.5, 0.625, 0.5], 1: [0.75, 1.0], 2: [0.25]}
+        rank([Run(cell, seed, "a", value) for cell, mine in values.items() for seed, value in enumerate(mine)])
+        rows = only_board(ask(session, filters=Filters(tag=tag), baseline="cell 0")).rows
+        changes = {row.cell: row.difference["accuracy"] for row in rows if row.difference}
+        assert changes["cell 0"].mean == 0
+        error = math.sqrt(statistics.variance(values[0]) / 3 + statistics.variance(values[1]) / 2)
+        assert changes["cell 1"].error == pytest.approx(error)
+        assert changes["cell 1"].mean == pytest.approx(0.875 - statistics.mean(values[0]))
+        assert changes["cell 2"] == Change(0.25 - statistics.fmean(values[0]), None)
+        with pytest.raises(NotFoundError, match="cell 9"):
+            ask(session, filters=Filters(tag=tag), baseline="cell 9")
+
+    @MODES
+    def test_columns_asked_for(self, rank: Rank, session: Session, tag: str | None) -> None:
+        rank([Run(0, 0)])
+        row = only_row(ask(session, "loss", filters=Filters(tag=tag), columns=(Metric.ECE, Metric.MCE)))
+        assert list(row.metrics) == ["ece", "loss"]
+
+    @MODES
+    def test_cells_without_the_metric_are_counted(self, rank: Rank, session: Session, tag: str | None) -> None:
+        rank([Run(0, 0), Run(1, 0)])
+        board = only_board(ask(session, "robust_accuracy", filters=Filters(tag=tag)))
+        assert (board.rows, board.total, board.unmeasured) == ([], 0, 2)

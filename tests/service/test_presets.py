@@ -10,6 +10,7 @@ from service.grid import ExperimentSpec, Plan, expand_grid
 from service.presets import Protocol, Scale, preset_spec, presets
 from ttsv.config import TrialConfig
 from ttsv.data.catalog import dataset_info
+from ttsv.evaluation_config import EVALUATION
 from ttsv.models.shapes import layer_shapes, shape_compression
 
 NAMES = [preset.name for preset in presets()]
@@ -120,6 +121,30 @@ def test_where_text_and_programs_differ_both_are_there() -> None:
     assert iterations == [{2}, {1}]
     selections = [{c.training.select for c in configs("table2", protocol=p)} for p in Protocol]
     assert selections == [{"last"}, {"last"}, {"best"}]
+
+
+def test_networks_are_evaluated_as_the_paper_does() -> None:
+    for name in ("table1", "table2", "table3", "table4", "figure-vgg", "figure-lipschitz"):
+        for config in configs(name):
+            found = config.evaluation
+            assert (found.attack, found.attack_norm, found.attack_eps, found.attack_version) == (
+                "autoattack",
+                "L2",
+                0.5,
+                "standard",
+            )
+            assert (found.attack_images, found.corruptions, found.corruption_images) == (None, "published", None)
+            assert found.certified
+            assert (found.lipschitz == "both") == (name == "figure-lipschitz")
+        for config in configs(name, scale=Scale.SMOKE):
+            found = config.evaluation
+            assert (found.attack, found.corruptions, found.certified) == ("pgd", "generated", True)
+            assert (found.attack_images, found.corruption_images) == (4, 1)
+            assert (found.lipschitz, found.lipschitz_images) == (
+                ("fgsm", 2) if name == "figure-lipschitz" else ("none", None)
+            )
+    for name in ("figure-speedup", "figure-soc-speedup"):
+        assert {config.evaluation for config in configs(name)} == {EVALUATION}
 
 
 def test_cells_with_other_hyperparameters() -> None:

@@ -1,18 +1,21 @@
 """The queue's contract, the same on SQLite and Postgres."""
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import pytest
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from service import queue, store
+from service import queue, store, submission, verbs
 from service.db import Database
 from service.errors import LeaseLostError
+from service.grid import ExperimentSpec, PlannedTrial, expand_grid
 from service.models import (
     Artifact,
     EpochPoint,
+    Event,
     Experiment,
     ExperimentState,
     Protocol,
@@ -23,6 +26,8 @@ from service.models import (
     now,
 )
 from service.queue import MAX_ATTEMPTS, MAX_FRUITLESS_CLAIMS, ArtifactFile, Lease, Watched
+
+BASE: dict[str, Any] = {"dataset": "digits", "model": "small-cnn", "training": {"epochs": 3}}
 
 Submit = Callable[..., int]
 Claim = Callable[..., Lease]
@@ -43,9 +48,15 @@ def write(database: Database, function: Callable[Concatenate[Session, P], T], *a
 PROTOCOL = ("p" * 64, {"split": "test"})
 
 
+def planned(**fields: Any) -> PlannedTrial:
+    """A trial as a searcher suggests it."""
+    spec = ExperimentSpec(name="one", base=BASE | fields)
+    return expand_grid(spec, max_trials=1).trials[0]
+
+
 def snapshot(table: Table) -> list[tuple[Any, ...]]:
     """Everything that is stored, to be compared."""
-    kinds = (Experiment, Trial, EpochPoint, Protocol, Result, Artifact)
+    kinds = (Experiment, Trial, EpochPoint, Protocol, Result, Artifact, Event)
     return [
         (kind.__name__, *(getattr(row, column.key) for column in kind.__table__.columns))
         for kind in kinds
@@ -193,6 +204,8 @@ WRITES: dict[str, Callable[[Session, Lease, int, dict[str, Any], dict[str, Any]]
         session, lease, trial, "oom", "too big"
     ),
     "lose_trial": lambda session, lease, trial, point, result: queue.lose_trial(session, lease, trial, "gone"),
+    "early_stop_trial": lambda session, lease, trial, point, result: queue.early_stop_trial(session, lease, trial),
+    "add_trial": lambda session, lease, trial, point, result: queue.add_trial(session, lease, planned(seed=77)),
     "complete": lambda session, lease, trial, point, result: queue.complete(session, lease),
 }
 
@@ -203,11 +216,13 @@ def test_every_function_that_takes_a_lease_is_in_the_fence_tests() -> None:
         for name, function in vars(queue).items()
         if callable(function) and not name.startswith("_") and "lease" in getattr(function, "__annotations__", {})
     }
-    assert taking - {"is_held"} == set(WRITES) - {"drain"}
+    assert taking - {"is_held", "is_stopping"} == set(WRITES) - {"drain"}
 
 
 class TestFence:
-    @pytest.mark.parametrize("how", ["reaped", "claimed anew", "released", "cancelled", "completed", "invented"])
+    @pytest.mark.parametrize(
+        "how", ["reaped", "claimed anew", "released", "cancelled", "paused", "stopped", "completed", "invented"]
+    )
     def test_a_stale_lease_writes_nothing(
         self,
         submit: Submit,
@@ -233,7 +248,12 @@ class TestFence:
         elif how == "released":
             write(database, queue.release, lease, drained=False)
         elif how == "cancelled":
-            write(database, store.cancel_experiment, experiment_id)
+            write(database, verbs.cancel, experiment_id)
+        elif how == "paused":
+            write(database, verbs.pause, experiment_id)
+        elif how == "stopped":
+            write(database, queue.fail_trial, lease, trial_id, "oom", "too big")
+            write(database, verbs.stop, experiment_id)
         elif how == "completed":
             for trial in table(Trial):
                 finish(lease, trial.id)
@@ -251,8 +271,11 @@ class TestFence:
             assert (name, snapshot(table)) == (name, before)
         with database.read() as session:
             assert not queue.is_held(session, lease)
+            assert not queue.is_stopping(session, lease)
 
-    @pytest.mark.parametrize("name", ["start_trial", "add_epoch", "finish_trial", "fail_trial", "lose_trial"])
+    @pytest.mark.parametrize(
+        "name", ["start_trial", "add_epoch", "finish_trial", "fail_trial", "lose_trial", "early_stop_trial"]
+    )
     def test_a_lease_writes_to_its_own_trials_only(
         self,
         submit: Submit,
@@ -339,7 +362,7 @@ class TestReap:
         lease = claim()
         seen = self.seen(database)
         if end == "cancel":
-            write(database, store.cancel_experiment, experiment_id)
+            write(database, verbs.cancel, experiment_id)
         else:
             write(database, queue.release, lease, drained=False)
         before = snapshot(table)
@@ -374,10 +397,8 @@ class TestReap:
 
 
 def _submit_one(session: Session) -> None:
-    from service.grid import ExperimentSpec, expand_grid
-
     spec = ExperimentSpec(name="one", base={"dataset": "digits", "model": "small-cnn"})
-    store.create_experiment(session, spec, expand_grid(spec, max_trials=1))
+    submission.create_experiment(session, spec, expand_grid(spec, max_trials=1))
 
 
 class TestRelease:
@@ -589,6 +610,95 @@ class TestTrials:
         assert trial.error == "the trial's process was lost 5 times; the last time: signal 5"
         assert trial.finished_at is not None
 
+    def test_an_early_stopped_trial_keeps_its_epochs_and_has_no_result(
+        self, submit: Submit, claim: Claim, database: Database, table: Table, epoch_point: Make, trial_result: Make
+    ) -> None:
+        submit(seeds=1)
+        lease, trial = claim(), table(Trial)[0]
+        write(database, queue.early_stop_trial, lease, trial.id)
+        assert table(Trial)[0].state == TrialState.QUEUED  # only what runs can be stopped
+        write(database, queue.start_trial, lease, trial.id)
+        write(database, queue.add_epoch, lease, trial.id, epoch_point(1))
+        write(database, queue.early_stop_trial, lease, trial.id)
+        write(database, queue.finish_trial, lease, trial.id, trial_result(), PROTOCOL)
+        (trial,) = table(Trial)
+        assert (trial.state, trial.epoch, trial.failure) == (TrialState.EARLY_STOPPED, 1, None)
+        assert trial.finished_at is not None
+        assert (len(table(EpochPoint)), table(Result)) == (1, [])
+
+    def test_starting_says_whether_the_trial_may_run(
+        self, submit: Submit, claim: Claim, database: Database, table: Table, finish: Finish
+    ) -> None:
+        experiment_id = submit(seeds=3)
+        lease = claim()
+        done, running, waiting = (trial.id for trial in table(Trial))
+        finish(lease, done)
+        assert write(database, queue.start_trial, lease, running)
+        assert write(database, queue.start_trial, lease, running)
+        assert not write(database, queue.start_trial, lease, done)
+        write(database, verbs.stop, experiment_id)
+        assert not write(database, queue.start_trial, lease, waiting)
+        assert [trial.attempts for trial in table(Trial)] == [1, 1, 0]
+
+    @pytest.mark.parametrize("end", ["finish", "fail", "lose", "early stop", "drain", "reap", "pause", "cancel"])
+    def test_the_time_of_every_attempt_counts(
+        self, submit: Submit, claim: Claim, database: Database, table: Table, trial_result: Make, end: str
+    ) -> None:
+        experiment_id = submit(seeds=1)
+        lease, trial = claim(), table(Trial)[0]
+        write(database, queue.start_trial, lease, trial.id)
+
+        def earlier(session: Session) -> None:
+            trial = session.get_one(Trial, 1)
+            assert trial.started_at is not None
+            trial.started_at -= timedelta(seconds=100)
+            trial.run_seconds = 1000.0
+
+        database.write(earlier)
+        with database.read() as session:
+            (seen,) = queue.watch(session)
+        ends: dict[str, Callable[[Session], object]] = {
+            "finish": lambda session: queue.finish_trial(session, lease, trial.id, trial_result(), PROTOCOL),
+            "fail": lambda session: queue.fail_trial(session, lease, trial.id, "oom", "too big"),
+            "lose": lambda session: queue.lose_trial(session, lease, trial.id, "gone"),
+            "early stop": lambda session: queue.early_stop_trial(session, lease, trial.id),
+            "drain": lambda session: queue.release(session, lease, drained=True),
+            "reap": lambda session: queue.reap(session, seen),
+            "pause": lambda session: verbs.pause(session, experiment_id),
+            "cancel": lambda session: verbs.cancel(session, experiment_id),
+        }
+        database.write(ends[end])
+        assert 1100 <= table(Trial)[0].run_seconds < 1160
+
+    def test_a_searchers_trial_comes_after_the_last(
+        self, submit: Submit, claim: Claim, database: Database, table: Table
+    ) -> None:
+        submit(seeds=2)
+        lease = claim()
+        first, again, known = (
+            write(database, queue.add_trial, lease, planned(seed=seed, layer="tt", rank=4)) for seed in (5, 5, 6)
+        )
+        assert first == again != known
+        assert write(database, queue.add_trial, lease, planned(seed=1)) == table(Trial)[1].id
+        trials = table(Trial)
+        assert [(trial.number, trial.seed, trial.rank, trial.state) for trial in trials[2:]] == [
+            (2, 5, 4, TrialState.QUEUED),
+            (3, 6, 4, TrialState.QUEUED),
+        ]
+        assert trials[2].config == planned(seed=5, layer="tt", rank=4).config.to_dict()
+        assert table(Experiment)[0].trial_count == 4
+
+    def test_a_searchers_trial_in_an_experiment_that_stops_never_runs(
+        self, submit: Submit, claim: Claim, database: Database, table: Table
+    ) -> None:
+        experiment_id = submit(seeds=1)
+        lease, trial = claim(), table(Trial)[0]
+        write(database, queue.start_trial, lease, trial.id)
+        write(database, verbs.stop, experiment_id)
+        added = write(database, queue.add_trial, lease, planned(seed=9))
+        assert not write(database, queue.start_trial, lease, added)
+        assert table(Trial)[1].state == TrialState.CANCELLED
+
     def test_many_writes_in_one_transaction(
         self, submit: Submit, claim: Claim, database: Database, table: Table, epoch_point: Make, trial_result: Make
     ) -> None:
@@ -666,6 +776,18 @@ class TestComplete:
         assert (experiment.state, experiment.error) == (ExperimentState.FAILED, "2 of 4 trials did not succeed")
         assert len(table(Result)) == 2
 
+    def test_early_stopped_trials_are_no_failure(
+        self, submit: Submit, claim: Claim, database: Database, table: Table, finish: Finish
+    ) -> None:
+        submit(seeds=2)
+        lease = claim()
+        best, worse = table(Trial)
+        finish(lease, best.id)
+        write(database, queue.start_trial, lease, worse.id)
+        write(database, queue.early_stop_trial, lease, worse.id)
+        assert write(database, queue.complete, lease)
+        assert table(Experiment)[0].state == ExperimentState.SUCCEEDED
+
 
 class TestWorkers:
     def test_greeting_and_parting(self, database: Database, table: Table) -> None:
@@ -684,3 +806,15 @@ class TestWorkers:
         for _ in range(2):
             write(database, queue.part, "node-1")
         assert [worker.name for worker in table(Worker)] == ["node-2"]
+
+    def test_one_that_was_killed_long_ago_is_forgotten(self, database: Database, table: Table) -> None:
+        for name in ("killed", "quiet", "here"):
+            write(database, queue.greet, name, 1, 0)
+
+        def age(session: Session) -> None:
+            session.get_one(Worker, "killed").seen_at = now() - timedelta(hours=25)
+            session.get_one(Worker, "quiet").seen_at = now() - timedelta(hours=23)
+
+        database.write(age)
+        write(database, queue.greet, "here", 1, 0)
+        assert [worker.name for worker in table(Worker)] == ["here", "quiet"]

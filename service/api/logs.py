@@ -1,0 +1,132 @@
+"""The logs of trials and of the drivers that run experiments: their end, or all that is still to come."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Response
+from fastapi.responses import StreamingResponse
+
+from service import logs, store
+from service.api.access import Reader
+from service.api.examples import LOG
+from service.api.parts import Config, Db, ExperimentId, TrialId, Watched
+from service.api.problems import RESPONSES
+from service.errors import NotFoundError
+from service.models import OPEN_EXPERIMENTS, OPEN_TRIALS
+from service.watching import Watching
+
+router = APIRouter(prefix="/v1", tags=["logs"], responses=RESPONSES)
+
+Tail = Annotated[int, Query(ge=0, le=100_000, description="So many lines of its end, 4 MiB at most.")]
+Follow = Annotated[bool, Query(description="Go on with what is written, until the end.")]
+
+_TEXT: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The log", "content": {"text/plain": {"schema": {"type": "string"}, "example": LOG}}}
+}
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Type": "text/plain; charset=utf-8",
+    "X-Accel-Buffering": "no",
+    "X-Content-Type-Options": "nosniff",
+}
+_LOOK_SECONDS = 0.5
+
+
+@router.get("/trials/{trial_id}/logs", operation_id="getTrialLog", response_class=Response, responses=_TEXT)
+def of_trial(
+    trial_id: TrialId,
+    who: Reader,
+    database: Db,
+    settings: Config,
+    watching: Watched,
+    tail: Tail = 1000,
+    follow: Follow = False,
+) -> Response:
+    """The log of a trial's newest attempt. With `follow` it goes on until the trial is final, through all attempts."""
+
+    def ended() -> bool:
+        with database.read() as session:
+            return store.get_trial(session, trial_id, project_id=who.project_id).state not in OPEN_TRIALS
+
+    return _answer(
+        watching, f"trial {trial_id}", lambda: logs.trial_log(settings.data_dir, trial_id), ended, tail, follow
+    )
+
+
+@router.get(
+    "/experiments/{experiment_id}/logs", operation_id="getExperimentLog", response_class=Response, responses=_TEXT
+)
+def of_experiment(
+    experiment_id: ExperimentId,
+    who: Reader,
+    database: Db,
+    settings: Config,
+    watching: Watched,
+    tail: Tail = 1000,
+    follow: Follow = False,
+) -> Response:
+    """The log of the process that ran the experiment last. With `follow` it goes on until the experiment is final."""
+
+    def ended() -> bool:
+        with database.read() as session:
+            found = store.get_experiment(session, experiment_id, project_id=who.project_id)
+            return found.state not in OPEN_EXPERIMENTS
+
+    def path() -> Path | None:
+        return logs.experiment_log(settings.data_dir, experiment_id)
+
+    return _answer(watching, f"experiment {experiment_id}", path, ended, tail, follow)
+
+
+def _answer(
+    watching: Watching,
+    what: str,
+    find: Callable[[], Path | None],
+    ended: Callable[[], bool],
+    lines: int,
+    follow: bool,
+) -> Response:
+    final, path = ended(), find()
+    if path is None and (final or not follow):
+        raise NotFoundError(f"{what} has no log; one is written as soon as it runs")
+    if follow:
+        return StreamingResponse(_follow(watching, find, ended, lines), headers=_HEADERS)
+    assert path is not None
+    return Response(logs.tail(path, lines)[0], headers=_HEADERS)
+
+
+async def _follow(
+    watching: Watching, find: Callable[[], Path | None], ended: Callable[[], bool], lines: int
+) -> AsyncIterator[bytes]:
+    """The end of the log, then what is written to it, then the logs of later attempts from their beginning."""
+    path, offset = None, 0
+    first = True
+    while True:
+        final = await watching.aside(lambda: _safely(ended))  # before reading: what is written until then is all
+        newest = await watching.aside(find)
+        if first and newest is not None:
+            text, offset = await watching.aside(lambda found=newest: logs.tail(found, lines))  # type: ignore[misc]
+            path = newest
+            yield text
+        first = False
+        while path is not None:
+            piece = await watching.aside(lambda at=path, start=offset: logs.read_from(at, start))  # type: ignore[misc]
+            if not piece:
+                break
+            offset += len(piece)
+            yield piece
+        if newest is not None and newest != path:
+            path, offset = newest, 0
+        elif final:
+            return
+        else:
+            await asyncio.sleep(_LOOK_SECONDS)
+
+
+def _safely(ended: Callable[[], bool]) -> bool:
+    try:
+        return ended()
+    except NotFoundError:  # deleted meanwhile
+        return True

@@ -1,0 +1,54 @@
+"""/v1/tables: the paper's tables beside what was measured here."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Path, Query, Response
+
+from service import store
+from service.api.access import Reader
+from service.api.formats import AskedFormat, forms
+from service.api.leaderboard_examples import TABLE, TABLE_TEXT
+from service.api.parts import MAX_ID, Db
+from service.api.problems import RESPONSES, refusals
+from service.errors import FieldProblem, QueryError
+from service.paper import paper_table
+from service.presets import PAPER, Scale
+from service.schemas_leaderboard import TableOut
+from service.scores import EVERYONE
+from service.table_sheets import table_records, table_sheet
+from service.tables import reproduce
+
+router = APIRouter(prefix="/v1/tables", tags=["leaderboards"], responses=RESPONSES | refusals(406))
+
+
+@router.get("/{paper}/{name}", operation_id="getTable", responses=forms(TABLE, TABLE_TEXT), response_model=TableOut)
+def show(
+    paper: Annotated[str, Path(max_length=64, examples=[PAPER])],
+    name: Annotated[str, Path(max_length=64, examples=["table2"])],
+    database: Db,
+    who: Reader,
+    asked: Annotated[AskedFormat, Depends()],
+    experiment: Annotated[int | None, Query(ge=1, le=MAX_ID, description="Only this experiment's trials.")] = None,
+    scale: Annotated[
+        Scale, Query(description="smoke: from an experiment's small stand-ins, to see that the path works.")
+    ] = Scale.FULL,
+    protocol: Annotated[
+        str | None, Query(pattern=r"^[0-9a-f]{64}$", description="By default the one that fills most rows.")
+    ] = None,
+) -> Response:
+    """A table of the paper with the printed values and ours side by side, missing rows marked, differences named."""
+    table = paper_table(paper, name)
+    if scale is Scale.SMOKE and experiment is None:
+        raise QueryError([FieldProblem("experiment", "is required with scale=smoke")])
+    with database.read() as session:
+        if experiment is not None:
+            store.get_experiment(session, experiment, project_id=who.project_id)
+        found = reproduce(
+            session,
+            table,
+            experiment_id=experiment,
+            smoke=scale is Scale.SMOKE,
+            protocol=protocol,
+            scope=who.project_id or EVERYONE,
+        )
+    return asked.answer(lambda: found, lambda: [table_sheet(found)], lambda: table_records(found))

@@ -1,0 +1,133 @@
+"""A leaderboard as tables for people and as flat rows for programs."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from service.exports import Cell, Measured, Sheet
+from service.leaderboard import Board, Leaderboard, Row, Spread
+from service.metric import HEADLINE, Metric
+
+_FIELDS = ("model", "layer", "rank", "lambda_ort", "constraint", "delta")
+
+Value = str | int | float | bool | None
+
+
+def board_sheets(found: Leaderboard, dataset: str, metric: Metric, wanted: Sequence[Metric] = ()) -> list[Sheet]:
+    """One table per board; without `wanted` columns those of the headline metrics that were measured."""
+    sheets = [_sheet(board, dataset, metric, wanted) for board in found.boards]
+    notes = []
+    if found.hole_count:
+        trials = sum(hole.trials for hole in found.holes)
+        more = "" if found.hole_count == len(found.holes) else " among the first of them"
+        notes.append(f"{found.hole_count} cells have no result yet ({trials} trials{more})")
+    notes += [f"trial {bad.trial_id} is left out: {'; '.join(bad.reasons)}" for bad in found.invalid]
+    if notes:
+        title = f"{dataset}: not on the leaderboards" if sheets else f"{dataset}: no results yet"
+        sheets.append(Sheet(title, ["cells without a result", "invalid results"], [True, True], [], notes))
+        sheets[-1].rows.append([found.hole_count, found.invalid_count])
+    return sheets
+
+
+def _sheet(board: Board, dataset: str, metric: Metric, wanted: Sequence[Metric]) -> Sheet:
+    measured = {name for row in board.rows for name in row.metrics}
+    shown = [m for m in dict.fromkeys([metric, *(wanted or HEADLINE)]) if m in measured or m in wanted]
+    best = {m: _best(board.rows, m) for m in shown}
+    fields = [name for name in _FIELDS if len({str(row.config.get(name)) for row in board.rows}) > 1]
+    same = [name for name in _FIELDS if name not in fields and board.rows and board.rows[0].config.get(name)]
+    front = board.front is not None
+    references = [row.paper for row in board.rows]
+    papers = [m for m in shown if any(m in ref.values for found in references for ref in found)]
+    compared = [m for m in shown if any(row.difference and m in row.difference for row in board.rows)]
+    headings = ["#", *fields, *(m.reading.title for m in shown), *(f"paper: {m.reading.title}" for m in papers)]
+    headings += [f"difference: {m.reading.title}" for m in compared]
+    headings += ["seeds", *(["front"] if front else [])]
+    text = {"model", "layer", "constraint", "front"}
+    rows: list[list[Cell]] = []
+    for row in board.rows:
+        cells: list[Cell] = [row.place, *(row.config.get(name) for name in fields)]
+        cells += [_measured(row.metrics.get(m), m, best[m]) for m in shown]
+        cells += [_printed(row, m) for m in papers]
+        cells += [_difference(row, m) for m in compared]
+        cells.append(row.seeds if row.complete else f"{row.seeds} of {row.trials}")
+        rows.append(cells + (["*" if row.on_front else ""] if front else []))
+    notes = _notes(board, same, bool(papers))
+    return Sheet(
+        f"{dataset}: by {metric.reading.heading}", headings, [name not in text for name in headings], rows, notes
+    )
+
+
+def _notes(board: Board, same: Sequence[str], paper: bool) -> list[str]:
+    counts = sorted({row.seeds for row in board.rows})
+    notes = [f"Protocol {board.protocol[:12]}; {len(board.rows)} of {board.total} rows."]
+    if counts:
+        number = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+        notes.append(f"Mean ± sample standard deviation over {number} seeds; best means in bold.")
+    if same:
+        notes.append("All rows: " + ", ".join(f"{name} {_plain(board.rows[0].config[name])}" for name in same) + ".")
+    if board.unmeasured:
+        notes.append(f"{board.unmeasured} cells have results without this metric.")
+    if board.apart:
+        notes.append("Not ranked with the first table: " + "; ".join(map(str, board.apart)) + ".")
+    if paper:
+        said = dict.fromkeys(note for row in board.rows for reference in row.paper for note in reference.notes)
+        notes += [f"Paper: {note}." for note in said]
+    return notes
+
+
+def board_records(found: Leaderboard, wanted: Sequence[Metric] = ()) -> tuple[list[str], list[list[Value]]]:
+    """Header and rows for CSV: one row per cell and board, all numbers in the API's units."""
+    measured = {name for board in found.boards for row in board.rows for name in row.metrics}
+    metrics = [m for m in Metric if m in (wanted or measured)]
+    papers = {name for board in found.boards for row in board.rows for ref in row.paper for name in ref.values}
+    printed = [m for m in metrics if m in papers]
+    header = ["protocol", "place", "cell", *_FIELDS, "seeds", "trials", "on_front"]
+    header += [f"{m}_{part}" for m in metrics for part in ("mean", "std", "min", "max")]
+    header += [f"paper_{m}" for m in printed]
+    header += [f"{m}_{part}" for m in metrics for part in ("difference", "difference_error")]
+    rows: list[list[Value]] = []
+    for board in found.boards:
+        for row in board.rows:
+            values: list[Value] = [board.protocol, row.place, row.cell, *(row.config.get(name) for name in _FIELDS)]
+            values += [row.seeds, row.trials, row.on_front]
+            for m in metrics:
+                spread = row.metrics.get(m)
+                values += [None] * 4 if spread is None else [spread.mean, spread.std, spread.min, spread.max]
+            values += [next((ref.values[m].mean for ref in row.paper if m in ref.values), None) for m in printed]
+            for m in metrics:
+                change = (row.difference or {}).get(m)
+                values += [None, None] if change is None else [change.mean, change.error]
+            rows.append(values)
+    return header, rows
+
+
+def _best(rows: Sequence[Row], metric: Metric) -> float | None:
+    means = [row.metrics[metric].mean for row in rows if metric in row.metrics]
+    return (max if metric.more_is_better else min)(means, default=None)
+
+
+def _measured(spread: Spread | None, metric: Metric, best: float | None) -> Cell:
+    if spread is None:
+        return None
+    factor, decimals = metric.reading.factor, metric.reading.decimals
+    std = None if spread.std is None else spread.std * factor
+    return Measured(spread.mean * factor, std, decimals, spread.mean == best)
+
+
+def _printed(row: Row, metric: Metric) -> Cell:
+    value = next((ref.values[metric] for ref in row.paper if metric in ref.values), None)
+    if value is None:
+        return None
+    factor, decimals = metric.reading.factor, metric.reading.decimals
+    return Measured(value.mean * factor, None if value.spread is None else value.spread * factor, decimals)
+
+
+def _difference(row: Row, metric: Metric) -> Cell:
+    change = (row.difference or {}).get(metric)
+    if change is None:
+        return None
+    factor, decimals = metric.reading.factor, metric.reading.decimals
+    return Measured(change.mean * factor, None if change.error is None else change.error * factor, decimals)
+
+
+def _plain(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

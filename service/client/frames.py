@@ -1,0 +1,66 @@
+"""Trials and epochs as pandas DataFrames. pandas is imported when one is made."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from service.schemas import EpochOut, ResultOut, TrialOut
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+RESULT_COLUMNS = tuple(ResultOut.model_fields)
+_TRIAL_COLUMNS = (
+    "id",
+    "experiment_id",
+    "number",
+    "state",
+    "attempts",
+    "epoch",
+    "epochs",
+    "run_seconds",
+    "best_val_accuracy",
+    "failure",
+    "error",
+    "started_at",
+    "finished_at",
+    "cell",
+    "fingerprint",
+    "source_trial_id",
+)
+
+
+def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Fields by dotted path, as in a grid: `training.lr`."""
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def result_frame(trials: Iterable[TrialOut]) -> "pd.DataFrame":
+    """One row per trial, indexed by its id: what it is, its flattened configuration, and every metric of its result.
+
+    Metrics are NaN where a trial has no result, or its evaluation did not ask for them; fractions are in [0, 1].
+    """
+    import pandas as pd
+
+    rows = [_row(trial) for trial in trials]
+    config = list(dict.fromkeys(name for row in rows for name in row[1]))
+    columns = [*_TRIAL_COLUMNS, *config, *RESULT_COLUMNS]
+    frame = pd.DataFrame([own | settings | result for own, settings, result in rows], columns=columns)
+    return frame.set_index("id")
+
+
+def epoch_frame(epochs: Iterable[EpochOut]) -> "pd.DataFrame":
+    """One row per epoch, indexed by its number."""
+    import pandas as pd
+
+    columns = list(EpochOut.model_fields)
+    return pd.DataFrame([epoch.model_dump() for epoch in epochs], columns=columns).set_index("epoch")
+
+
+def _row(trial: TrialOut) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    own = {name: getattr(trial, name) for name in _TRIAL_COLUMNS} | {"state": trial.state.value}
+    # Strings tell a data frame too little of lists (`milestones`): they stay what they are.
+    return own, dict(flat(trial.config)), {} if trial.result is None else trial.result.model_dump()

@@ -1,0 +1,59 @@
+"""The login page: a key that was typed in is kept in a cookie that no script can read."""
+
+from urllib.parse import parse_qs
+
+from fastapi import APIRouter, Request
+from starlette.responses import RedirectResponse, Response
+
+from service.api.access import COOKIE, principal_of, sent_from_our_pages
+from service.api.parts import Config, Db
+from service.dashboard.rendering import HEADERS, html
+from service.errors import KeyRefusedError
+
+router = APIRouter(include_in_schema=False)
+
+LOGIN = "/login"
+
+
+@router.get(LOGIN)
+def ask(settings: Config, next: str = "/") -> Response:
+    """Asks for a key."""
+    return _form(_local(next), None, required=settings.keys_required)
+
+
+@router.post(LOGIN)
+async def login(request: Request, database: Db, settings: Config) -> Response:
+    """Checks the key and keeps it: for this site's own requests alone, and hidden from scripts."""
+    form = parse_qs((await request.body()).decode("utf-8", errors="replace"), max_num_fields=10)
+    after = _local(form.get("next", ["/"])[0])
+    if not sent_from_our_pages(request):
+        return _form(after, "This form was sent from another site.", status=403)
+    key = form.get("key", [""])[0].strip()
+    try:
+        principal_of(key, database, settings)
+    except KeyRefusedError as error:
+        return _form(after, str(error), status=401)
+    response = RedirectResponse(after, status_code=303, headers=HEADERS)
+    secure = request.url.scheme == "https"
+    response.set_cookie(COOKIE, key, httponly=True, samesite="strict", secure=secure, path="/")
+    return response
+
+
+@router.post("/logout")
+def logout(request: Request) -> Response:
+    """Forgets the key."""
+    if not sent_from_our_pages(request):
+        return _form("/", "This form was sent from another site.", status=403)
+    response = RedirectResponse(LOGIN, status_code=303, headers=HEADERS)
+    response.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict")
+    return response
+
+
+def _form(after: str, error: str | None, *, status: int = 200, required: bool = True) -> Response:
+    return html("login.html", status=status, next=after, error=error, required=required, keys_required=False, who=None)
+
+
+def _local(path: str) -> str:
+    """A page of ours, wherever the parameter points: `//elsewhere` and `/\\elsewhere` are other sites."""
+    plain = path.isprintable() and path.startswith("/") and not path.startswith(("//", "/\\"))
+    return path if plain and not path.startswith(LOGIN) else "/"

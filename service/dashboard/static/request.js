@@ -1,0 +1,43 @@
+// Requests to the API, with what it says when it refuses.
+
+/** Sends a request; resolves to {ok, status, answer}, whatever comes back. */
+export async function send(method, url, { body = undefined, type = "application/json", headers = {} } = {}) {
+  const given = { Accept: "application/json", ...headers };
+  if (body !== undefined) given["Content-Type"] = type;
+  try {
+    const response = await fetch(url, { method, body, headers: given, credentials: "same-origin" });
+    const text = await response.text();
+    let answer = null;
+    try {
+      answer = JSON.parse(text);
+    } catch {
+      answer = { detail: text.slice(0, 500) };
+    }
+    return { ok: response.ok, status: response.status, answer };
+  } catch {
+    return { ok: false, status: 0, answer: { detail: "The service does not answer. Does it run?" } };
+  }
+}
+
+/** An element with a text and children: names of others are texts here, never HTML. */
+export function element(name, text = "", children = [], attributes = {}) {
+  const made = document.createElement(name);
+  if (text !== "") made.textContent = text;
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  made.append(...children);
+  return made;
+}
+
+/** Shows a problem document: its detail, and every field that is wrong. */
+export function showProblem(place, { status, answer }) {
+  const detail = answer && answer.detail ? String(answer.detail) : "unknown error";
+  const fields = (answer && answer.errors) || [];
+  const title = status === 0 ? "No answer" : `Refused (${status})`;
+  place.replaceChildren(element("strong", title), element("p", detail));
+  if (fields.length > 0) {
+    const items = fields.map((one) => element("li", "", [element("code", one.field), `: ${one.message}`]));
+    place.append(element("ul", "", items));
+  }
+  if (status === 401) place.append(element("p", "", [element("a", "Sign in", [], { href: "/login" })]));
+  place.hidden = false;
+}

@@ -1,0 +1,122 @@
+// The form that takes a spec: looks at it first (dry run), then posts it.
+import { element, send, showProblem } from "/static/request.js";
+
+const MOST = 100; // trials that are listed
+const text = document.getElementById("spec");
+const problem = document.getElementById("problem");
+const preview = document.getElementById("preview");
+const submit = document.getElementById("submit");
+let key = newKey();
+let busy = false;
+
+// One key for one text: a double click, or a second try after a lost answer, stores one experiment. (Not
+// crypto.randomUUID, which plain http from another machine does not have.)
+function newKey() {
+  return Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
+function type() {
+  return text.value.trimStart().startsWith("{") ? "application/json" : "application/yaml";
+}
+
+function number(value, digits = 0) {
+  return value === null || value === undefined ? "–" : Number(value).toLocaleString("en", { maximumFractionDigits: digits });
+}
+
+function time(seconds) {
+  if (seconds === null || seconds === undefined) return "not known yet";
+  if (seconds < 90) return `${number(seconds, 1)} s`;
+  if (seconds < 5400) return `${number(seconds / 60, 1)} min`;
+  return `${number(seconds / 3600, 1)} h`;
+}
+
+function axes(trials) {
+  const flat = trials.map((trial) => flatten(trial.config));
+  const names = [...new Set(flat.flatMap(Object.keys))];
+  return { flat, varied: names.filter((name) => new Set(flat.map((one) => JSON.stringify(one[name]))).size > 1) };
+}
+
+function flatten(config, path = "") {
+  const found = {};
+  for (const [name, value] of Object.entries(config)) {
+    if (value !== null && typeof value === "object" && !Array.isArray(value)) {
+      Object.assign(found, flatten(value, `${path}${name}.`));
+    } else {
+      found[path + name] = value;
+    }
+  }
+  return found;
+}
+
+function show(answer) {
+  const trials = answer.trials.slice(0, MOST);
+  const { flat, varied } = axes(trials);
+  const headings = ["#", ...varied, "parameters", "compression", "steps", "training"];
+  const head = element("tr", "", headings.map((name) => element("th", name, [], { scope: "col" })));
+  const rows = trials.map((trial, index) => {
+    const values = varied.map((name) => {
+      const value = flat[index][name];
+      return value === null || value === undefined ? "–" : typeof value === "string" ? value : JSON.stringify(value);
+    });
+    const costs = [number(trial.parameters), number(trial.compression, 1), number(trial.steps), time(trial.seconds)];
+    const cells = [
+      element("th", String(trial.number), [], { class: "number", scope: "row" }),
+      ...values.map((value) => element("td", value, [], isNaN(value) && value !== "–" ? {} : { class: "number" })),
+      ...costs.map((value) => element("td", value, [], { class: "number" })),
+    ];
+    return element("tr", "", cells);
+  });
+  const total = `${number(answer.trial_count)} trials (${number(answer.grid_points)} points, equal ones once)`;
+  const cost = `${number(answer.totals.steps)} steps; training, one trial after another: ${time(answer.totals.seconds)}`;
+  const parts = [element("h2", "What would be run"), element("p", `${total}; ${cost}.`)];
+  const reasons = [...new Set(trials.flatMap((trial) => trial.reasons))];
+  if (reasons.length > 0) parts.push(element("p", `Not known: ${reasons.join("; ")}.`, [], { class: "quiet" }));
+  const table = element("table", "", [element("thead", "", [head]), element("tbody", "", rows)]);
+  parts.push(element("div", "", [table], { class: "wide", tabindex: "0", role: "region", "aria-label": "Trials" }));
+  const left = answer.trial_count - trials.length;
+  if (left > 0) parts.push(element("p", `and ${number(left)} more`, [], { class: "quiet" }));
+  preview.replaceChildren(...parts);
+  preview.hidden = false;
+}
+
+async function look() {
+  problem.hidden = true;
+  const result = await send("POST", "/v1/experiments?dry_run=true", { body: text.value, type: type() });
+  if (result.ok) {
+    show(result.answer);
+  } else {
+    preview.hidden = true;
+    showProblem(problem, result);
+    problem.focus();
+  }
+  return result.ok;
+}
+
+async function post() {
+  const headers = { "Idempotency-Key": key };
+  const result = await send("POST", "/v1/experiments", { body: text.value, type: type(), headers });
+  if (result.ok) {
+    location.assign(`/experiments/${Number(result.answer.id)}`);
+  } else {
+    showProblem(problem, result);
+    problem.focus();
+  }
+}
+
+async function alone(work) {
+  if (busy) return;
+  busy = true;
+  document.body.setAttribute("aria-busy", "true");
+  await work();
+  document.body.removeAttribute("aria-busy");
+  busy = false;
+}
+
+document.getElementById("look").addEventListener("click", () => alone(look));
+if (submit) submit.addEventListener("click", () => alone(post));
+text.addEventListener("input", () => {
+  key = newKey();
+  preview.hidden = true;
+  problem.hidden = true;
+});
+if (submit) alone(look);

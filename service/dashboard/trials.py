@@ -1,0 +1,137 @@
+"""The page of a trial: curves, result, violations, spectra, files and the end of its log."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi.responses import HTMLResponse
+
+from service import points, store
+from service.api.access import Reader
+from service.api.filters import TrialSort, WhichTrials
+from service.api.parts import Config, Cursor, Db, TrialId
+from service.dashboard.charts import LineChart, line_chart
+from service.dashboard.meanings import MEANINGS
+from service.dashboard.rendering import PageRoute, PageSize, Show
+from service.listing import list_trials
+from service.logs import tail, trial_log
+from service.metric import Metric
+from service.models import OPEN_TRIALS, Result, TrialState
+from service.schemas import ArtifactOut
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+_POINTS = 300
+"""Of more epochs so many are drawn (`points.thin`)."""
+_LOG_LINES = 200
+_LAYERS = 200
+_COLUMNS = ("train_loss", "val_loss", "train_accuracy", "val_accuracy", "ort_loss", "lr")
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A metric of the result, and what is meant by it."""
+
+    metric: Metric
+    value: float
+    meaning: str
+
+
+@dataclass(frozen=True)
+class LayerRange:
+    """A layer's record, and where its singular values lie on a bar of a thousand."""
+
+    record: Mapping[str, Any]
+    start: float
+    width: float
+    before: float | None
+
+
+@router.get("/trials")
+def index(
+    show: Show,
+    database: Db,
+    which: WhichTrials,
+    limit: PageSize = 100,
+    cursor: Cursor = None,
+    sort: TrialSort = "-id",
+) -> HTMLResponse:
+    """Trials of all experiments: those of a cell, of a network, that failed ..."""
+    with database.read() as session:
+        found = list_trials(session, which, limit=limit, sort=sort, cursor=cursor, with_config=False)
+    return show("trials.html", trials=found.rows, next=found.next, sort=sort, states=list(TrialState))
+
+
+@router.get("/trials/{trial_id}")
+def trial(trial_id: TrialId, show: Show, who: Reader, database: Db, settings: Config) -> HTMLResponse:
+    """One trial."""
+    with database.read() as session:
+        found = store.trial_detail(session, trial_id, project_id=who.project_id)
+        experiment = store.get_experiment(session, found.trial.experiment_id)
+        epochs = points.sample(session, trial_id, _COLUMNS, _POINTS)
+        artifacts = [ArtifactOut.of(artifact) for artifact in found.artifacts]
+        name = experiment.name
+        session.expunge_all()
+    result = found.result
+    path = trial_log(settings.data_dir, trial_id)
+    layers = result.layers if result else []
+    return show(
+        "trial.html",
+        trial=found.trial,
+        experiment_name=name,
+        open=found.trial.state in OPEN_TRIALS,
+        charts=curves(epochs),
+        result=result,
+        measurements=measurements(result) if result else [],
+        unmeasured=[m for m in Metric if getattr(result, m.value) is None] if result else [],
+        protocol=found.protocol,
+        layers=layer_ranges(layers[:_LAYERS]),
+        layer_count=len(layers),
+        artifacts=artifacts,
+        log=tail(path, _LOG_LINES)[0].decode("utf-8", errors="replace") if path else None,
+    )
+
+
+def curves(epochs: Sequence[points.Point]) -> list[LineChart]:
+    """What a trial's epochs draw."""
+    xs = [float(point["epoch"]) for point in epochs]
+
+    def column(name: str, factor: float = 1) -> list[float | None]:
+        return [None if point[name] is None else factor * point[name] for point in epochs]
+
+    charts = [
+        line_chart(
+            "Accuracy (%)",
+            "epoch",
+            xs,
+            {"training": column("train_accuracy", 100), "validation": column("val_accuracy", 100)},
+        ),
+        line_chart("Loss (nats)", "epoch", xs, {"training": column("train_loss"), "validation": column("val_loss")}),
+        line_chart("Orthogonal loss", "epoch", xs, {"orthogonal loss": column("ort_loss")}, log=True),
+        line_chart("Learning rate", "epoch", xs, {"learning rate": column("lr")}),
+    ]
+    return [chart for chart in charts if chart is not None]
+
+
+def measurements(result: Result) -> list[Measurement]:
+    """All metrics that the result has, in the tables' order."""
+    values = [(metric, getattr(result, metric.value)) for metric in Metric]
+    return [Measurement(metric, value, MEANINGS[metric]) for metric, value in values if value is not None]
+
+
+def layer_ranges(layers: Sequence[Mapping[str, Any]]) -> list[LayerRange]:
+    """Each layer's smallest to largest singular value, all on one scale."""
+    tops = [value for layer in layers for value in (layer.get("largest"), layer.get("largest_before_projection"))]
+    top = max((value for value in tops if value is not None), default=0) or 1
+
+    def place(value: float | None) -> float:
+        return round(1000 * min(max(value or 0, 0), top) / top, 1)
+
+    found = []
+    for layer in layers:
+        start, end = place(layer.get("smallest")), place(layer.get("largest"))
+        before = layer.get("largest_before_projection")
+        width = round(max(end - start, 4), 1)
+        found.append(LayerRange(layer, min(start, 996), width, None if before is None else place(before)))
+    return found

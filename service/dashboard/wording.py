@@ -1,0 +1,120 @@
+"""How numbers, times and states are said on the pages: filters of the templates."""
+
+import json
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from service.metric import Metric
+from service.models import now
+
+NONE = "\u2013"
+"""What stands for a value that there is not."""
+_LONG = 60
+"""So many characters of a value are shown within a line."""
+
+
+def fixed(value: float | None, decimals: int = 3) -> str:
+    """A number with so many decimals."""
+    return NONE if value is None else f"{value:.{decimals}f}"
+
+
+def percent(value: float | None, decimals: int = 1) -> str:
+    """A fraction in percent."""
+    return NONE if value is None else f"{100 * value:.{decimals}f} %"
+
+
+def measured(value: float | None, metric: Metric) -> str:
+    """A metric as people read it, with its unit."""
+    if value is None:
+        return NONE
+    reading = metric.reading
+    text = f"{value * reading.factor:.{reading.decimals}f}"
+    return f"{text} {reading.unit}" if reading.unit else text
+
+
+def short(value: Any) -> str:
+    """Any value of a configuration or protocol, within a line."""
+    if value is None:
+        return NONE
+    if isinstance(value, float):
+        return f"{value:g}"
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _LONG else text[: _LONG - 1] + "…"
+
+
+def whole(value: float | None) -> str:
+    """A count, its thousands apart."""
+    return NONE if value is None else f"{value:,.0f}".replace(",", "\u202f")
+
+
+def size(count: int) -> str:
+    """Bytes."""
+    amount = float(count)
+    for unit in ("bytes", "KiB", "MiB"):
+        if amount < 1024:
+            return f"{amount:.0f} {unit}" if unit == "bytes" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} GiB"
+
+
+def duration(seconds: float | None) -> str:
+    """A time span in the two largest units that matter."""
+    if seconds is None:
+        return NONE
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours} h {minutes} min"
+    days, hours = divmod(hours, 24)
+    return f"{days} d {hours} h"
+
+
+def instant(when: datetime | None) -> str:
+    """A moment in UTC, to the second."""
+    return NONE if when is None else when.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def ago(when: datetime | None) -> str:
+    """How long something is past."""
+    if when is None:
+        return NONE
+    past = max(timedelta(), now() - when)
+    if past < timedelta(seconds=60):
+        return f"{past.seconds} s ago"
+    if past < timedelta(hours=1):
+        return f"{past.seconds // 60} min ago"
+    if past < timedelta(days=2):
+        return f"{past.total_seconds() / 3600:.0f} h ago"
+    return f"{past.days} days ago"
+
+
+def said(name: str) -> str:
+    """The name of a state, an event or a field in words."""
+    return name.replace("_", " ").replace("-", " ")
+
+
+def document(value: Any) -> str:
+    """A spec or a record as indented JSON."""
+    return json.dumps(value, indent=2, ensure_ascii=False)
+
+
+def flat(record: Mapping[str, Any], path: str = "") -> list[tuple[str, Any]]:
+    """A nested record as dotted paths with their values, in its order."""
+    found: list[tuple[str, Any]] = []
+    for name, value in record.items():
+        if isinstance(value, Mapping) and value:
+            found += flat(value, f"{path}{name}.")
+        else:
+            found.append((f"{path}{name}", value))
+    return found
+
+
+FILTERS: dict[str, Callable[..., Any]] = {
+    function.__name__: function
+    for function in (fixed, percent, measured, short, whole, size, duration, instant, ago, said, document, flat)
+}

@@ -1,0 +1,172 @@
+"""Tables as text: CSV, Markdown and LaTeX, in which no name that somebody chose can do anything."""
+
+import csv
+import io
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A mean and, over several seeds, its deviation, both in the unit of the column's title; `best` of its column."""
+
+    mean: float
+    std: float | None
+    decimals: int
+    best: bool = False
+
+    @property
+    def parts(self) -> tuple[str, str | None]:
+        """Both as printed."""
+        return f"{self.mean:.{self.decimals}f}", None if self.std is None else f"{self.std:.{self.decimals}f}"
+
+
+Cell = str | int | float | Measured | None
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A table for people: a title, headings (those of numbers stand right), rows, and notes below."""
+
+    title: str
+    headings: list[str]
+    numeric: list[bool]
+    rows: list[list[Cell]]
+    notes: list[str] = field(default_factory=list)
+
+
+def to_csv(header: Sequence[str], rows: Sequence[Sequence[str | int | float | bool | None]]) -> str:
+    """RFC 4180: numbers in full precision, texts that a spreadsheet would take for a formula behind an apostrophe."""
+    text = io.StringIO()
+    writer = csv.writer(text)
+    for row in [header, *rows]:
+        writer.writerow([defused(value) if isinstance(value, str) else value for value in row])
+    return text.getvalue()
+
+
+def defused(text: str) -> str:
+    """A text that no spreadsheet computes: it starts with none of = + - @, tab and carriage return, spaces apart."""
+    return f"'{text}" if text.lstrip(" \n")[:1] in tuple("=+-@\t\r") or text[:1] in tuple("\t\r\n") else text
+
+
+def to_markdown(sheets: Sequence[Sheet]) -> str:
+    """GitHub's tables."""
+    return "\n".join(_markdown(sheet) for sheet in sheets)
+
+
+def _markdown(sheet: Sheet) -> str:
+    lines = [f"**{escape_markdown(sheet.title)}**", ""]
+    lines.append(_bars([escape_markdown(heading) for heading in sheet.headings]))
+    lines.append(_bars(["---:" if numeric else "---" for numeric in sheet.numeric]))
+    lines += [_bars([_markdown_cell(cell) for cell in row]) for row in sheet.rows]
+    lines += ["", *(f"- {escape_markdown(note)}" for note in sheet.notes)]
+    return "\n".join(lines) + "\n"
+
+
+def _bars(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _markdown_cell(cell: Cell) -> str:
+    if isinstance(cell, Measured):
+        mean, std = cell.parts
+        return (f"**{mean}**" if cell.best else mean) + ("" if std is None else f" ± {std}")
+    return escape_markdown(_plain(cell))
+
+
+_MARKDOWN = {character: f"\\{character}" for character in "\\`*_{}[]#|~!@$"} | {"<": "&lt;", ">": "&gt;", "&": "&amp;"}
+
+
+def escape_markdown(text: str) -> str:
+    """Text as text: no emphasis, link, cell border or HTML; control characters by their numbers."""
+    escaped = "".join(_MARKDOWN.get(c, c) if not _hidden(c) else _number(c) for c in _one_line(text))
+    return escaped.replace("://", ":\\/\\/").replace("www.", "www\\.")  # GitHub makes links of bare addresses
+
+
+def to_latex(sheets: Sequence[Sheet], *, standalone: bool = False) -> str:
+    """`table` environments with booktabs' rules; `standalone`: a whole document."""
+    body = "\n".join(_latex(sheet) for sheet in sheets)
+    if not standalone:
+        return f"% needs \\usepackage{{booktabs}}\n{body}"
+    head = "\\documentclass{article}\n\\usepackage[T1]{fontenc}\n\\usepackage{booktabs}\n\\begin{document}\n"
+    return f"{head}{body or 'No results.'}\n\\end{{document}}\n"
+
+
+def _latex(sheet: Sheet) -> str:
+    columns = "".join("r" if numeric else "l" for numeric in sheet.numeric)
+    lines = [
+        "\\begin{table}",
+        "\\centering",
+        f"\\caption{{{escape_latex(sheet.title)}}}",
+        "\\small",
+        f"\\begin{{tabular}}{{{columns}}}",
+        "\\toprule",
+        " & ".join(map(_braced, sheet.headings)) + " \\\\",
+        "\\midrule",
+        *(" & ".join(map(_latex_cell, row)) + " \\\\" for row in sheet.rows),
+        "\\bottomrule",
+        "\\end{tabular}",
+    ]
+    if sheet.notes:
+        notes = "\\\\\n".join(map(_braced, sheet.notes))
+        lines += ["", "\\medskip", f"\\parbox{{\\linewidth}}{{\\footnotesize\\raggedright {notes}}}"]
+    return "\n".join([*lines, "\\end{table}"]) + "\n"
+
+
+def _latex_cell(cell: Cell) -> str:
+    if isinstance(cell, Measured):
+        mean, std = cell.parts
+        return (f"\\textbf{{{mean}}}" if cell.best else mean) + ("" if std is None else f" $\\pm$ {std}")
+    return _braced(_plain(cell))
+
+
+def _braced(text: str) -> str:
+    """In braces: brackets or a star after \\\\ or \\toprule would be taken for an option."""
+    return f"{{{escape_latex(text)}}}" if text else ""
+
+
+_LATEX = {
+    "\\": "\\textbackslash{}",
+    "{": "\\{",
+    "}": "\\}",
+    "$": "\\$",
+    "&": "\\&",
+    "#": "\\#",
+    "%": "\\%",
+    "_": "\\_",
+    "^": "\\textasciicircum{}",
+    "~": "\\textasciitilde{}",
+    "<": "\\textless{}",
+    ">": "\\textgreater{}",
+    "|": "\\textbar{}",
+    '"': "''",
+    "`": "{`}",
+    "±": "$\\pm$",
+}
+
+
+def escape_latex(text: str) -> str:
+    """Text as text in any document; what its fonts may not have, and control characters, by their numbers."""
+    return "".join(
+        _LATEX.get(c, c) if c in _LATEX or " " <= c <= "~" or "À" <= c <= "ÿ" else _number(c) for c in _one_line(text)
+    )
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.splitlines())
+
+
+def _hidden(character: str) -> bool:
+    """Control, format (among them those that turn the direction of writing), surrogate and unassigned characters."""
+    return unicodedata.category(character).startswith("C")
+
+
+def _number(character: str) -> str:
+    return f"U+{ord(character):04X}"
+
+
+def _plain(cell: Cell) -> str:
+    if cell is None:
+        return "-"
+    return f"{cell:g}" if isinstance(cell, float) else str(cell)

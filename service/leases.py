@@ -1,0 +1,224 @@
+"""Claims of experiments, and the leases under which workers run them.
+
+An experiment is claimed whole. Every claim, reaping, pause and cancelling makes its `fence` grow, and every write of a
+worker first locks the experiment's row under the fence it was given: a stale worker can write nothing. Whether a
+lease still lives is told by its heartbeat counter, which the reaper watches on its own monotonic clock
+(`workers.poller`), so no clock has to agree with another.
+"""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import delete, func, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Session
+
+from service import events, transitions
+from service.errors import LeaseLostError
+from service.events import EventKind
+from service.models import (
+    EPOCHS_DONE,
+    OPEN_TRIALS,
+    Experiment,
+    ExperimentState,
+    Trial,
+    TrialState,
+    Worker,
+    now,
+)
+
+MAX_FRUITLESS_CLAIMS = 3
+"""Claims in a row that may end without a new epoch; then the experiment failed."""
+FORGOTTEN_AFTER = timedelta(days=1)
+"""A worker unseen for so long was killed: it is taken off the list."""
+
+
+@dataclass(frozen=True)
+class Lease:
+    """The right to run one experiment: what a claim gives."""
+
+    experiment_id: int
+    fence: int
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A running experiment as a reaper sees it: when (fence, heartbeat) stands still, its worker is gone."""
+
+    experiment_id: int
+    fence: int
+    heartbeat: int
+    worker: str
+    process: dict[str, Any] | None
+
+
+def greet(session: Session, worker: str, cpus: float, gpus: float) -> None:
+    """Says that a worker is there; called again and again. Takes those off the list that were killed long ago."""
+    insert = upsert(session)(Worker).values(name=worker, cpus=cpus, gpus=gpus)
+    values = {"seen_at": now(), "cpus": cpus, "gpus": gpus}
+    session.execute(insert.on_conflict_do_update(index_elements=[Worker.name], set_=values))
+    session.execute(delete(Worker).where(Worker.name != worker, Worker.seen_at < now() - FORGOTTEN_AFTER))
+
+
+def part(session: Session, worker: str) -> None:
+    """Takes a worker off the list."""
+    session.execute(delete(Worker).where(Worker.name == worker))
+
+
+def claim(session: Session, worker: str, process: dict[str, Any] | None) -> Lease | None:
+    """Takes the first queued experiment (highest priority, then oldest), or None.
+
+    `process` identifies the worker's process on its host (`workers.processes`), so that a neighbour can tell at
+    once that it died. An experiment whose last claims all ended without a new epoch fails here instead.
+    """
+    queued = (
+        select(Experiment.id)
+        .where(Experiment.state == ExperimentState.QUEUED)
+        .order_by(Experiment.priority.desc(), Experiment.id)
+        .limit(1)
+        .with_for_update(skip_locked=True)  # SQLite has no such clause: BEGIN IMMEDIATE serves there
+    )
+    while (experiment_id := session.scalar(queued)) is not None:
+        experiment = session.get_one(Experiment, experiment_id, populate_existing=True)
+        experiment.fence += 1
+        if experiment.fruitless_claims >= MAX_FRUITLESS_CLAIMS:
+            reason = f"{MAX_FRUITLESS_CLAIMS} claims in a row ended without a finished epoch: see the workers' logs"
+            _give_up(session, experiment, worker, reason)
+            session.flush()
+            continue
+        experiment.state = ExperimentState.RUNNING
+        experiment.fruitless_claims += 1
+        experiment.started_at = experiment.started_at or now()
+        experiment.claimed_at = now()
+        done = session.scalar(select(func.sum(EPOCHS_DONE)).where(Trial.experiment_id == experiment.id))
+        experiment.epochs_at_claim = int(done or 0)
+        experiment.worker, experiment.process = worker, process
+        events.record(session, EventKind.CLAIMED, worker, experiment, fence=experiment.fence)
+        return Lease(experiment.id, experiment.fence)
+    return None
+
+
+def renew(session: Session, lease: Lease) -> None:
+    """A heartbeat; raises `LeaseLostError`."""
+    changed = session.execute(update(Experiment).where(*_ours(lease)).values(heartbeat=Experiment.heartbeat + 1))
+    if changed.rowcount != 1:  # type: ignore[attr-defined]
+        raise lost(lease)
+
+
+def is_held(session: Session, lease: Lease) -> bool:
+    """Whether the lease still holds: a cheap look between heartbeats."""
+    return session.scalar(select(Experiment.id).where(*_ours(lease))) is not None
+
+
+def is_stopping(session: Session, lease: Lease) -> bool:
+    """Whether the experiment was asked to stop: running trials finish, no other begins. False once it is lost."""
+    return bool(session.scalar(select(Experiment.stopping).where(*_ours(lease))))
+
+
+def watch(session: Session) -> list[Watched]:
+    """All running experiments, for the reaper."""
+    query = select(Experiment.id, Experiment.fence, Experiment.heartbeat, Experiment.worker, Experiment.process).where(
+        Experiment.state == ExperimentState.RUNNING
+    )
+    return [Watched(*row) for row in session.execute(query)]
+
+
+def reap(session: Session, seen: Watched, by: str = "reaper") -> bool:
+    """Puts an experiment whose worker is gone back into the queue, if it still is as it was seen.
+
+    `by` is the worker that found it so.
+    """
+    experiment = session.scalar(
+        select(Experiment)
+        .where(
+            Experiment.id == seen.experiment_id,
+            Experiment.fence == seen.fence,
+            Experiment.heartbeat == seen.heartbeat,
+            Experiment.state == ExperimentState.RUNNING,
+        )
+        .with_for_update()
+        .execution_options(populate_existing=True)
+    )
+    if experiment is None:
+        return False
+    experiment.fence += 1
+    transitions.requeue(session, experiment, ExperimentState.QUEUED, spend=True)
+    events.record(session, EventKind.REAPED, by, experiment, worker=seen.worker, fence=seen.fence)
+    return True
+
+
+def release(session: Session, lease: Lease, *, drained: bool) -> None:
+    """Gives the experiment back. `drained`: the worker was asked to stop, so no attempt is spent.
+
+    Raises `LeaseLostError`.
+    """
+    experiment = hold(session, lease)
+    worker = actor(experiment)
+    transitions.requeue(session, experiment, ExperimentState.QUEUED, spend=not drained)
+    events.record(session, EventKind.RELEASED, worker, experiment, fence=lease.fence, drained=drained)
+
+
+def complete(session: Session, lease: Lease) -> bool:
+    """Ends the experiment if all its trials are final, and says whether they are; raises `LeaseLostError`.
+
+    One that was asked to stop is `stopped`. Else it succeeded if every trial did or was stopped early by its scheduler.
+    """
+    experiment = hold(session, lease)
+    states = select(Trial.state, func.count()).where(Trial.experiment_id == experiment.id).group_by(Trial.state)
+    counts: dict[TrialState, int] = {row[0]: row[1] for row in session.execute(states)}
+    if any(counts.get(state) for state in OPEN_TRIALS):
+        return False
+    worker = actor(experiment)
+    good = (TrialState.SUCCEEDED, TrialState.EARLY_STOPPED)
+    bad = sum(count for state, count in counts.items() if state not in good)
+    if experiment.stopping:
+        transitions.close(session, experiment, ExperimentState.STOPPED, worker, None)
+    elif bad:
+        reason = f"{bad} of {experiment.trial_count} trials did not succeed"
+        transitions.close(session, experiment, ExperimentState.FAILED, worker, reason)
+    else:
+        transitions.close(session, experiment, ExperimentState.SUCCEEDED, worker, None)
+    return True
+
+
+def hold(session: Session, lease: Lease) -> Experiment:
+    """Locks the experiment's row under the lease's fence until the transaction ends; raises `LeaseLostError`."""
+    # What the session may have loaded before the lock was its own is read again.
+    query = select(Experiment).where(*_ours(lease)).with_for_update().execution_options(populate_existing=True)
+    experiment = session.scalar(query)
+    if experiment is None:
+        raise lost(lease)
+    return experiment
+
+
+def lost(lease: Lease) -> LeaseLostError:
+    """The error of a lease that holds no more."""
+    return LeaseLostError(f"experiment {lease.experiment_id} under fence {lease.fence}")
+
+
+def actor(experiment: Experiment) -> str:
+    """The worker that runs it, as events name it."""
+    return experiment.worker or "worker"
+
+
+def upsert(session: Session) -> Any:
+    """The database's own INSERT, which knows what to do with a row that exists."""
+    return postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
+
+
+def _ours(lease: Lease) -> tuple[Any, ...]:
+    return (
+        Experiment.id == lease.experiment_id,
+        Experiment.fence == lease.fence,
+        Experiment.state == ExperimentState.RUNNING,
+    )
+
+
+def _give_up(session: Session, experiment: Experiment, worker: str, reason: str) -> None:
+    session.execute(
+        update(Trial)
+        .where(Trial.experiment_id == experiment.id, Trial.state.in_(OPEN_TRIALS))
+        .values(state=TrialState.FAILED, failure="infrastructure", error=reason, finished_at=now())
+    )
+    transitions.close(session, experiment, ExperimentState.FAILED, worker, reason)

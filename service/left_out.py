@@ -1,0 +1,119 @@
+"""What no leaderboard shows: missing seeds, cells without a result, results that cannot be true."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from service.filters import Filters
+from service.models import Experiment, Result, Score, ScoreBoard, Trial, TrialState
+
+MOST_LISTED = 100
+"""Holes and invalid results that an answer names; all are counted."""
+
+
+@dataclass(frozen=True)
+class Hole:
+    """A cell none of whose trials has a valid result."""
+
+    cell: str
+    config: dict[str, Any]
+    trials: int
+
+
+@dataclass(frozen=True)
+class Invalid:
+    """A result that cannot be true, and why: it ranks nowhere."""
+
+    trial_id: int
+    cell: str
+    config: dict[str, Any]
+    protocol: str
+    reasons: list[str]
+
+
+class SeenTrials:
+    """The trials of the cells that are shown, to say which seeds are missing."""
+
+    def __init__(self, session: Session, dataset: str, scope: int, filters: Filters) -> None:
+        self._session = session
+        self._conditions = filters.of_trials(dataset, scope)
+        self._seeds: dict[str, dict[str, int]] = {}
+        self._done: dict[tuple[str, str], set[str]] = {}
+
+    def load(self, cells: Sequence[str]) -> None:
+        """Reads the trials of cells that were not read yet."""
+        cells = [cell for cell in dict.fromkeys(cells) if cell not in self._seeds]
+        query = (
+            select(Trial.cell, Trial.fingerprint, Trial.seed, Result.protocol, Result.valid)
+            .join(Experiment, Experiment.id == Trial.experiment_id)
+            .outerjoin(Result, Result.trial_id == Trial.id)
+            .where(*self._conditions, Trial.cell.in_(cells))
+        )
+        for cell, fingerprint, seed, protocol, valid in self._session.execute(query) if cells else ():
+            self._seeds.setdefault(cell, {})[fingerprint] = seed
+            if valid:
+                self._done.setdefault((cell, protocol), set()).add(fingerprint)
+
+    def missing(self, cell: str, protocol: str) -> tuple[list[int], int]:
+        """Seeds without a result under a protocol, and how many different trials the cell has."""
+        seeds, done = self._seeds.get(cell, {}), self._done.get((cell, protocol), set())
+        return sorted(seed for fingerprint, seed in seeds.items() if fingerprint not in done), len(seeds)
+
+
+def find_holes(session: Session, dataset: str, scope: int, filters: Filters) -> tuple[list[Hole], int]:
+    """Cells without a valid result, in the order in which they were asked for: the first ones, and how many."""
+    conditions = filters.of_trials(dataset, scope)
+    if filters.choose_trials:
+        valid = select(Trial.cell).join(Result, Result.trial_id == Trial.id).join(Experiment)
+        measured = valid.where(*conditions, Result.valid)
+    else:
+        measured = (
+            select(Score.cell)
+            .join(ScoreBoard, ScoreBoard.id == Score.board_id)
+            .where(Score.cell == Trial.cell, ScoreBoard.dataset == dataset, ScoreBoard.scope == scope)
+            .correlate(Trial)
+        )
+    # Trials that are not done, along an index; cells whose results are all invalid are found by those.
+    undone = [state for state in TrialState if state is not TrialState.SUCCEEDED]
+    open_cells = select(Trial.cell).join(Experiment).where(*conditions, Trial.state.in_(undone))
+    bad_cells = select(Trial.cell).join(Result, Result.trial_id == Trial.id).join(Experiment)
+    bad_cells = bad_cells.where(*conditions, Result.valid.is_(False))
+    without = ~measured.exists() if not filters.choose_trials else Trial.cell.not_in(measured)
+    cells = open_cells.where(without).union(bad_cells.where(without)).subquery()
+    grouped = (
+        select(Trial.cell, func.count(Trial.fingerprint.distinct()).label("trials"), func.min(Trial.id).label("first"))
+        .join(Experiment)
+        .where(*conditions, Trial.cell.in_(select(cells.c.cell)))
+        .group_by(Trial.cell)
+        .subquery()
+    )
+    query = (
+        select(grouped.c.cell, Trial.config, grouped.c.trials, func.count().over())
+        .join(Trial, Trial.id == grouped.c.first)
+        .order_by(grouped.c.first)
+        .limit(MOST_LISTED)
+    )
+    rows = session.execute(query).all()
+    return [Hole(cell, _cell_of(config), trials) for cell, config, trials, _ in rows], rows[0][3] if rows else 0
+
+
+def find_invalid(session: Session, dataset: str, scope: int, filters: Filters) -> tuple[list[Invalid], int]:
+    """Results that do not count, the first ones, and how many."""
+    query = (
+        select(Trial.id, Trial.cell, Trial.config, Result.protocol, Result.violations, func.count().over())
+        .join(Result, Result.trial_id == Trial.id)
+        .join(Experiment)
+        .where(*filters.of_trials(dataset, scope), Result.valid.is_(False))
+        .order_by(Trial.id)
+        .limit(MOST_LISTED)
+    )
+    rows = session.execute(query).all()
+    found = [Invalid(row[0], row[1], _cell_of(row[2]), row[3], row[4] or []) for row in rows]
+    return found, rows[0][5] if rows else 0
+
+
+def _cell_of(config: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in config.items() if name != "seed"}

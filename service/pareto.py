@@ -1,0 +1,39 @@
+"""The Pareto front: the points that no other point beats in every respect."""
+
+from collections.abc import Sequence
+
+
+def on_front(points: Sequence[Sequence[float]], more_is_better: Sequence[bool]) -> list[bool]:
+    """For each point whether no other is at least as good in every respect and better in one; equal points stay both.
+
+    Exact; O(n log n) for two respects, O(n times the front) for more.
+    """
+    turned = [
+        tuple(value if more else -value for value, more in zip(point, more_is_better, strict=True)) for point in points
+    ]
+    # In descending order no later point can beat an earlier one.
+    order = sorted(range(len(points)), key=lambda index: turned[index], reverse=True)
+    return _sweep(turned, order) if len(more_is_better) == 2 else _compare(turned, order)
+
+
+def _sweep(points: Sequence[tuple[float, ...]], order: Sequence[int]) -> list[bool]:
+    """Two respects: a point stays if it is better in the second than all that are before it in the first."""
+    kept = [False] * len(points)
+    best: tuple[float, ...] | None = None
+    for index in order:
+        kept[index] = best is None or points[index] == best or points[index][1] > best[1]
+        if kept[index]:
+            best = points[index]
+    return kept
+
+
+def _compare(points: Sequence[tuple[float, ...]], order: Sequence[int]) -> list[bool]:
+    kept = [False] * len(points)
+    front: list[tuple[float, ...]] = []
+    for index in order:
+        point = points[index]
+        beaten = any(other != point and all(a >= b for a, b in zip(other, point, strict=True)) for other in front)
+        if not beaten:
+            kept[index] = True
+            front.append(point)
+    return kept

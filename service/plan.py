@@ -1,0 +1,89 @@
+"""From a point's fields to a trial before it has a row."""
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from ttsv.config import TrialConfig
+from ttsv.fields import Checked, build, differing, digest
+
+
+@dataclass(frozen=True)
+class PlannedTrial:
+    """A trial before it has a row: canonical, with its two fingerprints."""
+
+    config: TrialConfig
+    fingerprint: str
+    cell: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The trials of a spec, each once; `points` counts duplicates too, and of a search what it may try.
+
+    In the order of the variants and, within each, of the grid (last axis fastest), then of the listed trials; seeds of
+    `repeat` are the fastest of all.
+    """
+
+    trials: list[PlannedTrial]
+    points: int
+
+
+class Planner:
+    """Makes planned trials of fields by dotted path.
+
+    Ten thousand points of a grid share most of their parts, and many differ by their seeds alone: each part is made,
+    and each cell worked out, once.
+    """
+
+    def __init__(self) -> None:
+        self._parts: dict[str, Checked] = {}
+        self._cells: dict[str, tuple[TrialConfig, dict[str, Any], str]] = {}
+        self._images: set[tuple[Any, ...]] = set()
+
+    def plan(self, fields: dict[str, Any]) -> PlannedTrial:
+        """Raises `ConfigError` for fields that do not go together."""
+        rest = {path: value for path, value in fields.items() if path != "seed"}
+        key = _key(rest)
+        if key not in self._cells:
+            self._cells[key] = self._cell(rest)
+        config, different, cell = self._cells[key]
+        if "seed" in fields:
+            config = dataclasses.replace(config, seed=fields["seed"])
+        if not config.seed:
+            return PlannedTrial(config, cell, cell)
+        return PlannedTrial(config, digest(different | {"seed": config.seed}), cell)
+
+    def _cell(self, fields: dict[str, Any]) -> tuple[TrialConfig, dict[str, Any], str]:
+        """The canonical trial with seed 0, its fields that are not defaults, and their digest."""
+        top: dict[str, Any] = {}
+        nested: dict[str, dict[str, Any]] = {}
+        for path, value in fields.items():
+            part, _, name = path.rpartition(".")
+            (nested.setdefault(part, {}) if part else top)[name] = value
+        parts: dict[str, Any] = {name: self._part(name, inner) for name, inner in nested.items()}
+        config = TrialConfig(**top, **parts).canonical()
+        images = (config.dataset, config.model, config.mean, config.std)
+        if images not in self._images:
+            config.check_images()
+            self._images.add(images)
+        different = differing(config)
+        return config, different, digest(different)
+
+    def _part(self, name: str, fields: dict[str, Any]) -> Checked:
+        key = name + _key(fields)
+        if key not in self._parts:
+            self._parts[key] = build(_PARTS[name], fields)
+        return self._parts[key]
+
+
+_PARTS: dict[str, type[Checked]] = {
+    field.name: type(field.default) for field in dataclasses.fields(TrialConfig) if isinstance(field.default, Checked)
+}
+"""Name -> class of the nested parts of a trial."""
+
+
+def _key(fields: dict[str, Any]) -> str:
+    """Tells fields apart: by order and type too, which costs a duplicate and no more."""
+    return json.dumps(fields)

@@ -1,0 +1,37 @@
+"""What sets two protocols apart, field by field."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One field (a dotted path) of two records; null: the record has no such field."""
+
+    field: str
+    here: Any
+    there: Any
+
+    def __str__(self) -> str:
+        return f"{self.field}: {_shown(self.here)} here, {_shown(self.there)} there"
+
+
+def differences(here: dict[str, Any], there: dict[str, Any]) -> list[Difference]:
+    """The fields in which two records differ, in the order in which the records name them."""
+    return list(_walk(here, there, ""))
+
+
+def _walk(here: dict[str, Any], there: dict[str, Any], path: str) -> Iterator[Difference]:
+    for name in dict.fromkeys([*here, *there]):
+        a, b = here.get(name), there.get(name)
+        if a == b:
+            continue
+        if isinstance(a, dict) and isinstance(b, dict):
+            yield from _walk(a, b, f"{path}{name}.")
+        else:
+            yield Difference(f"{path}{name}", a, b)
+
+
+def _shown(value: Any) -> str:
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

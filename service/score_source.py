@@ -1,0 +1,280 @@
+"""Where a leaderboard's rows come from: stored scores, or results added up for the trials that were asked for.
+
+Both give the same numbers (`service.scores.measures`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from sqlalchemy import ColumnElement, func, select, tuple_
+from sqlalchemy.orm import Session
+
+from service import scores
+from service.filters import Filters, GroupBy
+from service.metric import Metric
+from service.models import Experiment, Result, Score, ScoreBoard, ScoreRank, Trial
+from service.models import Protocol as ProtocolRow
+from service.scores import Counted, Measures
+
+_BATCH = 10_000
+"""Values that one statement names; SQLite takes 32,766."""
+
+
+@dataclass(frozen=True)
+class BoardKey:
+    """One board: its protocol, how many of its cells have the ranked metric, and how many cells it has."""
+
+    id: int
+    protocol: str
+    record: dict[str, Any]
+    ranked: int
+    cells: int
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One cell on one board, with the configuration of one of its trials."""
+
+    cell: str
+    config: dict[str, Any]
+    seeds: int
+    metrics: Measures
+
+
+@dataclass(frozen=True)
+class Position:
+    """A row's place in the order of one metric: ties follow their keys."""
+
+    mean: float
+    key: int
+
+
+class ScoreSource(Protocol):
+    """Boards and rows; a row's key means something within its board and source only."""
+
+    def boards(self, metric: Metric) -> list[BoardKey]:
+        """All boards."""
+
+    def ranked(self, board: BoardKey, metric: Metric, limit: int, after: Position | None) -> list[Position]:
+        """The best rows, or those after a position."""
+
+    def ahead(self, board: BoardKey, metric: Metric, position: Position) -> tuple[int, int]:
+        """How many rows have a better mean, and how many stand up to and with the position."""
+
+    def means(self, board: BoardKey, metric: Metric) -> dict[int, float]:
+        """All rows' means."""
+
+    def groups(self, board: BoardKey, field: GroupBy) -> dict[int, Any]:
+        """All rows' values of a field."""
+
+    def entries(self, board: BoardKey, keys: Sequence[int]) -> dict[int, Entry]:
+        """Whole rows."""
+
+    def find(self, board: BoardKey, cell: str) -> int | None:
+        """The key of a cell."""
+
+
+class StoredScores:
+    """Rows as `service.scores` keeps them: as many are read as are shown."""
+
+    def __init__(self, session: Session, dataset: str, scope: int, filters: Filters) -> None:
+        self._session = session
+        self._dataset = dataset
+        self._scope = scope
+        self._conditions = filters.of_cells(Score)
+        if filters.min_seeds > 1:
+            self._conditions.append(Score.seeds >= filters.min_seeds)
+        self._protocol = filters.protocol
+
+    def boards(self, metric: Metric) -> list[BoardKey]:
+        """All boards."""
+        query = (
+            select(ScoreBoard.id, ScoreBoard.protocol, ProtocolRow.record)
+            .join(ProtocolRow, ProtocolRow.fingerprint == ScoreBoard.protocol)
+            .where(ScoreBoard.scope == self._scope, ScoreBoard.dataset == self._dataset)
+        )
+        if self._protocol is not None:
+            query = query.where(ScoreBoard.protocol == self._protocol)
+        found = []
+        for board_id, protocol, record in self._session.execute(query):
+            # Counted board by board, along an index; by one for each metric only where some cells lack the metric.
+            of_board = select(func.count()).select_from(Score).where(Score.board_id == board_id)
+            with_metric = select(func.count()).select_from(ScoreRank)
+            all_ranks = ScoreRank.board_id == board_id, ScoreRank.metric == metric.value
+            cells = self._session.scalar(of_board) or 0
+            ranked = self._session.scalar(with_metric.where(*all_ranks)) or 0
+            counts = [ranked, cells]
+            if self._conditions:
+                chosen = self._session.scalar(of_board.where(*self._conditions)) or 0
+                known = (
+                    chosen if cells == ranked else self._session.scalar(self._of(with_metric, board_id, metric)) or 0
+                )
+                counts = [known, chosen]
+            if counts[1]:
+                found.append(BoardKey(board_id, protocol, record, *counts))
+        return found
+
+    def ranked(self, board: BoardKey, metric: Metric, limit: int, after: Position | None) -> list[Position]:
+        """The best rows, or those after a position."""
+        query = self._of(select(ScoreRank.mean, ScoreRank.score_id), board.id, metric)
+        if after is not None:
+            query = query.where(_beyond(metric, after))
+        columns = (ScoreRank.mean, ScoreRank.score_id)
+        order = [column.desc() for column in columns] if metric.more_is_better else list(columns)
+        return [Position(mean, key) for mean, key in self._session.execute(query.order_by(*order).limit(limit))]
+
+    def ahead(self, board: BoardKey, metric: Metric, position: Position) -> tuple[int, int]:
+        """How many rows have a better mean, and how many stand up to and with the position."""
+        better = ScoreRank.mean > position.mean if metric.more_is_better else ScoreRank.mean < position.mean
+        count = self._of(select(func.count()).select_from(ScoreRank), board.id, metric)
+        beyond = self._session.scalar(count.where(_beyond(metric, position))) or 0
+        return self._session.scalar(count.where(better)) or 0, board.ranked - beyond
+
+    def means(self, board: BoardKey, metric: Metric) -> dict[int, float]:
+        """All rows' means."""
+        query = self._of(select(ScoreRank.score_id, ScoreRank.mean), board.id, metric)
+        return {row[0]: row[1] for row in self._session.execute(query)}
+
+    def groups(self, board: BoardKey, field: GroupBy) -> dict[int, Any]:
+        """All rows' values of a field."""
+        query = select(Score.id, getattr(Trial, field)).join(Trial, Trial.id == Score.trial_id)
+        return {row[0]: row[1] for row in self._session.execute(query.where(Score.board_id == board.id))}
+
+    def entries(self, board: BoardKey, keys: Sequence[int]) -> dict[int, Entry]:
+        """Whole rows."""
+        columns = (Score.id, Score.cell, Trial.config, Score.seeds, Score.metrics)
+        query = select(*columns).join(Trial, Trial.id == Score.trial_id).where(Score.id.in_(keys))
+        return {key: Entry(*row) for key, *row in self._session.execute(query)}
+
+    def find(self, board: BoardKey, cell: str) -> int | None:
+        """The key of a cell."""
+        return self._session.scalar(select(Score.id).where(Score.cell == cell, Score.board_id == board.id))
+
+    def _of(self, query: Any, board_id: int, metric: Metric) -> Any:
+        """Narrows a query on `ScoreRank` to a board's cells that were asked for."""
+        if not self._conditions:
+            return query.where(ScoreRank.board_id == board_id, ScoreRank.metric == metric.value)
+        # From the scores to their ranks: in the order of ranks most of the board would be read for a few rows. (Named
+        # by its scores only, the board cannot lead a database that way.)
+        of_cells = Score.board_id == board_id, ScoreRank.metric == metric.value, *self._conditions
+        return query.join(Score, Score.id == ScoreRank.score_id).where(*of_cells)
+
+
+def _beyond(metric: Metric, position: Position) -> ColumnElement[bool]:
+    order, here = tuple_(ScoreRank.mean, ScoreRank.score_id), (position.mean, position.key)
+    return order < here if metric.more_is_better else order > here
+
+
+class ChosenTrials:
+    """Rows added up from the results of the trials that an experiment or a tag names."""
+
+    def __init__(
+        self,
+        session: Session,
+        dataset: str,
+        scope: int,
+        filters: Filters,
+        metrics: Sequence[Metric],
+        group: GroupBy | None,
+    ) -> None:
+        self._session = session
+        self._metrics = list(dict.fromkeys(metrics))
+        columns = [getattr(Result, metric.value) for metric in self._metrics]
+        query = (
+            select(Trial.id, Trial.fingerprint, Result.protocol, Trial.cell, getattr(Trial, group or "model"), *columns)
+            .join(Result, Result.trial_id == Trial.id)
+            .join(Experiment, Experiment.id == Trial.experiment_id)
+            .where(*filters.of_trials(dataset, scope), Result.valid)
+        )
+        if filters.protocol is not None:
+            query = query.where(Result.protocol == filters.protocol)
+        cells: dict[int, str] = {}
+        groups: dict[int, Any] = {}
+        counted = []
+        for trial_id, fingerprint, protocol, cell, value, *values in session.execute(query):
+            cells[trial_id], groups[trial_id] = cell, value
+            counted.append(Counted(trial_id, fingerprint, None, protocol, values))
+        boards: dict[str, dict[str, list[Counted]]] = {}
+        for result in scores.newest(counted):
+            boards.setdefault(result.protocol, {}).setdefault(cells[result.trial_id], []).append(result)
+        self._protocols = sorted(boards)
+        # A row's key is its newest trial.
+        self._rows: list[dict[int, list[Counted]]] = [
+            {rows[-1].trial_id: rows for rows in boards[name].values() if len(rows) >= filters.min_seeds}
+            for name in self._protocols
+        ]
+        self._cells, self._groups = cells, groups
+        self._means: dict[tuple[int, Metric], dict[int, float]] = {}
+
+    def boards(self, metric: Metric) -> list[BoardKey]:
+        """All boards."""
+        query = select(ProtocolRow.fingerprint, ProtocolRow.record).where(ProtocolRow.fingerprint.in_(self._protocols))
+        records = {row[0]: row[1] for row in self._session.execute(query)}
+        found = [
+            BoardKey(index, name, records[name], 0, len(self._rows[index]))
+            for index, name in enumerate(self._protocols)
+            if self._rows[index]
+        ]
+        return [
+            BoardKey(board.id, board.protocol, board.record, len(self.means(board, metric)), board.cells)
+            for board in found
+        ]
+
+    def ranked(self, board: BoardKey, metric: Metric, limit: int, after: Position | None) -> list[Position]:
+        """The best rows, or those after a position."""
+        ordered = self._ordered(board, metric)
+        first = 0 if after is None else self.ahead(board, metric, after)[1]
+        return ordered[first : first + limit]
+
+    def ahead(self, board: BoardKey, metric: Metric, position: Position) -> tuple[int, int]:
+        """How many rows have a better mean, and how many stand up to and with the position."""
+        sign = -1 if metric.more_is_better else 1
+        here = (sign * position.mean, sign * position.key)
+        ordered = self._ordered(board, metric)
+        better = sum(sign * other.mean < here[0] for other in ordered)
+        return better, sum((sign * other.mean, sign * other.key) <= here for other in ordered)
+
+    def means(self, board: BoardKey, metric: Metric) -> dict[int, float]:
+        """All rows' means."""
+        if (board.id, metric) not in self._means:
+            column = self._metrics.index(metric)
+            found = self._means[board.id, metric] = {}
+            for key, rows in self._rows[board.id].items():
+                known = [float(value) for row in rows if (value := row.values[column]) is not None]
+                if known:
+                    found[key] = scores.spread(known)[1]
+        return self._means[board.id, metric]
+
+    def groups(self, board: BoardKey, field: GroupBy) -> dict[int, Any]:
+        """All rows' values of the field that the source was made for."""
+        return {key: self._groups[key] for key in self._rows[board.id]}
+
+    def entries(self, board: BoardKey, keys: Sequence[int]) -> dict[int, Entry]:
+        """Whole rows."""
+        rows = self._rows[board.id]
+        trials = [result.trial_id for key in keys for result in rows[key]]
+        values: dict[int, Sequence[float | None]] = {}
+        for first in range(0, len(trials), _BATCH):
+            some = Result.trial_id.in_(trials[first : first + _BATCH])
+            query = select(Result.trial_id, *scores.METRIC_COLUMNS).where(some)
+            values |= {row[0]: row[1:] for row in self._session.execute(query)}
+        chosen = select(Trial.id, Trial.config).where(Trial.id.in_(keys))
+        configs = {row[0]: row[1] for row in self._session.execute(chosen)}
+        return {
+            key: Entry(
+                self._cells[key],
+                configs[key],
+                len(rows[key]),
+                scores.measures(values[result.trial_id] for result in rows[key]),
+            )
+            for key in keys
+        }
+
+    def find(self, board: BoardKey, cell: str) -> int | None:
+        """The key of a cell."""
+        return next((key for key in self._rows[board.id] if self._cells[key] == cell), None)
+
+    def _ordered(self, board: BoardKey, metric: Metric) -> list[Position]:
+        found = [Position(mean, key) for key, mean in self.means(board, metric).items()]
+        return sorted(found, key=lambda row: (row.mean, row.key), reverse=metric.more_is_better)

@@ -1,0 +1,231 @@
+"""Scores: every cell's mean and spread over its seeds, kept up to date so that leaderboards need not add anything up.
+
+A cell's results count where they are valid and their experiment is not archived; a trial that ran more than once (the
+same fingerprint in several experiments) counts once per protocol, with its newest result. There is one board for every
+scope, data set and protocol: scope 0 has the trials of all projects, the others those of one.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, delete, func, insert, select, text, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Session
+
+from service.metric import Metric
+from service.models import Experiment, Result, Score, ScoreBoard, ScoreRank, Trial
+
+EVERYONE = 0
+"""The scope of all projects."""
+METRIC_COLUMNS = tuple(getattr(Result, metric.value) for metric in Metric)
+_NAMES = tuple(metric.value for metric in Metric)
+_FIELDS = ("model", "layer", "constraint", "rank")
+_BATCH = 500
+"""Cells written at a time by `refresh_all`."""
+
+_RESULTS = (
+    select(Trial.id, Trial.fingerprint, Experiment.project_id, Result.protocol)
+    .add_columns(*METRIC_COLUMNS, *(getattr(Trial, name) for name in _FIELDS))
+    .join(Result, Result.trial_id == Trial.id)
+    .join(Experiment, Experiment.id == Trial.experiment_id)
+    .where(Experiment.archived_at.is_(None), Result.valid)
+)
+_CELL_RESULTS = _RESULTS.where(Trial.dataset == bindparam("dataset_name"), Trial.cell == bindparam("cell_name"))
+_CELL_SCORES = (
+    select(Score.id, Score.board_id, ScoreBoard.scope, ScoreBoard.protocol, Score.metrics)
+    .join(ScoreBoard, ScoreBoard.id == Score.board_id)
+    .where(Score.cell == bindparam("cell_name"), ScoreBoard.dataset == bindparam("dataset_name"))
+)
+_BOARD = select(ScoreBoard.id).where(
+    ScoreBoard.scope == bindparam("scope_name"),
+    ScoreBoard.dataset == bindparam("dataset_name"),
+    ScoreBoard.protocol == bindparam("protocol_name"),
+)
+_ENTER = insert(Score).returning(Score.id)
+_CHANGE = update(Score).where(Score.id == bindparam("score_id"))
+_PLACE = insert(ScoreRank)
+
+Measures = dict[str, list[float]]
+"""Metric -> [seeds, mean, sample deviation (null for one seed), least, largest]; metrics without a value are absent."""
+
+
+@dataclass(frozen=True)
+class Counted:
+    """One result as it enters a score; `values` in the order of `Metric`."""
+
+    trial_id: int
+    fingerprint: str
+    project_id: int | None
+    protocol: str
+    values: Sequence[float | None]
+    fields: Sequence[Any] = ()
+    """Of its cell, by which rows are filtered."""
+
+
+def measures(values: Iterable[Sequence[float | None]]) -> Measures:
+    """Mean and spread of every metric over rows of values in the order of `Metric`."""
+    found: Measures = {}
+    for name, column in zip(_NAMES, zip(*values, strict=True), strict=True):
+        known = [float(value) for value in column if value is not None]
+        if known:
+            found[name] = spread(known)
+    return found
+
+
+def spread(values: Sequence[float]) -> list[float]:
+    """[count, mean, sample deviation or None, least, largest], in two exact sums: a small spread keeps its digits."""
+    count = len(values)
+    if count == 1:
+        return [1, values[0], None, values[0], values[0]]  # type: ignore[list-item]
+    # Correctly rounded sums, and a mean that is never outside of its values: equal values do not deviate.
+    least, largest = min(values), max(values)
+    mean = min(max(math.fsum(values) / count, least), largest)
+    std = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1))
+    return [count, mean, std, least, largest]
+
+
+def newest(results: Iterable[Counted]) -> list[Counted]:
+    """Of results that share fingerprint and protocol the newest, in the order of their trials."""
+    ordered = sorted(results, key=lambda counted: counted.trial_id)
+    return list({(counted.fingerprint, counted.protocol): counted for counted in ordered}.values())
+
+
+def refresh_cell(session: Session, dataset: str, cell: str) -> None:
+    """Makes a cell's scores anew from its results, in the caller's transaction.
+
+    To be called wherever a result is stored, or an experiment is archived or brought back.
+    """
+    session.flush()
+    connection = session.connection()  # statements made once, and no objects: this runs whenever a trial finishes
+    key = {"dataset_name": dataset, "cell_name": cell}
+    if connection.dialect.name == "postgresql":
+        # Two trials of one cell that end at once: the second must see the first one's result. (SQLite has one writer.)
+        lock = "SELECT pg_advisory_xact_lock(hashtextextended(:dataset_name || ' ' || :cell_name, 1))"
+        connection.execute(text(lock), key)
+    wanted = _by_board(_counted(row) for row in connection.execute(_CELL_RESULTS, key))
+    known = {(row.scope, row.protocol): row for row in connection.execute(_CELL_SCORES, key)}
+    if gone := [known[board].id for board in known.keys() - wanted.keys()]:
+        connection.execute(delete(Score).where(Score.id.in_(gone)))
+    for (scope, protocol), results in wanted.items():
+        row = _row(results)
+        made = row["metrics"]
+        if old := known.get((scope, protocol)):
+            if old.metrics != made:
+                connection.execute(_CHANGE, {"score_id": old.id, **row})
+                _rank(connection, old.id, old.board_id, made, old.metrics)
+        else:
+            board_id = _board(connection, scope, dataset, protocol)
+            (score_id,) = connection.execute(_ENTER, {"board_id": board_id, "cell": cell, **row}).one()
+            _rank(connection, score_id, board_id, made, {})
+
+
+def refresh_experiment(session: Session, experiment_id: int) -> None:
+    """Makes the scores of all cells of an experiment anew: for archiving it and bringing it back."""
+    cells = select(Trial.dataset, Trial.cell).where(Trial.experiment_id == experiment_id).distinct()
+    for dataset, cell in sorted((row[0], row[1]) for row in session.execute(cells)):  # in one order: no deadlocks
+        refresh_cell(session, dataset, cell)
+
+
+def refresh_all(session: Session) -> None:
+    """Makes all scores anew, in bulk: after a migration, or to mend them."""
+    session.execute(delete(ScoreRank))
+    session.execute(delete(Score))
+    session.execute(delete(ScoreBoard))
+    last = int(session.scalar(select(func.max(Score.id))) or 0)
+    boards: dict[tuple[int, str, str], int] = {}
+    batch: list[dict[str, Any]] = []
+    for dataset, cell, results in _all_cells(session):
+        for (scope, protocol), mine in _by_board(results).items():
+            key = (scope, dataset, protocol)
+            if key not in boards:
+                boards[key] = _board(session.connection(), *key)
+            last += 1
+            batch.append({"id": last, "board_id": boards[key], "cell": cell, **_row(mine)})
+        if len(batch) >= _BATCH:
+            _store(session, batch)
+            batch = []
+    if batch:
+        _store(session, batch)
+    if session.get_bind().dialect.name == "postgresql":  # the ids were given here, not by the sequence
+        table = Score.__tablename__
+        session.execute(text(f"SELECT setval(pg_get_serial_sequence('{table}', 'id'), :last)"), {"last": max(last, 1)})
+
+
+def fill_missing(session: Session) -> None:
+    """Makes the scores of a database that was filled before there were any."""
+    if session.scalar(select(ScoreBoard.id).limit(1)) is None and session.scalar(select(Result.trial_id).limit(1)):
+        refresh_all(session)
+
+
+def _counted(row: Any) -> Counted:
+    values = 4 + len(_NAMES)
+    return Counted(row[0], row[1], row[2], row[3], row[4:values], row[values : values + len(_FIELDS)])
+
+
+def _row(results: Sequence[Counted]) -> dict[str, Any]:
+    """What a score says of a cell's results, oldest first."""
+    newest_one = results[-1]
+    fields = dict(zip(_FIELDS, newest_one.fields, strict=True))
+    made = measures(counted.values for counted in results)
+    return {"trial_id": newest_one.trial_id, "seeds": len(results), "metrics": made, **fields}
+
+
+def _by_board(results: Iterable[Counted]) -> dict[tuple[int, str], list[Counted]]:
+    """(scope, protocol) -> the results that count there, oldest first."""
+    found: dict[tuple[int, str], list[Counted]] = {}
+    by_scope: dict[int, list[Counted]] = {}
+    for counted in results:
+        for scope in (EVERYONE, counted.project_id):
+            if scope is not None:
+                by_scope.setdefault(scope, []).append(counted)
+    for scope, mine in by_scope.items():
+        for counted in newest(mine):
+            found.setdefault((scope, counted.protocol), []).append(counted)
+    return found
+
+
+def _all_cells(session: Session) -> Iterator[tuple[str, str, list[Counted]]]:
+    query = _RESULTS.add_columns(Trial.dataset, Trial.cell).order_by(Trial.dataset, Trial.cell)
+    rows = session.execute(query.execution_options(yield_per=2000))
+    for (dataset, cell), mine in groupby(rows, key=lambda row: (row[-2], row[-1])):
+        yield dataset, cell, [_counted(row) for row in mine]
+
+
+def _board(connection: Connection, scope: int, dataset: str, protocol: str) -> int:
+    key = {"scope": scope, "dataset": dataset, "protocol": protocol}
+    found = {f"{name}_name": value for name, value in key.items()}
+    if (board_id := connection.scalar(_BOARD, found)) is None:
+        connection.execute(_insert(connection)(ScoreBoard).values(**key).on_conflict_do_nothing())
+        board_id = connection.execute(_BOARD, found).scalar_one()
+    return board_id
+
+
+def _rank(connection: Connection, score_id: int, board_id: int, made: Measures, old: Measures) -> None:
+    """Brings the ordered index of means up to date: only what changed is written."""
+    changed = [name for name, values in old.items() if name not in made or made[name][1] != values[1]]
+    if changed:
+        connection.execute(delete(ScoreRank).where(ScoreRank.score_id == score_id, ScoreRank.metric.in_(changed)))
+    rows = [
+        {"score_id": score_id, "metric": name, "board_id": board_id, "mean": values[1]}
+        for name, values in made.items()
+        if name not in old or old[name][1] != values[1]
+    ]
+    if rows:
+        connection.execute(_PLACE, rows)
+
+
+def _store(session: Session, scores: list[dict[str, Any]]) -> None:
+    session.execute(insert(Score), scores)
+    ranks = [
+        {"score_id": score["id"], "metric": name, "board_id": score["board_id"], "mean": values[1]}
+        for score in scores
+        for name, values in score["metrics"].items()
+    ]
+    session.execute(insert(ScoreRank), ranks)
+
+
+def _insert(connection: Connection) -> Any:
+    return postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert

@@ -1,0 +1,273 @@
+"""The paper's tables made anew from results: what was printed and what was measured here, side by side."""
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from service import paper, scores
+from service.filters import Filters
+from service.leaderboard import Spread
+from service.metric import Metric
+from service.models import Experiment, Protocol, Result, Trial
+from service.paper import SPEEDUP, PaperTable, Printed, PrintedRow, headline
+from service.protocols import differences
+from service.scores import Counted, Measures
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """One row: as printed, and as measured. `status` is "complete", or what is missing.
+
+    `speedup` is the time of the uncompressed network's row over that of this one. `notes`: in what the two differ,
+    what all rows share aside.
+    """
+
+    labels: dict[str, Any]
+    status: str
+    cell: str | None
+    seeds: int
+    trials: int
+    metrics: dict[str, Spread]
+    speedup: float | None
+    paper: dict[str, Printed]
+    notes: list[str]
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """A table with our numbers, all of one protocol; null: nothing was measured. `other_protocols` have results too."""
+
+    name: str
+    title: str
+    labels: list[str]
+    columns: list[str]
+    protocol: str | None
+    other_protocols: list[str]
+    rows: list[TableRow]
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass
+class _Cell:
+    """A cell that belongs to a printed row: its trials by state, and its results by protocol."""
+
+    trial_id: int
+    states: dict[str, int] = field(default_factory=dict)
+    protocols: set[str] = field(default_factory=set)
+    fingerprints: set[str] = field(default_factory=set)
+
+
+def reproduce(
+    session: Session,
+    table: PaperTable,
+    *,
+    experiment_id: int | None = None,
+    smoke: bool = False,
+    protocol: str | None = None,
+    scope: int = scores.EVERYONE,
+) -> Reproduction:
+    """The table from all results (`experiment_id`: of one experiment) under `protocol`, by default the one that fills
+    most rows.
+
+    Of several cells that belong to a row, the one whose configuration is nearest to the paper's counts. `smoke`: from
+    the small stand-ins of `service.smoke`, which show that every path works and measure nothing.
+    """
+    targets = [row.smoke if smoke else row.config for row in table.rows]
+    filters = Filters(experiment_id=experiment_id)
+    found = _cells(session, targets, filters, scope)
+    configs = _configs(session, [cell.trial_id for cells in found.values() for cell in cells.values()])
+    distances = {
+        name: _distance(configs[cell.trial_id], target)
+        for target in targets
+        for name, cell in found.get(headline(target), {}).items()
+    }
+    counts: dict[str, int] = {}
+    for target in targets:
+        for name in {name for cell in found.get(headline(target), {}).values() for name in cell.protocols}:
+            counts[name] = counts.get(name, 0) + 1
+    order = sorted(counts, key=lambda name: (-counts[name], name))
+    if protocol is None:
+        protocol = order[0] if order else None
+    chosen: list[tuple[str, _Cell] | None] = []
+    for target in targets:
+        mine = [(name, cell) for name, cell in found.get(headline(target), {}).items() if protocol in cell.protocols]
+        mine.sort(key=lambda item: (distances[item[0]], -item[1].trial_id))
+        chosen.append(mine[0] if mine else None)
+    datasets = sorted({target["dataset"] for target in targets})
+    results = _results(session, datasets, [item[0] for item in chosen if item], protocol, filters, scope)
+    measured = {cell: scores.measures(counted.values for counted in mine) for cell, mine in results.items()}
+    record = session.get(Protocol, protocol) if protocol else None
+    rows = [
+        _row(
+            table,
+            row,
+            found.get(headline(target), {}),
+            item,
+            measured,
+            [] if item is None or smoke else paper.notes(table, row, configs[item[1].trial_id], record.record),
+        )
+        if record is not None
+        else _row(table, row, found.get(headline(target), {}), None, {}, [])
+        for row, target, item in zip(table.rows, targets, chosen, strict=True)
+    ]
+    rows = _with_speedups(table, rows)
+    rows, notes = _shared(rows)
+    if table.speedup is not None:
+        notes = [f"speedup: {table.speedup_note}", *_machines(session, itertools.chain(*results.values())), *notes]
+    if smoke:
+        notes = ["scale smoke: small networks on synthetic images, which measure nothing", *notes]
+    others = [name for name in order if name != protocol]
+    return Reproduction(table.name, table.title, list(table.labels), list(table.columns), protocol, others, rows, notes)
+
+
+def _cells(
+    session: Session, targets: Sequence[dict[str, Any]], filters: Filters, scope: int
+) -> dict[tuple[Any, ...], dict[str, _Cell]]:
+    """Headline -> cell -> what is known of it."""
+    datasets, models = ({target[name] for target in targets} for name in ("dataset", "model"))
+    wanted = {headline(target) for target in targets}
+    found: dict[tuple[Any, ...], dict[str, _Cell]] = {}
+    for dataset in sorted(datasets):
+        query = (
+            select(
+                Trial.cell,
+                Trial.id,
+                Trial.fingerprint,
+                Trial.state,
+                Result.protocol,
+                Result.valid,
+                Trial.dataset,
+                Trial.model,
+                Trial.layer,
+                Trial.rank,
+                Trial.constraint,
+                Trial.delta,
+                Trial.lambda_ort,
+            )
+            .join(Experiment, Experiment.id == Trial.experiment_id)
+            .outerjoin(Result, Result.trial_id == Trial.id)
+            .where(*filters.of_trials(dataset, scope), Trial.model.in_(models))
+            .order_by(Trial.id)
+        )
+        for name, trial_id, fingerprint, state, protocol, valid, *key in session.execute(query):
+            if tuple(key) not in wanted:
+                continue
+            cell = found.setdefault(tuple(key), {}).setdefault(name, _Cell(trial_id))
+            cell.trial_id = trial_id
+            cell.fingerprints.add(fingerprint)
+            said = "invalid" if valid is False else state.value
+            cell.states[said] = cell.states.get(said, 0) + 1
+            if valid:
+                cell.protocols.add(protocol)
+    return found
+
+
+def _configs(session: Session, trials: Sequence[int]) -> dict[int, dict[str, Any]]:
+    query = select(Trial.id, Trial.config).where(Trial.id.in_(trials))
+    return {row[0]: row[1] for row in session.execute(query)}
+
+
+def _distance(config: dict[str, Any], target: dict[str, Any]) -> int:
+    return len(differences(paper.complete(config), target))
+
+
+def _results(
+    session: Session, datasets: Sequence[str], cells: Sequence[str], protocol: str | None, filters: Filters, scope: int
+) -> dict[str, list[Counted]]:
+    """Cell -> the results that count under a protocol."""
+    by_cell: dict[str, list[Counted]] = {}
+    query = (
+        select(Trial.cell, Trial.id, Trial.fingerprint, *scores.METRIC_COLUMNS)
+        .join(Result, Result.trial_id == Trial.id)
+        .join(Experiment, Experiment.id == Trial.experiment_id)
+        .where(
+            *filters.of_experiments(scope),
+            Trial.dataset.in_(datasets),
+            Trial.cell.in_(cells),
+            Result.protocol == protocol,
+            Result.valid,
+        )
+    )
+    for cell, trial_id, fingerprint, *values in session.execute(query) if cells else ():
+        by_cell.setdefault(cell, []).append(Counted(trial_id, fingerprint, None, protocol or "", values))
+    return {cell: scores.newest(results) for cell, results in by_cell.items()}
+
+
+def _row(
+    table: PaperTable,
+    row: PrintedRow,
+    cells: dict[str, _Cell],
+    item: tuple[str, _Cell] | None,
+    measured: dict[str, Measures],
+    notes: list[str],
+) -> TableRow:
+    if item is None:
+        states: dict[str, int] = {}
+        for cell in cells.values():
+            for state, count in cell.states.items():
+                states[state] = states.get(state, 0) + count
+        if not states:
+            status = "not run"
+        elif any(cell.protocols for cell in cells.values()):
+            status = "measured under another protocol"
+        else:
+            status = "no result: " + ", ".join(f"{count} {state}" for state, count in states.items())
+        trials = sum(len(cell.fingerprints) for cell in cells.values())
+        return TableRow(row.labels, status, None, 0, trials, {}, None, row.values, notes)
+    name, cell = item
+    known = measured[name]
+    seeds, trials = int(known[Metric.ACCURACY][0]), len(cell.fingerprints)
+    status = "complete" if seeds == trials else f"{seeds} of {trials} seeds"
+    columns = [column for column in table.columns if column != SPEEDUP]
+    if table.speedup is not None:
+        columns.append(table.speedup)
+    shown = {column: Spread(int(known[column][0]), *known[column][1:]) for column in columns if column in known}
+    if len(cells) > 1:
+        notes = [f"the nearest of {len(cells)} cells that belong to this row", *notes]
+    return TableRow(row.labels, status, name, seeds, trials, shown, None, row.values, notes)
+
+
+def _with_speedups(table: PaperTable, rows: list[TableRow]) -> list[TableRow]:
+    """With each row compared to the uncompressed one of the same other labels, as the paper does."""
+    if table.speedup is None:
+        return rows
+    time = table.speedup
+    base: dict[tuple[Any, ...], float] = {}
+    for row in rows:
+        if row.labels["rank"] is None and time in row.metrics:
+            base[_others(row)] = row.metrics[time].mean
+    found = []
+    for row in rows:
+        ours, whole = row.metrics.get(time), base.get(_others(row))
+        known = ours is not None and whole is not None and ours.mean > 0 and whole > 0
+        metrics = {name: value for name, value in row.metrics.items() if name in table.columns}
+        speedup = whole / ours.mean if known else None  # type: ignore[operator, union-attr]
+        found.append(replace(row, metrics=metrics, speedup=speedup))
+    return found
+
+
+def _others(row: TableRow) -> tuple[Any, ...]:
+    return tuple(value for name, value in row.labels.items() if name != "rank")
+
+
+def _shared(rows: list[TableRow]) -> tuple[list[TableRow], list[str]]:
+    """Notes that all measured rows have stand once, below the table."""
+    noted = [set(row.notes) for row in rows if row.cell is not None]
+    shared = set.intersection(*noted) if noted else set()
+    order = dict.fromkeys(note for row in rows for note in row.notes if note in shared)
+    stripped = [replace(row, notes=[note for note in row.notes if note not in shared]) for row in rows]
+    return stripped, list(order)
+
+
+def _machines(session: Session, results: Iterable[Counted]) -> list[str]:
+    """On what the times were taken: a note, or none if nothing was."""
+    device = Result.environment["device"].as_string()
+    trials = [counted.trial_id for counted in results]
+    query = select(device).where(Result.trial_id.in_(trials)).distinct().order_by(device)
+    devices = [str(name) for name in session.scalars(query)] if trials else []
+    several = "" if len(devices) == 1 else ": times of different machines are not comparable"
+    return [f"times taken on {', '.join(devices)}{several}"] if devices else []
