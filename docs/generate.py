@@ -1,4 +1,4 @@
-"""Writes the reference pages from the code: docs/spec.md, docs/settings.md, docs/openapi.json (`make docs`)."""
+"""Writes the reference pages from the code (`make docs`): spec, settings, command line, metrics, OpenAPI."""
 
 import dataclasses
 import json
@@ -6,31 +6,55 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import typer
+import yaml
+from typer.cli import get_docs_for_click
+
 from service.main import create_app
+from service.metric import Metric
 from service.settings import Settings
 from ttsv.config import field_infos
 from ttsv.fields import FieldInfo
+from ttsv.results import EpochMetrics, TrialResult
+from workers.cli import app
 
 HERE = Path(__file__).parent
 
 SPEC = """# The spec
 
-A spec is a JSON object; unknown keys are refused.
+A spec is a JSON object, or the YAML that says the same; unknown keys are refused.
 
 | key | meaning | default |
 | --- | --- | --- |
-| `spec_version` | 1 | 1 |
+| `spec_version` | 1 or 2; version 1 has no `trials`, `repeat`, `search`, `scheduler`, `timeout_seconds`, `tags` | 2 |
 | `name` | for people; need not be unique | required |
 | `base` | fields that all trials share (nested: `{{"training": {{"lr": 0.05}}}}`) | `{{}}` |
 | `grid` | axes by dotted path (`"training.lr": [0.05, 0.1]`), each a non-empty list | `{{}}` |
 | `variants` | partial trials, each laid over `base`; the grid multiplies every one of them | `[]`: `base` alone |
-| `resources` | `cpus` and `gpus` that Ray reserves for one trial; fractions of a GPU share it | 1 and 0 |
+| `trials` | partial trials, each laid over `base`: one trial each, besides the grid's | `[]` |
+| `repeat` | each trial so many times, with the seeds that follow its own; not with a `seed` axis | 1 |
+| `search` | trials that Ray Tune's searchers find (below), instead of the four above | null |
+| `scheduler` | `{{"type": "fifo"}}`, or `{{"type": "asha"}}` (below) | every trial runs to its end |
+| `resources` | `cpus`, `gpus`, `memory_gib` that Ray reserves for a trial; fractions of a GPU share it | 1, 0, none |
+| `timeout_seconds` | an attempt at a trial that takes longer is killed, and the trial failed | null: no limit |
 | `max_concurrent_trials` | at most so many trials at a time | null: as many as fit |
 | `priority` | -1000 to 1000, higher is claimed first | 0 |
+| `tags` | words by which experiments are found | `[]` |
 | `notes` | free text | empty |
 
-A field of `grid` stands neither in `base` nor in a variant; a variant's field replaces that of `base`. Variants times
-grid have at most `TTSV_MAX_TRIALS` points. `ttsv presets` has the paper's tables and figures as specs.
+A field of `grid` stands neither in `base` nor in a variant; a variant's field replaces that of `base`. All
+points together are at most `TTSV_MAX_TRIALS`. `ttsv presets` has the paper's tables and figures as specs.
+
+## Searches and schedulers
+
+`search`: `algorithm` (`random` or `optuna`), `trials` (so many at most), `space` (dotted paths, each with
+`{{"uniform": [low, high]}}`, `{{"loguniform": [low, high]}}`, `{{"int": [low, high]}}`, both included, or
+`{{"choice": [...]}}`), `metric` (`val_accuracy` or `val_loss`, after a trial's last epoch), `seed`. A point that was
+tried before is not tried again. The event `trial_suggested` has each trial's point.
+
+`scheduler` of type `asha`: trials are compared by `metric` after `grace_epochs` (1) and each time that `reduction` (4)
+times as many epochs are done, up to `max_epochs`; those that are not among the best 1 / `reduction` of all that came as
+far become `early_stopped`. Such a trial has its epochs and no result, and counts on no leaderboard.
 
 ## Fields of a trial
 
@@ -59,6 +83,23 @@ Environment variables of the service and its workers.
 `RAY_ADDRESS` if that is set, and starts one of its own otherwise.
 """
 
+METRICS = """# Metrics
+
+Every column of a trial's result, as it is stored and as the API gives it: fractions in [0, 1], seconds, bytes. Tables
+for people print the unit of the third column. All of them are of the **test** images, which no choice has seen, unless
+the protocol says otherwise. A column is null where the trial's `evaluation` did not ask for it. What decides whether
+two numbers may be compared, beside data set and split, is the part of the [protocol](protocols.md) named in the fifth
+column.
+{groups}
+
+## Per epoch
+
+`GET /v1/trials/{{id}}/metrics` has, for every epoch, {epochs}. The columns `train_*` are means over the epoch's batches
+while the weights change, `train_loss` without the orthogonal loss; `val_*` are measured after the epoch on what
+`training.validation` names; `ort_loss` is the orthogonal loss, unweighted, null without free frames; `lr` is that of
+the epoch's first step; `seconds` are those of its steps, `constraint_seconds` the part of the constraint.
+"""
+
 
 def pages() -> dict[Path, str]:
     """File -> what it should hold."""
@@ -72,6 +113,8 @@ def pages() -> dict[Path, str]:
     return {
         HERE / "spec.md": SPEC.format(fields=fields),
         HERE / "settings.md": SETTINGS.format(settings=settings),
+        HERE / "metrics.md": _metrics(),
+        HERE / "cli.md": _command_line(),
         HERE / "openapi.json": json.dumps(document, indent=1, sort_keys=True) + "\n",
     }
 
@@ -91,6 +134,37 @@ def _values(info: FieldInfo) -> str:
         return "; or ".join(map(_words, schema["anyOf"]))
     words = _words(schema | {"type": _NAMES[info.types[0]]})
     return words + ("; or null" if type(None) in info.types else "")
+
+
+def _metrics() -> str:
+    """Every column of a result, once: definitions from metrics.yaml, headings, units and directions from the code."""
+    groups: dict[str, dict[str, list[str]]] = yaml.safe_load((HERE / "metrics.yaml").read_text())
+    described = [name for columns in groups.values() for name in columns]
+    columns = {field.name for field in dataclasses.fields(TrialResult)}
+    if sorted(described) != sorted(columns):
+        raise ValueError(f"docs/metrics.yaml and TrialResult differ: {sorted(set(described) ^ columns)}")
+    text = ""
+    for title, rows in groups.items():
+        text += f"\n## {title}\n\n| column | definition | in tables | best | protocol | source |\n"
+        text += "| --- | --- | --- | --- | --- | --- |\n"
+        text += "".join(_metric_row(name, *row) for name, row in rows.items())
+    epochs = ", ".join(f"`{field.name}`" for field in dataclasses.fields(EpochMetrics) if field.name != "epochs")
+    return METRICS.format(groups=text.rstrip("\n"), epochs=epochs)
+
+
+def _metric_row(name: str, definition: str, protocol: str, source: str) -> str:
+    shown = best = ""
+    if name in {metric.value for metric in Metric}:
+        metric = Metric(name)
+        shown, best = metric.reading.title, "most" if metric.more_is_better else "least"
+    return f"| `{name}` | {definition} | {shown} | {best} | {protocol and f'`{protocol}`'} | {source} |\n"
+
+
+def _command_line() -> str:
+    """Typer's own description of every command."""
+    command = typer.main.get_command(app)
+    text: str = get_docs_for_click(obj=command, ctx=typer.Context(command), name="ttsv", title="The command line")
+    return text.replace("```console\n$ ", "```text\n").rstrip("\n") + "\n"
 
 
 _NAMES = {int: "integer", float: "number", bool: "boolean", tuple: "array"}

@@ -6,9 +6,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
-from service.settings import Settings
+from workers.connected import console, print_table
 from workers.plain_errors import plain_errors
 
 if TYPE_CHECKING:
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from ttsv.data.sources import Progress
 
 data_app = typer.Typer(help="Data sets on this machine.", no_args_is_help=True)
-console = Console()
 
 Name = Annotated[str, typer.Argument(help="As `ttsv data list` shows it, or synthetic:..., npz:NAME, folder:NAME.")]
 
@@ -25,6 +23,7 @@ Name = Annotated[str, typer.Argument(help="As `ttsv data list` shows it, or synt
 @plain_errors
 def data_list(as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False) -> None:
     """List the data sets, and which of them are here."""
+    from service.settings import Settings
     from ttsv.data import list_datasets
 
     found = list_datasets(Settings().data_dir)
@@ -38,6 +37,7 @@ def data_list(as_json: Annotated[bool, typer.Option("--json", help="Print JSON, 
 @plain_errors
 def data_fetch(name: Name) -> None:
     """Download a data set into the data folder and verify it."""
+    from service.settings import Settings
     from ttsv.data import fetch_dataset
 
     settings = Settings()
@@ -50,6 +50,7 @@ def data_fetch(name: Name) -> None:
 @plain_errors
 def data_verify(name: Name) -> None:
     """Check a data set's files against the published checksums and against what they were at first use."""
+    from service.settings import Settings
     from ttsv.data import verify_dataset
 
     sha256 = verify_dataset(name, Settings().data_dir)
@@ -59,14 +60,15 @@ def data_verify(name: Name) -> None:
 @contextmanager
 def _progress() -> "Iterator[Progress | None]":
     """Bars on a terminal, nothing elsewhere."""
-    if not console.is_terminal:
+    screen = console()
+    if not screen.is_terminal:
         yield None
         return
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
     from rich.progress import Progress as Bars
 
     with Bars(
-        TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), console=console
+        TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), console=screen
     ) as bars:
         tasks = {}
 
@@ -90,7 +92,7 @@ def _show(found: "list[Listed]") -> None:
         elif not sha256 and info and not info.embedded:
             state = f"ttsv data fetch {name}"
         table.add_row(name, shape, str(info.classes) if info else "-", state)
-    console.print(table)
+    print_table(table)
 
 
 def _plain(listed: "Listed") -> dict[str, object]:

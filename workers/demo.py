@@ -10,6 +10,7 @@ from service.errors import UserError
 from service.models import OPEN_EXPERIMENTS, ExperimentState
 from service.schemas import ExperimentOut
 from service.settings import Settings
+from service.upgrades import upgrade
 from workers.display import LiveLine, duration, show_leaderboard
 from workers.local import LocalStack
 
@@ -54,6 +55,7 @@ def run(settings: Settings, spec: dict[str, Any], console: Console, spec_path: s
 
 def _unfinished(client: Client, spec: dict[str, Any]) -> ExperimentOut | None:
     """The newest open experiment whose spec says what this one says."""
+    spec = upgrade(spec)
     for state in OPEN_EXPERIMENTS:
         for experiment in client.experiments(state=state):
             if all(experiment.spec.get(name) == value for name, value in spec.items()):

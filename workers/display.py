@@ -2,14 +2,22 @@
 
 import math
 import time
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from service.models import OPEN_TRIALS, TrialState
-from service.schemas import BoardOut, ExperimentOut, LeaderboardOut, RowOut, SpreadOut, TrialDetailOut, TrialOut
+from service.metric import Metric
+from service.schemas import ArtifactOut, ExperimentOut, TrialDetailOut, TrialOut
+from service.schemas_dry_run import DryRunOut
+from service.schemas_leaderboard import BoardOut, LeaderboardOut, RowOut
+from service.states import OPEN_TRIALS, TrialState
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 
 def progress_line(experiment: ExperimentOut) -> str:
@@ -49,7 +57,7 @@ def experiments_table(experiments: list[ExperimentOut]) -> Table:
         best = progress.best_accuracy
         table.add_row(
             str(experiment.id),
-            experiment.name,
+            Text(experiment.name),  # whatever it says, it is no markup
             experiment.state.value,
             str(experiment.trial_count),
             str(progress.trials[TrialState.SUCCEEDED]),
@@ -93,10 +101,8 @@ def show_errors(console: Console, trials: list[TrialOut]) -> None:
         console.print(f"trial {', '.join(map(str, ids))}: {reason}", markup=False, highlight=False)
 
 
-def show_trial(console: Console, trial: TrialDetailOut) -> None:
-    """A trial with its epochs."""
-    console.print(trials_table([trial]))
-    show_errors(console, [trial])
+def epochs_table(trial: TrialDetailOut) -> Table:
+    """One line per epoch."""
     table = _table()
     _columns(table, "epoch", "train loss", "acc. %", "val. loss", "acc. %", "ort. loss", "lr", "seconds", right=True)
     for point in trial.epoch_metrics:
@@ -110,41 +116,98 @@ def show_trial(console: Console, trial: TrialDetailOut) -> None:
             f"{point.lr:.4g}",
             f"{point.seconds:.2f}",
         )
-    console.print(table)
+    return table
 
 
-def show_leaderboard(console: Console, leaderboard: LeaderboardOut) -> None:
-    """One table per protocol, then the cells without a result."""
+def artifacts_table(artifacts: list[ArtifactOut]) -> Table:
+    """One line per file."""
+    table = _table()
+    _columns(table, "kind", "name")
+    _columns(table, "bytes", right=True)
+    _columns(table, "SHA-256")
+    for artifact in artifacts:
+        table.add_row(Text(artifact.kind), Text(artifact.name), str(artifact.size), artifact.sha256)
+    return table
+
+
+def dry_run_table(would: DryRunOut) -> Table:
+    """One line per trial that would be made."""
+    table = _table()
+    _columns(table, "#", right=True)
+    _columns(table, "network", "layer")
+    _columns(table, "rank", "lambda_ort", "delta", "seed", "parameters", "comp.", "steps", "time", right=True)
+    for trial in would.trials:
+        config = trial.config
+        table.add_row(
+            str(trial.number),
+            config["model"],
+            config["layer"],
+            _or_dash(config["rank"]),
+            _lambda_ort(config),
+            _or_dash(config["delta"]),
+            str(config["seed"]),
+            _or_dash(trial.parameters),
+            "-" if trial.compression is None else f"{trial.compression:.1f}",
+            _or_dash(trial.steps),
+            "-" if trial.seconds is None else duration(trial.seconds),
+        )
+    return table
+
+
+def show_leaderboard(console: Console, leaderboard: LeaderboardOut, extra: Sequence[str] = ()) -> None:
+    """One table per protocol, why it is apart, then what no table shows. `extra`: metrics in columns of their own."""
     if not leaderboard.boards:
         console.print(f"no results on {leaderboard.dataset} yet")
     for board in leaderboard.boards:
-        console.print(_board_table(leaderboard, board))
+        console.print(_board_table(leaderboard, board, extra))
+        if board.apart:
+            reasons = "; ".join(f"{d.field}: {d.here} here, {d.there} there" for d in board.apart)
+            console.print(f"not ranked with the first table: {reasons}", markup=False, highlight=False)
+        if board.total > len(board.rows):
+            console.print(f"{len(board.rows)} of {board.total} rows")
     if leaderboard.holes:
         trials = sum(hole.trials for hole in leaderboard.holes)
-        console.print(f"{len(leaderboard.holes)} cells ({trials} trials) have no result yet")
+        console.print(f"{leaderboard.hole_count} cells ({trials} trials) have no result yet")
+    for bad in leaderboard.invalid:
+        reasons = "; ".join(bad.reasons)
+        console.print(f"trial {bad.trial_id} does not count: {reasons}", markup=False, highlight=False)
 
 
-def _board_table(leaderboard: LeaderboardOut, board: BoardOut) -> Table:
+def _board_table(leaderboard: LeaderboardOut, board: BoardOut, extra: Sequence[str]) -> Table:
     """One line per cell in 80 columns; what all cells share stands above."""
     models = {row.config["model"] for row in board.rows}
-    several = len(models) > 1
+    several = len(models) != 1
     title = f"{leaderboard.dataset}{'' if several else ', ' + models.pop()}: by {leaderboard.metric}"
     table = _table(
         title=f"{title} (protocol {board.protocol[:12]})",
         caption="mean ± standard deviation over seeds; sigma: largest singular value\n"
         "(periodic convolutions); comp.: compression; time: training, mean",
     )
+    more = [Metric(name) for name in dict.fromkeys([leaderboard.metric, *extra]) if name not in _SHOWN]
+    paper = any(Metric.ACCURACY in reference.values for row in board.rows for reference in row.paper)
     _columns(table, "#", *(["network"] if several else []), "layer")
     _columns(
         table, "rank", "lambda_ort", "delta", "accuracy %", "seeds", "ECE %", "sigma", "comp.", "time s", right=True
     )
+    _columns(table, *(metric.reading.title for metric in more), *(["paper %"] if paper else []), right=True)
+    _columns(table, *(["front"] if board.front is not None else []))
     for row in board.rows:
-        table.add_row(*_cells(row, with_model=several))
+        cells = _cells(row, with_model=several)
+        cells += [_mean(row, m, m.reading.factor, m.reading.decimals) for m in more]
+        if paper:
+            printed = (ref.values[Metric.ACCURACY].mean for ref in row.paper if Metric.ACCURACY in ref.values)
+            cells.append(next((f"{value * 100:.2f}" for value in printed), "-"))
+        cells += ["*" if row.on_front else ""] if board.front is not None else []
+        table.add_row(*cells)
     return table
 
 
+_SHOWN = (Metric.ACCURACY, Metric.ECE, Metric.MAX_SINGULAR_VALUE, Metric.COMPRESSION, Metric.TRAIN_SECONDS)
+
+
 def _cells(row: RowOut, *, with_model: bool) -> list[str]:
-    config, metrics = row.config, row.metrics
+    config = row.config
+    sigma = row.metrics.get(Metric.MAX_SINGULAR_VALUE)
     return [
         str(row.place),
         *([config["model"]] if with_model else []),
@@ -152,13 +215,21 @@ def _cells(row: RowOut, *, with_model: bool) -> list[str]:
         _or_dash(config["rank"]),
         _lambda_ort(config),
         _or_dash(config["delta"]),
-        _spread(metrics["accuracy"], 100, 2),
+        _mean(row, Metric.ACCURACY, 100, 2),
         str(row.seeds) if row.complete else f"{row.seeds} of {row.trials}",
-        _spread(metrics["ece"], 100, 2),
-        f"{metrics['max_singular_value'].max:.3f}",
-        f"{metrics['compression'].mean:.1f}",
-        f"{metrics['train_seconds'].mean:.1f}",
+        _mean(row, Metric.ECE, 100, 2),
+        "-" if sigma is None else f"{sigma.max:.3f}",
+        _mean(row, Metric.COMPRESSION, 1, 1, spread=False),
+        _mean(row, Metric.TRAIN_SECONDS, 1, 1, spread=False),
     ]
+
+
+def _mean(row: RowOut, metric: Metric, factor: float, digits: int, *, spread: bool = True) -> str:
+    found = row.metrics.get(metric)
+    if found is None:
+        return "-"
+    mean = f"{found.mean * factor:.{digits}f}"
+    return mean if found.std is None or not spread else f"{mean} ± {found.std * factor:.{digits}f}"
 
 
 def _table(**labels: str) -> Table:
@@ -171,11 +242,6 @@ def _columns(table: Table, *names: str, right: bool = False) -> None:
         table.add_column(name, justify="right" if right else "left", no_wrap=True)
 
 
-def _spread(spread: SpreadOut, factor: float, digits: int) -> str:
-    mean = f"{spread.mean * factor:.{digits}f}"
-    return mean if spread.std is None else f"{mean} ± {spread.std * factor:.{digits}f}"
-
-
 def _lambda_ort(config: dict[str, object]) -> str:
     return "-" if config["layer"] == "dense" else f"{config['lambda_ort']:g}"
 
@@ -185,29 +251,36 @@ def _or_dash(value: object) -> str:
 
 
 class LiveLine:
-    """One line that is rewritten in a terminal; elsewhere a line whenever trials finish, at most every 5 seconds."""
+    """A bar with one line of text in a terminal; elsewhere a line when something changed, every 5 seconds at most."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._status = console.status("") if console.is_terminal else None
+        self._bar: Progress | None = None
+        if console.is_terminal:
+            from rich.progress import BarColumn, Progress, TextColumn
+
+            self._bar = Progress(BarColumn(20), TextColumn("{task.description}"), console=console, transient=True)
+            self._task = self._bar.add_task("", total=None)
         self._printed_at = -math.inf
         self._last = ""
 
     def __enter__(self) -> Self:
-        if self._status:
-            self._status.start()
+        if self._bar:
+            self._bar.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if self._status:
-            self._status.stop()
+        if self._bar:
+            self._bar.stop()
         self._console.print(self._last, markup=False, highlight=False)
 
     def show(self, experiment: ExperimentOut) -> None:
         """Shows the newest state."""
         line = progress_line(experiment)
-        if self._status:
-            self._status.update(line)
+        if self._bar:
+            done, epochs = experiment.progress.epochs_done, experiment.progress.epochs
+            # Trials without epochs evaluate what others trained: how far they are is not known.
+            self._bar.update(self._task, description=line, completed=done, total=epochs or None)
         elif line != self._last and time.monotonic() - self._printed_at >= 5:
             self._console.print(line, markup=False, highlight=False)
             self._printed_at = time.monotonic()

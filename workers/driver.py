@@ -11,19 +11,26 @@ import logging
 import os
 import signal
 import threading
+import time
+from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
-from typing import NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
 
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from service import queue, store
+from service import drivers, queue, store
 from service.db import Database
 from service.errors import LeaseLostError
-from service.grid import ExperimentSpec
+from service.grid import ExperimentSpec, search_base
 from service.models import TrialState
+from service.observability import configure_logging
+from service.plan import PlannedTrial
 from service.queue import Lease
 from service.settings import Settings
+from service.spec import Asha
 from ttsv.trial import run_trial
 from workers.folder import remove_checkpoints, remove_tune_folders, tune_folder
 from workers.lease import LeaseKeeper
@@ -31,28 +38,52 @@ from workers.patience import patiently
 from workers.recorder import Recorder
 from workers.reports import Job, RunTrial
 
+if TYPE_CHECKING:
+    from workers.searching import SearchTrials
+    from workers.tuning import Passes
+
 logger = logging.getLogger(__name__)
 
 START_SECONDS = 60
 FLUSH_SECONDS = 10.0
+LOOK_SECONDS = 1.0
+"""How long it goes unnoticed at most that the experiment is to stop."""
 _STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}
 
 
+@dataclass(frozen=True)
+class Todo:
+    """What a pass has to run, and a mark that changes with every pass that did anything.
+
+    `stopping`: the experiment was asked to stop; what is still to be run was running then.
+    """
+
+    jobs: list[Job]
+    mark: list[tuple[int, int, datetime | None]]
+    stopping: bool
+
+
 class Driver:
-    """Passes of Ray Tune over the unfinished trials until all are final, the lease is lost, or a signal comes."""
+    """Passes of Ray Tune over the unfinished trials until all are final, the lease is lost, or a signal comes.
+
+    A search is unfinished until as many trials were made as it was asked for, or there is no other.
+    """
 
     def __init__(self, settings: Settings, lease: Lease, run: RunTrial) -> None:
         self._settings, self._lease, self._run_trial = settings, lease, run
         self._database = Database(settings.url)
-        self._recorder = Recorder(self._database, lease, self._lost, self._ended)
+        self._recorder = Recorder(self._database, lease, self._lost, self._ended, self._refused)
         self._all_ended = threading.Event()
         self._keeper = LeaseKeeper(self._database, lease, settings.beat_seconds, self._lost)
+        self._passes: Passes | None = None
+        self._search: SearchTrials | None = None
+        self._stop_file: Path | None = None
 
     def run(self) -> None:
         """Runs the experiment to its end."""
         self._keeper.start()
         self._recorder.open()
-        for work in (self._await_signal, self._await_end):
+        for work in (self._await_signal, self._await_end, self._await_stop):
             threading.Thread(target=work, name=work.__name__, daemon=True).start()
         try:
             self._run()
@@ -67,29 +98,42 @@ class Driver:
         faulthandler.cancel_dump_traceback_later()
         spec = patiently(self._read_spec)
         if problem := tuning.shortage(spec.resources):
-            patiently(lambda: self._database.write(partial(self._refuse, problem=problem)))
-        last: list[tuple[int, int]] = []
-        while not self._complete():
-            jobs, state = patiently(lambda: self._database.write(self._next_jobs))
-            if state and state == last:
-                raise RuntimeError("Tune returned without having started a trial")
-            last = state
-            if not jobs:
+            patiently(lambda: self._database.write(partial(self._refuse, spec=spec, problem=problem)))
+            spec = spec.model_copy(update={"search": None})
+        self._passes = tuning.Passes(self._run_trial, self._recorder, self._all_ended.set)
+        last: list[tuple[int, int, datetime | None]] = []
+        while True:
+            todo = patiently(lambda: self._database.write(self._next))
+            self._search = patiently(partial(self._make_search, spec, todo))
+            if self._search is None and not todo.jobs:
+                if self._complete():
+                    return
                 continue
-            self._all_ended.clear()
-            folder = tune_folder(self._settings.data_dir, self._lease.experiment_id, self._lease.fence)
-            remove_tune_folders(self._settings.data_dir, self._lease.experiment_id, self._lease.fence)
-            tuning.run_pass(
-                jobs,
-                run=self._run_trial,
-                recorder=self._recorder,
-                all_ended=self._all_ended.set,
-                resources=spec.resources,
-                max_concurrent_trials=spec.max_concurrent_trials,
-                data_dir=self._settings.data_dir,
-                folder=folder,
-            )
-            self._recorder.flush()
+            if todo.mark and todo.mark == last:
+                raise RuntimeError("Tune returned without having started a trial")
+            last = todo.mark
+            self._run_pass(self._passes, spec, todo)
+
+    def _run_pass(self, passes: "Passes", spec: ExperimentSpec, todo: Todo) -> None:
+        from workers.tuning import Pass
+
+        self._all_ended.clear()
+        data_dir = self._settings.data_dir
+        remove_tune_folders(data_dir, self._lease.experiment_id, self._lease.fence)
+        board = data_dir / "tensorboard" / str(self._lease.experiment_id)
+        work = Pass(
+            spec=spec,
+            data_dir=data_dir,
+            folder=tune_folder(data_dir, self._lease.experiment_id, self._lease.fence),
+            jobs=todo.jobs,
+            search=self._search,
+            earlier=patiently(partial(self._earlier, spec)),
+            board_folder=board if self._settings.tensorboard else None,
+        )
+        self._stop_file = None if todo.stopping else work.stop
+        passes.run(work)
+        self._stop_file = None
+        self._recorder.flush()
 
     def _complete(self) -> bool:
         return patiently(lambda: self._database.write(partial(queue.complete, lease=self._lease)))
@@ -105,12 +149,27 @@ class Driver:
                     continue
             os._exit(0)
 
+    def _await_stop(self) -> None:
+        """Has no further trial begin once the experiment was asked to stop; those that run go on."""
+        while True:
+            time.sleep(LOOK_SECONDS)
+            file, search = self._stop_file, self._search
+            if file is None or file.exists():
+                continue
+            with contextlib.suppress(SQLAlchemyError), self._database.read() as session:
+                if queue.is_stopping(session, self._lease):
+                    logger.info("experiment %d is to stop: no further trial begins", self._lease.experiment_id)
+                    file.parent.mkdir(parents=True, exist_ok=True)
+                    file.touch()
+                    if search is not None:
+                        search.stop()
+
     def _read_spec(self) -> ExperimentSpec:
         with self._database.read() as session:
             return ExperimentSpec.model_validate(store.get_experiment(session, self._lease.experiment_id).spec)
 
-    def _next_jobs(self, session: Session) -> tuple[list[Job], list[tuple[int, int]]]:
-        """What is to be run, and a mark that changes with every pass that did anything.
+    def _next(self, session: Session) -> Todo:
+        """What is to be run.
 
         No Tuner is at work now, so a trial that counts as running lost its process unnoticed.
         """
@@ -119,14 +178,58 @@ class Driver:
                 queue.lose_trial(session, self._lease, trial.id, "its process ended without a word")
         session.flush()
         trials = queue.unfinished_trials(session, self._lease)
-        jobs = [Job(trial.id, self._lease.fence, trial.epoch, trial.config) for trial in trials]
-        return jobs, [(trial.id, trial.attempts) for trial in trials]
+        sources = {trial.id: trial.source_trial_id for trial in trials if trial.source_trial_id is not None}
+        paths = drivers.model_paths(session, list(sources.values()))
+        jobs = []
+        for trial in trials:
+            source = sources.get(trial.id)
+            if source is not None and source not in paths:
+                queue.start_trial(session, self._lease, trial.id)
+                reason = f"trial {source}, which this one evaluates, left no `{drivers.MODEL}`; run that one again"
+                queue.fail_trial(session, self._lease, trial.id, "bad_data", reason)
+                continue
+            path = None if source is None else paths[source]
+            jobs.append(Job(trial.id, self._lease.fence, trial.epoch, trial.config, path))
+        mark = [(trial.id, trial.attempts, trial.started_at) for trial in trials]
+        return Todo(jobs, mark, queue.is_stopping(session, self._lease))
 
-    def _refuse(self, session: Session, problem: str) -> None:
-        """Fails every trial: none of them could ever run here."""
-        for trial in queue.unfinished_trials(session, self._lease):
-            queue.start_trial(session, self._lease, trial.id)
-            queue.fail_trial(session, self._lease, trial.id, "infrastructure", problem)
+    def _make_search(self, spec: ExperimentSpec, todo: Todo) -> "SearchTrials | None":
+        """The search as its rows have it: what an earlier driver had of it is gone. None where it is over."""
+        if spec.search is None or todo.stopping or (self._search is not None and self._search.exhausted):
+            return None
+        from workers.searching import SearchTrials  # brings Optuna
+
+        with self._database.read() as session:
+            history = drivers.tried(session, self._lease, spec.search.metric)
+        search = SearchTrials(spec.search, search_base(spec), history, todo.jobs, self._add)
+        return search if search.most else None
+
+    def _add(self, planned: PlannedTrial, point: dict[str, object]) -> Job:
+        trial_id = self._database.write(lambda session: drivers.add_tried(session, self._lease, planned, point))
+        return Job(trial_id, self._lease.fence, 0, planned.config.to_dict())
+
+    def _earlier(self, spec: ExperimentSpec) -> list[drivers.Curve]:
+        """What a scheduler has to know of the trials that are final."""
+        if not isinstance(spec.scheduler, Asha):
+            return []
+        with self._database.read() as session:
+            return drivers.final_curves(session, self._lease, spec.scheduler.metric)
+
+    def _refuse(self, session: Session, spec: ExperimentSpec, problem: str) -> None:
+        """Fails every trial, of a search the first one: none of them could ever run here."""
+        trials = [trial.id for trial in queue.unfinished_trials(session, self._lease)]
+        if spec.search is not None and not trials:
+            from workers.searching import any_trial
+
+            trials = [queue.add_trial(session, self._lease, any_trial(spec.search, search_base(spec)))]
+        for trial_id in trials:
+            queue.start_trial(session, self._lease, trial_id)
+            queue.fail_trial(session, self._lease, trial_id, "infrastructure", problem)
+
+    def _refused(self, trial_id: int) -> None:
+        """The trial was cancelled before its process began."""
+        if self._passes is not None:
+            self._passes.refuse(trial_id)
 
     def _ended(self, trial_id: int) -> None:
         """The checkpoints of a trial whose end is stored serve nothing more, and they are its largest files."""
@@ -157,8 +260,9 @@ def main(run: RunTrial = run_trial) -> None:
     parser.add_argument("--experiment", type=int, required=True)
     parser.add_argument("--fence", type=int, required=True)
     arguments = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    Driver(Settings(), Lease(arguments.experiment, arguments.fence), run).run()
+    settings = Settings()
+    configure_logging(settings)
+    Driver(settings, Lease(arguments.experiment, arguments.fence), run).run()
     os._exit(0)  # nothing is left to do, and Ray takes half a second to say goodbye
 
 

@@ -1,15 +1,23 @@
 """`ttsv evaluate`: metrics of a saved network."""
 
 import json
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from service.settings import Settings
 from workers.plain_errors import plain_errors
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from ttsv.evaluation.saved import Evaluated
+    from ttsv.evaluation_config import EvaluationConfig
+    from ttsv.results import StageProgress
+
+METRICS = ("calibration", "certified", "lipschitz", "autoattack", "pgd", "corruption")
 
 
 @plain_errors
@@ -17,53 +25,183 @@ def evaluate(
     model: Annotated[Path, typer.Argument(help="The model.safetensors that a trial left.")],
     data: Annotated[str, typer.Option(help="Data set whose test images are evaluated.")],
     metrics: Annotated[
-        str, typer.Option(help="Besides accuracy: some of calibration, certified and lipschitz, with commas between.")
+        str, typer.Option(help=f"Besides accuracy: some of {', '.join(METRICS)}, with commas between.")
     ] = "calibration,certified,lipschitz",
     images: Annotated[int | None, typer.Option(min=1, help="Only the first so many test images.")] = None,
+    norm: Annotated[str, typer.Option(help="Of the attack: L2, Linf or L1 (AutoAttack only).")] = "L2",
+    eps: Annotated[float, typer.Option(help="Radius of the attack, in pixels of [0, 1].")] = 0.5,
+    version: Annotated[str, typer.Option(help="Of AutoAttack: standard, plus or rand.")] = "standard",
+    attack_images: Annotated[int | None, typer.Option(min=1, help="Attack only the first so many.")] = None,
+    radii: Annotated[
+        str | None, typer.Option(help="L2 radii of certified accuracies, with commas between: 0.25,1.")
+    ] = None,
+    corruptions: Annotated[
+        str, typer.Option(help="Published (CIFAR-10-C, CIFAR-100-C, unpacked in the data folder) or generated.")
+    ] = "generated",
+    corruption_images: Annotated[int | None, typer.Option(min=1, help="Corrupt only the first so many.")] = None,
+    lipschitz_images: Annotated[int | None, typer.Option(min=1, help="Search around the first so many.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Of the attack; found automatically.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of attacks, corruptions and searches.")] = 0,
+    device: Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu, cuda or cuda:N.")] = "auto",
+    plots: Annotated[Path | None, typer.Option(help="Draw here what there are data for, as SVG and PNG.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write everything here, protocol included.")] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(help="AutoAttack keeps here what it has found, and goes on from it; beside --json by default."),
+    ] = None,
+    save_baseline: Annotated[
+        bool,
+        typer.Option("--save-baseline", help="The data set's mean corruption errors are relative to this network."),
+    ] = False,
 ) -> None:
-    """Evaluate a saved network: accuracy, calibration, certificates, Lipschitz constants."""
-    from service.errors import UserError
+    """Evaluate a saved network: calibration, certificates, Lipschitz constants, attacks, corruptions."""
+    from rich.console import Console
+
+    from service.settings import Settings
     from ttsv.evaluation import evaluate as run
 
+    names = [name for name in metrics.split(",") if name]
+    config = _config(
+        names,
+        attack_norm=norm,
+        attack_eps=eps,
+        attack_version=version,
+        attack_images=attack_images,
+        corruption_images=corruption_images,
+        lipschitz_images=lipschitz_images,
+        batch_size=batch_size,
+        seed=seed,
+        **({} if radii is None else {"radii": _numbers(radii)}),
+        corruptions=corruptions if "corruption" in names else "none",
+    )
+    if state is None and json_file is not None and "autoattack" in names:
+        state = json_file.with_name(f"{json_file.name}.autoattack")
+    data_dir = Settings().data_dir
     console = Console()
-    with console.status("reading") as status:
-        record = run(
-            model,
-            data,
-            Settings().data_dir,
-            metrics=[name for name in metrics.split(",") if name],
-            images=images,
-            progress=status.update,
-        )
+    found = _watched(run(model, data, data_dir, config, images=images, device=device, state=state), console)
     if json_file is not None:
-        try:
-            json_file.write_text(json.dumps({"model": str(model), **record}, indent=1) + "\n")
-        except OSError as error:
-            raise UserError(str(error)) from None
-    console.print(_table(record))
-    for violation in record["violations"]:
+        _written(lambda: json_file.write_text(json.dumps({"model": str(model), **found.record}, indent=1) + "\n"))
+    if plots is not None:
+        _written(lambda: _draw(found, plots))
+    if save_baseline:
+        _store_baseline(found, data_dir, str(model))
+    console.print(_table(found.record))
+    for violation in found.record["violations"]:
         console.print(f"INVALID: {violation}", markup=False)
-    if record["violations"]:
+    if found.record["violations"]:
         raise typer.Exit(1)
 
 
-def _table(record: dict[str, Any]) -> Table:
+def _config(names: list[str], **fields: Any) -> "EvaluationConfig":
+    from ttsv.errors import ConfigError
+    from ttsv.evaluation_config import EvaluationConfig
+
+    for name in names:
+        if name not in METRICS:
+            raise ConfigError("metrics", name, f"must be one of {', '.join(METRICS)}")
+    attacks = [name for name in ("pgd", "autoattack") if name in names]
+    return EvaluationConfig(
+        attack="both" if len(attacks) == 2 else next(iter(attacks), "none"),
+        certified="certified" in names,
+        lipschitz="both" if "lipschitz" in names else "none",
+        **fields,
+    )
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    from ttsv.errors import ConfigError
+
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError("radii", text, "must be numbers with commas between, such as 0.25,1") from None
+
+
+def _watched(steps: "Generator[StageProgress, None, Evaluated]", console: "Console") -> "Evaluated":
+    """Runs the evaluation to its end under a bar for each stage."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, TextColumn("{task.fields[left]}"), console=console, transient=True) as bars:
+        tasks: dict[str, Any] = {}
+        while True:
+            try:
+                step = next(steps)
+            except StopIteration as end:
+                found: Evaluated = end.value
+                return found
+            left = "" if step.seconds_left is None else f"about {step.seconds_left:.0f} s left"
+            if step.stage not in tasks:
+                tasks[step.stage] = bars.add_task(step.stage, left=left)
+            bars.update(tasks[step.stage], completed=step.done, total=step.total, left=left)
+
+
+def _written(write: Callable[[], object]) -> None:
+    """Writes; raises what a user can act on."""
+    from service.errors import UserError
+
+    try:
+        write()
+    except OSError as error:
+        raise UserError(str(error)) from None
+
+
+def _draw(found: "Evaluated", folder: Path) -> None:
+    from ttsv.evaluation.artifacts import write_plots
+    from ttsv.spectrum import model_spectra
+
+    folder.mkdir(parents=True, exist_ok=True)
+    info = found.data.info
+    spectra = model_spectra(found.model, info.image_size, in_channels=info.channels)
+    for suffix in (".svg", ".png"):
+        write_plots(folder, found.measured, spectra, title=info.name, suffix=suffix)
+
+
+def _store_baseline(found: "Evaluated", data_dir: Path, model: str) -> None:
+    from service.errors import UserError
+    from ttsv.evaluation.baseline import Baseline
+
+    record = found.measured.evidence.corruption
+    if record is None or found.record["violations"]:
+        raise UserError("--save-baseline stores corruption accuracies: name corruption among the metrics")
+    _written(lambda: Baseline.store(data_dir / "datasets", found.data.info.name, record, model))
+
+
+def _table(record: Mapping[str, Any]) -> "Table":
+    from rich.table import Table
+
     results = record["results"]
-    table = Table("metric", "value", title=f"{record['protocol']['dataset']}, {record['protocol']['images']} images")
+    table = Table("metric", "value", title=f"{record['protocol']['dataset']}, {results['images']} images")
     table.columns[1].justify = "right"
-    table.add_row("accuracy", f"{results['accuracy']:.2%}")
-    table.add_row("loss", f"{results['loss']:.4f}")
-    if calibration := results.get("calibration"):
-        table.add_row(f"ECE, {calibration['bins']} bins", f"{calibration['raw']['ece']:.2%}")
-        table.add_row(f"ECE at temperature {calibration['temperature']:.3f}", f"{calibration['scaled']['ece']:.2%}")
-        table.add_row("Brier score", f"{calibration['raw']['brier']:.4f}")
-    if certified := results.get("certified"):
-        table.add_row("Lipschitz bound, pixels", f"{certified['bound']:.4g}")
-        for radius, value in certified["accuracy"].items():
-            table.add_row(f"certified at L2 {float(radius):.3f}", f"{value:.2%}")
-        for radius, value in certified["assumed_1_lipschitz"].items():
-            table.add_row(f"assuming L = 1 (the paper's p.r.) at {float(radius):.3f}", f"{value:.2%}")
-    for one in results.get("lipschitz", ()):
-        table.add_row(f"empirical Lipschitz, {one['method']}, {one['space']}", f"{one['maximum']:.4g}")
+    for name, value in _rows(results):
+        table.add_row(name, value)
     return table
+
+
+def _rows(results: Mapping[str, Any]) -> Generator[tuple[str, str], None, None]:
+    yield "accuracy", f"{results['accuracy']:.2%}"
+    yield "loss", f"{results['loss']:.4f}"
+    calibration = results["calibration"]
+    yield f"ECE, {calibration['bins']} bins", f"{calibration['raw']['ece']:.2%}"
+    if calibration["scaled"]:
+        yield f"ECE at temperature {calibration['temperature']:.3f}", f"{calibration['scaled']['ece']:.2%}"
+    yield "Brier score", f"{calibration['raw']['brier']:.4f}"
+    for attack in results.get("attacks", {}).values():
+        threat = f"{attack['norm']} {attack['eps']:g}, {attack['images']} images"
+        yield f"accuracy under {attack['attack']}, {threat}", f"{attack['robust_accuracy']:.2%}"
+    if certified := results.get("certified"):
+        bound = "none: " + certified["why"] if certified["bound"] is None else f"{certified['bound']:.4g}"
+        yield "Lipschitz bound, pixels", bound
+        for radius, value in certified.get("accuracy", {}).items():
+            yield f"certified at L2 {float(radius):.3f}", f"{value:.2%}"
+        for radius, value in certified.get("assumed_1_lipschitz", {}).items():
+            yield f"assuming L = 1 (the paper's p.r.) at {float(radius):.3f}", f"{value:.2%}"
+    for one in results.get("lipschitz", ()):
+        yield f"empirical Lipschitz, {one['method']}, {one['space']}", f"{one['maximum']:.4g}"
+    if corruptions := results.get("corruptions"):
+        kind, images = (corruptions["protocol"][name] for name in ("corruptions", "images"))
+        yield f"accuracy under {kind} corruptions, {images} images each", f"{corruptions['mean']:.2%}"
+        if corruptions.get("mce") is not None:
+            yield "mean corruption error", f"{corruptions['mce']:.4f}"
+        elif corruptions.get("why_no_mce"):
+            yield "mean corruption error", f"none: {corruptions['why_no_mce']}"

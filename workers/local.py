@@ -13,6 +13,7 @@ from typing import Self
 
 from service.db import Database
 from service.errors import UserError
+from service.keys import refuse_without_keys
 from service.migrate import migrate
 from service.settings import Settings
 from workers.processes import spawn, stop
@@ -65,13 +66,15 @@ class LocalStack:
         self._children: list[Child] = []
 
     def __enter__(self) -> Self:
+        database = Database(self.settings.url)
         try:
             self.settings.refuse_open_network()
+            migrate(database)
+            refuse_without_keys(database, self.settings)
         except ValueError as error:
             raise UserError(str(error)) from None
-        database = Database(self.settings.url)
-        migrate(database)
-        database.close()
+        finally:
+            database.close()
         self._socket = self._listen()
         host, port = self._socket.getsockname()[:2]
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"

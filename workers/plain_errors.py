@@ -1,4 +1,7 @@
-"""What a command says where it fails."""
+"""What a command says where it fails, and with which code it ends.
+
+0: done. 1: it failed, or what was asked for is invalid or refused. 2: the command line is wrong. 3: no service answers.
+"""
 
 from collections.abc import Callable
 from functools import wraps
@@ -8,30 +11,47 @@ import typer
 
 _P = ParamSpec("_P")
 
+FAILED, UNREACHABLE = 1, 3
+
 
 def plain_errors(command: Callable[_P, None]) -> Callable[_P, None]:
     """What the user can mend is said in one message, without a traceback."""
 
     @wraps(command)
     def run(*args: _P.args, **kwargs: _P.kwargs) -> None:
-        from pydantic import ValidationError
-        from sqlalchemy.exc import SQLAlchemyError
-
-        from service.client import ApiError
-        from service.errors import NotFoundError, UserError
-        from ttsv.errors import TrialError
-
         try:
             command(*args, **kwargs)
-        except (ApiError, NotFoundError, UserError, TrialError) as error:
-            message = str(error)
-        except ValidationError as error:  # of the settings: all else is validated by the service
-            message = "; ".join(f"TTSV_{str(e['loc'][0]).upper()}: {e['msg']}" for e in error.errors())
-        except SQLAlchemyError as error:
-            message = f"the database at TTSV_DATABASE_URL: {str(error).partition(chr(10))[0]}"
-        else:
-            return
-        typer.echo(f"ttsv: {message}", err=True)
-        raise typer.Exit(1) from None
+        except Exception as error:
+            message = _message(error)
+            if message is None:
+                raise
+            typer.echo(f"ttsv: {message}", err=True)
+            raise typer.Exit(_code(error)) from None
 
     return run
+
+
+def _message(error: Exception) -> str | None:
+    """What is said of it; None of what only a programmer can mend."""
+    # Imported where something failed: what works starts quickly.
+    from pydantic import ValidationError
+
+    from service.client import ApiError, DamagedError
+    from service.errors import NotFoundError, UserError
+    from ttsv.errors import TrialError
+
+    if isinstance(error, ApiError | DamagedError | NotFoundError | UserError | TrialError):
+        return str(error)
+    if isinstance(error, ValidationError):  # of the settings: all else is validated by the service
+        return "; ".join(f"TTSV_{str(e['loc'][0]).upper()}: {e['msg']}" for e in error.errors())
+    from sqlalchemy.exc import SQLAlchemyError
+
+    if isinstance(error, SQLAlchemyError):
+        return f"the database at TTSV_DATABASE_URL: {str(error).partition(chr(10))[0]}"
+    return None
+
+
+def _code(error: Exception) -> int:
+    from service.client import UnreachableError
+
+    return UNREACHABLE if isinstance(error, UnreachableError) else FAILED

@@ -12,19 +12,21 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
 from types import FrameType
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from service import queue
+from service import drivers, queue
 from service.db import Database
 from service.errors import LeaseLostError
+from service.models import now
 from service.queue import Lease
 from service.settings import Settings
 from workers.cluster import Cluster, ExistingCluster, LocalCluster, local_cpus, local_gpus
 from workers.faults import fault
-from workers.folder import tune_folder
+from workers.folder import remove_checkpoints, tune_folder
 from workers.patience import Backoff
 from workers.processes import identity, is_dead, kill_session, spawn, stop
 from workers.standstill import Standstill
@@ -34,6 +36,10 @@ logger = logging.getLogger(__name__)
 DRIVER = (sys.executable, "-m", "workers.driver")
 GRACE_SECONDS = 20.0
 """How long drivers may take to write what they know when the worker is told to stop."""
+SWEEP_SECONDS = 60.0
+"""Between two looks for checkpoints that nobody will resume from."""
+_SWEPT_AFTER = timedelta(hours=1)
+"""What was cancelled longer ago was swept, except before a worker's first look."""
 _HEALTHY_SECONDS = 60.0
 _LONGEST_PAUSE = 60.0
 
@@ -72,6 +78,8 @@ class Worker:
         self._deaths = Backoff(first=1, longest=_LONGEST_PAUSE)
         self._claim_after = 0.0
         self._greet_after = 0.0
+        self._sweep_after = 0.0
+        self._swept = False
         self._standstill = Standstill(longest_step=max(1.0, 2 * settings.poll_seconds))
         self._outage = Backoff(first=settings.poll_seconds)
         self._stopping = False
@@ -102,6 +110,7 @@ class Worker:
             self._greet()
             self._reap()
             self._claim()
+            self._sweep()
         except SQLAlchemyError as error:
             self._standstill.interrupt()
             pause = self._outage.failed()
@@ -162,6 +171,17 @@ class Worker:
             self._database.write(partial(queue.greet, worker=self.name, cpus=self._cpus, gpus=self._gpus))
             self._greet_after = time.monotonic() + self._settings.beat_seconds
 
+    def _sweep(self) -> None:
+        """Removes what cancelled trials would have resumed from; whoever ran them was killed in the middle of it."""
+        if time.monotonic() < self._sweep_after:
+            return
+        since = now() - _SWEPT_AFTER if self._swept else None
+        with self._database.read() as session:
+            trial_ids = drivers.cancelled_trials(session, since)
+        for trial_id in trial_ids:
+            remove_checkpoints(self._settings.data_dir, trial_id)
+        self._sweep_after, self._swept = time.monotonic() + SWEEP_SECONDS, True
+
     def _reap(self) -> None:
         """Requeues experiments of dead workers; kills drivers of our own whose heartbeat stands still."""
         with self._database.read() as session:
@@ -178,7 +198,7 @@ class Worker:
             # A claim of our own without a driver: the database's answer to it never arrived.
             unknown = self._identity is not None and seen.process == self._identity
             gone = expired or unknown or is_dead(seen.process)
-            if gone and self._database.write(partial(queue.reap, seen=seen)):
+            if gone and self._database.write(partial(queue.reap, seen=seen, by=self.name)):
                 logger.warning("experiment %d is queued again: %s is gone", seen.experiment_id, seen.worker)
 
     def _claim(self) -> None:
@@ -207,7 +227,11 @@ class Worker:
         names = {field: f"TTSV_{field.upper()}" for field in Settings.model_fields}
         env = {name: value for name, value in os.environ.items() if name not in names.values()}
         values = {names[field]: value for field, value in self._settings.model_dump(mode="json").items()}
-        env |= {name: str(value) for name, value in values.items() if value is not None}
+        env |= {  # lists of names are read with commas between them
+            name: ",".join(value) if isinstance(value, list) else str(value)
+            for name, value in values.items()
+            if value is not None
+        }
         return env | self._cluster.env() | {"RAY_ADDRESS": self._cluster.address}
 
     def _drain(self) -> None:

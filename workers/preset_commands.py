@@ -1,31 +1,36 @@
 """`ttsv presets`: the paper's tables and figures."""
 
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from service.presets import Protocol, Scale, preset_spec, presets
+from workers.connected import connected, print_table
 from workers.plain_errors import plain_errors
+
+if TYPE_CHECKING:
+    from service.client import Client
 
 presets_app = typer.Typer(help="The paper's tables and figures as experiments.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="As `ttsv presets ls` lists it.")]
 HowMuch = Annotated[Scale, typer.Option(help="smoke: every path in minutes on a CPU, and no result.")]
 Which = Annotated[Protocol, typer.Option(help="What is followed where the paper's text and programs differ.")]
-Url = Annotated[str, typer.Option(envvar="TTSV_URL", help="The service.")]
 
 
 @presets_app.command("ls")
-def list_presets() -> None:
+def list_presets(as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False) -> None:
     """List them."""
+    if as_json:
+        typer.echo(json.dumps([{"name": preset.name, "title": preset.title} for preset in presets()], indent=2))
+        return
     from rich.table import Table
 
     table = Table("name", "what it is")
     for preset in presets():
         table.add_row(preset.name, preset.title)
-    Console().print(table)
+    print_table(table)
 
 
 @presets_app.command()
@@ -36,13 +41,17 @@ def show(name: Name, scale: HowMuch = Scale.FULL, protocol: Which = Protocol.COD
 
 
 @presets_app.command()
-@plain_errors
+@connected
 def submit(
-    name: Name, scale: HowMuch = Scale.FULL, protocol: Which = Protocol.CODE, url: Url = "http://127.0.0.1:8000"
+    client: "Client",
+    name: Name,
+    scale: HowMuch = Scale.FULL,
+    protocol: Which = Protocol.CODE,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the experiment's number alone.")] = False,
 ) -> None:
     """Post one as it is."""
-    from service.client import Client
-
-    with Client(url) as client:
-        experiment = client.submit_preset(name, scale=scale, protocol=protocol)
-    typer.echo(f"experiment {experiment.id}: {experiment.trial_count} trials; ttsv watch {experiment.id}")
+    experiment = client.submit_preset(name, scale=scale, protocol=protocol)
+    if quiet:
+        typer.echo(experiment.id)
+    else:
+        typer.echo(f"experiment {experiment.id}: {experiment.trial_count} trials; ttsv watch {experiment.id}")

@@ -18,7 +18,7 @@ from service.errors import LeaseLostError
 from service.queue import ArtifactFile, Lease
 from ttsv.trial import TrialResult, protocol_fingerprint
 from workers.patience import Backoff, is_away
-from workers.reports import EpochReport, FailureReport, Report, ResultReport
+from workers.reports import EpochReport, FailureReport, Report, ResultReport, SkippedReport
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +41,33 @@ _RESULT_COLUMNS = (
     "batch_seconds",
     "peak_memory",
     "selected_epoch",
+    "top5_accuracy",
+    "max_calibration_error",
+    "adaptive_ece",
+    "brier",
+    "temperature",
+    "scaled_ece",
+    "scaled_loss",
+    "robust_accuracy",
+    "pgd_accuracy",
+    "attack_seconds",
+    "corruption_accuracy",
+    "mce",
+    "lipschitz_bound",
+    "certified_36",
+    "certified_72",
+    "certified_108",
+    "certified_255",
+    "assumed_certified_36",
+    "assumed_certified_72",
+    "assumed_certified_108",
+    "lipschitz_fgsm",
+    "lipschitz_ascent",
+    "merged_latency_seconds",
+    "merged_batch_seconds",
+    "valid",
+    "violations",
+    "evaluation",
     "layers",
     "environment",
 )
@@ -58,7 +85,7 @@ class Recorder:
 
     While the database is away reports are kept and tried again: every write changes nothing the second time. When
     the lease is lost `lost` is called and nothing is written any more. `ended` is called with each trial whose
-    final report is stored.
+    final report is stored, `refused` with each that began although it is final: it was cancelled meanwhile.
     """
 
     def __init__(
@@ -67,8 +94,10 @@ class Recorder:
         lease: Lease,
         lost: Callable[[], None],
         ended: Callable[[int], None] = lambda _trial_id: None,
+        refused: Callable[[int], None] = lambda _trial_id: None,
     ) -> None:
         self._database, self._lease, self._lost, self._ended = database, lease, lost, ended
+        self._refused = refused
         self._events: deque[_Event] = deque()
         self._changed = threading.Condition()
         self._muted = False
@@ -80,7 +109,7 @@ class Recorder:
 
     def started(self, trial_id: int) -> None:
         """A process began to work on the trial."""
-        self._put(trial_id, lambda session, lease: queue.start_trial(session, lease, trial_id))
+        self._put(trial_id, partial(self._start, trial_id=trial_id))
 
     def reported(self, trial_id: int, report: Report) -> None:
         """The trial's process says something."""
@@ -93,6 +122,12 @@ class Recorder:
             case FailureReport(failure, message):
                 fail = partial(queue.fail_trial, trial_id=trial_id, failure=failure, error=message)
                 self._put(trial_id, fail, final=True)
+            case SkippedReport():
+                pass  # it did not begin: its row says why
+
+    def stopped_early(self, trial_id: int) -> None:
+        """The trial's scheduler stopped it."""
+        self._put(trial_id, partial(queue.early_stop_trial, trial_id=trial_id), final=True)
 
     def died(self, trial_id: int, reason: str) -> None:
         """The trial's process died, perhaps before it could begin."""
@@ -108,6 +143,10 @@ class Recorder:
         """Waits until all is written, at most so long; whether it is."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._events, seconds)
+
+    def _start(self, session: Session, lease: Lease, trial_id: int) -> None:
+        if not queue.start_trial(session, lease, trial_id):
+            self._refused(trial_id)
 
     def _put(self, trial_id: int, apply: Callable[[Session, Lease], None], *, final: bool = False) -> None:
         with self._changed:

@@ -4,20 +4,25 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from ttsv.results import StageProgress
 from ttsv.trial import EpochMetrics, TrialResult
 
-RunTrial = Callable[..., Iterator[EpochMetrics | TrialResult]]
+RunTrial = Callable[..., Iterator[EpochMetrics | TrialResult | StageProgress]]
 """The shape of `ttsv.trial.run_trial`."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One trial to be run under one fence; the database has its epochs up to `stored_epochs` already."""
+    """One trial to be run under one fence; the database has its epochs up to `stored_epochs` already.
+
+    With `source`, a saved network's path in the data folder, nothing is trained: that network is evaluated.
+    """
 
     trial_id: int
     fence: int
     stored_epochs: int
     config: dict[str, Any]
+    source: str | None = None
 
 
 @dataclass(frozen=True)
@@ -43,4 +48,9 @@ class FailureReport:
     message: str
 
 
-Report = EpochReport | ResultReport | FailureReport
+@dataclass(frozen=True)
+class SkippedReport:
+    """The trial did not begin: its experiment is being stopped."""
+
+
+Report = EpochReport | ResultReport | FailureReport | SkippedReport

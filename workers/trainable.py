@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import gc
+import logging
 import math
 import time
 import traceback
@@ -13,23 +14,33 @@ from typing import Any
 from ray import tune
 
 from ttsv.config import TrialConfig
-from ttsv.errors import DivergedError, TrialError
+from ttsv.errors import DataError, DivergedError, TrialError
+from ttsv.results import StageProgress
 from ttsv.trial import EpochMetrics, TrialResult
 from workers.folder import Journal, manifest, trial_folder
-from workers.reports import EpochReport, FailureReport, Job, Report, ResultReport
+from workers.reports import EpochReport, FailureReport, Job, Report, ResultReport, SkippedReport
+from workers.trial_log import LOG, trial_log
+
+logger = logging.getLogger(__name__)
 
 _DISK_TROUBLE = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE}
 _TRACEBACK_CHARACTERS = 4000
 
 REPORT_SECONDS = 0.5
-"""Epochs shorter than this are reported together."""
+"""Epochs shorter than this are reported together, unless each is wanted for itself."""
+
+COMPARED_EPOCH = "compared_epoch"
+"""The epoch at which a scheduler may compare the trial; 0 after its last one, as it is not stopped any more then."""
 
 
 class TrialTrainable(tune.Trainable):
     """Each step is one epoch; the last one is the result or the failure.
 
     A failure that would come again is reported, not raised: Ray would take the process down for it. Reading the
-    configuration: `job` (the fields of a `Job`), `run` (in the shape of `run_trial`), `data_dir` and `cpus`.
+    configuration: `job` (the fields of a `Job`), `run` (in the shape of `run_trial`), `data_dir`, `cpus`, `stop_file`
+    (once it exists no trial begins) and `every_epoch` (whether each is reported for itself).
+
+    A step's result is the report, and beside it the newest numbers for Tune's schedulers and loggers.
     """
 
     def setup(self, config: dict[str, Any]) -> None:
@@ -48,14 +59,17 @@ class TrialTrainable(tune.Trainable):
     def step(self) -> dict[str, Any]:
         """Runs up to the next report."""
         report = self._guarded()
-        return {"report": report, "done": not isinstance(report, EpochReport)}
+        return {"report": report, "done": not isinstance(report, EpochReport), **_numbers(report)}
 
     def cleanup(self) -> None:
         """Closes the trial."""
         self._end()
 
     def _begin(self, config: dict[str, Any]) -> None:
-        self._reports: Iterator[Report] = _reports(Job(**config["job"]), config["run"], Path(config["data_dir"]))
+        pause = 0.0 if config["every_epoch"] else REPORT_SECONDS
+        self._reports: Iterator[Report] = _reports(
+            Job(**config["job"]), config["run"], Path(config["data_dir"]), Path(config["stop_file"]), pause
+        )
 
     def _end(self) -> None:
         """Leaves nothing of the last trial behind, least of all in the GPU's memory."""
@@ -83,28 +97,50 @@ class TrialTrainable(tune.Trainable):
             return _bug()
 
 
-def _reports(job: Job, run: Any, data_dir: Path) -> Iterator[Report]:
+def _reports(job: Job, run: Any, data_dir: Path, stop_file: Path, pause: float) -> Iterator[Report]:
     """What the trial has to say. The first epoch at once, later ones together, as each report costs a round trip."""
+    if stop_file.exists():
+        yield SkippedReport()
+        return
     config = TrialConfig.from_dict(job.config)
     folder = trial_folder(data_dir, job.trial_id, job.fence)
+    with trial_log(folder / LOG):
+        logger.info("trial %d begins, fence %d; %d epochs are stored", job.trial_id, job.fence, job.stored_epochs)
+        try:
+            yield from _told(job, run, config, data_dir, folder, pause)
+        except TrialError as error:
+            logger.error("%s: %s", error.failure, error)
+            raise
+        except Exception:
+            logger.exception("the trial failed")
+            raise
+
+
+def _told(job: Job, run: Any, config: TrialConfig, data_dir: Path, folder: Path, pause: float) -> Iterator[Report]:
+    """Runs the trial and packs what it yields."""
     journal = Journal(folder)
     points = journal.after(job.stored_epochs)
     if points:
         yield EpochReport(points)
         points = []
     reported_at = -math.inf
+    source = {} if job.source is None else {"source": _require_file(data_dir / job.source)}
     try:
-        for item in run(config, data_dir=data_dir, folder=folder):
+        for item in run(config, data_dir=data_dir, folder=folder, **source):
             if isinstance(item, EpochMetrics):
                 _require_finite(item, f"epoch {item.epoch}")
                 journal.append(item)
                 points.append(item)
-                if time.monotonic() - reported_at >= REPORT_SECONDS:
+                _log_epoch(item)
+                if time.monotonic() - reported_at >= pause:
                     yield EpochReport(points)
                     points, reported_at = [], time.monotonic()
+            elif isinstance(item, StageProgress):
+                _log_stage(item)
             else:
                 _require_finite(item, "the result")
                 files = manifest(item.artifacts, data_dir)
+                logger.info("the trial succeeded: accuracy %.4f", item.accuracy)
                 if points:
                     yield EpochReport(points)
                 yield ResultReport(item, files)
@@ -114,6 +150,44 @@ def _reports(job: Job, run: Any, data_dir: Path) -> Iterator[Report]:
             yield EpochReport(points)
         raise
     raise RuntimeError("the trial ended without a result")
+
+
+def _require_file(path: Path) -> Path:
+    if not path.is_file():
+        raise DataError(f"{path}, the network to be evaluated, is gone; run the trial that left it again")
+    return path
+
+
+def _log_epoch(item: EpochMetrics) -> None:
+    logger.info(
+        "epoch %d of %d: train loss %.4g, accuracy %.4f; validation loss %.4g, accuracy %.4f; lr %.3g, %.2f s",
+        item.epoch,
+        item.epochs,
+        item.train_loss,
+        item.train_accuracy,
+        item.val_loss,
+        item.val_accuracy,
+        item.lr,
+        item.seconds,
+    )
+
+
+def _log_stage(item: StageProgress) -> None:
+    left = "" if item.seconds_left is None else f", about {item.seconds_left:.0f} s left"
+    logger.info("%s: %s of %s%s", item.stage, item.done, item.total, left)
+
+
+def _numbers(report: Report) -> dict[str, Any]:
+    """The newest numbers, by name; `timesteps_total` is what TensorBoard draws them over."""
+    if isinstance(report, EpochReport):
+        newest = report.points[-1]
+        numbers = {name: value for name, value in dataclasses.asdict(newest).items() if value is not None}
+        compared = newest.epoch if newest.epoch < newest.epochs else 0
+        return {**numbers, COMPARED_EPOCH: compared, "timesteps_total": newest.epoch}
+    if isinstance(report, ResultReport):
+        values = ((f.name, getattr(report.result, f.name)) for f in dataclasses.fields(report.result))
+        return {f"result/{name}": value for name, value in values if type(value) in (int, float)}
+    return {}
 
 
 def _require_finite(item: EpochMetrics | TrialResult, where: str) -> None:

@@ -2,29 +2,38 @@
 
 import logging
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import ray
 from ray import tune
 from ray.tune.experiment import Trial
 
-from service.grid import Resources
+from service.drivers import Curve
+from service.grid import ExperimentSpec, Resources
+from service.spec import Fifo
+from workers.attempts import Attempts
+from workers.board_logs import BoardLogs
+from workers.halving import make_scheduler
+from workers.listener import Listener, job_of
 from workers.recorder import Recorder
-from workers.reports import Job, RunTrial
+from workers.reports import FailureReport, Job, RunTrial
 from workers.trainable import TrialTrainable
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from workers.searching import SearchTrials  # brings Optuna
 
-_REASON_CHARACTERS = 2000
+GIB = 2**30
 
 _ENVIRONMENT = {
     "RAY_AIR_NEW_OUTPUT": "0",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
     "TUNE_GLOBAL_CHECKPOINT_S": "86400",  # Tune's books serve nobody: the database is the truth
+    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # a failure has none of the metrics that a scheduler compares
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
     "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
 }
@@ -40,101 +49,107 @@ def connect(address: str) -> None:
 def shortage(resources: Resources) -> str | None:
     """Why the cluster could never run such a trial, or None. Tune would wait for ever."""
     total: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-    for name, wanted in (("CPU", resources.cpus), ("GPU", resources.gpus)):
-        there = total.get(name, 0)
+    wishes = (
+        ("cpus", resources.cpus, total.get("CPU", 0)),
+        ("gpus", resources.gpus, total.get("GPU", 0)),
+        ("memory_gib", resources.memory_gib or 0, total.get("memory", 0) / GIB),
+    )
+    for name, wanted, there in wishes:
         if wanted > there:
-            field = f"resources.{name.lower()}s"
-            return f"{field} = {wanted:g}: the worker's cluster has {there:g}; ask for less or run a larger worker"
+            fix = "ask for less or run a larger worker"
+            return f"resources.{name} = {wanted:g}: the worker's cluster has {there:g}; {fix}"
     return None
 
 
-def run_pass(
-    jobs: Sequence[Job],
-    *,
-    run: RunTrial,
-    recorder: Recorder,
-    all_ended: Callable[[], None],
-    resources: Resources,
-    max_concurrent_trials: int | None,
-    data_dir: Path,
-    folder: Path,
-) -> None:
-    """Runs every job once: each reports its end or loses its process.
+@dataclass(frozen=True)
+class Pass:
+    """What one pass runs: jobs or, of a search, those it hands out; `earlier` is what its scheduler knows already.
 
-    `all_ended` is called when all did; Tune takes seconds more to stop its actors and return.
+    While the file `stop` is there no further trial begins.
     """
-    tune.Tuner(
-        tune.with_resources(TrialTrainable, {"cpu": resources.cpus, "gpu": resources.gpus}),
-        param_space={
+
+    spec: ExperimentSpec
+    data_dir: Path
+    folder: Path
+    jobs: Sequence[Job]
+    search: "SearchTrials | None" = None
+    earlier: Iterable[Curve] = ()
+    board_folder: Path | None = None
+
+    @property
+    def stop(self) -> Path:
+        """The file that says so."""
+        return self.folder / "stop"
+
+
+class Passes:
+    """Runs passes, one after another, and hands what happens to the recorder.
+
+    `all_ended` is called when all trials of a pass did; Tune takes seconds more to stop its actors and return.
+    """
+
+    def __init__(self, run: RunTrial, recorder: Recorder, all_ended: Callable[[], None]) -> None:
+        self._run, self._recorder, self._all_ended = run, recorder, all_ended
+        self._attempts: Attempts | None = None
+
+    def refuse(self, trial_id: int) -> None:
+        """Ends a trial that must not run."""
+        if self._attempts is not None:
+            self._attempts.kill(trial_id)
+
+    def run(self, work: Pass) -> None:
+        """Runs every job once: each reports its end or loses its process."""
+        limit = work.spec.timeout_seconds
+        self._attempts = Attempts(limit, partial(self._timed_out, limit=limit))
+        self._attempts.watch()
+        try:
+            self._tuner(work, self._attempts).fit()
+        finally:
+            self._attempts.close()
+
+    def _tuner(self, work: Pass, attempts: Attempts) -> tune.Tuner:
+        resources, search = work.spec.resources, work.search
+        reserved = {"cpu": resources.cpus, "gpu": resources.gpus}
+        if resources.memory_gib is not None:
+            reserved["memory"] = resources.memory_gib * GIB
+        expected = (lambda: len(work.jobs)) if search is None else (lambda: search.total)
+        callbacks: list[tune.Callback] = [Listener(self._recorder, attempts, expected, self._all_ended)]
+        if work.board_folder is not None:
+            callbacks.append(BoardLogs(work.board_folder))
+        return tune.Tuner(
+            tune.with_resources(TrialTrainable, reserved),
+            param_space={
+                "run": self._run,
+                "data_dir": str(work.data_dir),
+                "cpus": resources.cpus,
+                "stop_file": str(work.stop),
+                "every_epoch": work.board_folder is not None or not isinstance(work.spec.scheduler, Fifo),
+            }
             # As plain data: Tune puts placeholders where other objects stand.
-            "job": tune.grid_search([asdict(job) for job in jobs]),
-            "run": run,
-            "data_dir": str(data_dir),
-            "cpus": resources.cpus,
-        },
-        tune_config=tune.TuneConfig(
-            reuse_actors=True,
-            max_concurrent_trials=max_concurrent_trials,
-            trial_name_creator=_name,
-            trial_dirname_creator=_name,
-        ),
-        run_config=tune.RunConfig(
-            name=folder.name,
-            storage_path=str(folder.parent),
-            callbacks=[_Listener(recorder, len(jobs), all_ended)],
-            failure_config=tune.FailureConfig(max_failures=0),
-            checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
-            verbose=0,
-        ),
-    ).fit()
+            | ({} if search is not None else {"job": tune.grid_search([asdict(job) for job in work.jobs])}),
+            tune_config=tune.TuneConfig(
+                reuse_actors=True,
+                max_concurrent_trials=work.spec.max_concurrent_trials,
+                scheduler=make_scheduler(work.spec.scheduler, work.earlier),
+                search_alg=search,
+                num_samples=1 if search is None else search.most,
+                trial_name_creator=_name,
+                trial_dirname_creator=_name,
+            ),
+            run_config=tune.RunConfig(
+                name=work.folder.name,
+                storage_path=str(work.folder.parent),
+                callbacks=callbacks,
+                failure_config=tune.FailureConfig(max_failures=0),
+                checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
+                verbose=0,
+            ),
+        )
 
-
-class _Listener(tune.Callback):
-    """Hands Tune's events to the recorder. It runs in Tune's control loop: it must not wait, and must not fail."""
-
-    def __init__(self, recorder: Recorder, jobs: int, all_ended: Callable[[], None]) -> None:
-        self._recorder, self._open, self._all_ended = recorder, jobs, all_ended
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (tune.Callback, ())  # Tune keeps a pickled copy in its books; nobody uses it
-
-    def on_trial_start(self, iteration: int, trials: list[Trial], trial: Trial, **info: object) -> None:
-        """A process was found for the trial."""
-        self._recorder.started(_job(trial).trial_id)
-
-    def on_trial_result(
-        self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **info: object
-    ) -> None:
-        """The trial reported."""
-        self._recorder.reported(_job(trial).trial_id, result["report"])
-        if result["done"]:
-            self._count_end()
-
-    def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: object) -> None:
-        """The trial's process died (what a trial raises itself it reports)."""
-        self._recorder.died(_job(trial).trial_id, _reason(trial))
-        self._count_end()
-
-    def _count_end(self) -> None:
-        self._open -= 1
-        if self._open == 0:
-            self._all_ended()
-
-
-def _job(trial: Trial) -> Job:
-    return Job(**trial.config["job"])
+    def _timed_out(self, trial_id: int, limit: float | None) -> None:
+        message = f"timeout_seconds = {limit:g}: the trial took longer and was killed; allow more, or make it smaller"
+        self._recorder.reported(trial_id, FailureReport("timeout", message))
 
 
 def _name(trial: Trial) -> str:
-    return f"trial-{_job(trial).trial_id}"
-
-
-def _reason(trial: Trial) -> str:
-    """What Ray knows about the death of a trial's process."""
-    try:
-        text = Path(trial.error_file).read_text()
-    except (OSError, TypeError):
-        return "the process died, and Ray does not say why"
-    _, _, last = text.rpartition("Failure # ")
-    reason = last.partition("\n")[2].partition(" Some common causes")[0]  # the rest is advice about Ray
-    return reason[-_REASON_CHARACTERS:].strip()
+    return f"trial-{job_of(trial).trial_id}"

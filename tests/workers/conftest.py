@@ -3,7 +3,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,10 @@ import psutil
 import pytest
 from sqlalchemy import select
 
-from service import store
+from service import store, submission
 from service.db import Database
 from service.grid import ExperimentSpec, expand_grid
-from service.models import Base, EpochPoint, Experiment, Result, Trial, TrialState
+from service.models import Artifact, Base, EpochPoint, Event, Experiment, Result, Trial, TrialState
 from service.settings import Settings
 from workers.cluster import LocalCluster
 
@@ -42,11 +42,16 @@ class Lab:
 
     wait_for = staticmethod(wait_for)
 
-    def post(self, seeds: list[int], *, epochs: int = 3, seconds: float = 0.05, **spec: Any) -> int:
+    def post(
+        self, seeds: Sequence[int], *, epochs: int = 3, seconds: float = 0.05, sources: Sequence[int] = (), **spec: Any
+    ) -> int:
+        """An experiment of these seeds; of none where the spec searches. `sources`: what each of them evaluates."""
         base = {"dataset": "digits", "model": "small-cnn", "training": {"epochs": epochs, "lr": seconds}}
-        parsed = ExperimentSpec(name="test", base=base, grid={"seed": seeds}, **spec)
+        grid = {"seed": list(seeds)} if seeds else {}
+        parsed = ExperimentSpec.model_validate({"name": "test", "base": base, "grid": grid} | spec)
         plan = expand_grid(parsed, max_trials=100)
-        return self.database.write(lambda session: store.create_experiment(session, parsed, plan).id)
+        aims = {planned.fingerprint: source for planned, source in zip(plan.trials, sources, strict=False)} or None
+        return self.database.write(lambda session: submission.create_experiment(session, parsed, plan, sources=aims).id)
 
     def start_worker(self, **environment: str) -> subprocess.Popen[bytes]:
         env = {**os.environ, "OMP_NUM_THREADS": "1", **self.settings, **environment}
@@ -95,6 +100,18 @@ class Lab:
         with self.database.read() as session:
             query = select(Result).join(Trial).where(Trial.experiment_id == experiment_id)
             return list(session.scalars(query))
+
+    def artifact_paths(self, trial_id: int) -> list[str]:
+        with self.database.read() as session:
+            return list(session.scalars(select(Artifact.path).where(Artifact.trial_id == trial_id)))
+
+    def suggested(self, trial_id: int) -> dict[str, Any]:
+        """The point that a search tried as this trial, from its event."""
+        with self.database.read() as session:
+            query = select(Event.detail).where(Event.trial_id == trial_id, Event.kind == "trial_suggested")
+            (detail,) = session.scalars(query)
+            point: dict[str, Any] = detail["point"]
+            return point
 
     def pids(self, experiment_id: int) -> dict[int, int]:
         """Trial -> process, of the trials that are running."""

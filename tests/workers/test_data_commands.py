@@ -3,17 +3,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from workers import data_commands
 from workers.cli import app
 
 
 @pytest.fixture(autouse=True)
 def data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TTSV_DATA_DIR", str(tmp_path))
-    monkeypatch.setattr(data_commands, "console", Console(width=120))
     return tmp_path
 
 

@@ -1,25 +1,102 @@
+"""`ttsv evaluate`."""
+
 import json
 from pathlib import Path
+from typing import Any
 
-from typer.testing import CliRunner
+import pytest
+import torch
+from typer.testing import CliRunner, Result
 
 from ttsv.checkpoint import save_model
+from ttsv.metrics.corruption import CorruptionRecord
 from ttsv.models import create_model
 from workers.cli import app
 
 
-def test_a_saved_network_is_evaluated(tmp_path: Path) -> None:
-    arguments = {"name": "small-cnn", "num_classes": 10, "in_channels": 1, "image_size": 8, "mean": [0.5], "std": [0.5]}
-    path = save_model(tmp_path, create_model(**arguments), arguments)  # type: ignore[arg-type]
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A saved network, `model.safetensors`, and the data folder, `data`."""
+    place = tmp_path_factory.mktemp("evaluate")
+    arguments: dict[str, Any] = {"name": "small-cnn", "num_classes": 10, "in_channels": 1, "image_size": 8}
+    arguments |= {"mean": [0.5], "std": [0.5]}
+    torch.manual_seed(0)
+    save_model(place, create_model(**arguments), arguments)
+    return place
+
+
+def run(folder: Path, *options: str) -> Result:
+    env = {"TTSV_DATA_DIR": str(folder / "data"), "COLUMNS": "120"}
+    command = ["evaluate", str(folder / "model.safetensors"), "--data", "digits", "--device", "cpu", *options]
+    return CliRunner().invoke(app, command, env=env)
+
+
+def test_a_saved_network_is_evaluated(folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "record.json"
-    env = {"TTSV_DATA_DIR": str(tmp_path / "data"), "COLUMNS": "120"}
-    command = ["evaluate", str(path), "--data", "digits", "--images", "20", "--json", str(file)]
-    done = CliRunner().invoke(app, command, env=env)
+    done = run(folder, "--images", "20", "--json", str(file), "--plots", str(tmp_path / "plots"))
     assert done.exit_code == 0, done.output
     record = json.loads(file.read_text())
-    assert record["protocol"]["images"] == 20
+    assert record["protocol"]["images"]["accuracy"] == 20
     assert f"{record['results']['accuracy']:.2%}" in done.stdout
     assert f"{record['results']['certified']['bound']:.4g}" in done.stdout
-    refused = CliRunner().invoke(app, ["evaluate", str(path), "--data", "synthetic"], env=env)
+    assert {path.name for path in (tmp_path / "plots").iterdir()} == {
+        f"{name}.{kind}" for name in ("reliability", "lipschitz", "spectra") for kind in ("svg", "png")
+    }
+    assert (tmp_path / "plots" / "spectra.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_attacks_and_corruptions(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "record.json"
+    few = ("--images", "6", "--metrics", "pgd,corruption", "--corruption-images", "1", "--norm", "Linf", "--eps", "0.1")
+    done = run(folder, *few, "--json", str(file), "--save-baseline")
+    assert done.exit_code == 0, done.output
+    record = json.loads(file.read_text())
+    attack = record["results"]["attacks"]["pgd"]
+    assert (attack["attack"], attack["norm"], attack["eps"], attack["images"]) == ("PGD", "Linf", 0.1, 6)
+    assert f"accuracy under PGD, Linf 0.1, 6 images │ {attack['robust_accuracy']:.2%}" in " ".join(done.stdout.split())
+    assert "AutoAttack" not in done.stdout
+    assert record["protocol"]["corruptions"]["corruptions"] == "generated"
+    stored = json.loads((folder / "data" / "datasets" / "digits-corruption-baseline.json").read_text())
+    assert CorruptionRecord(**stored["corruptions"]).table == record["results"]["corruptions"]["table"]
+    again = run(folder, *few)
+    assert "mean corruption error" in again.stdout
+
+
+def test_autoattack_keeps_its_state_beside_the_record(folder: Path, tmp_path: Path) -> None:
+    """On an image that the untrained network gets wrong there is nothing to attack."""
+    options = ("--images", "1", "--metrics", "autoattack,pgd", "--eps", "1e-9", "--attack-images", "1")
+    file = tmp_path / "record.json"
+    done = run(folder, *options, "--json", str(file))
+    assert done.exit_code == 0, done.output
+    assert set(json.loads(file.read_text())["results"]["attacks"]) == {"pgd", "autoattack"}
+    state = tmp_path / "record.json.autoattack"
+    assert state.is_file()
+    state.write_bytes(b"nothing")
+    refused = run(folder, *options, "--json", str(file))
     assert refused.exit_code == 1
-    assert "must be a data set whose" in refused.stderr
+    assert "is no whole state of an attack" in refused.stderr
+    elsewhere = tmp_path / "elsewhere"
+    assert run(folder, *options, "--state", str(elsewhere)).exit_code == 0
+    assert elsewhere.is_file()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--metrics", "speed"), "must be one of calibration, certified, lipschitz, autoattack, pgd, corruption"),
+        (("--radii", "0.5,0"), "evaluation.radii"),
+        (("--radii", "far"), "must be numbers with commas between"),
+        (("--metrics", "pgd", "--eps", "0"), "attack_eps = 0.0: must be finite and above 0"),
+        (("--metrics", "pgd", "--norm", "L1"), "must be L2 or Linf for PGD"),
+        (("--metrics", "autoattack", "--version", "best"), "must be one of standard, plus, rand"),
+        (("--metrics", "corruption", "--corruptions", "published"), "must be generated for digits"),
+        (("--device", "tpu"), "must be auto, cpu, cuda or cuda:N"),
+        (("--data", "synthetic"), "must be a data set whose"),
+        (("--save-baseline", "--metrics", ""), "name corruption among the metrics"),
+    ],
+    ids=str,
+)
+def test_refusals(folder: Path, options: tuple[str, ...], message: str) -> None:
+    refused = run(folder, "--images", "2", *options)
+    assert refused.exit_code == 1
+    assert message in " ".join(refused.stderr.split())

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from service import queue
+from service import queue, verbs
 from service.queue import Lease
 from service.settings import Settings
+from ttsv.results import CHECKPOINTS
 from workers.poller import Worker
 from workers.processes import identity
 
@@ -192,3 +193,24 @@ def _claim(lab: Lab, worker: str, process: dict[str, Any] | None) -> Lease:
     lease = lab.database.write(lambda session: queue.claim(session, worker, process))
     assert lease is not None
     return lease
+
+
+def test_checkpoints_of_cancelled_trials_go_and_others_stay(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cancelled while nobody ran them; what waits, or is paused, goes on from its checkpoints."""
+    monkeypatch.setattr("workers.poller.SWEEP_SECONDS", 0)
+    cancelled, paused, queued, later = (lab.post([seed]) for seed in range(4))
+    folders = {}
+    for experiment_id in (cancelled, paused, queued, later):
+        (trial,) = lab.trials(experiment_id)
+        folders[experiment_id] = lab.data_dir / "trials" / str(trial.id) / "1" / CHECKPOINTS
+        folders[experiment_id].mkdir(parents=True)
+        folders[experiment_id].with_name("model").touch()
+    lab.database.write(lambda session: verbs.cancel(session, cancelled))
+    lab.database.write(lambda session: verbs.pause(session, paused))
+    rig = Rig(lab, SLEEP)
+    rig.worker._sweep()
+    assert {experiment_id for experiment_id, folder in folders.items() if folder.exists()} == {paused, queued, later}
+    assert folders[cancelled].with_name("model").exists()
+    lab.database.write(lambda session: verbs.cancel(session, later))
+    rig.worker._sweep()
+    assert not folders[later].exists()

@@ -1,6 +1,5 @@
 import json
 
-import pytest
 from typer.testing import CliRunner
 
 from service.presets import presets
@@ -15,9 +14,13 @@ def test_presets_are_listed_and_shown() -> None:
     assert json.loads(shown.stdout)["name"] == f"{presets()[0].name} (smoke, code)"
 
 
-@pytest.mark.parametrize("arguments", [["show", "table1"], ["submit", "table1"]])
-def test_an_unknown_preset_is_said(arguments: list[str]) -> None:
-    options = ["--url", "http://127.0.0.1:9"] if arguments[0] == "submit" else []
-    done = CliRunner().invoke(app, ["presets", *arguments, *options])
-    assert done.exit_code == 1
-    assert "senderovich2022/table1" in done.stderr or "does not answer" in done.stderr
+def test_an_unknown_preset_is_said(server: str) -> None:
+    for arguments in (["show", "table1"], ["submit", "table1/x", "--url", server]):
+        done = CliRunner().invoke(app, ["presets", *arguments])
+        assert done.exit_code == 1
+        assert "senderovich2022/table1" in done.stderr
+
+
+def test_one_is_posted(server: str) -> None:
+    arguments = ["presets", "submit", presets()[0].name, "--scale", "smoke", "--quiet", "--url", server]
+    assert CliRunner().invoke(app, arguments).stdout == "1\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -9,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from service import queue, store
-from service.models import Trial
+from service import queue, verbs
+from service.models import Result, Trial
 from service.queue import Lease
 from ttsv.trial import EpochMetrics, TrialResult
 from workers.lease import LeaseKeeper
@@ -104,8 +105,28 @@ def test_everything_arrives(bench: Bench) -> None:
     assert (trials[1].failure, trials[1].error, trials[2].error) == ("oom", "too large", "killed")
     assert trials[0].best_val_accuracy == 0.3
     assert bench.lab.points(bench.experiment_id) == [(first, 1), (first, 2), (first, 3)]
+    assert bench.lab.artifact_paths(first) == ["trials/1/1/model"]
+
+
+def test_an_invalid_result_is_stored_as_such(bench: Bench) -> None:
+    """With what contradicts itself, its evaluation's columns and its whole record."""
+    first = bench.trials()[0].id
+    value = dataclasses.replace(
+        result().result,
+        pgd_accuracy=0.25,
+        certified_36=0.5,
+        valid=False,
+        violations=["pgd broke 3 images within the L2 radius for which they are certified"],
+        evaluation={"images": 4, "seconds": {"pgd": 0.5}},
+    )
+    bench.recorder.started(first)
+    bench.recorder.reported(first, ResultReport(value, []))
+    assert bench.recorder.flush(5)
     with bench.database.read() as session:
-        assert store.get_trial(session, first).artifacts[0].path == "trials/1/1/model"
+        stored = session.get(Result, first)
+        assert stored is not None
+        assert (stored.valid, stored.violations, stored.evaluation) == (False, value.violations, value.evaluation)
+        assert (stored.pgd_accuracy, stored.certified_36, stored.robust_accuracy) == (0.25, 0.5, None)
 
 
 def test_one_bad_event_spoils_no_other(bench: Bench) -> None:
@@ -152,7 +173,7 @@ def test_database_away(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_lost_lease_writes_nothing(bench: Bench) -> None:
     first = bench.trials()[0].id
-    bench.database.write(lambda session: store.cancel_experiment(session, bench.experiment_id))
+    bench.database.write(lambda session: verbs.cancel(session, bench.experiment_id))
     bench.recorder.started(first)
     bench.recorder.reported(first, epoch(1))
     assert bench.lost.wait(5)
@@ -175,7 +196,7 @@ def test_keeper_renews_until_the_lease_is_lost(bench: Bench, monkeypatch: pytest
     LeaseKeeper(bench.database, bench.lease, 0.1, lost.set).start()
     bench.lab.wait_for(lambda: bench.lab.experiment(bench.experiment_id).heartbeat >= 3, 10)
     assert not lost.is_set()
-    bench.database.write(lambda session: store.cancel_experiment(session, bench.experiment_id))
+    bench.database.write(lambda session: verbs.cancel(session, bench.experiment_id))
     started = time.monotonic()
     assert lost.wait(2)
     assert time.monotonic() - started < 1

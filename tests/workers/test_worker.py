@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from service import store
+from service import verbs
 
 if TYPE_CHECKING:
     from tests.workers.conftest import Lab
@@ -33,10 +33,8 @@ def test_grid_with_failures_of_its_own(quick_lab: Lab) -> None:
     assert "RuntimeError: a bug" in (trials[3].error or "")
     assert "train_loss is nan" in (trials[4].error or "")
     assert [trial.attempts for trial in trials] == [1] * 6
-    with quick_lab.database.read() as session:
-        detail = store.get_trial(session, trials[0].id)
-        (artifact,) = detail.artifacts
-    assert (quick_lab.data_dir / artifact.path).read_text() == "weights"
+    (artifact,) = quick_lab.artifact_paths(trials[0].id)
+    assert (quick_lab.data_dir / artifact).read_text() == "weights"
     quick_lab.wait_for(lambda: not list((quick_lab.data_dir / "tune").iterdir()), 5)
 
 
@@ -84,7 +82,7 @@ def test_cancel_stops_running_trials(quick_lab: Lab) -> None:
     quick_lab.wait_for_epochs(experiment_id, 2)
     pids = quick_lab.pids(experiment_id)
     assert pids
-    quick_lab.database.write(lambda session: store.cancel_experiment(session, experiment_id))
+    quick_lab.database.write(lambda session: verbs.cancel(session, experiment_id))
     before = quick_lab.points(experiment_id)
     quick_lab.wait_for(lambda: quick_lab.all_gone(pids.values()), 3)
     quick_lab.wait_for(lambda: not quick_lab.drivers(), 3)

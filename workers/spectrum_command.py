@@ -1,0 +1,37 @@
+"""`ttsv spectrum`: the singular values of a saved network."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from workers.plain_errors import plain_errors
+
+
+@plain_errors
+def spectrum(
+    model: Annotated[Path, typer.Argument(help="The model.safetensors that a trial left.")],
+    input_size: Annotated[int | None, typer.Option(min=1, help="Pixels a side, instead of the trial's.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write every singular value here.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw every layer's spectrum here, .png or .svg.")] = None,
+) -> None:
+    """Show the singular values of every layer of a saved network."""
+    from rich.console import Console
+
+    from service.errors import UserError
+    from ttsv.saved import saved_spectra
+    from workers.spectra import spectra_table
+
+    spectra = saved_spectra(model, input_size)
+    try:
+        if json_file is not None:
+            json_file.write_text(json.dumps(spectra.to_json(), indent=1) + "\n")
+        if plot is not None:
+            from ttsv.plots import plot_spectra
+
+            plot_spectra({layer.name: layer.values for layer in spectra.layers}, plot, str(model))
+    except OSError as error:
+        raise UserError(str(error)) from None
+    # The table is wide: on a narrow terminal, or into a file, its lines are kept whole.
+    Console(width=max(Console().width, 160)).print(spectra_table(spectra))
