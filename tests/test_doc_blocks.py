@@ -15,6 +15,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,15 +27,16 @@ from service.client import Client
 from service.grid import ExperimentSpec, expand_grid
 from service.models import ExperimentState
 from service.yaml_document import read_yaml
+from workers.processes import spawn, stop
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SHELL = ("bash", "sh")
 RUN = (*SHELL, "python")
 NO_RUN = "no-run"
-MOST_SECONDS = 120
+MOST_SECONDS = 400
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @dataclass(frozen=True)
@@ -101,22 +103,28 @@ PAGES_WITH_BLOCKS = [page for page in PAGES if any(block.language in RUN for blo
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
     """URL and data folder of `ttsv serve`, started once; experiment 1 is `examples/ranks.yaml`."""
-    data = tmp_path_factory.mktemp("service") / "ttsv-data"
-    env = os.environ | {"TTSV_DATA_DIR": str(data), "TTSV_POLL_SECONDS": "0.2", "OMP_NUM_THREADS": "1"}
+    root = tmp_path_factory.mktemp("service")
+    data, log = root / "ttsv-data", root / "serve.log"
+    env = {name: value for name, value in os.environ.items() if not name.startswith("TTSV_")}
+    env |= {"TTSV_DATA_DIR": str(data), "TTSV_POLL_SECONDS": "0.2", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     command = [sys.executable, "-m", "workers.cli", "serve", "--port", "0"]
-    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    assert process.stdout is not None
+    process = spawn(command, env=env, log=log, death=signal.SIGTERM)
     try:
-        found = re.search(r"http://[\d.:]+", process.stdout.readline())
-        assert found is not None
-        with Client(found.group()) as client:
+        with Client(announced(log)) as client:
             experiment = client.submit(read_yaml((ROOT / "examples" / "ranks.yaml").read_text()))
             assert list(client.watch(experiment.id))[-1].state == ExperimentState.SUCCEEDED
-        yield found.group(), data
+        yield client.url, data
     finally:
-        process.send_signal(signal.SIGINT)
-        process.wait(60)
-        process.stdout.close()
+        stop(process, 60)
+
+
+def announced(log: Path) -> str:
+    """The address that `ttsv serve` says it listens on."""
+    for _ in range(600):
+        if found := re.search(r"http://[\d.:]+", log.read_text()):
+            return found.group()
+        time.sleep(0.1)
+    raise AssertionError(log.read_text())
 
 
 @pytest.fixture

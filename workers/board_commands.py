@@ -47,7 +47,7 @@ def leaderboard(
     as_json: Json = False,
 ) -> None:
     """Rank the cells of a data set by their mean over seeds."""
-    from workers.display import show_leaderboard
+    from workers.display import SHOWN, show_leaderboard
 
     asked: dict[str, Any] = {
         "metric": metric,
@@ -70,7 +70,7 @@ def leaderboard(
         typer.echo(client.leaderboard_text(dataset, format=form.value, **asked), nl=False)
     else:
         if metrics is not None:  # beside what the terminal shows in any case
-            asked["metrics"] = "all"
+            asked["metrics"] = [*SHOWN, *(name for name in metrics.split(",") if name not in SHOWN)]
         found = client.leaderboard(dataset, **asked)
         # More columns make lines longer than some terminals: they are kept whole.
         screen = console()

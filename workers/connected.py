@@ -34,23 +34,32 @@ _KEY = Annotated[
 
 def connected(command: "Callable[Concatenate[Client, _P], None]") -> Callable[..., None]:
     """A command that gets a client as its first argument, made from `--url` and `--key`, which it has in addition."""
-    own = inspect.signature(command)
-    _, *parameters = own.parameters.values()
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    added = [inspect.Parameter(name, keyword, default=None, annotation=kind) for name, kind in _OPTIONS.items()]
+    return asking()(command)
 
-    @plain_errors
-    @wraps(command)
-    def run(*args: Any, **kwargs: Any) -> None:
-        from service.client import Client
 
-        with Client(kwargs.pop("url"), key=kwargs.pop("key")) as client:
-            command(client, *args, **kwargs)
+def asking(**patience: Any) -> "Callable[[Callable[Concatenate[Client, _P], None]], Callable[..., None]]":
+    """The same for a command that waits for the service in its own way: `retries`, `timeout` of the client."""
 
-    shown = [parameter.replace(kind=keyword) for parameter in parameters]
-    run.__signature__ = own.replace(parameters=[*shown, *added])  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in (*shown, *added)}
-    return run
+    def decorated(command: "Callable[Concatenate[Client, _P], None]") -> Callable[..., None]:
+        own = inspect.signature(command)
+        _, *parameters = own.parameters.values()
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        shown = [parameter.replace(kind=keyword) for parameter in parameters]
+        shown += [inspect.Parameter(name, keyword, default=None, annotation=kind) for name, kind in _OPTIONS.items()]
+
+        @plain_errors
+        @wraps(command)
+        def run(*args: Any, **kwargs: Any) -> None:
+            from service.client import Client
+
+            with Client(kwargs.pop("url"), key=kwargs.pop("key"), **patience) as client:
+                command(client, *args, **kwargs)
+
+        run.__signature__ = own.replace(parameters=shown)  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
+        return run
+
+    return decorated
 
 
 _OPTIONS: dict[str, Any] = {"url": _URL, "key": _KEY}

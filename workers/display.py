@@ -183,7 +183,7 @@ def _board_table(leaderboard: LeaderboardOut, board: BoardOut, extra: Sequence[s
         caption="mean ± standard deviation over seeds; sigma: largest singular value\n"
         "(periodic convolutions); comp.: compression; time: training, mean",
     )
-    more = [Metric(name) for name in dict.fromkeys([leaderboard.metric, *extra]) if name not in _SHOWN]
+    more = [Metric(name) for name in dict.fromkeys([leaderboard.metric, *extra]) if name not in SHOWN]
     paper = any(Metric.ACCURACY in reference.values for row in board.rows for reference in row.paper)
     _columns(table, "#", *(["network"] if several else []), "layer")
     _columns(
@@ -202,7 +202,8 @@ def _board_table(leaderboard: LeaderboardOut, board: BoardOut, extra: Sequence[s
     return table
 
 
-_SHOWN = (Metric.ACCURACY, Metric.ECE, Metric.MAX_SINGULAR_VALUE, Metric.COMPRESSION, Metric.TRAIN_SECONDS)
+SHOWN = (Metric.ACCURACY, Metric.ECE, Metric.MAX_SINGULAR_VALUE, Metric.COMPRESSION, Metric.TRAIN_SECONDS)
+"""Metrics that the terminal has columns for in any case."""
 
 
 def _cells(row: RowOut, *, with_model: bool) -> list[str]:
@@ -257,9 +258,10 @@ class LiveLine:
         self._console = console
         self._bar: Progress | None = None
         if console.is_terminal:
-            from rich.progress import BarColumn, Progress, TextColumn
+            from rich import progress
 
-            self._bar = Progress(BarColumn(20), TextColumn("{task.description}"), console=console, transient=True)
+            columns = (progress.BarColumn(20), progress.TextColumn("{task.description}"))
+            self._bar = progress.Progress(*columns, console=console, transient=True)
             self._task = self._bar.add_task("", total=None)
         self._printed_at = -math.inf
         self._last = ""

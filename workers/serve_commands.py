@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from workers.connected import connected, console
+from workers.connected import asking, console
 from workers.plain_errors import plain_errors
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def worker() -> None:
 
 
 @serve_app.command()
-@connected
+@asking(retries=0, timeout=5)
 def ready(
     client: "Client",
     worker: Annotated[

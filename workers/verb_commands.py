@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 verbs_app = typer.Typer()
 
 Name = Annotated[str | None, typer.Option(help="By default the experiment's own.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the new experiment's number alone.")]
 Values = Annotated[
     list[str],
     typer.Argument(help="PATH=VALUE, or PATH=VALUE,VALUE: dotted paths, values as in JSON.", metavar="PATH=..."),
@@ -78,19 +79,26 @@ def extend(
 
 @verbs_app.command()
 @connected
-def clone(client: "Client", experiment_id: ExperimentId, name: Name = None, as_json: Json = False) -> None:
+def clone(
+    client: "Client", experiment_id: ExperimentId, name: Name = None, quiet: Quiet = False, as_json: Json = False
+) -> None:
     """Post an experiment's spec once more."""
-    _say(client.clone(experiment_id, name=name), as_json)
+    _say(client.clone(experiment_id, name=name), as_json, quiet)
 
 
 @verbs_app.command()
 @connected
 def reevaluate(
-    client: "Client", experiment_id: ExperimentId, values: Values, name: Name = None, as_json: Json = False
+    client: "Client",
+    experiment_id: ExperimentId,
+    values: Values,
+    name: Name = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
 ) -> None:
     """Evaluate an experiment's networks anew (`ttsv reevaluate 7 attack=autoattack`), training nothing."""
     evaluation = {path: _value(text) for path, text in map(_split, values)}
-    _say(client.reevaluate(experiment_id, evaluation, name=name), as_json)
+    _say(client.reevaluate(experiment_id, evaluation, name=name), as_json, quiet)
 
 
 @verbs_app.command()
@@ -138,7 +146,10 @@ def events(
         typer.echo(f"{event.at:%Y-%m-%d %H:%M:%S}  {event.actor}: {event.kind} ({about}) {json.dumps(event.detail)}")
 
 
-def _say(experiment: "ExperimentOut", as_json: bool) -> None:
+def _say(experiment: "ExperimentOut", as_json: bool, quiet: bool = False) -> None:
+    if quiet:
+        typer.echo(experiment.id)
+        return
     if as_json:
         print_json(experiment)
         return

@@ -41,6 +41,8 @@ class WebhookSender:
 
     def __enter__(self) -> Self:
         if self._targets:
+            for name in ("httpx2", "httpcore2"):  # their lines have the whole URL, which may be a secret
+                logging.getLogger(name).setLevel(logging.WARNING)
             # A daemon: an answer that never comes keeps no worker from ending.
             self._thread = threading.Thread(target=self._run, name="webhooks", daemon=True)
             self._thread.start()

@@ -9,6 +9,7 @@ _SMALL = 470, 240
 _LARGE = 640, 360
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 14, 12, 38
 _TICKS = 5
+_MOST_TICKS = 8
 
 
 @dataclass(frozen=True)
@@ -160,11 +161,11 @@ def _powers(axis: Axis) -> list[float]:
     factors = (1, 2, 5) if high - low <= 3 else (1,)
     every = [factor * 10.0**power for power in range(low, high + 1) for factor in factors]
     found = [value for value in every if axis.low <= value <= axis.high]
-    return found[:: max(1, len(found) // 8)]
+    return found[:: max(1, math.ceil(len(found) / _MOST_TICKS))]
 
 
 def _label(value: float) -> str:
-    return "0" if value == 0 else f"{value:.6g}"
+    return "0" if value == 0 else f"{value:.6g}".replace("e-0", "e-").replace("e+0", "e")
 
 
 def _path(points: Sequence[tuple[float, float | None]]) -> str:

@@ -35,11 +35,7 @@ START = {
 @router.get("/presets")
 def every(show: Show) -> HTMLResponse:
     """The paper's tables and figures."""
-    return show(
-        "presets.html",
-        presets=[(preset, _table(preset)) for preset in presets()],
-        protocols=list(Protocol),
-    )
+    return show("presets.html", presets=[(preset, _table(preset)) for preset in presets()])
 
 
 @router.get("/submit")

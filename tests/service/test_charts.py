@@ -69,6 +69,9 @@ class TestLines:
         assert all(abs((a - b) - (heights[0] - heights[1])) < 0.3 for a, b in pairwise(heights))
         labels = [float(tick.label) for tick in chart.y.ticks]
         assert all(math.log10(label).is_integer() for label in labels)
+        wide = line_chart("x", "epoch", [1, 2], {"x": [3e-15, 0.01]}, log=True)
+        assert wide is not None
+        assert 3 <= len(wide.y.ticks) <= 8
         flat_line = line_chart("x", "epoch", [1, 2], {"x": [0.0, 5.0]}, log=True)
         assert flat_line is not None
         assert not flat_line.y.log  # zero has no logarithm

@@ -163,10 +163,10 @@ def world(
 
 
 class TestPages:
-    @pytest.mark.parametrize("path", ["/", "/leaderboards", "/leaderboards/digits", "/trials", "/presets", "/submit"])
-    def test_empty_ones_say_what_to_do_next(self, show: Callable[[str], Page], path: str) -> None:
-        page = show(path)
-        assert any(word in page.text for word in ("ttsv submit", "Submit an experiment", "ttsv presets submit"))
+    def test_empty_ones_say_what_to_do_next(self, show: Callable[[str], Page]) -> None:
+        for path in ("/", "/leaderboards", "/leaderboards/digits", "/trials", "/presets", "/submit"):
+            text = show(path).text
+            assert any(word in text for word in ("ttsv submit", "Submit an experiment", "ttsv presets submit")), path
 
     def test_hostile_texts_are_texts_everywhere(self, show: Callable[[str], Page], world: int) -> None:
         for path, times in {
@@ -548,11 +548,19 @@ class TestKeys:
             answer = site.post("/login", data={"key": make()}, headers={"Origin": "https://testserver"})
             assert "secure" in answer.headers["set-cookie"].lower()
 
-    @pytest.mark.parametrize(
-        "next", ["//evil.example", "https://evil.example", "/\\evil.example", "\t//evil", "/\n/evil", "login", "/login"]
-    )
-    def test_it_leads_to_no_other_site(self, site: TestClient, make: Callable[..., str], next: str) -> None:
-        assert self.login(site, make(), next=next).headers["location"] == "/"
+    def test_it_leads_to_no_other_site(self, site: TestClient, make: Callable[..., str]) -> None:
+        key = make()
+        others = (
+            "//evil.example",
+            "https://evil.example",
+            "/\\evil.example",
+            "\t//evil",
+            "/\n/evil",
+            "login",
+            "/login",
+        )
+        for where in others:
+            assert self.login(site, key, next=where).headers["location"] == "/", where
 
     def test_buttons_work_from_our_pages_alone(self, site: TestClient, make: Callable[..., str]) -> None:
         self.login(site, make())

@@ -3,8 +3,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
+from workers import data_commands
 from workers.cli import app
 
 
@@ -69,7 +71,7 @@ def test_progress_is_shown_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -
     with data_commands._progress() as nothing:
         assert nothing is None
     terminal = Console(force_terminal=True, width=100, record=True)
-    monkeypatch.setattr(data_commands, "console", terminal)
+    monkeypatch.setattr(data_commands, "console", lambda: terminal)
     with data_commands._progress() as progress:
         assert progress is not None
         progress("train.gz", 500, 2000)

@@ -62,7 +62,7 @@ def test_one_worker_after_another(
     """What happens while none runs is told by the next; what was refused is sent again; nothing comes twice."""
     monkeypatch.setattr(webhook_sender, "LOOK_SECONDS", 0.05)
     monkeypatch.setattr("service.webhooks._FIRST_PAUSE", 0.1)
-    caplog.set_level(logging.WARNING)
+    caplog.set_level(logging.INFO)
     one, two, three = (lab.post([seed]) for seed in range(3))
     told = settings(lab, receiver.url)
     with WebhookSender(told, lab.database):
