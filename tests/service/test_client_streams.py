@@ -50,6 +50,7 @@ class Cutter:
         host, _, port = target.removeprefix("http://").partition(":")
         self.target, self.limits = (host, int(port)), limits
         self.requests: list[bytes] = []
+        self.threads: list[threading.Thread] = []
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
         threading.Thread(target=self.accept, daemon=True).start()
@@ -60,7 +61,8 @@ class Cutter:
                 client, _ = self.listener.accept()
             except OSError:
                 return
-            threading.Thread(target=self.serve, args=(client,), daemon=True).start()
+            self.threads.append(threading.Thread(target=self.serve, args=(client,), daemon=True))
+            self.threads[-1].start()
 
     def serve(self, client: socket.socket) -> None:
         with client:
@@ -69,6 +71,12 @@ class Cutter:
                 request += piece
             if not request:
                 return
+            head, _, body = request.partition(b"\r\n\r\n")
+            lengths = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
+            missing = int(lengths[0].partition(b":")[2]) - len(body) if lengths else 0
+            while missing > 0 and (piece := client.recv(missing)):
+                request += piece
+                missing -= len(piece)
             self.requests.append(request)
             limit = self.limits.pop(0) if self.limits else 1 << 40
             with socket.create_connection(self.target) as server:
@@ -76,6 +84,9 @@ class Cutter:
                 while limit > 0 and (piece := server.recv(65536)):
                     client.sendall(piece[:limit])
                     limit -= len(piece)
+                client.close()
+                while server.recv(65536):  # the service is to be done with it when the test ends
+                    pass
 
 
 @pytest.fixture
@@ -90,6 +101,8 @@ def cut(server: str) -> Iterator[Callable[..., Cutter]]:
     for cutter in made:
         cutter.listener.shutdown(socket.SHUT_RDWR)
         cutter.listener.close()
+        for thread in cutter.threads:
+            thread.join(10)
 
 
 @pytest.fixture
