@@ -2,6 +2,8 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+# Tests run in so many processes, each with its own PostgreSQL server and some with Ray clusters.
+PROCESSES ?= 2
 
 .PHONY: install demo serve test check bench docs clean
 
@@ -20,7 +22,7 @@ serve: $(INSTALLED)
 	@exec $(BIN)/ttsv serve
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -m "not gpu" $(ARGS)
+	$(BIN)/python -m pytest -m "not gpu" --numprocesses $(PROCESSES) --dist loadfile $(ARGS)
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .
@@ -29,7 +31,7 @@ check: $(INSTALLED)
 	$(BIN)/lint-imports
 
 bench: $(INSTALLED)
-	for name in first_path spectra clipping training; do $(BIN)/python benchmarks/$$name.py || exit 1; done
+	for name in first_path spectra clipping training evaluation service; do $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 docs: $(INSTALLED)
 	$(BIN)/python docs/generate.py
