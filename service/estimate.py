@@ -53,7 +53,7 @@ class Estimator:
     def __init__(self, session: Session, trials: Iterable[TrialConfig], project_id: int | None = None) -> None:
         wanted = {_key(config) for config in trials}
         self._measured = _newest(session, wanted, project_id)
-        self._any = _newest_of_all(session, project_id)
+        self._any = _largest_of_all(session, project_id)
 
     def estimate(self, config: TrialConfig) -> Estimate:
         """One trial's."""
@@ -86,6 +86,8 @@ class Estimator:
         if self._any is None or cost.multiply_accumulates is None:
             return None, None
         work = self._any.multiply_accumulates * self._any.batch_size * _PASSES
+        if cost.multiply_accumulates * batch * _PASSES > _FARTHEST * work:
+            return None, None
         rate = work / self._any.step_seconds
         basis = (
             f"{_PASSES} times the multiply-accumulates of a forward pass, at {rate:.3g} of them a second as in trial "
@@ -96,6 +98,10 @@ class Estimator:
 
 def _key(config: TrialConfig) -> _Key:
     return config.dataset, config.model, config.layer, config.rank
+
+
+_FARTHEST = 100
+"""How many times the work of a measured step another may do whose time is told from it: small steps are all overhead."""
 
 
 @cache
@@ -134,9 +140,9 @@ def _newest(session: Session, wanted: set[_Key], project_id: int | None) -> dict
     return {(row.dataset, row.model, row.layer, row.rank): _measured(row) for row in rows}
 
 
-def _newest_of_all(session: Session, project_id: int | None) -> _Measured | None:
+def _largest_of_all(session: Session, project_id: int | None) -> _Measured | None:
     query = _MEASURED.where(Result.step_seconds > 0, Result.multiply_accumulates > 0, *_visible(project_id))
-    row = session.execute(query.order_by(Trial.id.desc()).limit(1)).first()
+    row = session.execute(query.order_by(Result.multiply_accumulates.desc(), Trial.id.desc()).limit(1)).first()
     return None if row is None else _measured(row)
 
 

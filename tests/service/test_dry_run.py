@@ -95,8 +95,8 @@ def test_time_from_what_was_measured(
     """Of the same network and layer its own steps; of another one by its multiply-accumulates."""
     submit(seeds=2)
     lease = claim()
-    finish(lease, 1, step_seconds=0.5, multiply_accumulates=1000)
-    finish(lease, 2, step_seconds=0.25, multiply_accumulates=1000)
+    finish(lease, 1, step_seconds=0.5, multiply_accumulates=100_000)
+    finish(lease, 2, step_seconds=0.25, multiply_accumulates=100_000)
     base = {"dataset": "digits", "model": "small-cnn", "training": {"epochs": 2, "batch_size": 64}}
     same = TrialConfig.from_dict(base).canonical()
     half = TrialConfig.from_dict(base | {"training": {"epochs": 2, "batch_size": 32}}).canonical()
@@ -114,5 +114,8 @@ def test_time_from_what_was_measured(
     assert "of 64 images each" in (found.basis or "")
     found = estimator.estimate(other)
     assert found.multiply_accumulates is not None
-    assert found.seconds == pytest.approx(steps * found.multiply_accumulates * 0.25 / 1000)
+    assert found.seconds == pytest.approx(steps * found.multiply_accumulates * 0.25 / 100_000)
     assert nobodys.estimate(same).seconds is None
+    large = estimator.estimate(TrialConfig.from_dict(base | {"dataset": "cifar10", "model": "wrn16-10"}).canonical())
+    assert large.seconds is None  # a step of five billion multiply-accumulates is not told from one of 100,000
+    assert "nothing was measured" in large.reasons[0]
