@@ -101,7 +101,7 @@ def _key(config: TrialConfig) -> _Key:
 
 
 _FARTHEST = 100
-"""How many times the work of a measured step another may do whose time is told from it: small steps are all overhead."""
+"""How many times the work of a measured step another may do whose time is told from it: small ones are all overhead."""
 
 
 @cache

@@ -1,6 +1,5 @@
 """API keys, scopes, projects and quotas, on SQLite and Postgres."""
 
-import os
 import stat
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -82,7 +81,7 @@ class TestKeys:
             found = list(pool.map(installation_secret, [tmp_path / "data"] * 8))
         assert len(set(found)) == 1
         assert len(found[0]) == 32
-        assert os.listdir(tmp_path / "data") == ["key-secret"]
+        assert [path.name for path in (tmp_path / "data").iterdir()] == ["key-secret"]
         assert stat.S_IMODE((tmp_path / "data" / "key-secret").stat().st_mode) == 0o600
 
     def test_no_secret_is_stored(self, make: Callable[..., str], table: Callable[[type], list[Any]]) -> None:
