@@ -60,7 +60,7 @@ class TestImports:
     )
     def test_light_modules_stay_light(self, statement: str) -> None:
         found = after(statement)
-        assert {"torch", "torchvision", "ray", "sklearn"}.isdisjoint(found["modules"])
+        assert {"torch", "torchvision", "ray", "sklearn", "numpy"}.isdisjoint(found["modules"])
         assert found["seconds"] < 2
 
     def test_ttsv_knows_no_database_and_no_web(self) -> None:

@@ -1,10 +1,14 @@
-"""How many images a trial trains on, as far as that follows from a data set's name. Torch-free.
+"""How many images a trial trains on, as far as that follows from a data set's name. Needs neither torch nor NumPy.
 
 What `ttsv.data.split` does to the labels, worked out from how many each class has.
 """
 
 from ttsv.data.catalog import synthetic_shape
-from ttsv.data.split import TEST_SHARE, VALIDATION_SHARE
+
+TEST_SHARE = 0.2
+"""Of the images, where the publisher made no test set."""
+VALIDATION_SHARE = 0.1
+"""Of the images that are not test images."""
 
 _CLASS_COUNTS: dict[str, tuple[list[int], bool]] = {
     "cifar10": ([5000] * 10, True),

@@ -5,12 +5,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ttsv.data.counts import TEST_SHARE, VALIDATION_SHARE
+
 SPLIT_SEED = 0
 """The split is part of the protocol: it never depends on a trial's seed."""
-TEST_SHARE = 0.2
-"""Of the images, where the publisher made no test set."""
-VALIDATION_SHARE = 0.1
-"""Of the images that are not test images."""
 
 
 def split_order(labels: NDArray[np.int64], train_count: int | None) -> tuple[NDArray[np.int64], dict[str, Any]]:
