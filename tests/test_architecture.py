@@ -61,7 +61,7 @@ class TestImports:
     def test_light_modules_stay_light(self, statement: str) -> None:
         found = after(statement)
         assert {"torch", "torchvision", "ray", "sklearn", "numpy"}.isdisjoint(found["modules"])
-        assert found["seconds"] < 2
+        assert found["seconds"] < 4  # one on a processor that has nothing else to do
 
     def test_ttsv_knows_no_database_and_no_web(self) -> None:
         found = after("import ttsv.config, ttsv.trial")

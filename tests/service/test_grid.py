@@ -149,7 +149,7 @@ class TestExpansion:
     def test_a_thousand_trials_are_quick(self) -> None:
         start = time.process_time()
         assert len(expand(grid={"seed": list(range(1000))}).trials) == 1000
-        assert time.process_time() - start < 0.5
+        assert time.process_time() - start < 2
 
 
 class TestLimit:
@@ -167,7 +167,7 @@ class TestLimit:
         start = time.process_time()
         with pytest.raises(SpecError, match=r"1000 x 1000 x 1000 x 1000 = 1000000000000 points; at most 20000"):
             expand(grid=axes, most=20_000)
-        assert time.process_time() - start < 0.05
+        assert time.process_time() - start < 0.2
 
     def test_what_is_wrong_in_base_is_named_too(self) -> None:
         with pytest.raises(SpecError) as caught:

@@ -294,13 +294,13 @@ class TestPost:
                     handler.wfile.write(bytes([byte]))
                 except OSError:
                     return
-                time.sleep(0.1)
+                time.sleep(0.5)
 
         receiver = receive(drip)
         began = time.monotonic()
         with pytest.raises(NotDeliveredError, match="no answer within"):
             asyncio.run(post(target(f"http://127.0.0.1:{receiver.port}"), {"id": 1}))
-        assert time.monotonic() - began < 1.2
+        assert time.monotonic() - began < 5
 
     def test_nobody_there(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -178,7 +178,7 @@ def test_a_large_right_document_is_quick() -> None:
     text = "name: x\ngrid:\n  seed:\n" + "".join(f"    - {seed}\n" for seed in range(20_000))
     start = time.process_time()
     assert len(read_yaml(text)["grid"]["seed"]) == 20_000
-    assert time.process_time() - start < 2
+    assert time.process_time() - start < 6
 
 
 def test_the_command_reads_yaml_files(tmp_path: Path) -> None:
