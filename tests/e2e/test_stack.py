@@ -219,9 +219,10 @@ def test_demo_prints_its_leaderboard(tmp_path: Path) -> None:
     assert _left(tmp_path / "data", set()) == []
 
 
+@pytest.mark.timeout(900)
 def test_smoke_presets_run_through_the_service(tmp_path: Path) -> None:
-    """One of each kind of network and constraint; all eight take four minutes."""
-    names = ("table2", "figure-lipschitz", "figure-speedup", "figure-soc-speedup")
+    """A table with every constraint and evaluation, and a figure; all eight take too long for every run."""
+    names = ("table2", "figure-speedup")
     with _serving(tmp_path) as (_, url), Client(url) as client:
         posted = [client.submit_preset(f"senderovich2022/{name}", scale="smoke") for name in names]
         for experiment in posted:
