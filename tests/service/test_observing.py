@@ -66,7 +66,7 @@ class TestRequestIds:
 
 class TestLogs:
     @pytest.fixture
-    def lines(self) -> Iterator[list[str]]:
+    def lines(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         """What is logged, as JSON lines."""
         found: list[str] = []
 
@@ -79,6 +79,7 @@ class TestLogs:
         access = logging.getLogger("service.access")
         access.addHandler(keeper)
         access.setLevel(logging.INFO)
+        monkeypatch.setattr(access, "disabled", False)  # a library that configures logging may have turned it off
         yield found
         access.removeHandler(keeper)
         access.setLevel(logging.NOTSET)
