@@ -77,4 +77,9 @@ _USUAL = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "co
 
 
 def _extra(record: logging.LogRecord) -> dict[str, Any]:
-    return {name: value for name, value in vars(record).items() if name not in _USUAL and value is not None}
+    # A leading underscore marks what a library keeps on the record for itself, as Ray its time in nanoseconds.
+    return {
+        name: value
+        for name, value in vars(record).items()
+        if name not in _USUAL and not name.startswith("_") and value is not None
+    }

@@ -188,7 +188,7 @@ def test_cancel_stops_within_seconds_and_keeps_what_is_finished(tmp_path: Path) 
         time.sleep(1)
         assert client.experiment(experiment.id).progress == before
         assert before.trials == {
-            "queued": 0, "running": 0, "succeeded": 0, "failed": 0, "diverged": 0, "cancelled": 12,
+            "queued": 0, "running": 0, "succeeded": 0, "early_stopped": 0, "failed": 0, "diverged": 0, "cancelled": 12,
         }  # fmt: skip
         again = client.submit(SPEC | {"grid": {"seed": [0]}})  # the worker is free for the next
         *_, last = client.watch(again.id, every=0.2)

@@ -102,12 +102,13 @@ class TestLogs:
 
     def test_lines_say_what_they_are_about(self) -> None:
         record = logging.makeLogRecord(
-            {"name": "w", "levelname": "INFO", "msg": "a\nb %d", "args": (7,), "trial_id": 3}
+            {"name": "w", "levelname": "INFO", "msg": "a\nb %d", "args": (7,), "trial_id": 3, "_of_a_library": 1}
         )
         with about(experiment_id=2, request_id=None):
             line = JsonFormatter().format(record)
             text = TextFormatter().format(record)
         assert "\n" not in line
+        assert "_of_a_library" not in line
         found = json.loads(line)
         assert (found["message"], found["experiment_id"], found["trial_id"]) == ("a\nb 7", 2, 3)
         assert text.endswith("INFO w: a\nb 7 experiment_id=2 trial_id=3")
