@@ -3,6 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 # Tests run in so many processes, each with its own PostgreSQL server and some with Ray clusters.
+# Files in their order: tests/e2e takes longest and is first.
 PROCESSES ?= 2
 
 .PHONY: install demo serve test check bench docs clean
@@ -22,7 +23,7 @@ serve: $(INSTALLED)
 	@exec $(BIN)/ttsv serve
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -m "not gpu" --numprocesses $(PROCESSES) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -m "not gpu" --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .
