@@ -66,6 +66,9 @@ def fill(url: str, trials: int, points: int) -> int:
             session.commit()
     with database.writer.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.execute(text("ANALYZE"))
+        for table in ("experiments", "trials") if connection.dialect.name == "postgresql" else ():  # ids were given
+            following = f"setval(pg_get_serial_sequence('{table}', 'id'), max(id))"
+            connection.execute(text(f"SELECT {following} FROM {table}"))
     print(f"with scores: {time.perf_counter() - began:.0f} s", flush=True)
     database.close()
     return experiments

@@ -1,11 +1,12 @@
 """Engine and transactions on SQLite and PostgreSQL."""
 
 import random
-import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 from pydantic_core import from_json  # several times as fast as json.loads
@@ -19,6 +20,17 @@ _T = TypeVar("_T")
 _FIRST_SOUND_WAL = (3, 51, 3)
 _RETRIED_STATES = {"40001", "40P01"}  # serialization failure, deadlock
 _WRITE_ATTEMPTS = 5
+
+
+def _newest_sqlite() -> ModuleType:
+    """SQLite of today where there is a wheel of it, else the one of this Python."""
+    try:
+        return import_module("pysqlite3.dbapi2")
+    except ImportError:
+        return import_module("sqlite3")
+
+
+sqlite_driver = _newest_sqlite()
 
 
 class Database:
@@ -62,11 +74,11 @@ def _sqlite(url: URL) -> Engine:
     # Autocommit in the driver: transactions begin where we say. A deferred BEGIN that turns into a write fails at
     # once, whatever the timeout, when another connection wrote in between; writers therefore take the lock first.
     connect = {"isolation_level": None, "timeout": 30}
-    engine = create_engine(url, connect_args=connect, json_deserializer=from_json)
-    journal = "WAL" if sqlite3.sqlite_version_info >= _FIRST_SOUND_WAL else "DELETE"
+    engine = create_engine(url, module=sqlite_driver, connect_args=connect, json_deserializer=from_json)
+    journal = "WAL" if sqlite_driver.sqlite_version_info >= _FIRST_SOUND_WAL else "DELETE"
 
     @event.listens_for(engine, "connect")
-    def _configure(connection: sqlite3.Connection, _record: Any) -> None:
+    def _configure(connection: Any, _record: Any) -> None:
         for pragma in (f"journal_mode={journal}", "foreign_keys=ON", "synchronous=FULL"):
             connection.execute(f"PRAGMA {pragma}")
 

@@ -11,12 +11,13 @@ from service import paper
 from service.errors import NotFoundError
 from service.filters import Filters, GroupBy
 from service.left_out import MOST_LISTED, Hole, Invalid, SeenTrials, find_holes, find_invalid
+from service.measures import Measures
 from service.metric import Metric
 from service.paper import PaperReference
 from service.pareto import on_front
 from service.protocols import Difference, differences
 from service.score_source import BoardKey, ChosenTrials, Position, ScoreSource, StoredScores
-from service.scores import EVERYONE, Measures
+from service.scores import EVERYONE
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,11 +19,13 @@ from sqlalchemy import (
     UniqueConstraint,
     case,
     false,
+    text,
     true,
 )
 from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+from service.measures import Measures, PackedMeasures
 from service.states import OPEN_EXPERIMENTS as OPEN_EXPERIMENTS
 from service.states import OPEN_TRIALS as OPEN_TRIALS
 from service.states import ExperimentState as ExperimentState
@@ -285,7 +287,10 @@ class Result(Base):
     """
 
     __tablename__ = "results"
-    __table_args__ = (CheckConstraint("accuracy >= 0 AND accuracy <= 1", name="accuracy"),)
+    __table_args__ = (
+        CheckConstraint("accuracy >= 0 AND accuracy <= 1", name="accuracy"),
+        Index("ix_results_invalid", "trial_id", sqlite_where=text("valid = 0"), postgresql_where=text("NOT valid")),
+    )
 
     trial_id: Mapped[int] = mapped_column(Id, ForeignKey("trials.id", ondelete="CASCADE"), primary_key=True)
     protocol: Mapped[str] = mapped_column(String(64), ForeignKey("protocols.fingerprint"), index=True)
@@ -331,7 +336,7 @@ class Result(Base):
     lipschitz_ascent: Mapped[float | None]
     merged_latency_seconds: Mapped[float | None]
     merged_batch_seconds: Mapped[float | None]
-    valid: Mapped[bool] = mapped_column(default=True, server_default=true(), index=True)
+    valid: Mapped[bool] = mapped_column(default=True, server_default=true())
     violations: Mapped[list[str] | None]
     evaluation: Mapped[dict[str, Any] | None]
     layers: Mapped[list[dict[str, Any]]]
@@ -354,7 +359,7 @@ class ScoreBoard(Base):
 class Score(Base):
     """One cell over its seeds on one board (`service.scores`): what leaderboards are read from.
 
-    `metrics` are all its means and spreads (`service.scores.Measures`) over `seeds` results; `trial_id` is the newest
+    `metrics` are all its means and spreads (`service.measures`) over `seeds` results; `trial_id` is the newest
     trial among them, whose configuration is the cell's. The fields by which rows are filtered are kept here too.
     """
 
@@ -374,7 +379,7 @@ class Score(Base):
     constraint: Mapped[str] = mapped_column(String(32))
     rank: Mapped[float | None]
     seeds: Mapped[int]
-    metrics: Mapped[dict[str, Any]]
+    metrics: Mapped[Measures] = mapped_column(PackedMeasures)
 
 
 class ScoreRank(Base):

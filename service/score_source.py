@@ -1,6 +1,6 @@
 """Where a leaderboard's rows come from: stored scores, or results added up for the trials that were asked for.
 
-Both give the same numbers (`service.scores.measures`).
+Both give the same numbers (`service.measures`).
 """
 
 from collections.abc import Sequence
@@ -12,10 +12,11 @@ from sqlalchemy.orm import Session
 
 from service import scores
 from service.filters import Filters, GroupBy
+from service.measures import Measures, measures, spread
 from service.metric import Metric
 from service.models import Experiment, Result, Score, ScoreBoard, ScoreRank, Trial
 from service.models import Protocol as ProtocolRow
-from service.scores import Counted, Measures
+from service.scores import Counted
 
 _BATCH = 10_000
 """Values that one statement names; SQLite takes 32,766."""
@@ -243,7 +244,7 @@ class ChosenTrials:
             for key, rows in self._rows[board.id].items():
                 known = [float(value) for row in rows if (value := row.values[column]) is not None]
                 if known:
-                    found[key] = scores.spread(known)[1]
+                    found[key] = spread(known)[1]
         return self._means[board.id, metric]
 
     def groups(self, board: BoardKey, field: GroupBy) -> dict[int, Any]:
@@ -266,7 +267,7 @@ class ChosenTrials:
                 self._cells[key],
                 configs[key],
                 len(rows[key]),
-                scores.measures(values[result.trial_id] for result in rows[key]),
+                measures(values[result.trial_id] for result in rows[key]),
             )
             for key in keys
         }

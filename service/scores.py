@@ -5,7 +5,6 @@ same fingerprint in several experiments) counts once per protocol, with its newe
 scope, data set and protocol: scope 0 has the trials of all projects, the others those of one.
 """
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -15,13 +14,13 @@ from sqlalchemy import Connection, bindparam, delete, func, insert, select, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
+from service.measures import Measures, measures
 from service.metric import Metric
 from service.models import Experiment, Result, Score, ScoreBoard, ScoreRank, Trial
 
 EVERYONE = 0
 """The scope of all projects."""
 METRIC_COLUMNS = tuple(getattr(Result, metric.value) for metric in Metric)
-_NAMES = tuple(metric.value for metric in Metric)
 _FIELDS = ("model", "layer", "constraint", "rank")
 _BATCH = 500
 """Cells written at a time by `refresh_all`."""
@@ -48,9 +47,6 @@ _ENTER = insert(Score).returning(Score.id)
 _CHANGE = update(Score).where(Score.id == bindparam("score_id"))
 _PLACE = insert(ScoreRank)
 
-Measures = dict[str, list[float]]
-"""Metric -> [seeds, mean, sample deviation (null for one seed), least, largest]; metrics without a value are absent."""
-
 
 @dataclass(frozen=True)
 class Counted:
@@ -63,28 +59,6 @@ class Counted:
     values: Sequence[float | None]
     fields: Sequence[Any] = ()
     """Of its cell, by which rows are filtered."""
-
-
-def measures(values: Iterable[Sequence[float | None]]) -> Measures:
-    """Mean and spread of every metric over rows of values in the order of `Metric`."""
-    found: Measures = {}
-    for name, column in zip(_NAMES, zip(*values, strict=True), strict=True):
-        known = [float(value) for value in column if value is not None]
-        if known:
-            found[name] = spread(known)
-    return found
-
-
-def spread(values: Sequence[float]) -> list[float]:
-    """[count, mean, sample deviation or None, least, largest], in two exact sums: a small spread keeps its digits."""
-    count = len(values)
-    if count == 1:
-        return [1, values[0], None, values[0], values[0]]  # type: ignore[list-item]
-    # Correctly rounded sums, and a mean that is never outside of its values: equal values do not deviate.
-    least, largest = min(values), max(values)
-    mean = min(max(math.fsum(values) / count, least), largest)
-    std = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1))
-    return [count, mean, std, least, largest]
 
 
 def newest(results: Iterable[Counted]) -> list[Counted]:
@@ -161,7 +135,7 @@ def fill_missing(session: Session) -> None:
 
 
 def _counted(row: Any) -> Counted:
-    values = 4 + len(_NAMES)
+    values = 4 + len(METRIC_COLUMNS)
     return Counted(row[0], row[1], row[2], row[3], row[4:values], row[values : values + len(_FIELDS)])
 
 

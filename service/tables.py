@@ -11,11 +11,12 @@ from sqlalchemy.orm import Session
 from service import paper, scores
 from service.filters import Filters
 from service.leaderboard import Spread
+from service.measures import Measures, measures
 from service.metric import Metric
 from service.models import Experiment, Protocol, Result, Trial
 from service.paper import SPEEDUP, PaperTable, Printed, PrintedRow, headline
 from service.protocols import differences
-from service.scores import Counted, Measures
+from service.scores import Counted
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def reproduce(
         chosen.append(mine[0] if mine else None)
     datasets = sorted({target["dataset"] for target in targets})
     results = _results(session, datasets, [item[0] for item in chosen if item], protocol, filters, scope)
-    measured = {cell: scores.measures(counted.values for counted in mine) for cell, mine in results.items()}
+    measured = {cell: measures(counted.values for counted in mine) for cell, mine in results.items()}
     record = session.get(Protocol, protocol) if protocol else None
     rows = [
         _row(

@@ -256,11 +256,13 @@ def changed(part: _Part, changes: dict[str, Any]) -> _Part:
 def plain(part: Checked) -> dict[str, Any]:
     """Every field as nested plain data, JSON-ready."""
     found: dict[str, Any] = {}
-    for f in dataclasses.fields(part):
-        value = getattr(part, f.name)
-        found[f.name] = (
-            plain(value) if isinstance(value, Checked) else list(value) if isinstance(value, tuple) else value
-        )
+    for name, field in _parts_and_fields(type(part)).items():
+        value = getattr(part, name)
+        if not isinstance(field, FieldInfo):
+            value = plain(value)
+        elif type(value) is tuple:
+            value = list(value)
+        found[name] = value
     return found
 
 

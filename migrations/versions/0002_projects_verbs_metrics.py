@@ -95,7 +95,13 @@ def upgrade() -> None:
     for name in METRICS:
         op.add_column("results", sa.Column(name, sa.Double(), nullable=True))
     op.add_column("results", sa.Column("valid", sa.Boolean(), nullable=False, server_default=sa.true()))
-    op.create_index("ix_results_valid", "results", ["valid"])
+    op.create_index(
+        "ix_results_invalid",
+        "results",
+        ["trial_id"],
+        sqlite_where=sa.text("valid = 0"),
+        postgresql_where=sa.text("NOT valid"),
+    )
     op.add_column("results", sa.Column("violations", Json, nullable=True))
     op.add_column("results", sa.Column("evaluation", Json, nullable=True))
 
@@ -149,7 +155,7 @@ def upgrade() -> None:
         sa.Column("constraint", sa.String(length=32), nullable=False),
         sa.Column("rank", sa.Double(), nullable=True),
         sa.Column("seeds", sa.Integer(), nullable=False),
-        sa.Column("metrics", Json, nullable=False),
+        sa.Column("metrics", sa.LargeBinary(), nullable=False),
         sa.ForeignKeyConstraint(["board_id"], ["score_boards.id"], name=op.f("fk_scores_board_id"), ondelete="CASCADE"),
         sa.ForeignKeyConstraint(["trial_id"], ["trials.id"], name=op.f("fk_scores_trial_id"), ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_scores")),
@@ -175,7 +181,7 @@ def downgrade() -> None:
     op.drop_table("score_ranks")
     op.drop_table("scores")
     op.drop_table("score_boards")
-    op.drop_index("ix_results_valid", "results")
+    op.drop_index("ix_results_invalid", "results")
     op.drop_table("events")
     op.drop_table("tags")
     for name in (*METRICS, "valid", "violations", "evaluation"):

@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
 
@@ -141,6 +141,8 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(DBAPIError)
     @app.exception_handler(PoolTimeoutError)  # no connection became free
     def _database(request: Request, error: DBAPIError | PoolTimeoutError) -> JSONResponse:
+        if isinstance(error, IntegrityError | DataError):  # the service's own mistake: sent again, it comes again
+            raise error
         log.error("database error on %s %s: %s", request.method, request.url.path, error)
         detail = "the database does not answer; nothing was stored, so the request can be sent again"
         return problem(503, detail, instance=request.url.path, headers={"Retry-After": "5"})

@@ -1,6 +1,5 @@
 """Transactions: what Database promises on each backend."""
 
-import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +12,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.orm import Session
 
 from service import queue, store
-from service.db import Database
+from service.db import Database, sqlite_driver
 from service.models import Experiment, Protocol, Trial, TrialState
 from service.queue import Lease
 
@@ -50,11 +49,11 @@ def _path(url: str) -> str:
 
 class TestSqlite:
     def test_a_writer_takes_the_lock_before_it_reads(self, sqlite_database: Database, sqlite_url: str) -> None:
-        other = sqlite3.connect(_path(sqlite_url), timeout=0, isolation_level=None)
+        other = sqlite_driver.connect(_path(sqlite_url), timeout=0, isolation_level=None)
 
         def work(session: Session) -> None:
             session.scalar(text("SELECT 1"))  # begins the transaction
-            with pytest.raises(sqlite3.OperationalError, match="locked"):
+            with pytest.raises(sqlite_driver.OperationalError, match="locked"):
                 other.execute("BEGIN IMMEDIATE")
 
         sqlite_database.write(work)
@@ -63,7 +62,7 @@ class TestSqlite:
         other.close()
 
     def test_a_reader_leaves_the_lock(self, sqlite_database: Database, sqlite_url: str) -> None:
-        other = sqlite3.connect(_path(sqlite_url), timeout=0, isolation_level=None)
+        other = sqlite_driver.connect(_path(sqlite_url), timeout=0, isolation_level=None)
         with sqlite_database.read() as session:
             store.get_experiments(session, [1])
             other.execute("BEGIN IMMEDIATE")
@@ -76,7 +75,7 @@ class TestSqlite:
                 name: session.scalar(text(f"PRAGMA {name}"))
                 for name in ("foreign_keys", "synchronous", "busy_timeout", "journal_mode")
             }
-        wal = sqlite3.sqlite_version_info >= (3, 51, 3)
+        wal = sqlite_driver.sqlite_version_info >= (3, 51, 3)
         assert found == {
             "foreign_keys": 1,
             "synchronous": 2,

@@ -1,6 +1,5 @@
 """Stored scores are what plain Python makes of all results, whatever happened before."""
 
-import math
 import statistics
 import threading
 from collections.abc import Callable
@@ -153,18 +152,6 @@ def test_any_history(database: Database, trial_result: Make, history: list[tuple
         scores.refresh_experiment(session, 1)
         same(session)
         session.rollback()
-
-
-def test_a_small_spread_keeps_its_digits() -> None:
-    losses = [1000 + k * 1e-6 for k in range(4)]
-    _, mean, std, low, high = scores.spread(losses)
-    assert math.isclose(std, 1e-6 * math.sqrt(5 / 3), rel_tol=1e-6)
-    assert low <= mean <= high
-
-
-@pytest.mark.parametrize("value", [0.1, 1 / 3, 0.975])
-def test_equal_values_do_not_deviate(value: float) -> None:
-    assert scores.spread([value] * 7) == [7, value, 0.0, value, value]
 
 
 def test_a_finished_trial_has_its_score_at_once(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sqlite3
 import time
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ import psutil
 import pytest
 
 from service import verbs
+from service.db import sqlite_driver
 
 if TYPE_CHECKING:
     from tests.workers.conftest import Lab
@@ -140,7 +140,7 @@ def test_database_away(quick_lab: Lab) -> None:
     experiment_id = quick_lab.post([0], epochs=10, seconds=0.3)
     quick_lab.start_worker()
     quick_lab.wait_for_epochs(experiment_id, 2)
-    lock = sqlite3.connect(quick_lab.data_dir / "ttsv.db", isolation_level=None, timeout=10)
+    lock = sqlite_driver.connect(quick_lab.data_dir / "ttsv.db", isolation_level=None, timeout=10)
     lock.execute("BEGIN EXCLUSIVE")
     time.sleep(5)
     lock.execute("ROLLBACK")
