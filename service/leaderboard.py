@@ -236,7 +236,6 @@ def _differences(metrics: Measures, baseline: Measures) -> dict[str, Change]:
     found = {}
     for name in metrics.keys() & baseline.keys():
         (count, mean, std, *_), (count0, mean0, std0, *_) = metrics[name], baseline[name]
-        known = std is not None and std0 is not None
-        error = math.sqrt(std**2 / count + std0**2 / count0) if known else None
+        error = None if std is None or std0 is None else math.sqrt(std**2 / count + std0**2 / count0)
         found[name] = Change(mean - mean0, error)
     return {name: found[name] for name in metrics if name in found}

@@ -25,7 +25,6 @@ from sqlalchemy import (
 from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from service.measures import Measures, PackedMeasures
 from service.states import OPEN_EXPERIMENTS as OPEN_EXPERIMENTS
 from service.states import OPEN_TRIALS as OPEN_TRIALS
 from service.states import ExperimentState as ExperimentState
@@ -379,7 +378,7 @@ class Score(Base):
     constraint: Mapped[str] = mapped_column(String(32))
     rank: Mapped[float | None]
     seeds: Mapped[int]
-    metrics: Mapped[Measures] = mapped_column(PackedMeasures)
+    metrics: Mapped[dict[str, Any]]
 
 
 class ScoreRank(Base):

@@ -155,7 +155,7 @@ def upgrade() -> None:
         sa.Column("constraint", sa.String(length=32), nullable=False),
         sa.Column("rank", sa.Double(), nullable=True),
         sa.Column("seeds", sa.Integer(), nullable=False),
-        sa.Column("metrics", sa.LargeBinary(), nullable=False),
+        sa.Column("metrics", Json, nullable=False),
         sa.ForeignKeyConstraint(["board_id"], ["score_boards.id"], name=op.f("fk_scores_board_id"), ondelete="CASCADE"),
         sa.ForeignKeyConstraint(["trial_id"], ["trials.id"], name=op.f("fk_scores_trial_id"), ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_scores")),
