@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from service import paper
 from service.errors import NotFoundError
 from service.filters import Filters, GroupBy
-from service.left_out import MOST_LISTED, Hole, Invalid, SeenTrials, find_holes, find_invalid
+from service.left_out import MOST_LISTED, Hole, Invalid, SeenTrials, find_holes, find_invalid, invalid_condition
 from service.measures import Measures
 from service.metric import Metric
 from service.paper import PaperReference
@@ -130,7 +130,7 @@ def leaderboard(session: Session, question: Question) -> Leaderboard:
     boards = [_board(source, board, keys[0], question, seen) for board in keys]
     if question.baseline is not None and all(source.find(board, question.baseline) is None for board in keys):
         raise NotFoundError(f"cell {question.baseline!r} is on no leaderboard of {question.dataset} with these filters")
-    of = (session, question.dataset, question.scope, question.filters)
+    of = (session, question.dataset, question.scope, question.filters, invalid_condition(session))
     holes, hole_count = find_holes(*of)
     invalid, invalid_count = find_invalid(*of)
     return Leaderboard(boards, holes, hole_count, invalid, invalid_count)

@@ -63,7 +63,9 @@ class SeenTrials:
         return sorted(seed for fingerprint, seed in seeds.items() if fingerprint not in done), len(seeds)
 
 
-def find_holes(session: Session, dataset: str, scope: int, filters: Filters) -> tuple[list[Hole], int]:
+def find_holes(
+    session: Session, dataset: str, scope: int, filters: Filters, is_invalid: ColumnElement[bool]
+) -> tuple[list[Hole], int]:
     """Cells without a valid result, in the order in which they were asked for: the first ones, and how many."""
     conditions = filters.of_trials(dataset, scope)
     if filters.choose_trials:
@@ -79,7 +81,7 @@ def find_holes(session: Session, dataset: str, scope: int, filters: Filters) -> 
     # Trials that are not done, along an index; cells whose results are all invalid are found by those.
     undone = [state for state in TrialState if state is not TrialState.SUCCEEDED]
     open_cells = select(Trial.cell).join(Experiment).where(*conditions, Trial.state.in_(undone))
-    bad_cells = select(Trial.cell).join(Experiment).where(*conditions, _is_invalid(session))
+    bad_cells = select(Trial.cell).join(Experiment).where(*conditions, is_invalid)
     without = ~measured.exists() if not filters.choose_trials else Trial.cell.not_in(measured)
     # Cells may come twice: UNION would sort them, and read them all in the order of an index for it.
     cells = open_cells.where(without).union_all(bad_cells.where(without)).subquery()
@@ -100,13 +102,15 @@ def find_holes(session: Session, dataset: str, scope: int, filters: Filters) -> 
     return [Hole(cell, _cell_of(config), trials) for cell, config, trials, _ in rows], rows[0][3] if rows else 0
 
 
-def find_invalid(session: Session, dataset: str, scope: int, filters: Filters) -> tuple[list[Invalid], int]:
+def find_invalid(
+    session: Session, dataset: str, scope: int, filters: Filters, is_invalid: ColumnElement[bool]
+) -> tuple[list[Invalid], int]:
     """Results that do not count, the first ones, and how many."""
     query = (
         select(Trial.id, Trial.cell, Trial.config, Result.protocol, Result.violations, func.count().over())
         .join(Result, Result.trial_id == Trial.id)
         .join(Experiment)
-        .where(*filters.of_trials(dataset, scope), _is_invalid(session))
+        .where(*filters.of_trials(dataset, scope), is_invalid)
         .order_by(Trial.id)
         .limit(MOST_LISTED)
     )
@@ -115,7 +119,7 @@ def find_invalid(session: Session, dataset: str, scope: int, filters: Filters) -
     return found, rows[0][5] if rows else 0
 
 
-def _is_invalid(session: Session) -> ColumnElement[bool]:
+def invalid_condition(session: Session) -> ColumnElement[bool]:
     """That a trial has an invalid result. Few have, and a planner that is told which looks at no others."""
     query = select(Result.trial_id).where(~Result.valid)
     few = session.scalars(query.limit(MOST_LISTED + 1)).all()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from sqlalchemy import ColumnElement, func, select, tuple_
+from sqlalchemy import ColumnElement, Select, func, select, tuple_
 from sqlalchemy.orm import Session
 
 from service import scores
@@ -97,24 +97,29 @@ class StoredScores:
         )
         if self._protocol is not None:
             query = query.where(ScoreBoard.protocol == self._protocol)
-        found = []
-        for board_id, protocol, record in self._session.execute(query):
-            # Counted board by board, along an index; by one for each metric only where some cells lack the metric.
-            of_board = select(func.count()).select_from(Score).where(Score.board_id == board_id)
+        rows = self._session.execute(query).all()
+        ids = [row.id for row in rows]
+        # All counted along indexes; with filters by the metric only on boards where some cells lack it.
+        per_board = select(Score.board_id, func.count()).where(Score.board_id.in_(ids)).group_by(Score.board_id)
+        of_metric = ScoreRank.board_id.in_(ids), ScoreRank.metric == metric.value
+        per_rank = select(ScoreRank.board_id, func.count()).where(*of_metric).group_by(ScoreRank.board_id)
+        cells, ranked = self._counts(per_board), self._counts(per_rank)
+        if self._conditions:
+            chosen = self._counts(per_board.where(*self._conditions))
             with_metric = select(func.count()).select_from(ScoreRank)
-            all_ranks = ScoreRank.board_id == board_id, ScoreRank.metric == metric.value
-            cells = self._session.scalar(of_board) or 0
-            ranked = self._session.scalar(with_metric.where(*all_ranks)) or 0
-            counts = [ranked, cells]
-            if self._conditions:
-                chosen = self._session.scalar(of_board.where(*self._conditions)) or 0
-                known = (
-                    chosen if cells == ranked else self._session.scalar(self._of(with_metric, board_id, metric)) or 0
-                )
-                counts = [known, chosen]
-            if counts[1]:
-                found.append(BoardKey(board_id, protocol, record, *counts))
-        return found
+            for board_id, count in chosen.items():
+                some_lack_it = cells[board_id] != ranked.get(board_id, 0)
+                known = self._session.scalar(self._of(with_metric, board_id, metric)) if some_lack_it else count
+                ranked[board_id] = known or 0
+            cells = chosen
+        return [
+            BoardKey(board_id, protocol, record, ranked.get(board_id, 0), cells[board_id])
+            for board_id, protocol, record in rows
+            if board_id in cells
+        ]
+
+    def _counts(self, query: Select[int, int]) -> dict[int, int]:
+        return {row[0]: row[1] for row in self._session.execute(query)}
 
     def ranked(self, board: BoardKey, metric: Metric, limit: int, after: Position | None) -> list[Position]:
         """The best rows, or those after a position."""
