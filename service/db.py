@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from pydantic_core import from_json  # several times as fast as json.loads
+from pydantic_core import from_json, to_json  # several times as fast as the package json
 from sqlalchemy import URL, Engine, create_engine, event, make_url
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
@@ -31,6 +31,13 @@ def _newest_sqlite() -> ModuleType:
 
 
 sqlite_driver = _newest_sqlite()
+
+
+def _to_text(value: Any) -> str:
+    return to_json(value).decode()
+
+
+_JSON: dict[str, Any] = {"json_serializer": _to_text, "json_deserializer": from_json}
 
 
 class Database:
@@ -74,7 +81,7 @@ def _sqlite(url: URL) -> Engine:
     # Autocommit in the driver: transactions begin where we say. A deferred BEGIN that turns into a write fails at
     # once, whatever the timeout, when another connection wrote in between; writers therefore take the lock first.
     connect = {"isolation_level": None, "timeout": 30}
-    engine = create_engine(url, module=sqlite_driver, connect_args=connect, json_deserializer=from_json)
+    engine = create_engine(url, module=sqlite_driver, connect_args=connect, **_JSON)
     journal = "WAL" if sqlite_driver.sqlite_version_info >= _FIRST_SOUND_WAL else "DELETE"
 
     @event.listens_for(engine, "connect")
@@ -92,4 +99,4 @@ def _sqlite(url: URL) -> Engine:
 def _postgres(url: URL) -> Engine:
     limits = "-c statement_timeout=30s -c lock_timeout=10s -c idle_in_transaction_session_timeout=60s"
     connect = {"options": limits, "connect_timeout": 5}
-    return create_engine(url, pool_pre_ping=True, connect_args=connect, json_deserializer=from_json)
+    return create_engine(url, pool_pre_ping=True, connect_args=connect, **_JSON)
