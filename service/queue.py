@@ -136,7 +136,8 @@ def add_epoch(session: Session, lease: Lease, trial_id: int, point: dict[str, An
         experiment.fruitless_claims = 0
     insert = leases.upsert(session)(EpochPoint).values(trial_id=trial_id, **point)
     key = [EpochPoint.trial_id, EpochPoint.epoch]
-    session.execute(insert.on_conflict_do_update(index_elements=key, set_=point))
+    with session.no_autoflush:
+        session.execute(insert.on_conflict_do_update(index_elements=key, set_=point))
 
 
 def finish_trial(
@@ -158,15 +159,19 @@ def finish_trial(
     _end(trial, TrialState.SUCCEEDED)
     trial.error = None
     fingerprint, record = protocol
-    known = leases.upsert(session)(Protocol).values(fingerprint=fingerprint, record=record)
-    session.execute(known.on_conflict_do_nothing())
+    protocols = leases.held(session, lease).protocols
+    if fingerprint not in protocols:
+        known = leases.upsert(session)(Protocol).values(fingerprint=fingerprint, record=record)
+        with session.no_autoflush:
+            session.execute(known.on_conflict_do_nothing())
+        protocols.add(fingerprint)
     session.add(Result(trial_id=trial_id, protocol=fingerprint, fence=lease.fence, **result))
     session.add_all(
         Artifact(trial_id=trial_id, kind=file.kind, path=file.path, sha256=file.sha256, size=file.size)
         for file in artifacts
     )
     experiment.fruitless_claims = 0
-    scores.refresh_cell(session, trial.dataset, trial.cell)
+    scores.touch(session, trial.dataset, trial.cell)
     events.record_trial(session, EventKind.TRIAL_FINISHED, leases.actor(experiment), trial)
 
 
@@ -227,6 +232,6 @@ def _storable(text: str) -> str:
 
 
 def _trial(session: Session, lease: Lease, trial_id: int, expected: TrialState) -> Trial | None:
-    """The trial if it belongs to the lease's experiment and is in the expected state. The experiment must be held."""
-    mine = (Trial.id == trial_id, Trial.experiment_id == lease.experiment_id, Trial.state == expected)
-    return session.scalar(select(Trial).where(*mine).execution_options(populate_existing=True))
+    """The trial if it belongs to the lease's experiment and is in the expected state."""
+    trial = leases.load_trials(session, lease, [trial_id]).get(trial_id)
+    return trial if trial is not None and trial.state is expected else None

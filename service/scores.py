@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, delete, func, insert, select, text, update
+from sqlalchemy import Connection, bindparam, delete, event, func, insert, select, text, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
@@ -32,20 +32,31 @@ _RESULTS = (
     .join(Experiment, Experiment.id == Trial.experiment_id)
     .where(Experiment.archived_at.is_(None), Result.valid)
 )
-_CELL_RESULTS = _RESULTS.where(Trial.dataset == bindparam("dataset_name"), Trial.cell == bindparam("cell_name"))
+_IN_CELLS: Any = bindparam("cell_names", expanding=True)
+_CELL_RESULTS = _RESULTS.add_columns(Trial.cell).where(
+    Trial.dataset == bindparam("dataset_name"), Trial.cell.in_(_IN_CELLS)
+)
 _CELL_SCORES = (
-    select(Score.id, Score.board_id, ScoreBoard.scope, ScoreBoard.protocol, Score.metrics)
+    select(Score.id, Score.board_id, Score.cell, ScoreBoard.scope, ScoreBoard.protocol, Score.metrics)
     .join(ScoreBoard, ScoreBoard.id == Score.board_id)
-    .where(Score.cell == bindparam("cell_name"), ScoreBoard.dataset == bindparam("dataset_name"))
+    .where(Score.cell.in_(_IN_CELLS), ScoreBoard.dataset == bindparam("dataset_name"))
+)
+_LOCK_CELLS = text(
+    "SELECT pg_advisory_xact_lock(hashtextextended(:dataset_name || ' ' || cell, 1))"
+    " FROM unnest(CAST(:cell_names AS text[])) AS cell"
 )
 _BOARD = select(ScoreBoard.id).where(
     ScoreBoard.scope == bindparam("scope_name"),
     ScoreBoard.dataset == bindparam("dataset_name"),
     ScoreBoard.protocol == bindparam("protocol_name"),
 )
-_ENTER = insert(Score).returning(Score.id)
+_ENTER = insert(Score).returning(Score.id, sort_by_parameter_order=True)
 _CHANGE = update(Score).where(Score.id == bindparam("score_id"))
 _PLACE = insert(ScoreRank)
+_UNPLACE = delete(ScoreRank).where(
+    ScoreRank.score_id == bindparam("of_score"), ScoreRank.metric == bindparam("of_metric")
+)
+_TOUCHED = "touched cells"
 
 
 @dataclass(frozen=True)
@@ -67,40 +78,68 @@ def newest(results: Iterable[Counted]) -> list[Counted]:
     return list({(counted.fingerprint, counted.protocol): counted for counted in ordered}.values())
 
 
-def refresh_cell(session: Session, dataset: str, cell: str) -> None:
-    """Makes a cell's scores anew from its results, in the caller's transaction.
+def touch(session: Session, dataset: str, cell: str) -> None:
+    """A cell's results change in this transaction: its scores are made anew when it commits."""
+    session.info.setdefault(_TOUCHED, set()).add((dataset, cell))
 
-    To be called wherever a result is stored, or an experiment is archived or brought back.
-    """
-    session.flush()
-    connection = session.connection()  # statements made once, and no objects: this runs whenever a trial finishes
-    key = {"dataset_name": dataset, "cell_name": cell}
-    if connection.dialect.name == "postgresql":
-        # Two trials of one cell that end at once: the second must see the first one's result. (SQLite has one writer.)
-        lock = "SELECT pg_advisory_xact_lock(hashtextextended(:dataset_name || ' ' || :cell_name, 1))"
-        connection.execute(text(lock), key)
-    wanted = _by_board(_counted(row) for row in connection.execute(_CELL_RESULTS, key))
-    known = {(row.scope, row.protocol): row for row in connection.execute(_CELL_SCORES, key)}
-    if gone := [known[board].id for board in known.keys() - wanted.keys()]:
-        connection.execute(delete(Score).where(Score.id.in_(gone)))
-    for (scope, protocol), results in wanted.items():
-        row = _row(results)
-        made = row["metrics"]
-        if old := known.get((scope, protocol)):
-            if old.metrics != made:
-                connection.execute(_CHANGE, {"score_id": old.id, **row})
-                _rank(connection, old.id, old.board_id, made, old.metrics)
-        else:
-            board_id = _board(connection, scope, dataset, protocol)
-            (score_id,) = connection.execute(_ENTER, {"board_id": board_id, "cell": cell, **row}).one()
-            _rank(connection, score_id, board_id, made, {})
+
+@event.listens_for(Session, "before_commit")
+def _refresh_touched(session: Session) -> None:
+    if cells := session.info.pop(_TOUCHED, None):
+        refresh_cells(session, cells)
 
 
 def refresh_experiment(session: Session, experiment_id: int) -> None:
     """Makes the scores of all cells of an experiment anew: for archiving it and bringing it back."""
     cells = select(Trial.dataset, Trial.cell).where(Trial.experiment_id == experiment_id).distinct()
-    for dataset, cell in sorted((row[0], row[1]) for row in session.execute(cells)):  # in one order: no deadlocks
-        refresh_cell(session, dataset, cell)
+    refresh_cells(session, [(row[0], row[1]) for row in session.execute(cells)])
+
+
+def refresh_cells(session: Session, cells: Iterable[tuple[str, str]]) -> None:
+    """Makes the scores of cells (data set, cell) anew from their results, in the caller's transaction."""
+    session.flush()
+    for dataset, group in groupby(sorted(set(cells)), key=lambda pair: pair[0]):  # in one order: no deadlocks
+        names = [cell for _, cell in group]
+        for first in range(0, len(names), _BATCH):
+            _refresh(session.connection(), dataset, names[first : first + _BATCH])
+
+
+def _refresh(connection: Connection, dataset: str, cells: Sequence[str]) -> None:
+    # Statements made once, and no objects: this runs whenever a trial finishes.
+    asked = {"dataset_name": dataset, "cell_names": cells}
+    if connection.dialect.name == "postgresql":
+        # Two trials of one cell that end at once: the second must see the first one's result. (SQLite has one writer.)
+        connection.execute(_LOCK_CELLS, asked)
+    results: dict[str, list[Counted]] = {}
+    for row in connection.execute(_CELL_RESULTS, asked):
+        results.setdefault(row[-1], []).append(_counted(row))
+    known = {(row.cell, row.scope, row.protocol): row for row in connection.execute(_CELL_SCORES, asked)}
+    wanted = {
+        (cell, scope, protocol): _row(counted)
+        for cell, of_cell in results.items()
+        for (scope, protocol), counted in _by_board(of_cell).items()
+    }
+    if gone := [known[key].id for key in known.keys() - wanted.keys()]:
+        connection.execute(delete(Score).where(Score.id.in_(gone)))
+    ranks = _Ranks()
+    changed: list[dict[str, Any]] = []
+    new: list[dict[str, Any]] = []
+    boards: dict[tuple[int, str], int] = {}
+    for (cell, scope, protocol), score in wanted.items():
+        if old := known.get((cell, scope, protocol)):
+            if old.metrics != score["metrics"]:
+                changed.append({"score_id": old.id, **score})
+                ranks.change(old.id, old.board_id, score["metrics"], old.metrics)
+        else:
+            if (scope, protocol) not in boards:
+                boards[scope, protocol] = _board(connection, scope, dataset, protocol)
+            new.append({"board_id": boards[scope, protocol], "cell": cell, **score})
+    if changed:
+        connection.execute(_CHANGE, changed)
+    if new:
+        for (score_id,), score in zip(connection.execute(_ENTER, new), new, strict=True):
+            ranks.change(score_id, score["board_id"], score["metrics"], {})
+    ranks.write(connection)
 
 
 def refresh_all(session: Session) -> None:
@@ -177,28 +216,40 @@ def _board(connection: Connection, scope: int, dataset: str, protocol: str) -> i
     return board_id
 
 
-def _rank(connection: Connection, score_id: int, board_id: int, made: Measures, old: Measures) -> None:
-    """Brings the ordered index of means up to date: only what changed is written."""
-    changed = [name for name, values in old.items() if name not in made or made[name][1] != values[1]]
-    if changed:
-        connection.execute(delete(ScoreRank).where(ScoreRank.score_id == score_id, ScoreRank.metric.in_(changed)))
-    rows = [
-        {"score_id": score_id, "metric": name, "board_id": board_id, "mean": values[1]}
-        for name, values in made.items()
-        if name not in old or old[name][1] != values[1]
-    ]
-    if rows:
-        connection.execute(_PLACE, rows)
+class _Ranks:
+    """What changes of the ordered index of means: only that is written."""
+
+    def __init__(self) -> None:
+        self._gone: list[dict[str, Any]] = []
+        self._new: list[dict[str, Any]] = []
+
+    def change(self, score_id: int, board_id: int, made: Measures, old: Measures) -> None:
+        """One score's means."""
+        self._gone += [
+            {"of_score": score_id, "of_metric": name}
+            for name, values in old.items()
+            if name not in made or made[name][1] != values[1]
+        ]
+        self._new += [
+            {"score_id": score_id, "metric": name, "board_id": board_id, "mean": values[1]}
+            for name, values in made.items()
+            if name not in old or old[name][1] != values[1]
+        ]
+
+    def write(self, connection: Connection) -> None:
+        """Into the database."""
+        if self._gone:
+            connection.execute(_UNPLACE, self._gone)
+        if self._new:
+            connection.execute(_PLACE, self._new)
 
 
 def _store(session: Session, scores: list[dict[str, Any]]) -> None:
     session.execute(insert(Score), scores)
-    ranks = [
-        {"score_id": score["id"], "metric": name, "board_id": score["board_id"], "mean": values[1]}
-        for score in scores
-        for name, values in score["metrics"].items()
-    ]
-    session.execute(insert(ScoreRank), ranks)
+    ranks = _Ranks()
+    for score in scores:
+        ranks.change(score["id"], score["board_id"], score["metrics"], {})
+    ranks.write(session.connection())
 
 
 def _insert(connection: Connection) -> Any:

@@ -12,7 +12,7 @@ from functools import partial
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from service import queue
+from service import leases, queue
 from service.db import Database
 from service.errors import LeaseLostError
 from service.queue import ArtifactFile, Lease
@@ -186,6 +186,7 @@ class Recorder:
                 self._forget(1)
 
     def _apply(self, session: Session, batch: list[_Event]) -> None:
+        leases.load_trials(session, self._lease, {event.trial_id for event in batch})
         for event in batch:
             event.apply(session, self._lease)
 

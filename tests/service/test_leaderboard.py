@@ -78,7 +78,7 @@ def store_runs(session: Session, experiments: list[list[Run]], trial_result: Mak
                 values = trial_result(run.accuracy, loss=run.loss, parameters=10**9 + run.cell, layers=[])
                 reasons = {} if run.valid else {"valid": False, "violations": ["certified, and broken"]}
                 session.add(Result(trial_id=trial_id, protocol=run.protocol, fence=1, **(values | reasons)))
-                scores.refresh_cell(session, run.dataset, f"cell {run.cell}")
+                scores.refresh_cells(session, [(run.dataset, f"cell {run.cell}")])
     session.flush()
 
 
@@ -254,7 +254,7 @@ class TestRules:
         for trial_id, value in ((1, 1), (2, 0)):
             values = trial_result(0.5) | {metric.value: value for metric in Metric}
             session.add(Result(trial_id=trial_id, protocol="a", fence=1, **values))
-            scores.refresh_cell(session, "digits", f"cell {trial_id - 1}")
+            scores.refresh_cells(session, [("digits", f"cell {trial_id - 1}")])
         for metric in Metric:
             more = "accuracy" in metric or "certified" in metric or metric == "compression"
             assert metric.more_is_better == more

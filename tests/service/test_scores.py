@@ -90,7 +90,7 @@ def play(session: Session, history: list[tuple[Any, ...]], trial_result: Make) -
         session.flush()
         row = trial_result(0.5) | {"loss": value, OPTIONAL: optional, "valid": valid}
         session.add(Result(trial_id=trial.id, protocol=protocol, fence=1, **row))
-        scores.refresh_cell(session, "digits", str(cell))
+        scores.refresh_cells(session, [("digits", str(cell))])
 
 
 def expected(session: Session) -> dict[tuple[int, str, str], dict[str, tuple[Any, ...]]]:

@@ -101,6 +101,12 @@ def test_bound_with_exact_frames_is_one_in_evaluation_and_half_a_per_cent_more_i
     assert free.lipschitz_bound(8) == pytest.approx(1.5, rel=1e-8)
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_the_skew_part_lies_taps_first(layout: torch.memory_format) -> None:
+    weight = torch.randn(4, 4, 3, 3).contiguous(memory_format=layout)
+    assert skew_part(weight).permute(2, 3, 0, 1).is_contiguous()
+
+
 def test_stale_norms_are_paid_for_in_the_bound() -> None:
     torch.manual_seed(0)
     layer = SOC(4, 4, 3, correction=3.0, dtype=torch.float64).eval()

@@ -59,7 +59,7 @@ class _SkewPart(torch.autograd.Function):
 def _skewed(weight: Tensor) -> Tensor:
     sides, channels = weight.shape[2:], len(weight)
     taps = weight.permute(2, 3, 0, 1).reshape(-1, channels, channels)
-    found = torch.empty_like(taps)
+    found = taps.new_empty(taps.shape)  # not like them: those of most weights do not lie one after the other
     for tap in range(len(taps) // 2 + 1):
         mirrored = len(taps) - 1 - tap
         # A transposed matrix is copied in blocks; read entry by entry it would cost five times as much.
