@@ -28,6 +28,9 @@ _TRIAL_COLUMNS = (
     "source_trial_id",
 )
 
+# What counts something stays whole beside missing values.
+_WHOLE = ("parameters", "multiply_accumulates", "peak_memory", "selected_epoch", "source_trial_id")
+
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Fields by dotted path, as in a grid: `training.lr`."""
@@ -41,7 +44,7 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 def result_frame(trials: Iterable[TrialOut]) -> "pd.DataFrame":
     """One row per trial, indexed by its id: what it is, its flattened configuration, and every metric of its result.
 
-    Metrics are NaN where a trial has no result, or its evaluation did not ask for them; fractions are in [0, 1].
+    Metrics are missing where a trial has no result, or its evaluation did not ask for them; fractions are in [0, 1].
     """
     import pandas as pd
 
@@ -49,7 +52,7 @@ def result_frame(trials: Iterable[TrialOut]) -> "pd.DataFrame":
     config = list(dict.fromkeys(name for row in rows for name in row[1]))
     columns = [*_TRIAL_COLUMNS, *config, *RESULT_COLUMNS]
     frame = pd.DataFrame([own | settings | result for own, settings, result in rows], columns=columns)
-    return frame.set_index("id")
+    return frame.astype(dict.fromkeys(_WHOLE, "Int64")).set_index("id")
 
 
 def epoch_frame(epochs: Iterable[EpochOut]) -> "pd.DataFrame":
