@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 from service import leases, queue
 from service.db import Database
 from service.errors import LeaseLostError
+from service.models import Result
 from service.queue import ArtifactFile, Lease
 from ttsv.trial import TrialResult, protocol_fingerprint
 from workers.patience import Backoff, is_away
@@ -23,54 +24,9 @@ from workers.reports import EpochReport, FailureReport, Report, ResultReport, Sk
 logger = logging.getLogger(__name__)
 
 _BATCH = 500
-_RESULT_COLUMNS = (
-    "accuracy",
-    "loss",
-    "ece",
-    "max_singular_value",
-    "compression",
-    "parameters",
-    "multiply_accumulates",
-    "train_seconds",
-    "constraint_seconds",
-    "step_seconds",
-    "constraint_step_seconds",
-    "eval_seconds",
-    "spectrum_seconds",
-    "latency_seconds",
-    "batch_seconds",
-    "peak_memory",
-    "selected_epoch",
-    "top5_accuracy",
-    "max_calibration_error",
-    "adaptive_ece",
-    "brier",
-    "temperature",
-    "scaled_ece",
-    "scaled_loss",
-    "robust_accuracy",
-    "pgd_accuracy",
-    "attack_seconds",
-    "corruption_accuracy",
-    "mce",
-    "lipschitz_bound",
-    "certified_36",
-    "certified_72",
-    "certified_108",
-    "certified_255",
-    "assumed_certified_36",
-    "assumed_certified_72",
-    "assumed_certified_108",
-    "lipschitz_fgsm",
-    "lipschitz_ascent",
-    "merged_latency_seconds",
-    "merged_batch_seconds",
-    "valid",
-    "violations",
-    "evaluation",
-    "layers",
-    "environment",
-)
+_NOT_SAID = {"trial_id", "protocol", "fence", "created_at"}
+_RESULT_COLUMNS = tuple(column.key for column in Result.__table__.columns if column.key not in _NOT_SAID)
+"""What the trial says itself: `TrialResult` has the same names."""
 
 
 @dataclass(frozen=True)
