@@ -13,7 +13,8 @@ from sqlalchemy.exc import OperationalError
 from service import queue, verbs
 from service.models import Result, Trial
 from service.queue import Lease
-from ttsv.trial import EpochMetrics, TrialResult
+from tests.results import made_result
+from ttsv.trial import EpochMetrics
 from workers.lease import LeaseKeeper
 from workers.recorder import Recorder
 from workers.reports import EpochReport, FailureReport, ResultReport
@@ -39,28 +40,7 @@ def epoch(number: int) -> EpochReport:
 
 
 def result(accuracy: float = 0.5) -> ResultReport:
-    value = TrialResult(
-        accuracy=accuracy,
-        loss=1.0,
-        ece=0.1,
-        max_singular_value=1.0,
-        compression=1.0,
-        parameters=10,
-        multiply_accumulates=100,
-        train_seconds=1.0,
-        constraint_seconds=0.0,
-        step_seconds=0.1,
-        constraint_step_seconds=0.0,
-        eval_seconds=0.1,
-        spectrum_seconds=0.01,
-        latency_seconds=0.001,
-        batch_seconds=0.05,
-        peak_memory=None,
-        selected_epoch=2,
-        protocol={"split": "test"},
-        environment={},
-        layers=[],
-    )
+    value = made_result(accuracy=accuracy)
     return ResultReport(value, [{"kind": "model", "path": "trials/1/1/model", "sha256": "0" * 64, "size": 7}])
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.results import made_result
 from ttsv.config import TrialConfig
 from ttsv.errors import DataError, OutOfMemoryError
 from ttsv.results import StageProgress
@@ -41,26 +42,7 @@ def point(epoch: int) -> EpochMetrics:
 
 def result(folder: Path, **changes: Any) -> TrialResult:
     (folder / "model").write_text("weights")
-    value = TrialResult(
-        accuracy=0.5,
-        loss=1.0,
-        ece=0.1,
-        max_singular_value=1.0,
-        compression=1.0,
-        parameters=10,
-        multiply_accumulates=100,
-        train_seconds=1.0,
-        constraint_seconds=0.0,
-        step_seconds=0.1,
-        constraint_step_seconds=0.0,
-        eval_seconds=0.1,
-        spectrum_seconds=0.01,
-        latency_seconds=0.001,
-        batch_seconds=0.05,
-        peak_memory=None,
-        selected_epoch=2,
-        protocol={"split": "test"},
-        environment={},
+    value = made_result(
         layers=[{"largest": 1.0}],
         artifacts={"model": folder / "model"},
     )
