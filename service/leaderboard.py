@@ -136,13 +136,19 @@ def leaderboard(session: Session, question: Question) -> Leaderboard:
     return Leaderboard(boards, holes, hole_count, invalid, invalid_count)
 
 
+def shown_metrics(question: Question) -> list[Metric]:
+    """The metrics of every row, in the order of tables."""
+    return [m for m in Metric if not question.columns or m == question.metric or m in question.columns]
+
+
 def source_of(session: Session, question: Question) -> ScoreSource:
     """Where the rows that a question is about are read from."""
     filters = question.filters
     if not filters.choose_trials:
         return StoredScores(session, question.dataset, question.scope, filters)
     metrics = (question.metric, *question.front)
-    return ChosenTrials(session, question.dataset, question.scope, filters, metrics, question.group_by)
+    shown = shown_metrics(question)
+    return ChosenTrials(session, question.dataset, question.scope, filters, metrics, shown, question.group_by)
 
 
 def _board(source: ScoreSource, board: BoardKey, first: BoardKey, question: Question, seen: SeenTrials) -> Board:
@@ -167,8 +173,8 @@ def _board(source: ScoreSource, board: BoardKey, first: BoardKey, question: Ques
     on_it = set(front or ())
     entries = source.entries(board, [position.key for position in order])
     baseline = _baseline(source, board, question.baseline)
-    seen.load([entry.cell for entry in entries.values()])
-    columns = [m.value for m in Metric if not question.columns or m == metric or m in question.columns]
+    seen.load({entry.cell: entry.seeds for entry in entries.values()})
+    columns = [m.value for m in shown_metrics(question)]
     rows: list[Row] = []
     for index, position in enumerate(order):
         entry = entries[position.key]

@@ -1,6 +1,6 @@
 """What no leaderboard shows: missing seeds, cells without a result, results that cannot be true."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,19 +40,26 @@ class SeenTrials:
     def __init__(self, session: Session, dataset: str, scope: int, filters: Filters) -> None:
         self._session = session
         self._conditions = filters.of_trials(dataset, scope)
+        self._trials: dict[str, int] = {}
         self._seeds: dict[str, dict[str, int]] = {}
         self._done: dict[tuple[str, str], set[str]] = {}
 
-    def load(self, cells: Sequence[str]) -> None:
-        """Reads the trials of cells that were not read yet."""
-        cells = [cell for cell in dict.fromkeys(cells) if cell not in self._seeds]
+    def load(self, results: Mapping[str, int]) -> None:
+        """Counts the trials of cells, and reads those of cells that have fewer results than trials."""
+        wanted = Trial.cell.in_([cell for cell in results if cell not in self._trials])
+        counted = select(Trial.cell, func.count(Trial.fingerprint.distinct())).join(Experiment)
+        self._trials |= {
+            row[0]: row[1]
+            for row in self._session.execute(counted.where(*self._conditions, wanted).group_by(Trial.cell))
+        }
+        open_cells = [cell for cell in results if self._trials.get(cell, 0) > results[cell] and cell not in self._seeds]
         query = (
             select(Trial.cell, Trial.fingerprint, Trial.seed, Result.protocol, Result.valid)
             .join(Experiment, Experiment.id == Trial.experiment_id)
             .outerjoin(Result, Result.trial_id == Trial.id)
-            .where(*self._conditions, Trial.cell.in_(cells))
+            .where(*self._conditions, Trial.cell.in_(open_cells))
         )
-        for cell, fingerprint, seed, protocol, valid in self._session.execute(query) if cells else ():
+        for cell, fingerprint, seed, protocol, valid in self._session.execute(query) if open_cells else ():
             self._seeds.setdefault(cell, {})[fingerprint] = seed
             if valid:
                 self._done.setdefault((cell, protocol), set()).add(fingerprint)
@@ -60,7 +67,7 @@ class SeenTrials:
     def missing(self, cell: str, protocol: str) -> tuple[list[int], int]:
         """Seeds without a result under a protocol, and how many different trials the cell has."""
         seeds, done = self._seeds.get(cell, {}), self._done.get((cell, protocol), set())
-        return sorted(seed for fingerprint, seed in seeds.items() if fingerprint not in done), len(seeds)
+        return sorted(seed for fingerprint, seed in seeds.items() if fingerprint not in done), self._trials.get(cell, 0)
 
 
 def find_holes(

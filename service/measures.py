@@ -8,16 +8,14 @@ from service.metric import Metric
 Measures = dict[str, list[float]]
 """Metric -> [seeds, mean, sample deviation (null for one seed), least, largest]; metrics without a value are absent."""
 
-_NAMES = tuple(metric.value for metric in Metric)
 
-
-def measures(values: Iterable[Sequence[float | None]]) -> Measures:
-    """Mean and spread of every metric over rows of values in the order of `Metric`."""
+def measures(values: Iterable[Sequence[float | None]], metrics: Sequence[Metric] = tuple(Metric)) -> Measures:
+    """Mean and spread of metrics over rows of values in their order."""
     found: Measures = {}
-    for name, column in zip(_NAMES, zip(*values, strict=True), strict=True):
+    for name, column in zip(metrics, zip(*values, strict=True), strict=True):
         known = [float(value) for value in column if value is not None]
         if known:
-            found[name] = spread(known)
+            found[name.value] = spread(known)
     return found
 
 

@@ -18,6 +18,8 @@ from service.models import Experiment, Result, Score, ScoreBoard, ScoreRank, Tri
 from service.models import Protocol as ProtocolRow
 from service.scores import Counted
 
+_MAY_LACK = {metric for metric in Metric if getattr(Result, metric.value).nullable}
+"""Metrics that not every result has."""
 _BATCH = 10_000
 """Values that one statement names; SQLite takes 32,766."""
 
@@ -103,7 +105,8 @@ class StoredScores:
         per_board = select(Score.board_id, func.count()).where(Score.board_id.in_(ids)).group_by(Score.board_id)
         of_metric = ScoreRank.board_id.in_(ids), ScoreRank.metric == metric.value
         per_rank = select(ScoreRank.board_id, func.count()).where(*of_metric).group_by(ScoreRank.board_id)
-        cells, ranked = self._counts(per_board), self._counts(per_rank)
+        cells = self._counts(per_board)
+        ranked = self._counts(per_rank) if metric in _MAY_LACK else dict(cells)
         if self._conditions:
             chosen = self._counts(per_board.where(*self._conditions))
             with_metric = select(func.count()).select_from(ScoreRank)
@@ -173,7 +176,10 @@ def _beyond(metric: Metric, position: Position) -> ColumnElement[bool]:
 
 
 class ChosenTrials:
-    """Rows added up from the results of the trials that an experiment or a tag names."""
+    """Rows added up from the results of the trials that an experiment or a tag names.
+
+    `metrics` are those by which rows are ranked and compared, `shown` those of whole rows.
+    """
 
     def __init__(
         self,
@@ -182,10 +188,12 @@ class ChosenTrials:
         scope: int,
         filters: Filters,
         metrics: Sequence[Metric],
+        shown: Sequence[Metric],
         group: GroupBy | None,
     ) -> None:
         self._session = session
         self._metrics = list(dict.fromkeys(metrics))
+        self._shown = tuple(shown)
         columns = [getattr(Result, metric.value) for metric in self._metrics]
         query = (
             select(Trial.id, Trial.fingerprint, Result.protocol, Trial.cell, getattr(Trial, group or "model"), *columns)
@@ -263,7 +271,7 @@ class ChosenTrials:
         values: dict[int, Sequence[float | None]] = {}
         for first in range(0, len(trials), _BATCH):
             some = Result.trial_id.in_(trials[first : first + _BATCH])
-            query = select(Result.trial_id, *scores.METRIC_COLUMNS).where(some)
+            query = select(Result.trial_id, *(getattr(Result, metric.value) for metric in self._shown)).where(some)
             values |= {row[0]: row[1:] for row in self._session.execute(query)}
         chosen = select(Trial.id, Trial.config).where(Trial.id.in_(keys))
         configs = {row[0]: row[1] for row in self._session.execute(chosen)}
@@ -272,7 +280,7 @@ class ChosenTrials:
                 self._cells[key],
                 configs[key],
                 len(rows[key]),
-                measures(values[result.trial_id] for result in rows[key]),
+                measures((values[result.trial_id] for result in rows[key]), self._shown),
             )
             for key in keys
         }
