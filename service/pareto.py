@@ -1,6 +1,7 @@
 """The Pareto front: the points that no other point beats in every respect."""
 
 from collections.abc import Sequence
+from operator import mul
 
 
 def on_front(points: Sequence[Sequence[float]], more_is_better: Sequence[bool]) -> list[bool]:
@@ -8,9 +9,8 @@ def on_front(points: Sequence[Sequence[float]], more_is_better: Sequence[bool]) 
 
     Exact; O(n log n) for two respects, O(n times the front) for more.
     """
-    turned = [
-        tuple(value if more else -value for value, more in zip(point, more_is_better, strict=True)) for point in points
-    ]
+    signs = [1 if more else -1 for more in more_is_better]
+    turned = [tuple(map(mul, signs, point)) for point in points]
     # In descending order no later point can beat an earlier one.
     order = sorted(range(len(points)), key=lambda index: turned[index], reverse=True)
     return _sweep(turned, order) if len(more_is_better) == 2 else _compare(turned, order)

@@ -122,7 +122,7 @@ class StoredScores:
         ]
 
     def _counts(self, query: Select[int, int]) -> dict[int, int]:
-        return {row[0]: row[1] for row in self._session.execute(query)}
+        return dict(self._session.execute(query).all())
 
     def ranked(self, board: BoardKey, metric: Metric, limit: int, after: Position | None) -> list[Position]:
         """The best rows, or those after a position."""
@@ -143,12 +143,12 @@ class StoredScores:
     def means(self, board: BoardKey, metric: Metric) -> dict[int, float]:
         """All rows' means."""
         query = self._of(select(ScoreRank.score_id, ScoreRank.mean), board.id, metric)
-        return {row[0]: row[1] for row in self._session.execute(query)}
+        return dict(self._session.execute(query).all())
 
     def groups(self, board: BoardKey, field: GroupBy) -> dict[int, Any]:
         """All rows' values of a field."""
         query = select(Score.id, getattr(Trial, field)).join(Trial, Trial.id == Score.trial_id)
-        return {row[0]: row[1] for row in self._session.execute(query.where(Score.board_id == board.id))}
+        return dict(self._session.execute(query.where(Score.board_id == board.id)).all())
 
     def entries(self, board: BoardKey, keys: Sequence[int]) -> dict[int, Entry]:
         """Whole rows."""
