@@ -117,7 +117,7 @@ def fit(
             seconds, constraint_seconds = time.perf_counter() - started, constraint_time.read()
             if progress.epoch + 1 == training.epochs:
                 run.finish(train, training.epochs * steps)
-            logits = predict(run.evaluated, validation.images, batch_size=2 * training.batch_size)
+            logits = predict(run.evaluated, validation.images, batch_size=training.batch_size)
             ort_loss = orthogonal_loss(run.evaluated)
         metrics = EpochMetrics(
             epoch=progress.epoch + 1,
