@@ -1,13 +1,15 @@
 """A leaderboard as tables for people and as flat rows for programs."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from service.exports import Cell, Measured, Sheet
 from service.leaderboard import Board, Leaderboard, Row, Spread
 from service.metric import HEADLINE, Metric
 
 _FIELDS = ("model", "layer", "rank", "lambda_ort", "constraint", "delta")
+
+_PARTS: tuple[Literal["mean", "std", "min", "max"], ...] = ("mean", "std", "min", "max")
 
 Value = str | int | float | bool | None
 
@@ -81,7 +83,7 @@ def board_records(found: Leaderboard, wanted: Sequence[Metric] = ()) -> tuple[li
     papers = {name for board in found.boards for row in board.rows for ref in row.paper for name in ref.values}
     printed = [m for m in metrics if m in papers]
     header = ["protocol", "place", "cell", *_FIELDS, "seeds", "trials", "on_front"]
-    header += [f"{m}_{part}" for m in metrics for part in ("mean", "std", "min", "max")]
+    header += [f"{m}_{part}" for m in metrics for part in _PARTS]
     header += [f"paper_{m}" for m in printed]
     header += [f"{m}_{part}" for m in metrics for part in ("difference", "difference_error")]
     rows: list[list[Value]] = []
@@ -91,7 +93,9 @@ def board_records(found: Leaderboard, wanted: Sequence[Metric] = ()) -> tuple[li
             values += [row.seeds, row.trials, row.on_front]
             for m in metrics:
                 spread = row.metrics.get(m)
-                values += [None] * 4 if spread is None else [spread.mean, spread.std, spread.min, spread.max]
+                values += (
+                    [None] * 4 if spread is None else [spread["mean"], spread["std"], spread["min"], spread["max"]]
+                )
             values += [next((ref.values[m].mean for ref in row.paper if m in ref.values), None) for m in printed]
             for m in metrics:
                 change = (row.difference or {}).get(m)
@@ -101,7 +105,7 @@ def board_records(found: Leaderboard, wanted: Sequence[Metric] = ()) -> tuple[li
 
 
 def _best(rows: Sequence[Row], metric: Metric) -> float | None:
-    means = [row.metrics[metric].mean for row in rows if metric in row.metrics]
+    means = [row.metrics[metric]["mean"] for row in rows if metric in row.metrics]
     return (max if metric.more_is_better else min)(means, default=None)
 
 
@@ -109,8 +113,8 @@ def _measured(spread: Spread | None, metric: Metric, best: float | None) -> Cell
     if spread is None:
         return None
     factor, decimals = metric.reading.factor, metric.reading.decimals
-    std = None if spread.std is None else spread.std * factor
-    return Measured(spread.mean * factor, std, decimals, spread.mean == best)
+    std = None if spread["std"] is None else spread["std"] * factor
+    return Measured(spread["mean"] * factor, std, decimals, spread["mean"] == best)
 
 
 def _printed(row: Row, metric: Metric) -> Cell:

@@ -1,9 +1,9 @@
 """Leaderboards: the cells of a data set, ranked by their means over seeds, one board per protocol."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 from sqlalchemy.orm import Session
 
@@ -42,8 +42,7 @@ class Question:
     scope: int = EVERYONE
 
 
-@dataclass(slots=True)  # thousands of them in an answer
-class Spread:
+class Spread(TypedDict):  # of which an answer has thousands: an object takes thrice as long to write
     """One metric over the seeds of a cell; `std` is the sample deviation (n - 1), None for a single seed."""
 
     seeds: int
@@ -51,6 +50,16 @@ class Spread:
     std: float | None
     min: float
     max: float
+
+
+def spreads(measures: Measures, names: Iterable[str]) -> dict[str, Spread]:
+    """Those of the named metrics that have a value."""
+    return {
+        name: {"seeds": int(seeds), "mean": mean, "std": std, "min": least, "max": largest}
+        for name in names
+        if name in measures
+        for seeds, mean, std, least, largest in (measures[name],)
+    }
 
 
 @dataclass(frozen=True)
@@ -182,7 +191,6 @@ def _board(source: ScoreSource, board: BoardKey, first: BoardKey, question: Ques
             place = better + 1
         elif position.mean != order[index - 1].mean:
             place = before + index + 1
-        shown = {name: entry.metrics[name] for name in columns if name in entry.metrics}
         missing, trials = seen.missing(entry.cell, board.protocol)
         config = {name: value for name, value in entry.config.items() if name != "seed"}
         rows.append(
@@ -194,10 +202,10 @@ def _board(source: ScoreSource, board: BoardKey, first: BoardKey, question: Ques
                 entry.seeds,
                 not missing,
                 missing,
-                {name: Spread(int(values[0]), *values[1:]) for name, values in shown.items()},
+                spreads(entry.metrics, columns),
                 groups.get(position.key),
                 None if front is None else position.key in on_it,
-                None if baseline is None else _differences(shown, baseline),
+                None if baseline is None else _differences(entry.metrics, baseline, columns),
                 paper.references(config, board.record),
             )
         )
@@ -238,10 +246,12 @@ def _baseline(source: ScoreSource, board: BoardKey, cell: str | None) -> Measure
     return None if key is None else source.entries(board, [key])[key].metrics
 
 
-def _differences(metrics: Measures, baseline: Measures) -> dict[str, Change]:
+def _differences(metrics: Measures, baseline: Measures, names: Iterable[str]) -> dict[str, Change]:
     found = {}
-    for name in metrics.keys() & baseline.keys():
+    for name in names:
+        if name not in metrics or name not in baseline:
+            continue
         (count, mean, std, *_), (count0, mean0, std0, *_) = metrics[name], baseline[name]
         error = None if std is None or std0 is None else math.sqrt(std**2 / count + std0**2 / count0)
         found[name] = Change(mean - mean0, error)
-    return {name: found[name] for name in metrics if name in found}
+    return found

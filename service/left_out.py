@@ -71,13 +71,18 @@ class SeenTrials:
 
 
 def find_holes(
-    session: Session, dataset: str, scope: int, filters: Filters, is_invalid: ColumnElement[bool]
+    session: Session, dataset: str, scope: int, filters: Filters, is_invalid: ColumnElement[bool] | None
 ) -> tuple[list[Hole], int]:
     """Cells without a valid result, in the order in which they were asked for: the first ones, and how many."""
     conditions = filters.of_trials(dataset, scope)
+    # Trials that are not done, along an index; cells whose results are all invalid are found by those.
+    undone = Trial.dataset == dataset, Trial.state.in_([s for s in TrialState if s is not TrialState.SUCCEEDED])
+    if is_invalid is None and session.scalar(select(Trial.id).where(*undone).limit(1)) is None:
+        return [], 0
+    without: ColumnElement[bool]
     if filters.choose_trials:
         valid = select(Trial.cell).join(Result, Result.trial_id == Trial.id).join(Experiment)
-        measured = valid.where(*conditions, Result.valid)
+        without = Trial.cell.not_in(valid.where(*conditions, Result.valid))
     else:
         measured = (
             select(Score.cell)
@@ -85,13 +90,12 @@ def find_holes(
             .where(Score.cell == Trial.cell, ScoreBoard.dataset == dataset, ScoreBoard.scope == scope)
             .correlate(Trial)
         )
-    # Trials that are not done, along an index; cells whose results are all invalid are found by those.
-    undone = [state for state in TrialState if state is not TrialState.SUCCEEDED]
-    open_cells = select(Trial.cell).join(Experiment).where(*conditions, Trial.state.in_(undone))
-    bad_cells = select(Trial.cell).join(Experiment).where(*conditions, is_invalid)
-    without = ~measured.exists() if not filters.choose_trials else Trial.cell.not_in(measured)
+        without = ~measured.exists()
+    open_cells = select(Trial.cell).join(Experiment).where(*conditions, *undone, without)
+    bad = false() if is_invalid is None else is_invalid
+    bad_cells = select(Trial.cell).join(Experiment).where(*conditions, bad, without)
     # Cells may come twice: UNION would sort them, and read them all in the order of an index for it.
-    cells = open_cells.where(without).union_all(bad_cells.where(without)).subquery()
+    cells = open_cells.union_all(bad_cells).subquery()
     grouped = (
         select(Trial.cell, func.count(Trial.fingerprint.distinct()).label("trials"), func.min(Trial.id).label("first"))
         .join(Experiment)
@@ -110,9 +114,11 @@ def find_holes(
 
 
 def find_invalid(
-    session: Session, dataset: str, scope: int, filters: Filters, is_invalid: ColumnElement[bool]
+    session: Session, dataset: str, scope: int, filters: Filters, is_invalid: ColumnElement[bool] | None
 ) -> tuple[list[Invalid], int]:
     """Results that do not count, the first ones, and how many."""
+    if is_invalid is None:
+        return [], 0
     query = (
         select(Trial.id, Trial.cell, Trial.config, Result.protocol, Result.violations, func.count().over())
         .join(Result, Result.trial_id == Trial.id)
@@ -126,12 +132,15 @@ def find_invalid(
     return found, rows[0][5] if rows else 0
 
 
-def invalid_condition(session: Session) -> ColumnElement[bool]:
-    """That a trial has an invalid result. Few have, and a planner that is told which looks at no others."""
+def invalid_condition(session: Session) -> ColumnElement[bool] | None:
+    """That a trial has an invalid result; None if no trial has.
+
+    Few have, and a planner that is told which looks at no others.
+    """
     query = select(Result.trial_id).where(~Result.valid)
     few = session.scalars(query.limit(MOST_LISTED + 1)).all()
     if not few:
-        return false()
+        return None
     return Trial.id.in_(few if len(few) <= MOST_LISTED else query)
 
 

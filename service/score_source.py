@@ -143,7 +143,7 @@ class StoredScores:
     def means(self, board: BoardKey, metric: Metric) -> dict[int, float]:
         """All rows' means."""
         query = self._of(select(ScoreRank.score_id, ScoreRank.mean), board.id, metric)
-        return dict(self._session.execute(query).all())
+        return dict(self._session.connection().execute(query).all())  # without objects: there may be thousands
 
     def groups(self, board: BoardKey, field: GroupBy) -> dict[int, Any]:
         """All rows' values of a field."""

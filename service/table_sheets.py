@@ -51,7 +51,7 @@ def table_records(found: Reproduction) -> tuple[list[str], list[list[Value]]]:
         values: list[Value] = [*(row.labels[label] for label in found.labels), row.status, row.seeds, row.trials]
         for metric in metrics:
             spread = row.metrics.get(metric)
-            values += [None, None] if spread is None else [spread.mean, spread.std]
+            values += [None, None] if spread is None else [spread["mean"], spread["std"]]
         values += [row.speedup] if SPEEDUP in found.columns else []
         for column in printed:
             value = row.paper.get(column)
@@ -74,7 +74,7 @@ def _scale(column: str) -> tuple[float, int]:
 def _mean(row: TableRow, column: str) -> float | None:
     if column == SPEEDUP:
         return row.speedup
-    return row.metrics[column].mean if column in row.metrics else None
+    return row.metrics[column]["mean"] if column in row.metrics else None
 
 
 def _best(found: Reproduction, column: str) -> float | None:
@@ -88,7 +88,7 @@ def _ours(row: TableRow, column: str, best: float | None) -> Cell:
     if mean is None:
         return None
     factor, decimals = _scale(column)
-    std = row.metrics[column].std if column in row.metrics else None
+    std = row.metrics[column]["std"] if column in row.metrics else None
     return Measured(mean * factor, None if std is None else std * factor, decimals, mean == best)
 
 

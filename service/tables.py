@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from service import paper, scores
 from service.filters import Filters
-from service.leaderboard import Spread
+from service.leaderboard import Spread, spreads
 from service.measures import Measures, measures
 from service.metric import Metric
 from service.models import Experiment, Protocol, Result, Trial
@@ -226,7 +226,7 @@ def _row(
     columns = [column for column in table.columns if column != SPEEDUP]
     if table.speedup is not None:
         columns.append(table.speedup)
-    shown = {column: Spread(int(known[column][0]), *known[column][1:]) for column in columns if column in known}
+    shown = spreads(known, columns)
     if len(cells) > 1:
         notes = [f"the nearest of {len(cells)} cells that belong to this row", *notes]
     return TableRow(row.labels, status, name, seeds, trials, shown, None, row.values, notes)
@@ -240,13 +240,13 @@ def _with_speedups(table: PaperTable, rows: list[TableRow]) -> list[TableRow]:
     base: dict[tuple[Any, ...], float] = {}
     for row in rows:
         if row.labels["rank"] is None and time in row.metrics:
-            base[_others(row)] = row.metrics[time].mean
+            base[_others(row)] = row.metrics[time]["mean"]
     found = []
     for row in rows:
-        ours, whole = row.metrics.get(time), base.get(_others(row))
-        known = ours is not None and whole is not None and ours.mean > 0 and whole > 0
+        ours, whole, speedup = row.metrics.get(time), base.get(_others(row)), None
+        if ours is not None and whole is not None and ours["mean"] > 0 and whole > 0:
+            speedup = whole / ours["mean"]
         metrics = {name: value for name, value in row.metrics.items() if name in table.columns}
-        speedup = whole / ours.mean if known else None  # type: ignore[operator, union-attr]
         found.append(replace(row, metrics=metrics, speedup=speedup))
     return found
 

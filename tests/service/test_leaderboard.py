@@ -151,7 +151,7 @@ class TestBruteForce:
             assert board.record == {"name": board.protocol}
             expected = boards[board.protocol]
             assert board.total == len(expected)
-            means = [row.metrics[metric].mean for row in board.rows]
+            means = [row.metrics[metric]["mean"] for row in board.rows]
             assert means == pytest.approx([row[3] for row in expected], rel=1e-12)
             if metric == "accuracy":  # exact means: equals share a place
                 places = [1 + sum(other > mean for other in means) for mean in means]
@@ -163,10 +163,10 @@ class TestBruteForce:
                 assert (row.trials, row.seeds, row.complete) == (trials, seeds, trials == seeds)
                 assert len(row.missing_seeds) == trials - seeds
                 spread = row.metrics[metric]
-                assert (spread.seeds, spread.min, spread.max) == (seeds, low, high)
-                assert (spread.std is None) == (std is None)
-                if spread.std is not None:
-                    assert spread.std == pytest.approx(std, rel=1e-9, abs=1e-12)
+                assert (spread["seeds"], spread["min"], spread["max"]) == (seeds, low, high)
+                assert (spread["std"] is None) == (std is None)
+                if spread["std"] is not None:
+                    assert spread["std"] == pytest.approx(std, rel=1e-9, abs=1e-12)
         sizes = [len(board.rows) for board in found.boards]
         assert sizes == sorted(sizes, reverse=True)
 
@@ -200,21 +200,21 @@ class TestRules:
     def test_a_row_says_its_cell_without_the_seed(self, rank: Rank) -> None:
         row = only_row(rank([Run(3, 0), Run(3, 7)]))
         assert (row.cell, row.config, row.seeds) == ("cell 3", {"rank": 3}, 2)
-        assert row.metrics["parameters"].mean == 10**9 + 3
+        assert row.metrics["parameters"]["mean"] == 10**9 + 3
         assert "robust_accuracy" not in row.metrics  # nobody asked for it
 
     def test_a_trial_in_two_experiments_counts_once_with_its_newest_result(self, rank: Rank) -> None:
         row = only_row(rank([Run(0, 0, accuracy=0.25)], [Run(0, 0, accuracy=0.75)]))
         assert (row.trials, row.seeds, row.complete) == (1, 1, True)
-        assert row.metrics["accuracy"].mean == 0.75
+        assert row.metrics["accuracy"]["mean"] == 0.75
 
     def test_a_later_failure_does_not_take_a_result_away(self, rank: Rank) -> None:
         row = only_row(rank([Run(0, 0, accuracy=0.25)], [Run(0, 0, None)]))
-        assert (row.seeds, row.complete, row.metrics["accuracy"].mean) == (1, True, 0.25)
+        assert (row.seeds, row.complete, row.metrics["accuracy"]["mean"]) == (1, True, 0.25)
 
     def test_protocols_are_never_mixed(self, rank: Rank) -> None:
         found = rank([Run(0, 0, "a", 0.5), Run(0, 1, "b", 1.0), Run(1, 0, "b", 0.25)])
-        means = {board.protocol: [row.metrics["accuracy"].mean for row in board.rows] for board in found.boards}
+        means = {board.protocol: [row.metrics["accuracy"]["mean"] for row in board.rows] for board in found.boards}
         assert means == {"b": [1.0, 0.25], "a": [0.5]}
         assert list(means) == ["b", "a"]  # the board with more rows first
 
@@ -231,23 +231,23 @@ class TestRules:
         assert places == [(1, "cell 1"), (2, "cell 0"), (2, "cell 2"), (4, "cell 3")]
 
     def test_one_seed_has_no_deviation(self, rank: Rank) -> None:
-        assert only_row(rank([Run(0, 0)])).metrics["accuracy"].std is None
+        assert only_row(rank([Run(0, 0)])).metrics["accuracy"]["std"] is None
 
     @pytest.mark.parametrize("value", [0.1, 1 / 3, 0.975])
     def test_equal_values_do_not_deviate(self, rank: Rank, value: float) -> None:
         row = only_row(rank([Run(0, seed, "a", value, value) for seed in range(7)]))
         for name in ("accuracy", "loss"):
             spread = row.metrics[name]
-            assert spread.std is not None
-            assert spread.std < 1e-15
-            assert (spread.min, spread.max) == (value, value)
+            assert spread["std"] is not None
+            assert spread["std"] < 1e-15
+            assert (spread["min"], spread["max"]) == (value, value)
 
     def test_a_small_spread_keeps_its_digits(self, rank: Rank) -> None:
         """A sum of squares minus a squared mean would lose all of them."""
         losses = [1000 + k * 1e-6 for k in range(4)]
         spread = only_row(rank([Run(0, seed, "a", 0.5, loss) for seed, loss in enumerate(losses)])).metrics["loss"]
-        assert spread.std == pytest.approx(statistics.stdev(losses), rel=1e-6)
-        assert math.isclose(spread.std or 0, 1e-6 * math.sqrt(5 / 3), rel_tol=1e-5)
+        assert spread["std"] == pytest.approx(statistics.stdev(losses), rel=1e-6)
+        assert math.isclose(spread["std"] or 0, 1e-6 * math.sqrt(5 / 3), rel_tol=1e-5)
 
     def test_every_metric_knows_its_direction(self, session: Session, trial_result: Make) -> None:
         store_runs(session, [[Run(0, 0, None), Run(1, 0, None)]], trial_result)
@@ -265,7 +265,7 @@ class TestRules:
     def test_one_experiment_alone(self, rank: Rank) -> None:
         found = rank([Run(0, 0, "a", 0.25), Run(0, 1, "a", 0.75)], [Run(0, 0, "a", 0.5), Run(1, 0, None)], only=2)
         row = only_row(found)
-        assert (row.trials, row.seeds, row.metrics["accuracy"].mean) == (1, 1, 0.5)
+        assert (row.trials, row.seeds, row.metrics["accuracy"]["mean"]) == (1, 1, 0.5)
         assert [hole.cell for hole in found.holes] == ["cell 1"]
 
     def test_other_data_sets_are_elsewhere(self, rank: Rank) -> None:
@@ -278,18 +278,18 @@ class TestRules:
         session.get_one(Experiment, 2).archived_at = now()
         scores.refresh_experiment(session, 2)
         rows = only_board(ask(session)).rows
-        assert [(row.cell, row.metrics["accuracy"].mean) for row in rows] == [("cell 1", 0.5), ("cell 0", 0.25)]
+        assert [(row.cell, row.metrics["accuracy"]["mean"]) for row in rows] == [("cell 1", 0.5), ("cell 0", 0.25)]
         session.get_one(Experiment, 1).archived_at = now()
         scores.refresh_experiment(session, 1)
         assert ask(session) == Leaderboard([], [], 0, [], 0)
         session.get_one(Experiment, 2).archived_at = None
         scores.refresh_experiment(session, 2)
-        assert only_row(ask(session)).metrics["accuracy"].mean == 0.75
+        assert only_row(ask(session)).metrics["accuracy"]["mean"] == 0.75
 
     def test_an_invalid_result_is_listed_and_ranks_nowhere(self, rank: Rank) -> None:
         found = rank([Run(0, 0, accuracy=0.25), Run(0, 1, accuracy=1.0, valid=False), Run(1, 0, valid=False)])
         row = only_row(found)
-        assert (row.metrics["accuracy"].mean, row.seeds, row.trials, row.missing_seeds) == (0.25, 1, 2, [1])
+        assert (row.metrics["accuracy"]["mean"], row.seeds, row.trials, row.missing_seeds) == (0.25, 1, 2, [1])
         assert [(bad.trial_id, bad.reasons) for bad in found.invalid] == [
             (2, ["certified, and broken"]),
             (3, ["certified, and broken"]),
