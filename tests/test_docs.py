@@ -79,6 +79,16 @@ def test_figures_in_the_readme_are_the_records() -> None:
         f"after {path['first_epoch_seconds']:.1f} s, each further trial costs {path['further_trial_seconds']:.2f} s"
         in text
     )
+    served = records["service"]["figures"]
+    quick = {kind: f"{served[kind]['leaderboard']['p95'] * 1000:.0f}" for kind in ("sqlite", "postgres")}
+    assert f"a leaderboard takes {quick['sqlite']} ms on SQLite and {quick['postgres']} ms on PostgreSQL (p95)" in text
+    beside = served["mlflow"]
+    assert f"the 50 best are told {beside['answer_ratio']:.0f} times as fast as by MLflow" in text
+    alone = beside["mlflow"]["record_seconds"] / beside["ttsv"]["record_alone_seconds"]
+    recorded = (
+        f"a run is recorded {beside['record_ratio']:.0f} times as fast among many, {alone:.0f} times if waited for"
+    )
+    assert recorded in text
     assert records["bounds"]["cases"] == 10_000
     assert not records["bounds"]["broken"]
 
