@@ -32,7 +32,7 @@ check: $(INSTALLED)
 	$(BIN)/lint-imports
 
 bench: $(INSTALLED)
-	for name in first_path spectra clipping training evaluation service; do $(BIN)/python benchmarks/$$name.py || exit 1; done
+	for name in first_path spectra clipping series training evaluation service; do $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 docs: $(INSTALLED)
 	$(BIN)/python docs/generate.py

@@ -82,7 +82,7 @@ def board_records(found: Leaderboard, wanted: Sequence[Metric] = ()) -> tuple[li
     metrics = [m for m in Metric if m in (wanted or measured)]
     papers = {name for board in found.boards for row in board.rows for ref in row.paper for name in ref.values}
     printed = [m for m in metrics if m in papers]
-    header = ["protocol", "place", "cell", *_FIELDS, "seeds", "trials", "on_front"]
+    header = ["protocol", "place", "cell", *_FIELDS, "seeds", "trials", "missing_seeds", "on_front"]
     header += [f"{m}_{part}" for m in metrics for part in _PARTS]
     header += [f"paper_{m}" for m in printed]
     header += [f"{m}_{part}" for m in metrics for part in ("difference", "difference_error")]
@@ -90,7 +90,7 @@ def board_records(found: Leaderboard, wanted: Sequence[Metric] = ()) -> tuple[li
     for board in found.boards:
         for row in board.rows:
             values: list[Value] = [board.protocol, row.place, row.cell, *(row.config.get(name) for name in _FIELDS)]
-            values += [row.seeds, row.trials, row.on_front]
+            values += [row.seeds, row.trials, " ".join(map(str, row.missing_seeds)), row.on_front]
             for m in metrics:
                 spread = row.metrics.get(m)
                 values += (

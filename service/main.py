@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 
 from service.api import (
     artifacts,
@@ -26,6 +26,7 @@ from service.api import (
 )
 from service.api.body import BodyGuard
 from service.api.hosts import HostGuard
+from service.api.known import known_parameters_only
 from service.api.observing import Observatory, RequestObserver
 from service.dashboard import site
 from service.db import Database
@@ -82,10 +83,10 @@ def create_app(settings: Settings) -> FastAPI:
         tables,
         presets,
         keys,
-        health,
-        observing,
     ):
-        app.include_router(module.router)
+        app.include_router(module.router, dependencies=[Depends(known_parameters_only)])
+    for open_to_all in (health, observing):
+        app.include_router(open_to_all.router)
     site.install(app)
     return app
 

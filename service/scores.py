@@ -5,6 +5,7 @@ same fingerprint in several experiments) counts once per protocol, with its newe
 scope, data set and protocol: scope 0 has the trials of all projects, the others those of one.
 """
 
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -37,14 +38,15 @@ _CELL_RESULTS = _RESULTS.add_columns(Trial.cell).where(
     Trial.dataset == bindparam("dataset_name"), Trial.cell.in_(_IN_CELLS)
 )
 _CELL_SCORES = (
-    select(Score.id, Score.board_id, Score.cell, ScoreBoard.scope, ScoreBoard.protocol, Score.metrics)
+    select(Score.id, Score.board_id, Score.cell, Score.trial_id, Score.metrics)
+    .add_columns(ScoreBoard.scope, ScoreBoard.protocol)
     .join(ScoreBoard, ScoreBoard.id == Score.board_id)
     .where(Score.cell.in_(_IN_CELLS), ScoreBoard.dataset == bindparam("dataset_name"))
 )
-_LOCK_CELLS = text(
-    "SELECT pg_advisory_xact_lock(hashtextextended(:dataset_name || ' ' || cell, 1))"
-    " FROM unnest(CAST(:cell_names AS text[])) AS cell"
-)
+_LOCK = text("SELECT pg_advisory_xact_lock(:of_scores, slot) FROM unnest(CAST(:slots AS int[])) AS slot")
+_OF_SCORES = 0x7C07E5
+_SLOTS = 256
+"""Locks that all cells share, as a server has room for some thousands in all."""
 _BOARD = select(ScoreBoard.id).where(
     ScoreBoard.scope == bindparam("scope_name"),
     ScoreBoard.dataset == bindparam("dataset_name"),
@@ -98,7 +100,12 @@ def refresh_experiment(session: Session, experiment_id: int) -> None:
 def refresh_cells(session: Session, cells: Iterable[tuple[str, str]]) -> None:
     """Makes the scores of cells (data set, cell) anew from their results, in the caller's transaction."""
     session.flush()
-    for dataset, group in groupby(sorted(set(cells)), key=lambda pair: pair[0]):  # in one order: no deadlocks
+    cells = sorted(set(cells))
+    if session.get_bind().dialect.name == "postgresql":
+        # Two trials of one cell that end at once: the second must see the first one's result. (SQLite has one writer.)
+        slots = sorted({zlib.crc32(f"{dataset} {cell}".encode()) % _SLOTS for dataset, cell in cells})
+        session.execute(_LOCK, {"of_scores": _OF_SCORES, "slots": slots})  # in one order: no deadlocks
+    for dataset, group in groupby(cells, key=lambda pair: pair[0]):
         names = [cell for _, cell in group]
         for first in range(0, len(names), _BATCH):
             _refresh(session.connection(), dataset, names[first : first + _BATCH])
@@ -107,9 +114,6 @@ def refresh_cells(session: Session, cells: Iterable[tuple[str, str]]) -> None:
 def _refresh(connection: Connection, dataset: str, cells: Sequence[str]) -> None:
     # Statements made once, and no objects: this runs whenever a trial finishes.
     asked = {"dataset_name": dataset, "cell_names": cells}
-    if connection.dialect.name == "postgresql":
-        # Two trials of one cell that end at once: the second must see the first one's result. (SQLite has one writer.)
-        connection.execute(_LOCK_CELLS, asked)
     results: dict[str, list[Counted]] = {}
     for row in connection.execute(_CELL_RESULTS, asked):
         results.setdefault(row[-1], []).append(_counted(row))
@@ -127,7 +131,7 @@ def _refresh(connection: Connection, dataset: str, cells: Sequence[str]) -> None
     boards: dict[tuple[int, str], int] = {}
     for (cell, scope, protocol), score in wanted.items():
         if old := known.get((cell, scope, protocol)):
-            if old.metrics != score["metrics"]:
+            if (old.trial_id, old.metrics) != (score["trial_id"], score["metrics"]):
                 changed.append({"score_id": old.id, **score})
                 ranks.change(old.id, old.board_id, score["metrics"], old.metrics)
         else:

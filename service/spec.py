@@ -28,7 +28,7 @@ class Resources(Part):
     """What Ray reserves for one trial. A GPU fraction shares a GPU between trials; its memory is not divided."""
 
     cpus: float = Field(1, gt=0, le=1024, allow_inf_nan=False)
-    gpus: float = Field(0, ge=0, le=1024, allow_inf_nan=False)
+    gpus: float = Field(0, ge=0, le=1024, allow_inf_nan=False, description="A fraction of one, or whole ones.")
     memory_gib: float | None = Field(
         None,
         gt=0,
@@ -36,6 +36,13 @@ class Resources(Part):
         allow_inf_nan=False,
         description="Main memory in GiB; null: none reserved. Ray counts it and stops no trial that takes more.",
     )
+
+    @field_validator("gpus")
+    @classmethod
+    def _whole_above_one(cls, gpus: float) -> float:
+        if gpus > 1 and not gpus.is_integer():
+            raise ValueError(f"must be whole above 1 (a trial shares one GPU or has several to itself), not {gpus:g}")
+        return gpus
 
 
 class Fifo(Part):

@@ -257,6 +257,7 @@ class TestSpec:
             ({"max_concurrent_trials": 0}, ("max_concurrent_trials",)),
             ({"resources": {"cpus": 0}}, ("resources", "cpus")),
             ({"resources": {"gpus": -0.5}}, ("resources", "gpus")),
+            ({"resources": {"gpus": 1.5}}, ("resources", "gpus")),
             ({"resources": {"cpus": float("inf")}}, ("resources", "cpus")),
             ({"resources": {"tpus": 1}}, ("resources", "tpus")),
             ({"spec_version": 3}, ("spec_version",)),

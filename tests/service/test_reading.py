@@ -50,6 +50,25 @@ def finished(submit: Submit, claim: Claim, database: Database, table: Table, tri
     return finished
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "wrong"),
+    [
+        ("post", "/v1/experiments?dryrun=true", "dryrun"),
+        ("get", "/v1/experiments?stat=failed", "stat"),
+        ("get", "/v1/leaderboards/digits?metric=ece&foo=bar", "foo"),
+        ("get", "/v1/events?kind=claimed", "kind"),
+    ],
+)
+def test_parameters_that_there_are_not_are_refused(sqlite_api: TestClient, method: str, path: str, wrong: str) -> None:
+    body = {"name": "n", "base": {"dataset": "digits", "model": "small-cnn"}}
+    answer = sqlite_api.request(method, path, json=body if method == "post" else None)
+    assert answer.status_code == 422, answer.text
+    (error,) = answer.json()["errors"]
+    assert error["field"] == wrong
+    assert "there is no such parameter here; there are " in str(error)
+    assert sqlite_api.get("/v1/experiments").json()["items"] == [], "nothing was stored"
+
+
 class TestLists:
     def test_filters_and_orders_over_http(self, api: TestClient, submit: Submit, database: Database) -> None:
         ids = [submit(seeds=seeds, name=name) for seeds, name in ((2, "b ranks"), (3, "a"), (1, "C ranks"))]

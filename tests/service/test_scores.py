@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sqlalchemy import delete, select, text
 from sqlalchemy.orm import Session
 
-from service import queue, scores
+from service import leases, queue, scores
 from service.db import Database
 from service.metric import Metric
 from service.migrate import migrate
@@ -166,6 +166,32 @@ def test_a_finished_trial_has_its_score_at_once(
     with database.read() as session:
         (score,) = session.scalars(select(Score)).all()
         assert (score.seeds, score.trial_id, score.metrics["accuracy"][1]) == (2, trials[1], 0.625)
+
+
+def test_a_rerun_with_the_same_values_is_the_cells_newest_trial(
+    database: Database, submit: Callable[..., int], claim: Callable[..., Lease], finish: Callable[..., None]
+) -> None:
+    for _ in range(2):
+        submit(seeds=1)
+        lease = claim()
+        with database.read() as session:
+            (trial,) = queue.unfinished_trials(session, lease)
+        finish(lease, trial.id, 0.5)
+        database.write(lambda session, lease=lease: leases.complete(session, lease))  # type: ignore[misc]
+    with database.read() as session:
+        (score,) = session.scalars(select(Score)).all()
+        assert (score.seeds, score.trial_id) == (1, trial.id)
+
+
+def test_thousands_of_cells_take_few_locks(postgres_url: str) -> None:
+    """A server with its defaults has room for 6,400 locks of all transactions together."""
+    database = Database(postgres_url)
+    cells = [("digits", f"{number:064x}") for number in range(20_000)]
+    with database.engine.begin() as connection, Session(connection) as session:
+        scores.refresh_cells(session, cells)
+        held = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()"
+        assert session.scalar(text(held)) == 256
+    database.close()
 
 
 def test_two_trials_of_a_cell_that_end_at_once_both_count(
