@@ -62,11 +62,17 @@ def list_events(
     after: int = 0,
     experiment_id: int | None = None,
     project_id: int | None = None,
+    kinds: Sequence[EventKind] = (),
 ) -> Sequence[Event]:
-    """Events numbered above `after`, oldest first: of one experiment, of a project's experiments, or of all."""
+    """Events numbered above `after`, oldest first: of one experiment, of a project's experiments, or of all.
+
+    Of these kinds, or where none is named of every kind.
+    """
     query = select(Event).where(Event.id > after).order_by(Event.id).limit(limit)
     if experiment_id is not None:
         query = query.where(Event.experiment_id == experiment_id)
+    if kinds:
+        query = query.where(Event.kind.in_(kinds))
     if project_id is not None:
         query = query.join(Experiment, Experiment.id == Event.experiment_id).where(Experiment.project_id == project_id)
     return session.scalars(query).all()

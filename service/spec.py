@@ -8,7 +8,8 @@ from service.search import Search
 from service.spec_schema import base_schema, grid_schema
 from service.upgrades import NEWEST, upgrade
 
-PRINTABLE = r"^[^\x00-\x1f\x7f]*$"
+# No control characters, and none that break lines or turn the direction of what follows.
+PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]*$"
 _NO_NUL = r"^[^\x00]*$"  # PostgreSQL's text cannot hold it
 
 _MOST = 10_000

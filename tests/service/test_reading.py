@@ -56,7 +56,7 @@ def finished(submit: Submit, claim: Claim, database: Database, table: Table, tri
         ("post", "/v1/experiments?dryrun=true", "dryrun"),
         ("get", "/v1/experiments?stat=failed", "stat"),
         ("get", "/v1/leaderboards/digits?metric=ece&foo=bar", "foo"),
-        ("get", "/v1/events?kind=claimed", "kind"),
+        ("get", "/v1/events?sort=kind", "sort"),
     ],
 )
 def test_parameters_that_there_are_not_are_refused(sqlite_api: TestClient, method: str, path: str, wrong: str) -> None:

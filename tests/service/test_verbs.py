@@ -429,6 +429,10 @@ class TestEvents:
             ("anonymous", "closed", None),
         ]
         assert found[4]["detail"] == {"number": 2, "attempt": 1, "failure": "oom"}
+        kinds = {event["kind"] for event in api.get("/v1/events?kind=submitted&kind=paused").json()["items"]}
+        assert kinds <= {"submitted", "paused"}
+        assert "submitted" in kinds
+        assert api.get("/v1/events?kind=eaten").status_code == 422
         everything = api.get("/v1/events").json()["items"]
         assert sorted(everything, key=lambda event: event["id"]) == everything
         assert [event["experiment_id"] for event in everything].count(other) == 1
