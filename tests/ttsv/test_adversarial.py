@@ -1,5 +1,6 @@
 import copy
 import math
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from torch.nn import functional
 from ttsv.errors import ConfigError, DataError
 from ttsv.metrics.adversarial import AttackProgress, AttackRecord, autoattack, pgd
 from ttsv.metrics.attack_record import perturbation
+from ttsv.metrics.attack_state import model_fingerprint
 
 Attack = Callable[..., AttackRecord]
 
@@ -257,6 +259,70 @@ def test_the_state_of_another_attack_is_refused(tmp_path: Path) -> None:
             autoattack(**(arguments | other), state_path=path)
         assert caught.value.field == "state_path"
     autoattack(**(arguments | {"batch_size": None}), state_path=path)  # goes on with that of the state
+
+
+def sloped(activation: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), activation, nn.Linear(16, 10))
+
+
+@pytest.mark.usefixtures("shortened")
+def test_the_state_of_another_network_of_the_same_weights_is_refused(tmp_path: Path) -> None:
+    path, (images, labels) = tmp_path / "state", some_digits(4)
+    autoattack(sloped(nn.ReLU()), images, labels, state_path=path)
+    autoattack(sloped(nn.ReLU()), images, labels, state_path=path)  # goes on with the same
+    for other in (nn.LeakyReLU(-3.0), nn.Tanh()):
+        with pytest.raises(ConfigError, match="another model"):
+            autoattack(sloped(other), images, labels, state_path=path)
+
+
+class Scaled(nn.Module):
+    """Its factor and function are neither weights nor shown; the buffer is not saved."""
+
+    def __init__(self, factor: float, function: Callable[[Tensor], Tensor], shift: float) -> None:
+        super().__init__()
+        self.factor = factor
+        self.function = function
+        self.register_buffer("shift", torch.tensor(shift), persistent=False)
+
+
+def test_fingerprints_of_models() -> None:
+    found = [
+        Scaled(1.0, torch.relu, 0.0),
+        Scaled(2.0, torch.relu, 0.0),
+        Scaled(1.0, torch.tanh, 0.0),
+        Scaled(1.0, torch.relu, 1.0),
+        Scaled(1.0, lambda x: functional.leaky_relu(x, 0.1), 0.0),
+        Scaled(1.0, lambda x: functional.leaky_relu(x, 0.2), 0.0),
+        Scaled(1.0, partial(functional.leaky_relu, negative_slope=0.1), 0.0),
+        Scaled(1.0, partial(functional.leaky_relu, negative_slope=0.2), 0.0),
+        Scaled(1.0, torch.relu, 0.0).eval(),
+        nn.Sequential(Scaled(1.0, torch.relu, 0.0)),
+    ]
+    assert len({model_fingerprint(model) for model in found}) == len(found)
+    for model in found:
+        assert model_fingerprint(copy.deepcopy(model)) == model_fingerprint(model)
+
+
+def test_the_fingerprint_of_a_model_is_that_of_every_process() -> None:
+    code = (
+        "from ttsv.metrics.attack_state import model_fingerprint\n"
+        "from ttsv.models import create_model\nimport torch\ntorch.manual_seed(0)\n"
+        "model = create_model('small-cnn', layer='tt', rank=4, num_classes=10, in_channels=1, image_size=8)\n"
+        "model.function = lambda x: x in {'a', 'b', 'c'}\nmodel.other = object().__init__\n"
+        "print(model_fingerprint(model))"
+    )
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(found) == 1
 
 
 @pytest.mark.usefixtures("shortened")

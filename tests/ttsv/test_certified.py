@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from itertools import pairwise
+from types import MethodType
 from typing import Any
 
 import pytest
@@ -411,6 +412,21 @@ def test_norm_of_a_linear_classifier_is_exact() -> None:
     assert found.pairs[0, 1].item() == pytest.approx((weight[0] - weight[1]).norm().item(), rel=1e-6)
 
 
+@pytest.mark.parametrize("std", [(0.2, 0.5, 1.5), (0.25,)])
+def test_a_linear_classifier_may_be_a_convolution_over_the_whole_image(std: tuple[float, ...]) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(Normalize((0.5,) * len(std), std), nn.Conv2d(3, 5, 8), nn.Flatten())
+    weight = model[1].get_parameter("weight").detach().double() / torch.tensor(std).double()[:, None, None]
+    found = lipschitz_bound(model, 8)
+    truth = torch.linalg.matrix_norm(weight.flatten(1), 2).item()
+    assert truth <= float(found) <= truth * (1 + 1e-6)
+    assert found.pairs_by == "head"
+    assert found.pairs is not None
+    exact = torch.cdist(weight.flatten(1), weight.flatten(1), compute_mode="donot_use_mm_for_euclid_dist")
+    torch.testing.assert_close(found.pairs, exact, rtol=1e-6, atol=1e-6)
+    assert (found.pairs >= exact).all()
+
+
 def test_margins_of_an_orthogonal_network() -> None:
     """MinMax between rotations of a flat image: f = R2 minmax(R1 x), pairs of logits with distance sqrt(2)."""
     torch.manual_seed(0)
@@ -573,6 +589,15 @@ def test_nothing_gets_past_unseen(function: Callable[[Tensor], Tensor]) -> None:
 def test_nothing_is_guessed(model: nn.Module, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         lipschitz_bound(model, 4, in_channels=1)
+
+
+@pytest.mark.parametrize("name", ["forward", "_conv_forward"])
+def test_a_layer_with_a_forward_of_its_own_is_not_its_class(name: str) -> None:
+    layer = nn.Conv2d(1, 2, 1)
+    forward = getattr(type(layer), name)
+    setattr(layer, name, MethodType(lambda self, *args: 3 * forward(self, *args), layer))
+    with pytest.raises(ConfigError, match=rf"Conv2d with its own {name}\(\).*has no rule"):
+        lipschitz_bound(nn.Sequential(layer), 4)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:FutureWarning", "ignore:.*torch.jit.*:DeprecationWarning")

@@ -100,8 +100,43 @@ def test_rescaled_float32_kernels_are_below_delta_in_exact_arithmetic(
     kernel = dense.gaussian(20, 24, 3, 3, seed=seed, dtype=torch.float32)
     found = clip_conv_measured(kernel, 1.0, 8, rescale=True, algorithm=algorithm)
     norm = conv_singular_values(found.kernel.double(), 8).max().item()
-    assert 1 - 6e-6 <= norm <= found.after == 1.0
+    assert 1 - 6e-6 <= norm <= 1
+    assert found.after == pytest.approx(norm, rel=1e-12)
     assert conv_singular_values(found.kernel, 8).max().item() <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("shape", "size", "options", "share"),
+    [
+        ((4, 5, 3, 3), (1, 1), {}, 0.2),
+        ((2, 2, 4, 3), (1, 3), {"dilation": (1, 2), "groups": 2}, 0.001),
+        ((3, 3, 3), (2,), {"stride": 2}, 1e-6),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rescaled_kernels_that_fold_are_below_delta(
+    shape: tuple[int, ...], size: tuple[int, ...], options: dict[str, Any], share: float, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    for _ in range(30):
+        kernel = torch.randn(shape, dtype=dtype)
+        delta = share * kernel.norm().item()
+        found = clip_conv_measured(kernel, delta, size, rescale=True, **options)
+        norm = conv_singular_values(found.kernel.double(), size, **options).max().item()
+        assert norm <= delta
+        assert found.after == pytest.approx(norm, rel=1e-9)
+        assert found.after <= delta
+        divided = divide_conv(kernel, delta, size, **options).double()
+        assert conv_singular_values(divided, size, **options).max().item() <= delta
+
+
+def test_a_large_rescaled_kernel_is_bounded_and_left_by_a_second_clip(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ttsv.clipping._CHEAP_WORK", 0)
+    torch.manual_seed(0)
+    found = clip_conv_measured(torch.randn(8, 8, 3, 3), 1.0, 8, rescale=True)
+    assert found.after == 1.0
+    assert conv_singular_values(found.kernel.double(), 8).max().item() <= 1
+    assert torch.equal(clip_conv(found.kernel, 1.0, 8, rescale=True), found.kernel)
 
 
 def test_the_algorithm_depends_on_side_and_device() -> None:

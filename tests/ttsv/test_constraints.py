@@ -1,6 +1,7 @@
 import copy
 import json
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from ttsv.clipping import clip_conv, clip_tt
-from ttsv.constraints import Clip, Compose, Constraint, LayerNorms, Orthogonal, Unconstrained
-from ttsv.errors import DivergedError
+from ttsv.constraints import Clip, Compose, Constraint, Divide, LayerNorms, Orthogonal, Unconstrained
+from ttsv.errors import ConfigError, DivergedError
 from ttsv.layers import TTConv, TTConv2d, orthogonal_loss, tensorize
 from ttsv.spectrum import model_spectra
 
@@ -233,6 +234,56 @@ def test_misuse() -> None:
     parametrized = parametrizations.spectral_norm(nn.Conv2d(2, 2, 3))
     with pytest.raises(ValueError, match="must not be parametrized"):
         Clip(1.0).bind(parametrized, 5)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_weights_that_a_hook_recomputes_are_refused() -> None:
+    for normed in (nn.utils.weight_norm(nn.Conv2d(2, 2, 3)), nn.utils.spectral_norm(nn.Conv2d(2, 2, 3))):
+        for constraint in (Clip(1.0), Divide(1.0)):
+            with pytest.raises(ConfigError, match="must not have a weight that a hook recomputes"):
+                constraint.bind(normed, 5)
+    model = nn.Sequential(nn.Conv2d(2, 2, 3), nn.Flatten(), nn.utils.weight_norm(nn.Linear(18, 2)))
+    Clip(1.0).bind(model, 5)
+    with pytest.raises(ConfigError, match=r"model\.2 = 'Linear': must not have a weight"):
+        Clip(1.0, linear=True).bind(model, 5)
+
+
+@pytest.mark.parametrize(
+    ("padding", "stride", "size", "message"),
+    [
+        (0, 1, 8, r"model\.0\.padding = \(0, 0\): must leave \(8, 8\) outputs in circular mode"),
+        (2, 1, 8, r"model\.0\.padding = \(2, 2\): must leave \(8, 8\) outputs"),
+        (1, 2, 7, r"model\.0\.stride = \(2, 2\): must divide input_size = \(7, 7\)"),
+    ],
+)
+def test_circular_padding_that_changes_the_size_is_refused(padding: int, stride: int, size: int, message: str) -> None:
+    conv = nn.Conv2d(3, 4, 3, stride, padding, padding_mode="circular")
+    model = nn.Sequential(conv, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
+    for constraint in (Clip(1.0, operator="zero-padded"), Divide(1.0, power_iterations="exact")):
+        with pytest.raises(ConfigError, match=message):
+            constraint.bind(model, size)
+    for left_alone in (Clip(1.0), Divide(linear=1.0)):
+        left_alone.bind(model, size)
+        left_alone.project(model, 100)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Clip(1.0, rounds=2.5), r"rounds = 2\.5: must be at least 1 and a whole number"),  # type: ignore[arg-type]
+        (lambda: Clip(1.0, every=1.5), r"every = 1\.5: must be"),  # type: ignore[arg-type]
+        (lambda: Clip("1"), "delta = '1': must be a finite number above 0"),  # type: ignore[arg-type]
+        (lambda: Clip(None), "delta = None: must be"),  # type: ignore[arg-type]
+        (lambda: Clip(1.0, floor="a"), "floor = 'a': must be"),  # type: ignore[arg-type]
+        (lambda: Divide("a"), "conv = 'a': must be a finite number above 0, or None"),  # type: ignore[arg-type]
+        (lambda: Orthogonal("a"), "lambda_ort = 'a': must be"),  # type: ignore[arg-type]
+        (lambda: Orthogonal(1.0, normalizer="z"), "normalizer = 'z': must be one of paper, code"),  # type: ignore[arg-type]
+        (lambda: Compose(1), "constraints = 1: must be constraints"),  # type: ignore[arg-type]
+    ],
+)
+def test_arguments_of_another_kind(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make()
 
 
 def test_arguments_out_of_range() -> None:

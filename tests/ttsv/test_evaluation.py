@@ -23,6 +23,7 @@ from ttsv.data.generated_corruptions import GeneratedCorruptions
 from ttsv.data.loading import Dataset, Split
 from ttsv.errors import ConfigError, DataError, DivergedError
 from ttsv.evaluation import Measured, evaluate, measure
+from ttsv.evaluation.artifacts import write_evaluation
 from ttsv.evaluation.baseline import Baseline
 from ttsv.evaluation.stages import check_evaluation
 from ttsv.evaluation.summary import top_accuracy
@@ -34,6 +35,7 @@ from ttsv.metrics.corruption import CorruptionRecord, corruption_accuracy
 from ttsv.metrics.lipschitz import empirical_lipschitz
 from ttsv.metrics.stepwise import finish
 from ttsv.models import create_model
+from ttsv.models.normalize import Normalize
 from ttsv.results import StageProgress, TrialResult
 from ttsv.saved import load_saved
 from ttsv.trial import protocol_fingerprint, run_trial
@@ -417,6 +419,30 @@ def test_images_that_are_not_pixels_never_reach_a_network(digits: Dataset, tmp_p
     wrong = replace(digits, test=Split(images, digits.test.labels[:5]))
     with pytest.raises(DataError, match=r"every pixel in \[0, 1\]"):
         run(small(), wrong, tmp_path)
+
+
+def test_validation_images_are_pixels_too(digits: Dataset, tmp_path: Path) -> None:
+    images = digits.validation.images[:5].float() / 255
+    images[3, 0, 2, 2] = 1.5
+    wrong = replace(digits, validation=Split(images, digits.validation.labels[:5]))
+    with pytest.raises(DataError, match=r"every pixel in \[0, 1\]"):
+        run(small(), wrong, tmp_path)
+
+
+def test_a_constant_network_is_written_with_a_median_radius_of_none(digits: Dataset, tmp_path: Path) -> None:
+    model = nn.Sequential(Normalize((0.5,), (0.5,)), nn.Flatten(), nn.Linear(64, 10))
+    with torch.no_grad():
+        model[2].get_parameter("weight").zero_()
+        model[2].get_parameter("bias").copy_(torch.arange(10.0))
+    chosen = digits.test.labels == 9
+    nines = replace(digits, test=Split(digits.test.images[chosen], digits.test.labels[chosen]))
+    measured = run(model, nines, tmp_path, certified=True, lipschitz="both")
+    assert measured.columns["lipschitz_bound"] == measured.columns["lipschitz_ascent"] == 0
+    assert measured.columns["certified_255"] == 1
+    assert measured.results["certified"]["median_radius"] is None
+    files = write_evaluation(tmp_path, measured, measured.results)
+    assert json.loads(files["evaluation"].read_text())["certified"]["median_radius"] is None
+    assert load_file(files["predictions"])["certified_radii"].isinf().all()
 
 
 def test_images_of_every_data_set_are_pixels(digits: Dataset, folder: Path) -> None:

@@ -8,7 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
+from ttsv.errors import ConfigError
 from ttsv.layers import (
+    FramedConv2d,
+    FrameKind,
     TTConv,
     TTConv1d,
     TTConv2d,
@@ -210,15 +213,18 @@ def test_tensorize_and_densify() -> None:
     torch.testing.assert_close(whole.eval()(images), model.eval()(images))
 
 
-def test_rank_as_a_fraction_of_the_widest_spatial_convolution() -> None:
+def test_rank_as_a_fraction_of_the_widest_convolution() -> None:
     tt = tensorize(network(), 0.5)
-    # Half of 32, the input of the 3x3 with a parametrized weight: all layers of 12 channels stay dense.
+    # Half of 32, the output of the 1x1: all layers of 12 channels stay dense.
     assert {name: layer.rank for name, layer in tt.named_modules() if isinstance(layer, TTConv)} == {"4": (12, 16)}
     pointwise = tensorize(nn.Conv1d(8, 4, 1), 0.25)
     assert isinstance(pointwise, TTConv1d)
     assert pointwise.rank == (2, 2)
     with_wide_head = nn.Sequential(nn.Conv1d(8, 8, 3), nn.Conv1d(8, 1000, 1))
-    assert tensorize(with_wide_head, 0.5).get_submodule("0").rank == (4, 4)
+    assert type(tensorize(with_wide_head, 0.5).get_submodule("0")) is nn.Conv1d
+    assert tensorize(with_wide_head, 0.5, skip=["1"]).get_submodule("0").rank == (4, 4)
+    whole = tensorize(nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 32, 1), nn.Conv2d(32, 32, 1)), 1.0)
+    assert all(type(layer) is nn.Conv2d for layer in whole.children())
     assert tensorize(nn.Conv1d(4, 4, 3), 0.01).rank == (1, 1)
 
 
@@ -228,6 +234,31 @@ def test_skip() -> None:
     with pytest.raises(ValueError, match="skip = 'stem': must be the name of a module"):
         tensorize(network(), 6, skip=["stem"])
     assert isinstance(tensorize(nn.Conv1d(4, 4, 3), 2, skip=[""]), nn.Conv1d)
+
+
+@pytest.mark.parametrize("frames", ["free", "orthonormal"])
+def test_frozen_weights_stay_frozen(frames: FrameKind) -> None:
+    model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3))
+    model[0].requires_grad_(False)
+    tt = tensorize(model, 2, frames=frames)
+    for converted in (tt, densify(tt)):
+        assert not any(parameter.requires_grad for parameter in converted[0].parameters())  # type: ignore[index]
+        assert all(parameter.requires_grad for parameter in converted[1].parameters())  # type: ignore[index]
+    framed = FramedConv2d(4, 4, 2, lambda a, b: nn.Conv2d(a, b, 3)).requires_grad_(False)
+    assert not any(parameter.requires_grad for parameter in densify(framed).parameters())
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_weights_that_a_hook_recomputes_are_refused() -> None:
+    for normed in (nn.utils.weight_norm(nn.Conv2d(4, 4, 3)), nn.utils.spectral_norm(nn.Conv2d(4, 4, 3))):
+        with pytest.raises(ConfigError, match=r"model\.0 = 'Conv2d': must not have a weight that a hook recomputes"):
+            tensorize(nn.Sequential(normed), 2)
+    head = nn.Sequential(nn.Conv2d(4, 4, 3), nn.utils.weight_norm(nn.Linear(4, 4)))
+    for convert in (densify, lambda model: tensorize(model, 2)):
+        with pytest.raises(ConfigError, match=r"model\.1 = 'Linear': must not have a weight"):
+            convert(head)
+    unread = nn.Sequential(nn.utils.spectral_norm(nn.Conv2d(4, 4, 3)), nn.Conv2d(4, 4, 3))
+    assert type(tensorize(unread, 2, skip=["0"]).get_submodule("0")) is nn.Conv2d
 
 
 @pytest.mark.parametrize("rank", [0, -3, 0.0, 1.5, -0.5, math.nan, True])
@@ -273,6 +304,18 @@ def test_layer_input_sizes_with_given_channels() -> None:
     assert layer_input_sizes(Split(), (9, 7), in_channels=4) == {"branch": (9, 7)}
     assert periodic_size((9, 7), (2, 3)) == (10, 9)
     assert periodic_size(8, (2, 1)) == (8, 8)
+
+
+def test_sizes_of_inputs_given_by_name() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3)
+
+        def forward(self, images: Tensor) -> Tensor:
+            return self.conv(input=images)  # type: ignore[no-any-return]
+
+    assert layer_input_sizes(Named(), (8, 9)) == {"conv": (8, 9)}
 
 
 def test_hooks_and_modes_are_restored_after_a_failing_pass() -> None:

@@ -109,6 +109,24 @@ def test_constant_networks_do_not_move() -> None:
         assert found.maximum == 0
 
 
+class Constant(nn.Module):
+    """Logits that do not depend on the image, with or without a gradient of their own."""
+
+    def __init__(self, *, trained: bool) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(torch.tensor([1.0, 0.0, 2.0]), requires_grad=trained)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.logits.expand(len(images), -1)
+
+
+@pytest.mark.parametrize("trained", [True, False])
+@pytest.mark.parametrize("method", ["fgsm", "ascent"])
+def test_networks_that_ignore_the_image_do_not_move(method: Method, trained: bool) -> None:
+    found = empirical_lipschitz(Constant(trained=trained), torch.rand(3, 2, 3, 3), torch.arange(3), method=method)
+    assert found.values.tolist() == [0, 0, 0]
+
+
 def test_steps_without_a_gradient_are_drawn_from_the_seed() -> None:
     """ReLU(-1 - x) is flat at every image; only a long random step may leave the flat part."""
     torch.manual_seed(0)

@@ -1,4 +1,5 @@
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -6,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from ttsv.errors import DataError, DivergedError, TrialError
 from ttsv.metrics import cost
 from ttsv.metrics.accuracy import accuracy, cross_entropy, predict
 from ttsv.metrics.calibration import expected_calibration_error
@@ -97,6 +99,31 @@ def test_accuracy_and_loss() -> None:
     assert accuracy(logits, labels) == pytest.approx(2 / 3)
     expected = (math.log1p(math.exp(-2)) + math.log1p(math.exp(-1)) + math.log1p(math.exp(3))) / 3
     assert cross_entropy(logits, labels) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("measure", [accuracy, cross_entropy])
+@pytest.mark.parametrize(
+    ("logits", "labels", "error", "message"),
+    [
+        (torch.tensor([[0.0, math.nan]]), torch.tensor([0]), DivergedError, "not finite"),
+        (torch.tensor([[0.0, math.inf]]), torch.tensor([0]), DivergedError, "not finite"),
+        (torch.zeros(2, 3), torch.tensor([0, 3]), DataError, "labels from 0 to 3"),
+        (torch.zeros(2, 3), torch.tensor([-100, 1]), DataError, "labels from -100"),
+        (torch.zeros(2, 3), torch.tensor([[0], [1]]), DataError, "want"),
+        (torch.zeros(2, 3), torch.tensor([0.0, 1.0]), DataError, "whole numbers"),
+        (torch.zeros(0, 3), torch.zeros(0, dtype=torch.long), DataError, "want"),
+        (torch.zeros(2), torch.tensor([0, 1]), DataError, "want"),
+    ],
+)
+def test_accuracy_and_loss_refuse(
+    measure: Callable[[Tensor, Tensor], float],
+    logits: Tensor,
+    labels: Tensor,
+    error: type[TrialError],
+    message: str,
+) -> None:
+    with pytest.raises(error, match=message):
+        measure(logits, labels)
 
 
 def test_predict_evaluates_in_batches_and_leaves_the_model_as_it_was() -> None:

@@ -103,6 +103,20 @@ def test_what_is_robust_or_certified_is_correct(evidence: Evidence) -> None:
     assert one(found, "are certified but are misclassified").images == (certified,)
 
 
+def test_what_is_certified_is_not_lost_unbroken(evidence: Evidence) -> None:
+    certified, attack = evidence.certificates, evidence.attacks["pgd"]
+    assert certified is not None
+    place = int((attack.robust & (certified.radii[:40] > 0)).nonzero()[-1])
+    robust = attack.robust.clone()
+    robust[place] = False
+    wrong = replace(evidence, attacks={"pgd": replace(attack, robust=robust)})
+    assert one(find_violations(wrong), "are certified but pgd counts them as misclassified").images == (place,)
+    # A tie may be lost in batches of another size.
+    margins = certified.margins.clone()
+    margins[place] = 1e-6
+    assert find_violations(replace(wrong, certificates=replace(certified, margins=margins))) == []
+
+
 def test_a_tie_is_no_contradiction(evidence: Evidence) -> None:
     place = int(evidence.attacks["pgd"].robust.nonzero()[0])
     logits = evidence.logits.clone()

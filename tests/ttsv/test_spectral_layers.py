@@ -165,8 +165,8 @@ class TestConversion:
         assert type(converted.get_submodule("1")) is SOC
         assert isinstance(converted.get_submodule("2"), nn.Module)
         assert framed(torch.rand(1, 8, 4, 4)).shape == (1, 12, 2, 2)
-        # Half of 12, the widest of those other than 1x1.
-        widest = tensorize(nn.Sequential(SOC(8, 12, 3), SOC(12, 100, 1)), 0.5)
+        # Half of 12, the widest; a 1x1 one counts too.
+        widest = tensorize(nn.Sequential(SOC(8, 12, 3), SOC(12, 12, 1)), 0.5)
         assert [layer.rank for layer in widest.children()] == [(6, 6), (6, 6)]
 
     def test_frames_are_not_put_between_frames(self) -> None:

@@ -13,13 +13,14 @@ from ttsv.constraints.operators import (
     MEASURES,
     Operator,
     bound_layers,
+    check_count,
+    check_number,
     check_operator,
     operator_norm,
     shrunk,
     sizes_to_control,
 )
 from ttsv.constraints.protocol import LayerNorms, Unconstrained
-from ttsv.errors import ConfigError
 from ttsv.layers import Convolution, TTConv, periodic_size
 from ttsv.spectrum import conv_singular_values
 from ttsv.symbol import Size
@@ -55,10 +56,11 @@ class Clip(Unconstrained):
         linear: bool = False,
     ) -> None:
         super().__init__()
+        check_number("delta", delta, "must be a finite number above 0")
+        check_number("floor", 0.0 if floor is None else floor, "must be a number from 0 to delta, or None")
         check_bracket(0.0 if floor is None else floor, delta)
-        for name, value in (("every", every), ("rounds", rounds)):
-            if value < 1:
-                raise ConfigError(name, value, "must be at least 1")
+        check_count("every", every)
+        check_count("rounds", rounds)
         check_operator(operator)
         self.delta = delta
         self.every = every
@@ -72,7 +74,9 @@ class Clip(Unconstrained):
     def bind(self, model: nn.Module, input_size: Size, *, in_channels: int | None = None) -> None:
         """Records the size that each layer sees, by a forward pass that changes nothing in the model.
 
-        Raises `ConfigError` for a layer whose weight is parametrized: a projection could not write it.
+        Raises `ConfigError` for a layer whose weight is parametrized or recomputed by a hook, which a projection could
+        not write, and, for "zero-padded", for padding other than zeros or circular or circular padding that changes
+        the size.
         """
         self._sizes = sizes_to_control(model, input_size, self.operator, in_channels=in_channels, linear=self.linear)
 

@@ -8,11 +8,16 @@ from ttsv.constraints.protocol import Constraint, ConstraintReport, ConstraintSt
 from ttsv.errors import ConfigError
 from ttsv.symbol import Size
 
+_METHODS = ("bind", "penalty", "project", "report", "state_dict", "load_state_dict")
+
 
 class Compose:
     """Several constraints as one: penalties add up, projections follow each other in the order given."""
 
     def __init__(self, *constraints: Constraint) -> None:
+        for part in constraints:
+            if not all(callable(getattr(part, method, None)) for method in _METHODS):
+                raise ConfigError("constraints", part, f"must be constraints, which have {', '.join(_METHODS)}")
         self.constraints = constraints
 
     def bind(self, model: nn.Module, input_size: Size, *, in_channels: int | None = None) -> None:

@@ -13,6 +13,8 @@ from ttsv.constraints.operators import (
     MEASURES,
     Operator,
     bound_layers,
+    check_count,
+    check_number,
     check_operator,
     operator_norm,
     shrunk,
@@ -63,14 +65,15 @@ class Divide(Unconstrained):
         super().__init__()
         targets = {"conv": conv, "linear": linear, "batch_norm": batch_norm}
         for name, target in targets.items():
+            fix = "must be a finite number above 0, or None"
+            check_number(name, 1 if target is None else target, fix)
             if target is not None and not 0 < target < float("inf"):
-                raise ConfigError(name, target, "must be a finite number above 0, or None")
+                raise ConfigError(name, target, fix)
         if not any(targets.values()):
             raise ConfigError("conv", None, "one of conv, linear and batch_norm at least must be given")
         if power_iterations != "exact" and (not isinstance(power_iterations, int) or power_iterations < 1):
             raise ConfigError("power_iterations", power_iterations, 'must be a whole number of at least 1, or "exact"')
-        if every < 1:
-            raise ConfigError("every", every, "must be at least 1")
+        check_count("every", every)
         if batch_norm_eps is not None and not 0 < batch_norm_eps < float("inf"):
             raise ConfigError("batch_norm_eps", batch_norm_eps, "must be a finite number above 0, or None")
         check_operator(operator)
@@ -87,16 +90,21 @@ class Divide(Unconstrained):
     def bind(self, model: nn.Module, input_size: Size, *, in_channels: int | None = None) -> None:
         """Records the size that each layer sees, by a forward pass that changes nothing in the model.
 
-        Raises `ConfigError` for what a division could not write or bound: parametrized weights, batch normalisation
-        without weights or without running statistics, and padding other than zeros or circular unless `operator`
-        is "periodic".
+        Raises `ConfigError` for what a division could not write or bound: parametrized weights and those that a hook
+        recomputes, batch normalisation without weights or without running statistics, and, unless `operator` is
+        "periodic", padding other than zeros or circular or circular padding that changes the size.
         """
         linear = self.linear is not None
         sizes: dict[str, tuple[int, ...]] = {}
         if linear or self.conv is not None:
-            sizes = sizes_to_control(model, input_size, self.operator, in_channels=in_channels, linear=linear)
-        if self.conv is None:
-            sizes = {name: size for name, size in sizes.items() if not size}
+            sizes = sizes_to_control(
+                model,
+                input_size,
+                self.operator,
+                in_channels=in_channels,
+                linear=linear,
+                convolutions=self.conv is not None,
+            )
         if self.batch_norm is not None:
             for name, layer in _batch_norms(model).items():
                 if not layer.affine or layer.running_var is None:

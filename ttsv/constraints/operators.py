@@ -1,13 +1,15 @@
 """The operators whose norm a constraint bounds: how a layer's kernel becomes one, and how its norm is bounded."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, get_args
+from numbers import Real
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from ttsv.bounds import conv_norm_bounds
+from ttsv.clipping import careful_norm
 from ttsv.errors import ConfigError, DivergedError
 from ttsv.layers import (
     Convolution,
@@ -19,8 +21,8 @@ from ttsv.layers import (
     periodic_size,
     spectral_layers,
 )
-from ttsv.spectrum import conv_norm
-from ttsv.symbol import Size
+from ttsv.layers.convert import recomputed_fix, recomputed_weights
+from ttsv.symbol import PeriodicConv, Size
 
 Operator = Literal["periodic", "zero-padded"]
 """`periodic`: the circular convolution at the size that the layer sees, or the next that its stride divides.
@@ -39,35 +41,80 @@ def check_operator(operator: str) -> None:
         raise ConfigError("operator", operator, f"must be one of {', '.join(get_args(Operator))}")
 
 
+def check_count(name: str, value: Any) -> None:
+    """Raises `ConfigError` for anything but a whole number of at least 1."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(name, value, "must be at least 1 and a whole number")
+
+
+def check_number(name: str, value: Any, fix: str) -> None:
+    """Raises `ConfigError` for what is no number, which no comparison could tell; the range is not looked at."""
+    if not isinstance(value, Real):
+        raise ConfigError(name, value, fix)
+
+
 def sizes_to_control(
-    model: nn.Module, input_size: Size, operator: Operator, *, in_channels: int | None, linear: bool
+    model: nn.Module,
+    input_size: Size,
+    operator: Operator,
+    *,
+    in_channels: int | None,
+    linear: bool,
+    convolutions: bool = True,
 ) -> dict[str, tuple[int, ...]]:
     """Name -> size of the input of every layer that a projection is to change (linear layers: `()`).
 
     Layers that are orthogonal by construction (`SOC` and the like, between frames too) are left alone: their norm is
-    what it is. Raises `ConfigError` where nothing else is left, for a layer whose weight is parametrized, which a
-    projection could not write (frames held orthonormal are left as they are), and for one whose own padding is neither
-    zeros nor circular.
+    what it is. `convolutions=False` leaves linear layers only. Raises `ConfigError` where nothing else is left, for a
+    layer whose weight is parametrized or recomputed by a hook, which a projection could not write (frames held
+    orthonormal are left as they are), and for one whose own padding is neither zeros nor circular, or circular to
+    another size than the periodic operator's.
     """
     sizes = layer_input_sizes(model, input_size, in_channels=in_channels, linear=linear)
+    if not convolutions:
+        sizes = {name: size for name, size in sizes.items() if not size}
     layers = spectral_layers(model, linear=linear)
     orthogonal = [name for name in sizes if _is_orthogonal(layers[name])]
     if orthogonal and len(orthogonal) == len(sizes):
         fix = "is orthogonal by construction, as are all others: nothing is left to clip or divide"
         raise ConfigError(f"model.{orthogonal[0]}", type(layers[orthogonal[0]]).__name__, fix)
     sizes = {name: size for name, size in sizes.items() if name not in orthogonal}
-    for name in sizes:
+    for name, size in sizes.items():
         layer = layers[name]
-        if isinstance(layer, FramedConv2d):
-            fix = "must not be frames around a convolution to be clipped or divided: TTConv2d is that"
-            raise ConfigError(f"model.{name}", type(layer).__name__, fix)
-        if _is_parametrized(layer):
-            kind = parametrize.type_before_parametrizations(layer).__name__
-            raise ConfigError(f"model.{name}", kind, "must not be parametrized to be clipped or divided")
-        mode = getattr(layer, "padding_mode", "zeros")
-        if operator == "zero-padded" and mode not in ("zeros", "circular"):
-            raise ConfigError(f"model.{name}.padding_mode", mode, 'must be zeros or circular, or operator "periodic"')
+        _check_writable(name, layer)
+        if operator == "zero-padded" and isinstance(layer, TTConv | Convolution):
+            _check_padding(name, layer, size)
     return sizes
+
+
+def _check_writable(name: str, layer: nn.Module) -> None:
+    """Raises `ConfigError` where a projection could not write the layer's weight."""
+    if isinstance(layer, FramedConv2d):
+        fix = "must not be frames around a convolution to be clipped or divided: TTConv2d is that"
+        raise ConfigError(f"model.{name}", type(layer).__name__, fix)
+    if _is_parametrized(layer):
+        kind = parametrize.type_before_parametrizations(layer).__name__
+        raise ConfigError(f"model.{name}", kind, "must not be parametrized to be clipped or divided")
+    if recomputed := recomputed_weights(layer):
+        raise ConfigError(f"model.{name}", type(layer).__name__, recomputed_fix(recomputed[0]))
+
+
+def _check_padding(name: str, layer: TTConv | Convolution, size: tuple[int, ...]) -> None:
+    """Raises `ConfigError` where the norm of what the layer applies to images of this size cannot be bounded."""
+    mode = layer.padding_mode
+    if mode not in ("zeros", "circular"):
+        raise ConfigError(f"model.{name}.padding_mode", mode, 'must be zeros or circular, or operator "periodic"')
+    if mode == "zeros":
+        return
+    if any(n % s for n, s in zip(size, layer.stride, strict=True)):
+        fix = f'must divide input_size = {size} on every axis in circular mode, or operator "periodic"'
+        raise ConfigError(f"model.{name}.stride", layer.stride, fix)
+    axes = zip(size, padding_sides(layer), layer.dilation, layer.kernel_size, layer.stride, strict=True)
+    found = tuple((n + sum(sides) - e * (k - 1) - 1) // s + 1 for n, sides, e, k, s in axes)
+    expected = tuple(n // s for n, s in zip(size, layer.stride, strict=True))
+    if found != expected:
+        fix = f'must leave {expected} outputs in circular mode, or operator "periodic"'
+        raise ConfigError(f"model.{name}.padding", layer.padding, fix)
 
 
 def _is_orthogonal(layer: nn.Module) -> bool:
@@ -102,7 +149,8 @@ def operator_norm(kernel: Tensor, layer: TTConv | Convolution, seen: Sequence[in
     groups = 1 if isinstance(layer, TTConv) else layer.groups
     if operator == "periodic":
         size = periodic_size(seen, layer.stride)
-        return conv_norm(kernel, size, stride=layer.stride, dilation=layer.dilation, groups=groups)
+        geometry = PeriodicConv.of(kernel, size, stride=layer.stride, dilation=layer.dilation, groups=groups)
+        return careful_norm(kernel, geometry)
     sides = padding_sides(layer)
     padding: list[int] | None = [before for before, _ in sides]
     if layer.padding_mode == "circular" and layer.padding == "same":

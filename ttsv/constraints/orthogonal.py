@@ -1,7 +1,10 @@
 """Frames kept near orthonormal by a term of the loss."""
 
+from typing import get_args
+
 from torch import Tensor, nn
 
+from ttsv.constraints.operators import check_number
 from ttsv.constraints.protocol import Unconstrained
 from ttsv.errors import ConfigError
 from ttsv.layers import orthogonal_loss
@@ -17,8 +20,12 @@ class Orthogonal(Unconstrained):
 
     def __init__(self, lambda_ort: float, *, normalizer: Normalizer = "paper") -> None:
         super().__init__()
+        fix = "must be a finite number of at least 0"
+        check_number("lambda_ort", lambda_ort, fix)
         if not 0 <= lambda_ort < float("inf"):
-            raise ConfigError("lambda_ort", lambda_ort, "must be a finite number of at least 0")
+            raise ConfigError("lambda_ort", lambda_ort, fix)
+        if normalizer not in get_args(Normalizer):
+            raise ConfigError("normalizer", normalizer, f"must be one of {', '.join(get_args(Normalizer))}")
         self.lambda_ort = lambda_ort
         self.normalizer = normalizer
 

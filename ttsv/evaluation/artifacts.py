@@ -18,10 +18,10 @@ from ttsv.plots import plot_corruptions, plot_lipschitz, plot_reliability, plot_
 def write_evaluation(folder: Path, measured: Measured, record: Mapping[str, Any]) -> dict[str, Path]:
     """Writes the files of an evaluation but its plots; kind -> file.
 
-    `evaluation`: `record` (JSON-ready) as JSON; `confusion`: the confusion matrix as JSON (a row per label, a column
-    per class); `predictions`: `Evidence.per_image` as safetensors; `violations`, only where there are some: the
-    offending images, their places, labels, predictions, and what an attack made of them, as safetensors with the
-    texts in the header.
+    `evaluation`: `record` (JSON-ready, None for what is infinite, which JSON has no number for: it becomes null) as
+    JSON; `confusion`: the confusion matrix as JSON (a row per label, a column per class); `predictions`:
+    `Evidence.per_image` as safetensors; `violations`, only where there are some: the offending images, their places,
+    labels, predictions, and what an attack made of them, as safetensors with the texts in the header.
     """
     evidence = measured.evidence
     files = {name: folder / f"{name}.json" for name in ("evaluation", "confusion")}

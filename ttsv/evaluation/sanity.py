@@ -31,11 +31,11 @@ class Violation:
 def find_violations(evidence: Evidence) -> list[Violation]:
     """Everything that contradicts itself; with one violation no number of the evaluation may be used.
 
-    Certified implies correct, and not broken by any attack nearer than the certified radius (L2, whatever the attack's
-    own norm: so at the attack's radius, too); withstanding an attack implies correct; an empirical Lipschitz constant
-    (pixels) is at most the bound; calibration errors are in [0, 1].
+    Certified implies correct, in an attack's own count too, and not broken by any attack nearer than the certified
+    radius (L2, whatever the attack's own norm: so at the attack's radius, too); withstanding an attack implies correct;
+    an empirical Lipschitz constant (pixels) is at most the bound; calibration errors are in [0, 1].
     """
-    return [*_wrong(evidence), *_broken(evidence), *_steep(evidence), *_miscalibrated(evidence)]
+    return [*_wrong(evidence), *_broken(evidence), *_lost(evidence), *_steep(evidence), *_miscalibrated(evidence)]
 
 
 def _wrong(evidence: Evidence) -> Iterator[Violation]:
@@ -67,6 +67,21 @@ def _broken(evidence: Evidence) -> Iterator[Violation]:
                 images=tuple(found[against].tolist()),
                 found=attack.adversarial_images[against],
             )
+
+
+def _lost(evidence: Evidence) -> Iterator[Violation]:
+    """Images with a certificate that an attack has not broken but counts as lost, hence as misclassified."""
+    if evidence.certificates is None:
+        return
+    largest = evidence.logits.cpu().double().abs().amax(1)[: len(evidence.certificates.radii)]
+    certified = (evidence.certificates.radii > 0) & (evidence.certificates.margins > _TIE * largest)
+    for name, attack in evidence.attacks.items():
+        lost = ~attack.robust
+        lost[attack.adversarial_indices] = False
+        count = min(len(lost), len(certified))
+        if (both := lost[:count] & certified[:count]).any():
+            text = f"{int(both.sum())} images are certified but {name} counts them as misclassified"
+            yield Violation(text=text, images=_places(both))
 
 
 def _steep(evidence: Evidence) -> Iterator[Violation]:

@@ -81,8 +81,9 @@ def measure(
     measured, the rest is the configuration's to ask for. A network that has no finite bound, or a layer without a
     rule, gets no certificates, and the record says why. Only stages that take long are yielded.
 
-    Raises `DataError` for images that are not pixels in [0, 1], `DivergedError` for logits that are not finite, and
-    `ConfigError` for a network whose classes are not the data set's, or what a metric cannot be measured of.
+    Raises `DataError` for test or validation images that are not pixels in [0, 1], `DivergedError` for logits that
+    are not finite, and `ConfigError` for a network whose classes are not the data set's, or what a metric cannot be
+    measured of.
     """
     place = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     test = Split(*(part[:images] for part in data.test)).to(place)
@@ -133,6 +134,7 @@ def _calibration(
     validation = data.validation.to(place)
     if not len(validation.labels):
         return calibration_record(logits, labels, bins=ECE_BINS)
+    check_labelled(validation.images, validation.labels)
     return calibration_record(
         logits,
         labels,

@@ -1,5 +1,6 @@
 """From what was found to numbers: the typed columns of a result, and its whole record."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -56,7 +57,10 @@ def columns(
 def results(
     evidence: Evidence, config: EvaluationConfig, baseline: Baseline | None, lipschitz: float
 ) -> dict[str, Any]:
-    """`ttsv.evaluation.stages.Measured.results`: what was asked for, JSON-ready, with the seconds of every stage."""
+    """`ttsv.evaluation.stages.Measured.results`: what was asked for, JSON-ready, with the seconds of every stage.
+
+    The median radius is None where it is infinite: a constant network is certified at any distance.
+    """
     found: dict[str, Any] = {
         "images": len(evidence.labels),
         "accuracy": accuracy(evidence.logits, evidence.labels),
@@ -113,10 +117,15 @@ def _certificates(evidence: Evidence, config: EvaluationConfig, lipschitz: float
         found = {"bound": evidence.bound.value, "pairs_by": evidence.bound.pairs_by, "factors": factors}
     if evidence.certificates is not None:
         found["accuracy"] = _named(_certified(evidence, config.radii))
-        found["median_radius"] = float(evidence.certificates.radii.median())
+        found["median_radius"] = _finite(float(evidence.certificates.radii.median()))
     if config.certified:
         found["assumed_1_lipschitz"] = _named(_assumed(evidence, config.radii, lipschitz))
     return found
+
+
+def _finite(value: float) -> float | None:
+    """The value, or None for one that JSON has no number for."""
+    return value if math.isfinite(value) else None
 
 
 def _certified(evidence: Evidence, radii: Sequence[float]) -> dict[float, float]:

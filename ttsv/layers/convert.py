@@ -4,7 +4,7 @@ import copy
 from collections.abc import Callable, Collection
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ttsv.errors import ConfigError
 from ttsv.layers.framed import Framed, FramedConv2d, FrameKind, check_frames
@@ -16,30 +16,38 @@ from ttsv.tt import tt_to_dense
 
 _TT: dict[type[nn.Module], type[TTConv]] = {nn.Conv1d: TTConv1d, nn.Conv2d: TTConv2d, nn.Conv3d: TTConv3d}
 _DENSE = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def tensorize(model: nn.Module, rank: float, *, skip: Collection[str] = (), frames: FrameKind = "free") -> nn.Module:
     """A new model with its convolutions decomposed by `TTConv*.from_dense`; the given one stays as it is.
 
-    `rank` is an int, or a fraction in (0, 1] of the largest channel count among the convolutions other than 1x1
-    (rounded, at least 1). A layer has ranks `min(c_in, rank)` and `min(c_out, rank)`; one whose rank reaches both
-    channel counts stays dense, whatever its kernel size: that is the rule of the paper's compression figures, its
-    1x1 layers included. Grouped convolutions, subclasses of torch's (parametrized, lazy) and layers that have frames
-    already stay what they are.
+    `rank` is an int, or a fraction in (0, 1] of the largest channel count among the convolutions that are not
+    skipped, 1x1 ones included (rounded, at least 1): with 1.0 nothing is truncated. A layer has ranks `min(c_in,
+    rank)` and `min(c_out, rank)`; one whose rank reaches both channel counts stays dense, whatever its kernel size:
+    that is the rule of the paper's compression figures, its 1x1 layers included. Grouped convolutions, subclasses
+    of torch's (parametrized, lazy) and layers that have frames already stay what they are.
     `skip`: names of modules left alone with all they contain. `frames`: free, or held orthonormal (see `TTConv`).
 
     A `SOC` becomes a `SOCTT` with its bias, its `correction` and its numbers of terms, but with frames and a core drawn
     anew: an exponential has no factors to truncate, so such a network is to be trained afterwards.
 
-    Raises `ConfigError` for a rank out of range, an unknown kind of frames, and a name in `skip` that the model does
-    not have.
+    Factors of a frozen weight (`requires_grad=False`) and frozen biases stay frozen; what is drawn anew is not.
+
+    Raises `ConfigError` for a rank out of range, an unknown kind of frames, a name in `skip` that the model does
+    not have, and a convolution whose weight a hook recomputes (`torch.nn.utils.weight_norm`, `spectral_norm`, pruning).
     """
     check_frames(frames)
     known = {name for name, _ in model.named_modules()}
     for name in skip:
         if name not in known:
             raise ConfigError("skip", name, "must be the name of a module of the model")
-    largest = _absolute_rank(model, rank)
+    for name, module in model.named_modules():
+        if isinstance(module, _CONVOLUTIONS) and not _is_within(name, skip) and (found := recomputed_weights(module)):
+            raise ConfigError(f"model.{name}", type(module).__name__, recomputed_fix(found[0]))
+    framed = {name for name, module in model.named_modules(remove_duplicate=False) if isinstance(module, Framed)}
+    alone = framed.union(skip)
+    largest = _absolute_rank(model, rank, alone)
 
     def decompose(layer: nn.Module) -> nn.Module:
         if isinstance(layer, SOC) and largest < max(layer.in_channels, layer.out_channels):
@@ -50,15 +58,15 @@ def tensorize(model: nn.Module, rank: float, *, skip: Collection[str] = (), fram
             return layer
         return _TT[type(layer)].from_dense(layer, largest, frames=frames)
 
-    framed = {name for name, module in model.named_modules(remove_duplicate=False) if isinstance(module, Framed)}
-    return _replace(model, decompose, framed.union(skip))
+    return _replace(model, decompose, alone)
 
 
 def densify(model: nn.Module) -> nn.Module:
     """A new model with every TT convolution merged into a dense one: the same function, up to rounding.
 
     Frames around an `nn.Conv2d` are merged too, around a layer without a kernel of its own size (`SOC`, Cayley, what
-    takes its stride by space-to-depth) they stay.
+    takes its stride by space-to-depth) they stay. A merged weight is frozen (`requires_grad=False`) where all of its
+    factors are. Raises `ConfigError` for a model that cannot be copied, a hook recomputing one of its weights.
     """
 
     def merge(layer: nn.Module) -> nn.Module:
@@ -71,11 +79,31 @@ def densify(model: nn.Module) -> nn.Module:
     return _replace(model, merge, ())
 
 
-def _absolute_rank(model: nn.Module, rank: float) -> int:
+def recomputed_weights(layer: nn.Module) -> list[str]:
+    """Names of the layer's weights that a hook recomputes from other parameters before each forward pass.
+
+    So do `torch.nn.utils.weight_norm` and `spectral_norm` and pruning, in a plain attribute: what is written there
+    is lost.
+    """
+    plain = [name for name, value in vars(layer).items() if isinstance(value, Tensor)]
+    return [n for n in plain if n == "weight" or any(n + end in layer._parameters for end in ("_orig", "_v"))]
+
+
+def recomputed_fix(weight: str) -> str:
+    """What `ConfigError` says of a weight that a hook recomputes."""
+    return f"must not have a {weight} that a hook recomputes (weight_norm, spectral_norm, pruning): remove it"
+
+
+def _is_within(name: str, modules: Collection[str]) -> bool:
+    """Whether a module is one of those named, or part of one."""
+    return any(name == other or not other or name.startswith(other + ".") for other in modules)
+
+
+def _absolute_rank(model: nn.Module, rank: float, skip: Collection[str]) -> int:
     kinds = nn.Conv1d | nn.Conv2d | nn.Conv3d | OrthogonalConv2d
-    convolutions = [module for module in model.modules() if isinstance(module, kinds)]
-    spatial = [m for m in convolutions if m.kernel_size not in (1, (1,), (1, 1), (1, 1, 1))] or convolutions
-    return absolute_rank(rank, max((max(m.in_channels, m.out_channels) for m in spatial), default=1))
+    named = model.named_modules(remove_duplicate=False)
+    kept = [module for name, module in named if isinstance(module, kinds) and not _is_within(name, skip)]
+    return absolute_rank(rank, max((max(m.in_channels, m.out_channels) for m in kept), default=1))
 
 
 def _framed_soc(layer: SOC, rank: int, frames: FrameKind) -> SOCTT:
@@ -94,12 +122,13 @@ def _framed_soc(layer: SOC, rank: int, frames: FrameKind) -> SOCTT:
         dtype=layer.weight.dtype,
     )
     if layer.bias is not None:
-        framed.bias = nn.Parameter(layer.bias.detach().clone())
+        framed.bias = nn.Parameter(layer.bias.detach().clone(), layer.bias.requires_grad)
     return framed.train(layer.training)
 
 
 def _replace(model: nn.Module, convert: Callable[[nn.Module], nn.Module], skip: Collection[str]) -> nn.Module:
     """A deep copy of the model with its modules converted; one that is held twice is converted once."""
+    _check_copies(model)
     copied = copy.deepcopy(model)
     if "" in skip:
         return copied
@@ -122,6 +151,20 @@ def _replace(model: nn.Module, convert: Callable[[nn.Module], nn.Module], skip: 
     return root
 
 
+def _check_copies(model: nn.Module) -> None:
+    """Raises `ConfigError` for a weight that a hook has left as a result of autograd, which cannot be copied."""
+    for name, module in model.named_modules():
+        for weight in recomputed_weights(module):
+            if not vars(module)[weight].is_leaf:
+                raise ConfigError(f"model.{name}", type(module).__name__, recomputed_fix(weight))
+
+
+def _is_trained(layer: nn.Module) -> bool:
+    """Whether any parameter is, other than biases."""
+    named = layer.named_parameters()
+    return any(parameter.requires_grad for name, parameter in named if name.rpartition(".")[2] != "bias")
+
+
 def _merge(layer: TTConv) -> nn.Module:
     dense = _DENSE[layer.spatial_dims](
         layer.in_channels,
@@ -134,9 +177,9 @@ def _merge(layer: TTConv) -> nn.Module:
         padding_mode=layer.padding_mode,  # type: ignore[arg-type]
         device="meta",
     )
-    dense.weight = nn.Parameter(layer.dense_kernel().detach())
+    dense.weight = nn.Parameter(layer.dense_kernel().detach(), _is_trained(layer))
     if layer.bias is not None:
-        dense.bias = nn.Parameter(layer.bias.detach().clone())
+        dense.bias = nn.Parameter(layer.bias.detach().clone(), layer.bias.requires_grad)
     return dense.train(layer.training)
 
 
@@ -153,10 +196,10 @@ def _merge_around(layer: FramedConv2d, core: nn.Conv2d) -> nn.Module:
         device="meta",
     )
     with torch.no_grad():
-        dense.weight = nn.Parameter(tt_to_dense(layer.k1, core.weight, layer.k3))
+        dense.weight = nn.Parameter(tt_to_dense(layer.k1, core.weight, layer.k3), _is_trained(layer))
         if dense.bias is not None:
             bias = torch.zeros_like(layer.k3[0])
             bias += 0 if layer.bias is None else layer.bias
             bias += 0 if core.bias is None else core.bias @ layer.k3
-            dense.bias = nn.Parameter(bias)
+            dense.bias = nn.Parameter(bias, any(b.requires_grad for b in (layer.bias, core.bias) if b is not None))
     return dense.train(layer.training)

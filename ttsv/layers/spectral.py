@@ -68,15 +68,19 @@ def layer_input_sizes(
     image = zero_image(model, input_size, in_channels=in_channels)
     seen: dict[str, tuple[int, ...]] = {}
 
-    def recorder(name: str, axes: int) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        def record(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            found = tuple(inputs[0].shape[inputs[0].ndim - axes :])
+    def recorder(name: str, axes: int) -> Callable[[nn.Module, tuple[Tensor, ...], dict[str, Tensor]], None]:
+        def record(_: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
+            images = next(iter((*inputs, *named.values())))
+            found = tuple(images.shape[images.ndim - axes :])
             if math.prod(found) >= math.prod(seen.get(name, found)):
                 seen[name] = found
 
         return record
 
-    hooks = [layer.register_forward_pre_hook(recorder(name, spatial_dims(layer))) for name, layer in layers.items()]
+    hooks = [
+        layer.register_forward_pre_hook(recorder(name, spatial_dims(layer)), with_kwargs=True)
+        for name, layer in layers.items()
+    ]
     try:
         with torch.no_grad(), evaluating(model):
             model(image)

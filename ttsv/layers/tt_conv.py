@@ -98,7 +98,7 @@ class TTConv(Framed):
         """The truncated HOSVD (`ttsv.tt.tt_svd`) of a trained convolution, on its device and in its dtype.
 
         `ttsv.tt.tt_error(conv.weight, *factors)` gives the relative error. Raises `ConfigError` for a grouped
-        convolution, or one with another number of axes.
+        convolution, or one with another number of axes. Parameters of a frozen one (`requires_grad=False`) stay frozen.
         """
         if not isinstance(conv, nn.Conv1d | nn.Conv2d | nn.Conv3d) or conv.weight.ndim != cls.spatial_dims + 2:
             raise ConfigError("conv", type(conv).__name__, f"must be an nn.Conv{cls.spatial_dims}d")
@@ -118,9 +118,10 @@ class TTConv(Framed):
             device="meta",
         )
         k1, core, k3 = tt_svd(conv.weight.detach(), layer.rank)
-        layer.k1, layer.core, layer.k3 = nn.Parameter(k1), nn.Parameter(core), nn.Parameter(k3)
+        trained = conv.weight.requires_grad
+        layer.k1, layer.core, layer.k3 = (nn.Parameter(factor, trained) for factor in (k1, core, k3))
         if conv.bias is not None:
-            layer.bias = nn.Parameter(conv.bias.detach().clone())
+            layer.bias = nn.Parameter(conv.bias.detach().clone(), conv.bias.requires_grad)
         if frames == "orthonormal":
             layer.hold_frames()
         return layer.train(conv.training)

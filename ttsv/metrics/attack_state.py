@@ -4,8 +4,11 @@ import hashlib
 import json
 import math
 import os
+import re
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import safetensors
@@ -189,12 +192,53 @@ def fingerprint(*tensors: Tensor) -> str:
 
 
 def model_fingerprint(model: nn.Module) -> str:
-    """SHA-256 (hex) of the module's class and of its parameters and buffers, by name."""
-    digest = hashlib.sha256(type(model).__qualname__.encode())
-    for name, value in model.state_dict().items():
+    """SHA-256 (hex) of what a module computes, as far as it is known without calling it.
+
+    By name: parameters and buffers, those that are not saved too; of every submodule, its class, its `extra_repr`,
+    whether it is training, and its attributes that are plain values or functions. Not the source of classes.
+    """
+    digest = hashlib.sha256(_ADDRESS.sub("", repr(model)).encode())
+    for path, module in model.named_modules(remove_duplicate=False):
+        lines = [f"{path} {type(module).__module__}.{type(module).__qualname__} {module.extra_repr()}"]
+        lines += [f"{path}.{name} = {found}" for name, found in sorted(_plain_attributes(module).items())]
+        digest.update(_ADDRESS.sub("", "\n".join(lines)).encode())
+    tensors = model.state_dict() | dict(model.named_buffers())
+    for name, value in tensors.items():
         if isinstance(value, Tensor):
             digest.update(f"{name} {fingerprint(value)}\n".encode())
     return digest.hexdigest()
+
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+"""Where an object lies in memory, which is another place in every process."""
+
+
+def _plain_attributes(module: nn.Module) -> dict[str, str]:
+    """Of a module's own attributes, those that read the same in every process, as text."""
+    found = {name: _described(value) for name, value in vars(module).items()}
+    return {name: text for name, text in found.items() if text is not None}
+
+
+def _described(value: Any) -> str | None:
+    """A plain value or a function as text, None for anything else."""
+    if isinstance(value, bool | int | float | complex | str):
+        return repr(value)
+    if isinstance(value, list | tuple):
+        parts = [_described(part) for part in value]
+        return None if None in parts else f"{type(value).__name__}({', '.join(map(str, parts))})"
+    if isinstance(value, partial):
+        parts = [_described(value.func), _described(value.args), _described(list(value.keywords.items()))]
+        return f"partial({', '.join(map(str, parts))})"
+    if not callable(value) or not hasattr(value, "__qualname__"):
+        return None
+    code = getattr(value, "__code__", None)
+    # Lambdas of one place share a name. Constants such as sets have no order of their own.
+    body = "" if code is None else f"{code.co_code.hex()} {code.co_names} {_constants(code)}"
+    return f"{getattr(value, '__module__', '')}.{value.__qualname__} {body}"
+
+
+def _constants(code: CodeType) -> list[str]:
+    return [text for text in map(_described, code.co_consts) if text is not None]
 
 
 def _digest(body: str, tensors: dict[str, Tensor]) -> str:

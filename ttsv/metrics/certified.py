@@ -199,7 +199,8 @@ def _pair_bounds(output: Traced, value: float) -> tuple[Tensor | None, str]:
     if not isinstance(reach, Affine) or matrix is None:
         return whole, "whole"
     if reach.source.scale is not None:
-        matrix = matrix * reach.source.scale
+        # A kernel over several pixels has, of each channel, one column per pixel.
+        matrix = matrix * reach.source.scale.repeat_interleave(matrix.shape[1] // len(reach.source.scale))
     distances = torch.cdist(matrix, matrix, compute_mode="donot_use_mm_for_euclid_dist")
     # Of a merged matrix, the products that made it; of others, the subtraction and the norm.
     slack = 8 * (matrix.shape[1] + 8) * EPS * reach.linear.magnitude() * _largest(reach.source.scale)

@@ -153,11 +153,19 @@ def _fgsm(search: _Search, labels: Tensor, radius: float, norm: Norm, generator:
         logits = search.moved(steps)
         check_logits(logits, labels)
         loss = functional.cross_entropy(logits, labels.long(), reduction="sum")
-        (gradient,) = torch.autograd.grad(loss, steps)
+        gradient = _gradient(loss, steps)
     # Drawn for every image, so that an image's step does not depend on the others' gradients.
     drawn = torch.randn(gradient.shape, generator=generator, dtype=torch.float64).to(gradient)
     gradient = torch.where(_column(_lengths(gradient), gradient) > 0, gradient, drawn)
     return radius * (gradient.sign() if norm == "Linf" else _unit(gradient))
+
+
+def _gradient(value: Tensor, steps: Tensor) -> Tensor:
+    """The gradient of a value by the steps; zeros where autograd sees no way from them to it."""
+    if not value.requires_grad:
+        return torch.zeros_like(steps)
+    (gradient,) = torch.autograd.grad(value, steps, materialize_grads=True)
+    return gradient
 
 
 def _ascend(search: _Search, start: Tensor, radius: float, count: int) -> Tensor:
@@ -171,7 +179,7 @@ def _ascend(search: _Search, start: Tensor, radius: float, count: int) -> Tensor
         steps = steps.detach().requires_grad_()
         with torch.enable_grad():
             change = search.moved(steps) - search.logits
-            (gradient,) = torch.autograd.grad(change.square().sum() / 2, steps)
+            gradient = _gradient(change.square().sum() / 2, steps)
         # The slope of log |change| - log |step| along the step.
         square = _lengths(change.detach()).square().clamp_min(torch.finfo(change.dtype).tiny)
         slope = (gradient * steps.detach()).flatten(1).sum(1) / square - 1

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from ttsv.errors import ConfigError
 from ttsv.layers import SOC, MinMax, OrthogonalConv2d, TTConv
 from ttsv.metrics.linear_maps import EPS, Convolution, Matrix, TTConvolution, padded_sides, rounded_up
 from ttsv.metrics.lipschitz_trace import Affine, ModuleRule, Reach, Rule, Trace, Traced
@@ -107,10 +108,14 @@ _MODULES: dict[type[nn.Module], ModuleRule] = {
 }
 
 
+_COMPUTED_BY = ("forward", "_conv_forward")
+
+
 def module_rule(module: nn.Module) -> ModuleRule | None:
     """The rule of a layer that is met as a whole, or None for one whose functions are followed.
 
-    A subclass that computes something of its own is followed too.
+    A subclass that computes something of its own is followed too. Raises `ConfigError` for a layer that was given a
+    `forward` of its own after it was made: its class does not say what it computes.
     """
     original = parametrize.type_before_parametrizations(module)
     rules = _MODULES
@@ -119,7 +124,10 @@ def module_rule(module: nn.Module) -> ModuleRule | None:
 
         rules = {**_MODULES, Cayley: _cayley}
     for kind, rule in rules.items():
-        own = [name for name in ("forward", "_conv_forward") if hasattr(kind, name)]
+        own = [name for name in _COMPUTED_BY if hasattr(kind, name)]
         if isinstance(module, kind) and all(getattr(original, name) is getattr(kind, name) for name in own):
+            if replaced := [name for name in own if name in vars(module)]:
+                what = f"{original.__name__} with its own {replaced[0]}()"
+                raise ConfigError("model", what, "has no rule for its Lipschitz constant")
             return rule
     return None

@@ -31,8 +31,9 @@ def create_model(
 
     `layer`: what the convolutions are, one of `ttsv.models.shapes.LAYERS`. Those that end in "tt" have frames around
     cores of largest TT rank `rank`: a whole number, or a fraction in (0, 1] of the largest channel count among the
-    convolutions other than 1x1; a layer whose rank reaches both channel counts is not decomposed. Without a rank
-    they are the kind of layer without frames ("tt" is dense, "soc-tt" is soc), and other kinds ignore a rank.
+    convolutions other than 1x1 (of torchvision's networks: among all); a layer whose rank reaches both channel counts
+    is not decomposed. Without a rank they are the kind of layer without frames ("tt" is dense, "soc-tt" is soc), and
+    other kinds ignore a rank.
     `frames`: "free" or "orthonormal" (see `ttsv.layers.TTConv`). `options`: the network's own, as for `layer_shapes`
     (`width` of a LipConvNet's first stage).
 
