@@ -221,6 +221,9 @@ class TestVerbs:
         everything = list(client.events())
         assert [event for event in everything if event.experiment_id == one] == list(client.events(one))
         assert list(client.events(after=everything[-2].id)) == everything[-1:]
+        chosen = [event.kind for event in client.events(one, kind=["paused", "closed"])]
+        assert chosen == [kind for kind in kinds if kind in ("paused", "closed")]
+        assert {event.kind for event in client.events(kind="cancelled")} == {"cancelled"}
 
 
 class TestRetries:
