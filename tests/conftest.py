@@ -1,5 +1,6 @@
 """Databases for tests: each test gets its own, a copy of one that was migrated once per session."""
 
+import logging
 import os
 import shutil
 import socket
@@ -32,6 +33,17 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 # The name under which the test client asks.
 os.environ.setdefault("TTSV_ALLOWED_HOSTS", "testserver")
+
+
+@pytest.fixture(autouse=True)
+def _root_logger_as_found() -> Iterator[None]:
+    """A handler that a test's command leaves behind would write to that test's closed stream in all later ones."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
 
 BASE = {"dataset": "digits", "model": "small-cnn", "training": {"epochs": 3}}
 

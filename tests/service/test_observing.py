@@ -116,18 +116,12 @@ class TestLogs:
 
     @pytest.mark.parametrize("form", LogFormat)
     def test_configured(self, form: LogFormat, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-        root = logging.getLogger()
-        handlers, level = root.handlers[:], root.level
+        configure_logging(Settings(data_dir=tmp_path, log_format=form, log_level="warning"))
+        logging.getLogger("service").info("not this")
         try:
-            configure_logging(Settings(data_dir=tmp_path, log_format=form, log_level="warning"))
-            logging.getLogger("service").info("not this")
-            try:
-                raise ValueError("what happened")
-            except ValueError:
-                logging.getLogger("service").exception("this")
-        finally:
-            root.handlers[:] = handlers
-            root.setLevel(level)
+            raise ValueError("what happened")
+        except ValueError:
+            logging.getLogger("service").exception("this")
         err = capfd.readouterr().err
         assert "not this" not in err
         assert "ValueError: what happened" in err
