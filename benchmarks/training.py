@@ -124,8 +124,8 @@ def main() -> int:
 
 def _steps(case: Case, data: Dataset, authors: Path | None, load: Load) -> dict[str, Any]:
     """Images per second of both sides, by turns."""
-    ours = {precision: _ours(case, data, load, precision) for precision in ("float32", "bf16")}
-    theirs = _theirs(case, data, authors, load) if authors else None
+    ours = {precision: our_rounds(case, data, load, precision) for precision in ("float32", "bf16")}
+    theirs = their_rounds(case, data, authors, load) if authors else None
     seconds: dict[str, list[float]] = {name: [] for name in (*ours, "theirs")}
     for turn in range(load.rounds + 1):
         for name, side in [*ours.items(), ("theirs", theirs)]:
@@ -168,20 +168,20 @@ def _config(case: Case, load: Load, precision: str, *, rounds: int) -> TrialConf
     )
 
 
-def _model(case: Case) -> nn.Module:
+def model_of(case: Case) -> nn.Module:
     with random_state(0, torch.device("cpu")):
         return create_model(case.model, num_classes=10, layer=case.layer, rank=case.rank, std=(STD,))
 
 
-def _ours(case: Case, data: Dataset, load: Load, precision: str) -> Iterator[float]:
+def our_rounds(case: Case, data: Dataset, load: Load, precision: str) -> Iterator[float]:
     """Seconds per step, round by round, of the whole engine."""
     config = _config(case, load, precision, rounds=load.rounds + 2)
     constraint: Constraint = Orthogonal(case.lambda_ort, normalizer="code")
-    for metrics in fit(_model(case), data, config, constraint, device=load.device):
+    for metrics in fit(model_of(case), data, config, constraint, device=load.device):
         yield metrics.seconds / load.steps
 
 
-def _theirs(case: Case, data: Dataset, folder: Path | None, load: Load) -> Iterator[float]:
+def their_rounds(case: Case, data: Dataset, folder: Path | None, load: Load) -> Iterator[float]:
     """Seconds per step, round by round, of their loop's body (`train.py`, `SOC/train_robust.py`)."""
     step = _their_step(case, folder, load.device)
     images = (data.train.images.float() / 255 - 0.5) / 0.5
@@ -243,7 +243,7 @@ def _feeding(data: Dataset, load: Load) -> float:
 
 def _clip(case: Case, data: Dataset, load: Load) -> dict[str, Any]:
     """One clip of the whole network beside 100 steps, weights as they are after some."""
-    model = _model(case)
+    model = model_of(case)
     seconds = [
         m.seconds / load.steps
         for m in fit(model, data, _config(case, load, "float32", rounds=2), Orthogonal(0.0), device=load.device)
@@ -282,7 +282,7 @@ def _memories(options: argparse.Namespace, load: Load) -> dict[str, Any]:
 def _peak(side: str, case: Case, authors: Path | None, load: Load) -> float:
     with tempfile.TemporaryDirectory() as folder:
         data = load_dataset(IMAGES[load.device.type], Path(folder))
-        rounds = _ours(case, data, load, "float32") if side == "ours" else _theirs(case, data, authors, load)
+        rounds = our_rounds(case, data, load, "float32") if side == "ours" else their_rounds(case, data, authors, load)
         before = resident_mebibytes()
         next(rounds)
         if load.device.type == "cuda":
