@@ -18,6 +18,7 @@ from ttsv.errors import ConfigError, DataError
 from ttsv.layers import SOCTT, MinMax, TTConv2d
 from ttsv.metrics.certified import (
     assumed_certified_accuracy,
+    assumed_lipschitz,
     certificates,
     certified_accuracy,
     lipschitz_bound,
@@ -530,6 +531,15 @@ def test_assumed_accuracy_is_the_papers_formula() -> None:
         radius: pytest.approx(2 / 3),
         0.3: pytest.approx(1 / 3),
     }
+
+
+@pytest.mark.parametrize("layer", ["dense", "tt", "soc", "soc-tt", "aoc", "cayley-tt"])
+def test_only_of_soc_and_soc_tt_a_constant_is_assumed(layer: str) -> None:
+    """That of the paper's table 1, with respect to pixels, from the smallest std of a channel."""
+    std = (0.25, 0.2, 0.5)
+    model = create_model("small-cnn", num_classes=4, image_size=8, layer=layer, rank=4, std=std)
+    assert assumed_lipschitz(model, std) == (pytest.approx(5) if layer in ("soc", "soc-tt") else None)
+    assert assumed_lipschitz(nn.Linear(3, 2), std) is None
 
 
 class Unknown(nn.Module):

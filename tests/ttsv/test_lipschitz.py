@@ -52,6 +52,7 @@ def test_normalised_values_are_those_behind_the_normalisation() -> None:
     normalised = empirical_lipschitz(model, images, labels, space="normalised", **options)
     assert normalised.maximum == pytest.approx(torch.linalg.matrix_norm(inner, 2).item(), rel=1e-3)
     assert normalised.space == "normalised"
+    assert normalised.maximum <= float(lipschitz_bound(model, 3)) * normalised.longest_unit
     # With one std for all channels the two spaces differ by that factor alone, if the steps are of equal length.
     equal = nn.Sequential(Normalize((0.5,), (0.25,)), nn.Flatten(), nn.Linear(18, 4), nn.Tanh())
     in_pixels = empirical_lipschitz(equal, images, labels, radius=0.125)
@@ -68,7 +69,7 @@ def test_orthogonal_networks_reach_their_bound() -> None:
     assert 0.3 * bound < found.maximum <= bound
     assert bound == pytest.approx(2, rel=1e-6)
     normalised = empirical_lipschitz(model, images, labels, space="normalised")
-    assert 0 < normalised.maximum <= bound / 2 * (1 + 1e-9)
+    assert 0 < normalised.maximum <= bound * normalised.longest_unit == pytest.approx(1, rel=1e-6)
 
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
@@ -92,6 +93,8 @@ def test_never_above_the_certified_bound_and_ascent_no_less_than_fgsm(name: str,
     assert (strong.values >= simple.values * (1 - 1e-3)).all()
     assert strong.values.mean() > simple.values.mean()
     assert 0 < strong.maximum <= bound
+    normalised = empirical_lipschitz(model, images, labels, radius=radius, space="normalised")
+    assert 0 < normalised.maximum <= bound * normalised.longest_unit < bound
     assert model.training
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())

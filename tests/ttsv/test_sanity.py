@@ -135,9 +135,17 @@ def test_constants_above_their_bound(evidence: Evidence) -> None:
     wrong = replace(evidence, bound=replace(bound, value=between), certificates=None)
     violation = one(find_violations(wrong), "(ascent, pixels) is above the bound")
     assert violation.images == tuple((values[1] > between).nonzero()[:, 0].tolist())
-    # In other coordinates the bound says nothing.
-    elsewhere = [replace(found, space="normalised") for found in evidence.lipschitz]
-    assert find_violations(replace(wrong, lipschitz=elsewhere)) == []
+    # In coordinates normalised by a std of 0.25 each constant and the bound are a quarter as large.
+    for unit in (0.25, 0.2):
+        elsewhere = [
+            replace(found, space="normalised", values=found.values / 4, maximum=found.maximum / 4, longest_unit=unit)
+            for found in evidence.lipschitz
+        ]
+        text = f"(ascent, normalised) is above the bound {between * unit:.6g}"
+        found = find_violations(replace(wrong, lipschitz=elsewhere))
+        assert found
+        assert text in found[-1].text
+        assert found[-1].images == tuple((values[1] / 4 > between * unit).nonzero()[:, 0].tolist())
 
 
 @pytest.mark.parametrize(("measure", "value"), [("ece", 1.5), ("mce", -0.1), ("adaptive_ece", 2.0)])
@@ -165,11 +173,12 @@ def test_an_invalid_trial_says_so_and_keeps_the_images(tmp_path: Path, monkeypat
     *_, result = run_trial(config, data_dir=tmp_path / "data", folder=tmp_path / "trial", device="cpu")
     assert isinstance(result, TrialResult)
     assert not result.valid
-    broken, steep = result.violations
+    broken, steep, normalised = result.violations
     assert "pgd broke" in broken
     assert "empirical Lipschitz constant" in steep
+    assert "(fgsm, normalised) is above the bound" in normalised
     with safe_open(result.artifacts["violations"], "pt") as file:
-        assert file.metadata() == {"0": broken, "1": steep}
+        assert file.metadata() == {"0": broken, "1": steep, "2": normalised}
         places, adversarial = file.get_tensor("0.places"), file.get_tensor("0.adversarial")
         images = file.get_tensor("0.images")
         assert len(file.get_tensor("1.places")) == 7

@@ -16,8 +16,8 @@ class Evidence:
     """All on the same images, in the same order: a metric of fewer is of the first.
 
     `images` (count, channels, ...), `labels` (count,) and `logits` (count, classes) are on the network's device, as is
-    nothing else. `bound` is None where none was asked for, `no_bound` says why there is none though one was.
-    `seconds`: those of each stage.
+    nothing else. `bound` is None where none was asked for, `no_bound` says why there is none though one was;
+    `assumed_lipschitz`: see there, None too where no certificates were asked for. `seconds`: those of each stage.
     """
 
     images: Tensor
@@ -28,6 +28,7 @@ class Evidence:
     bound: LipschitzBound | None = None
     no_bound: str | None = None
     certificates: Certificates | None = None
+    assumed_lipschitz: float | None = None
     lipschitz: list[EmpiricalLipschitz] = field(default_factory=list)
     corruption: CorruptionRecord | None = None
     seconds: dict[str, float] = field(default_factory=dict)

@@ -33,7 +33,7 @@ def find_violations(evidence: Evidence) -> list[Violation]:
 
     Certified implies correct, in an attack's own count too, and not broken by any attack nearer than the certified
     radius (L2, whatever the attack's own norm: so at the attack's radius, too); withstanding an attack implies correct;
-    an empirical Lipschitz constant (pixels) is at most the bound; calibration errors are in [0, 1].
+    an empirical Lipschitz constant is at most the bound in its space; calibration errors are in [0, 1].
     """
     return [*_wrong(evidence), *_broken(evidence), *_lost(evidence), *_steep(evidence), *_miscalibrated(evidence)]
 
@@ -89,10 +89,11 @@ def _steep(evidence: Evidence) -> Iterator[Violation]:
     if evidence.bound is None:
         return
     for one in evidence.lipschitz:
-        steep = one.values > evidence.bound.value * (1 + _ROUNDING)
-        if one.space == "pixels" and steep.any():
-            found = f"empirical Lipschitz constant {one.maximum:.6g} ({one.method}, pixels)"
-            text = f"{found} is above the bound {evidence.bound.value:.6g}, at {int(steep.sum())} images"
+        bound = evidence.bound.value * one.longest_unit
+        steep = one.values > bound * (1 + _ROUNDING)
+        if steep.any():
+            found = f"empirical Lipschitz constant {one.maximum:.6g} ({one.method}, {one.space})"
+            text = f"{found} is above the bound {bound:.6g}, at {int(steep.sum())} images"
             yield Violation(text=text, images=_places(steep))
 
 

@@ -24,7 +24,7 @@ from ttsv.metrics.accuracy import predict
 from ttsv.metrics.adversarial import autoattack_steps, require_tiles
 from ttsv.metrics.attack_record import AttackProgress, AttackRecord
 from ttsv.metrics.calibration import CalibrationRecord, calibration_record
-from ttsv.metrics.certified import certificates, lipschitz_bound
+from ttsv.metrics.certified import assumed_lipschitz, certificates, lipschitz_bound
 from ttsv.metrics.corruption import CorruptionRecord, corruption_steps
 from ttsv.metrics.labelled import check_labelled
 from ttsv.metrics.lipschitz import Space, empirical_lipschitz
@@ -97,6 +97,8 @@ def measure(
         attacked = Split(*(part[: config.attack_images] for part in test))
         with _timed(seconds, name):
             evidence.attacks[name] = yield from _attack(name, model, attacked, config, state, renew_state)
+    if config.certified:
+        evidence.assumed_lipschitz = assumed_lipschitz(model, preprocessing["std"])
     if config.certified or config.lipschitz_methods:
         yield from _bound(model, evidence, config)
     if config.lipschitz_methods:
@@ -108,10 +110,9 @@ def measure(
     protocol = evaluation_protocol(data, preprocessing, evidence, config.seed)
     if baseline is not None and baseline.fits(evidence.corruption):
         protocol["corruptions"]["mce_baseline"] = baseline.sha256
-    lipschitz = 1 / min(preprocessing["std"])
     return Measured(
-        columns=columns(evidence, config, baseline, lipschitz),
-        results=results(evidence, config, baseline, lipschitz),
+        columns=columns(evidence, baseline),
+        results=results(evidence, config, baseline),
         protocol=protocol,
         violations=find_violations(evidence),
         evidence=evidence,

@@ -20,10 +20,8 @@ TOP = 5
 _CERTIFIED = {"certified_36": 36 / 255, "certified_72": 72 / 255, "certified_108": 108 / 255, "certified_255": 1.0}
 
 
-def columns(
-    evidence: Evidence, config: EvaluationConfig, baseline: Baseline | None, lipschitz: float
-) -> dict[str, float | None]:
-    """`ttsv.evaluation.stages.Measured.columns`; `lipschitz`: the normalisation's largest scale, 1 / min(std)."""
+def columns(evidence: Evidence, baseline: Baseline | None) -> dict[str, float | None]:
+    """`ttsv.evaluation.stages.Measured.columns`."""
     raw, scaled, bound = evidence.calibration.raw, evidence.calibration.scaled, evidence.bound
     robust = {name: attack.robust_accuracy for name, attack in evidence.attacks.items()}
     corruption = evidence.corruption
@@ -49,14 +47,12 @@ def columns(
     }
     certified = _certified(evidence, tuple(_CERTIFIED.values()))
     found |= {name: certified.get(radius) for name, radius in _CERTIFIED.items()}
-    assumed = _assumed(evidence, tuple(_CERTIFIED.values()), lipschitz) if config.certified else {}
+    assumed = _assumed(evidence, tuple(_CERTIFIED.values()))
     found |= {f"assumed_{name}": assumed.get(radius) for name, radius in _CERTIFIED.items() if radius < 1}
     return found
 
 
-def results(
-    evidence: Evidence, config: EvaluationConfig, baseline: Baseline | None, lipschitz: float
-) -> dict[str, Any]:
+def results(evidence: Evidence, config: EvaluationConfig, baseline: Baseline | None) -> dict[str, Any]:
     """`ttsv.evaluation.stages.Measured.results`: what was asked for, JSON-ready, with the seconds of every stage.
 
     The median radius is None where it is infinite: a constant network is certified at any distance.
@@ -71,7 +67,7 @@ def results(
     if evidence.attacks:
         found["attacks"] = {name: _attack(attack) for name, attack in evidence.attacks.items()}
     if config.certified or config.lipschitz_methods:
-        found["certified"] = _certificates(evidence, config, lipschitz)
+        found["certified"] = _certificates(evidence, config)
     if evidence.lipschitz:
         found["lipschitz"] = [_empirical(evidence, index) for index in range(len(evidence.lipschitz))]
     if evidence.corruption is not None:
@@ -109,7 +105,7 @@ def _attack(attack: AttackRecord) -> dict[str, Any]:
     }
 
 
-def _certificates(evidence: Evidence, config: EvaluationConfig, lipschitz: float) -> dict[str, Any]:
+def _certificates(evidence: Evidence, config: EvaluationConfig) -> dict[str, Any]:
     if evidence.bound is None:
         found: dict[str, Any] = {"bound": None, "why": evidence.no_bound}
     else:
@@ -118,8 +114,8 @@ def _certificates(evidence: Evidence, config: EvaluationConfig, lipschitz: float
     if evidence.certificates is not None:
         found["accuracy"] = _named(_certified(evidence, config.radii))
         found["median_radius"] = _finite(float(evidence.certificates.radii.median()))
-    if config.certified:
-        found["assumed_1_lipschitz"] = _named(_assumed(evidence, config.radii, lipschitz))
+    if assumed := _assumed(evidence, config.radii):
+        found["assumed_1_lipschitz"] = _named(assumed)
     return found
 
 
@@ -134,8 +130,10 @@ def _certified(evidence: Evidence, radii: Sequence[float]) -> dict[float, float]
     return {radius: float((evidence.certificates.radii > radius).double().mean()) for radius in radii}
 
 
-def _assumed(evidence: Evidence, radii: Sequence[float], lipschitz: float) -> dict[float, float]:
-    return assumed_certified_accuracy(evidence.logits, evidence.labels, radii, lipschitz)
+def _assumed(evidence: Evidence, radii: Sequence[float]) -> dict[float, float]:
+    if evidence.assumed_lipschitz is None:
+        return {}
+    return assumed_certified_accuracy(evidence.logits, evidence.labels, radii, evidence.assumed_lipschitz)
 
 
 def _named(values: dict[float, float]) -> dict[str, float]:
@@ -150,6 +148,7 @@ def _empirical(evidence: Evidence, index: int) -> dict[str, Any]:
         "method": one.method,
         "norm": one.norm,
         "radius": one.radius,
+        "bound": None if evidence.bound is None else evidence.bound.value * one.longest_unit,
         "images": len(one.values),
         "maximum": one.maximum,
         "mean": float(one.values.mean()),

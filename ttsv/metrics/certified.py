@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ttsv.data.loading import as_pixels
 from ttsv.errors import ConfigError
 from ttsv.evaluation_config import RADII
+from ttsv.layers import SOC, FramedConv2d
 from ttsv.layers.spectral import evaluating, spectral_layers, zero_image
 from ttsv.metrics.float64 import in_float64, own_dtype
 from ttsv.metrics.labelled import check_labelled, check_logits
@@ -144,8 +145,8 @@ def assumed_certified_accuracy(
     """Radius (L2, in pixels) -> share of the images that an *assumed* Lipschitz constant would certify: no proof.
 
     The paper's p.r. (provable robustness): predicted correctly and `margin / (sqrt(2) lipschitz) > radius`, where
-    `lipschitz` is that with respect to pixels: 1 / min(std) for a network that is taken for 1-Lipschitz in normalised
-    coordinates. `logits` (count, classes), `labels` (count,). Raises `ConfigError` and `DataError`.
+    `lipschitz` is that with respect to pixels, see `assumed_lipschitz`. `logits` (count, classes), `labels` (count,).
+    Raises `ConfigError` and `DataError`.
     """
     _check_radii(radii)
     if not 0 < lipschitz < math.inf:
@@ -153,6 +154,17 @@ def assumed_certified_accuracy(
     check_logits(logits, labels)
     gaps = margins(logits.double(), labels.long()).amin(1)
     return _shares(gaps / (math.sqrt(2) * lipschitz), radii)
+
+
+def assumed_lipschitz(model: nn.Module, std: Sequence[float]) -> float | None:
+    """The Lipschitz constant, with respect to pixels, that the paper takes for granted: 1 / min(std).
+
+    That is 1 in coordinates normalised by `std`, and is assumed of networks of which every convolution is SOC or
+    SOC-TT (table 1). None for others: nobody takes them for 1-Lipschitz.
+    """
+    layers = spectral_layers(model).values()
+    cores = [layer.core if isinstance(layer, FramedConv2d) else layer for layer in layers]
+    return 1 / min(std) if cores and all(isinstance(core, SOC) for core in cores) else None
 
 
 def margins(logits: Tensor, labels: Tensor) -> Tensor:

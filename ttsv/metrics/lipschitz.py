@@ -29,6 +29,8 @@ class EmpiricalLipschitz:
     """Per image `|f(x') - f(x)| / |x' - x|`, L2 norms of logits and of images in `space`: `values` (count,), float64.
 
     `values` are on the CPU, their largest is `maximum`. The paper's values are those of the normalised space.
+    `longest_unit`: the most that a step of length 1 in the space is in pixels, 1 or the largest std; a Lipschitz bound
+    with respect to pixels, times this, holds in the space.
     """
 
     values: Tensor
@@ -37,6 +39,7 @@ class EmpiricalLipschitz:
     method: Method
     norm: Norm
     radius: float
+    longest_unit: float
 
     def histogram(self, bins: int = 30) -> tuple[list[int], list[float]]:
         """How many values fall into each of `bins` equal bins, and the `bins + 1` edges between least and largest."""
@@ -79,7 +82,7 @@ def empirical_lipschitz(
     a Lipschitz constant is about all inputs (an image that cannot move then has the value 0).
 
     `precision`: of the search. The ratio of the points found is always computed in float64, on the weights as they
-    are, so that it is at most `ttsv.metrics.certified.lipschitz_bound` (in pixels).
+    are, so that it is at most `ttsv.metrics.certified.lipschitz_bound` (times `longest_unit`).
 
     Raises `ConfigError` for options out of range, and for a normalised space of a model without one `Normalize`;
     `DataError` for images, labels or logits that cannot be used.
@@ -113,7 +116,13 @@ def empirical_lipschitz(
     if not found.isfinite().all():
         raise DataError(f"{int((~found.isfinite()).sum())} of {len(found)} images have ratios that are not finite")
     return EmpiricalLipschitz(
-        values=found, maximum=found.max().item(), space=space, method=method, norm=norm, radius=radius
+        values=found,
+        maximum=found.max().item(),
+        space=space,
+        method=method,
+        norm=norm,
+        radius=radius,
+        longest_unit=scale.max().item(),
     )
 
 
