@@ -166,30 +166,29 @@ def _board(source: ScoreSource, board: BoardKey, first: BoardKey, question: Ques
     total, following = board.ranked, None
     if question.group_by:
         groups = _groups(source, board, question.group_by, metric)
-        means = source.means(board, metric)
-        order = [Position(means[key], key) for key in groups]
-        total, order = len(order), order[: question.limit]
+        positions = source.positions(board, metric)
+        total, order = len(groups), [(key, positions[key]) for key in groups][: question.limit]
         better = before = 0
     else:
-        order = source.ranked(board, metric, question.limit + 1, question.after)
+        order = list(source.ranked(board, metric, question.limit + 1, question.after).items())
         if len(order) > question.limit:
-            order, following = order[:-1], order[-2]
+            order, following = order[:-1], order[-2][1]
         better = before = 0
         if question.after is not None and order:
-            better, before = source.ahead(board, metric, order[0])
+            better, before = source.ahead(board, metric, order[0][1])
             before -= 1
     front = _front(source, board, question.front) if question.front else None
     on_it = set(front or ())
-    entries = source.entries(board, [position.key for position in order])
+    entries = source.entries(board, [key for key, _ in order])
     baseline = _baseline(source, board, question.baseline)
     seen.load({entry.cell: entry.seeds for entry in entries.values()})
     columns = [m.value for m in shown_metrics(question)]
     rows: list[Row] = []
-    for index, position in enumerate(order):
-        entry = entries[position.key]
+    for index, (key, position) in enumerate(order):
+        entry = entries[key]
         if index == 0:
             place = better + 1
-        elif position.mean != order[index - 1].mean:
+        elif position.mean != order[index - 1][1].mean:
             place = before + index + 1
         missing, trials = seen.missing(entry.cell, board.protocol)
         config = {name: value for name, value in entry.config.items() if name != "seed"}
@@ -203,8 +202,8 @@ def _board(source: ScoreSource, board: BoardKey, first: BoardKey, question: Ques
                 not missing,
                 missing,
                 spreads(entry.metrics, columns),
-                groups.get(position.key),
-                None if front is None else position.key in on_it,
+                groups.get(key),
+                None if front is None else key in on_it,
                 None if baseline is None else _differences(entry.metrics, baseline, columns),
                 paper.references(config, board.record),
             )
@@ -216,8 +215,8 @@ def _board(source: ScoreSource, board: BoardKey, first: BoardKey, question: Ques
 
 def _groups(source: ScoreSource, board: BoardKey, field: GroupBy, metric: Metric) -> dict[int, Group]:
     """The best cell of each group, best first."""
-    values, means = source.groups(board, field), source.means(board, metric)
-    order = sorted(means, key=lambda key: (means[key], key), reverse=metric.more_is_better)
+    values, positions = source.groups(board, field), source.positions(board, metric)
+    order = sorted(positions, key=positions.__getitem__, reverse=metric.more_is_better)
     best: dict[Any, int] = {}
     counts: dict[Any, int] = {}
     for key in order:
@@ -228,12 +227,12 @@ def _groups(source: ScoreSource, board: BoardKey, field: GroupBy, metric: Metric
 
 def _front(source: ScoreSource, board: BoardKey, respects: Sequence[Metric]) -> list[int]:
     """Keys of the cells on the front of those that have all of its metrics, best in the first metric first."""
-    columns = [source.means(board, respect) for respect in respects]
-    keys = sorted(set.intersection(*(set(column) for column in columns)))
-    points = [[column[key] for column in columns] for key in keys]
+    columns = [source.positions(board, respect) for respect in respects]
+    keys = list(set.intersection(*(set(column) for column in columns)))
+    points = [[column[key].mean for column in columns] for key in keys]
     kept = on_front(points, [respect.more_is_better for respect in respects])
-    chosen = [(point[0], key) for point, key, keep in zip(points, keys, kept, strict=True) if keep]
-    return [key for _, key in sorted(chosen, reverse=respects[0].more_is_better)]
+    chosen = [key for key, keep in zip(keys, kept, strict=True) if keep]
+    return sorted(chosen, key=columns[0].__getitem__, reverse=respects[0].more_is_better)
 
 
 def _named(source: ScoreSource, board: BoardKey, keys: Sequence[int]) -> list[str]:

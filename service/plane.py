@@ -49,8 +49,9 @@ def plane(session: Session, question: Question, x: Metric, y: Metric) -> Plane |
 
 
 def _plane(source: ScoreSource, board: BoardKey, x: Metric, y: Metric) -> Plane | None:
-    xs, ys = source.means(board, x), source.means(board, y)
-    keys = sorted(xs.keys() & ys.keys())
+    across, up = source.positions(board, x), source.positions(board, y)
+    keys = sorted(across.keys() & up.keys(), key=across.__getitem__)
+    xs, ys = {key: across[key].mean for key in keys}, {key: up[key].mean for key in keys}
     if not keys:
         return None
     front = on_front([(xs[key], ys[key]) for key in keys], [x.more_is_better, y.more_is_better])

@@ -32,6 +32,7 @@ from service.models import (
     OPEN_TRIALS,
     Artifact,
     EpochPoint,
+    Experiment,
     Protocol,
     Result,
     Trial,
@@ -133,7 +134,7 @@ def add_epoch(session: Session, lease: Lease, trial_id: int, point: dict[str, An
     trial.best_val_accuracy = accuracy if best is None else max(accuracy, best)
     if point["epoch"] > trial.epoch:
         trial.epoch = point["epoch"]
-        experiment.fruitless_claims = 0
+        _got_on(experiment)
     insert = leases.upsert(session)(EpochPoint).values(trial_id=trial_id, **point)
     key = [EpochPoint.trial_id, EpochPoint.epoch]
     with session.no_autoflush:
@@ -170,7 +171,7 @@ def finish_trial(
         Artifact(trial_id=trial_id, kind=file.kind, path=file.path, sha256=file.sha256, size=file.size)
         for file in artifacts
     )
-    experiment.fruitless_claims = 0
+    _got_on(experiment)
     scores.touch(session, trial.dataset, trial.cell)
     events.record_trial(session, EventKind.TRIAL_FINISHED, leases.actor(experiment), trial)
 
@@ -184,7 +185,7 @@ def early_stop_trial(session: Session, lease: Lease, trial_id: int) -> None:
     if trial := _trial(session, lease, trial_id, TrialState.RUNNING):
         _end(trial, TrialState.EARLY_STOPPED)
         trial.error = None
-        experiment.fruitless_claims = 0
+        _got_on(experiment)
         events.record_trial(session, EventKind.TRIAL_EARLY_STOPPED, leases.actor(experiment), trial, epoch=trial.epoch)
 
 
@@ -197,7 +198,7 @@ def fail_trial(session: Session, lease: Lease, trial_id: int, failure: str, erro
     if trial := _trial(session, lease, trial_id, TrialState.RUNNING):
         _end(trial, TrialState.DIVERGED if failure == "diverged" else TrialState.FAILED)
         trial.failure, trial.error = failure, _storable(error)
-        experiment.fruitless_claims = 0
+        _got_on(experiment)
         events.record_trial(session, EventKind.TRIAL_FAILED, leases.actor(experiment), trial, failure=failure)
 
 
@@ -219,6 +220,11 @@ def lose_trial(session: Session, lease: Lease, trial_id: int, error: str) -> Non
         trial.failure = "crashed"
         trial.error = f"the trial's process was lost {trial.attempts} times; the last time: {error}"
         events.record_trial(session, EventKind.TRIAL_FAILED, worker, trial, failure=trial.failure)
+
+
+def _got_on(experiment: Experiment) -> None:
+    """More of its epochs are done than before."""
+    experiment.fruitless_claims, experiment.progressed_at = 0, now()
 
 
 def _end(trial: Trial, state: TrialState) -> None:

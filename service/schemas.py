@@ -19,7 +19,7 @@ class Out(BaseModel):
 
 
 class ExperimentProgress(Out):
-    """How far an experiment is. `trials` counts them by state; `seconds_left` extrapolates the pace."""
+    """How far an experiment is. `trials` counts them by state; `seconds_left`: from its last epoch on, at its pace."""
 
     trials: dict[TrialState, int]
     epochs_done: int

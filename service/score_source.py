@@ -5,7 +5,7 @@ Both give the same numbers (`service.measures`).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from sqlalchemy import ColumnElement, Select, func, select, tuple_
 from sqlalchemy.orm import Session
@@ -45,12 +45,11 @@ class Entry:
     metrics: Measures
 
 
-@dataclass(frozen=True)
-class Position:
-    """A row's place in the order of one metric: ties follow their keys."""
+class Position(NamedTuple):
+    """A row's place in the order of one metric: equal means follow their cells (`service.scores.tie_of`)."""
 
     mean: float
-    key: int
+    tie: int
 
 
 class ScoreSource(Protocol):
@@ -59,14 +58,14 @@ class ScoreSource(Protocol):
     def boards(self, metric: Metric) -> list[BoardKey]:
         """All boards."""
 
-    def ranked(self, board: BoardKey, metric: Metric, limit: int, after: Position | None) -> list[Position]:
-        """The best rows, or those after a position."""
+    def ranked(self, board: BoardKey, metric: Metric, limit: int, after: Position | None) -> dict[int, Position]:
+        """The best rows, or those after a position, in their order."""
 
     def ahead(self, board: BoardKey, metric: Metric, position: Position) -> tuple[int, int]:
         """How many rows have a better mean, and how many stand up to and with the position."""
 
-    def means(self, board: BoardKey, metric: Metric) -> dict[int, float]:
-        """All rows' means."""
+    def positions(self, board: BoardKey, metric: Metric) -> dict[int, Position]:
+        """All rows, in any order."""
 
     def groups(self, board: BoardKey, field: GroupBy) -> dict[int, Any]:
         """All rows' values of a field."""
@@ -124,14 +123,14 @@ class StoredScores:
     def _counts(self, query: Select[int, int]) -> dict[int, int]:
         return dict(self._session.execute(query).all())
 
-    def ranked(self, board: BoardKey, metric: Metric, limit: int, after: Position | None) -> list[Position]:
-        """The best rows, or those after a position."""
-        query = self._of(select(ScoreRank.mean, ScoreRank.score_id), board.id, metric)
+    def ranked(self, board: BoardKey, metric: Metric, limit: int, after: Position | None) -> dict[int, Position]:
+        """The best rows, or those after a position, in their order."""
+        query = self._of(select(ScoreRank.score_id, ScoreRank.mean, ScoreRank.tie), board.id, metric)
         if after is not None:
             query = query.where(_beyond(metric, after))
-        columns = (ScoreRank.mean, ScoreRank.score_id)
+        columns = (ScoreRank.mean, ScoreRank.tie)
         order = [column.desc() for column in columns] if metric.more_is_better else list(columns)
-        return [Position(mean, key) for mean, key in self._session.execute(query.order_by(*order).limit(limit))]
+        return self._placed(query.order_by(*order).limit(limit))
 
     def ahead(self, board: BoardKey, metric: Metric, position: Position) -> tuple[int, int]:
         """How many rows have a better mean, and how many stand up to and with the position."""
@@ -140,10 +139,13 @@ class StoredScores:
         beyond = self._session.scalar(count.where(_beyond(metric, position))) or 0
         return self._session.scalar(count.where(better)) or 0, board.ranked - beyond
 
-    def means(self, board: BoardKey, metric: Metric) -> dict[int, float]:
-        """All rows' means."""
-        query = self._of(select(ScoreRank.score_id, ScoreRank.mean), board.id, metric)
-        return dict(self._session.connection().execute(query).all())  # without objects: there may be thousands
+    def positions(self, board: BoardKey, metric: Metric) -> dict[int, Position]:
+        """All rows, in any order."""
+        return self._placed(self._of(select(ScoreRank.score_id, ScoreRank.mean, ScoreRank.tie), board.id, metric))
+
+    def _placed(self, query: Any) -> dict[int, Position]:
+        rows = self._session.connection().execute(query)  # without objects: there may be thousands
+        return {key: Position(mean, tie) for key, mean, tie in rows}
 
     def groups(self, board: BoardKey, field: GroupBy) -> dict[int, Any]:
         """All rows' values of a field."""
@@ -171,8 +173,8 @@ class StoredScores:
 
 
 def _beyond(metric: Metric, position: Position) -> ColumnElement[bool]:
-    order, here = tuple_(ScoreRank.mean, ScoreRank.score_id), (position.mean, position.key)
-    return order < here if metric.more_is_better else order > here
+    order = tuple_(ScoreRank.mean, ScoreRank.tie)
+    return order < position if metric.more_is_better else order > position
 
 
 class ChosenTrials:
@@ -219,7 +221,7 @@ class ChosenTrials:
             for name in self._protocols
         ]
         self._cells, self._groups = cells, groups
-        self._means: dict[tuple[int, Metric], dict[int, float]] = {}
+        self._positions: dict[tuple[int, Metric], dict[int, Position]] = {}
 
     def boards(self, metric: Metric) -> list[BoardKey]:
         """All boards."""
@@ -231,34 +233,33 @@ class ChosenTrials:
             if self._rows[index]
         ]
         return [
-            BoardKey(board.id, board.protocol, board.record, len(self.means(board, metric)), board.cells)
+            BoardKey(board.id, board.protocol, board.record, len(self.positions(board, metric)), board.cells)
             for board in found
         ]
 
-    def ranked(self, board: BoardKey, metric: Metric, limit: int, after: Position | None) -> list[Position]:
-        """The best rows, or those after a position."""
+    def ranked(self, board: BoardKey, metric: Metric, limit: int, after: Position | None) -> dict[int, Position]:
+        """The best rows, or those after a position, in their order."""
         ordered = self._ordered(board, metric)
         first = 0 if after is None else self.ahead(board, metric, after)[1]
-        return ordered[first : first + limit]
+        return dict(ordered[first : first + limit])
 
     def ahead(self, board: BoardKey, metric: Metric, position: Position) -> tuple[int, int]:
         """How many rows have a better mean, and how many stand up to and with the position."""
-        sign = -1 if metric.more_is_better else 1
-        here = (sign * position.mean, sign * position.key)
-        ordered = self._ordered(board, metric)
-        better = sum(sign * other.mean < here[0] for other in ordered)
-        return better, sum((sign * other.mean, sign * other.key) <= here for other in ordered)
+        more = metric.more_is_better
+        others = self.positions(board, metric).values()
+        better = sum(other.mean > position.mean if more else other.mean < position.mean for other in others)
+        return better, sum(other >= position if more else other <= position for other in others)
 
-    def means(self, board: BoardKey, metric: Metric) -> dict[int, float]:
-        """All rows' means."""
-        if (board.id, metric) not in self._means:
+    def positions(self, board: BoardKey, metric: Metric) -> dict[int, Position]:
+        """All rows, in any order."""
+        if (board.id, metric) not in self._positions:
             column = self._metrics.index(metric)
-            found = self._means[board.id, metric] = {}
+            found = self._positions[board.id, metric] = {}
             for key, rows in self._rows[board.id].items():
                 known = [float(value) for row in rows if (value := row.values[column]) is not None]
                 if known:
-                    found[key] = spread(known)[1]
-        return self._means[board.id, metric]
+                    found[key] = Position(spread(known)[1], scores.tie_of(self._cells[key]))
+        return self._positions[board.id, metric]
 
     def groups(self, board: BoardKey, field: GroupBy) -> dict[int, Any]:
         """All rows' values of the field that the source was made for."""
@@ -289,6 +290,6 @@ class ChosenTrials:
         """The key of a cell."""
         return next((key for key in self._rows[board.id] if self._cells[key] == cell), None)
 
-    def _ordered(self, board: BoardKey, metric: Metric) -> list[Position]:
-        found = [Position(mean, key) for key, mean in self.means(board, metric).items()]
-        return sorted(found, key=lambda row: (row.mean, row.key), reverse=metric.more_is_better)
+    def _ordered(self, board: BoardKey, metric: Metric) -> list[tuple[int, Position]]:
+        placed = self.positions(board, metric).items()
+        return sorted(placed, key=lambda row: row[1], reverse=metric.more_is_better)

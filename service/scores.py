@@ -5,6 +5,7 @@ same fingerprint in several experiments) counts once per protocol, with its newe
 scope, data set and protocol: scope 0 has the trials of all projects, the others those of one.
 """
 
+import hashlib
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -80,6 +81,11 @@ def newest(results: Iterable[Counted]) -> list[Counted]:
     return list({(counted.fingerprint, counted.protocol): counted for counted in ordered}.values())
 
 
+def tie_of(cell: str) -> int:
+    """By what cells of equal means are ordered: 56 bits of the cell itself, the same in every database and query."""
+    return int.from_bytes(hashlib.blake2b(cell.encode(), digest_size=7).digest())
+
+
 def touch(session: Session, dataset: str, cell: str) -> None:
     """A cell's results change in this transaction: its scores are made anew when it commits."""
     session.info.setdefault(_TOUCHED, set()).add((dataset, cell))
@@ -133,7 +139,7 @@ def _refresh(connection: Connection, dataset: str, cells: Sequence[str]) -> None
         if old := known.get((cell, scope, protocol)):
             if (old.trial_id, old.metrics) != (score["trial_id"], score["metrics"]):
                 changed.append({"score_id": old.id, **score})
-                ranks.change(old.id, old.board_id, score["metrics"], old.metrics)
+                ranks.change(old.id, old.board_id, cell, score["metrics"], old.metrics)
         else:
             if (scope, protocol) not in boards:
                 boards[scope, protocol] = _board(connection, scope, dataset, protocol)
@@ -142,7 +148,7 @@ def _refresh(connection: Connection, dataset: str, cells: Sequence[str]) -> None
         connection.execute(_CHANGE, changed)
     if new:
         for (score_id,), score in zip(connection.execute(_ENTER, new), new, strict=True):
-            ranks.change(score_id, score["board_id"], score["metrics"], {})
+            ranks.change(score_id, score["board_id"], score["cell"], score["metrics"], {})
     ranks.write(connection)
 
 
@@ -227,15 +233,16 @@ class _Ranks:
         self._gone: list[dict[str, Any]] = []
         self._new: list[dict[str, Any]] = []
 
-    def change(self, score_id: int, board_id: int, made: Measures, old: Measures) -> None:
+    def change(self, score_id: int, board_id: int, cell: str, made: Measures, old: Measures) -> None:
         """One score's means."""
+        tie = tie_of(cell)
         self._gone += [
             {"of_score": score_id, "of_metric": name}
             for name, values in old.items()
             if name not in made or made[name][1] != values[1]
         ]
         self._new += [
-            {"score_id": score_id, "metric": name, "board_id": board_id, "mean": values[1]}
+            {"score_id": score_id, "metric": name, "board_id": board_id, "mean": values[1], "tie": tie}
             for name, values in made.items()
             if name not in old or old[name][1] != values[1]
         ]
@@ -252,7 +259,7 @@ def _store(session: Session, scores: list[dict[str, Any]]) -> None:
     session.execute(insert(Score), scores)
     ranks = _Ranks()
     for score in scores:
-        ranks.change(score["id"], score["board_id"], score["metrics"], {})
+        ranks.change(score["id"], score["board_id"], score["cell"], score["metrics"], {})
     ranks.write(session.connection())
 
 

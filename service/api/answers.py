@@ -10,7 +10,7 @@ from service import store
 from service.api.parts import Reply
 from service.fields import Fields
 from service.listing import TrialFilter, list_trials, tags_of
-from service.models import Experiment, ExperimentState, Result, Trial, now
+from service.models import Experiment, ExperimentState, Result, Trial
 from service.schemas import ExperimentOut, ExperimentProgress, ResultOut, TrialOut, TrialPage
 
 _EVERYTHING = Fields(ExperimentOut)
@@ -94,9 +94,13 @@ def result_out(result: Result) -> ResultOut:
 
 
 def _seconds_left(experiment: Experiment, progress: store.Progress) -> float | None:
-    """At the pace since the last claim; None until a twentieth of its work is done, as starting takes time too."""
+    """From the last progress on, at the pace since the last claim: what is stored says it, so the ETag stands still.
+
+    None until a twentieth of its work is done, as starting takes time too.
+    """
+    claimed, progressed = experiment.claimed_at, experiment.progressed_at
     done = progress.epochs_done - experiment.epochs_at_claim
     wanted = (progress.epochs - experiment.epochs_at_claim) / 20
-    if experiment.state != ExperimentState.RUNNING or experiment.claimed_at is None or done < max(1, wanted):
+    if experiment.state != ExperimentState.RUNNING or claimed is None or progressed is None or done < max(1, wanted):
         return None
-    return (now() - experiment.claimed_at).total_seconds() * (progress.epochs - progress.epochs_done) / done
+    return max(0.0, (progressed - claimed).total_seconds()) * (progress.epochs - progress.epochs_done) / done

@@ -95,8 +95,9 @@ def show(
 ) -> Response:
     """Cells ranked by the mean over their seeds, one board per protocol: other protocols' numbers are shown apart.
 
-    A trial that ran more than once counts with its newest result; early-stopped trials, invalid results and archived
-    experiments do not count. As JSON, CSV, Markdown or LaTeX, by `format` or Accept.
+    Equal means share a place and stand in an order of their cells, whatever is asked for. A trial that ran more than
+    once counts with its newest result; early-stopped trials, invalid results and archived experiments do not
+    count. As JSON, CSV, Markdown or LaTeX, by `format` or Accept.
     """
     if fix := DatasetName().fix(dataset):
         raise NotFoundError(f"there is no data set {dataset!r}: the name {fix}")
@@ -112,7 +113,7 @@ def show(
         columns=HEADLINE if metrics is None else () if metrics == "all" else _metrics("metrics", metrics),
         filters=filters,
         limit=limit,
-        after=None if cursor is None else _decoded(cursor, metric, filters),
+        after=None if cursor is None else _decoded(cursor, metric),
         group_by=group_by,
         front=front,
         baseline=baseline,
@@ -132,10 +133,9 @@ def show(
 
 def _plain(found: Leaderboard, question: Question) -> dict[str, Any]:
     """The answer as `LeaderboardOut` has it."""
-    boards = [
-        vars(board) | {"next": None if board.next is None else _encoded(board.next, question)} for board in found.boards
-    ]
-    return {"dataset": question.dataset, "metric": question.metric, **vars(found), "boards": boards}
+    metric = question.metric
+    boards = [vars(b) | {"next": None if b.next is None else _encoded(b.next, metric)} for b in found.boards]
+    return {"dataset": question.dataset, "metric": metric, **vars(found), "boards": boards}
 
 
 def _metrics(field: str, names: str | None) -> tuple[Metric, ...]:
@@ -148,19 +148,17 @@ def _metrics(field: str, names: str | None) -> tuple[Metric, ...]:
     return tuple(Metric(name) for name in listed)
 
 
-def _encoded(position: Position, question: Question) -> str:
-    text = json.dumps([question.metric, question.filters.choose_trials, position.mean, position.key])
+def _encoded(position: Position, metric: Metric) -> str:
+    text = json.dumps([metric, *position])
     return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
-def _decoded(cursor: str, metric: Metric, filters: Filters) -> Position:
+def _decoded(cursor: str, metric: Metric) -> Position:
     """Where the page before ended; raises `QueryError`."""
     try:
-        values = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
-        name, chosen, mean, key = values
-        right = (name, chosen) == (metric, filters.choose_trials) and type(mean) is float and math.isfinite(mean)
-        if right and type(key) is int and 0 <= key <= MAX_ID:
-            return Position(mean, key)
+        name, mean, tie = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+        if name == metric and type(mean) is float and math.isfinite(mean) and type(tie) is int and 0 <= tie <= MAX_ID:
+            return Position(mean, tie)
     except (ValueError, TypeError):
         pass
     raise QueryError([FieldProblem("cursor", "not a cursor of this leaderboard; take `next` of the page before")])

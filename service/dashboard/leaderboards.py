@@ -70,23 +70,23 @@ def board(
     baseline: Annotated[str | None, Query(pattern=_HEX)] = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 30,
     mean: Annotated[float | None, Query(allow_inf_nan=False)] = None,
-    key: Annotated[int | None, Query(ge=0, le=MAX_ID)] = None,
+    tie: Annotated[int | None, Query(ge=0, le=MAX_ID)] = None,
 ) -> HTMLResponse:
-    """A data set's boards. `mean` and `key` say after which row the page of one protocol's board begins.
+    """A data set's boards. `mean` and `tie` say after which row the page of one protocol's board begins.
 
     `draw`: the plane of x and y with its Pareto front; by default where few cells have to be read for it.
     """
     if fix := DatasetName().fix(dataset):
         raise NotFoundError(f"there is no data set {dataset!r}: the name {fix}")
     y = y or metric
-    paged = mean is not None and key is not None and filters.protocol is not None and group_by is None
+    paged = mean is not None and tie is not None and filters.protocol is not None and group_by is None
     question = Question(
         dataset=dataset,
         metric=metric,
         columns=tuple(column or HEADLINE),
         filters=filters,
         limit=limit,
-        after=Position(mean, key) if paged and mean is not None and key is not None else None,
+        after=Position(mean, tie) if paged and mean is not None and tie is not None else None,
         group_by=group_by,
         baseline=baseline,
         scope=who.project_id or EVERYONE,

@@ -23,9 +23,9 @@ class Experiment(Base):
 
     `fence` grows with every claim, reaping and cancelling and guards every write of a worker. `heartbeat` counts
     the lease's renewals; who watches it stand still may take the experiment over. `epochs_at_claim` were done
-    when the last claim began: the pace since then tells the time left. `revision` grows with every change that
-    people make (its ETag). `stopping`: running trials finish, no other begins. Without a project it was posted
-    without a key.
+    when the last claim began, others by `progressed_at`: their pace tells the time left. `revision` grows with
+    every change that people make (its ETag). `stopping`: running trials finish, no other begins. Without a project
+    it was posted without a key.
     """
 
     __tablename__ = "experiments"
@@ -48,6 +48,7 @@ class Experiment(Base):
     finished_at: Mapped[datetime | None]
     claimed_at: Mapped[datetime | None]
     epochs_at_claim: Mapped[int] = mapped_column(default=0)
+    progressed_at: Mapped[datetime | None]
     fence: Mapped[int] = mapped_column(default=0)
     heartbeat: Mapped[int] = mapped_column(default=0)
     fruitless_claims: Mapped[int] = mapped_column(default=0)

@@ -131,11 +131,14 @@ class Score(Base):
 
 
 class ScoreRank(Base):
-    """The means of `Score.metrics` in an order that an index can walk: a board's first rows are read, no others."""
+    """The means of `Score.metrics` in an order that an index can walk: a board's first rows are read, no others.
+
+    `tie` is a number of the cell (`service.scores.tie_of`), by which equal means are ordered.
+    """
 
     __tablename__ = "score_ranks"
     __table_args__ = (
-        Index("ix_score_ranks_order", "board_id", "metric", "mean", "score_id"),
+        Index("ix_score_ranks_order", "board_id", "metric", "mean", "tie", "score_id"),
         {"sqlite_with_rowid": False},
     )
 
@@ -143,3 +146,4 @@ class ScoreRank(Base):
     metric: Mapped[str] = mapped_column(String(40), primary_key=True)
     board_id: Mapped[int] = mapped_column(Id)
     mean: Mapped[float]
+    tie: Mapped[int] = mapped_column(BigInteger)

@@ -10,13 +10,14 @@ import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import ClauseElement, Connection, inspect, text
+from sqlalchemy import ClauseElement, Connection, inspect, select, text
 from sqlalchemy.orm import Session
 
 import migrations
+from service import scores
 from service.db import Database
 from service.migrate import alembic_config, migrate, newest
-from service.models import Base, Experiment, Result, Trial
+from service.models import Base, Experiment, Result, Score, ScoreRank, Trial
 
 
 @pytest.fixture
@@ -256,3 +257,27 @@ class TestSecond:
                 command.downgrade(alembic_config(connection), "0001")
         with empty.engine.connect() as connection:
             assert connection.scalar(text("SELECT accuracy FROM results WHERE trial_id = 9")) == 0.5
+
+
+class TestFifth:
+    """0005 on scores that have no order of ties."""
+
+    OLD = (
+        *TestSecond.FILL,
+        "INSERT INTO score_boards (id, scope, dataset, protocol) VALUES (5, 0, 'digits', 'p')",
+        'INSERT INTO scores (id, board_id, cell, trial_id, model, layer, "constraint", seeds, metrics)'
+        " VALUES (3, 5, 'c', 9, 'small-cnn', 'dense', 'none', 1, '{}')",
+        "INSERT INTO score_ranks (score_id, metric, board_id, mean) VALUES (3, 'accuracy', 5, 0.5)",
+    )
+
+    def test_scores_are_made_anew_from_the_results(self, empty: Database) -> None:
+        with empty.writer.begin() as connection:
+            command.upgrade(alembic_config(connection), "0004")
+            for statement in self.OLD:
+                connection.execute(text(statement))
+        migrate(empty)
+        with Session(empty.engine) as session:
+            (score,) = session.scalars(select(Score))
+            ranks = {rank.metric: (rank.score_id, rank.mean, rank.tie) for rank in session.scalars(select(ScoreRank))}
+            assert (score.cell, ranks["accuracy"]) == ("c", (score.id, 0.5, scores.tie_of("c")))
+            assert session.get_one(Experiment, 7).progressed_at is None

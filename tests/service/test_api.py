@@ -4,6 +4,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -268,7 +269,27 @@ class TestExperiments:
         assert (progress["epochs_done"], progress["epochs"]) == (4, 6)
         assert (progress["best_accuracy"], progress["best_val_accuracy"]) == (0.75, 0.7)
         assert progress["seconds_left"] >= 0
+        for path in (f"/v1/experiments/{experiment_id}", "/v1/experiments"):
+            tag = api.get(path).headers["etag"]  # it does not change with the clock
+            assert api.get(path, headers={"If-None-Match": tag}).status_code == 304
         assert api.get("/v1/experiments").json()["items"][0]["progress"]["trials"] == progress["trials"]
+
+    def test_time_left_at_the_pace_of_what_is_done(
+        self, api: TestClient, submit: Submit, claim: Claim, finish: Finish, database: Database, table: Table
+    ) -> None:
+        """Six epochs of nine in 60 seconds: 30 more."""
+        experiment_id = submit(seeds=3)
+        lease = claim()
+        for trial in table(Trial)[:2]:
+            finish(lease, trial.id)
+
+        def a_minute(session: Session) -> None:
+            experiment = session.get_one(Experiment, experiment_id)
+            assert experiment.progressed_at is not None
+            experiment.claimed_at = experiment.progressed_at - timedelta(seconds=60)
+
+        database.write(a_minute)
+        assert api.get(f"/v1/experiments/{experiment_id}").json()["progress"]["seconds_left"] == 30
 
 
 class TestTrials:

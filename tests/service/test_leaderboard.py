@@ -324,7 +324,27 @@ class TestQuestions:
             after, pages = board.next, pages + 1
         assert pages == 4
         assert [row.place for row in rows] == [1, 2, 3, 3, 3, 6, 7]
-        assert {row.cell for row in rows} == {row.cell for row in whole}
+        assert [row.cell for row in rows] == [row.cell for row in whole]
+
+    def test_equal_means_stand_in_one_order_however_they_are_asked_for(self, rank: Rank, session: Session) -> None:
+        """Their cells' order: neither that of rows, which were stored in another order here, nor that of trials."""
+        again = [Run(cell, 1) for cell in (3, 0, 5, 1)]
+        stored = only_board(rank([Run(cell, 0) for cell in range(8)], again, front=(Metric.ACCURACY, Metric.LOSS)))
+        cells = sorted((f"cell {cell}" for cell in range(8)), key=scores.tie_of, reverse=True)
+        assert [row.cell for row in stored.rows] == stored.front == cells != sorted(cells)
+        for filters in (Filters(tag="all"), Filters(model="small-cnn"), Filters(tag="all", protocol="a")):
+            board = only_board(ask(session, filters=filters, front=(Metric.ACCURACY, Metric.LOSS)))
+            assert [row.cell for row in board.rows] == board.front == cells
+            by_loss = only_board(ask(session, Metric.LOSS, filters=filters, group_by=GroupBy.RANK))
+            assert [row.cell for row in by_loss.rows] == cells[::-1]
+
+    def test_a_cursor_serves_any_choice_of_the_same_trials(self, rank: Rank, session: Session) -> None:
+        rank([Run(cell, 0) for cell in range(4)])
+        first = only_board(ask(session, limit=1))
+        second = only_board(ask(session, filters=Filters(tag="all", protocol="a"), limit=1, after=first.next))
+        third = only_board(ask(session, filters=Filters(protocol="a"), limit=2, after=second.next))
+        shown = [*first.rows, *second.rows, *third.rows]
+        assert [row.cell for row in shown] == [row.cell for row in only_board(ask(session)).rows]
 
     @MODES
     @pytest.mark.parametrize(

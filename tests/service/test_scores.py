@@ -119,8 +119,9 @@ def stored(session: Session) -> dict[tuple[int, str, str], dict[str, list[Any]]]
     """The same from the scores; their ranks must say the same."""
     boards = {board.id: board for board in session.scalars(select(ScoreBoard))}
     rows = session.scalars(select(Score)).all()
-    ranks = {(r.score_id, r.metric): (r.board_id, r.mean) for r in session.scalars(select(ScoreRank))}
-    assert ranks == {(row.id, name): (row.board_id, v[1]) for row in rows for name, v in row.metrics.items()}
+    ranks = {(r.score_id, r.metric): (r.board_id, r.mean, r.tie) for r in session.scalars(select(ScoreRank))}
+    said = {(row.id, name): (row.board_id, v[1], row.cell) for row in rows for name, v in row.metrics.items()}
+    assert ranks == {key: (board, mean, scores.tie_of(cell)) for key, (board, mean, cell) in said.items()}
     return {(boards[row.board_id].scope, boards[row.board_id].protocol, row.cell): row.metrics for row in rows}
 
 
