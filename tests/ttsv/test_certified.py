@@ -1,11 +1,13 @@
 """Bounds against the norms of true Jacobians, certificates against exact radii and against searches."""
 
 import math
+import random
 from collections.abc import Callable
 from itertools import pairwise
 from types import MethodType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torchvision
@@ -103,7 +105,7 @@ EXACT: dict[str, Callable[[Tensor], Tensor]] = {
     "circular": lambda x: functional.pad(x, (1, 4, 2, 2), mode="circular"),
     "scalar": lambda x: 3 - x * -2.5,
     "quotient": lambda x: (x - FACTOR) / FACTOR,
-    "factor and channel repeated": lambda x: x[:, :1] * drawn(4, 1, 1, seed=3).abs().clamp(1, 1),
+    "factor and channel repeated": lambda x: x[:, :1] * torch.ones(4, 1, 1),
     "sum with itself": lambda x: x + x * 2,
     "weighted sum": lambda x: torch.add(x, x, alpha=3),
     "concatenation": lambda x: torch.cat([x, 2 * x, torch.ones(1, 1, 6, 5, dtype=torch.float64)], 1),
@@ -599,6 +601,48 @@ def test_nothing_gets_past_unseen(function: Callable[[Tensor], Tensor]) -> None:
 def test_nothing_is_guessed(model: nn.Module, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         lipschitz_bound(model, 4, in_channels=1)
+
+
+GENERATOR = torch.Generator()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x + torch.rand(x.shape),
+        lambda x: x * torch.randn(1, generator=GENERATOR),
+        lambda x: x + torch.randn(1, device=x.device),
+        lambda x: x * torch.bernoulli(torch.full((3,), 0.5)),
+        lambda x: x * functional.dropout(torch.ones(3), 0.5),
+        lambda x: x + torch.empty(1).normal_(),
+        lambda x: x.flip(2) if torch.rand(1).item() < 0.5 else x,
+        lambda x: x.roll(int(torch.randint(3, (1,))), 2),
+        lambda x: functional.dropout(x, 0.5, training=True),
+        lambda x: x * random.random(),
+        lambda x: x + float(np.random.rand()),
+        lambda x: x * np.random.default_rng().random(),
+    ],
+)
+def test_a_network_that_draws_random_numbers_has_no_bound(function: Callable[[Tensor], Tensor]) -> None:
+    model = nn.Sequential(nn.Conv2d(2, 4, 1), Applied(function))
+    with pytest.raises(ConfigError, match="random"):
+        lipschitz_bound(model, 3)
+    with pytest.raises(ConfigError, match="random"):
+        certificates(model, torch.rand(2, 2, 3, 3), torch.tensor([0, 1]))
+
+
+class Noisy(nn.Module):
+    """A parametrization that is another one each time."""
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight + torch.randn_like(weight)
+
+
+def test_random_weights_have_no_bound() -> None:
+    layer = nn.Conv2d(2, 4, 1)
+    nn.utils.parametrize.register_parametrization(layer, "weight", Noisy())
+    with pytest.raises(ConfigError, match="random"):
+        lipschitz_bound(layer, 3)
 
 
 @pytest.mark.parametrize("name", ["forward", "_conv_forward"])

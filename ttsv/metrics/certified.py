@@ -16,6 +16,7 @@ from ttsv.errors import ConfigError
 from ttsv.evaluation_config import RADII
 from ttsv.layers import SOC, FramedConv2d
 from ttsv.layers.spectral import evaluating, spectral_layers, zero_image
+from ttsv.metrics.drawn_numbers import watched_for_random_numbers
 from ttsv.metrics.float64 import in_float64, own_dtype
 from ttsv.metrics.labelled import check_labelled, check_logits
 from ttsv.metrics.linear_maps import EPS, rounded_up
@@ -70,15 +71,18 @@ def lipschitz_bound(model: nn.Module, input_size: Size, *, in_channels: int | No
     convolution or linear layer before them or, past activations and poolings, behind them: that never enlarges
     the norm. The model stays as it is. All in float64, rounding of the bound included.
 
-    Raises `ConfigError` for a layer or function without a rule, which is named, and where there is no finite bound.
+    Raises `ConfigError` for a layer or function without a rule, which is named, for a network that draws random
+    numbers in evaluation mode, and where there is no finite bound.
     """
-    copied = in_float64(model)
+    with watched_for_random_numbers(_drawn):
+        copied = in_float64(model)
     image = _zero_image(copied, input_size, in_channels)
     trace = Trace(FUNCTIONS, module_rule, image.device)
     with torch.no_grad():
         output = trace.run(copied, image.shape)
         value = output.reach.total
         pairs, by = _pair_bounds(output, value)
+        _require_repeatable(in_float64(model), image + 0.5)
     return LipschitzBound(value=value, factors=tuple(trace.factors), pairs=pairs, pairs_by=by)
 
 
@@ -199,6 +203,20 @@ def _zero_image(model: nn.Module, input_size: Size, in_channels: int | None) -> 
             fix = f"must divide the {linear.in_features} inputs of the first linear layer, or give in_channels"
             raise ConfigError("input_size", input_size, fix)
     return next(model.parameters(), torch.zeros(0)).new_zeros(1, in_channels or 1, *size)
+
+
+def _drawn(what: str) -> None:
+    raise ConfigError(
+        "model", f"{what} in a parametrization", "draws random numbers: the weights are other ones each time"
+    )
+
+
+def _require_repeatable(model: nn.Module, image: Tensor) -> None:
+    """Raises `ConfigError` for a network that gives one image two outputs: random numbers that no trace sees."""
+    first, second = (model(image) for _ in range(2))
+    if isinstance(first, Tensor) and not torch.allclose(first, second, rtol=1e-9, atol=1e-12, equal_nan=True):
+        fix = "gives one image two outputs: it draws random numbers in evaluation mode"
+        raise ConfigError("model", type(model).__name__, fix)
 
 
 def _pair_bounds(output: Traced, value: float) -> tuple[Tensor | None, str]:

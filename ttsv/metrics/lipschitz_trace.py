@@ -9,6 +9,7 @@ guessed. Bounds are rounded up.
 import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ttsv.errors import ConfigError
+from ttsv.metrics.drawn_numbers import watched_for_random_numbers
 from ttsv.metrics.linear_maps import LinearMap, rounded_up
 
 
@@ -121,6 +123,7 @@ class Trace:
     device: torch.device
     factors: list[Factor] = field(default_factory=list)
     _path: list[str] = field(default_factory=list)
+    _ruling: int = 0
     _alive: "weakref.WeakValueDictionary[int, Traced]" = field(default_factory=weakref.WeakValueDictionary)
 
     @property
@@ -136,7 +139,8 @@ class Trace:
             module.forward = self._forward(name, module)
         pixels = self.wrap(torch.empty(tuple(shape), dtype=torch.float64, device="meta"), Reach(1.0))
         try:
-            output = model(pixels)
+            with watched_for_random_numbers(self._drawn):
+                output = model(pixels)
         except (TypeError, RuntimeError, AttributeError, IndexError, AssertionError) as error:
             fix = f"cannot be followed: {error}"
             raise ConfigError("model", self._where(), fix) from error
@@ -174,6 +178,10 @@ class Trace:
 
     def apply(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """What a function of torch gives for arguments some of which are traced."""
+        with self._by_rule():
+            return self._apply(function, args, kwargs)
+
+    def _apply(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         name = function.__name__
         if name == "__get__":
             attribute = function.__self__.__name__  # type: ignore[attr-defined]
@@ -221,12 +229,26 @@ class Trace:
                 channels = getattr(module, "in_channels", inputs[0].shape[1])
                 if channels != inputs[0].shape[1]:
                     raise self.refuse(f"an input of {inputs[0].shape[1]} channels", f"must have {channels}")
-                shape, reach = rule(self, module, inputs[0])
+                with self._by_rule():
+                    shape, reach = rule(self, module, inputs[0])
                 output = self.wrap(torch.empty(tuple(shape), dtype=torch.float64, device="meta"), reach)
             self._path.pop()
             return output
 
         return follow
+
+    @contextmanager
+    def _by_rule(self) -> Iterator[None]:
+        """Inside, random numbers are a rule's, such as the start of an iteration, and not the network's."""
+        self._ruling += 1
+        try:
+            yield
+        finally:
+            self._ruling -= 1
+
+    def _drawn(self, what: str) -> None:
+        if not self._ruling:
+            raise self.refuse(what, "draws random numbers in evaluation mode: the network is no function of its input")
 
     def _where(self) -> str:
         return self.name or "the model itself"
