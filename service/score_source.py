@@ -144,7 +144,7 @@ class StoredScores:
         return self._placed(self._of(select(ScoreRank.score_id, ScoreRank.mean, ScoreRank.tie), board.id, metric))
 
     def _placed(self, query: Any) -> dict[int, Position]:
-        rows = self._session.connection().execute(query)  # without objects: there may be thousands
+        rows = self._session.connection().execute(query).all()  # without objects: there may be thousands
         return {key: Position(mean, tie) for key, mean, tie in rows}
 
     def groups(self, board: BoardKey, field: GroupBy) -> dict[int, Any]:
