@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ttsv.errors import ConfigError
+from ttsv.folding import fold
 from ttsv.grams import Grams
 from ttsv.norms import binary_scale, gram, largest_eigenvalue
 from ttsv.symbol import PeriodicConv, Size, as_tuple, check_kernel
@@ -117,6 +118,7 @@ def _outputs(geometry: PeriodicConv, pads: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _periodic_bounds(kernel: Tensor, geometry: PeriodicConv) -> NormBounds:
+    kernel, geometry, lost = fold(kernel, geometry)
     grams = Grams(kernel, geometry)
     parts = map(grams.at, grams.batches(geometry.frequencies(kernel.device).index))
     square = largest_eigenvalue(parts, _TOLERANCE)
@@ -127,7 +129,8 @@ def _periodic_bounds(kernel: Tensor, geometry: PeriodicConv) -> NormBounds:
     # of absolute values each pair's product is bounded by the magnitudes.
     taps = math.prod(geometry.kernel_size)
     inner = taps * max(rows, columns) + taps * taps + 128
-    return _from_gram(square, min(rows, columns), inner, magnitude)
+    bounds = _from_gram(square, min(rows, columns), inner, magnitude)
+    return NormBounds(bounds.lower - lost, bounds.upper + lost)
 
 
 def _from_gram(square: float, side: int, inner: int, frobenius: float) -> NormBounds:

@@ -12,18 +12,11 @@ from ttsv.excess import DOUBLE_RANGE, excess_taps, share_taps
 from ttsv.grams import Grams
 from ttsv.krylov import LeadingPairs, decomposed
 from ttsv.matrix_sign import excess_shares
-from ttsv.norms import binary_scale, exceeding, largest_eigenvalue, periodic_norm, power_estimates
+from ttsv.norms import binary_scale, exceeding, periodic_norm, power_estimates
 from ttsv.precision import full_precision
+from ttsv.rescaling import brought_to, careful_norm
 from ttsv.symbol import Frequencies, PeriodicConv, Size, check_values
 from ttsv.tt import TTFactors, orthogonalize
-
-# Rescaled kernels stay this many roundings of their dtype below delta: `periodic_norm` may be `_ERROR` too small, and
-# entries are rounded.
-_MARGIN = 24
-_ERROR = 16
-
-# Up to so many multiplications (frequencies times the cube of the blocks' side) a norm is measured in float64.
-_CHEAP_WORK = 2**20
 
 # A float32 kernel whose largest singular value exceeds this many times delta is clipped in float64: Gram matrices lose
 # half the digits (see `ttsv.excess.DOUBLE_RANGE`).
@@ -72,7 +65,7 @@ def clip_conv(
     geometry = PeriodicConv.of(kernel, input_size, stride=stride, dilation=dilation, groups=groups)
     algorithm = _checked(kernel, delta, rounds, geometry, algorithm)
     kernel, _ = _alternate(kernel.detach(), delta, rounds, geometry, algorithm)
-    return _brought_to(kernel, delta, geometry)[0] if rescale else kernel
+    return brought_to(kernel, delta, geometry)[0] if rescale else kernel
 
 
 @full_precision()
@@ -98,7 +91,7 @@ def clip_conv_measured(
     elif algorithm == "sign":  # which finds no eigenvalues
         before = periodic_norm(kernel.detach(), geometry)
     if rescale:
-        clipped, after = _brought_to(clipped, delta, geometry, after)
+        clipped, after = brought_to(clipped, delta, geometry, after)
     return MeasuredClip(clipped, before, after)
 
 
@@ -162,22 +155,7 @@ def divide_conv(
     """
     geometry = PeriodicConv.of(kernel, input_size, stride=stride, dilation=dilation, groups=groups)
     _check_positive("target", target)
-    return _brought_to(kernel.detach().clone(), target, geometry)[0]
-
-
-@full_precision()
-def careful_norm(kernel: Tensor, geometry: PeriodicConv) -> float:
-    """`periodic_norm` of the kernel as it is stored, in float64 where that is cheap or the kernel folds.
-
-    Taps of a folded kernel that fall on the same pixel may cancel, and with them most digits of the dtype.
-    """
-    folded = _folds(geometry)
-    if not folded and _work(kernel, geometry) > _CHEAP_WORK:
-        return periodic_norm(kernel, geometry)
-    scale = binary_scale(kernel)
-    grams = Grams(kernel.detach().double() / scale, geometry, precise=folded)
-    parts = map(grams.at, grams.batches(geometry.frequencies(kernel.device).index))
-    return scale * math.sqrt(largest_eigenvalue(parts, 32 * torch.finfo(torch.float64).eps))
+    return brought_to(kernel.detach().clone(), target, geometry)[0]
 
 
 def _checked(
@@ -198,42 +176,6 @@ def _checked(
 def _check_positive(name: str, value: float) -> None:
     if not (math.isfinite(value) and value > 0):
         raise ConfigError(name, value, "must be a finite number above 0")
-
-
-def _folds(geometry: PeriodicConv) -> bool:
-    """Whether several taps of the kernel read the same pixel."""
-    return bool((geometry.aliases() > 1).any())
-
-
-def _work(kernel: Tensor, geometry: PeriodicConv) -> int:
-    side = min(kernel.shape[0] // geometry.groups, kernel.shape[1] * math.prod(geometry.stride))
-    return math.prod(geometry.output_size) * geometry.groups * side**3
-
-
-def _brought_to(
-    kernel: Tensor, delta: float, geometry: PeriodicConv, norm: float | None = None
-) -> tuple[Tensor, float]:
-    """The kernel multiplied, where need be, until its periodic norm is at most delta, and that norm.
-
-    `norm` is what `careful_norm` says of the kernel. Where that is not taken in float64 the result is not measured
-    again: the margin covers what rounding may do, and the norm returned is the bound delta.
-    """
-    norm = careful_norm(kernel, geometry) if norm is None else norm
-    eps = torch.finfo(kernel.dtype).eps
-    folded = _folds(geometry)
-    if not folded and _work(kernel, geometry) > _CHEAP_WORK:
-        if norm <= delta * (1 - _ERROR * eps) or geometry.schur_bound(kernel) <= delta:
-            return kernel, norm
-        return kernel * (min(1.0, delta / norm) * (1 - _MARGIN * eps)), delta
-    while (highest := norm + _folding_error(kernel, geometry, folded)) > delta:
-        kernel = kernel * (delta / highest * (1 - _MARGIN * eps))
-        norm = careful_norm(kernel, geometry)
-    return kernel, norm
-
-
-def _folding_error(kernel: Tensor, geometry: PeriodicConv, folded: bool) -> float:
-    """What rounding in float64 may take off the norm of a kernel whose taps cancel each other."""
-    return _ERROR * torch.finfo(torch.float64).eps * geometry.schur_bound(kernel) if folded else 0.0
 
 
 def _alternate(

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ttsv.algorithm import decomposes_in_batches
+from ttsv.folding import fold
 from ttsv.grams import Grams
 from ttsv.precision import full_precision
 from ttsv.symbol import PeriodicConv
@@ -16,7 +17,7 @@ from ttsv.symbol import PeriodicConv
 def periodic_norm(kernel: Tensor, geometry: PeriodicConv) -> float:
     """Largest singular value of the periodic convolution, to some ten roundings of the kernel's dtype."""
     scale = binary_scale(kernel)
-    kernel = kernel / scale
+    kernel, geometry, _ = fold(kernel / scale, geometry)
     grams = Grams(kernel, geometry)
     parts = map(grams.at, grams.batches(geometry.frequencies(kernel.device).index))
     return scale * math.sqrt(largest_eigenvalue(parts, 32 * torch.finfo(kernel.dtype).eps))

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ttsv.bounds import NormBounds, conv_norm_bounds
+from ttsv.folding import fold
 from ttsv.grams import Grams
 from ttsv.layers import (
     Convolution,
@@ -50,6 +51,7 @@ def conv_singular_values(
     the corrected form (see `ttsv.symbol`). Raises `ConfigError` (a `ValueError`) for what cannot be convolved.
     """
     geometry = PeriodicConv.of(kernel, input_size, stride=stride, dilation=dilation, groups=groups)
+    kernel, geometry, _ = fold(kernel, geometry)
     frequencies = geometry.frequencies(kernel.device)
     sides = kernel.shape[0] // groups, kernel.shape[1] * math.prod(geometry.stride)
     differentiable = torch.is_grad_enabled() and kernel.requires_grad

@@ -70,6 +70,12 @@ class PeriodicConv:
         """Pixels of the output, which is also the grid of frequencies."""
         return tuple(n // s for n, s in zip(self.input_size, self.stride, strict=True))
 
+    @property
+    def folds(self) -> bool:
+        """Whether several taps of the kernel read the same pixel."""
+        axes = zip(self.kernel_size, self.input_size, self.dilation, strict=True)
+        return any(k > n // math.gcd(n, e) for k, n, e in axes)
+
     def frequencies(self, device: torch.device) -> Frequencies:
         """Representatives of all frequencies under conjugation.
 

@@ -1,4 +1,5 @@
 import math
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ttsv.bounds import NormBounds, _containing
-from ttsv.spectrum import conv_norm, conv_norm_bounds
+from ttsv.spectrum import conv_norm, conv_norm_bounds, conv_singular_values
 from ttsv.symbol import PeriodicConv
 
 if TYPE_CHECKING:
@@ -114,6 +115,32 @@ def test_scale_of_the_weights(dense: "Dense", mode: str, scale: float) -> None:
     bounds = conv_norm_bounds(kernel * scale, 5, padding_mode=mode)
     assert bounds.lower == pytest.approx(one.lower * scale, rel=1e-9, abs=1e-320)
     assert bounds.upper == pytest.approx(one.upper * scale, rel=1e-9, abs=1e-320)
+
+
+@pytest.mark.parametrize("size", [1.0, 2.0**-28, 0.0])
+@pytest.mark.parametrize(("pixels", "dilation"), [((2, 4), (1, 2)), ((3, 5), (1, 2)), ((1, 1), (1, 1))])
+def test_aliases_that_cancel_leave_no_slack(
+    dense: "Dense", pixels: tuple[int, int], dilation: tuple[int, int], size: float
+) -> None:
+    """Taps of some 1e6 that add up on the grid to whole numbers up to 9 times `size`."""
+    periods = [n // math.gcd(n, e) for n, e in zip(pixels, dilation, strict=True)]
+    generator = torch.Generator().manual_seed(3)
+    sums = size * torch.randint(-9, 10, (2, 3, *periods), generator=generator).double()
+    kernel = torch.randint(-(10**6), 10**6, (2, 3, 5, 7), generator=generator).double()
+    kernel[:, :, -periods[0] :, -periods[1] :] = 0  # one tap for each pixel
+    for i, j in product(range(periods[0]), range(periods[1])):
+        last = 4 - (4 - i) % periods[0], 6 - (6 - j) % periods[1]
+        others = kernel[:, :, i :: periods[0], j :: periods[1]].sum(dim=(2, 3))
+        # Only as exact as float64 has it: what is left is at most one rounding of the others.
+        kernel[(..., *last)] = sums[:, :, i, j] - others
+        sums[:, :, i, j] = kernel[(..., *last)] + others
+    truth = largest(dense.periodic_operator(dense.convolution(sums, pixels, (1, 1), dilation, 1)))
+    bounds = conv_norm_bounds(kernel, pixels, dilation=dilation, padding_mode="circular")
+    assert_holds(bounds, truth, 0.999999)
+    assert bounds.upper <= 1.000001 * truth + 1e-20
+    values = conv_singular_values(kernel, pixels, dilation=dilation)
+    assert values.max().item() == pytest.approx(truth, rel=1e-12, abs=1e-20)
+    assert conv_norm(kernel, pixels, dilation=dilation) == pytest.approx(truth, rel=1e-12, abs=1e-20)
 
 
 def test_float32_kernels_are_bounded_as_they_are(dense: "Dense") -> None:

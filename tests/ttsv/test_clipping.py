@@ -131,7 +131,7 @@ def test_rescaled_kernels_that_fold_are_below_delta(
 
 
 def test_a_large_rescaled_kernel_is_bounded_and_left_by_a_second_clip(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ttsv.clipping._CHEAP_WORK", 0)
+    monkeypatch.setattr("ttsv.rescaling._CHEAP_WORK", 0)
     torch.manual_seed(0)
     found = clip_conv_measured(torch.randn(8, 8, 3, 3), 1.0, 8, rescale=True)
     assert found.after == 1.0

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from ttsv.bounds import conv_norm_bounds
-from ttsv.clipping import careful_norm
 from ttsv.errors import ConfigError, DivergedError
 from ttsv.layers import (
     Convolution,
@@ -22,6 +21,7 @@ from ttsv.layers import (
     spectral_layers,
 )
 from ttsv.layers.convert import recomputed_fix, recomputed_weights
+from ttsv.rescaling import careful_norm
 from ttsv.symbol import PeriodicConv, Size
 
 Operator = Literal["periodic", "zero-padded"]
