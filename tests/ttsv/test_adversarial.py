@@ -598,6 +598,9 @@ def test_versions_that_cannot_be_run(version: str, classes: int) -> None:
 
 
 def test_pgd_refuses() -> None:
+    one_logit = nn.Sequential(nn.Flatten(), nn.Linear(64, 1))
+    with pytest.raises(ConfigError, match="two classes at least"):
+        pgd(one_logit, some_digits(1)[0], torch.tensor([0]))
     for changed in ({"norm": "L1"}, {"steps": 0}):
         with pytest.raises(ConfigError) as caught:
             pgd(trained(linear), *some_digits(1), **changed)

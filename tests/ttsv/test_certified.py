@@ -678,6 +678,7 @@ IMAGES, LABELS = torch.rand(2, 2, 3, 3), torch.tensor([0, 1])
         (IMAGES, LABELS, (0.1, 0.0), "radii = 0.0"),
         (IMAGES, LABELS, (-1.0,), "radii = -1.0"),
         (IMAGES, LABELS, (math.inf,), "radii = inf"),
+        (IMAGES, LABELS, (), r"radii = \(\): must be one"),
         (IMAGES, LABELS[:1], (0.1,), "want"),
         (IMAGES, LABELS.float(), (0.1,), "whole numbers"),
         (IMAGES, LABELS + 3, (0.1,), "want 0 to 3"),
@@ -697,6 +698,7 @@ def test_bad_logits_are_refused() -> None:
         (torch.tensor([[0.0, math.inf]]), LABELS[:1], 0.1, 1.0, "not finite"),
         (good, torch.tensor([0, 3]), 0.1, 1.0, "want 0 to 2"),
         (good[0], LABELS, 0.1, 1.0, "want"),
+        (torch.zeros(2, 1), LABELS * 0, 0.1, 1.0, "c >= 2"),
         (good, LABELS, 0.1, 0.0, "lipschitz = 0"),
         (good, LABELS, 0.0, 1.0, "radii = 0"),
     ]

@@ -108,8 +108,6 @@ def test_compression_by_hand() -> None:
     framed = FramedConv2d(8, 6, (3, 2), lambda a, b: bcop(a, b, 3, 2, bias=False))
     assert cost.compression(framed) == 4 * 8 * 6 * 9 / (8 * 3 + 4 * 3 * 2 * 9 + 2 * 6)
     assert cost.compression(nn.Conv1d(8, 8, 3, groups=2)) == 1
-    with pytest.raises(ValueError, match="has no convolution"):
-        cost.compression(nn.Linear(3, 3))
 
 
 @st.composite
@@ -159,8 +157,19 @@ def test_multiply_accumulates_by_hand() -> None:
     merge = 27 * min(2 * 32 * (24 + 2), 24 * 2 * (2 + 32))
     assert cost.multiply_accumulates(volume, 6) == merge + 6**3 * 2 * 32 * 27
     assert cost.multiply_accumulates(SOC(2, 5, 3, stride=2), 6) == SOC_TERMS * 9 * 8**2 * 9
+    linear = nn.Sequential(nn.Flatten(), nn.Linear(2 * 4 * 3, 10), nn.ReLU(), nn.Linear(10, 5))
+    assert cost.multiply_accumulates(linear, (4, 3)) == 24 * 10 + 10 * 5
     with pytest.raises(ConfigError, match="must have a convolution"):
-        cost.multiply_accumulates(nn.Linear(3, 3), 3)
+        cost.multiply_accumulates(nn.ReLU(), 3)
+
+
+def test_inference_is_timed_in_the_networks_precision() -> None:
+    images = torch.rand(3, 1, 4, 4)
+    linear = nn.Sequential(nn.Flatten(), nn.Linear(16, 10)).double()
+    assert 0 < cost.inference_seconds(linear, images, 5, budget=0) < 1
+    for wrong in ((images[:0], 1, "images = 0"), (images, 0, "count = 0")):
+        with pytest.raises(ConfigError, match=wrong[2]):
+            cost.inference_seconds(linear, wrong[0], wrong[1])
 
 
 def test_counting_changes_nothing_and_takes_parametrized_weights_as_made() -> None:

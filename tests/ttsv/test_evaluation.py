@@ -26,7 +26,6 @@ from ttsv.evaluation import Measured, evaluate, measure
 from ttsv.evaluation.artifacts import write_evaluation
 from ttsv.evaluation.baseline import Baseline
 from ttsv.evaluation.stages import check_evaluation
-from ttsv.evaluation.summary import top_accuracy
 from ttsv.evaluation_config import EvaluationConfig
 from ttsv.metrics.accuracy import predict
 from ttsv.metrics.adversarial import autoattack, pgd
@@ -326,15 +325,17 @@ def finish_steps(steps: Any) -> Iterator[Any]:
     yield from steps
 
 
-def test_top_five(tmp_path: Path) -> None:
-    generator = torch.Generator().manual_seed(0)
-    logits, labels = torch.randn(50, 100, generator=generator), torch.randint(100, (50,), generator=generator)
-    logits[torch.arange(20), labels[:20]] += 3
-    hits = [sum(value > row[label] for value in row) < 5 for row, label in zip(logits, labels, strict=True)]
-    assert top_accuracy(logits, labels) == np.mean(hits)
-    assert 0.3 < np.mean(hits) < 0.9
-    assert top_accuracy(logits[:, :6], labels % 6) is not None
-    assert top_accuracy(logits[:, :5], labels % 5) is None
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)
+def test_every_metric_takes_networks_of_other_precisions(digits: Dataset, tmp_path: Path, dtype: torch.dtype) -> None:
+    few = replace(digits, test=Split(*(part[:4] for part in digits.test)))
+    fields: dict[str, Any] = {"attack": "pgd", "certified": True, "lipschitz": "both", "corruptions": "generated"}
+    measured = run(small().to(dtype), few, tmp_path, **fields)
+    single = run(small(), few, tmp_path, **fields)
+    assert measured.violations == []
+    assert measured.columns["loss"] == pytest.approx(single.columns["loss"], rel=1e-2)
+    assert measured.columns["lipschitz_bound"] == pytest.approx(single.columns["lipschitz_bound"], rel=1e-2)
+    assert measured.protocol["precision"] == str(dtype).removeprefix("torch.")
+    assert single.protocol["precision"] == "float32"
 
 
 # --- published corruptions and the baseline ---

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ttsv.data.loading import as_pixels
 from ttsv.evaluation.stages import Measured
-from ttsv.evaluation.summary import confusion
+from ttsv.metrics.accuracy import confusion_matrix
 from ttsv.plots import plot_corruptions, plot_lipschitz, plot_reliability, plot_spectra
 
 
@@ -24,9 +24,10 @@ def write_evaluation(folder: Path, measured: Measured, record: Mapping[str, Any]
     labels, predictions, and what an attack made of them, as safetensors with the texts in the header.
     """
     evidence = measured.evidence
+    matrix = confusion_matrix(evidence.logits, evidence.labels)
     files = {name: folder / f"{name}.json" for name in ("evaluation", "confusion")}
     files["evaluation"].write_text(json.dumps(record, indent=1, allow_nan=False) + "\n")
-    files["confusion"].write_text(json.dumps({"matrix": confusion(evidence).tolist()}) + "\n")
+    files["confusion"].write_text(json.dumps({"matrix": matrix.tolist()}) + "\n")
     files["predictions"] = folder / "predictions.safetensors"
     save_file({name: value.contiguous() for name, value in evidence.per_image().items()}, files["predictions"])
     if measured.violations:

@@ -15,7 +15,9 @@ LIPSCHITZ_RADIUS = 0.5
 ASCENT_STEPS = 20
 
 
-def evaluation_protocol(data: Dataset, preprocessing: dict[str, Any], evidence: Evidence, seed: int) -> dict[str, Any]:
+def evaluation_protocol(
+    data: Dataset, preprocessing: dict[str, Any], evidence: Evidence, seed: int, precision: str
+) -> dict[str, Any]:
     """The protocol of an evaluation's numbers, JSON-ready; `ttsv.records` adds how the network was trained.
 
     It holds what changes what a number means: the images (data set, its SHA-256, split, how many for each metric),
@@ -39,7 +41,7 @@ def evaluation_protocol(data: Dataset, preprocessing: dict[str, Any], evidence: 
             "temperature": "least loss on the validation images",
         },
         "images": images,
-        "precision": "float32",
+        "precision": precision,
     }
     if evidence.attacks:
         images |= {name: len(attack.robust) for name, attack in evidence.attacks.items()}

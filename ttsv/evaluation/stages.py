@@ -26,6 +26,7 @@ from ttsv.metrics.attack_record import AttackProgress, AttackRecord
 from ttsv.metrics.calibration import CalibrationRecord, calibration_record
 from ttsv.metrics.certified import assumed_lipschitz, certificates, lipschitz_bound
 from ttsv.metrics.corruption import CorruptionRecord, corruption_steps
+from ttsv.metrics.float64 import own_dtype
 from ttsv.metrics.labelled import check_labelled
 from ttsv.metrics.lipschitz import Space, empirical_lipschitz
 from ttsv.metrics.pgd import pgd_steps
@@ -107,7 +108,8 @@ def measure(
         with _timed(seconds, "corruptions"):
             evidence.corruption = yield from _corrupt(model, test, data, config, folder)
     baseline = Baseline.find(folder, data.info.name) if evidence.corruption else None
-    protocol = evaluation_protocol(data, preprocessing, evidence, config.seed)
+    precision = str(own_dtype(model)).removeprefix("torch.")
+    protocol = evaluation_protocol(data, preprocessing, evidence, config.seed, precision)
     if baseline is not None and baseline.fits(evidence.corruption):
         protocol["corruptions"]["mce_baseline"] = baseline.sha256
     return Measured(
@@ -126,7 +128,7 @@ def _logits(model: nn.Module, images: Tensor, data: Dataset) -> Tensor:
         raise ConfigError("model", f"{tuple(logits.shape)} logits", fix)
     if not logits.isfinite().all():
         raise DivergedError("the network's logits are not finite")
-    return logits.float()
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def _calibration(

@@ -5,18 +5,14 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from ttsv.evaluation.baseline import Baseline
 from ttsv.evaluation.evidence import Evidence
 from ttsv.evaluation_config import EvaluationConfig
-from ttsv.metrics.accuracy import accuracy, cross_entropy
+from ttsv.metrics.accuracy import accuracy, cross_entropy, top_accuracy
 from ttsv.metrics.attack_record import AttackRecord
 from ttsv.metrics.certified import assumed_certified_accuracy
 
 HISTOGRAM_BINS = 50
-TOP = 5
 _CERTIFIED = {"certified_36": 36 / 255, "certified_72": 72 / 255, "certified_108": 108 / 255, "certified_255": 1.0}
 
 
@@ -78,20 +74,6 @@ def results(evidence: Evidence, config: EvaluationConfig, baseline: Baseline | N
     return found | {"seconds": evidence.seconds}
 
 
-def confusion(evidence: Evidence) -> Tensor:
-    """(classes, classes): how many images of each label (row) the network takes for each class (column)."""
-    classes = evidence.logits.shape[1]
-    pairs = evidence.labels.cpu() * classes + evidence.logits.argmax(1).cpu()
-    return torch.bincount(pairs, minlength=classes**2).reshape(classes, classes)
-
-
-def top_accuracy(logits: Tensor, labels: Tensor) -> float | None:
-    """Share of images whose label is among the five largest logits; None where there are no more classes than that."""
-    if logits.shape[1] <= TOP:
-        return None
-    return float((logits.topk(TOP, 1).indices == labels[:, None]).any(1).double().mean())
-
-
 def _attack(attack: AttackRecord) -> dict[str, Any]:
     return {
         **attack.protocol(),
@@ -131,7 +113,7 @@ def _certified(evidence: Evidence, radii: Sequence[float]) -> dict[float, float]
 
 
 def _assumed(evidence: Evidence, radii: Sequence[float]) -> dict[float, float]:
-    if evidence.assumed_lipschitz is None:
+    if evidence.assumed_lipschitz is None or not radii:
         return {}
     return assumed_certified_accuracy(evidence.logits, evidence.labels, radii, evidence.assumed_lipschitz)
 

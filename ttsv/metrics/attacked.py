@@ -9,6 +9,7 @@ from torch.nn.utils import parametrize
 
 from ttsv.errors import ConfigError
 from ttsv.layers.spectral import evaluating
+from ttsv.metrics.float64 import own_dtype
 from ttsv.randomness import random_state
 
 MOST_IMAGES = 1024
@@ -30,8 +31,7 @@ class AttackedNetwork:
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         self.model = model
         self.device = device
-        first = next((p for p in model.parameters() if p.is_floating_point()), None)
-        self._dtype = torch.float32 if first is None else first.dtype
+        self._dtype = own_dtype(model)
         self._total = torch.zeros((), dtype=torch.float64, device=device)
 
     def __call__(self, images: Tensor) -> Tensor:

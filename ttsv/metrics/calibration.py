@@ -231,8 +231,9 @@ def _confidence(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 def _require(logits: Tensor, labels: Tensor, bins: int = 1, *, prefix: str = "") -> None:
     """Raises `ConfigError` naming the argument that cannot be used."""
-    if logits.ndim != 2 or logits.numel() == 0:
-        raise ConfigError(f"{prefix}logits", tuple(logits.shape), "must be (images, classes), one of each at least")
+    if logits.ndim != 2 or len(logits) == 0 or logits.shape[1] < 2:
+        fix = "must be (images, classes), one image and two classes at least"
+        raise ConfigError(f"{prefix}logits", tuple(logits.shape), fix)
     if labels.shape != logits.shape[:1]:
         raise ConfigError(f"{prefix}labels", tuple(labels.shape), f"must be ({len(logits)},), as many as logits")
     if labels.is_floating_point() or labels.min() < 0 or labels.max() >= logits.shape[1]:

@@ -15,7 +15,7 @@ from ttsv.data.loading import as_pixels
 from ttsv.errors import ConfigError
 from ttsv.evaluation_config import RADII
 from ttsv.layers import SOC, FramedConv2d
-from ttsv.layers.spectral import evaluating, spectral_layers, zero_image
+from ttsv.layers.spectral import evaluating, spectral_layers
 from ttsv.metrics.drawn_numbers import watched_for_random_numbers
 from ttsv.metrics.float64 import in_float64, own_dtype
 from ttsv.metrics.labelled import check_labelled, check_logits
@@ -23,7 +23,8 @@ from ttsv.metrics.linear_maps import EPS, rounded_up
 from ttsv.metrics.lipschitz_layers import module_rule
 from ttsv.metrics.lipschitz_rules import FUNCTIONS
 from ttsv.metrics.lipschitz_trace import Affine, Factor, Trace, Traced
-from ttsv.symbol import Size, as_tuple
+from ttsv.metrics.zero_input import zero_input
+from ttsv.symbol import Size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +77,7 @@ def lipschitz_bound(model: nn.Module, input_size: Size, *, in_channels: int | No
     """
     with watched_for_random_numbers(_drawn):
         copied = in_float64(model)
-    image = _zero_image(copied, input_size, in_channels)
+    image = zero_input(copied, input_size, in_channels=in_channels)
     trace = Trace(FUNCTIONS, module_rule, image.device)
     with torch.no_grad():
         output = trace.run(copied, image.shape)
@@ -136,7 +137,7 @@ def certified_accuracy(
 ) -> dict[float, float]:
     """Radius (L2, in pixels) -> share of the images with a certificate for more than it; arguments as `certificates`.
 
-    Raises `ConfigError` for a radius that is not a finite number above 0.
+    Raises `ConfigError` for no radii, and one that is not a finite number above 0.
     """
     _check_radii(radii)
     found = certificates(model, images, labels, bound=bound, batch_size=batch_size)
@@ -191,20 +192,6 @@ def both_logits(model: nn.Module, images: Tensor, batch_size: int) -> tuple[Tens
     return torch.cat(own), torch.cat(double)
 
 
-def _zero_image(model: nn.Module, input_size: Size, in_channels: int | None) -> Tensor:
-    """As `ttsv.layers.spectral.zero_image`; without a convolution the first linear layer is taken to see all pixels."""
-    linear = next((module for module in model.modules() if isinstance(module, nn.Linear)), None)
-    if spectral_layers(model) or (in_channels is None and linear is None):
-        return zero_image(model, input_size, in_channels=in_channels)
-    size = as_tuple("input_size", input_size, len(input_size) if isinstance(input_size, Sequence) else 2)
-    if in_channels is None and linear is not None:
-        in_channels, rest = divmod(linear.in_features, math.prod(size))
-        if rest or not in_channels:
-            fix = f"must divide the {linear.in_features} inputs of the first linear layer, or give in_channels"
-            raise ConfigError("input_size", input_size, fix)
-    return next(model.parameters(), torch.zeros(0)).new_zeros(1, in_channels or 1, *size)
-
-
 def _drawn(what: str) -> None:
     raise ConfigError(
         "model", f"{what} in a parametrization", "draws random numbers: the weights are other ones each time"
@@ -243,6 +230,8 @@ def _largest(scale: Tensor | None) -> float:
 
 
 def _check_radii(radii: Sequence[float]) -> None:
+    if not radii:
+        raise ConfigError("radii", radii, "must be one L2 distance at least, in pixels of [0, 1]")
     for radius in radii:
         if not 0 < radius < math.inf:
             raise ConfigError("radii", radius, "must be finite numbers above 0: L2 distances in pixels of [0, 1]")

@@ -10,9 +10,12 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.utils.flop_counter import FlopCounterMode
 
+from ttsv.errors import ConfigError
 from ttsv.layers import SOC, Convolution, FramedConv2d, OrthogonalConv2d, TTConv, densify, spectral_layers
 from ttsv.layers.skew import by_convolutions
-from ttsv.layers.spectral import evaluating, zero_image
+from ttsv.layers.spectral import evaluating
+from ttsv.metrics.float64 import own_dtype
+from ttsv.metrics.zero_input import zero_input
 from ttsv.symbol import Size
 
 
@@ -22,16 +25,15 @@ def parameters(model: nn.Module) -> int:
 
 
 def compression(model: nn.Module) -> float:
-    """Convolution weights of the same network uncompressed over those of this one; 1 where nothing is decomposed.
+    """Convolution weights of the same network uncompressed over those of this one.
 
+    1 where nothing is decomposed: in a network without a convolution, too.
     Biases, linear layers and normalisation are left out, as in the paper's columns. A layer between frames is
     compared with one like its core from all input to all output channels: for SOC a square one, for a parametrized
-    kernel that kernel. Raises ValueError for a model without a convolution.
+    kernel that kernel.
     """
     counts = [_weights(layer) for layer in spectral_layers(model).values()]
-    if not counts:
-        raise ValueError("the model has no convolution")
-    return sum(original for original, _ in counts) / sum(own for _, own in counts)
+    return sum(original for original, _ in counts) / sum(own for _, own in counts) if counts else 1.0
 
 
 def _weights(layer: nn.Module) -> tuple[int, int]:
@@ -58,9 +60,12 @@ def inference_seconds(model: nn.Module, images: Tensor, count: int, *, budget: f
     As many passes as fit into a budget of seconds, one at least and 20 at most.
 
     `images` (at least one, channels, height, width), pixels in [0, 1] on the model's device: the first `count`,
-    taken again from the start where there are fewer.
+    taken again from the start where there are fewer. Raises `ConfigError` for no images.
     """
-    batch = images[torch.arange(count, device=images.device) % len(images)]
+    for name, number in (("images", len(images)), ("count", count)):
+        if number < 1:
+            raise ConfigError(name, number, "must be at least 1")
+    batch = images[torch.arange(count, device=images.device) % len(images)].to(own_dtype(model))
     times: list[float] = []
     with evaluating(model), parametrize.cached():
         while len(times) < 2 or (sum(times[1:]) < budget and len(times) <= 20):
@@ -88,10 +93,11 @@ def multiply_accumulates(model: nn.Module, input_size: Size, *, in_channels: int
     series (as convolutions, whatever a CPU makes of small images), Cayley and strided AOC with the making of their
     operators. Parametrized weights are taken as ready made, and what Fourier transforms, products of a matrix and a
     vector and elementwise operations take is left out.
-    `input_size` in pixels; `in_channels` defaults to those of the first convolution. The forward pass over one zero
-    image changes nothing in the model. Raises `ConfigError` for a model without a convolution.
+    `input_size` in pixels; `in_channels` defaults to those of the first convolution, or to what the first linear layer
+    of a model without one takes. The forward pass over one zero image changes nothing in the model. Raises
+    `ConfigError` for a model that has neither, where `in_channels` is not given.
     """
-    image = zero_image(model, input_size, in_channels=in_channels)
+    image = zero_input(model, input_size, in_channels=in_channels)
     counter = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.bmm: _matrix_products})
     with torch.no_grad(), evaluating(model), parametrize.cached():
         for module in model.modules():

@@ -21,10 +21,13 @@ def check_labelled(images: Tensor, labels: Tensor) -> None:
 
 
 def check_logits(logits: Tensor, labels: Tensor) -> None:
-    """Raises `DataError` unless these are finite logits `(count, classes)` and labels (count,) among the classes."""
-    if logits.ndim != 2 or labels.shape != logits.shape[:1] or logits.numel() == 0:
+    """Raises `DataError` unless these are finite logits `(count, classes)` and labels (count,) among the classes.
+
+    At least two classes: of a single logit every image is right, whatever the network.
+    """
+    if logits.ndim != 2 or labels.shape != logits.shape[:1] or len(logits) == 0 or logits.shape[1] < 2:
         raise DataError(
-            f"logits {tuple(logits.shape)} and labels {tuple(labels.shape)}: want (n, c) and (n,), n, c >= 1"
+            f"logits {tuple(logits.shape)} and labels {tuple(labels.shape)}: want (n, c) and (n,), n >= 1, c >= 2"
         )
     if not logits.isfinite().all():
         raise DataError(

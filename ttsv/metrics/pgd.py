@@ -90,6 +90,8 @@ def _start(network: AttackedNetwork, images: Tensor, labels: Tensor, batch_size:
     """The images that are classified correctly."""
     logits = torch.cat([network(batch.to(network.device)).cpu() for batch in torch.split(images, batch_size)])
     network.require_finite()
+    if logits.shape[1] < 2:
+        raise ConfigError("model", f"{tuple(logits.shape)} logits", "must give two classes at least")
     if labels.max() >= logits.shape[1]:
         raise ConfigError("labels", int(labels.max()), f"must be classes of the model, 0 to {logits.shape[1] - 1}")
     correct = logits.argmax(1) == labels.cpu()
