@@ -1,7 +1,6 @@
 """From a posted spec to its trials: pure functions."""
 
 import itertools
-import json
 import math
 import random
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from service.plan import Plan, PlannedTrial, Planner
 from service.search import domains, space_problems
 from service.spec import PRINTABLE, ExperimentSpec, Resources
 from service.spec_schema import LARGEST
+from service.wrong_fields import shown
 from ttsv.config import field_infos
 from ttsv.errors import ConfigError
 
@@ -54,7 +54,7 @@ def expand_grid(spec: ExperimentSpec, *, max_trials: int) -> Plan:
         try:
             trial = planner.plan(fields)
         except ConfigError as error:  # of fields that do not go together
-            raise SpecError([FieldProblem(error.field, f"{error.fix}, not {_shown(error.value)}")]) from error
+            raise SpecError([FieldProblem(error.field, f"{error.fix}, not {shown(error.value)}")]) from error
         planned.setdefault(trial.fingerprint, trial)
     return Plan(list(planned.values()), points)
 
@@ -185,7 +185,7 @@ def _probe(spec: ExperimentSpec, base: dict[str, Any]) -> None:
             planner.plan(base | point)
         except ConfigError as error:
             where = f"search.space.{error.field}" if error.field in space else error.field
-            problem = FieldProblem(where, f"{error.fix}, not {_shown(error.value)}, at the point {_shown(point)}")
+            problem = FieldProblem(where, f"{error.fix}, not {shown(error.value)}, at the point {shown(point)}")
             raise SpecError([problem]) from error
 
 
@@ -200,17 +200,12 @@ def _choices(path: str) -> str:
 def _try_parse(path: str, value: Any, where: str, problems: list[FieldProblem]) -> None:
     info = field_infos()[path]
     if int in info.types and type(value) is int and abs(value) > LARGEST:
-        problems.append(FieldProblem(where, f"must be within ±{LARGEST}, not {_shown(value)}"))
+        problems.append(FieldProblem(where, f"must be within ±{LARGEST}, not {shown(value)}"))
         return
     try:
         info.parse(value)
     except ConfigError as error:
-        problems.append(FieldProblem(where, f"{error.fix}, not {_shown(value)}"))
-
-
-def _shown(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+        problems.append(FieldProblem(where, f"{error.fix}, not {shown(value)}"))
 
 
 def _flatten(part_of_spec: dict[str, Any], where: str, problems: list[FieldProblem]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from service.errors import FieldProblem
 from service.spec_schema import LARGEST, value_schema
+from service.wrong_fields import shown
 from ttsv.config import field_infos
 from ttsv.errors import ConfigError
 from ttsv.fields import FieldInfo
@@ -122,21 +123,22 @@ def _only_item(drawn: Mapping[str, Any]) -> tuple[str, tuple[Any, ...]]:
 def _domain_fix(info: FieldInfo, drawn: Mapping[str, Any]) -> str | None:
     """What would be right for one field's domain, or None."""
     if len(drawn) != 1 or next(iter(drawn)) not in ("uniform", "loguniform", "int", "choice"):
-        return "must be one of {uniform: [low, high]}, {loguniform: [low, high]}, {int: [low, high]}, {choice: [...]}"
+        ways = "{uniform: [low, high]}, {loguniform: [low, high]}, {int: [low, high]}, {choice: [...]}"
+        return f"must be one of {ways}, not {shown(drawn)}"
     ((kind, values),) = drawn.items()
     if kind == "choice":
         if not isinstance(values, list) or not 1 <= len(values) <= _MOST_CHOICES:
-            return f"choice must be a list of 1 to {_MOST_CHOICES} values"
+            return f"choice must be a list of 1 to {_MOST_CHOICES} values, not {shown(values)}"
         return next((fix for value in values if (fix := _value_fix(info, value))), None)
     if not isinstance(values, list) or len(values) != 2 or not all(type(v) in (int, float) for v in values):
-        return f"{kind} must be two numbers, [low, high]"
+        return f"{kind} must be two numbers, [low, high], not {shown(values)}"
     low, high = values
     if kind == "int" and not (type(low) is int and type(high) is int and max(-low, high) <= LARGEST):
-        return f"int must be two whole numbers within ±{LARGEST}"
+        return f"int must be two whole numbers within ±{LARGEST}, not {shown(values)}"
     if not all(abs(v) < 2**1000 for v in values) or not low < high:
-        return f"{kind} must be finite, the first number below the second"
+        return f"{kind} must be finite, the first number below the second, not {shown(values)}"
     if kind == "loguniform" and low <= 0:
-        return "loguniform must lie above 0; use uniform"
+        return f"loguniform must lie above 0, not {shown(values)}; use uniform"
     # Between its bounds a field takes all numbers of a kind or none, so one inside stands for all. A half is never
     # taken for a whole number.
     inside = low if kind == "int" else (low + high) / 2
@@ -151,5 +153,5 @@ def _value_fix(info: FieldInfo, value: Any) -> str | None:
     try:
         info.parse(value)
     except ConfigError as error:
-        return f"{error.fix}, not {value!r}"
+        return f"{error.fix}, not {shown(value)}"
     return None

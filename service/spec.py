@@ -2,11 +2,11 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
 
 from service.search import Search
 from service.spec_schema import base_schema, grid_schema
-from service.upgrades import NEWEST, upgrade
+from service.upgrades import NEWEST, checked_version, upgrade
 
 # No control characters, and none that break lines or turn the direction of what follows.
 PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]*$"
@@ -81,7 +81,9 @@ class ExperimentSpec(Part):
     neither an axis nor a variant is named they are all there is. Earlier versions are read as what they meant.
     """
 
-    spec_version: Annotated[Literal[2], WithJsonSchema({"enum": [*range(1, NEWEST + 1)]})] = 2
+    spec_version: Annotated[
+        Literal[2], BeforeValidator(checked_version), WithJsonSchema({"enum": [*range(1, NEWEST + 1)]})
+    ] = 2
     name: str = Field(min_length=1, max_length=200, pattern=PRINTABLE, description="For people; need not be unique.")
     base: PartialTrial = Field(default={}, description="Fields that all trials share.")
     grid: Annotated[dict[str, list[Any]], WithJsonSchema(grid_schema())] = Field(

@@ -19,6 +19,7 @@ from service.events import ANONYMOUS, EventKind
 from service.factoring import factored
 from service.grid import ExperimentSpec, Plan, expand_grid
 from service.models import Experiment, Trial, TrialState
+from service.wrong_fields import wrong_fields
 from ttsv.config import TrialConfig
 from ttsv.errors import ConfigError
 
@@ -226,6 +227,5 @@ def _read(document: dict[str, Any]) -> ExperimentSpec:
     try:
         return ExperimentSpec.model_validate(document)
     except ValidationError as error:
-        raise SpecError(
-            [FieldProblem(".".join(map(str, problem["loc"])), problem["msg"]) for problem in error.errors()]
-        ) from error
+        found = [{**problem, "loc": ("body", *problem["loc"])} for problem in error.errors()]
+        raise SpecError(wrong_fields(found, document)) from error

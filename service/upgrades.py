@@ -6,6 +6,9 @@ A version's meaning never changes once it was published; what changes it is a ne
 from collections.abc import Callable
 from typing import Any
 
+from service.errors import FieldProblem, SpecError
+from service.wrong_fields import shown
+
 NEWEST = 2
 """The `spec_version` of a spec that does not say its own."""
 
@@ -16,7 +19,7 @@ def upgrade(document: dict[str, Any]) -> dict[str, Any]:
     """The same experiment as a spec of the newest version; a document without a version is of that one.
 
     The given document stays as it is. One of a version that there never was is handed back: it is refused as any wrong
-    value. Raises `ValueError` for fields that came later than the version that the document says.
+    value. Raises `SpecError` for fields that came later than the version that the document says.
     """
     document = {"spec_version": NEWEST} | document
     version = document["spec_version"]
@@ -26,6 +29,13 @@ def upgrade(document: dict[str, Any]) -> dict[str, Any]:
     return document
 
 
+def checked_version(version: object) -> object:
+    """The version of an upgraded document; raises ValueError if it is none that there is."""
+    if type(version) is not int or version != NEWEST:
+        raise ValueError(f"must be {' or '.join(map(str, [*_STEPS, NEWEST]))}, not {shown(version)}")
+    return version
+
+
 def _from_1(document: dict[str, Any]) -> dict[str, Any]:
     """Version 2 has more fields, none with another meaning; none of them was in version 1."""
     resources = document.get("resources")
@@ -33,7 +43,8 @@ def _from_1(document: dict[str, Any]) -> dict[str, Any]:
     if isinstance(resources, dict) and "memory_gib" in resources:
         later.append("resources.memory_gib")
     if later:
-        raise ValueError(f"{', '.join(later)}: unknown in version 1 of the spec; set spec_version to {NEWEST}")
+        fix = f"unknown in version 1 of the spec; set spec_version to {NEWEST}, or remove it"
+        raise SpecError([FieldProblem(name, fix) for name in later])
     return document | {"spec_version": 2}
 
 

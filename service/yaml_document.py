@@ -14,6 +14,7 @@ MAX_DEPTH = 20
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml where it is there: ten times faster
 _INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
+_MOST_DIGITS = 1000
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _NOT_FINITE = {".nan": math.nan, ".inf": math.inf, "+.inf": math.inf, "-.inf": -math.inf}
 _WORDS = {"": None, "~": None, "null": None, "true": True, "false": False}
@@ -88,6 +89,8 @@ def _scalar(event: yaml.ScalarEvent, where: str) -> Any:
     if text.lower() in _WORDS and text in (text.lower(), text.upper(), text.capitalize()):
         return _WORDS[text.lower()]
     if _INT.fullmatch(text):
+        if len(text) > _MOST_DIGITS:
+            raise ValueError(where + f"a number of {len(text)} digits; write one of at most {_MOST_DIGITS}")
         return int(text, 0 if text[:2] in ("0o", "0x") else 10)
     if _FLOAT.fullmatch(text):
         return float(text)

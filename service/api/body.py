@@ -4,16 +4,32 @@ YAML is let in as the JSON that says the same.
 """
 
 import json
+import sys
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Any
 
+from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.problems import problem
+from service.schemas import ProblemField
 from service.yaml_document import MAX_DEPTH, read_yaml
 
 YAML_TYPES = ("application/yaml", "application/x-yaml", "text/yaml")
 """The registered media type (RFC 9512) and two that came before it."""
+
+
+@dataclass(frozen=True)
+class _Refusal:
+    """Why a body is not let in, and the field that is to blame where there is one."""
+
+    status: int
+    detail: str
+    field: ProblemField | None = None
+
+    def answer(self, path: str) -> JSONResponse:
+        return problem(self.status, self.detail, instance=path, errors=[self.field] if self.field else [])
 
 
 class BodyGuard:
@@ -34,22 +50,21 @@ class BodyGuard:
             return
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         body = await self._read(receive, headers.get(b"content-length", ""))
-        refusal: tuple[int, str] | None = None
+        refusal: _Refusal | None = None
         if body is None:
-            refusal = (413, f"the body is larger than {self.max_bytes} bytes")
+            refusal = _Refusal(413, f"the body is larger than {self.max_bytes} bytes")
         elif body and _media_type(headers.get(b"content-type", "")) in YAML_TYPES:
             try:
                 body = json.dumps(read_yaml(body.decode("utf-8-sig"))).encode()
             except ValueError as error:  # UnicodeDecodeError among them
-                refusal = (400, f"the body is not YAML that can be read: {error}")
+                refusal = _Refusal(400, f"the body is not YAML that can be read: {error}")
             else:
                 scope = _with_json_headers(scope, len(body))
                 refusal = _check(body, "application/json")
         elif scope["path"] not in self.forms:
             refusal = _check(body, headers.get(b"content-type", ""))
         if refusal is not None:
-            status, detail = refusal
-            await problem(status, detail, instance=scope["path"])(scope, receive, send)
+            await refusal.answer(scope["path"])(scope, receive, send)
             return
         sent = False
 
@@ -86,52 +101,71 @@ def _with_json_headers(scope: Scope, length: int) -> Scope:
     return {**scope, "headers": [*old, *new]}
 
 
-def _check(body: bytes, content_type: str) -> tuple[int, str] | None:
+def _check(body: bytes, content_type: str) -> _Refusal | None:
     if not body:
         return None  # a route that wants one says so
     if _media_type(content_type) != "application/json":
-        return (415, "send the body with Content-Type: application/json or application/yaml")
+        return _Refusal(415, "send the body with Content-Type: application/json or application/yaml")
     try:
-        value = json.loads(body, parse_constant=_Constant, object_pairs_hook=_refuse_repeated)
+        value = json.loads(body, parse_int=_whole, parse_constant=_constant, object_pairs_hook=_refuse_repeated)
     except RecursionError:
-        return (400, f"the body is nested deeper than {MAX_DEPTH} levels")
+        return _Refusal(400, f"the body is nested deeper than {MAX_DEPTH} levels")
+    except _RepeatedKeyError as error:
+        return _Refusal(400, f"the body is not JSON: {error}", ProblemField(field=error.key, message=str(error)))
     except ValueError as error:  # JSONDecodeError and UnicodeDecodeError among them
-        return (400, f"the body is not JSON: {error}")
+        return _Refusal(400, f"the body is not JSON: {error}")
     if _deeper_than(value, MAX_DEPTH):
-        return (400, f"the body is nested deeper than {MAX_DEPTH} levels")
+        return _Refusal(400, f"the body is nested deeper than {MAX_DEPTH} levels")
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         half = ascii(error.object[error.start])
-        return (400, f"the body holds {half}, half of a character; write both halves or the character itself")
-    if found := _constant(value):
-        path, name = found
-        return (400, f"{path or 'the body'}: {name} is not a JSON number; use null or a finite number")
+        return _Refusal(400, f"the body holds {half}, half of a character; write both halves or the character itself")
+    if found := _no_number(value):
+        path, fix = found
+        return _Refusal(400, f"{path or 'the body'}: {fix}", ProblemField(field=path or "body", message=fix))
     return None
 
 
-class _Constant(str):
-    """NaN, Infinity or -Infinity, which Python reads although JSON has none of them."""
+class _NoNumber(str):
+    """What Python reads as a number although it is none, or takes too long to: what would be right."""
 
 
-def _constant(value: Any, path: str = "") -> tuple[str, str] | None:
-    """The path of the first such word, and the word."""
-    if isinstance(value, _Constant):
+def _constant(name: str) -> _NoNumber:
+    """NaN, Infinity or -Infinity, which JSON does not have."""
+    return _NoNumber(f"{name} is not a JSON number; use null or a finite number")
+
+
+def _whole(digits: str) -> int | _NoNumber:
+    most = sys.get_int_max_str_digits()  # Python's own guard: the time grows with the square of the digits
+    if most and len(digits.lstrip("-")) > most:
+        return _NoNumber(f"a number of {len(digits.lstrip('-'))} digits; write one of at most {most}")
+    return int(digits)
+
+
+def _no_number(value: Any, path: str = "") -> tuple[str, str] | None:
+    """The path of the first of them, and what would be right."""
+    if isinstance(value, _NoNumber):
         return path, str(value)
     parts: list[tuple[str, Any]] = []
     if isinstance(value, dict):
         parts = [(f"{path}.{name}" if path else name, inner) for name, inner in value.items()]
     elif isinstance(value, list):
         parts = [(f"{path}[{index}]", inner) for index, inner in enumerate(value)]
-    return next((found for at, inner in parts if (found := _constant(inner, at))), None)
+    return next((found for at, inner in parts if (found := _no_number(inner, at))), None)
+
+
+class _RepeatedKeyError(ValueError):
+    def __init__(self, key: str) -> None:
+        super().__init__(f"the key {key!r} stands twice in one object")
+        self.key = key
 
 
 def _refuse_repeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
-        repeated = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {repeated!r} stands twice in one object")
+        raise _RepeatedKeyError(next(name for name in names if names.count(name) > 1))
     return found
 
 

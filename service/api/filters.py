@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import Depends, Query
 from pydantic import BeforeValidator, Field, WithJsonSchema
@@ -14,6 +14,7 @@ from service.api.parts import MAX_ID
 from service.listing import EXPERIMENT_ORDERS, TRIAL_ORDERS, ExperimentFilter, TrialFilter
 from service.models import ExperimentState, TrialState
 from service.spec import PRINTABLE
+from service.wrong_fields import shown
 
 _INSTANT = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d{1,6})?([Zz]|[+-]\d\d:\d\d)")
 _YEARS = range(1970, 9000)
@@ -35,6 +36,25 @@ def _instant(text: Any) -> datetime:
 Instant = Annotated[datetime, BeforeValidator(_instant), WithJsonSchema({"type": "string", "format": "date-time"})]
 Text = Annotated[str, Field(min_length=1, max_length=200, pattern=PRINTABLE)]
 Tag = Annotated[str, Field(min_length=1, max_length=64, pattern=PRINTABLE)]
+
+
+_RANK = re.compile(r"[0-9]{1,7}(\.[0-9]{1,20})?")
+
+
+def _rank(text: Any) -> float | str:
+    if isinstance(text, str) and _RANK.fullmatch(text):
+        return float(text)
+    if text != "none":
+        raise ValueError(f"must be a number such as 8 or 0.25, or none (not decomposed), not {shown(text)}")
+    return "none"
+
+
+Rank = Annotated[
+    float | str,
+    BeforeValidator(_rank),
+    WithJsonSchema({"type": "string", "pattern": rf"^(none|{_RANK.pattern})$"}),
+]
+"""Of a cell or trial: a number, or `none`."""
 
 
 class Archived(StrEnum):
@@ -84,10 +104,7 @@ def _trials(
     model: Annotated[Text | None, Query(examples=["small-cnn"])] = None,
     layer: Annotated[Text | None, Query(examples=["tt"])] = None,
     constraint: Annotated[Text | None, Query(examples=["clip"])] = None,
-    rank: Annotated[
-        Annotated[float, Field(allow_inf_nan=False)] | Literal["none"] | None,
-        Query(description="`none`: trials without a rank."),
-    ] = None,
+    rank: Annotated[Rank | None, Query(description="`none`: trials without a rank.")] = None,
     seed: Annotated[int | None, Query(ge=0, le=MAX_ID)] = None,
     cell: Annotated[Text | None, Query(description="Fingerprint of the configuration without its seed.")] = None,
     failure: Annotated[Text | None, Query(description="Class of what went wrong.", examples=["diverged"])] = None,

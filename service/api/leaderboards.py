@@ -9,6 +9,7 @@ from fastapi import APIRouter, Depends, Path, Query, Response
 
 from service import store
 from service.api.access import Reader
+from service.api.filters import Rank
 from service.api.formats import AskedFormat, forms
 from service.api.leaderboard_examples import LEADERBOARD, LEADERBOARD_TEXT
 from service.api.parts import MAX_ID, Cursor, Db
@@ -37,9 +38,7 @@ def asked_filters(
     model: Text = None,
     layer: Text = None,
     constraint: Text = None,
-    rank: Annotated[
-        str | None, Query(pattern=r"^(none|[0-9]{1,7}(\.[0-9]{1,20})?)$", description="none: not decomposed.")
-    ] = None,
+    rank: Annotated[Rank | None, Query(description="`none`: not decomposed.")] = None,
     protocol: Annotated[str | None, Query(pattern=_HEX, description="Only this protocol's board.")] = None,
     min_seeds: Annotated[int, Query(ge=1, le=1_000_000, description="Cells with as many results at least.")] = 1,
 ) -> Filters:
@@ -50,7 +49,7 @@ def asked_filters(
         model=model,
         layer=layer,
         constraint=constraint,
-        rank=rank if rank in (None, "none") else float(rank),
+        rank=rank,
         protocol=protocol,
         min_seeds=min_seeds,
     )

@@ -1,7 +1,7 @@
 """Errors as RFC 9457 problem documents: the only place where an exception becomes an HTTP status."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -11,10 +11,12 @@ from fastapi.responses import JSONResponse
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from service.api.examples import PROBLEM
 from service.errors import (
     ConflictError,
+    FieldProblem,
     GoneError,
     IdempotencyError,
     KeyRefusedError,
@@ -27,10 +29,12 @@ from service.errors import (
 )
 from service.observability import request_id
 from service.schemas import Problem, ProblemField
+from service.wrong_fields import wrong_fields
 
 log = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
+_METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 MAX_ERRORS = 100
 """A body can hold thousands of wrong values; so many of them are named."""
 
@@ -85,13 +89,11 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(SpecError)
     def _spec(request: Request, error: SpecError) -> JSONResponse:
-        fields = [ProblemField(field=p.field, message=p.message) for p in error.problems]
-        return problem(422, _summary(fields), instance=request.url.path, errors=fields)
+        return _answer(request, error.problems)
 
     @app.exception_handler(RequestValidationError)
     def _validation(request: Request, error: RequestValidationError) -> JSONResponse:
-        fields = [ProblemField(field=_path(e["loc"]), message=_message(e)) for e in error.errors()]
-        return problem(422, _summary(fields), instance=request.url.path, errors=fields)
+        return _answer(request, wrong_fields(error.errors(), error.body))
 
     @app.exception_handler(NotFoundError)
     def _not_found(request: Request, error: NotFoundError) -> JSONResponse:
@@ -134,9 +136,13 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     def _http(request: Request, error: HTTPException) -> JSONResponse:
-        detail = {404: f"there is nothing at {request.url.path}; /docs lists what there is"}.get(error.status_code)
-        headers = dict(error.headers) if error.headers else None
-        return problem(error.status_code, detail or str(error.detail), instance=request.url.path, headers=headers)
+        path, detail, headers = request.url.path, str(error.detail), dict(error.headers or {})
+        if error.status_code == 404:
+            detail = f"there is nothing at {path}; /docs lists what there is"
+        elif error.status_code == 405:
+            headers["Allow"] = ", ".join(_allowed(request)) or headers.get("Allow", "")
+            detail = f"{path} takes {headers['Allow']}, not {request.method}"
+        return problem(error.status_code, detail, instance=path, headers=headers)
 
     @app.exception_handler(DBAPIError)
     @app.exception_handler(PoolTimeoutError)  # no connection became free
@@ -148,20 +154,16 @@ def install(app: FastAPI) -> None:
         return problem(503, detail, instance=request.url.path, headers={"Retry-After": "5"})
 
 
-def _path(loc: Sequence[str | int]) -> str:
-    """("body", "grid", "rank", 0) -> grid.rank[0]."""
-    path = ""
-    for part in loc[1:]:
-        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
-    return path or str(loc[0])
+def _answer(request: Request, problems: Iterable[FieldProblem]) -> JSONResponse:
+    fields = [ProblemField(field=problem.field, message=problem.message) for problem in problems]
+    return problem(422, _summary(fields), instance=request.url.path, errors=fields)
 
 
-def _message(error: dict[str, Any]) -> str:
-    if error["type"] == "extra_forbidden":
-        return "unknown field; remove it, or see /docs for the fields there are"
-    if error["type"] == "missing":
-        return "is required"
-    return str(error["msg"]).removeprefix("Value error, ")
+def _allowed(request: Request) -> list[str]:
+    """The methods that a route takes at the request's path: the router itself names those of the first route alone."""
+    scopes = [{**request.scope, "method": method} for method in _METHODS]
+    routes = request.app.routes
+    return [scope["method"] for scope in scopes if any(route.matches(scope)[0] is Match.FULL for route in routes)]
 
 
 def _summary(fields: Sequence[ProblemField]) -> str:

@@ -150,7 +150,7 @@ class TestIdempotency:
     @pytest.mark.parametrize("key", ["", "x" * 201])
     def test_keys_have_a_length(self, sqlite_api: TestClient, key: str) -> None:
         headers = {"Idempotency-Key": key}
-        problem(sqlite_api.post("/v1/experiments", json=SPEC, headers=headers), 422, "idempotency-key")
+        problem(sqlite_api.post("/v1/experiments", json=SPEC, headers=headers), 422, "Idempotency-Key")
         assert sqlite_api.get("/v1/experiments").json()["items"] == []
 
     @pytest.mark.parametrize("key", [b"caf\xe9", b"a\x00b", b"\xf0\x9f\x8c\xb3"])

@@ -109,14 +109,17 @@ class TestSyntax:
         assert f"base.{field}" in refused(response, 422)
 
     def test_a_number_of_five_thousand_digits(self, door: TestClient) -> None:
-        refused(door.post("/v1/experiments", content='{"priority": ' + "1" * 5000 + "}", headers=JSON), 400)
+        response = door.post("/v1/experiments", content='{"priority": [-' + "1" * 5000 + "]}", headers=JSON)
+        assert refused(response, 400) == "priority[0]: a number of 5000 digits; write one of at most 4300"
+        assert [error["field"] for error in response.json()["errors"]] == ["priority[0]"]
 
     @pytest.mark.parametrize(
         "body", ['{"name": "a", "name": "b"}', '{"name": "a", "grid": {"seed": [1], "rank": [1], "seed": [2]}}']
     )
     def test_a_key_twice(self, door: TestClient, body: str) -> None:
-        detail = refused(door.post("/v1/experiments", content=body, headers=JSON), 400)
-        assert "stands twice in one object" in detail
+        response = door.post("/v1/experiments", content=body, headers=JSON)
+        assert "stands twice in one object" in refused(response, 400)
+        assert [error["field"] for error in response.json()["errors"]] == ["seed" if "seed" in body else "name"]
 
     @pytest.mark.parametrize("text", ['"\\ud800"', '{"\\udfff": 1}', '[["a\\ud83d"]]', '"\\udc00\\ud800"'])
     @pytest.mark.parametrize("key", ["base", "grid", "notes", "extra\\ud800"])
@@ -179,5 +182,6 @@ def test_thousands_of_wrong_values_get_a_short_answer(door: TestClient) -> None:
 
 def test_the_field_of_a_number_that_is_none_is_named(door: TestClient) -> None:
     body = b'{"name": "x", "base": {"dataset": "digits"}, "grid": {"delta": [1.0, NaN]}}'
-    detail = refused(door.post("/v1/experiments", content=body, headers=JSON), 400)
-    assert detail.startswith("grid.delta[1]: NaN is not a JSON number")
+    response = door.post("/v1/experiments", content=body, headers=JSON)
+    assert refused(response, 400).startswith("grid.delta[1]: NaN is not a JSON number")
+    assert [error["field"] for error in response.json()["errors"]] == ["grid.delta[1]"]

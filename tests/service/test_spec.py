@@ -176,7 +176,7 @@ class TestSearch:
             ({"training.lr": {"uniform": [1]}}, "two numbers"),
             ({"training.lr": {"uniform": [-1, 1]}}, "finite and above 0, not -1"),
             ({"training.lr": {"uniform": [0.1, 10**400]}}, "finite"),
-            ({"training.lr": {"normal": [0, 1]}}, "must be one of {uniform"),
+            ({"training.lr": {"normal": [0, 1]}}, '{choice: [...]}, not {"normal": [0, 1]}'),
             ({"training.lr": {}}, "must be one of {uniform"),
             ({"training.lr": {"uniform": [0.1, 1], "choice": [1]}}, "must be one of {uniform"),
             ({"training.epochs": {"uniform": [1, 9]}}, "a whole number"),

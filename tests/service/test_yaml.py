@@ -188,3 +188,8 @@ def test_the_command_reads_yaml_files(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["submit", str(wrong), "--url", "http://127.0.0.1:9"])
     assert result.exit_code != 0
     assert "stands twice" in result.output + result.stderr
+
+
+def test_a_number_of_five_thousand_digits_is_refused_in_plain_words() -> None:
+    with pytest.raises(ValueError, match="^line 2, column 11: a number of 5000 digits; write one of at most 1000$"):
+        read_yaml("name: a\npriority: " + "1" * 5000)
