@@ -1,17 +1,15 @@
-"""A leaderboard as tables for people and as flat rows for programs."""
+"""A leaderboard as tables for people; `service.board_records` has the flat rows for programs."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 from service.exports import Cell, Measured, Sheet
 from service.leaderboard import Board, Leaderboard, Row, Spread
 from service.metric import HEADLINE, Metric
 
-_FIELDS = ("model", "layer", "rank", "lambda_ort", "constraint", "delta")
-
-_PARTS: tuple[Literal["mean", "std", "min", "max"], ...] = ("mean", "std", "min", "max")
-
-Value = str | int | float | bool | None
+FIELDS = ("model", "layer", "rank", "lambda_ort", "constraint", "delta")
+"""Of a cell's configuration: the columns that say which it is."""
+_MOST_SEEDS = 20
 
 
 def board_sheets(found: Leaderboard, dataset: str, metric: Metric, wanted: Sequence[Metric] = ()) -> list[Sheet]:
@@ -22,6 +20,7 @@ def board_sheets(found: Leaderboard, dataset: str, metric: Metric, wanted: Seque
         trials = sum(hole.trials for hole in found.holes)
         more = "" if found.hole_count == len(found.holes) else " among the first of them"
         notes.append(f"{found.hole_count} cells have no result yet ({trials} trials{more})")
+    notes += [f"no result: {_said(hole.config)}; {hole.trials} trials" for hole in found.holes]
     notes += [f"trial {bad.trial_id} is left out: {'; '.join(bad.reasons)}" for bad in found.invalid]
     if notes:
         title = f"{dataset}: not on the leaderboards" if sheets else f"{dataset}: no results yet"
@@ -34,8 +33,8 @@ def _sheet(board: Board, dataset: str, metric: Metric, wanted: Sequence[Metric])
     measured = {name for row in board.rows for name in row.metrics}
     shown = [m for m in dict.fromkeys([metric, *(wanted or HEADLINE)]) if m in measured or m in wanted]
     best = {m: _best(board.rows, m) for m in shown}
-    fields = [name for name in _FIELDS if len({str(row.config.get(name)) for row in board.rows}) > 1]
-    same = [name for name in _FIELDS if name not in fields and board.rows and board.rows[0].config.get(name)]
+    fields = [name for name in FIELDS if len({str(row.config.get(name)) for row in board.rows}) > 1]
+    same = [name for name in FIELDS if name not in fields and board.rows and board.rows[0].config.get(name)]
     front = board.front is not None
     references = [row.paper for row in board.rows]
     papers = [m for m in shown if any(m in ref.values for found in references for ref in found)]
@@ -66,6 +65,9 @@ def _notes(board: Board, same: Sequence[str], paper: bool) -> list[str]:
         notes.append(f"Mean ± sample standard deviation over {number} seeds; best means in bold.")
     if same:
         notes.append("All rows: " + ", ".join(f"{name} {_plain(board.rows[0].config[name])}" for name in same) + ".")
+    lacking = [f"#{row.place} {_listed(row.missing_seeds)}" for row in board.rows if row.missing_seeds]
+    if lacking:
+        notes.append("Missing seeds: " + "; ".join(lacking) + ".")
     if board.unmeasured:
         notes.append(f"{board.unmeasured} cells have results without this metric.")
     if board.apart:
@@ -74,34 +76,6 @@ def _notes(board: Board, same: Sequence[str], paper: bool) -> list[str]:
         said = dict.fromkeys(note for row in board.rows for reference in row.paper for note in reference.notes)
         notes += [f"Paper: {note}." for note in said]
     return notes
-
-
-def board_records(found: Leaderboard, wanted: Sequence[Metric] = ()) -> tuple[list[str], list[list[Value]]]:
-    """Header and rows for CSV: one row per cell and board, all numbers in the API's units."""
-    measured = {name for board in found.boards for row in board.rows for name in row.metrics}
-    metrics = [m for m in Metric if m in (wanted or measured)]
-    papers = {name for board in found.boards for row in board.rows for ref in row.paper for name in ref.values}
-    printed = [m for m in metrics if m in papers]
-    header = ["protocol", "place", "cell", *_FIELDS, "seeds", "trials", "missing_seeds", "on_front"]
-    header += [f"{m}_{part}" for m in metrics for part in _PARTS]
-    header += [f"paper_{m}" for m in printed]
-    header += [f"{m}_{part}" for m in metrics for part in ("difference", "difference_error")]
-    rows: list[list[Value]] = []
-    for board in found.boards:
-        for row in board.rows:
-            values: list[Value] = [board.protocol, row.place, row.cell, *(row.config.get(name) for name in _FIELDS)]
-            values += [row.seeds, row.trials, " ".join(map(str, row.missing_seeds)), row.on_front]
-            for m in metrics:
-                spread = row.metrics.get(m)
-                values += (
-                    [None] * 4 if spread is None else [spread["mean"], spread["std"], spread["min"], spread["max"]]
-                )
-            values += [next((ref.values[m].mean for ref in row.paper if m in ref.values), None) for m in printed]
-            for m in metrics:
-                change = (row.difference or {}).get(m)
-                values += [None, None] if change is None else [change.mean, change.error]
-            rows.append(values)
-    return header, rows
 
 
 def _best(rows: Sequence[Row], metric: Metric) -> float | None:
@@ -131,6 +105,14 @@ def _difference(row: Row, metric: Metric) -> Cell:
         return None
     factor, decimals = metric.reading.factor, metric.reading.decimals
     return Measured(change.mean * factor, None if change.error is None else change.error * factor, decimals)
+
+
+def _said(config: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {_plain(config[name])}" for name in FIELDS if config.get(name) is not None)
+
+
+def _listed(seeds: Sequence[int]) -> str:
+    return ", ".join(map(str, seeds[:_MOST_SEEDS])) + (", ..." if len(seeds) > _MOST_SEEDS else "")
 
 
 def _plain(value: Any) -> str:

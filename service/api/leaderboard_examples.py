@@ -80,7 +80,7 @@ LEADERBOARD: Plain = {
 }
 
 LEADERBOARD_TEXT = {
-    Format.CSV: "protocol,place,cell,model,layer,rank\r\n9a967f734e67,1,01779b46a560,small-cnn,tt,16\r\n",
+    Format.CSV: "status,reason,protocol,place,cell,model\r\nranked,,9a967f734e67,1,01779b46a560,small-cnn\r\n",
     Format.MARKDOWN: "| # | rank | accuracy (%) | seeds |\n| ---: | ---: | ---: | ---: |\n| 1 | 16 | **98.75** | 1 |",
     Format.LATEX: "\\begin{tabular}{rrrr}\n1 & {16} & \\textbf{98.75} $\\pm$ 0.20 & {2} \\\\\n\\end{tabular}\n",
 }

@@ -14,7 +14,8 @@ from service.api.formats import AskedFormat, forms
 from service.api.leaderboard_examples import LEADERBOARD, LEADERBOARD_TEXT
 from service.api.parts import MAX_ID, Cursor, Db
 from service.api.problems import RESPONSES, refusals
-from service.board_sheets import board_records, board_sheets
+from service.board_records import board_records
+from service.board_sheets import board_sheets
 from service.errors import FieldProblem, NotFoundError, QueryError
 from service.filters import Filters, GroupBy
 from service.grid import PRINTABLE

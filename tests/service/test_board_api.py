@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy.orm import Session
 
 from service import queue
 from service.api.formats import MEDIA_TYPES, Format, _accepted
@@ -63,18 +64,57 @@ class TestForms:
 
     def test_each_form_has_every_row(self, api: TestClient, filled: int) -> None:
         rows = list(csv.DictReader(io.StringIO(api.get(f"{BOARD}?format=csv").text)))
-        assert [(row["place"], row["seeds"], row["trials"]) for row in rows] == [("1", "1", "2"), ("2", "2", "2")]
-        assert [float(row["accuracy_mean"]) for row in rows] == [0.75, 0.375]
+        shown = [tuple(row[name] for name in ("status", "place", "seeds", "trials", "missing_seeds")) for row in rows]
+        assert shown == [("ranked", "1", "1", "2", "1"), ("ranked", "2", "2", "2", ""), ("no result", "", "0", "2", "")]
+        assert [row["accuracy_mean"] for row in rows] == ["0.75", "0.375", ""]
+        (hole,) = api.get(BOARD).json()["holes"]
+        assert (rows[2]["cell"], rows[2]["model"]) == (hole["cell"], "small-cnn")
         assert rows[0]["accuracy_std"] == ""
         text = api.get(f"{BOARD}?format=markdown").text
         assert "| **75.00** |" in text
         assert "37.50 ± 17.68" in text
         assert "| 1 of 2 |" in text
         assert "1 cells have no result yet" in text
+        assert "\n- no result: model small-cnn, layer dense, " in text
+        assert "\n- Missing seeds: \\#1 1.\n" in text
         text = api.get(f"{BOARD}?format=latex&standalone=true").text
         assert text.startswith("\\documentclass")
         assert "37.50 $\\pm$ 17.68" in text
         assert "accuracy (\\%)" in text
+        assert "{Missing seeds: \\#1 1.}" in text
+
+    def test_the_csv_says_why_a_row_is_not_ranked_with_the_others(
+        self,
+        api: TestClient,
+        filled: int,
+        database: Database,
+        table: Table,
+        trial_result: Callable[..., dict[str, Any]],
+    ) -> None:
+        """Another protocol, an invalid result, a metric that was not measured: each with its reason, none a formula."""
+
+        def work(session: Session) -> None:
+            lease = Lease(filled, 1)
+            for trial, protocol, more in (
+                (table(Trial)[3], ("q" * 64, {"split": "train"}), {"robust_accuracy": 0.5}),
+                (table(Trial)[4], ("p" * 64, {}), {"valid": False, "violations": ["=accuracy of 7"]}),
+            ):
+                queue.start_trial(session, lease, trial.id)
+                queue.finish_trial(session, lease, trial.id, trial_result(0.5) | more, protocol)
+
+        database.write(work)
+
+        def read(query: str) -> list[dict[str, str]]:
+            return list(csv.DictReader(io.StringIO(api.get(f"{BOARD}?format=csv{query}").text)))
+
+        rows = read("")
+        assert [row["status"] for row in rows] == ["ranked", "ranked", "apart", "no result", "invalid"]
+        assert rows[2]["reason"].startswith("split: train here, ")
+        assert rows[4]["reason"] == f"trial {table(Trial)[4].id}: =accuracy of 7"
+        assert [row["accuracy_mean"] == "" for row in rows] == [False, False, False, True, True]
+        rows = read("&metric=robust_accuracy")
+        said = "2 cells have results without the ranked metric"
+        assert ("unmeasured", said) in [(row["status"], row["reason"]) for row in rows]
 
     @pytest.mark.parametrize("accept", ["image/png", "application/json;q=0", "*/*;q=0"])
     def test_unknown_forms(self, sqlite_api: TestClient, accept: str) -> None:

@@ -191,5 +191,5 @@ def test_the_command_reads_yaml_files(tmp_path: Path) -> None:
 
 
 def test_a_number_of_five_thousand_digits_is_refused_in_plain_words() -> None:
-    with pytest.raises(ValueError, match="^line 2, column 11: a number of 5000 digits; write one of at most 1000$"):
+    with pytest.raises(ValueError, match=r"^line 2, column 11: a number of 5000 digits; write one of at most 1000$"):
         read_yaml("name: a\npriority: " + "1" * 5000)
