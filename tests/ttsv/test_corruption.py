@@ -1,8 +1,9 @@
+import hashlib
 import json
 import math
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +170,66 @@ def test_the_protocol_is_of_the_files_and_not_of_their_place(tmp_path: Path) -> 
     records = [corruption_accuracy(network(), tmp_path / name) for name in ("one", "two")]
     assert records[0].protocol == records[1].protocol
     assert mce(records[0], records[1]) == 1
+
+
+def test_labels_that_differ_between_severities_are_named(tmp_path: Path) -> None:
+    folder = write_published(tmp_path / "CIFAR-10-C")
+    labels = np.load(folder / "labels.npy")
+    labels[2 * COUNT + 4] = (labels[4] + 1) % 10
+    np.save(folder / "labels.npy", labels)
+    with pytest.raises(DataError, match=r"labels\.npy has the label \d for image 4 at severity 3, \d at severity 1"):
+        corruption_accuracy(network(), folder)
+
+
+def test_labels_are_those_of_the_test_images(tmp_path: Path) -> None:
+    folder = write_published(tmp_path / "CIFAR-10-C")
+    labels = np.load(folder / "labels.npy")[:COUNT].astype(np.int64)
+    whole = np.concatenate([labels, labels])
+    assert PublishedCorruptions(folder, labels=whole).open().classes == 10
+    with pytest.raises(DataError, match=r"labels\.npy has labels of 6 images, the test set has 5"):
+        PublishedCorruptions(folder, labels=labels[:5]).open()
+    whole[3] = (whole[3] + 1) % 10
+    with pytest.raises(DataError, match=r"labels\.npy has the label \d for image 3, whose label in the test set is \d"):
+        PublishedCorruptions(folder, labels=whole).open()
+
+
+def test_files_of_a_published_sets_name_and_size_are_the_publishers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_published(tmp_path / "CIFAR-10-C")
+    assert set(corruptions.PUBLISHED["CIFAR-10-C"].md5) == {"labels.npy", *(f"{kind}.npy" for kind in KINDS)}
+    assert set(corruptions.PUBLISHED["CIFAR-100-C"].md5) == {"labels.npy", *(f"{kind}.npy" for kind in KINDS)}
+    md5 = {path.name: hashlib.md5(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+    archive = replace(corruptions.PUBLISHED["CIFAR-10-C"], images=COUNT, md5=md5)
+    monkeypatch.setitem(corruptions.PUBLISHED, "CIFAR-10-C", archive)
+    images = np.load(folder / "snow.npy")
+    images[0, 0, 0, 0] ^= 1
+    np.save(folder / "snow.npy", images)
+    with pytest.raises(DataError, match=r"snow\.npy is not the publisher's \(its md5 is not [0-9a-f]{32}\)"):
+        PublishedCorruptions(folder).open()
+    images[0, 0, 0, 0] ^= 1
+    np.save(folder / "snow.npy", images)
+    PublishedCorruptions(folder).open()
+    # Fewer images cannot be the publisher's: their SHA-256 says what they are.
+    PublishedCorruptions(write_published(tmp_path / "fewer" / "CIFAR-10-C", count=COUNT - 1)).open()
+
+
+@pytest.mark.parametrize(("name", "given", "wanted"), [("CIFAR-10-C", 100, 10), ("CIFAR-100-C", 10, 100)])
+def test_classes_of_another_archive(tmp_path: Path, name: str, given: int, wanted: int) -> None:
+    folder = write_published(tmp_path / name, count=1)
+    with pytest.raises(ConfigError, match=f"classes = {given}: must be {wanted}, those of {name}"):
+        PublishedCorruptions(folder, classes=given).open()
+
+
+def test_a_folder_of_another_name_has_no_more_classes_than_its_set(tmp_path: Path) -> None:
+    tens = write_published(tmp_path / "tens", count=20)
+    with pytest.raises(ConfigError, match=r"must give 10 classes|must give \d+ to 10 classes"):
+        corruption_accuracy(network(100), tens)
+    assert corruption_accuracy(network(10), tens).mean > 0
+    hundred = write_published(tmp_path / "hundred", count=20, classes=100)
+    assert corruption_accuracy(network(100), hundred).protocol["images"] == 20
+    with pytest.raises(ConfigError, match=r"must give \d+ to 100 classes"):
+        corruption_accuracy(network(10), hundred)
 
 
 @pytest.mark.parametrize(("name", "classes"), [("CIFAR-100-C", 10), ("CIFAR-10-C", 100), ("other", 3)])

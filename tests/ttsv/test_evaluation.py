@@ -353,11 +353,11 @@ def cifar() -> Dataset:
     return Dataset(info=info, train=part, validation=part, test=part, sha256="0" * 64, split={})
 
 
-def write_corruptions(folder: Path, count: int = 4) -> Path:
-    """Noise in the publisher's layout."""
+def write_corruptions(folder: Path, data: Dataset, count: int = 4) -> Path:
+    """Noise in the publisher's layout, under the labels of the first test images."""
     folder.mkdir(parents=True)
     rng = np.random.default_rng(0)
-    np.save(folder / "labels.npy", np.tile(rng.integers(0, 10, count, dtype=np.uint8), 5))
+    np.save(folder / "labels.npy", np.tile(data.test.labels[:count].numpy().astype(np.uint8), 5))
     for kind in KINDS:
         np.save(folder / f"{kind}.npy", rng.integers(0, 256, (5 * count, 32, 32, 3), dtype=np.uint8))
     return folder
@@ -369,7 +369,7 @@ def colour(classes: int = 10) -> nn.Module:
 
 
 def test_published_corruptions(cifar: Dataset, tmp_path: Path) -> None:
-    folder = write_corruptions(tmp_path / "CIFAR-10-C")
+    folder = write_corruptions(tmp_path / "CIFAR-10-C", cifar)
     measured = run(colour(), cifar, tmp_path, corruptions="published")
     direct = corruption_accuracy(colour(), folder)
     assert measured.columns["corruption_accuracy"] == direct.mean
@@ -382,6 +382,9 @@ def test_published_corruptions(cifar: Dataset, tmp_path: Path) -> None:
         record.unlink()
     other = run(colour(), cifar, tmp_path, corruptions="published").protocol["corruptions"]
     assert other["sha256"] != protocol["sha256"]
+    other_set = replace(cifar, test=Split(cifar.test.images, cifar.test.labels.flip(0)))
+    with pytest.raises(DataError, match=r"labels\.npy has the label \d for image \d, whose label in the test set is"):
+        run(colour(), other_set, tmp_path, corruptions="published")
     fewer = run(colour(), cifar, tmp_path, corruptions="published", corruption_images=2)
     assert fewer.protocol["images"]["corruptions"] == 2
     first = {kind: np.load(folder / f"{kind}.npy")[:2] for kind in KINDS}
@@ -393,7 +396,7 @@ def test_published_corruptions(cifar: Dataset, tmp_path: Path) -> None:
 
 
 def test_mean_corruption_error_is_relative_to_the_stored_baseline(cifar: Dataset, tmp_path: Path) -> None:
-    write_corruptions(tmp_path / "CIFAR-10-C", count=6)
+    write_corruptions(tmp_path / "CIFAR-10-C", cifar, count=6)
     record = corruption_accuracy(colour(), tmp_path / "CIFAR-10-C")
     halved = {kind: [1 - (1 - value) / 2 for value in row] for kind, row in record.table.items()}
     half = CorruptionRecord(mean=0.0, table=halved, protocol=record.protocol, seconds=0.0)
@@ -418,7 +421,7 @@ def test_missing_corruption_files_are_named_before_training(cifar: Dataset, tmp_
     config = EvaluationConfig(corruptions="published")
     with pytest.raises(DataError, match=r"CIFAR-10-C/labels\.npy is missing: unpack"):
         check_evaluation(config, cifar, tmp_path)
-    folder = write_corruptions(tmp_path / "CIFAR-10-C")
+    folder = write_corruptions(tmp_path / "CIFAR-10-C", cifar)
     check_evaluation(config, cifar, tmp_path)
     (folder / "snow.npy").unlink()
     with pytest.raises(DataError, match=r"snow\.npy is missing"):

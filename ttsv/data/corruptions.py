@@ -7,7 +7,8 @@ severity 1, then at 2, to 5; and `labels.npy`, (5 n,).
 import hashlib
 import json
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,7 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ttsv.data.content import ContentRecord, file_hashes
-from ttsv.errors import DataError
+from ttsv.data.corruption_checksums import PUBLISHED_MD5
+from ttsv.data.download import md5_is
+from ttsv.errors import ConfigError, DataError
 
 KINDS = (
     "brightness",
@@ -41,17 +44,33 @@ KINDS = (
 SEVERITIES = (1, 2, 3, 4, 5)
 LABELS = "labels.npy"
 
+
+@dataclass(frozen=True, kw_only=True)
+class Archive:
+    """A published set: `images` at each severity, its publisher's `page`, and the `md5` (hex) of each file by its name."""
+
+    classes: int
+    images: int
+    page: str
+    md5: Mapping[str, str]
+
+
 PUBLISHED = {
-    "CIFAR-10-C": (10, "https://zenodo.org/records/2535967"),
-    "CIFAR-100-C": (100, "https://zenodo.org/records/3555552"),
+    "CIFAR-10-C": Archive(
+        classes=10, images=10_000, page="https://zenodo.org/records/2535967", md5=PUBLISHED_MD5["CIFAR-10-C"]
+    ),
+    "CIFAR-100-C": Archive(
+        classes=100, images=10_000, page="https://zenodo.org/records/3555552", md5=PUBLISHED_MD5["CIFAR-100-C"]
+    ),
 }
-"""Classes and publisher's page of each archive, by the name of its folder. The page states the md5 of the tar alone."""
+"""By the name of the folder that the archive unpacks to."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CorruptedSet:
     """A checked folder. `labels` (5 n,), int64; `classes`: how many the data set has, where that is known.
 
+    `most_classes`: of a folder of another name than its archive's, how many the published set that it must be has.
     `protocol` (JSON-ready) says what the images are, with the SHA-256 (hex) of each file by its name.
     """
 
@@ -59,6 +78,7 @@ class CorruptedSet:
     labels: NDArray[np.int64]
     classes: int | None
     protocol: dict[str, Any]
+    most_classes: int | None = None
 
     def images(self, kind: str) -> NDArray[np.uint8]:
         """(5 n, height, width, channels), mapped and not read. Raises `DataError`."""
@@ -76,22 +96,32 @@ class CorruptionSource(Protocol):
 class PublishedCorruptions:
     """CIFAR-10-C or CIFAR-100-C as its archive unpacks: all 19 kinds of 32 x 32 colour images.
 
-    `classes` is known for folders of the archives' own names, CIFAR-10-C and CIFAR-100-C.
+    `classes` is known for folders of the archives' own names, CIFAR-10-C and CIFAR-100-C. `labels` (images,): those of
+    the test images that were corrupted, where they are at hand.
     """
 
     folder: Path
     classes: int | None = None
+    labels: NDArray[np.int64] | None = field(default=None, repr=False, compare=False)
 
     def open(self) -> CorruptedSet:
-        """Checks every file: there, whole, of the published layout, and with the SHA-256 of its first use."""
+        """Checks every file: there, whole, of the published layout, and with the SHA-256 of its first use.
+
+        Raises `ConfigError` for `classes` that are not those of the archive of this name.
+        """
         folder = Path(self.folder)
-        known, _ = PUBLISHED.get(folder.name, (None, ""))
-        return open_corrupted(
+        archive = PUBLISHED.get(folder.name)
+        if archive and self.classes not in (None, archive.classes):
+            raise ConfigError("classes", self.classes, f"must be {archive.classes}, those of {folder.name}")
+        opened = open_corrupted(
             folder,
             shape=(32, 32, 3),
-            classes=self.classes or known,
+            classes=archive.classes if archive else self.classes,
+            labels=self.labels,
             protocol={"corruptions": "published"},
         )
+        counts = [known.classes for known in PUBLISHED.values() if known.classes > opened.labels.max()]
+        return replace(opened, most_classes=min(counts, default=None))
 
     def require_files(self) -> None:
         """Raises `DataError` naming the first file that is missing; nothing is read."""
@@ -101,10 +131,16 @@ class PublishedCorruptions:
 
 
 def open_corrupted(
-    folder: Path, *, shape: tuple[int, ...], classes: int | None, protocol: dict[str, Any]
+    folder: Path,
+    *,
+    shape: tuple[int, ...],
+    classes: int | None,
+    protocol: dict[str, Any],
+    labels: NDArray[np.int64] | None = None,
 ) -> CorruptedSet:
     """Opens a folder of images of this shape, every file checked. Raises `DataError`.
 
+    The labels must be the same at all severities, and begin as `labels` (images,), those of the test images, do.
     At first use `FOLDER.sha256.json` is written beside the folder with the files' SHA-256, with which
     they are compared ever after.
     """
@@ -112,49 +148,83 @@ def open_corrupted(
     for path in paths:
         if not path.is_file():
             raise DataError(f"{path} is missing: {_mend(folder)}")
-    labels = _map(paths[0], folder)
-    count = len(labels)
-    if labels.ndim != 1 or labels.dtype.kind not in "iu" or count == 0 or count % len(SEVERITIES):
-        found = f"{labels.dtype} {labels.shape}"
-        raise DataError(f"{paths[0]} holds {found}, not the labels of five severities: {_mend(folder)}")
-    low, high = int(labels.min()), int(labels.max())
-    if low < 0 or (classes is not None and high >= classes):
-        raise DataError(f"{paths[0]} has labels from {low} to {high}, not of {classes} classes: {_mend(folder)}")
+    found = _labels(paths[0], folder, classes, labels)
+    count = len(found)
     for path in paths[1:]:
         images = _map(path, folder)
         if images.dtype != np.uint8 or images.shape != (count, *shape):
-            found = f"{images.dtype} {images.shape}"
-            raise DataError(f"{path} holds {found}, not uint8 {(count, *shape)}: {_mend(folder)}")
+            held = f"{images.dtype} {images.shape}"
+            raise DataError(f"{path} holds {held}, not uint8 {(count, *shape)}: {_mend(folder)}")
     return CorruptedSet(
         folder=folder,
-        labels=np.array(labels, dtype=np.int64),
+        labels=found,
         classes=classes,
         protocol=protocol
         | {
             "kinds": list(KINDS),
             "severities": list(SEVERITIES),
             "images": count // len(SEVERITIES),
-            "files": _unchanged(folder, paths),
+            "files": _unchanged(folder, paths, count),
         },
     )
+
+
+def _labels(path: Path, folder: Path, classes: int | None, expected: NDArray[np.int64] | None) -> NDArray[np.int64]:
+    """The labels in a file. Raises `DataError` where they cannot be those of the images."""
+
+    def refuse(what: str) -> DataError:
+        return DataError(f"{path} {what}: {_mend(folder)}")
+
+    held = _map(path, folder)
+    if held.ndim != 1 or held.dtype.kind not in "iu" or len(held) == 0 or len(held) % len(SEVERITIES):
+        raise refuse(f"holds {held.dtype} {held.shape}, not the labels of five severities")
+    labels = np.array(held, dtype=np.int64)
+    if labels.min() < 0 or (classes is not None and labels.max() >= classes):
+        raise refuse(f"has labels from {labels.min()} to {labels.max()}, not of {classes} classes")
+    first, *others = labels.reshape(len(SEVERITIES), -1)
+    for severity, block in zip(SEVERITIES[1:], others, strict=True):
+        if (differing := np.flatnonzero(block != first)).size:
+            place = differing[0]
+            text = f"label {block[place]} for image {place} at severity {severity}, {first[place]} at severity 1"
+            raise refuse(f"has the {text}")
+    if expected is not None:
+        if len(first) > len(expected):
+            raise refuse(f"has labels of {len(first)} images, the test set has {len(expected)}")
+        if (differing := np.flatnonzero(expected[: len(first)] != first)).size:
+            place = differing[0]
+            text = f"label {first[place]} for image {place}, whose label in the test set is {expected[place]}"
+            raise refuse(f"has the {text}")
+    return labels
 
 
 def _paths(folder: Path) -> list[Path]:
     return [folder / LABELS, *(folder / f"{kind}.npy" for kind in KINDS)]
 
 
-def _unchanged(folder: Path, paths: list[Path]) -> dict[str, str]:
-    """SHA-256 of each file by name, as at the first use. Raises `DataError`."""
+def _unchanged(folder: Path, paths: list[Path], count: int) -> dict[str, str]:
+    """SHA-256 of each file of `count` images by name, as at the first use. Raises `DataError`."""
     folder = folder.resolve()  # for a name, where it was given as `.`
     beside = folder.parent
     hashes = file_hashes([folder / path.name for path in paths], beside)
     record = ContentRecord.find(folder.name, beside)
     if record is not None:
         record.require_files(hashes, beside)
-    elif os.access(beside, os.W_OK):  # else nobody can alter them here; the hashes are in every result
+        return {Path(name).name: sha256 for name, sha256 in hashes.items()}
+    _require_published(folder, count)
+    if os.access(beside, os.W_OK):  # else nobody can alter them here; the hashes are in every result
         total = hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest()
         ContentRecord.make(folder.name, beside, total, hashes)
     return {Path(name).name: sha256 for name, sha256 in hashes.items()}
+
+
+def _require_published(folder: Path, count: int) -> None:
+    """Raises `DataError` for a folder of a published set's name and size with files that are not the publisher's."""
+    archive = PUBLISHED.get(folder.name)
+    if archive is None or count != archive.images * len(SEVERITIES):
+        return
+    for name, md5 in archive.md5.items():
+        if not md5_is(folder / name, md5):
+            raise DataError(f"{folder / name} is not the publisher's (its md5 is not {md5}): {_mend(folder)}")
 
 
 def _map(path: Path, folder: Path) -> NDArray[Any]:
@@ -168,5 +238,5 @@ def _map(path: Path, folder: Path) -> NDArray[Any]:
 
 def _mend(folder: Path) -> str:
     pages = {folder.name: PUBLISHED[folder.name]} if folder.name in PUBLISHED else PUBLISHED
-    archives = " or ".join(f"{name}.tar of {page}" for name, (_, page) in pages.items())
+    archives = " or ".join(f"{name}.tar of {archive.page}" for name, archive in pages.items())
     return f"unpack {archives} again, or remove {folder} if its images were generated"

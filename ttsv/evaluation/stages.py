@@ -218,7 +218,7 @@ def _corrupt(
     source: CorruptionSource
     if config.corruptions == "published":
         name = PUBLISHED_CORRUPTIONS[data.info.name]
-        source = PublishedCorruptions(folder / name, classes=data.info.classes)
+        source = PublishedCorruptions(folder / name, classes=data.info.classes, labels=data.test.labels.cpu().numpy())
     else:
         source = GeneratedCorruptions(
             *(part[: config.corruption_images] for part in test),

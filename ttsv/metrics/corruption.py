@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from ttsv.data.corruptions import KINDS, SEVERITIES, CorruptionSource, PublishedCorruptions
+from ttsv.data.corruptions import KINDS, SEVERITIES, CorruptedSet, CorruptionSource, PublishedCorruptions
 from ttsv.errors import ConfigError
 from ttsv.metrics.accuracy import accuracy, predict
 from ttsv.metrics.stepwise import finish
@@ -96,7 +96,7 @@ def corruption_steps(
                 # Contiguous, which some models' `view` needs.
                 pixels = torch.from_numpy(np.concatenate(rows)).to(device).permute(0, 3, 1, 2).contiguous()
                 logits = predict(model, pixels, batch_size=size)
-                _require(logits, labels[first : first + step].flatten(), opened.classes)
+                _require(logits, int(labels.max()), opened)
                 parts = zip(torch.split(logits, used), labels[first : first + step], strict=True)
                 table[kind] += [accuracy(part, target) for part, target in parts]
                 seconds += time.perf_counter() - started
@@ -140,11 +140,12 @@ def mce(record: CorruptionRecord, baseline: CorruptionRecord) -> float:
     return sum(ratios) / len(ratios)
 
 
-def _require(logits: torch.Tensor, labels: torch.Tensor, classes: int | None) -> None:
-    """Raises `ConfigError` where the logits are no prediction of these labels."""
+def _require(logits: torch.Tensor, largest: int, opened: CorruptedSet) -> None:
+    """Raises `ConfigError` where the logits are no prediction of labels up to the largest."""
     if not logits.isfinite().all():
         raise ConfigError("model", "non-finite", "must give finite logits for every image")
-    found = logits.shape[1] if logits.ndim == 2 else None
-    if found is None or labels.max() >= found or (classes is not None and found != classes):
-        expected = classes or f"more than {int(labels.max())}"
+    least, most = opened.classes or largest + 1, opened.classes or opened.most_classes
+    found = logits.shape[1] if logits.ndim == 2 else 0
+    if found < max(least, largest + 1) or (most is not None and found > most):
+        expected = str(least) if least == most else f"more than {largest}" if most is None else f"{least} to {most}"
         raise ConfigError("model", f"{tuple(logits.shape)} logits", f"must give {expected} classes, as the images have")
