@@ -47,7 +47,7 @@ LABELS = "labels.npy"
 
 @dataclass(frozen=True, kw_only=True)
 class Archive:
-    """A published set: `images` at each severity, its publisher's `page`, and the `md5` (hex) of each file by its name."""
+    """A published set: `images` at each severity, its publisher's `page`, and the `md5` (hex) of each file."""
 
     classes: int
     images: int
