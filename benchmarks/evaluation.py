@@ -79,7 +79,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         model, data = _trained(options.model, count, folder)
-        _write_corruptions(folder / "CIFAR-10-C", count)
+        _write_corruptions(folder / "CIFAR-10-C", data.test.labels)
         theirs = Theirs(options.authors, model, data.test, folder) if options.authors else None
         record["everything else"] = _everything_else(model, data, folder, theirs, repeats)
         record["autoattack"] = _autoattack(model, Split(*(part[:attacked] for part in data.test)), theirs, repeats)
@@ -103,10 +103,11 @@ def _trained(name: str, count: int, folder: Path) -> tuple[nn.Module, Dataset]:
     return load_saved(result.artifacts["model"], device=torch.device("cpu")), data
 
 
-def _write_corruptions(folder: Path, count: int) -> None:
+def _write_corruptions(folder: Path, labels: Tensor) -> None:
     folder.mkdir()
     rng = np.random.default_rng(0)
-    np.save(folder / "labels.npy", np.tile(rng.integers(0, 10, count, dtype=np.uint8), 5))
+    count = len(labels)
+    np.save(folder / "labels.npy", np.tile(labels.numpy().astype(np.uint8), 5))
     for kind in KINDS:
         np.save(folder / f"{kind}.npy", rng.integers(0, 256, (5 * count, 32, 32, 3), dtype=np.uint8))
 
