@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
 
 @contextmanager
@@ -21,3 +22,8 @@ def full_precision() -> Iterator[None]:
     finally:
         for setting, precision in zip(settings, before, strict=True):
             setting.fp32_precision = precision
+
+
+def at_least_single(weight: Tensor) -> Tensor:
+    """The same numbers in float32 where they are in half precision (float16, bfloat16), which has no factorizations."""
+    return weight.float() if weight.dtype in (torch.float16, torch.bfloat16) else weight

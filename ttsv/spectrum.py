@@ -12,14 +12,17 @@ from ttsv.layers import (
     Convolution,
     FramedConv2d,
     OrthogonalConv2d,
+    TransposedConvolution,
     TTConv,
     is_spectral,
+    layer_geometry,
     layer_input_sizes,
+    layer_kernel,
     periodic_size,
     spectral_layers,
 )
 from ttsv.norms import binary_scale, periodic_norm
-from ttsv.precision import full_precision
+from ttsv.precision import at_least_single, full_precision
 from ttsv.symbol import PeriodicConv, Size
 from ttsv.tt import orthogonalize, positive_qr
 
@@ -112,11 +115,12 @@ def layer_singular_values(layer: nn.Module, input_size: Size) -> Tensor:
 
     A stride that does not divide the size is taken at the smallest larger size that it divides. Of layers between
     frames the nonzero ones: the core's, with what frames that are not orthonormal make of them. A `SOC` counts with
-    the terms of its series in its present mode.
+    the terms of its series in its present mode. A transposed convolution that sees n pixels is the adjoint of the
+    convolution with its weight from images of n times the stride. Of weights in half precision, in float32.
     """
     with torch.no_grad():
         if isinstance(layer, nn.Linear):
-            values: Tensor = torch.linalg.svdvals(layer.weight)
+            values: Tensor = torch.linalg.svdvals(at_least_single(layer.weight))
             return values[None]
         if not is_spectral(layer):
             raise TypeError(f"{type(layer).__name__} is no spectral layer")
@@ -124,20 +128,19 @@ def layer_singular_values(layer: nn.Module, input_size: Size) -> Tensor:
         if isinstance(core, OrthogonalConv2d):
             size = periodic_size(input_size, (core.stride,) * 2)
             return core.singular_values(size, frames=_triangles(layer) if isinstance(layer, FramedConv2d) else None)
-        assert isinstance(core, TTConv | Convolution)
-        size = periodic_size(input_size, core.stride)
+        assert isinstance(core, TTConv | Convolution | TransposedConvolution)
+        geometry, kernel = layer_geometry(core, input_size), at_least_single(layer_kernel(core))
         if isinstance(layer, FramedConv2d | TTConv):
-            kernel = core.core if isinstance(core, TTConv) else core.weight
-            return tt_singular_values(layer.k1, kernel, layer.k3, size, stride=core.stride, dilation=core.dilation)
-        assert isinstance(core, Convolution)
-        return conv_singular_values(core.weight, size, stride=core.stride, dilation=core.dilation, groups=core.groups)
+            kernel = orthogonalize(at_least_single(layer.k1), kernel, at_least_single(layer.k3)).core
+        return conv_singular_values(kernel, geometry.periodic_size, **geometry.steps)
 
 
 def _triangles(layer: FramedConv2d) -> tuple[Tensor, Tensor] | None:
     """What is left of the frames when their orthonormal factors are taken off; None where nothing is."""
     if layer.frames == "orthonormal":
         return None
-    return positive_qr(layer.k1)[1], positive_qr(layer.k3.T)[1].T
+    k1, k3 = at_least_single(layer.k1), at_least_single(layer.k3)
+    return positive_qr(k1)[1], positive_qr(k3.T)[1].T
 
 
 def model_spectra(

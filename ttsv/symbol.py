@@ -21,6 +21,9 @@ from ttsv.errors import ConfigError
 Size: TypeAlias = int | Sequence[int]
 """One number for all axes, or one per axis."""
 
+Sides: TypeAlias = tuple[tuple[int, int], ...]
+"""Pixels of padding before and after, per axis."""
+
 _BLOCK_BYTES = 2**26
 """Blocks of at most this many bytes (64 MiB) are held at once, or one frequency's where that is more."""
 
@@ -218,6 +221,16 @@ def as_tuple(name: str, value: Size, d: int, *, least: int = 1) -> tuple[int, ..
     if len(values) != d or any(v < least for v in values):
         raise ConfigError(name, value, fix)
     return values
+
+
+def padding_sides(padding: str | Sequence[int], kernel_size: Sequence[int], dilation: Sequence[int]) -> Sides:
+    """Pixels of padding as torch's convolutions have them: "same", "valid" or one number per axis."""
+    if padding == "same":
+        totals = (e * (k - 1) for e, k in zip(dilation, kernel_size, strict=True))
+        return tuple((total // 2, total - total // 2) for total in totals)
+    if isinstance(padding, str):
+        return ((0, 0),) * len(kernel_size)
+    return tuple((pixels, pixels) for pixels in padding)
 
 
 def check_kernel(kernel: Tensor, groups: int = 1, name: str = "kernel") -> None:

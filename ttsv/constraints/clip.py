@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -16,15 +17,27 @@ from ttsv.constraints.operators import (
     check_count,
     check_number,
     check_operator,
+    frames_norm,
+    make_frames_orthonormal,
+    matrix_norm,
     operator_norm,
     shrunk,
     sizes_to_control,
 )
 from ttsv.constraints.protocol import LayerNorms, Unconstrained
-from ttsv.layers import Convolution, TTConv, periodic_size
+from ttsv.layers import (
+    Convolution,
+    LayerGeometry,
+    TransposedConvolution,
+    TTConv,
+    layer_geometry,
+    layer_kernel,
+)
+from ttsv.precision import at_least_single
 from ttsv.spectrum import conv_singular_values
 from ttsv.symbol import Size
-from ttsv.tt import orthogonalize
+
+_EPS = torch.finfo(torch.float64).eps
 
 
 class Clip(Unconstrained):
@@ -40,8 +53,10 @@ class Clip(Unconstrained):
     `floor` raises small singular values too, as far as the taps allow: see `ttsv.bracket.bracket_conv` for what is
     left; the smallest value reached is reported. `linear=True` treats linear layers as well, to the same
     limits, exactly. A TT layer has its core treated between frames made orthonormal by QR, which are written back,
-    or between frames held orthonormal. Layers that the model's forward pass does not reach in evaluation mode are
-    left alone.
+    or between frames held orthonormal; what these, as they are rounded, may add to the core's norm is part of what is
+    reported and brought to delta. A transposed convolution is treated as the convolution whose adjoint it is. Weights
+    in half precision are clipped in float32 and rounded; norms are those of the rounded ones. Layers that the model's
+    forward pass does not reach in evaluation mode are left alone.
     """
 
     def __init__(
@@ -96,64 +111,46 @@ class Clip(Unconstrained):
         if isinstance(layer, nn.Linear):
             clipped, norms = self._clip_matrix(layer.weight)
             layer.weight.copy_(clipped)
-        elif isinstance(layer, TTConv):
-            core: Tensor = layer.core
-            if layer.frames == "free":
-                k1, core, k3 = orthogonalize(layer.k1, layer.core, layer.k3)
-                layer.k1.copy_(k1)
-                layer.k3.copy_(k3)
-            clipped, norms = self._clip_kernel(core, layer, seen)
-            layer.core.copy_(clipped)
-        else:
-            assert isinstance(layer, Convolution)
-            clipped, norms = self._clip_kernel(layer.weight, layer, seen)
-            layer.weight.copy_(clipped)
-        return norms
+            return norms
+        assert isinstance(layer, TTConv | Convolution | TransposedConvolution)
+        make_frames_orthonormal(layer)
+        around, kernel = frames_norm(layer), layer_kernel(layer)
+        limit = self.delta if around == 1 else self.delta / around * (1 - 4 * _EPS)
+        clipped, norms = self._clip_kernel(kernel, limit, layer_geometry(layer, seen))
+        kernel.copy_(clipped)
+        return replace(norms, before=norms.before * around, after=norms.after * around)
 
-    def _clip_matrix(self, weight: Tensor) -> tuple[Tensor, LayerNorms]:
-        before = torch.linalg.matrix_norm(weight, 2).item()
+    def _clip_matrix(self, stored: Tensor) -> tuple[Tensor, LayerNorms]:
+        weight = at_least_single(stored)
         if self.floor is None:
             clipped = clip_matrix(weight, self.delta)
         else:
             clipped = bracket_matrix(weight, self.floor, self.delta)
-        values = torch.linalg.svdvals(clipped)
-        smallest = None if self.floor is None else values[-1].item()
-        return clipped, LayerNorms(before, values[0].item(), smallest, MATRIX)
 
-    def _clip_kernel(
-        self, kernel: Tensor, layer: TTConv | Convolution, seen: tuple[int, ...]
-    ) -> tuple[Tensor, LayerNorms]:
-        groups = 1 if isinstance(layer, TTConv) else layer.groups
-        size, strides, dilation, rounds = periodic_size(seen, layer.stride), layer.stride, layer.dilation, self.rounds
-        if self.floor is None and self.operator == "periodic":
-            measured = clip_conv_measured(
-                kernel,
-                self.delta,
-                size,
-                stride=strides,
-                dilation=dilation,
-                groups=groups,
-                rounds=rounds,
-                rescale=self.rescale,
-            )
+        def norm(other: Tensor) -> float:
+            return matrix_norm(other.to(stored.dtype))
+
+        clipped, after = shrunk(clipped, self.delta, norm, norm(clipped))
+        smallest = None if self.floor is None else torch.linalg.svdvals(clipped)[-1].item()
+        return clipped, LayerNorms(norm(weight), after, smallest, MATRIX)
+
+    def _clip_kernel(self, stored: Tensor, limit: float, geometry: LayerGeometry) -> tuple[Tensor, LayerNorms]:
+        kernel, size, steps = at_least_single(stored), geometry.periodic_size, geometry.steps
+        if self.floor is None and self.operator == "periodic" and kernel.dtype == stored.dtype:
+            measured = clip_conv_measured(kernel, limit, size, rounds=self.rounds, rescale=self.rescale, **steps)
             return measured.kernel, LayerNorms(measured.before, measured.after)
 
         def norm(other: Tensor) -> float:
-            return operator_norm(other, layer, seen, self.operator)
+            return operator_norm(other.to(stored.dtype), geometry, self.operator)
 
         if self.floor is None:
-            clipped = clip_conv(
-                kernel, self.delta, size, stride=strides, dilation=dilation, groups=groups, rounds=rounds
-            )
+            clipped = clip_conv(kernel, limit, size, rounds=self.rounds, **steps)
         else:
-            clipped = bracket_conv(
-                kernel, self.floor, self.delta, size, stride=strides, dilation=dilation, groups=groups, rounds=rounds
-            )
+            clipped = bracket_conv(kernel, min(self.floor, limit), limit, size, rounds=self.rounds, **steps)
         before, after = norm(kernel), norm(clipped)
         if self.rescale:
-            clipped, after = shrunk(clipped, self.delta, norm, after)
+            clipped, after = shrunk(clipped, limit, norm, after)
         smallest = None
         if self.floor is not None:
-            values = conv_singular_values(clipped, size, stride=strides, dilation=dilation, groups=groups)
-            smallest = values.min().item()
+            smallest = conv_singular_values(clipped, size, **steps).min().item()
         return clipped, LayerNorms(before, after, smallest, MEASURES[self.operator])

@@ -16,6 +16,8 @@ from ttsv.constraints.operators import (
     check_count,
     check_number,
     check_operator,
+    make_frames_orthonormal,
+    matrix_norm,
     operator_norm,
     shrunk,
     sizes_to_control,
@@ -23,7 +25,8 @@ from ttsv.constraints.operators import (
 from ttsv.constraints.power import power_step
 from ttsv.constraints.protocol import ConstraintState, LayerNorms, Unconstrained
 from ttsv.errors import ConfigError, DivergedError
-from ttsv.layers import Convolution, TTConv
+from ttsv.layers import Convolution, TransposedConvolution, TTConv, layer_geometry, layer_kernel
+from ttsv.precision import at_least_single
 from ttsv.symbol import Size
 from ttsv.tt import orthogonalize
 
@@ -138,19 +141,21 @@ class Divide(Unconstrained):
     def _divide(self, name: str, layer: nn.Module, seen: tuple[int, ...], force: bool) -> LayerNorms:
         target = self.linear if isinstance(layer, nn.Linear) else self.conv
         assert target is not None
-        weight = layer.core if isinstance(layer, TTConv) else layer.weight
-        assert isinstance(weight, Tensor)
+        assert isinstance(layer, TTConv | Convolution | TransposedConvolution | nn.Linear)
+        weight = layer.weight if isinstance(layer, nn.Linear) else layer_kernel(layer)
         if self.power_iterations == "exact":
             before = self._norm(weight, layer, seen)
             if before > target:
-                _make_frames_orthonormal(layer)
-            divided, after = shrunk(weight, target, lambda other: self._norm(other, layer, seen), before)
+                make_frames_orthonormal(layer)
+            divided, after = shrunk(
+                at_least_single(weight), target, lambda other: self._norm(other, layer, seen), before
+            )
             weight.copy_(divided)
             return LayerNorms(before, after, measure=self._measure(layer))
         vector = self._vectors.get(name)
         before, self._vectors[name] = power_step(layer, seen, self.operator, self.power_iterations, vector)
         if before > target:
-            _make_frames_orthonormal(layer)
+            make_frames_orthonormal(layer)
             weight.mul_(target / before)
         after, worth = min(before, target), f"power iteration, {self.power_iterations} a projection, from below"
         if force:
@@ -158,14 +163,14 @@ class Divide(Unconstrained):
         return LayerNorms(before, after, measure=worth)
 
     def _norm(self, weight: Tensor, layer: nn.Module, seen: tuple[int, ...]) -> float:
-        """The layer's norm with another weight (a TT layer's core)."""
+        """The layer's norm with another weight (a TT layer's core), as it is stored."""
         if isinstance(layer, nn.Linear):
-            norm: float = torch.linalg.matrix_norm(weight, 2).item()
-            return norm
-        assert isinstance(layer, TTConv | Convolution)
+            return matrix_norm(weight.to(layer.weight.dtype))
+        assert isinstance(layer, TTConv | Convolution | TransposedConvolution)
+        weight = weight.to(layer_kernel(layer).dtype)
         if isinstance(layer, TTConv):
-            weight = orthogonalize(layer.k1, weight, layer.k3).core
-        return operator_norm(weight, layer, seen, self.operator)
+            weight = orthogonalize(layer.k1.double(), weight.double(), layer.k3.double()).core
+        return operator_norm(weight, layer_geometry(layer, seen), self.operator)
 
     def _measure(self, layer: nn.Module) -> str:
         return MATRIX if isinstance(layer, nn.Linear) else MEASURES[self.operator]
@@ -179,15 +184,6 @@ class Divide(Unconstrained):
         if before > target:
             layer.weight.mul_(target / before)
         return LayerNorms(before, min(before, target), measure=BATCH_NORM)
-
-
-def _make_frames_orthonormal(layer: nn.Module) -> None:
-    """The same convolution, with free frames by QR."""
-    if isinstance(layer, TTConv) and layer.frames == "free":
-        for parameter, factor in zip(
-            (layer.k1, layer.core, layer.k3), orthogonalize(layer.k1, layer.core, layer.k3), strict=True
-        ):
-            parameter.copy_(factor)
 
 
 def _batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:

@@ -1,6 +1,6 @@
 """The operators whose norm a constraint bounds: how a layer's kernel becomes one, and how its norm is bounded."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import Any, Literal, get_args
 
@@ -8,21 +8,25 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from ttsv.bounds import conv_norm_bounds
+from ttsv.bounds import conv_norm_bounds, matrix_norm_bound
 from ttsv.errors import ConfigError, DivergedError
 from ttsv.layers import (
     Convolution,
     Framed,
     FramedConv2d,
+    LayerGeometry,
     OrthogonalConv2d,
+    TransposedConvolution,
     TTConv,
+    layer_geometry,
     layer_input_sizes,
-    periodic_size,
     spectral_layers,
 )
 from ttsv.layers.convert import recomputed_fix, recomputed_weights
+from ttsv.precision import at_least_single
 from ttsv.rescaling import careful_norm
 from ttsv.symbol import PeriodicConv, Size
+from ttsv.tt import orthogonalize
 
 Operator = Literal["periodic", "zero-padded"]
 """`periodic`: the circular convolution at the size that the layer sees, or the next that its stride divides.
@@ -82,8 +86,8 @@ def sizes_to_control(
     for name, size in sizes.items():
         layer = layers[name]
         _check_writable(name, layer)
-        if operator == "zero-padded" and isinstance(layer, TTConv | Convolution):
-            _check_padding(name, layer, size)
+        if operator == "zero-padded" and isinstance(layer, TTConv | Convolution | TransposedConvolution):
+            _check_padding(name, layer_geometry(layer, size), layer.padding)
     return sizes
 
 
@@ -99,22 +103,22 @@ def _check_writable(name: str, layer: nn.Module) -> None:
         raise ConfigError(f"model.{name}", type(layer).__name__, recomputed_fix(recomputed[0]))
 
 
-def _check_padding(name: str, layer: TTConv | Convolution, size: tuple[int, ...]) -> None:
+def _check_padding(name: str, geometry: LayerGeometry, padding: str | tuple[int, ...]) -> None:
     """Raises `ConfigError` where the norm of what the layer applies to images of this size cannot be bounded."""
-    mode = layer.padding_mode
+    mode, size = geometry.padding_mode, geometry.input_size
     if mode not in ("zeros", "circular"):
         raise ConfigError(f"model.{name}.padding_mode", mode, 'must be zeros or circular, or operator "periodic"')
     if mode == "zeros":
         return
-    if any(n % s for n, s in zip(size, layer.stride, strict=True)):
+    if geometry.periodic_size != size:
         fix = f'must divide input_size = {size} on every axis in circular mode, or operator "periodic"'
-        raise ConfigError(f"model.{name}.stride", layer.stride, fix)
-    axes = zip(size, padding_sides(layer), layer.dilation, layer.kernel_size, layer.stride, strict=True)
+        raise ConfigError(f"model.{name}.stride", geometry.stride, fix)
+    axes = zip(size, geometry.sides, geometry.dilation, geometry.kernel_size, geometry.stride, strict=True)
     found = tuple((n + sum(sides) - e * (k - 1) - 1) // s + 1 for n, sides, e, k, s in axes)
-    expected = tuple(n // s for n, s in zip(size, layer.stride, strict=True))
+    expected = tuple(n // s for n, s in zip(size, geometry.stride, strict=True))
     if found != expected:
         fix = f'must leave {expected} outputs in circular mode, or operator "periodic"'
-        raise ConfigError(f"model.{name}.padding", layer.padding, fix)
+        raise ConfigError(f"model.{name}.padding", padding, fix)
 
 
 def _is_orthogonal(layer: nn.Module) -> bool:
@@ -144,45 +148,49 @@ def bound_layers(
     return {name: layers[name] for name in sizes}
 
 
-def operator_norm(kernel: Tensor, layer: TTConv | Convolution, seen: Sequence[int], operator: Operator) -> float:
-    """The norm of the layer's operator with another kernel (a TT layer's core), as `MEASURES` says."""
-    groups = 1 if isinstance(layer, TTConv) else layer.groups
+def operator_norm(kernel: Tensor, geometry: LayerGeometry, operator: Operator) -> float:
+    """The norm of the operator with a kernel of the layer that the geometry is of, as `MEASURES` says."""
+    kernel = at_least_single(kernel)
     if operator == "periodic":
-        size = periodic_size(seen, layer.stride)
-        geometry = PeriodicConv.of(kernel, size, stride=layer.stride, dilation=layer.dilation, groups=groups)
-        return careful_norm(kernel, geometry)
-    sides = padding_sides(layer)
-    padding: list[int] | None = [before for before, _ in sides]
-    if layer.padding_mode == "circular" and layer.padding == "same":
+        return careful_norm(kernel, PeriodicConv.of(kernel, geometry.periodic_size, **geometry.steps))
+    padding: list[int] | None = [before for before, _ in geometry.sides]
+    if geometry.padding_mode == "circular":
         padding = None  # the periodic operator itself, also where an even kernel is padded unevenly
-    elif any(before != after for before, after in sides):
+    elif any(before != after for before, after in geometry.sides):
         # Of the convolution that is padded on both sides by all it reaches, the layer's own keeps some rows.
-        padding = [e * (k - 1) for e, k in zip(layer.dilation, layer.kernel_size, strict=True)]
+        padding = [e * (k - 1) for e, k in zip(geometry.dilation, geometry.kernel_size, strict=True)]
     return conv_norm_bounds(
-        kernel,
-        seen,
-        stride=layer.stride,
-        dilation=layer.dilation,
-        groups=groups,
-        padding=padding,
-        padding_mode=layer.padding_mode,
+        kernel, geometry.input_size, padding=padding, padding_mode=geometry.padding_mode, **geometry.steps
     ).upper
 
 
-def padding_sides(layer: TTConv | Convolution) -> list[tuple[int, int]]:
-    """Pixels of padding before and after, per axis."""
-    if layer.padding == "valid":
-        return [(0, 0)] * len(layer.kernel_size)
-    if isinstance(layer.padding, str):
-        reach = (e * (k - 1) for e, k in zip(layer.dilation, layer.kernel_size, strict=True))
-        return [(total // 2, total - total // 2) for total in reach]
-    return [(pixels, pixels) for pixels in layer.padding]
+def matrix_norm(weight: Tensor) -> float:
+    """The norm of a linear layer's weight as it is stored, in float64."""
+    norm: float = torch.linalg.matrix_norm(weight.double(), 2).item()
+    return norm
+
+
+def make_frames_orthonormal(layer: nn.Module) -> None:
+    """The same convolution, with the free frames of a TT layer by QR, written back in the layer's dtype."""
+    if isinstance(layer, TTConv) and layer.frames == "free":
+        parameters = (layer.k1, layer.core, layer.k3)
+        for parameter, factor in zip(parameters, orthogonalize(*map(at_least_single, parameters)), strict=True):
+            parameter.copy_(factor)
+
+
+def frames_norm(layer: nn.Module) -> float:
+    """What the frames of a TT layer, as stored, may add to the norm of its core: a rigorous bound of their norms.
+
+    Frames that are orthonormal up to rounding come out at some 1 + 1e-7 in float32; 1 for other layers.
+    """
+    return matrix_norm_bound(layer.k1) * matrix_norm_bound(layer.k3) if isinstance(layer, TTConv) else 1.0
 
 
 def shrunk(kernel: Tensor, target: float, norm: Callable[[Tensor], float], measured: float) -> tuple[Tensor, float]:
     """The kernel multiplied until its norm, as stored in its dtype, is at most the target; and that norm.
 
-    `measured` is the kernel's norm. Once is enough but for the rounding of the entries.
+    `norm` measures a kernel as it is stored, `measured` is this one's. Once is enough but for the rounding of the
+    entries.
     """
     while measured > target:
         kernel = kernel * (target / measured * (1 - 4 * torch.finfo(kernel.dtype).eps))

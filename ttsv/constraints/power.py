@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ttsv.constraints.operators import Operator, padding_sides
-from ttsv.layers import Convolution, TTConv, periodic_size
+from ttsv.constraints.operators import Operator
+from ttsv.layers import Convolution, TransposedConvolution, TTConv, layer_geometry, layer_kernel
+from ttsv.precision import at_least_single
 
 _CONVOLVE: dict[int, Callable[..., Tensor]] = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
 
@@ -21,7 +22,7 @@ def power_step(
     bound is `|A^T A x| / |A x|` of the last, never above the norm up to rounding. A layer of zeros has the bound 0.
     """
     apply, shape = _linear_map(layer, seen, operator)
-    like = next(layer.parameters())
+    like = at_least_single(next(layer.parameters()).detach())
     if vector is None:
         generator = torch.Generator().manual_seed(0)
         vector = torch.randn(shape, generator=generator)
@@ -43,30 +44,32 @@ def power_step(
 def _linear_map(
     layer: nn.Module, seen: Sequence[int], operator: Operator
 ) -> tuple[Callable[[Tensor], Tensor], tuple[int, ...]]:
-    """The layer without its bias, and the shape of one input."""
+    """The layer without its bias, or the convolution whose adjoint it is, and the shape of one input."""
     if isinstance(layer, nn.Linear):
-        weight = layer.weight.detach()
+        weight = at_least_single(layer.weight.detach())
         return lambda rows: rows @ weight.T, (1, layer.in_features)
-    assert isinstance(layer, TTConv | Convolution)
-    groups = 1 if isinstance(layer, TTConv) else layer.groups
-    sides, size = padding_sides(layer), tuple(seen)
-    circular = operator == "periodic" or layer.padding_mode == "circular"
+    assert isinstance(layer, TTConv | Convolution | TransposedConvolution)
+    geometry, kernel = layer_geometry(layer, seen), at_least_single(layer_kernel(layer).detach())
+    sides, size = geometry.sides, geometry.input_size
+    circular = operator == "periodic" or geometry.padding_mode == "circular"
     if operator == "periodic":
-        size = periodic_size(seen, layer.stride)
-        axes = zip(layer.stride, layer.dilation, layer.kernel_size, strict=True)
-        sides = [(0, e * (k - 1) + 1 - s) for s, e, k in axes]
-    kernel = (layer.core if isinstance(layer, TTConv) else layer.weight).detach()
-    frames = (layer.k1.detach(), layer.k3.detach()) if isinstance(layer, TTConv) else None
+        size = geometry.periodic_size
+        axes = zip(geometry.stride, geometry.dilation, geometry.kernel_size, strict=True)
+        sides = tuple((0, e * (k - 1) + 1 - s) for s, e, k in axes)
+    frames = None
+    if isinstance(layer, TTConv):
+        frames = at_least_single(layer.k1.detach()), at_least_single(layer.k3.detach())
+    channels = kernel.shape[1] * geometry.groups if frames is None else layer.in_channels
     convolve = _CONVOLVE[kernel.ndim - 2]
 
     def apply(images: Tensor) -> Tensor:
         if frames is not None:
             images = torch.einsum("ni...,ia->na...", images, frames[0])
         images = _wrapped(images, sides) if circular else _zero_padded(images, sides)
-        images = convolve(images, kernel, None, layer.stride, 0, layer.dilation, groups)
+        images = convolve(images, kernel, None, geometry.stride, 0, geometry.dilation, geometry.groups)
         return images if frames is None else torch.einsum("nb...,bo->no...", images, frames[1])
 
-    return apply, (1, layer.in_channels, *size)
+    return apply, (1, channels, *size)
 
 
 def _wrapped(images: Tensor, sides: Sequence[tuple[int, int]]) -> Tensor:

@@ -6,10 +6,18 @@ Prior art to compare with is in `ttsv.layers.prior_art`.
 from ttsv.layers.convert import densify, tensorize
 from ttsv.layers.framed import Framed, FramedConv2d, FrameKind
 from ttsv.layers.frames import orthogonal_loss
+from ttsv.layers.geometry import (
+    Convolution,
+    LayerGeometry,
+    TransposedConvolution,
+    layer_geometry,
+    layer_kernel,
+    periodic_size,
+)
 from ttsv.layers.minmax import MinMax
 from ttsv.layers.orthogonal import OrthogonalConv2d
 from ttsv.layers.soc import SOC, SOCTT
-from ttsv.layers.spectral import Convolution, is_spectral, layer_input_sizes, periodic_size, spectral_layers
+from ttsv.layers.spectral import is_spectral, layer_input_sizes, spectral_layers
 from ttsv.layers.stiefel import Stiefel
 from ttsv.layers.tt_conv import TTConv, TTConv1d, TTConv2d, TTConv3d
 
@@ -20,6 +28,7 @@ __all__ = [
     "FrameKind",
     "Framed",
     "FramedConv2d",
+    "LayerGeometry",
     "MinMax",
     "OrthogonalConv2d",
     "Stiefel",
@@ -27,9 +36,12 @@ __all__ = [
     "TTConv1d",
     "TTConv2d",
     "TTConv3d",
+    "TransposedConvolution",
     "densify",
     "is_spectral",
+    "layer_geometry",
     "layer_input_sizes",
+    "layer_kernel",
     "orthogonal_loss",
     "periodic_size",
     "spectral_layers",

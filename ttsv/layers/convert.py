@@ -25,12 +25,14 @@ def tensorize(model: nn.Module, rank: float, *, skip: Collection[str] = (), fram
     `rank` is an int, or a fraction in (0, 1] of the largest channel count among the convolutions that are not
     skipped, 1x1 ones included (rounded, at least 1): with 1.0 nothing is truncated. A layer has ranks `min(c_in,
     rank)` and `min(c_out, rank)`; one whose rank reaches both channel counts stays dense, whatever its kernel size:
-    that is the rule of the paper's compression figures, its 1x1 layers included. Grouped convolutions, subclasses
-    of torch's (parametrized, lazy) and layers that have frames already stay what they are.
+    that is the rule of the paper's compression figures, its 1x1 layers included. Grouped and transposed
+    convolutions, subclasses of torch's (parametrized, lazy) and layers that have frames already stay what they are.
     `skip`: names of modules left alone with all they contain. `frames`: free, or held orthonormal (see `TTConv`).
 
     A `SOC` becomes a `SOCTT` with its bias, its `correction` and its numbers of terms, but with frames and a core drawn
     anew: an exponential has no factors to truncate, so such a network is to be trained afterwards.
+
+    Weights in half precision are decomposed in float32 and their factors rounded.
 
     Factors of a frozen weight (`requires_grad=False`) and frozen biases stay frozen; what is drawn anew is not.
 

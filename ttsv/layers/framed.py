@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from ttsv.errors import ConfigError
 from ttsv.layers.stiefel import hold_orthonormal, is_held_orthonormal
+from ttsv.precision import at_least_single
 from ttsv.tt import tt_ranks
 
 FrameKind = Literal["free", "orthonormal"]
@@ -73,7 +74,8 @@ class Framed(nn.Module):
         """Draws orthonormal frames."""
         for name in ("k1", "k3"):
             held = is_held_orthonormal(self, name)
-            nn.init.orthogonal_(self.get_parameter(f"parametrizations.{name}.original" if held else name))
+            frame = self.get_parameter(f"parametrizations.{name}.original" if held else name).detach()
+            frame.copy_(nn.init.orthogonal_(at_least_single(frame)))
 
 
 class FramedConv2d(Framed):

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ttsv.bounds import conv_norm_bounds
+from ttsv.bounds import conv_norm_bounds, matrix_norm_bound
 from ttsv.errors import ConfigError
 from ttsv.layers.framed import FramedConv2d, FrameKind
 from ttsv.layers.orthogonal import OrthogonalConv2d, framed_blocks, space_to_depth_size
 from ttsv.layers.series import series_norm_bound
 from ttsv.layers.skew import exponential_series, skew_part, unfolding_across, unfolding_aside
+from ttsv.precision import at_least_single
 from ttsv.symbol import PeriodicConv, Size
 
 _EPS = torch.finfo(torch.float64).eps
@@ -135,7 +136,7 @@ class SOC(OrthogonalConv2d):
         size = self._core_size(input_size)
         kernel = self.scaled_kernel().detach().double()
         terms = self.eval_terms if terms is None else terms
-        norm = self.kernel_size * min(map(_gram_norm_bound, _unfoldings(kernel)))
+        norm = self.kernel_size * min(map(matrix_norm_bound, _unfoldings(kernel)))
         bound = series_norm_bound(norm, terms)
         if bound > _GOOD_ENOUGH:
             bound = min(bound, series_norm_bound(conv_norm_bounds(kernel, size).upper, terms))
@@ -148,7 +149,7 @@ class SOC(OrthogonalConv2d):
 
         As `OrthogonalConv2d` has it: of the series of each block of the symbol, cut to the channels in use.
         """
-        kernel = self.scaled_kernel()
+        kernel = at_least_single(self.scaled_kernel())
         geometry = PeriodicConv.of(kernel, self._core_size(input_size))
         frequencies = geometry.frequencies(kernel.device)
         columns = self.stride * self.stride * self.in_channels
@@ -242,7 +243,7 @@ class SOCTT(FramedConv2d):
         """A rigorous upper bound: the frames' norms, as they are, times `SOC.lipschitz_bound` of the core."""
         bound = self.core.lipschitz_bound(input_size, terms=terms)
         for frame in (self.k1, self.k3):
-            bound *= _matrix_norm_bound(frame)
+            bound *= matrix_norm_bound(frame)
         return bound
 
 
@@ -250,21 +251,6 @@ def _without_autocast(device_type: str) -> AbstractContextManager[object]:
     if torch.amp.is_autocast_available(device_type):
         return torch.autocast(device_type, enabled=False)
     return nullcontext()  # such as on the meta device
-
-
-def _matrix_norm_bound(matrix: Tensor) -> float:
-    """An upper bound of a matrix's largest singular value: float64, with what LAPACK may round away."""
-    norm: float = torch.linalg.matrix_norm(matrix.detach().double(), 2).item()
-    return norm * (1 + 16 * sum(matrix.shape) * _EPS)
-
-
-def _gram_norm_bound(matrix: Tensor) -> float:
-    """The same within some 1e-8 for large matrices (rows, columns), through the Gram matrix of the rows: cheaper."""
-    rows, columns = matrix.shape
-    square: float = torch.linalg.eigvalsh(matrix @ matrix.T)[-1].item()
-    # Higham, Accuracy and Stability, chapter 3, for the products; an eigenvalue error that LAPACK stays far below.
-    products = (2 * columns + 8) * _EPS * matrix.square().sum().item()
-    return math.sqrt(square * (1 + 16 * rows * rows * _EPS) + products)
 
 
 def _unfoldings(kernel: Tensor) -> tuple[Tensor, Tensor]:

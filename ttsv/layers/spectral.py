@@ -1,7 +1,7 @@
 """Which layers of a model have a spectrum that can be controlled, and the size of the input that each sees."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -9,20 +9,19 @@ from torch import Tensor, nn
 
 from ttsv.errors import ConfigError
 from ttsv.layers.framed import FramedConv2d
+from ttsv.layers.geometry import Convolution, TransposedConvolution
 from ttsv.layers.orthogonal import OrthogonalConv2d
 from ttsv.layers.tt_conv import TTConv
 from ttsv.symbol import Size, as_tuple
-
-Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 
 def spectral_layers(model: nn.Module, *, linear: bool = False) -> dict[str, nn.Module]:
     """Name -> layer of every convolution, in the model's order: those whose singular values are known.
 
-    These are `nn.Conv1d/2d/3d`, `TTConv1d/2d/3d`, layers that are orthogonal by construction (`OrthogonalConv2d`:
-    `SOC` and others) and a `FramedConv2d` around one of these or an ungrouped `nn.Conv2d`; what such a layer
-    consists of is not listed again. `linear=True` adds `nn.Linear`. A model that is itself such a layer has the name
-    "". A layer that the model holds twice is listed once, under its first name.
+    These are `nn.Conv1d/2d/3d` and `nn.ConvTranspose1d/2d/3d`, `TTConv1d/2d/3d`, layers that are orthogonal by
+    construction (`OrthogonalConv2d`: `SOC` and others) and a `FramedConv2d` around one of these or an ungrouped
+    `nn.Conv2d`; what such a layer consists of is not listed again. `linear=True` adds `nn.Linear`. A model that is
+    itself such a layer has the name "". A layer that the model holds twice is listed once, under its first name.
     """
     found: dict[str, nn.Module] = {}
     parts: set[nn.Module] = set()
@@ -38,20 +37,14 @@ def is_spectral(module: nn.Module) -> bool:
     if isinstance(module, FramedConv2d):
         core = module.core
         return isinstance(core, OrthogonalConv2d) or (isinstance(core, nn.Conv2d) and core.groups == 1)
-    return isinstance(module, TTConv | Convolution | OrthogonalConv2d)
+    return isinstance(module, TTConv | Convolution | TransposedConvolution | OrthogonalConv2d)
 
 
 def spatial_dims(layer: nn.Module) -> int:
     """Number of spatial axes of a spectral layer's input; 0 for a linear layer."""
-    if isinstance(layer, TTConv | Convolution):
+    if isinstance(layer, TTConv | Convolution | TransposedConvolution):
         return len(layer.kernel_size)
     return 0 if isinstance(layer, nn.Linear) else 2
-
-
-def periodic_size(input_size: Size, stride: Sequence[int]) -> tuple[int, ...]:
-    """The smallest size, per axis, that is no smaller than `input_size` and that the stride divides."""
-    sizes = as_tuple("input_size", input_size, len(stride))
-    return tuple(-(-n // s) * s for n, s in zip(sizes, stride, strict=True))
 
 
 def layer_input_sizes(

@@ -3,6 +3,7 @@
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from ttsv.precision import at_least_single
 from ttsv.tt import positive_qr
 
 
@@ -17,10 +18,13 @@ class Stiefel(nn.Module):
     """
 
     def forward(self, free: Tensor) -> Tensor:
-        """The orthonormal factor of the free matrix, of its shape; differentiable where that has full rank."""
-        if free.shape[0] < free.shape[1]:
-            return positive_qr(free.T)[0].T
-        return positive_qr(free)[0]
+        """The orthonormal factor of the free matrix, of its shape; differentiable where that has full rank.
+
+        In half precision factored in float32, then rounded.
+        """
+        matrix = at_least_single(free)
+        frame = positive_qr(matrix.T)[0].T if free.shape[0] < free.shape[1] else positive_qr(matrix)[0]
+        return frame.to(free.dtype)
 
     def right_inverse(self, matrix: Tensor) -> Tensor:
         """The free matrix that stands for an orthonormal one: itself. Others are orthonormalized when read."""

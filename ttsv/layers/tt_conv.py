@@ -10,7 +10,8 @@ from torch.nn import functional
 
 from ttsv.errors import ConfigError
 from ttsv.layers.framed import Framed, FrameKind, check_frames
-from ttsv.symbol import Size, as_tuple
+from ttsv.precision import at_least_single
+from ttsv.symbol import Sides, Size, as_tuple, padding_sides
 from ttsv.tt import merge_out_first, tt_svd, tt_to_dense
 
 _PADDING_MODES = ("zeros", "circular", "reflect", "replicate")
@@ -117,9 +118,9 @@ class TTConv(Framed):
             padding_mode=conv.padding_mode,
             device="meta",
         )
-        k1, core, k3 = tt_svd(conv.weight.detach(), layer.rank)
-        trained = conv.weight.requires_grad
-        layer.k1, layer.core, layer.k3 = (nn.Parameter(factor, trained) for factor in (k1, core, k3))
+        weight = conv.weight.detach()
+        factors = (factor.to(weight.dtype) for factor in tt_svd(at_least_single(weight), layer.rank))
+        layer.k1, layer.core, layer.k3 = (nn.Parameter(factor, conv.weight.requires_grad) for factor in factors)
         if conv.bias is not None:
             layer.bias = nn.Parameter(conv.bias.detach().clone(), conv.bias.requires_grad)
         if frames == "orthonormal":
@@ -136,19 +137,13 @@ class TTConv(Framed):
                 text += f", {name}={getattr(self, name)!r}"
         return text if self.bias is not None else text + ", bias=False"
 
-    def _padded_sides(self) -> tuple[tuple[int, int], ...]:
+    def _padded_sides(self) -> Sides:
         """Pixels of padding before and after, per axis."""
-        none = ((0, 0),) * self.spatial_dims
-        if not isinstance(self.padding, str):
-            return tuple((pixels, pixels) for pixels in self.padding)
-        if self.padding == "valid":
-            return none
-        if self.padding != "same":
+        if isinstance(self.padding, str) and self.padding not in ("same", "valid"):
             raise ConfigError("padding", self.padding, 'must be pixels, "same" or "valid"')
-        if any(s != 1 for s in self.stride):
+        if self.padding == "same" and any(s != 1 for s in self.stride):
             raise ConfigError("stride", self.stride, 'must be 1 with padding="same"')
-        totals = (e * (k - 1) for e, k in zip(self.dilation, self.kernel_size, strict=True))
-        return tuple((total // 2, total - total // 2) for total in totals)
+        return padding_sides(self.padding, self.kernel_size, self.dilation)
 
     def _convolve(self, images: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
         before = tuple(side for side, _ in self._sides)

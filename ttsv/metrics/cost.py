@@ -11,7 +11,16 @@ from torch.nn.utils import parametrize
 from torch.utils.flop_counter import FlopCounterMode
 
 from ttsv.errors import ConfigError
-from ttsv.layers import SOC, Convolution, FramedConv2d, OrthogonalConv2d, TTConv, densify, spectral_layers
+from ttsv.layers import (
+    SOC,
+    Convolution,
+    FramedConv2d,
+    OrthogonalConv2d,
+    TransposedConvolution,
+    TTConv,
+    densify,
+    spectral_layers,
+)
 from ttsv.layers.skew import by_convolutions
 from ttsv.layers.spectral import evaluating
 from ttsv.metrics.float64 import own_dtype
@@ -49,7 +58,7 @@ def _weights(layer: nn.Module) -> tuple[int, int]:
         else:
             original = core.weight.numel() // math.prod(layer.rank) * layer.in_channels * layer.out_channels
         return original, layer.k1.numel() + core.weight.numel() + layer.k3.numel()
-    assert isinstance(layer, Convolution | OrthogonalConv2d)
+    assert isinstance(layer, Convolution | TransposedConvolution | OrthogonalConv2d)
     return layer.weight.numel(), layer.weight.numel()
 
 
