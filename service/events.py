@@ -59,26 +59,23 @@ def list_events(
     session: Session,
     *,
     limit: int,
-    after: int = 0,
+    after: int | None = None,
+    newest_first: bool = False,
     experiment_id: int | None = None,
     project_id: int | None = None,
     kinds: Sequence[EventKind] = (),
 ) -> Sequence[Event]:
-    """Events numbered above `after`, oldest first: of one experiment, of a project's experiments, or of all.
+    """Events by their numbers: of one experiment, of a project's experiments, or of all.
 
-    Of these kinds, or where none is named of every kind.
+    Those that come after number `after` in this order; of these kinds, or where none is named of every kind.
     """
-    query = select(Event).where(Event.id > after).order_by(Event.id).limit(limit)
+    query = select(Event).order_by(Event.id.desc() if newest_first else Event.id).limit(limit)
+    if after is not None:
+        query = query.where(Event.id < after if newest_first else Event.id > after)
     if experiment_id is not None:
         query = query.where(Event.experiment_id == experiment_id)
     if kinds:
         query = query.where(Event.kind.in_(kinds))
     if project_id is not None:
         query = query.join(Experiment, Experiment.id == Event.experiment_id).where(Experiment.project_id == project_id)
-    return session.scalars(query).all()
-
-
-def latest_events(session: Session, experiment_id: int, *, limit: int) -> Sequence[Event]:
-    """The last events of an experiment, newest first."""
-    query = select(Event).where(Event.experiment_id == experiment_id).order_by(Event.id.desc()).limit(limit)
     return session.scalars(query).all()

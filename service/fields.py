@@ -47,7 +47,7 @@ class Fields:
         """The answer itself, or the parts of it that are wanted."""
         return answer if self._tree is None else _cut(answer.model_dump(mode="json"), self._tree)
 
-    def page(self, kind: type[BaseModel], items: Sequence[BaseModel], following: str | None) -> Any:
+    def page(self, kind: type[BaseModel], items: Sequence[BaseModel], following: str | int | None) -> Any:
         """A page (`items` and `next`) of answers."""
         if self._tree is None:
             return kind.model_construct(items=items, next=following)

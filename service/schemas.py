@@ -269,9 +269,17 @@ class EventOut(Out):
 
 
 class EventPage(Out):
-    """Oldest first; `next` is `after` for the next page, null where there is none yet."""
+    """In the order asked for, oldest first by default; `next` is `after` for the next page, null where there is none
+    yet."""
 
     items: list[EventOut]
+    next: int | None
+
+
+class SelectionEvents(Out):
+    """Events of which `fields` named some parts."""
+
+    items: list[dict[str, Any]]
     next: int | None
 
 

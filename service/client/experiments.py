@@ -186,14 +186,18 @@ def update(
 
 @covers("listExperimentEvents", "listEvents")
 def events(
-    experiment_id: int | None = None, *, kind: str | Sequence[str] | None = None, after: int = 0
+    experiment_id: int | None = None,
+    *,
+    kind: str | Sequence[str] | None = None,
+    after: int | None = None,
+    sort: str | None = None,
 ) -> Paged[EventOut]:
-    """What happened after event `after` to one experiment, or to any, oldest first; pages are fetched as needed.
+    """What happened to one experiment, or to any: after event `after`, oldest first (`sort` "-id": newest first).
 
-    `kind` is one of `service.events.EventKind`, or several.
+    Pages are fetched as needed. `kind` is one of `service.events.EventKind`, or several.
     """
     path = "/v1/events" if experiment_id is None else f"{_ROOT}/{experiment_id}/events"
-    first = Call("GET", path, parsed(EventPage), params=query(kind=kind, after=after, limit=1000))
+    first = Call("GET", path, parsed(EventPage), params=query(kind=kind, after=after, sort=sort, limit=1000))
     return Paged(first, lambda page: page.items, by_number)
 
 

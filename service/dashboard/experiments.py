@@ -10,7 +10,7 @@ from service.api.answers import experiments_out
 from service.api.filters import ExperimentSort, TrialSort, WhichExperiments, WhichTrials
 from service.api.parts import Config, Cursor, Db, ExperimentId
 from service.dashboard.rendering import PageRoute, PageSize, Show
-from service.events import latest_events
+from service.events import list_events
 from service.fields import Fields
 from service.listing import list_experiments, list_trials
 from service.logs import experiment_log, tail
@@ -91,7 +91,7 @@ def experiment(
             cursor=cursor,
             with_config=False,
         )
-        events = latest_events(session, experiment_id, limit=_EVENTS)
+        events = list_events(session, experiment_id=experiment_id, limit=_EVENTS, newest_first=True)
         doable = actions(row, found.progress)
     path = experiment_log(settings.data_dir, experiment_id)
     return show(

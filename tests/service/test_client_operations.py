@@ -21,6 +21,8 @@ ELSEWHERE = {
     ("getTrial", "fields"),
     ("getTrialResult", "fields"),
     ("listTrialMetrics", "fields"),
+    ("listEvents", "fields"),
+    ("listExperimentEvents", "fields"),
     ("createExperiment", "dry_run"),  # a method of its own
     ("createPresetExperiment", "dry_run"),
     ("getTrialLog", "follow"),

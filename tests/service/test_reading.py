@@ -56,7 +56,7 @@ def finished(submit: Submit, claim: Claim, database: Database, table: Table, tri
         ("post", "/v1/experiments?dryrun=true", "dryrun"),
         ("get", "/v1/experiments?stat=failed", "stat"),
         ("get", "/v1/leaderboards/digits?metric=ece&foo=bar", "foo"),
-        ("get", "/v1/events?sort=kind", "sort"),
+        ("get", "/v1/events?order=kind", "order"),
     ],
 )
 def test_parameters_that_there_are_not_are_refused(sqlite_api: TestClient, method: str, path: str, wrong: str) -> None:
@@ -149,6 +149,8 @@ class TestETags:
         "/v1/trials/1/spectra",
         "/v1/trials/1/metrics",
         "/v1/trials/1/artifacts",
+        "/v1/events",
+        "/v1/experiments/1/events",
     )
 
     def test_what_is_known_is_not_sent_again(self, api: TestClient, finished: Callable[..., int]) -> None:

@@ -451,6 +451,23 @@ class TestEvents:
             after = page["next"]
         assert seen == ["submitted"] + 3 * ["paused", "resumed"]
 
+    def test_newest_first_in_parts_and_with_an_etag(self, submit: Submit, api: TestClient) -> None:
+        experiment_id = submit()
+        say(api, experiment_id, "pause")
+        say(api, experiment_id, "resume")
+        for path in (f"/v1/experiments/{experiment_id}/events", "/v1/events"):
+            first = api.get(path, params={"sort": "-id", "limit": 2, "fields": "id,kind"})
+            page = first.json()
+            assert [event.pop("kind") for event in page["items"]] == ["resumed", "paused"]
+            assert page["items"] == [{"id": page["next"] + 1}, {"id": page["next"]}]
+            rest = api.get(first.links["next"]["url"])
+            assert ([event["kind"] for event in rest.json()["items"]], rest.json()["next"]) == (["submitted"], None)
+            assert "next" not in rest.links
+            tag = first.headers["etag"]
+            assert api.get(first.url, headers={"If-None-Match": tag}).status_code == 304
+        say(api, experiment_id, "pause")
+        assert api.get(first.url, headers={"If-None-Match": tag}).status_code == 200
+
     def test_what_is_refused_leaves_none(self, submit: Submit, claim: Claim, database: Database, table: Table) -> None:
         submit()
         lease = claim()
@@ -463,7 +480,7 @@ class TestEvents:
             database.write(work)
         assert kinds(table) == ["submitted", "claimed"]
 
-    @pytest.mark.parametrize("query", ["after=-1", "after=x", "limit=0", "limit=1001"])
+    @pytest.mark.parametrize("query", ["after=-1", "after=x", "limit=0", "limit=1001", "sort=kind", "fields=x"])
     def test_wrong_queries(self, sqlite_api: TestClient, query: str) -> None:
         assert sqlite_api.get(f"/v1/events?{query}").status_code == 422
 
