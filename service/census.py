@@ -28,13 +28,18 @@ class Census:
     workers: int
 
 
-def take_census(session: Session) -> Census:
-    """Counts everything; no trial is read (`service.tally`)."""
+def take_census(session: Session, project_id: int | None = None) -> Census:
+    """Counts everything, or what belongs to a project (workers are everybody's); no trial is read (`service.tally`)."""
+    mine = () if project_id is None else (Experiment.project_id == project_id,)
     experiments = dict.fromkeys(ExperimentState, 0)
-    for state, count in session.execute(select(Experiment.state, func.count()).group_by(Experiment.state)):
+    by_state = select(Experiment.state, func.count()).where(*mine).group_by(Experiment.state)
+    for state, count in session.execute(by_state):
         experiments[state] = count
     trials = dict.fromkeys(TrialState, 0)
-    for trial_state, count in session.execute(select(Tally.state, func.sum(Tally.trials)).group_by(Tally.state)):
+    tallied = select(Tally.state, func.sum(Tally.trials)).group_by(Tally.state)
+    if mine:
+        tallied = tallied.join(Experiment, Experiment.id == Tally.experiment_id).where(*mine)
+    for trial_state, count in session.execute(tallied):
         trials[trial_state] = int(count)
     waiting = (
         select(func.sum(Tally.trials))
@@ -42,17 +47,20 @@ def take_census(session: Session) -> Census:
         .where(
             Tally.state == TrialState.QUEUED,
             Experiment.state.in_((ExperimentState.QUEUED, ExperimentState.RUNNING)),
+            *mine,
         )
     )
     gpus = Experiment.spec["resources"]["gpus"].as_float()
     spent = select(func.sum(Tally.run_seconds * gpus)).join(Experiment, Experiment.id == Tally.experiment_id)
-    lost = select(func.count()).where(Event.kind == EventKind.REAPED.value)
+    lost = select(func.count()).select_from(Event).where(Event.kind == EventKind.REAPED.value)
+    if mine:
+        lost = lost.join(Experiment, Experiment.id == Event.experiment_id).where(*mine)
     seen = select(func.count()).where(Worker.seen_at >= now() - _SEEN_WITHIN)
     return Census(
         experiments=experiments,
         trials=trials,
         queued_trials=int(session.scalar(waiting) or 0),
-        gpu_seconds=float(session.scalar(spent) or 0),
+        gpu_seconds=float(session.scalar(spent.where(*mine)) or 0),
         lost_leases=session.scalar(lost) or 0,
         workers=session.scalar(seen) or 0,
     )

@@ -33,9 +33,14 @@ _CENSUS_SECONDS = 5.0
 
 
 class Observatory:
-    """The numbers of one app: requests as they are answered, and the database's at most once in 5 seconds."""
+    """The numbers of one app: requests as they are answered, and the database's at most once in 5 seconds.
+
+    A project is shown what is its own, and the workers, which are everybody's: not even how many requests others send.
+    """
 
     def __init__(self, database: Database) -> None:
+        self._database = database
+        self._of_projects: dict[int, CollectorRegistry] = {}
         self.registry = CollectorRegistry()
         labels = ("method", "route", "status")
         self._requests = Counter("ttsv_http_requests", "Requests answered.", labels, registry=self.registry)
@@ -53,12 +58,23 @@ class Observatory:
         self._requests.labels(method, route, str(status)).inc()
         self._seconds.labels(method, route).observe(seconds)
 
+    def report(self, project_id: int | None) -> bytes:
+        """Prometheus' text: everything, or what a project may know."""
+        if project_id is None:
+            return generate_latest(self.registry)
+        if project_id not in self._of_projects:
+            registry = CollectorRegistry()
+            registry.register(_DatabaseCollector(self._database, project_id))
+            self._of_projects.setdefault(project_id, registry)
+        return generate_latest(self._of_projects[project_id])
+
 
 class _DatabaseCollector(Collector):
     """Counts the database on a scrape; what was counted less than `_CENSUS_SECONDS` ago is told again."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, project_id: int | None = None) -> None:
         self._database = database
+        self._project_id = project_id
         self._lock = threading.Lock()
         self._taken_at = float("-inf")
         self._census: Census | None = None
@@ -92,7 +108,7 @@ class _DatabaseCollector(Collector):
             if time.monotonic() - self._taken_at >= _CENSUS_SECONDS:
                 try:
                     with self._database.read() as session:
-                        self._census = take_census(session)
+                        self._census = take_census(session, self._project_id)
                 except (DBAPIError, PoolTimeoutError):
                     self._census = None
                 self._taken_at = time.monotonic()
@@ -177,6 +193,9 @@ def _observatory(request: Request) -> Observatory:
         }
     },
 )
-def metrics(observatory: Annotated[Observatory, Depends(_observatory)], _who: Reader) -> Response:
-    """Requests, experiments and trials by state, queue depth, GPU-seconds, lost leases and workers, for Prometheus."""
-    return Response(generate_latest(observatory.registry), media_type=CONTENT_TYPE_LATEST)
+def metrics(observatory: Annotated[Observatory, Depends(_observatory)], who: Reader) -> Response:
+    """Requests, experiments and trials by state, queue depth, GPU-seconds, lost leases and workers, for Prometheus.
+
+    A project's key is told of its own experiments and trials, and of no requests; an admin's of everything.
+    """
+    return Response(observatory.report(who.project_id), media_type=CONTENT_TYPE_LATEST)

@@ -176,6 +176,40 @@ def test_no_list_has_them(client: TestClient, ask: Callable[..., Response], thei
     assert narrowed.status_code == 404
 
 
+def test_metrics_count_what_is_a_project_s_own(
+    ask: Callable[..., Response], theirs: Theirs, database: Database
+) -> None:
+    """Theirs: one experiment, reaped and waiting again, of two trials one finished; how much they ask is not told."""
+
+    def work(session: Any) -> None:
+        (seen,) = queue.watch(session)
+        queue.greet(session, "worker", 1, 0)
+        session.get_one(Trial, theirs.trial_id).run_seconds = 60
+        experiment = session.get_one(Experiment, theirs.experiment_id)
+        experiment.spec = experiment.spec | {"resources": {"cpus": 1, "gpus": 0.5}}
+        session.flush()
+        assert queue.reap(session, seen)
+
+    database.write(work)
+    told = {
+        'ttsv_experiments{state="queued"}': (0, 1),
+        'ttsv_trials{state="succeeded"}': (0, 1),
+        'ttsv_trials{state="queued"}': (0, 1),
+        "ttsv_queue_depth": (0, 1),
+        "ttsv_gpu_seconds_total": (0, 30),
+        "ttsv_lost_leases_total": (0, 1),
+        "ttsv_workers": (1, 1),
+    }
+    for project, role in (("ours", ("read",)), ("theirs", ("read",)), ("ours", ("admin",))):
+        text = ask(project, role, "GET", "/metrics").text
+        numbers = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+        for name, (none, all_there_is) in told.items():
+            expected = none if (project, role) == ("ours", ("read",)) else all_there_is
+            assert float(numbers[name]) == expected, (project, role, name)
+        assert ("ttsv_http_requests_total" in text) == (role == ("admin",))
+    assert ask("ours", ("submit",), "GET", "/metrics").status_code == 403
+
+
 def test_they_and_an_admin_have_them(client: TestClient, ask: Callable[..., Response], theirs: Theirs) -> None:
     """Without it the tests above could pass on empty hands."""
     for project, role in (("theirs", ("read",)), ("ours", ("admin",))):
