@@ -153,7 +153,7 @@ def model_arguments(config: TrialConfig, data: Dataset) -> dict[str, Any]:
 
 def make_constraint(config: TrialConfig) -> Constraint:
     """The orthogonal loss with the trial's weight, and its clipping or division if it has one."""
-    parts: list[Constraint] = [Orthogonal(config.lambda_ort, normalizer=config.ort_normalizer)]  # type: ignore[arg-type]
+    parts: list[Constraint] = [Orthogonal(config.lambda_ort, normalizer=config.ort_normalizer)]
     if config.constraint == "clip" and config.delta is not None:
         parts.append(Clip(config.delta, **plain(config.clipping)))
     if config.constraint == "divide":

@@ -120,6 +120,19 @@ def test_a_second_projection_changes_nothing() -> None:
     assert all(layer.before <= 0.5 * (1 + 1e-12) for layer in clip.report().layers.values())
 
 
+@pytest.mark.parametrize("constraint", [Clip(1.0), Divide(1.0)])
+def test_layers_that_share_a_weight_are_refused(constraint: Constraint) -> None:
+    first, last = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, stride=2)
+    model = nn.Sequential(first, nn.ReLU(), last)
+    last.weight = first.weight
+    with pytest.raises(ConfigError, match=r"model\.2 = 'Conv2d': must not share its weight with model\.0"):
+        constraint.bind(model, 7)
+    constraint.bind(nn.Sequential(first, nn.ReLU(), first), 7)  # one layer, used twice
+    last.weight = nn.Parameter(first.weight.detach().clone())
+    last.bias = first.bias
+    constraint.bind(model, 7)
+
+
 def test_only_every_so_many_steps() -> None:
     model = network()
     clip = Clip(0.1, every=3)
@@ -277,7 +290,7 @@ def test_circular_padding_that_changes_the_size_is_refused(padding: int, stride:
         (lambda: Clip(1.0, floor="a"), "floor = 'a': must be"),  # type: ignore[arg-type]
         (lambda: Divide("a"), "conv = 'a': must be a finite number above 0, or None"),  # type: ignore[arg-type]
         (lambda: Orthogonal("a"), "lambda_ort = 'a': must be"),  # type: ignore[arg-type]
-        (lambda: Orthogonal(1.0, normalizer="z"), "normalizer = 'z': must be one of paper, code"),  # type: ignore[arg-type]
+        (lambda: Orthogonal(1.0, normalizer="z"), 'normalizer = \'z\': must be "paper" or "code"'),
         (lambda: Compose(1), "constraints = 1: must be constraints"),  # type: ignore[arg-type]
     ],
 )

@@ -261,6 +261,44 @@ def test_weights_that_a_hook_recomputes_are_refused() -> None:
     assert type(tensorize(unread, 2, skip=["0"]).get_submodule("0")) is nn.Conv2d
 
 
+def tied() -> nn.Sequential:
+    """The first and the last convolution have one weight."""
+    model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3, stride=2))
+    model[3].weight = model[0].weight
+    return model
+
+
+def test_layers_that_share_a_weight_are_not_parted() -> None:
+    with pytest.raises(ConfigError, match=r"model\.0 = 'Conv2d': must not share a parameter with model\.3"):
+        tensorize(tied(), 2)
+    kept = tensorize(tied(), 2, skip=["0", "3"])
+    assert kept.get_parameter("0.weight") is kept.get_parameter("3.weight")
+    assert isinstance(kept.get_submodule("1"), TTConv2d)
+    with pytest.raises(ConfigError, match=r"model\.0 = 'Conv2d': must not share a parameter with model\.3"):
+        tensorize(tied(), 2, skip=["3"])
+    frames = tensorize(nn.Sequential(nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3)), 2)
+    frames.get_submodule("1").k1 = frames.get_parameter("0.k1")
+    with pytest.raises(ConfigError, match=r"model\.0 = 'TTConv2d': must not share a parameter with model\.1"):
+        densify(frames)
+    biases = nn.Sequential(nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4))
+    biases[0].bias = biases[1].bias
+    with pytest.raises(ConfigError, match=r"share a parameter with model\.1"):
+        tensorize(biases, 2)
+
+
+@pytest.mark.parametrize("kind", ["forward", "forward_pre", "full_backward", "full_backward_pre"])
+def test_layers_with_hooks_are_not_replaced(kind: str) -> None:
+    model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3))
+    getattr(model[1], f"register_{kind}_hook")(lambda *_: None)
+    with pytest.raises(ConfigError, match=r"model\.1 = 'Conv2d': must not have hooks"):
+        tensorize(model, 2)
+    kept = tensorize(model, 2, skip=["1"])
+    assert [type(layer) for layer in kept.children()] == [TTConv2d, nn.Conv2d]
+    getattr(kept.get_submodule("0"), f"register_{kind}_hook")(lambda *_: None)
+    with pytest.raises(ConfigError, match=r"model\.0 = 'TTConv2d': must not have hooks"):
+        densify(kept)
+
+
 @pytest.mark.parametrize("rank", [0, -3, 0.0, 1.5, -0.5, math.nan, True])
 def test_rank_out_of_range(rank: float) -> None:
     with pytest.raises(ValueError, match=r"rank = .*: must be"):
@@ -348,4 +386,4 @@ def test_orthogonal_loss(dense: "Dense") -> None:
     assert fresh is not None
     assert fresh.item() < 1e-10
     with pytest.raises(ValueError, match="normalizer = 'both'"):
-        orthogonal_loss(layers, "both")  # type: ignore[arg-type]
+        orthogonal_loss(layers, "both")

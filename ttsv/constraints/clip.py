@@ -90,8 +90,8 @@ class Clip(Unconstrained):
         """Records the size that each layer sees, by a forward pass that changes nothing in the model.
 
         Raises `ConfigError` for a layer whose weight is parametrized or recomputed by a hook, which a projection could
-        not write, and, for "zero-padded", for padding other than zeros or circular or circular padding that changes
-        the size.
+        not write, for layers that share a weight, and, for "zero-padded", for padding other than zeros or circular or
+        circular padding that changes the size.
         """
         self._sizes = sizes_to_control(model, input_size, self.operator, in_channels=in_channels, linear=self.linear)
 

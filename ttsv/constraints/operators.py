@@ -71,8 +71,8 @@ def sizes_to_control(
     Layers that are orthogonal by construction (`SOC` and the like, between frames too) are left alone: their norm is
     what it is. `convolutions=False` leaves linear layers only. Raises `ConfigError` where nothing else is left, for a
     layer whose weight is parametrized or recomputed by a hook, which a projection could not write (frames held
-    orthonormal are left as they are), and for one whose own padding is neither zeros nor circular, or circular to
-    another size than the periodic operator's.
+    orthonormal are left as they are), for two that share a weight, and for one whose own padding is neither zeros nor
+    circular, or circular to another size than the periodic operator's.
     """
     sizes = layer_input_sizes(model, input_size, in_channels=in_channels, linear=linear)
     if not convolutions:
@@ -83,12 +83,24 @@ def sizes_to_control(
         fix = "is orthogonal by construction, as are all others: nothing is left to clip or divide"
         raise ConfigError(f"model.{orthogonal[0]}", type(layers[orthogonal[0]]).__name__, fix)
     sizes = {name: size for name, size in sizes.items() if name not in orthogonal}
+    _check_untied({name: layers[name] for name in sizes})
     for name, size in sizes.items():
         layer = layers[name]
         _check_writable(name, layer)
         if operator == "zero-padded" and isinstance(layer, TTConv | Convolution | TransposedConvolution):
             _check_padding(name, layer_geometry(layer, size), layer.padding)
     return sizes
+
+
+def _check_untied(layers: Mapping[str, nn.Module]) -> None:
+    """Raises `ConfigError` for two layers with a common weight: a projection of one would change the other's norm."""
+    owners: dict[nn.Parameter, str] = {}
+    for name, layer in layers.items():
+        for key, parameter in layer.named_parameters():
+            owner = owners.setdefault(parameter, name)
+            if owner != name and key != "bias":
+                fix = f"must not share its weight with model.{owner} to be clipped or divided: untie them"
+                raise ConfigError(f"model.{name}", type(layer).__name__, fix)
 
 
 def _check_writable(name: str, layer: nn.Module) -> None:

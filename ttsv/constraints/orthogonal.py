@@ -1,14 +1,12 @@
 """Frames kept near orthonormal by a term of the loss."""
 
-from typing import get_args
-
 from torch import Tensor, nn
 
 from ttsv.constraints.operators import check_number
 from ttsv.constraints.protocol import Unconstrained
 from ttsv.errors import ConfigError
 from ttsv.layers import orthogonal_loss
-from ttsv.layers.frames import Normalizer
+from ttsv.layers.frames import check_normalizer
 
 
 class Orthogonal(Unconstrained):
@@ -18,14 +16,13 @@ class Orthogonal(Unconstrained):
     `ttsv.layers.orthogonal_loss`). Without free frames the penalty is 0.0.
     """
 
-    def __init__(self, lambda_ort: float, *, normalizer: Normalizer = "paper") -> None:
+    def __init__(self, lambda_ort: float, *, normalizer: str = "paper") -> None:
         super().__init__()
         fix = "must be a finite number of at least 0"
         check_number("lambda_ort", lambda_ort, fix)
         if not 0 <= lambda_ort < float("inf"):
             raise ConfigError("lambda_ort", lambda_ort, fix)
-        if normalizer not in get_args(Normalizer):
-            raise ConfigError("normalizer", normalizer, f"must be one of {', '.join(get_args(Normalizer))}")
+        check_normalizer(normalizer)
         self.lambda_ort = lambda_ort
         self.normalizer = normalizer
 

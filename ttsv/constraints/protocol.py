@@ -86,7 +86,9 @@ class Unconstrained:
 
     def state_dict(self) -> ConstraintState:
         """The report as plain data."""
-        return {**asdict(self._report), "parts": []}  # type: ignore[typeddict-item]
+        report = self._report
+        layers = {name: asdict(norms) for name, norms in report.layers.items()}
+        return {"layers": layers, "seconds": report.seconds, "projections": report.projections, "parts": []}
 
     def load_state_dict(self, state: ConstraintState) -> None:
         """Takes up the saved report."""

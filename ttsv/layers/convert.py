@@ -1,13 +1,14 @@
 """Whole models between dense and TT convolutions."""
 
 import copy
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from ttsv.errors import ConfigError
 from ttsv.layers.framed import Framed, FramedConv2d, FrameKind, check_frames
+from ttsv.layers.geometry import Convolution
 from ttsv.layers.orthogonal import OrthogonalConv2d
 from ttsv.layers.soc import SOC, SOCTT
 from ttsv.layers.tt_conv import TTConv, TTConv1d, TTConv2d, TTConv3d
@@ -15,7 +16,7 @@ from ttsv.ranks import absolute_rank
 from ttsv.tt import tt_to_dense
 
 _TT: dict[type[nn.Module], type[TTConv]] = {nn.Conv1d: TTConv1d, nn.Conv2d: TTConv2d, nn.Conv3d: TTConv3d}
-_DENSE = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+_DENSE: dict[int, Callable[..., Convolution]] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
@@ -37,7 +38,8 @@ def tensorize(model: nn.Module, rank: float, *, skip: Collection[str] = (), fram
     Factors of a frozen weight (`requires_grad=False`) and frozen biases stay frozen; what is drawn anew is not.
 
     Raises `ConfigError` for a rank out of range, an unknown kind of frames, a name in `skip` that the model does
-    not have, and a convolution whose weight a hook recomputes (`torch.nn.utils.weight_norm`, `spectral_norm`, pruning).
+    not have, and a convolution that has hooks, or a parameter of another layer's, which would be lost, or whose weight
+    a hook recomputes (`torch.nn.utils.weight_norm`, `spectral_norm`, pruning).
     """
     check_frames(frames)
     known = {name for name, _ in model.named_modules()}
@@ -68,7 +70,8 @@ def densify(model: nn.Module) -> nn.Module:
 
     Frames around an `nn.Conv2d` are merged too, around a layer without a kernel of its own size (`SOC`, Cayley, what
     takes its stride by space-to-depth) they stay. A merged weight is frozen (`requires_grad=False`) where all of its
-    factors are. Raises `ConfigError` for a model that cannot be copied, a hook recomputing one of its weights.
+    factors are. Raises `ConfigError` for a layer to merge that has hooks or shares a parameter with others, and for a
+    model that cannot be copied, a hook recomputing one of its weights.
     """
 
     def merge(layer: nn.Module) -> nn.Module:
@@ -134,6 +137,7 @@ def _replace(model: nn.Module, convert: Callable[[nn.Module], nn.Module], skip: 
     copied = copy.deepcopy(model)
     if "" in skip:
         return copied
+    holders = _parameter_holders(copied)
     converted: dict[nn.Module, nn.Module] = {}
 
     def visit(parent: nn.Module, prefix: str) -> None:
@@ -144,13 +148,39 @@ def _replace(model: nn.Module, convert: Callable[[nn.Module], nn.Module], skip: 
                 continue
             if child not in converted:
                 converted[child] = convert(child)
+                if converted[child] is not child:
+                    _check_alone(path, child, holders)
                 visit(converted[child], path + ".")
             setattr(parent, name, converted[child])
 
     root = convert(copied)
     if root is copied:
         visit(copied, "")
+    else:
+        _check_alone("", copied, holders)
     return root
+
+
+def _parameter_holders(model: nn.Module) -> dict[nn.Parameter, dict[str, nn.Module]]:
+    """For each parameter the modules that hold it, by name: several where layers are tied."""
+    holders: dict[nn.Parameter, dict[str, nn.Module]] = {}
+    for name, module in model.named_modules():
+        for parameter in module.parameters(recurse=False):
+            holders.setdefault(parameter, {})[name] = module
+    return holders
+
+
+def _check_alone(name: str, layer: nn.Module, holders: Mapping[nn.Parameter, Mapping[str, nn.Module]]) -> None:
+    """Raises `ConfigError` for a layer whose replacement would lose a hook, or a parameter that others share."""
+    for part in (layer, *layer.children()):
+        if any((part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)):
+            fix = "must not have hooks, which its replacement would not have: remove them, or leave the layer out"
+            raise ConfigError(f"model.{name}", type(layer).__name__, fix)
+    own = set(layer.modules())
+    for parameter in layer.parameters():
+        if others := [f"model.{other}" for other, module in holders[parameter].items() if module not in own]:
+            fix = f"must not share a parameter with {', '.join(others)}: replaced, they would part; untie them"
+            raise ConfigError(f"model.{name}", type(layer).__name__, fix)
 
 
 def _check_copies(model: nn.Module) -> None:
@@ -168,17 +198,7 @@ def _is_trained(layer: nn.Module) -> bool:
 
 
 def _merge(layer: TTConv) -> nn.Module:
-    dense = _DENSE[layer.spatial_dims](
-        layer.in_channels,
-        layer.out_channels,
-        layer.kernel_size,  # type: ignore[arg-type] # as long as the axes, which mypy cannot see
-        stride=layer.stride,  # type: ignore[arg-type]
-        padding=layer.padding,  # type: ignore[arg-type]
-        dilation=layer.dilation,  # type: ignore[arg-type]
-        bias=layer.bias is not None,
-        padding_mode=layer.padding_mode,  # type: ignore[arg-type]
-        device="meta",
-    )
+    dense = _dense_like(layer, layer, bias=layer.bias is not None)
     dense.weight = nn.Parameter(layer.dense_kernel().detach(), _is_trained(layer))
     if layer.bias is not None:
         dense.bias = nn.Parameter(layer.bias.detach().clone(), layer.bias.requires_grad)
@@ -186,17 +206,7 @@ def _merge(layer: TTConv) -> nn.Module:
 
 
 def _merge_around(layer: FramedConv2d, core: nn.Conv2d) -> nn.Module:
-    dense = nn.Conv2d(
-        layer.in_channels,
-        layer.out_channels,
-        core.kernel_size,  # type: ignore[arg-type]
-        stride=core.stride,  # type: ignore[arg-type]
-        padding=core.padding,  # type: ignore[arg-type]
-        dilation=core.dilation,  # type: ignore[arg-type]
-        bias=layer.bias is not None or core.bias is not None,
-        padding_mode=core.padding_mode,
-        device="meta",
-    )
+    dense = _dense_like(layer, core, bias=layer.bias is not None or core.bias is not None)
     with torch.no_grad():
         dense.weight = nn.Parameter(tt_to_dense(layer.k1, core.weight, layer.k3), _is_trained(layer))
         if dense.bias is not None:
@@ -205,3 +215,18 @@ def _merge_around(layer: FramedConv2d, core: nn.Conv2d) -> nn.Module:
             bias += 0 if core.bias is None else core.bias @ layer.k3
             dense.bias = nn.Parameter(bias, any(b.requires_grad for b in (layer.bias, core.bias) if b is not None))
     return dense.train(layer.training)
+
+
+def _dense_like(layer: Framed, core: TTConv | nn.Conv2d, *, bias: bool) -> Convolution:
+    """A convolution, without memory, from the layer's input to its output channels that reads pixels as the core."""
+    return _DENSE[len(core.kernel_size)](
+        layer.in_channels,
+        layer.out_channels,
+        core.kernel_size,
+        stride=core.stride,
+        padding=core.padding,
+        dilation=core.dilation,
+        bias=bias,
+        padding_mode=core.padding_mode,
+        device="meta",
+    )

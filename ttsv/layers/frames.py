@@ -1,25 +1,20 @@
 """The regularization that keeps free frames near orthonormal (section 'Orthogonality Constraints')."""
 
-from typing import Literal
-
 import torch
 from torch import Tensor, nn
 
 from ttsv.errors import ConfigError
 from ttsv.layers.framed import Framed
 
-Normalizer = Literal["paper", "code"]
 
-
-def orthogonal_loss(model: nn.Module, normalizer: Normalizer = "paper") -> Tensor | None:
+def orthogonal_loss(model: nn.Module, normalizer: str = "paper") -> Tensor | None:
     """The orthogonal loss (eq. orthloss): a differentiable 0-d tensor, or None for a model without free frames.
 
     The sum over layers of `|k1^T k1 - I|_F^2 + |k3 k3^T - I|_F^2`, divided by the sum of `r1^2 + r2^2`
     ("paper"). The authors' code divides by the sum of `2 r2^2` ("code"); the lambda_ort that the paper prints
     belong to the code. Layers whose frames are held orthonormal have nothing to lose and are left out of both sums.
     """
-    if normalizer not in ("paper", "code"):
-        raise ConfigError("normalizer", normalizer, 'must be "paper" or "code"')
+    check_normalizer(normalizer)
     deviations: list[Tensor] = []
     entries = 0
     for layer in model.modules():
@@ -29,6 +24,12 @@ def orthogonal_loss(model: nn.Module, normalizer: Normalizer = "paper") -> Tenso
             deviations.append(_deviation(layer.k1.T @ layer.k1))
             deviations.append(_deviation(layer.k3 @ layer.k3.T))
     return torch.stack(deviations).sum() / entries if deviations else None
+
+
+def check_normalizer(normalizer: str) -> None:
+    """Raises `ConfigError` for an unknown one."""
+    if normalizer not in ("paper", "code"):
+        raise ConfigError("normalizer", normalizer, 'must be "paper" or "code"')
 
 
 def _deviation(gram: Tensor) -> Tensor:
