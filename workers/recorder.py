@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from service import leases, queue
@@ -18,7 +17,7 @@ from service.errors import LeaseLostError
 from service.models import Result
 from service.queue import ArtifactFile, Lease
 from ttsv.trial import TrialResult, protocol_fingerprint
-from workers.patience import Backoff, is_away
+from workers.patience import MOST_FAILURES, Backoff, is_away, is_in_trouble
 from workers.reports import EpochReport, FailureReport, Report, ResultReport, SkippedReport
 
 logger = logging.getLogger(__name__)
@@ -40,8 +39,10 @@ class Recorder:
     """Takes reports without waiting and writes them from a thread of its own, what has queued up in one transaction.
 
     While the database is away reports are kept and tried again: every write changes nothing the second time. When
-    the lease is lost `lost` is called and nothing is written any more. `ended` is called with each trial whose
-    final report is stored, `refused` with each that began although it is final: it was cancelled meanwhile.
+    the lease is lost `lost` is called and nothing is written any more. So too when the database fails for good: what
+    was not written goes with the lease, and whoever claims next runs those trials on from their checkpoints.
+    `ended` is called with each trial whose final report is stored, `refused` with each that began although it is
+    final: it was cancelled meanwhile.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class Recorder:
                 self._changed.notify_all()
 
     def _run(self) -> None:
-        backoff = Backoff()
+        backoff, stuck = Backoff(), 0
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._events)
@@ -119,10 +120,17 @@ class Recorder:
             try:
                 self._write(batch)
                 backoff.succeeded()
+                stuck = 0
             except LeaseLostError:
                 self._lost()
                 return
-            except SQLAlchemyError as error:
+            except Exception as error:
+                stuck = 0 if is_away(error) else stuck + 1
+                if stuck >= MOST_FAILURES:
+                    trials = sorted({event.trial_id for event in batch})
+                    logger.exception("the database fails for good; given up with reports of trials %s", trials)
+                    self._lost()
+                    return
                 pause = backoff.failed()
                 logger.warning("%d events wait for the database: %s", len(batch), error)
                 time.sleep(pause)
@@ -135,7 +143,7 @@ class Recorder:
         except LeaseLostError:
             raise
         except Exception as error:
-            if isinstance(error, SQLAlchemyError) and is_away(error):
+            if is_in_trouble(error):
                 raise
             for event in batch:
                 self._write_alone(event)
@@ -153,7 +161,7 @@ class Recorder:
         except LeaseLostError:
             raise
         except Exception as error:
-            if isinstance(error, SQLAlchemyError) and is_away(error):
+            if is_in_trouble(error):
                 raise
             logger.exception("trial %d: what it reported cannot be stored", event.trial_id)
             reason = f"what the trial reported could not be stored: {error}"

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+import sqlite3
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from sqlalchemy.exc import OperationalError
+from sqlalchemy import Connection, create_engine, text
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from service import queue, verbs
+from service.db import Database
 from service.models import Result, Trial
 from service.queue import Lease
 from tests.results import made_result
 from ttsv.trial import EpochMetrics
 from workers.lease import LeaseKeeper
+from workers.patience import MOST_FAILURES, is_away, is_in_trouble
 from workers.recorder import Recorder
 from workers.reports import EpochReport, FailureReport, ResultReport
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.workers.conftest import Lab
 
 
@@ -149,6 +155,136 @@ def test_database_away(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     assert bench.trials()[0].state == "succeeded"
     assert [trial.attempts for trial in bench.trials()] == [1, 0, 0]
     assert bench.lab.points(bench.experiment_id) == [(first, 1)]
+
+
+def disk_full() -> OperationalError:
+    """As SQLite says it."""
+    error = sqlite3.OperationalError("database or disk is full")
+    error.sqlite_errorcode = sqlite3.SQLITE_FULL
+    return OperationalError("COMMIT", {}, error)
+
+
+class TestTrouble:
+    """A database that answers and fails."""
+
+    @pytest.fixture(autouse=True)
+    def impatient(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("workers.recorder.Backoff.failed", lambda _self: 0.0)
+
+    def fail(self, bench: Bench, monkeypatch: pytest.MonkeyPatch, times: int) -> list[int]:
+        """Writes fail so many times; counts what is still to fail."""
+        write, left = bench.database.write, [times]
+
+        def full(work: Any) -> Any:
+            if left[0] > 0:
+                left[0] -= 1
+                raise disk_full()
+            return write(work)
+
+        monkeypatch.setattr(bench.database, "write", full)
+        return left
+
+    def test_that_passes_costs_nothing(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A good result is no failure because the disk was full for a while."""
+        first = bench.trials()[0].id
+        left = self.fail(bench, monkeypatch, MOST_FAILURES - 1)
+        bench.recorder.started(first)
+        bench.recorder.reported(first, epoch(1))
+        bench.recorder.reported(first, result())
+        assert bench.recorder.flush(10)
+        assert left == [0]
+        assert (bench.trials()[0].state, bench.trials()[0].attempts) == ("succeeded", 1)
+        assert not bench.lost.is_set()
+
+    def test_that_stays_gives_the_lease_up_and_says_so(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """What was not written runs again under the next claim, and its result is stored once."""
+        first = bench.trials()[0].id
+        bench.recorder.started(first)
+        assert bench.recorder.flush(5)
+        left = self.fail(bench, monkeypatch, 10**6)
+        bench.recorder.reported(first, result())
+        assert bench.lost.wait(10)
+        assert 10**6 - left[0] == MOST_FAILURES
+        (line,) = [record for record in caplog.records if record.levelname == "ERROR"]
+        assert line.getMessage() == f"the database fails for good; given up with reports of trials [{first}]"
+        assert bench.trials()[0].state == "running"
+        left[0] = 0
+        bench.database.write(lambda session: queue.release(session, bench.lease, drained=False))
+        lease = bench.database.write(lambda session: queue.claim(session, "next", None))
+        assert lease is not None
+        again = Recorder(bench.database, lease, bench.lost.set)
+        again.open()
+        again.started(first)
+        again.reported(first, result())
+        assert again.flush(5)
+        assert (bench.trials()[0].state, bench.trials()[0].attempts) == ("succeeded", 2)
+
+    def test_a_failure_that_cannot_be_recorded_gives_the_lease_up(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Neither tried for ever nor the end of the thread without a word."""
+
+        def broken(*_args: Any, **_named: Any) -> None:
+            raise ValueError("cannot be recorded")
+
+        monkeypatch.setattr(queue, "fail_trial", broken)
+        first = bench.trials()[0].id
+        bench.recorder.started(first)
+        bench.recorder.reported(first, result(accuracy=7.0))
+        assert bench.lost.wait(10)
+        assert bench.trials()[0].state == "running"
+
+
+class TestAway:
+    """What means that the database is away or busy, of what the databases really say."""
+
+    def caught(self, database: Database, work: Callable[[Connection], Any]) -> Exception:
+        with pytest.raises(SQLAlchemyError) as caught, database.writer.connect() as connection:
+            work(connection)
+        database.close()
+        return caught.value
+
+    def test_nobody_listens(self) -> None:
+        error = self.caught(Database("postgresql+psycopg://nobody@127.0.0.1:9/none"), lambda _: None)
+        assert is_away(error)
+
+    def test_the_server_ends_the_connection(self, postgres_url: str) -> None:
+        kill = text("SELECT pg_terminate_backend(pg_backend_pid())")
+        assert is_away(self.caught(Database(postgres_url), lambda connection: connection.execute(kill)))
+
+    @pytest.mark.parametrize(
+        ("state", "away"),
+        [("55P03", True), ("57014", True), ("53300", True), ("57P03", True), ("53100", False), ("53200", False)],
+    )
+    def test_states_of_postgres(self, postgres_url: str, state: str, away: bool) -> None:
+        raising = text(f"DO $$ BEGIN RAISE EXCEPTION 'x' USING ERRCODE = '{state}'; END $$")
+        error = self.caught(Database(postgres_url), lambda connection: connection.execute(raising))
+        assert (is_away(error), is_in_trouble(error)) == (away, True)
+
+    def test_sqlite_locked(self, sqlite_url: str) -> None:
+        holder = sqlite3.connect(sqlite_url.removeprefix("sqlite:///"), isolation_level=None)
+        holder.execute("BEGIN IMMEDIATE")
+        impatient = create_engine(sqlite_url, connect_args={"timeout": 0, "isolation_level": None})
+        with pytest.raises(SQLAlchemyError) as caught, impatient.connect() as connection:
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+        assert is_away(caught.value)
+        holder.close()
+
+    @pytest.mark.parametrize("pragma", ["query_only = ON", "max_page_count = 1"])
+    def test_sqlite_read_only_or_full(self, sqlite_url: str, pragma: str) -> None:
+        def fill(connection: Connection) -> None:
+            connection.exec_driver_sql(f"PRAGMA {pragma}")
+            connection.exec_driver_sql("CREATE TABLE much AS SELECT zeroblob(10000000)")
+
+        error = self.caught(Database(sqlite_url), fill)
+        assert (is_away(error), is_in_trouble(error)) == (False, True)
+
+    def test_what_the_database_refuses(self, sqlite_url: str) -> None:
+        twice = text("INSERT INTO protocols (fingerprint, record) VALUES ('a', '{}'), ('a', '{}')")
+        error = self.caught(Database(sqlite_url), lambda connection: connection.execute(twice))
+        assert not is_in_trouble(error)
 
 
 def test_lost_lease_writes_nothing(bench: Bench) -> None:
