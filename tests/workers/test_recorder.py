@@ -94,6 +94,23 @@ def test_everything_arrives(bench: Bench) -> None:
     assert bench.lab.artifact_paths(first) == ["trials/1/1/model"]
 
 
+def test_who_lost_its_process_keeps_its_checkpoints(lab: Lab) -> None:
+    """For `retry`: `ended`, upon which they are removed, is said of results and of failures of the trial's own."""
+    bench, ended = Bench(lab), list[int]()
+    recorder = Recorder(bench.database, bench.lease, bench.lost.set, ended.append)
+    recorder.open()
+    first, second, third = (trial.id for trial in bench.trials())
+    for _ in range(queue.MAX_ATTEMPTS):
+        recorder.died(first, "signal 9")
+    recorder.started(second)
+    recorder.reported(second, FailureReport("oom", "too large"))
+    recorder.started(third)
+    recorder.reported(third, result())
+    assert recorder.flush(5)
+    assert [(trial.state, trial.failure) for trial in bench.trials()][:2] == [("failed", "crashed"), ("failed", "oom")]
+    assert ended == [second, third]
+
+
 def test_an_invalid_result_is_stored_as_such(bench: Bench) -> None:
     """With what contradicts itself, its evaluation's columns and its whole record."""
     first = bench.trials()[0].id
