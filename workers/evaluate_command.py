@@ -1,7 +1,8 @@
 """`ttsv evaluate`: metrics of a saved network."""
 
 import json
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from ttsv.evaluation_config import EvaluationConfig
     from ttsv.results import StageProgress
 
-METRICS = ("calibration", "certified", "lipschitz", "autoattack", "pgd", "corruption")
+METRICS = ("calibration", "certified", "lipschitz", "autoattack", "pgd", "corruption", "cost")
 
 
 @plain_errors
@@ -43,24 +44,34 @@ def evaluate(
     batch_size: Annotated[int | None, typer.Option(min=1, help="Of the attack; found automatically.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of attacks, corruptions and searches.")] = 0,
     device: Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu, cuda or cuda:N.")] = "auto",
-    plots: Annotated[Path | None, typer.Option(help="Draw here what there are data for, as SVG and PNG.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for all files: record, results per image, confusion matrix, plots as SVG and PNG."),
+    ] = None,
+    plots: Annotated[Path | None, typer.Option(help="Folder for the plots alone.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write everything here, protocol included.")] = None,
     state: Annotated[
         Path | None,
-        typer.Option(help="AutoAttack keeps here what it has found, and goes on from it; beside --json by default."),
+        typer.Option(
+            help="AutoAttack keeps here what it has found, and goes on from it; by default in the data folder."
+        ),
     ] = None,
     save_baseline: Annotated[
         bool,
         typer.Option("--save-baseline", help="The data set's mean corruption errors are relative to this network."),
     ] = False,
 ) -> None:
-    """Evaluate a saved network: calibration, certificates, Lipschitz constants, attacks, corruptions."""
+    """Evaluate a saved network: calibration, certificates, Lipschitz constants, attacks, corruptions, cost.
+
+    Interrupted, the same command goes on with AutoAttack where it was.
+    """
     from rich.console import Console
 
     from service.settings import Settings
     from ttsv.evaluation import evaluate as run
+    from ttsv.evaluation.artifacts import write_evaluation
 
-    names = [name for name in metrics.split(",") if name]
+    names = [name.strip() for name in metrics.split(",") if name.strip()]
     config = _config(
         names,
         attack_norm=norm,
@@ -74,18 +85,34 @@ def evaluate(
         **({} if radii is None else {"radii": _numbers(radii)}),
         corruptions=corruptions if "corruption" in names else "none",
     )
-    if state is None and json_file is not None and "autoattack" in names:
-        state = json_file.with_name(f"{json_file.name}.autoattack")
+    # Before what takes hours, not after it.
+    with _writing():
+        for folder in (out, plots, json_file and json_file.parent):
+            if folder is not None:
+                folder.mkdir(parents=True, exist_ok=True)
     data_dir = Settings().data_dir
     console = Console()
-    found = _watched(run(model, data, data_dir, config, images=images, device=device, state=state), console)
-    if json_file is not None:
-        _written(lambda: json_file.write_text(json.dumps({"model": str(model), **found.record}, indent=1) + "\n"))
-    if plots is not None:
-        _written(lambda: _draw(found, plots))
-    if save_baseline:
-        _store_baseline(found, data_dir, str(model))
+    steps = run(model, data, data_dir, config, images=images, device=device, state=state, cost="cost" in names)
+    try:
+        found = _watched(steps, console)
+    except KeyboardInterrupt:
+        if "autoattack" in names:
+            typer.echo("ttsv: interrupted: the same command goes on with AutoAttack where it was", err=True)
+        raise
+    record = {"model": str(model), **found.record}
+    with _writing():
+        if json_file is not None:
+            json_file.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n")
+        if out is not None:
+            write_evaluation(out, found.measured, record)
+        for folder in (out, plots):
+            if folder is not None:
+                _draw(found, folder)
+        if save_baseline:
+            _store_baseline(found, data_dir, str(model))
     console.print(_table(found.record))
+    for check in found.record["results"]["checks"]:
+        console.print(f"checked: {check}", markup=False)
     for violation in found.record["violations"]:
         console.print(f"INVALID: {violation}", markup=False)
     if found.record["violations"]:
@@ -136,12 +163,13 @@ def _watched(steps: "Generator[StageProgress, None, Evaluated]", console: "Conso
             bars.update(tasks[step.stage], completed=step.done, total=step.total, left=left)
 
 
-def _written(write: Callable[[], object]) -> None:
-    """Writes; raises what a user can act on."""
+@contextmanager
+def _writing() -> Iterator[None]:
+    """Inside, what cannot be written is something that a user can act on."""
     from service.errors import UserError
 
     try:
-        write()
+        yield
     except OSError as error:
         raise UserError(str(error)) from None
 
@@ -150,7 +178,6 @@ def _draw(found: "Evaluated", folder: Path) -> None:
     from ttsv.evaluation.artifacts import write_plots
     from ttsv.spectrum import model_spectra
 
-    folder.mkdir(parents=True, exist_ok=True)
     info = found.data.info
     spectra = model_spectra(found.model, info.image_size, in_channels=info.channels)
     for suffix in (".svg", ".png"):
@@ -164,14 +191,16 @@ def _store_baseline(found: "Evaluated", data_dir: Path, model: str) -> None:
     record = found.measured.evidence.corruption
     if record is None or found.record["violations"]:
         raise UserError("--save-baseline stores corruption accuracies: name corruption among the metrics")
-    _written(lambda: Baseline.store(data_dir / "datasets", found.data.info.name, record, model))
+    Baseline.store(data_dir / "datasets", found.data.info.name, record, model)
 
 
 def _table(record: Mapping[str, Any]) -> "Table":
     from rich.table import Table
 
     results = record["results"]
-    table = Table("metric", "value", title=f"{record['protocol']['dataset']}, {results['images']} images")
+    title = f"{record['protocol']['dataset']}, {results['images']} images"
+    caption = f"protocol {record['protocol_fingerprint'][:12]}"
+    table = Table("metric", "value", title=title, caption=caption)
     table.columns[1].justify = "right"
     for name, value in _rows(results):
         table.add_row(name, value)
@@ -200,8 +229,19 @@ def _rows(results: Mapping[str, Any]) -> Generator[tuple[str, str], None, None]:
         yield f"empirical Lipschitz, {one['method']}, {one['space']}", f"{one['maximum']:.4g}"
     if corruptions := results.get("corruptions"):
         kind, images = (corruptions["protocol"][name] for name in ("corruptions", "images"))
+        if not corruptions["protocol"].get("publishers_files", True):
+            kind = "unknown files in place of published"
         yield f"accuracy under {kind} corruptions, {images} images each", f"{corruptions['mean']:.2%}"
         if corruptions.get("mce") is not None:
             yield "mean corruption error", f"{corruptions['mce']:.4f}"
         elif corruptions.get("why_no_mce"):
             yield "mean corruption error", f"none: {corruptions['why_no_mce']}"
+    if cost := results.get("cost"):
+        yield "parameters", f"{cost['parameters']:,}"
+        yield "compression", f"{cost['compression']:.3g}"
+        yield "multiply-accumulates of one image", f"{cost['multiply_accumulates']:,}"
+        for one in cost["inference"]:
+            merged, count = ", merged" if one["merged"] else "", one["count"]
+            yield f"inference of {count} at once{merged}", f"{one['images_per_second']:,.0f} images/s"
+        yield "evaluation", f"{cost['evaluation_seconds']:.1f} s"
+        yield f"peak memory of {cost['peak_memory_of']}", f"{cost['peak_memory'] / 2**20:.0f} MiB"

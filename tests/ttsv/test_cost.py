@@ -1,4 +1,5 @@
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -161,6 +162,22 @@ def test_multiply_accumulates_by_hand() -> None:
     assert cost.multiply_accumulates(linear, (4, 3)) == 24 * 10 + 10 * 5
     with pytest.raises(ConfigError, match="must have a convolution"):
         cost.multiply_accumulates(nn.ReLU(), 3)
+
+
+def test_inference_times_are_of_the_network_as_it_is_and_merged() -> None:
+    model, images = create_model("small-cnn", num_classes=10, in_channels=1, layer="tt", rank=4), torch.rand(2, 1, 8, 8)
+    found = cost.inference_times(model, images, (1, 6))
+    assert [(one.merged, one.count) for one in found] == [(False, 1), (False, 6), (True, 1), (True, 6)]
+    assert all(one.images_per_second == pytest.approx(one.count / one.seconds) for one in found)
+    dense = cost.inference_times(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), images)
+    assert [(one.merged, one.count) for one in dense] == [(False, 1), (False, 128)]
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux says what to compare with")
+def test_peak_memory_of_the_process() -> None:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (kibibytes,) = (line.split()[1] for line in lines if line.startswith("VmHWM"))
+    assert cost.peak_memory(torch.device("cpu")) == pytest.approx(1024 * int(kibibytes), rel=0.01)
 
 
 def test_inference_is_timed_in_the_networks_precision() -> None:

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from ttsv.evaluation.artifacts import write_evaluation
 from ttsv.evaluation.baseline import Baseline
 from ttsv.evaluation.stages import check_evaluation
 from ttsv.evaluation_config import EvaluationConfig
+from ttsv.metrics import cost
 from ttsv.metrics.accuracy import predict
 from ttsv.metrics.adversarial import autoattack, pgd
 from ttsv.metrics.certified import certificates, lipschitz_bound
@@ -316,6 +318,7 @@ def test_a_plain_trial_measures_nothing_that_takes_long(digits: Dataset, tmp_pat
         "top5_accuracy",
         "loss",
         "calibration",
+        "checks",
         "seconds",
     }
     assert list(finish_steps(measure(small(), digits, EvaluationConfig(), preprocessing=HALF, folder=tmp_path))) == []
@@ -536,6 +539,60 @@ def test_a_saved_network_goes_the_same_path(evaluated: tuple[list[Any], TrialRes
         {k: v for k, v in p.items() if k not in weights} for p in (result.protocol, found.record["protocol"])
     )
     assert alone == trial
+
+
+def test_an_interrupted_attack_goes_on_by_default(
+    evaluated: tuple[list[Any], TrialResult], folder: Path, tmp_path: Path
+) -> None:
+    path = evaluated[1].artifacts["model"]
+    config = EvaluationConfig(attack="autoattack", attack_eps=0.25, batch_size=2, seed=3)
+    evaluate_few = partial(evaluate, path, "digits", folder / "data", config, images=8)
+    whole = finish(evaluate_few())
+    states = folder / "data" / "attacks"
+    assert list(states.iterdir()) == []
+    steps = evaluate_few()
+    first = next(step for step in steps if step.stage == "apgd-ce")
+    steps.close()
+    (state,) = states.iterdir()
+    # That of another attack on the same network is another file.
+    other = EvaluationConfig(attack="autoattack", attack_eps=0.01, batch_size=2, seed=3)
+    finish(evaluate(path, "digits", folder / "data", other, images=8))
+    assert list(states.iterdir()) == [state]
+    again = evaluate_few()
+    following = next(step for step in again if step.stage != "autoattack")
+    assert (first.done, following.stage, following.done) == (1, "apgd-ce", 2)
+    resumed = finish(again)
+    assert list(states.iterdir()) == []
+    ours, theirs = (found.measured.evidence.attacks["autoattack"] for found in (resumed, whole))
+    assert torch.equal(ours.robust, theirs.robust)
+    assert torch.equal(ours.adversarial_images, theirs.adversarial_images)
+    # One that is damaged is no reason to fail: nobody has asked for it.
+    steps = evaluate_few()
+    next(step for step in steps if step.stage == "apgd-ce")
+    steps.close()
+    state.write_bytes(b"nothing")
+    assert (
+        finish(evaluate_few()).record["results"]["attacks"]["autoattack"]["robust_accuracy"] == theirs.robust_accuracy
+    )
+    # One that was asked for stays.
+    finish(evaluate_few(state=tmp_path / "mine"))
+    assert (tmp_path / "mine").is_file()
+
+
+def test_costs_are_recorded_where_they_are_asked_for(saved: Saved, folder: Path) -> None:
+    path = saved(layer="tt", rank=8)
+    found = finish(evaluate(path, "digits", folder / "data", images=5, cost=True))
+    model, record = load_model(path.parent), found.record["results"]["cost"]
+    assert record["parameters"] == cost.parameters(model)
+    assert record["compression"] == cost.compression(model) > 1
+    assert record["multiply_accumulates"] == cost.multiply_accumulates(model, 8)
+    assert [(one["merged"], one["count"]) for one in record["inference"]] == [
+        (merged, count) for merged in (False, True) for count in (1, 128)
+    ]
+    assert record["evaluation_seconds"] > 0
+    assert found.record["protocol_fingerprint"] == protocol_fingerprint(found.record["protocol"])
+    assert json.loads(json.dumps(found.record)) == found.record
+    assert "cost" not in finish(evaluate(path, "digits", folder / "data", images=5)).record["results"]
 
 
 def test_the_first_so_many_images(saved: Saved, digits: Dataset, folder: Path) -> None:

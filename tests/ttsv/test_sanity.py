@@ -13,7 +13,7 @@ from ttsv.config import TrialConfig
 from ttsv.data import load_dataset
 from ttsv.data.loading import as_pixels
 from ttsv.evaluation.evidence import Evidence
-from ttsv.evaluation.sanity import Violation, find_violations
+from ttsv.evaluation.sanity import Violation, checks, find_violations
 from ttsv.metrics.calibration import calibration_record
 from ttsv.metrics.certified import LipschitzBound, certificates, lipschitz_bound
 from ttsv.metrics.lipschitz import empirical_lipschitz
@@ -61,6 +61,22 @@ def test_right_numbers_contradict_nothing(evidence: Evidence) -> None:
     assert (evidence.certificates.radii > 0.05).any()
     assert find_violations(evidence) == []
     assert find_violations(replace(evidence, certificates=None, bound=None)) == []
+
+
+def test_what_is_checked_is_said(evidence: Evidence) -> None:
+    assert checks(evidence) == [
+        "calibration errors are in [0, 1]",
+        "certified images are classified as labelled (60 images)",
+        "images that withstand pgd are classified as labelled (40 images)",
+        "pgd breaks no image within the radius for which it is certified (40 images)",
+        "empirical Lipschitz constants (fgsm, pixels) are at most the bound (60 images)",
+        "empirical Lipschitz constants (ascent, pixels) are at most the bound (60 images)",
+    ]
+    # Without a bound or a certificate nothing is checked against them.
+    assert checks(replace(evidence, bound=None, certificates=None)) == [
+        "calibration errors are in [0, 1]",
+        "images that withstand pgd are classified as labelled (40 images)",
+    ]
 
 
 def test_a_bound_that_is_too_small_is_found_where_an_attack_breaks_it(evidence: Evidence) -> None:

@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from typer.testing import CliRunner, Result
 
 from ttsv.checkpoint import save_model
 from ttsv.metrics.corruption import CorruptionRecord
 from ttsv.models import create_model
+from ttsv.results import protocol_fingerprint
 from workers.cli import app
 
 
@@ -33,9 +35,26 @@ def run(folder: Path, *options: str) -> Result:
 
 def test_a_saved_network_is_evaluated(folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "record.json"
-    done = run(folder, "--images", "20", "--json", str(file), "--plots", str(tmp_path / "plots"))
+    out = tmp_path / "new" / "out"
+    done = run(folder, "--images", "20", "--json", str(file), "--plots", str(tmp_path / "plots"), "--out", str(out))
     assert done.exit_code == 0, done.output
     record = json.loads(file.read_text())
+    assert record["protocol_fingerprint"] == protocol_fingerprint(record["protocol"])
+    assert record["protocol_fingerprint"][:12] in done.stdout
+    assert json.loads((out / "evaluation.json").read_text()) == record
+    assert all(factor["bound"] > 0 for factor in record["results"]["certified"]["factors"])
+    kept = load_file(out / "predictions.safetensors")
+    assert {name for name, value in kept.items() if len(value) == 20} == set(kept)
+    assert set(kept) >= {"margins", "certified_radii", "certified_margins", "lipschitz_ascent_pixels"}
+    assert float((kept["predictions"] == kept["labels"]).double().mean()) == record["results"]["accuracy"]
+    matrix = torch.tensor(json.loads((out / "confusion.json").read_text())["matrix"])
+    assert int(matrix.sum()) == 20
+    assert int(matrix.trace()) == round(20 * record["results"]["accuracy"])
+    assert {path.name for path in out.iterdir()} >= {"reliability.png", "lipschitz.svg", "spectra.png"}
+    said = " ".join(done.stdout.split())
+    for check in record["results"]["checks"]:
+        assert f"checked: {check}" in said
+    assert "(ascent, normalised) are at most the bound (20 images)" in said
     assert record["protocol"]["images"]["accuracy"] == 20
     assert f"{record['results']['accuracy']:.2%}" in done.stdout
     assert f"{record['results']['certified']['bound']:.4g}" in done.stdout
@@ -62,28 +81,57 @@ def test_attacks_and_corruptions(folder: Path, tmp_path: Path) -> None:
     assert "mean corruption error" in again.stdout
 
 
-def test_autoattack_keeps_its_state_beside_the_record(folder: Path, tmp_path: Path) -> None:
+def test_costs(folder: Path) -> None:
+    done = run(folder, "--images", "3", "--metrics", " calibration, cost")
+    assert done.exit_code == 0, done.output
+    said = " ".join(done.stdout.split())
+    for text in ("parameters", "compression │ 1 ", "multiply-accumulates", "inference of 128 at once", "peak memory"):
+        assert text in said
+
+
+def test_autoattack_keeps_a_state_that_was_asked_for(folder: Path, tmp_path: Path) -> None:
     """On an image that the untrained network gets wrong there is nothing to attack."""
     options = ("--images", "1", "--metrics", "autoattack,pgd", "--eps", "1e-9", "--attack-images", "1")
     file = tmp_path / "record.json"
     done = run(folder, *options, "--json", str(file))
     assert done.exit_code == 0, done.output
     assert set(json.loads(file.read_text())["results"]["attacks"]) == {"pgd", "autoattack"}
-    state = tmp_path / "record.json.autoattack"
+    assert list((folder / "data" / "attacks").iterdir()) == []
+    state = tmp_path / "state"
+    assert run(folder, *options, "--state", str(state)).exit_code == 0
     assert state.is_file()
     state.write_bytes(b"nothing")
-    refused = run(folder, *options, "--json", str(file))
+    refused = run(folder, *options, "--state", str(state))
     assert refused.exit_code == 1
     assert "is no whole state of an attack" in refused.stderr
-    elsewhere = tmp_path / "elsewhere"
-    assert run(folder, *options, "--state", str(elsewhere)).exit_code == 0
-    assert elsewhere.is_file()
+
+
+def test_an_interrupted_evaluation_says_how_to_go_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        yield from ()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ttsv.evaluation.stages.autoattack_steps", interrupted)
+    stopped = run(folder, "--images", "2", "--metrics", "autoattack")
+    assert stopped.exit_code == 130
+    assert "the same command goes on with AutoAttack where it was" in stopped.stderr
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_anything_is_measured(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ttsv.evaluation.saved.measure", None)
+    (tmp_path / "file").write_text("no folder")
+    for option in ("--out", "--plots", "--json"):
+        refused = run(folder, option, str(tmp_path / "file" / "x"))
+        assert refused.exit_code == 1
+        assert str(tmp_path / "file") in refused.stderr
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--metrics", "speed"), "must be one of calibration, certified, lipschitz, autoattack, pgd, corruption"),
+        (("--metrics", "speed"), "must be one of calibration, certified, lipschitz, autoattack, pgd, corruption, cost"),
         (("--radii", "0.5,0"), "evaluation.radii"),
         (("--radii", "far"), "must be numbers with commas between"),
         (("--metrics", "pgd", "--eps", "0"), "attack_eps = 0.0: must be finite and above 0"),

@@ -38,6 +38,24 @@ def find_violations(evidence: Evidence) -> list[Violation]:
     return [*_wrong(evidence), *_broken(evidence), *_lost(evidence), *_steep(evidence), *_miscalibrated(evidence)]
 
 
+def checks(evidence: Evidence) -> list[str]:
+    """What `find_violations` had to look at, in words: a check without its metrics is none."""
+    attacks, certificates = evidence.attacks, evidence.certificates
+    found = ["calibration errors are in [0, 1]"]
+    if certificates is not None:
+        found.append(f"certified images are classified as labelled ({len(certificates.radii)} images)")
+    for name, attack in attacks.items():
+        found.append(f"images that withstand {name} are classified as labelled ({len(attack.robust)} images)")
+        if certificates is not None:
+            count = min(len(attack.robust), len(certificates.radii))
+            found.append(f"{name} breaks no image within the radius for which it is certified ({count} images)")
+    if evidence.bound is not None:
+        for one in evidence.lipschitz:
+            what = f"empirical Lipschitz constants ({one.method}, {one.space}) are at most the bound"
+            found.append(f"{what} ({len(one.values)} images)")
+    return found
+
+
 def _wrong(evidence: Evidence) -> Iterator[Violation]:
     """Images that the network gets wrong, by more than rounding, though a metric counts them as right."""
     logits, labels = evidence.logits.cpu().double(), evidence.labels.cpu()

@@ -2,8 +2,9 @@
 
 import hashlib
 import json
+import time
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,15 @@ import torch
 from torch import nn
 
 from ttsv.data import load_dataset
-from ttsv.data.loading import Dataset
+from ttsv.data.loading import Dataset, as_pixels
 from ttsv.device import find_device
 from ttsv.environment import describe_environment
 from ttsv.errors import ConfigError, DataError, DivergedError
 from ttsv.evaluation.stages import Measured, check_evaluation, measure
 from ttsv.evaluation_config import EVALUATION, EvaluationConfig
 from ttsv.failures import known_failures
-from ttsv.results import StageProgress
+from ttsv.metrics import cost as cost_of
+from ttsv.results import StageProgress, protocol_fingerprint
 from ttsv.saved import load_saved
 
 _DEFAULTS = {"in_channels": 3, "image_size": 32, "mean": (0.5,), "std": (0.5,)}
@@ -44,13 +46,16 @@ def evaluate(
     images: int | None = None,
     device: str = "cpu",
     state: Path | None = None,
+    cost: bool = False,
 ) -> Generator[StageProgress, None, Evaluated]:
     """Evaluates the network in `path` (a trial's `model.safetensors`) on a data set's test images.
 
     Yields where it is and returns what `measure` gives, and a record of it: `protocol` says how it was measured,
     `results` what came out, `violations` what cannot be true of right numbers (with one, none of them may be
-    used), `environment` where. `images`: only so many, the first of the test split; `state`: the file from which
-    AutoAttack goes on, if it is there.
+    used), `environment` where; `protocol_fingerprint` decides what may be compared. `images`: only so many, the first
+    of the test split. `state`: the file in which AutoAttack keeps what it has found, and from which it goes on; by
+    default one of its own in `data_dir/attacks`, which is removed once the evaluation is finished. `cost`: the results
+    say what the network and its evaluation cost, too.
 
     Raises `DataError` for a damaged model or data set, and for logits that are not finite; `ConfigError` for images
     that the network does not take.
@@ -65,22 +70,67 @@ def evaluate(
     _require_match(arguments, data)
     folder = Path(data_dir) / "datasets"
     check_evaluation(config, data, folder)
+    own_state = None
+    if state is None and "autoattack" in config.attacks:
+        state = own_state = _attack_state(path, data, data_dir, config, images)
+    if place.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(place)
+    started = time.perf_counter()
     preprocessing = {name: list(arguments[name]) for name in ("mean", "std")}
     try:
         with known_failures(model), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
             measured = yield from measure(
-                model, data, config, preprocessing=preprocessing, folder=folder, images=images, state=state
+                model,
+                data,
+                config,
+                preprocessing=preprocessing,
+                folder=folder,
+                images=images,
+                state=state,
+                renew_state=own_state is not None,
             )
+            results = measured.results
+            if cost:
+                yield StageProgress(stage="cost", done=0, total=1)
+                results = results | {"cost": _cost(model, data, place, time.perf_counter() - started)}
     except DivergedError as error:
         raise DataError(f"{path}: {error}") from error
     record = {
         "model_sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
         "protocol": measured.protocol,
-        "results": measured.results,
+        "protocol_fingerprint": protocol_fingerprint(measured.protocol),
+        "results": results,
         "violations": [violation.text for violation in measured.violations],
         "environment": describe_environment(place),
     }
+    if own_state is not None:
+        own_state.unlink(missing_ok=True)
     return Evaluated(model=model, data=data, measured=measured, record=record)
+
+
+def _attack_state(path: Path, data: Dataset, data_dir: Path, config: EvaluationConfig, images: int | None) -> Path:
+    """The file of one attack on one network: another call of the same evaluation finds it."""
+    attack = {name: value for name, value in asdict(config).items() if name.startswith("attack_")}
+    asked = {**attack, "batch_size": config.batch_size, "seed": config.seed, "images": images, "data": data.sha256}
+    content = json.dumps(asked, sort_keys=True).encode() + path.read_bytes()
+    folder = Path(data_dir) / "attacks"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f"{hashlib.sha256(content).hexdigest()[:32]}.safetensors"
+
+
+def _cost(model: nn.Module, data: Dataset, place: torch.device, seconds: float) -> dict[str, Any]:
+    """What a network and its evaluation cost, JSON-ready: seconds, bytes; operations of one image."""
+    info = data.info
+    images = as_pixels(data.test.images[:128].to(place))
+    return {
+        "parameters": cost_of.parameters(model),
+        "compression": cost_of.compression(model),
+        "multiply_accumulates": cost_of.multiply_accumulates(model, info.image_size, in_channels=info.channels),
+        "inference": [asdict(one) for one in cost_of.inference_times(model, images)],
+        "evaluation_seconds": seconds,
+        "peak_memory": cost_of.peak_memory(place),
+        "peak_memory_of": "allocations on the GPU" if place.type == "cuda" else "the process",
+    }
 
 
 def _require_match(arguments: dict[str, Any], data: Dataset) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from ttsv.evaluation.baseline import Baseline
 from ttsv.evaluation.evidence import Evidence
+from ttsv.evaluation.sanity import checks
 from ttsv.evaluation_config import EvaluationConfig
 from ttsv.metrics.accuracy import accuracy, cross_entropy, top_accuracy
 from ttsv.metrics.attack_record import AttackRecord
@@ -49,7 +50,7 @@ def columns(evidence: Evidence, baseline: Baseline | None) -> dict[str, float | 
 
 
 def results(evidence: Evidence, config: EvaluationConfig, baseline: Baseline | None) -> dict[str, Any]:
-    """`ttsv.evaluation.stages.Measured.results`: what was asked for, JSON-ready, with the seconds of every stage.
+    """`ttsv.evaluation.stages.Measured.results`: what was asked for, JSON-ready, with all checks and stages' seconds.
 
     The median radius is None where it is infinite: a constant network is certified at any distance.
     """
@@ -71,7 +72,7 @@ def results(evidence: Evidence, config: EvaluationConfig, baseline: Baseline | N
         if baseline is not None:
             value, why = baseline.compare(evidence.corruption)
             found["corruptions"] |= {"mce": value, "why_no_mce": why, "baseline_sha256": baseline.sha256}
-    return found | {"seconds": evidence.seconds}
+    return found | {"checks": checks(evidence), "seconds": evidence.seconds}
 
 
 def _attack(attack: AttackRecord) -> dict[str, Any]:

@@ -1,9 +1,12 @@
 """What a network costs."""
 
 import math
+import resource
 import statistics
+import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -84,6 +87,43 @@ def inference_seconds(model: nn.Module, images: Tensor, count: int, *, budget: f
                 torch.cuda.synchronize(batch.device)
             times.append(time.perf_counter() - started)
     return statistics.median(times[1:])
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferenceTime:
+    """Median `seconds` for `count` images at once, of the network as it is or, `merged`, of its dense form."""
+
+    merged: bool
+    count: int
+    seconds: float
+    images_per_second: float
+
+
+def inference_times(model: nn.Module, images: Tensor, counts: Sequence[int] = (1, 128)) -> list[InferenceTime]:
+    """`inference_seconds` for each count, of the model as it is and, where there are frames to merge, of `merged`.
+
+    As it is, each TT layer computes merged or factored, whichever multiplies less for so many images.
+    """
+    dense = merged(model)
+    found = []
+    for network in (model,) if dense is None else (model, dense):
+        for count in counts:
+            seconds = inference_seconds(network, images, count)
+            found.append(
+                InferenceTime(merged=network is dense, count=count, seconds=seconds, images_per_second=count / seconds)
+            )
+    return found
+
+
+def peak_memory(device: torch.device) -> int:
+    """Bytes: of a GPU the most that was allocated since `torch.cuda.reset_peak_memory_stats`.
+
+    Of a CPU the most that this process has ever held, data sets and libraries included.
+    """
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return largest if sys.platform == "darwin" else largest * 1024
 
 
 def merged(model: nn.Module) -> nn.Module | None:
