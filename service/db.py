@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from pydantic_core import from_json, to_json  # several times as fast as the package json
-from sqlalchemy import URL, Engine, create_engine, event, make_url
+from sqlalchemy import URL, CursorResult, Engine, UpdateBase, create_engine, event, make_url
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
@@ -73,6 +73,13 @@ class Database:
     def close(self) -> None:
         """Closes every connection."""
         self.engine.dispose()
+
+
+def changed_rows(session: Session, change: UpdateBase) -> int:
+    """Executes an UPDATE or DELETE; how many rows it met."""
+    result = session.execute(change)
+    assert isinstance(result, CursorResult), "of such a statement it always is"
+    return result.rowcount
 
 
 def _sqlite(url: URL) -> Engine:

@@ -16,6 +16,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session, SessionTransaction
 
 from service import events, transitions
+from service.db import changed_rows
 from service.errors import LeaseLostError
 from service.events import EventKind
 from service.models import (
@@ -102,8 +103,8 @@ def claim(session: Session, worker: str, process: dict[str, Any] | None) -> Leas
 
 def renew(session: Session, lease: Lease) -> None:
     """A heartbeat; raises `LeaseLostError`."""
-    changed = session.execute(update(Experiment).where(*_ours(lease)).values(heartbeat=Experiment.heartbeat + 1))
-    if changed.rowcount != 1:  # type: ignore[attr-defined]
+    beat = update(Experiment).where(*_ours(lease)).values(heartbeat=Experiment.heartbeat + 1)
+    if changed_rows(session, beat) != 1:
         raise lost(lease)
 
 

@@ -288,36 +288,3 @@ class PresetOut(Out):
 
     name: str
     title: str
-
-
-class ProblemField(Out):
-    """One field that is wrong, and what would be right."""
-
-    field: str
-    message: str
-
-
-class Problem(Out):
-    """An error as RFC 9457 (`application/problem+json`) has it."""
-
-    type: str = "about:blank"
-    title: str
-    status: int
-    detail: str
-    instance: str | None = None
-    errors: list[ProblemField] = []
-    request_id: str | None = Field(None, description="Under which the service's log has the request.")
-
-
-class Liveness(Out):
-    """The process answers."""
-
-    status: str
-
-
-class Readiness(Out):
-    """Whether requests can be served: every check says `ok` or what is wrong. `workers` is for people."""
-
-    status: str
-    checks: dict[str, str]
-    worker_seen_at: datetime | None

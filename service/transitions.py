@@ -9,6 +9,7 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from service import events
+from service.db import changed_rows
 from service.errors import NotFoundError
 from service.events import EventKind
 from service.models import Experiment, ExperimentState, Trial, TrialState, now
@@ -57,13 +58,8 @@ def requeue(session: Session, experiment: Experiment, state: ExperimentState, *,
 
 def drop_queued(session: Session, experiment: Experiment) -> int:
     """Cancels the trials that wait; how many."""
-    changed = session.execute(
-        update(Trial)
-        .where(Trial.experiment_id == experiment.id, Trial.state == TrialState.QUEUED)
-        .values(state=TrialState.CANCELLED, finished_at=now())
-    )
-    count: int = changed.rowcount  # type: ignore[attr-defined]
-    return count
+    waiting = Trial.experiment_id == experiment.id, Trial.state == TrialState.QUEUED
+    return changed_rows(session, update(Trial).where(*waiting).values(state=TrialState.CANCELLED, finished_at=now()))
 
 
 def drop_running(session: Session, experiment: Experiment) -> int:

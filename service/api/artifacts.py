@@ -8,9 +8,10 @@ from fastapi.responses import FileResponse
 
 from service import store
 from service.api.access import Reader
-from service.api.examples import ARTIFACTS, shown
+from service.api.examples import shown
 from service.api.parts import MAX_ID, UNCHANGED, Answer, Config, Db, TrialId, is_known
 from service.api.problems import RESPONSES, problem, refusals
+from service.api.trial_examples import ARTIFACTS
 from service.manifest import content_of
 from service.schemas import ArtifactList, ArtifactOut
 

@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.problems import problem
-from service.schemas import ProblemField
+from service.schemas_service import ProblemField
 from service.yaml_document import MAX_DEPTH, read_yaml
 
 YAML_TYPES = ("application/yaml", "application/x-yaml", "text/yaml")

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from fastapi import Query
 from fastapi.responses import JSONResponse
 
-from service.api.examples import TRIAL
+from service.api.trial_examples import TRIAL
 from service.db import Database
 from service.estimate import Estimate, Estimator
 from service.grid import ExperimentSpec, expand_grid

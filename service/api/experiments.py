@@ -9,11 +9,12 @@ from service import store
 from service.api.access import Reader, Submitter
 from service.api.answers import experiments_out, trial_page
 from service.api.dry_run import DRY_RUN, DryRun, dry_run
-from service.api.examples import CREATED, EXPERIMENT, SPEC, TRIAL, page, shown
+from service.api.examples import CREATED, EXPERIMENT, SPEC, page, shown
 from service.api.filters import ExperimentSort, TrialSort, WhichExperiments, WhichTrials
 from service.api.parts import UNCHANGED, Answer, Config, Cursor, Db, ExperimentId, FieldNames, Limit
 from service.api.problems import RESPONSES
 from service.api.storing import New, store_new
+from service.api.trial_examples import TRIAL
 from service.db import Database
 from service.fields import Fields
 from service.grid import PRINTABLE, ExperimentSpec, expand_grid

@@ -8,7 +8,7 @@ from sqlalchemy.exc import DBAPIError
 from service import store
 from service.api.examples import READINESS, shown
 from service.api.parts import Config, Db
-from service.schemas import Liveness, Readiness
+from service.schemas_service import Liveness, Readiness
 
 router = APIRouter(tags=["health"])
 

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from service.api.examples import PROTOCOL, TRIAL
 from service.api.formats import Format
+from service.api.trial_examples import PROTOCOL, TRIAL
 
 Plain = dict[str, Any]
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -107,12 +108,12 @@ async def _follow(
         final = await watching.aside(lambda: _safely(ended))  # before reading: what is written until then is all
         newest = await watching.aside(find)
         if first and newest is not None:
-            text, offset = await watching.aside(lambda found=newest: logs.tail(found, lines))  # type: ignore[misc]
+            text, offset = await watching.aside(partial(logs.tail, newest, lines))
             path = newest
             yield text
         first = False
         while path is not None:
-            piece = await watching.aside(lambda at=path, start=offset: logs.read_from(at, start))  # type: ignore[misc]
+            piece = await watching.aside(partial(logs.read_from, path, offset))
             if not piece:
                 break
             offset += len(piece)

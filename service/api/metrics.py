@@ -6,9 +6,10 @@ from fastapi import APIRouter, Query
 
 from service import points, store
 from service.api.access import Reader
-from service.api.examples import METRICS, shown
+from service.api.examples import shown
 from service.api.parts import UNCHANGED, Answer, Db, FieldNames, Limit, TrialId
 from service.api.problems import RESPONSES
+from service.api.trial_examples import METRICS
 from service.fields import Fields
 from service.schemas import EpochOut, MetricsPage, SelectionMetrics
 

@@ -28,7 +28,7 @@ from service.errors import (
     StateError,
 )
 from service.observability import request_id
-from service.schemas import Problem, ProblemField
+from service.schemas_service import Problem, ProblemField
 from service.wrong_fields import wrong_fields
 
 log = logging.getLogger(__name__)

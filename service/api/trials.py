@@ -7,10 +7,11 @@ from fastapi import APIRouter
 from service import points, store
 from service.api.access import Reader
 from service.api.answers import result_out, trial_out, trial_page
-from service.api.examples import RESULT, SPECTRA, TRIAL, TRIAL_DETAIL, page, shown
+from service.api.examples import page, shown
 from service.api.filters import TrialSort, WhichTrials
 from service.api.parts import UNCHANGED, Answer, Cursor, Db, FieldNames, Limit, TrialId
 from service.api.problems import RESPONSES
+from service.api.trial_examples import RESULT, SPECTRA, TRIAL, TRIAL_DETAIL
 from service.errors import NotFoundError
 from service.fields import Fields
 from service.models import Result

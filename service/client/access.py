@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from service.client.calls import Call, covers, parsed, parsed_list, text
-from service.schemas import Liveness, Readiness
 from service.schemas_keys import KeyOut, MeOut, NewKeyOut, ProjectOut
+from service.schemas_service import Liveness, Readiness
 
 
 @covers("getMe")

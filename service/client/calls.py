@@ -12,7 +12,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 from urllib.parse import quote
 
 import httpx2 as httpx
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -101,7 +101,7 @@ def parsed(kind: type[_Model]) -> Callable[[httpx.Response], _Model]:
 
 def parsed_list(kind: type[_Model]) -> Callable[[httpx.Response], list[_Model]]:
     """Reads a list of them."""
-    return lambda response: TypeAdapter(list[kind]).validate_json(response.content)  # type: ignore[valid-type]
+    return lambda response: [kind.model_validate(item) for item in response.json()]
 
 
 def text(response: httpx.Response) -> str:

@@ -4,7 +4,7 @@ import json
 
 import httpx2 as httpx
 
-from service.schemas import Problem
+from service.schemas_service import Problem
 
 
 class ApiError(RuntimeError):

@@ -7,21 +7,20 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from service.api import examples, leaderboard_examples
+from service.api import examples, leaderboard_examples, trial_examples
 from service.grid import ExperimentSpec
 from service.main import create_app
 from service.schemas import (
     ArtifactList,
     ExperimentOut,
     MetricsPage,
-    Problem,
-    Readiness,
     ResultDetailOut,
     SpectraOut,
     TrialDetailOut,
     TrialOut,
 )
 from service.schemas_leaderboard import LeaderboardOut, TableOut
+from service.schemas_service import Problem, Readiness
 from service.settings import Settings
 
 
@@ -31,12 +30,12 @@ from service.settings import Settings
         (ExperimentSpec, examples.SPEC),
         (ExperimentOut, examples.EXPERIMENT),
         (ExperimentOut, examples.CREATED),
-        (TrialOut, examples.TRIAL),
-        (TrialDetailOut, examples.TRIAL_DETAIL),
-        (ResultDetailOut, examples.RESULT),
-        (SpectraOut, examples.SPECTRA),
-        (MetricsPage, examples.METRICS),
-        (ArtifactList, examples.ARTIFACTS),
+        (TrialOut, trial_examples.TRIAL),
+        (TrialDetailOut, trial_examples.TRIAL_DETAIL),
+        (ResultDetailOut, trial_examples.RESULT),
+        (SpectraOut, trial_examples.SPECTRA),
+        (MetricsPage, trial_examples.METRICS),
+        (ArtifactList, trial_examples.ARTIFACTS),
         (LeaderboardOut, leaderboard_examples.LEADERBOARD),
         (TableOut, leaderboard_examples.TABLE),
         (Readiness, examples.READINESS),
