@@ -8,6 +8,7 @@ from typing import Any, TypedDict
 from sqlalchemy.orm import Session
 
 from service import paper
+from service.chosen_trials import ChosenTrials
 from service.errors import NotFoundError
 from service.filters import Filters, GroupBy
 from service.left_out import MOST_LISTED, Hole, Invalid, SeenTrials, find_holes, find_invalid, invalid_condition
@@ -16,8 +17,9 @@ from service.metric import Metric
 from service.paper import PaperReference
 from service.pareto import on_front
 from service.protocols import Difference, differences
-from service.score_source import BoardKey, ChosenTrials, Position, ScoreSource, StoredScores
+from service.score_source import BoardKey, Position, ScoreSource
 from service.scores import EVERYONE
+from service.stored_scores import StoredScores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,12 +229,10 @@ def _groups(source: ScoreSource, board: BoardKey, field: GroupBy, metric: Metric
 
 def _front(source: ScoreSource, board: BoardKey, respects: Sequence[Metric]) -> list[int]:
     """Keys of the cells on the front of those that have all of its metrics, best in the first metric first."""
-    columns = [source.positions(board, respect) for respect in respects]
-    keys = list(set.intersection(*(set(column) for column in columns)))
-    points = [[column[key].mean for column in columns] for key in keys]
-    kept = on_front(points, [respect.more_is_better for respect in respects])
-    chosen = [key for key, keep in zip(keys, kept, strict=True) if keep]
-    return sorted(chosen, key=columns[0].__getitem__, reverse=respects[0].more_is_better)
+    rivals = source.contenders(board, respects)
+    kept = on_front([[p.mean for p in points] for points in rivals.values()], [r.more_is_better for r in respects])
+    chosen = [key for key, keep in zip(rivals, kept, strict=True) if keep]
+    return sorted(chosen, key=lambda key: rivals[key][0], reverse=respects[0].more_is_better)
 
 
 def _named(source: ScoreSource, board: BoardKey, keys: Sequence[int]) -> list[str]:

@@ -1,6 +1,8 @@
 """Leaderboards against the same sums in plain Python, on SQLite and Postgres: from stored scores, and added up."""
 
+import itertools
 import math
+import random
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -337,6 +339,36 @@ class TestQuestions:
             assert [row.cell for row in board.rows] == board.front == cells
             by_loss = only_board(ask(session, Metric.LOSS, filters=filters, group_by=GroupBy.RANK))
             assert [row.cell for row in by_loss.rows] == cells[::-1]
+
+    @pytest.mark.parametrize(
+        "respects",
+        [
+            *itertools.permutations([Metric.ACCURACY, Metric.LOSS, Metric.PARAMETERS], 2),
+            (Metric.ACCURACY, Metric.LOSS, Metric.PARAMETERS),
+        ],
+    )
+    def test_fronts_of_few_values_and_many_ties(
+        self, rank: Rank, session: Session, respects: tuple[Metric, ...]
+    ) -> None:
+        source = random.Random(7)
+        drawn = [(source.randrange(5) / 4, float(source.randrange(5))) for _ in range(40)]
+        rank([Run(cell, 0, "a", *pair, model="ab"[cell % 2]) for cell, pair in enumerate(drawn)])
+        points = {
+            cell: {Metric.ACCURACY: -accuracy, Metric.LOSS: loss, Metric.PARAMETERS: cell}
+            for cell, (accuracy, loss) in enumerate(drawn)
+        }
+        for model in (None, "a"):
+            mine = [[point[m] for m in respects] for cell, point in points.items() if model is None or cell % 2 == 0]
+            cells = [cell for cell in points if model is None or cell % 2 == 0]
+            expected = {
+                f"cell {cell}"
+                for cell, here in zip(cells, mine, strict=True)
+                if not any(there != here and all(a <= b for a, b in zip(there, here, strict=True)) for there in mine)
+            }
+            for tag in (None, "all"):
+                board = only_board(ask(session, filters=Filters(model=model, tag=tag), front=respects))
+                assert len(board.front or ()) == len(expected)
+                assert set(board.front or ()) == expected == {row.cell for row in board.rows if row.on_front}
 
     def test_a_cursor_serves_any_choice_of_the_same_trials(self, rank: Rank, session: Session) -> None:
         rank([Run(cell, 0) for cell in range(4)])

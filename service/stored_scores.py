@@ -1,0 +1,143 @@
+"""Leaderboards' rows as `service.scores` keeps them: as many are read as are shown."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, Select, func, select, tuple_
+from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
+
+from service.filters import Filters, GroupBy
+from service.metric import Metric
+from service.models import Protocol, Result, Score, ScoreBoard, ScoreRank, Trial
+from service.score_source import BoardKey, Entry, Position, in_all
+
+_MAY_LACK = {metric for metric in Metric if getattr(Result, metric.value).nullable}
+"""Metrics that not every result has."""
+
+
+class StoredScores:
+    """Rows as `service.scores` keeps them: as many are read as are shown."""
+
+    def __init__(self, session: Session, dataset: str, scope: int, filters: Filters) -> None:
+        self._session = session
+        self._dataset = dataset
+        self._scope = scope
+        self._conditions = filters.of_cells(Score)
+        if filters.min_seeds > 1:
+            self._conditions.append(Score.seeds >= filters.min_seeds)
+        self._protocol = filters.protocol
+
+    def boards(self, metric: Metric) -> list[BoardKey]:
+        """All boards."""
+        query = (
+            select(ScoreBoard.id, ScoreBoard.protocol, Protocol.record)
+            .join(Protocol, Protocol.fingerprint == ScoreBoard.protocol)
+            .where(ScoreBoard.scope == self._scope, ScoreBoard.dataset == self._dataset)
+        )
+        if self._protocol is not None:
+            query = query.where(ScoreBoard.protocol == self._protocol)
+        rows = self._session.execute(query).all()
+        ids = [row.id for row in rows]
+        # All counted along indexes; with filters by the metric only on boards where some cells lack it.
+        per_board = select(Score.board_id, func.count()).where(Score.board_id.in_(ids)).group_by(Score.board_id)
+        of_metric = ScoreRank.board_id.in_(ids), ScoreRank.metric == metric.value
+        per_rank = select(ScoreRank.board_id, func.count()).where(*of_metric).group_by(ScoreRank.board_id)
+        cells = self._counts(per_board)
+        ranked = self._counts(per_rank) if metric in _MAY_LACK else dict(cells)
+        if self._conditions:
+            chosen = self._counts(per_board.where(*self._conditions))
+            with_metric = select(func.count()).select_from(ScoreRank)
+            for board_id, count in chosen.items():
+                some_lack_it = cells[board_id] != ranked.get(board_id, 0)
+                known = self._session.scalar(self._of(with_metric, board_id, metric)) if some_lack_it else count
+                ranked[board_id] = known or 0
+            cells = chosen
+        return [
+            BoardKey(board_id, protocol, record, ranked.get(board_id, 0), cells[board_id])
+            for board_id, protocol, record in rows
+            if board_id in cells
+        ]
+
+    def _counts(self, query: Select[int, int]) -> dict[int, int]:
+        return dict(self._session.execute(query).all())
+
+    def ranked(self, board: BoardKey, metric: Metric, limit: int, after: Position | None) -> dict[int, Position]:
+        """The best rows, or those after a position, in their order."""
+        query = self._of(select(ScoreRank.score_id, ScoreRank.mean, ScoreRank.tie), board.id, metric)
+        if after is not None:
+            query = query.where(_beyond(metric, after))
+        columns = (ScoreRank.mean, ScoreRank.tie)
+        order = [_best_first(column, metric) for column in columns]
+        return self._placed(query.order_by(*order).limit(limit))
+
+    def ahead(self, board: BoardKey, metric: Metric, position: Position) -> tuple[int, int]:
+        """How many rows have a better mean, and how many stand up to and with the position."""
+        better = ScoreRank.mean > position.mean if metric.more_is_better else ScoreRank.mean < position.mean
+        count = self._of(select(func.count()).select_from(ScoreRank), board.id, metric)
+        beyond = self._session.scalar(count.where(_beyond(metric, position))) or 0
+        return self._session.scalar(count.where(better)) or 0, board.ranked - beyond
+
+    def positions(self, board: BoardKey, metric: Metric) -> dict[int, Position]:
+        """All rows, in any order."""
+        return self._placed(self._of(select(ScoreRank.score_id, ScoreRank.mean, ScoreRank.tie), board.id, metric))
+
+    def _placed(self, query: Any) -> dict[int, Position]:
+        rows = self._session.connection().execute(query).all()  # without objects: there may be thousands
+        return {key: Position(mean, tie) for key, mean, tie in rows}
+
+    def contenders(self, board: BoardKey, metrics: Sequence[Metric]) -> dict[int, list[Position]]:
+        """The rows that have all of these metrics; of two metrics only those that may be on the front."""
+        if len(metrics) != 2:
+            return in_all([self.positions(board, metric) for metric in metrics])
+        first, second = metrics
+        other = aliased(ScoreRank)
+        # Best first: who is worse than any before it in the second metric is beaten.
+        order = [_best_first(ScoreRank.mean, first), _best_first(other.mean, second)]
+        extreme = func.max if second.more_is_better else func.min
+        points = (
+            self._of(select(ScoreRank.score_id, ScoreRank.mean, ScoreRank.tie), board.id, first)
+            .join(other, (other.score_id == ScoreRank.score_id) & (other.metric == second.value))
+            .where(other.board_id == board.id)
+            .add_columns(
+                other.mean.label("beside"), extreme(other.mean).over(order_by=order, rows=(None, -1)).label("best")
+            )
+            .subquery()
+        )
+        beside, best = points.c.beside, points.c.best
+        kept = beside >= best if second.more_is_better else beside <= best
+        query = select(points.c.score_id, points.c.mean, points.c.tie, beside).where(best.is_(None) | kept)
+        rows = self._session.connection().execute(query).all()
+        return {key: [Position(mean, tie), Position(other_mean, tie)] for key, mean, tie, other_mean in rows}
+
+    def groups(self, board: BoardKey, field: GroupBy) -> dict[int, Any]:
+        """All rows' values of a field."""
+        query = select(Score.id, getattr(Trial, field)).join(Trial, Trial.id == Score.trial_id)
+        return dict(self._session.execute(query.where(Score.board_id == board.id)).all())
+
+    def entries(self, board: BoardKey, keys: Sequence[int]) -> dict[int, Entry]:
+        """Whole rows."""
+        columns = (Score.id, Score.cell, Trial.config, Score.seeds, Score.metrics)
+        query = select(*columns).join(Trial, Trial.id == Score.trial_id).where(Score.id.in_(keys))
+        return {key: Entry(*row) for key, *row in self._session.execute(query)}
+
+    def find(self, board: BoardKey, cell: str) -> int | None:
+        """The key of a cell."""
+        return self._session.scalar(select(Score.id).where(Score.cell == cell, Score.board_id == board.id))
+
+    def _of(self, query: Any, board_id: int, metric: Metric) -> Any:
+        """Narrows a query on `ScoreRank` to a board's cells that were asked for."""
+        if not self._conditions:
+            return query.where(ScoreRank.board_id == board_id, ScoreRank.metric == metric.value)
+        # From the scores to their ranks: in the order of ranks most of the board would be read for a few rows. (Named
+        # by its scores only, the board cannot lead a database that way.)
+        of_cells = Score.board_id == board_id, ScoreRank.metric == metric.value, *self._conditions
+        return query.join(Score, Score.id == ScoreRank.score_id).where(*of_cells)
+
+
+def _best_first(column: InstrumentedAttribute[Any], metric: Metric) -> ColumnElement[Any]:
+    return column.desc() if metric.more_is_better else column.asc()
+
+
+def _beyond(metric: Metric, position: Position) -> ColumnElement[bool]:
+    order = tuple_(ScoreRank.mean, ScoreRank.tie)
+    return order < position if metric.more_is_better else order > position
