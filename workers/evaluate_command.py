@@ -67,6 +67,7 @@ def evaluate(
     """
     from rich.console import Console
 
+    from service.errors import UserError
     from service.settings import Settings
     from ttsv.evaluation import evaluate as run
     from ttsv.evaluation.artifacts import write_evaluation
@@ -86,6 +87,8 @@ def evaluate(
         corruptions=corruptions if "corruption" in names else "none",
     )
     # Before what takes hours, not after it.
+    if save_baseline and "corruption" not in names:
+        raise UserError("--save-baseline stores corruption accuracies: name corruption among the metrics")
     with _writing():
         for folder in (out, plots, json_file and json_file.parent):
             if folder is not None:
@@ -108,8 +111,6 @@ def evaluate(
         for folder in (out, plots):
             if folder is not None:
                 _draw(found, folder)
-        if save_baseline:
-            _store_baseline(found, data_dir, str(model))
     console.print(_table(found.record))
     for check in found.record["results"]["checks"]:
         console.print(f"checked: {check}", markup=False)
@@ -117,6 +118,9 @@ def evaluate(
         console.print(f"INVALID: {violation}", markup=False)
     if found.record["violations"]:
         raise typer.Exit(1)
+    if save_baseline:
+        with _writing():
+            _store_baseline(found, data_dir, str(model))
 
 
 def _config(names: list[str], **fields: Any) -> "EvaluationConfig":
@@ -185,12 +189,10 @@ def _draw(found: "Evaluated", folder: Path) -> None:
 
 
 def _store_baseline(found: "Evaluated", data_dir: Path, model: str) -> None:
-    from service.errors import UserError
     from ttsv.evaluation.baseline import Baseline
 
     record = found.measured.evidence.corruption
-    if record is None or found.record["violations"]:
-        raise UserError("--save-baseline stores corruption accuracies: name corruption among the metrics")
+    assert record is not None
     Baseline.store(data_dir / "datasets", found.data.info.name, record, model)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch leaves its subclassing untyped
@@ -38,6 +38,13 @@ def watched_for_random_numbers(drawn: Callable[[str], None]) -> Iterator[None]:
         drawn("Python's random")
     if _numpy_state() != legacy:
         drawn("numpy.random")
+
+
+@contextmanager
+def unwatched() -> Iterator[None]:
+    """Inside, numbers may be drawn: by a rule, such as the start of an iteration, and not by the network."""
+    with _disable_current_modes():
+        yield
 
 
 def _numpy_state() -> tuple[bytes, int]:

@@ -9,7 +9,6 @@ guessed. Bounds are rounded up.
 import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ttsv.errors import ConfigError
-from ttsv.metrics.drawn_numbers import watched_for_random_numbers
+from ttsv.metrics.drawn_numbers import unwatched, watched_for_random_numbers
 from ttsv.metrics.linear_maps import LinearMap, rounded_up
 
 
@@ -123,7 +122,6 @@ class Trace:
     device: torch.device
     factors: list[Factor] = field(default_factory=list)
     _path: list[str] = field(default_factory=list)
-    _ruling: int = 0
     _alive: "weakref.WeakValueDictionary[int, Traced]" = field(default_factory=weakref.WeakValueDictionary)
 
     @property
@@ -178,7 +176,7 @@ class Trace:
 
     def apply(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """What a function of torch gives for arguments some of which are traced."""
-        with self._by_rule():
+        with unwatched():
             return self._apply(function, args, kwargs)
 
     def _apply(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -229,7 +227,7 @@ class Trace:
                 channels = getattr(module, "in_channels", inputs[0].shape[1])
                 if channels != inputs[0].shape[1]:
                     raise self.refuse(f"an input of {inputs[0].shape[1]} channels", f"must have {channels}")
-                with self._by_rule():
+                with unwatched():
                     shape, reach = rule(self, module, inputs[0])
                 output = self.wrap(torch.empty(tuple(shape), dtype=torch.float64, device="meta"), reach)
             self._path.pop()
@@ -237,18 +235,8 @@ class Trace:
 
         return follow
 
-    @contextmanager
-    def _by_rule(self) -> Iterator[None]:
-        """Inside, random numbers are a rule's, such as the start of an iteration, and not the network's."""
-        self._ruling += 1
-        try:
-            yield
-        finally:
-            self._ruling -= 1
-
     def _drawn(self, what: str) -> None:
-        if not self._ruling:
-            raise self.refuse(what, "draws random numbers in evaluation mode: the network is no function of its input")
+        raise self.refuse(what, "draws random numbers in evaluation mode: the network is no function of its input")
 
     def _where(self) -> str:
         return self.name or "the model itself"
