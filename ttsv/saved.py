@@ -14,6 +14,7 @@ from ttsv.checkpoint import load_model
 from ttsv.errors import ConfigError, DataError
 from ttsv.layers import layer_input_sizes, spectral_layers
 from ttsv.spectrum import model_spectra
+from ttsv.symbol import Size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,13 +45,13 @@ class LayerSpectrum:
 
 @dataclass(frozen=True, kw_only=True)
 class SavedSpectra:
-    """The spectra of a saved network's layers, in its order, for square images of `input_size` pixels a side.
+    """The spectra of a saved network's layers, in its order, for images of `input_size` pixels, a side or per axis.
 
     Those of the periodic operators, as `ttsv.spectrum.model_spectra` documents; linear layers included.
     """
 
     path: Path
-    input_size: int
+    input_size: Size
     layers: list[LayerSpectrum]
 
     def to_json(self) -> dict[str, Any]:
@@ -69,17 +70,15 @@ class SavedSpectra:
         return {"model": str(self.path), "input_size": self.input_size, "operator": "periodic", "layers": layers}
 
 
-def saved_spectra(path: Path, input_size: int | None = None) -> SavedSpectra:
+def saved_spectra(path: Path, input_size: Size | None = None) -> SavedSpectra:
     """The spectra of the network in `path`, the `model.safetensors` that a trial leaves beside its `model.json`.
 
-    `input_size` (pixels a side) is that of the images the network was built for unless given. Raises `DataError` for
-    a file that is missing, cut or altered and `ConfigError` for a size that the network cannot take.
+    `input_size` (pixels, a side or per axis) is that of the images the network was built for unless given. Raises
+    `DataError` for a file that is missing, cut or altered and `ConfigError` for a size that the network cannot take.
     """
     model = load_saved(path)
     arguments = json.loads(path.with_name("model.json").read_bytes())["model"]
     size = arguments["image_size"] if input_size is None else input_size
-    if size < 1:
-        raise ConfigError("input_size", size, "must be at least 1")
     channels = arguments["in_channels"]
     try:
         sizes = layer_input_sizes(model, size, in_channels=channels, linear=True)

@@ -6,13 +6,16 @@ from typing import Annotated
 
 import typer
 
+from ttsv.errors import ConfigError
 from workers.plain_errors import plain_errors
 
 
 @plain_errors
 def spectrum(
     model: Annotated[Path, typer.Argument(help="The model.safetensors that a trial left.")],
-    input_size: Annotated[int | None, typer.Option(min=1, help="Pixels a side, instead of the trial's.")] = None,
+    input_size: Annotated[
+        str | None, typer.Option(help="Pixels a side, such as 32, or per axis, 32x48, instead of the trial's.")
+    ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write every singular value here.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw every layer's spectrum here, .png or .svg.")] = None,
 ) -> None:
@@ -23,7 +26,7 @@ def spectrum(
     from ttsv.saved import saved_spectra
     from workers.spectra import spectra_table
 
-    spectra = saved_spectra(model, input_size)
+    spectra = saved_spectra(model, None if input_size is None else _pixels(input_size))
     try:
         if json_file is not None:
             json_file.write_text(json.dumps(spectra.to_json(), indent=1) + "\n")
@@ -35,3 +38,12 @@ def spectrum(
         raise UserError(str(error)) from None
     # The table is wide: on a narrow terminal, or into a file, its lines are kept whole.
     Console(width=max(Console().width, 160)).print(spectra_table(spectra))
+
+
+def _pixels(text: str) -> int | tuple[int, ...]:
+    """`32`: a side; `32x48`: per axis."""
+    sides = text.split("x")
+    if not all(side.isascii() and side.isdigit() and int(side) for side in sides):
+        raise ConfigError("--input-size", text, "must be pixels, a side or per axis, such as 32, 32x48 or 16x32x32")
+    sizes = tuple(map(int, sides))
+    return sizes if len(sizes) > 1 else sizes[0]

@@ -46,7 +46,7 @@ def test_another_input_size(saved: Path) -> None:
     spectra = saved_spectra(saved, 12)
     assert spectra.input_size == 12
     assert [layer.input_size for layer in spectra.layers] == [(12, 12), (12, 12), (6, 6), ()]
-    with pytest.raises(ConfigError, match="input_size = 0: must be at least 1"):
+    with pytest.raises(ConfigError, match="input_size = 0: must be a whole number of at least 1"):
         saved_spectra(saved, 0)
 
 
@@ -71,9 +71,12 @@ def test_files_missing_cut_or_altered(saved: Path, tmp_path: Path) -> None:
 def test_a_size_that_the_network_cannot_take(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Sequential(nn.Conv2d(1, 1, 5), nn.Conv2d(1, 1, 5))
     monkeypatch.setattr("ttsv.saved.load_model", lambda folder: model)
-    with pytest.raises(ConfigError, match="input_size = 8: is not a size that the network takes"):
+    with pytest.raises(ConfigError, match="input_size = 8: must leave the kernel of layer '1'"):
         saved_spectra(saved)
     assert len(saved_spectra(saved, 9).layers) == 2
+    wide = saved_spectra(saved, (9, 12))
+    assert [layer.input_size for layer in wide.layers] == [(9, 12), (5, 8)]
+    assert wide.to_json()["input_size"] == (9, 12)
 
 
 @pytest.mark.parametrize(("suffix", "magic"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".PNG", b"\x89PNG")])

@@ -36,9 +36,21 @@ def test_the_command_prints_saves_and_plots(saved: Path, tmp_path: Path) -> None
     assert picture.read_text().startswith("<?xml")
 
 
+def test_pixels_per_axis(saved: Path, tmp_path: Path) -> None:
+    numbers = tmp_path / "spectra.json"
+    result = CliRunner().invoke(app, ["spectrum", str(saved), "--input-size", "12x6", "--json", str(numbers)])
+    assert result.exit_code == 0, result.output
+    written = json.loads(numbers.read_text())
+    assert written["input_size"] == [12, 6]
+    assert written == json.loads(json.dumps(saved_spectra(saved, (12, 6)).to_json()))
+
+
 def test_what_the_user_can_mend_is_one_line(saved: Path, tmp_path: Path) -> None:
     commands = {
         (str(tmp_path / "none" / "model.safetensors"),): "holds no whole model",
+        (str(saved), "--input-size", "12x"): "--input-size = '12x': must be pixels, a side or per axis, such as 32, ",
+        (str(saved), "--input-size", "0"): "--input-size = '0': must be pixels",
+        (str(saved), "--input-size", "8x8x8"): "input_size = (8, 8, 8): must be a whole number",
         (str(saved), "--plot", "spectra.pdf"): "must end in .png or .svg",
         (str(saved), "--json", str(tmp_path / "none" / "x.json")): "No such file or directory",
     }
