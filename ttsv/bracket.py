@@ -1,13 +1,12 @@
 """Control of all singular values, the small ones too: projection onto {floor <= sigma <= delta}."""
 
-import math
-
 import torch
 from torch import Tensor
 
+from ttsv.checks import check_count, check_number, check_positive
 from ttsv.errors import ConfigError
 from ttsv.precision import full_precision
-from ttsv.symbol import PeriodicConv, Size, check_values
+from ttsv.symbol import PeriodicConv, Size, check_matrix
 
 
 @full_precision()
@@ -41,8 +40,7 @@ def bracket_conv(
     """
     geometry = PeriodicConv.of(kernel, input_size, stride=stride, dilation=dilation, groups=groups)
     check_bracket(floor, delta)
-    if rounds < 1:
-        raise ConfigError("rounds", rounds, "must be at least 1")
+    check_count("rounds", rounds)
     kernel = kernel.detach().clone()
     frequencies = geometry.frequencies(kernel.device)
     order = torch.arange(len(frequencies.index), device=kernel.device)
@@ -59,17 +57,15 @@ def bracket_conv(
 @full_precision()
 def bracket_matrix(weight: Tensor, floor: float, delta: float) -> Tensor:
     """The nearest matrix (Frobenius norm) to `weight (rows, columns)` with singular values from `floor` to `delta`."""
-    if weight.ndim != 2 or 0 in weight.shape:
-        raise ConfigError("weight.shape", tuple(weight.shape), "must be (rows, columns), neither empty")
-    check_values(weight, "weight")
+    check_matrix(weight)
     check_bracket(floor, delta)
     return weight.detach() + _moved(weight.detach(), floor, delta)
 
 
 def check_bracket(floor: float, delta: float) -> None:
     """Raises `ConfigError` unless `0 <= floor <= delta`, delta finite and above 0."""
-    if not 0 < delta < math.inf:
-        raise ConfigError("delta", delta, "must be a finite number above 0")
+    check_positive("delta", delta)
+    check_number("floor", floor, f"must be a number from 0 to delta = {delta}")
     if not 0 <= floor <= delta:
         raise ConfigError("floor", floor, f"must be at least 0 and at most delta = {delta}")
 

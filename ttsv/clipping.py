@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ttsv.algorithm import Algorithm, clip_algorithm
+from ttsv.checks import check_count, check_flag, check_positive
 from ttsv.errors import ConfigError
 from ttsv.excess import DOUBLE_RANGE, excess_taps, share_taps
 from ttsv.grams import Grams
@@ -15,7 +16,7 @@ from ttsv.matrix_sign import excess_shares
 from ttsv.norms import binary_scale, exceeding, periodic_norm, power_estimates
 from ttsv.precision import full_precision
 from ttsv.rescaling import brought_to, careful_norm
-from ttsv.symbol import Frequencies, PeriodicConv, Size, check_values
+from ttsv.symbol import Frequencies, PeriodicConv, Size, check_matrix
 from ttsv.tt import TTFactors, orthogonalize
 
 # A float32 kernel whose largest singular value exceeds this many times delta is clipped in float64: Gram matrices lose
@@ -63,7 +64,7 @@ def clip_conv(
     The result has the kernel's shape, dtype and device and no gradient history. Raises `ConfigError`.
     """
     geometry = PeriodicConv.of(kernel, input_size, stride=stride, dilation=dilation, groups=groups)
-    algorithm = _checked(kernel, delta, rounds, geometry, algorithm)
+    algorithm = _checked(kernel, delta, rounds, rescale, geometry, algorithm)
     kernel, _ = _alternate(kernel.detach(), delta, rounds, geometry, algorithm)
     return brought_to(kernel, delta, geometry)[0] if rescale else kernel
 
@@ -83,7 +84,7 @@ def clip_conv_measured(
 ) -> MeasuredClip:
     """`clip_conv`, with the norms that the periodic operator had and has."""
     geometry = PeriodicConv.of(kernel, input_size, stride=stride, dilation=dilation, groups=groups)
-    algorithm = _checked(kernel, delta, rounds, geometry, algorithm)
+    algorithm = _checked(kernel, delta, rounds, rescale, geometry, algorithm)
     clipped, before = _alternate(kernel.detach(), delta, rounds, geometry, algorithm)
     after = careful_norm(clipped, geometry)
     if before is None:
@@ -131,10 +132,8 @@ def clip_tt(
 @full_precision()
 def clip_matrix(weight: Tensor, delta: float) -> Tensor:
     """The nearest matrix (Frobenius norm) to `weight (rows, columns)` with singular values of at most `delta`."""
-    if weight.ndim != 2 or 0 in weight.shape:
-        raise ConfigError("weight.shape", tuple(weight.shape), "must be (rows, columns), neither empty")
-    check_values(weight, "weight")
-    _check_positive("delta", delta)
+    check_matrix(weight)
+    check_positive("delta", delta)
     left, values, right = torch.linalg.svd(weight.detach(), full_matrices=False)
     excess: Tensor = (left * (values - delta).clamp_min(0)) @ right
     return weight.detach() - excess
@@ -154,28 +153,23 @@ def divide_conv(
     Arguments and errors as for `clip_conv`. The result's periodic norm is at most `target`.
     """
     geometry = PeriodicConv.of(kernel, input_size, stride=stride, dilation=dilation, groups=groups)
-    _check_positive("target", target)
+    check_positive("target", target)
     return brought_to(kernel.detach().clone(), target, geometry)[0]
 
 
 def _checked(
-    kernel: Tensor, delta: float, rounds: int, geometry: PeriodicConv, algorithm: Algorithm | None
+    kernel: Tensor, delta: float, rounds: int, rescale: bool, geometry: PeriodicConv, algorithm: Algorithm | None
 ) -> Algorithm:
     """The algorithm that is asked for, or chosen."""
-    _check_positive("delta", delta)
-    if rounds < 1:
-        raise ConfigError("rounds", rounds, "must be at least 1")
+    check_positive("delta", delta)
+    check_count("rounds", rounds)
+    check_flag("rescale", rescale)
     if algorithm is None:
         side = min(kernel.shape[0] // geometry.groups, kernel.shape[1] * math.prod(geometry.stride))
         return clip_algorithm(side, kernel.device)
     if algorithm not in get_args(Algorithm):
         raise ConfigError("algorithm", algorithm, f"must be None or one of {', '.join(get_args(Algorithm))}")
     return algorithm
-
-
-def _check_positive(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value > 0):
-        raise ConfigError(name, value, "must be a finite number above 0")
 
 
 def _alternate(

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ttsv.bounds import convolve
+from ttsv.checks import check_count
 from ttsv.errors import ConfigError
 from ttsv.grams import Grams
 from ttsv.norms import binary_scale
@@ -48,8 +49,7 @@ class PowerIteration:
         `kernel (c_out, c_in / groups, k_1, ..., k_d)`, of the same shape at each call.
         """
         check_kernel(kernel, self.groups)
-        if iterations < 1:
-            raise ConfigError("iterations", iterations, "must be at least 1")
+        check_count("iterations", iterations)
         d = kernel.ndim - 2
         shape = (1, kernel.shape[1] * self.groups, *as_tuple("input_size", self.input_size, d))
         if self.vector is None or self.vector.shape != shape:

@@ -218,7 +218,8 @@ def as_tuple(name: str, value: Size, d: int, *, least: int = 1) -> tuple[int, ..
         values = tuple(map(operator.index, value)) if isinstance(value, Sequence) else (operator.index(value),) * d
     except TypeError:
         raise ConfigError(name, value, fix) from None
-    if len(values) != d or any(v < least for v in values):
+    truths = any(isinstance(v, bool) for v in (value if isinstance(value, Sequence) else (value,)))
+    if truths or len(values) != d or any(v < least for v in values):
         raise ConfigError(name, value, fix)
     return values
 
@@ -235,16 +236,32 @@ def padding_sides(padding: str | Sequence[int], kernel_size: Sequence[int], dila
 
 def check_kernel(kernel: Tensor, groups: int = 1, name: str = "kernel") -> None:
     """Raises `ConfigError` unless `kernel` can be one of a convolution: `(c_out, c_in / groups, k_1, ..., k_d)`."""
+    check_tensor(kernel, name)
     if kernel.ndim not in (3, 4, 5) or 0 in kernel.shape:
         fix = "must be (c_out, c_in / groups, k_1, ..., k_d) with d = 1, 2 or 3 and no empty axis"
         raise ConfigError(f"{name}.shape", tuple(kernel.shape), fix)
     check_values(kernel, name)
-    if groups < 1 or kernel.shape[0] % groups:
+    if not isinstance(groups, int) or isinstance(groups, bool) or groups < 1 or kernel.shape[0] % groups:
         raise ConfigError("groups", groups, f"must be at least 1 and divide c_out = {kernel.shape[0]}")
+
+
+def check_matrix(weight: Tensor, name: str = "weight") -> None:
+    """Raises `ConfigError` unless `weight` is a matrix of values that can be decomposed."""
+    check_tensor(weight, name)
+    if weight.ndim != 2 or 0 in weight.shape:
+        raise ConfigError(f"{name}.shape", tuple(weight.shape), "must be (rows, columns), neither empty")
+    check_values(weight, name)
+
+
+def check_tensor(weight: object, name: str) -> None:
+    """Raises `ConfigError` for anything but a tensor."""
+    if not isinstance(weight, Tensor):
+        raise ConfigError(name, type(weight).__name__, "must be a torch.Tensor")
 
 
 def check_values(weight: Tensor, name: str) -> None:
     """Raises `ConfigError` unless the tensor is float32 or float64 and finite."""
+    check_tensor(weight, name)
     if weight.dtype not in (torch.float32, torch.float64):
         raise ConfigError(f"{name}.dtype", weight.dtype, "must be torch.float32 or torch.float64")
     finite = weight.detach().isfinite()

@@ -29,8 +29,11 @@ def tt_ranks(rank: int | Sequence[int], c_in: int, c_out: int) -> tuple[int, int
     """
     if isinstance(rank, int) and not isinstance(rank, bool) and rank >= 1:
         return min(c_in, rank), min(c_out, rank)
-    if isinstance(rank, Sequence) and len(rank) == 2 and 1 <= rank[0] <= c_in and 1 <= rank[1] <= c_out:
-        return rank[0], rank[1]
+    if isinstance(rank, Sequence) and len(rank) == 2:
+        r1, r2 = rank
+        whole = all(isinstance(r, int) and not isinstance(r, bool) for r in rank)
+        if whole and 1 <= r1 <= c_in and 1 <= r2 <= c_out:
+            return r1, r2
     fix = f"must be a whole number of at least 1, or a pair of them up to (c_in, c_out) = ({c_in}, {c_out})"
     raise ConfigError("rank", rank, fix)
 
@@ -110,6 +113,8 @@ def check_factors(k1: Tensor, core: Tensor, k3: Tensor) -> None:
     check_kernel(core, name="core")
     for name, frame in (("k1", k1), ("k3", k3)):
         check_values(frame, name)
+        if frame.dtype != core.dtype:
+            raise ConfigError(f"{name}.dtype", frame.dtype, f"must be the core's, {core.dtype}")
     r2, r1 = core.shape[:2]
     if k1.ndim != 2 or k1.shape[1] != r1 or k1.shape[0] < r1:
         fix = f"must be (c_in, r1) with r1 = {r1} as in the core and c_in at least r1"

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ttsv.checkpoint import Checkpoints
 from ttsv.constraints import Clip, Compose, Divide
-from ttsv.errors import DivergedError
+from ttsv.errors import ConfigError, DivergedError
 from ttsv.layers import TTConv, TTConv2d
 from ttsv.spectrum import model_spectra
 
@@ -269,7 +269,7 @@ def test_training_under_division_stays_near_its_targets() -> None:
         ({"conv": 0.0}, r"conv = 0\.0: must be a finite number above 0, or None"),
         ({"linear": math.nan}, "linear = nan"),
         ({"batch_norm": -1.0}, r"batch_norm = -1\.0"),
-        ({"conv": 1.0, "power_iterations": 0}, "power_iterations = 0: must be a whole number of at least 1"),
+        ({"conv": 1.0, "power_iterations": 0}, "power_iterations = 0: must be at least 1 and a whole number"),
         ({"conv": 1.0, "power_iterations": "all"}, "power_iterations = 'all'"),
         ({"conv": 1.0, "every": 0}, "every = 0"),
         ({"conv": 1.0, "operator": "full"}, "operator = 'full'"),
@@ -282,7 +282,7 @@ def test_arguments_that_cannot_be(arguments: dict[str, Any], message: str) -> No
 
 
 def test_misuse() -> None:
-    with pytest.raises(RuntimeError, match="bind the constraint"):
+    with pytest.raises(ConfigError, match=r"model = .*: must be .* call bind\(model, input_size\)"):
         Divide(1.0).project(network(), 1)
     for norm in (nn.BatchNorm2d(2, affine=False), nn.BatchNorm2d(2, track_running_stats=False)):
         model = nn.Sequential(nn.Conv2d(2, 2, 3), norm)

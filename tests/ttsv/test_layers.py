@@ -358,7 +358,7 @@ def test_sizes_of_inputs_given_by_name() -> None:
 
 def test_hooks_and_modes_are_restored_after_a_failing_pass() -> None:
     model = nn.Sequential(nn.Conv2d(2, 2, 3), nn.Conv2d(2, 2, 9))
-    with pytest.raises(RuntimeError):
+    with pytest.raises(ConfigError, match=r"layer '1' at least \(9, 9\) pixels, not \(2, 2\)"):
         layer_input_sizes(model, 4)
     assert model.training
     assert not model[0]._forward_pre_hooks

@@ -137,8 +137,8 @@ def test_svd_of_the_unfolding() -> None:
     assert values(layer, 3, (6, 6))[0] <= 3 * s.abs().max()
     low = svd_unfolded(3, 8, 3, rank=2)
     assert torch.linalg.matrix_rank(low.weight.detach().flatten(1), rtol=1e-5) == 2  # type: ignore[operator]
-    for rank in (0, 9):
-        with pytest.raises(ValueError, match=f"rank = {rank}: must be at least 1 and at most 8"):
+    for rank, fix in ((0, "at least 1"), (9, "at most 8")):
+        with pytest.raises(ValueError, match=f"rank = {rank}: must be {fix}"):
             svd_unfolded(3, 8, 3, rank=rank)
 
 

@@ -8,14 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from ttsv.bracket import bracket_conv, bracket_matrix, check_bracket
+from ttsv.checks import check_count, check_flag
 from ttsv.clipping import clip_conv, clip_conv_measured, clip_matrix
 from ttsv.constraints.operators import (
     MATRIX,
     MEASURES,
     Operator,
     bound_layers,
-    check_count,
-    check_number,
     check_operator,
     frames_norm,
     make_frames_orthonormal,
@@ -23,6 +22,7 @@ from ttsv.constraints.operators import (
     operator_norm,
     shrunk,
     sizes_to_control,
+    unbound,
 )
 from ttsv.constraints.protocol import LayerNorms, Unconstrained
 from ttsv.layers import (
@@ -71,11 +71,11 @@ class Clip(Unconstrained):
         linear: bool = False,
     ) -> None:
         super().__init__()
-        check_number("delta", delta, "must be a finite number above 0")
-        check_number("floor", 0.0 if floor is None else floor, "must be a number from 0 to delta, or None")
         check_bracket(0.0 if floor is None else floor, delta)
         check_count("every", every)
         check_count("rounds", rounds)
+        check_flag("rescale", rescale)
+        check_flag("linear", linear)
         check_operator(operator)
         self.delta = delta
         self.every = every
@@ -99,7 +99,7 @@ class Clip(Unconstrained):
     def project(self, model: nn.Module, step: int, *, force: bool = False) -> None:
         """Clips where `step` is a multiple of `every`, or `force`. Raises `DivergedError` for non-finite weights."""
         if self._sizes is None:
-            raise RuntimeError("bind the constraint to the model before projecting")
+            raise unbound(model)
         if not force and step % self.every:
             return
         start = time.perf_counter()

@@ -8,19 +8,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ttsv.checks import check_count, check_positive
 from ttsv.constraints.operators import (
     MATRIX,
     MEASURES,
     Operator,
     bound_layers,
-    check_count,
-    check_number,
     check_operator,
     make_frames_orthonormal,
     matrix_norm,
     operator_norm,
     shrunk,
     sizes_to_control,
+    unbound,
 )
 from ttsv.constraints.power import power_step
 from ttsv.constraints.protocol import ConstraintState, LayerNorms, Unconstrained
@@ -68,17 +68,15 @@ class Divide(Unconstrained):
         super().__init__()
         targets = {"conv": conv, "linear": linear, "batch_norm": batch_norm}
         for name, target in targets.items():
-            fix = "must be a finite number above 0, or None"
-            check_number(name, 1 if target is None else target, fix)
-            if target is not None and not 0 < target < float("inf"):
-                raise ConfigError(name, target, fix)
+            if target is not None:
+                check_positive(name, target, "must be a finite number above 0, or None")
         if not any(targets.values()):
             raise ConfigError("conv", None, "one of conv, linear and batch_norm at least must be given")
-        if power_iterations != "exact" and (not isinstance(power_iterations, int) or power_iterations < 1):
-            raise ConfigError("power_iterations", power_iterations, 'must be a whole number of at least 1, or "exact"')
+        if power_iterations != "exact":
+            check_count("power_iterations", power_iterations)
         check_count("every", every)
-        if batch_norm_eps is not None and not 0 < batch_norm_eps < float("inf"):
-            raise ConfigError("batch_norm_eps", batch_norm_eps, "must be a finite number above 0, or None")
+        if batch_norm_eps is not None:
+            check_positive("batch_norm_eps", batch_norm_eps, "must be a finite number above 0, or None")
         check_operator(operator)
         self.conv = conv
         self.linear = linear
@@ -118,7 +116,7 @@ class Divide(Unconstrained):
     def project(self, model: nn.Module, step: int, *, force: bool = False) -> None:
         """Divides where `step` is a multiple of `every`, or `force`. Raises `DivergedError` for non-finite weights."""
         if self._sizes is None:
-            raise RuntimeError("bind the constraint to the model before projecting")
+            raise unbound(model)
         if not force and step % self.every:
             return
         start = time.perf_counter()

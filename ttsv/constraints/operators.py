@@ -1,8 +1,7 @@
 """The operators whose norm a constraint bounds: how a layer's kernel becomes one, and how its norm is bounded."""
 
 from collections.abc import Callable, Mapping
-from numbers import Real
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -43,18 +42,6 @@ def check_operator(operator: str) -> None:
     """Raises `ConfigError` for an unknown operator."""
     if operator not in get_args(Operator):
         raise ConfigError("operator", operator, f"must be one of {', '.join(get_args(Operator))}")
-
-
-def check_count(name: str, value: Any) -> None:
-    """Raises `ConfigError` for anything but a whole number of at least 1."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigError(name, value, "must be at least 1 and a whole number")
-
-
-def check_number(name: str, value: Any, fix: str) -> None:
-    """Raises `ConfigError` for what is no number, which no comparison could tell; the range is not looked at."""
-    if not isinstance(value, Real):
-        raise ConfigError(name, value, fix)
 
 
 def sizes_to_control(
@@ -141,6 +128,12 @@ def _is_parametrized(layer: nn.Module) -> bool:
     if isinstance(layer, Framed) and layer.frames == "orthonormal":
         return parametrize.is_parametrized(layer, "core")
     return parametrize.is_parametrized(layer)
+
+
+def unbound(model: nn.Module) -> ConfigError:
+    """What a constraint raises that is to project a model before it was bound."""
+    fix = "must be what the constraint was bound to first: call bind(model, input_size) before project"
+    return ConfigError("model", type(model).__name__, fix)
 
 
 def bound_layers(

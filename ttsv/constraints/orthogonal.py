@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from ttsv.constraints.operators import check_number
+from ttsv.checks import check_number
 from ttsv.constraints.protocol import Unconstrained
 from ttsv.errors import ConfigError
 from ttsv.layers import orthogonal_loss

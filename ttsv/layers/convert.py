@@ -11,6 +11,7 @@ from ttsv.layers.framed import Framed, FramedConv2d, FrameKind, check_frames
 from ttsv.layers.geometry import Convolution
 from ttsv.layers.orthogonal import OrthogonalConv2d
 from ttsv.layers.soc import SOC, SOCTT
+from ttsv.layers.spectral import check_model
 from ttsv.layers.tt_conv import TTConv, TTConv1d, TTConv2d, TTConv3d
 from ttsv.ranks import absolute_rank
 from ttsv.tt import tt_to_dense
@@ -42,6 +43,9 @@ def tensorize(model: nn.Module, rank: float, *, skip: Collection[str] = (), fram
     a hook recomputes (`torch.nn.utils.weight_norm`, `spectral_norm`, pruning).
     """
     check_frames(frames)
+    check_model(model)
+    if isinstance(skip, str) or not isinstance(skip, Collection):
+        raise ConfigError("skip", skip, "must be a list of names of modules")
     known = {name for name, _ in model.named_modules()}
     for name in skip:
         if name not in known:
@@ -133,6 +137,7 @@ def _framed_soc(layer: SOC, rank: int, frames: FrameKind) -> SOCTT:
 
 def _replace(model: nn.Module, convert: Callable[[nn.Module], nn.Module], skip: Collection[str]) -> nn.Module:
     """A deep copy of the model with its modules converted; one that is held twice is converted once."""
+    check_model(model)
     _check_copies(model)
     copied = copy.deepcopy(model)
     if "" in skip:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ttsv.checks import check_counts
 from ttsv.errors import ConfigError
 from ttsv.layers.stiefel import hold_orthonormal, is_held_orthonormal
 from ttsv.precision import at_least_single
@@ -45,9 +46,7 @@ class Framed(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        for name, channels in (("in_channels", in_channels), ("out_channels", out_channels)):
-            if channels < 1:
-                raise ConfigError(name, channels, "must be at least 1")
+        check_counts(in_channels=in_channels, out_channels=out_channels)
         check_frames(frames)
         self.in_channels = in_channels
         self.out_channels = out_channels

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations, parametrize
 
+from ttsv.checks import check_count, check_counts
 from ttsv.errors import ConfigError
 from ttsv.layers.orthogonal import OrthogonalConv2d, framed_blocks, space_to_depth_size
 from ttsv.spectrum import conv_singular_values
@@ -41,6 +42,7 @@ def bcop(
     All singular values are 1, to about 1e-5, with circular padding; zero padding keeps the norm at 1 at most, not the
     small values. orthogonium's `FastBlockConv2d`.
     """
+    check_counts(in_channels=in_channels, out_channels=out_channels, kernel_size=kernel_size, stride=stride)
     if stride > 1 and kernel_size % 2 == 0:
         raise ConfigError("kernel_size", kernel_size, "must be odd with a stride")
     conv: nn.Conv2d = FastBlockConv2d(
@@ -67,6 +69,7 @@ def aoc(
 
     Singular values as for `bcop`. Raises `ConfigError` where the kernel is smaller than the stride.
     """
+    check_counts(in_channels=in_channels, out_channels=out_channels, kernel_size=kernel_size, stride=stride)
     if kernel_size < stride:
         raise ConfigError("kernel_size", kernel_size, f"must be at least the stride, {stride}")
     conv: nn.Module = AdaptiveOrthoConv2d(
@@ -102,6 +105,9 @@ def aol(
     The norm is at most 1 up to float32 rounding, whatever the padding, and may be far less; the other singular values
     are not controlled.
     """
+    check_counts(in_channels=in_channels, out_channels=out_channels, kernel_size=kernel_size, stride=stride)
+    if kernel_size < stride:
+        raise ConfigError("kernel_size", kernel_size, f"must be at least the stride, {stride}")
     conv: nn.Module = AOLConv2D(
         in_channels,
         out_channels,
@@ -165,6 +171,7 @@ class Cayley(OrthogonalConv2d):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        check_counts(in_channels=in_channels, out_channels=out_channels, kernel_size=kernel_size, stride=stride)
         self.in_channels = in_channels
         self.out_channels = out_channels
         self.kernel_size = kernel_size
@@ -220,6 +227,7 @@ def spectral_normalized(
     The `(c_out, c_in k k)` unfolding has norm 1 as far as one warm power iteration per training pass knows; the
     zero-padded convolution has at most k times that.
     """
+    check_counts(in_channels=in_channels, out_channels=out_channels, kernel_size=kernel_size, stride=stride)
     conv = nn.Conv2d(in_channels, out_channels, kernel_size, stride, kernel_size // 2, bias=bias)
     return parametrizations.spectral_norm(conv)
 
@@ -261,9 +269,12 @@ def svd_unfolded(
     weight's parametrization holds the singular values of the `(c_out, c_in k k)` unfolding, free to be penalised or
     clamped. The zero-padded convolution's norm is at most k times the largest of their magnitudes.
     """
+    check_counts(in_channels=in_channels, out_channels=out_channels, kernel_size=kernel_size, stride=stride)
     conv = nn.Conv2d(in_channels, out_channels, kernel_size, stride, kernel_size // 2, bias=bias)
     full = min(out_channels, in_channels * kernel_size * kernel_size)
-    if rank is not None and not 1 <= rank <= full:
-        raise ConfigError("rank", rank, f"must be at least 1 and at most {full}, or None")
+    if rank is not None:
+        check_count("rank", rank)
+        if rank > full:
+            raise ConfigError("rank", rank, f"must be at most {full}, or None")
     parametrize.register_parametrization(conv, "weight", UnfoldedSVD(conv.weight.shape, rank or full))
     return conv

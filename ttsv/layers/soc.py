@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ttsv.bounds import conv_norm_bounds, matrix_norm_bound
+from ttsv.checks import check_counts, check_positive
 from ttsv.errors import ConfigError
 from ttsv.layers.framed import FramedConv2d, FrameKind
 from ttsv.layers.orthogonal import OrthogonalConv2d, framed_blocks, space_to_depth_size
@@ -57,15 +58,12 @@ class SOC(OrthogonalConv2d):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        arguments = {"in_channels": in_channels, "out_channels": out_channels, "kernel_size": kernel_size}
-        arguments |= {"stride": stride, "train_terms": train_terms, "eval_terms": eval_terms}
-        for name, value in arguments.items():
-            if not isinstance(value, int) or value < 1:
-                raise ConfigError(name, value, "must be a whole number of at least 1")
+        check_counts(in_channels=in_channels, out_channels=out_channels, kernel_size=kernel_size, stride=stride)
+        check_counts(train_terms=train_terms, eval_terms=eval_terms)
         if kernel_size % 2 == 0:
             raise ConfigError("kernel_size", kernel_size, "must be odd: no skew kernel has an even side")
-        if correction is not None and not 0 < correction < math.inf:
-            raise ConfigError("correction", correction, "must be a finite number above 0, or None")
+        if correction is not None:
+            check_positive("correction", correction, "must be a finite number above 0, or None")
         self.in_channels = in_channels
         self.out_channels = out_channels
         self.kernel_size = kernel_size
@@ -111,6 +109,8 @@ class SOC(OrthogonalConv2d):
     def forward(self, images: Tensor) -> Tensor:
         """Images `(batch, c_in, s h, s w)` to images `(batch, c_out, h, w)`."""
         s = self.stride
+        if images.shape[-3] != self.in_channels:
+            raise ConfigError("images.shape", tuple(images.shape), f"must have {self.in_channels} channels")
         with _without_autocast(images.device.type):  # the norm that bounds the layer is no place to save
             skew = self.skew_kernel()
             if self.training:

@@ -7,12 +7,13 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from ttsv.checks import check_count
 from ttsv.errors import ConfigError
 from ttsv.layers.framed import FramedConv2d
 from ttsv.layers.geometry import Convolution, TransposedConvolution
 from ttsv.layers.orthogonal import OrthogonalConv2d
 from ttsv.layers.tt_conv import TTConv
-from ttsv.symbol import Size, as_tuple
+from ttsv.symbol import Size, as_tuple, padding_sides
 
 
 def spectral_layers(model: nn.Module, *, linear: bool = False) -> dict[str, nn.Module]:
@@ -23,6 +24,7 @@ def spectral_layers(model: nn.Module, *, linear: bool = False) -> dict[str, nn.M
     `nn.Conv2d`; what such a layer consists of is not listed again. `linear=True` adds `nn.Linear`. A model that is
     itself such a layer has the name "". A layer that the model holds twice is listed once, under its first name.
     """
+    check_model(model)
     found: dict[str, nn.Module] = {}
     parts: set[nn.Module] = set()
     for name, module in model.named_modules():
@@ -30,6 +32,12 @@ def spectral_layers(model: nn.Module, *, linear: bool = False) -> dict[str, nn.M
             found[name] = module
             parts.update(module.modules())
     return found
+
+
+def check_model(model: object) -> None:
+    """Raises `ConfigError` for anything but a module."""
+    if not isinstance(model, nn.Module):
+        raise ConfigError("model", type(model).__name__, "must be a torch.nn.Module")
 
 
 def is_spectral(module: nn.Module) -> bool:
@@ -55,7 +63,7 @@ def layer_input_sizes(
     The pass runs over one zero image `(1, in_channels, *input_size)`, in evaluation mode and without gradients;
     each module's mode is restored and no statistics change. `in_channels` defaults to those of the first
     convolution. A layer that is called several times counts with its largest input. Raises `ConfigError` where
-    the model has no convolution to tell its axes from.
+    the model has no convolution to tell its axes from, and where a layer cannot take what it sees.
     """
     layers = spectral_layers(model, linear=linear)
     image = zero_image(model, input_size, in_channels=in_channels)
@@ -65,6 +73,7 @@ def layer_input_sizes(
         def record(_: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
             images = next(iter((*inputs, *named.values())))
             found = tuple(images.shape[images.ndim - axes :])
+            _check_seen(name, layers[name], images, input_size)
             if math.prod(found) >= math.prod(seen.get(name, found)):
                 seen[name] = found
 
@@ -83,6 +92,25 @@ def layer_input_sizes(
     return {name: seen[name] for name in layers if name in seen}
 
 
+def _check_seen(name: str, layer: nn.Module, images: Tensor, input_size: Size) -> None:
+    """Raises `ConfigError` for images (b, channels, ...) that a layer cannot take, which are the model's input's doing.
+
+    Torch would not say which layer it is.
+    """
+    axes = spatial_dims(layer)
+    channels, expected = images.shape[-axes - 1], layer.in_channels if axes else layer.in_features
+    if channels != expected:
+        fix = f"must be, with in_channels, of images that the model takes: layer {name!r} takes {expected} "
+        raise ConfigError("input_size", input_size, fix + f"{'channels' if axes else 'features'}, not {channels}")
+    if isinstance(layer, TTConv | Convolution):
+        seen, sides = images.shape[-axes:], padding_sides(layer.padding, layer.kernel_size, layer.dilation)
+        shapes = zip(layer.dilation, layer.kernel_size, sides, strict=True)
+        least = tuple(max(1, e * (k - 1) + 1 - sum(side)) for e, k, side in shapes)
+        if any(n < m for n, m in zip(seen, least, strict=True)):
+            fix = f"must leave the kernel of layer {name!r} at least {least} pixels, not {tuple(seen)}"
+            raise ConfigError("input_size", input_size, fix)
+
+
 def zero_image(model: nn.Module, input_size: Size, *, in_channels: int | None = None) -> Tensor:
     """One zero image `(1, in_channels, *input_size)` on the model's device and in its dtype.
 
@@ -92,6 +120,7 @@ def zero_image(model: nn.Module, input_size: Size, *, in_channels: int | None = 
     if first is None:
         raise ConfigError("model", type(model).__name__, "must have a convolution")
     channels = first.in_channels if in_channels is None else in_channels
+    check_count("in_channels", channels)
     size = as_tuple("input_size", input_size, spatial_dims(first))
     assert isinstance(channels, int)
     return next(first.parameters()).new_zeros(1, channels, *size)
