@@ -245,5 +245,8 @@ def _rows(results: Mapping[str, Any]) -> Generator[tuple[str, str], None, None]:
         for one in cost["inference"]:
             merged, count = ", merged" if one["merged"] else "", one["count"]
             yield f"inference of {count} at once{merged}", f"{one['images_per_second']:,.0f} images/s"
+        for name, key in (("optimizer step, when trained", "step"), ("of it the constraint", "constraint_step")):
+            if (seconds := cost["training"][f"{key}_seconds"]) is not None:
+                yield name, f"{1000 * seconds:.3g} ms"
         yield "evaluation", f"{cost['evaluation_seconds']:.1f} s"
         yield f"peak memory of {cost['peak_memory_of']}", f"{cost['peak_memory'] / 2**20:.0f} MiB"

@@ -579,6 +579,18 @@ def test_an_interrupted_attack_goes_on_by_default(
     assert (tmp_path / "mine").is_file()
 
 
+def test_the_cost_of_training_is_as_the_trial_noted_it(evaluated: tuple[list[Any], TrialResult], folder: Path) -> None:
+    _, result = evaluated
+    found = finish(evaluate(result.artifacts["model"], "digits", folder / "data", images=5, cost=True))
+    assert found.record["results"]["cost"]["training"] == {
+        "train_seconds": result.train_seconds,
+        "constraint_seconds": result.constraint_seconds,
+        "step_seconds": result.step_seconds,
+        "constraint_step_seconds": result.constraint_step_seconds,
+    }
+    assert result.step_seconds > 0
+
+
 def test_costs_are_recorded_where_they_are_asked_for(saved: Saved, folder: Path) -> None:
     path = saved(layer="tt", rank=8)
     found = finish(evaluate(path, "digits", folder / "data", images=5, cost=True))
@@ -590,6 +602,7 @@ def test_costs_are_recorded_where_they_are_asked_for(saved: Saved, folder: Path)
         (merged, count) for merged in (False, True) for count in (1, 128)
     ]
     assert record["evaluation_seconds"] > 0
+    assert set(record["training"].values()) == {None}
     assert found.record["protocol_fingerprint"] == protocol_fingerprint(found.record["protocol"])
     assert json.loads(json.dumps(found.record)) == found.record
     assert "cost" not in finish(evaluate(path, "digits", folder / "data", images=5)).record["results"]

@@ -162,6 +162,14 @@ def test_predict_feeds_the_network_in_its_own_precision(dtype: torch.dtype, seen
     torch.testing.assert_close(found.float(), expected, rtol=0.05, atol=0.02)
 
 
+@pytest.mark.parametrize("value", [1.01, -0.01, math.nan])
+def test_predict_refuses_what_are_no_pixels(value: float) -> None:
+    images = torch.full((3, 1, 2, 2), 0.5)
+    images[1, 0, 1, 0] = value
+    with pytest.raises(DataError, match=r"every pixel in \[0, 1\]"):
+        predict(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), images)
+
+
 def test_predict_refuses_no_images() -> None:
     with pytest.raises(DataError, match=r"images \(0, 1, 2, 2\): want at least one"):
         predict(nn.Linear(2, 2), torch.zeros(0, 1, 2, 2))

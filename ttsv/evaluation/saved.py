@@ -26,6 +26,9 @@ from ttsv.saved import load_saved
 _DEFAULTS = {"in_channels": 3, "image_size": 32, "mean": (0.5,), "std": (0.5,)}
 """Of `create_model`, for what a model.json leaves out."""
 
+_TRAINING = ("train_seconds", "constraint_seconds", "step_seconds", "constraint_step_seconds")
+"""What a trial notes of its training beside the network."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluated:
@@ -65,7 +68,8 @@ def evaluate(
         raise ConfigError("images", images, "must be at least 1")
     place = find_device(device)
     model = load_saved(path, device=place)
-    arguments = _DEFAULTS | json.loads(path.with_name("model.json").read_bytes())["model"]
+    described = json.loads(path.with_name("model.json").read_bytes())
+    arguments = _DEFAULTS | described["model"]
     data = load_dataset(dataset, data_dir)
     _require_match(arguments, data)
     folder = Path(data_dir) / "datasets"
@@ -93,6 +97,7 @@ def evaluate(
             if cost:
                 yield StageProgress(stage="cost", done=0, total=1)
                 results = results | {"cost": _cost(model, data, place, time.perf_counter() - started)}
+                results["cost"]["training"] = {name: described.get("training", {}).get(name) for name in _TRAINING}
     except DivergedError as error:
         raise DataError(f"{path}: {error}") from error
     record = {

@@ -8,7 +8,7 @@ from ttsv.data.loading import as_pixels
 from ttsv.errors import ConfigError, DataError, DivergedError
 from ttsv.layers.spectral import evaluating
 from ttsv.metrics.float64 import own_dtype
-from ttsv.metrics.labelled import check_logits
+from ttsv.metrics.labelled import check_logits, check_pixels
 
 
 @torch.no_grad()
@@ -16,10 +16,11 @@ def predict(model: nn.Module, images: Tensor, *, batch_size: int = 256) -> Tenso
     """Logits (count, classes) of the model in evaluation mode, in its own precision; it stays as it is.
 
     `images` (count, channels, height, width), at least one: uint8, or floats in [0, 1], on the model's device. The
-    model sees them in its own dtype (`own_dtype`). Raises `DataError` for no images.
+    model sees them in its own dtype (`own_dtype`). Raises `DataError` for no images, and for what are no pixels.
     """
     if len(images) == 0:
         raise DataError(f"images {tuple(images.shape)}: want at least one")
+    check_pixels(images)
     dtype = own_dtype(model)
     with evaluating(model):
         return torch.cat([model(as_pixels(batch).to(dtype)) for batch in torch.split(images, batch_size)])

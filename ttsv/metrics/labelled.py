@@ -14,6 +14,11 @@ def check_labelled(images: Tensor, labels: Tensor) -> None:
         )
     if labels.is_floating_point():
         raise DataError(f"labels of {labels.dtype}: want whole numbers")
+    check_pixels(images)
+
+
+def check_pixels(images: Tensor) -> None:
+    """Raises `DataError` unless these are uint8, or floats in [0, 1]: the normalisation is part of a network."""
     if images.dtype == torch.uint8:
         return
     if not images.is_floating_point() or not ((images >= 0) & (images <= 1)).all():
