@@ -11,9 +11,10 @@ theirs and writes clipping.json; `--parts algorithms` some 10 of them.
 - single: one round. Errors are the largest deviation from a float64 reference over its largest entry. Theirs swaps
   the channels of strided layers: those are timed all the same, and their error says what comes out.
 - bounded (mix only): 10 rounds and a rescale, beside their single clip, which bounds nothing; one repeat.
-- steady (mix only): a kernel clipped (10 rounds, rescaled), moved as 100 steps of SGD move it, and clipped again by
-  one round and a rescale, beside their single clip (whose time does not depend on the weights); the fraction of
-  frequencies that needed work.
+- training: WRN-16-10 trained by 100 real steps, clipped, and trained by 100 more (`benchmarks/in_training.py`:
+  synthetic images; batches of 8, which a CPU takes some 15 minutes for, --batch 128 as published); then one clip of
+  each layer as those steps left it, by one round and a rescale, beside their single clip: "steady". How far each
+  kernel moved and the fraction of frequencies that needed work stand beside.
 - memory: peak resident size of a fresh process above what it held before the clip, in MiB.
 - large: one clip of a 256-256 layer at 224 pixels.
 - algorithms: each algorithm of `ttsv.algorithm` on each shape, mix and Kaiming weights, ours alone. With --device cuda
@@ -26,17 +27,18 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.algorithms import compare, reaches_goals
 from benchmarks.authors import Authors
+from benchmarks.in_training import Course, Moved, moved_kernels
 from benchmarks.measuring import (
     alternate,
     circumstances,
@@ -53,7 +55,7 @@ from ttsv.spectrum import conv_norm, conv_singular_values
 
 HERE = Path(__file__)
 FLOORS = {"dense": 3.5, "rank 192": 3.0}
-PARTS = ("mix", "kaiming", "memory", "algorithms")
+PARTS = ("mix", "kaiming", "training", "memory", "algorithms")
 LARGE = Layer(256, 256, 224, 1, 1)
 
 
@@ -62,6 +64,7 @@ def main() -> int:
     parser.add_argument("--authors", type=Path, help="a checkout of WhiteTeaDragon/practical_svd_conv")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="others stay in the record")
+    parser.add_argument("--batch", type=int, default=Course.batch, help="images a step of the part `training`")
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
     parser.add_argument("--peak", nargs=2, metavar=("SIDE", "LAYER"), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -87,6 +90,8 @@ def main() -> int:
             found = compare(device, quick=options.quick)
         elif part == "memory":
             found = _memories(options.authors)
+        elif part == "training":
+            found = _training(authors, _course(options.batch, quick=options.quick))
         else:
             found = _networks(part, authors, quick=options.quick)
         record[part] = {**circumstances(command), **found}
@@ -113,14 +118,9 @@ def _on_device(device: torch.device, *, quick: bool) -> int:
 
 def _networks(kind: str, authors: Authors | None, *, quick: bool) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    movement = _movement() if kind == "mix" else None
-    if movement is not None:
-        found["relative change by 100 steps of SGD"] = movement
     for name, rank in RANKS.items():
         layers = distinct(rank)[1:4] if quick else distinct(rank)
-        results = [
-            _measure(layer, kind, authors, 3 if kind == "mix" and not quick else 1, movement) for layer in layers
-        ]
+        results = [_measure(layer, kind, authors, 3 if kind == "mix" and not quick else 1) for layer in layers]
         found[name] = {"total": _total(results), "layers": results}
         print(f"== {kind}, {name}: {json.dumps(found[name]['total'])}", flush=True)
     return found
@@ -140,8 +140,8 @@ def _holds(record: dict[str, Any]) -> bool:
     return all(total["theirs over ours"] >= FLOORS[name] and total["error"] < 1e-5 for name, total in totals.items())
 
 
-def _measure(layer: Layer, kind: str, authors: Authors | None, repeats: int, movement: float | None) -> dict[str, Any]:
-    """Seconds and errors of one layer; bounded and steady clips too where a movement is given."""
+def _measure(layer: Layer, kind: str, authors: Authors | None, repeats: int) -> dict[str, Any]:
+    """Seconds and errors of one layer; bounded clips too of the mix."""
     kernel = weights(layer, kind)
     ours = _ours(kernel, layer)
     theirs = authors.clip(kernel, DELTA, layer.size, layer.stride) if authors else None
@@ -155,17 +155,45 @@ def _measure(layer: Layer, kind: str, authors: Authors | None, repeats: int, mov
         "error": _error(ours(), truth),
         "their error": _error(authors.as_ours(theirs()), truth) if authors and theirs else None,
     }
-    if movement is not None:
+    if kind == "mix":
         bounded = _ours(kernel, layer, rounds=10, rescale=True)
-        settled = bounded()
-        moved = settled + movement * torch.linalg.vector_norm(settled) * _direction(layer)
-        values = conv_singular_values(moved, layer.size, stride=layer.stride)
         result |= {
             "bounded": median(alternate([bounded], 1)[0]),
-            "bounded norm": conv_norm(settled, layer.size, stride=layer.stride),
-            "steady": median(alternate([_ours(moved, layer, rescale=True)], 3)[0]),
-            "steady fraction of frequencies": (values[:, 0] > DELTA).double().mean().item(),
+            "bounded norm": conv_norm(bounded(), layer.size, stride=layer.stride),
         }
+    print(json.dumps(result), flush=True)
+    return result
+
+
+def _course(batch: int, *, quick: bool) -> Course:
+    return Course(steps=2, clips=2, batch=2) if quick else Course(batch=batch)
+
+
+def _training(authors: Authors | None, course: Course) -> dict[str, Any]:
+    """Seconds of the clip of each layer in training, by network."""
+    found: dict[str, Any] = {"course": asdict(course)}
+    for name, rank in RANKS.items():
+        results = [_steady(moved, authors) for moved in moved_kernels(rank, course)]
+        found[name] = {"total": _total(results), "layers": results}
+        print(f"== training, {name}: {json.dumps(found[name]['total'])}", flush=True)
+    return found
+
+
+def _steady(moved: Moved, authors: Authors | None) -> dict[str, Any]:
+    kernel, size, stride = moved.kernel, moved.size, moved.stride
+    layer = Layer(kernel.shape[1], kernel.shape[0], size, stride, 1)
+    theirs = authors.clip(kernel, DELTA, size, stride) if authors else None
+    seconds = [median(taken) for taken in alternate([_ours(kernel, layer, rescale=True), theirs], 1)]
+    values = conv_singular_values(kernel, size, stride=stride)
+    result = {
+        "layer": f"{moved.name}, {layer.name}",
+        "times": 1,
+        "steady": seconds[0],
+        "theirs": seconds[1],
+        "relative change": moved.change,
+        "norm": values.max().item(),
+        "fraction of frequencies above delta": (values[:, 0] > DELTA).double().mean().item(),
+    }
     print(json.dumps(result), flush=True)
     return result
 
@@ -192,46 +220,8 @@ def _total(results: list[dict[str, Any]]) -> dict[str, float | None]:
     ratios = {
         f"theirs over {key}": ratio(theirs, seconds) for key, seconds in sums.items() if seconds and key != "theirs"
     }
-    return {**sums, **ratios, "error": max(result["error"] for result in results)}
-
-
-def _direction(layer: Layer) -> Tensor:
-    """A change of Frobenius norm 1, half of it noise and half smooth terms, as gradients are."""
-    noise = weights(layer, "kaiming", seed=1)
-    smooth = weights(layer, "mix", seed=1)
-    change: Tensor = noise / torch.linalg.vector_norm(noise) + smooth / torch.linalg.vector_norm(smooth)
-    length: Tensor = torch.linalg.vector_norm(change)
-    return change / length
-
-
-def _movement() -> float:
-    """How far 100 steps of SGD move a trained 64-64 convolution, relative to its norm: learning rate 0.1, momentum 0.9.
-
-    Measured on scikit-learn's digits after 300 steps, batch 128, batch norm, weight decay 1e-4.
-    """
-    from sklearn.datasets import load_digits
-
-    torch.manual_seed(0)
-    digits = load_digits()
-    images = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 8 - 1
-    labels = torch.tensor(digits.target)
-    model = nn.Sequential(nn.Conv2d(1, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU())
-    model.extend([nn.Conv2d(64, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU()])
-    model.extend([nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)])
-    layer = model[3]
-    assert isinstance(layer, nn.Conv2d)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-4)
-    before = layer.weight.detach().clone()
-    for step in range(400):
-        if step == 300:
-            before = layer.weight.detach().clone()
-        batch = torch.randint(len(images), (128,))
-        optimizer.zero_grad()
-        functional.cross_entropy(model(images[batch]), labels[batch]).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-    change = torch.linalg.vector_norm(layer.weight.detach() - before)
-    relative: float = (change / torch.linalg.vector_norm(before)).item()
-    return relative
+    errors = [result["error"] for result in results if "error" in result]
+    return {**sums, **ratios, **({"error": max(errors)} if errors else {})}
 
 
 def _memory(layer: Layer, authors: Path | None) -> dict[str, Any]:
