@@ -25,7 +25,7 @@ class Course:
     """So many clips, each after `steps` steps of `batch` images; the last is what is measured."""
 
     steps: int = 100
-    clips: int = 2
+    clips: int = 5
     batch: int = 8
 
 
