@@ -227,6 +227,8 @@ def _rows(results: Mapping[str, Any]) -> Generator[tuple[str, str], None, None]:
             yield f"certified at L2 {float(radius):.3f}", f"{value:.2%}"
         for radius, value in certified.get("assumed_1_lipschitz", {}).items():
             yield f"assuming L = 1 (the paper's p.r.) at {float(radius):.3f}", f"{value:.2%}"
+        if refuted := certified.get("assumption_refuted_by"):
+            yield "but L is not 1: empirical constant, normalised", f"{refuted:.4g}"
     for one in results.get("lipschitz", ()):
         yield f"empirical Lipschitz, {one['method']}, {one['space']}", f"{one['maximum']:.4g}"
     if corruptions := results.get("corruptions"):

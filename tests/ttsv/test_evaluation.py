@@ -181,6 +181,12 @@ def test_the_papers_assumption_is_made_of_soc_alone(digits: Dataset, tmp_path: P
         assert shares[0] > 0
         assert [measured.columns[name] for name in names] == shares
         assert list(measured.results["certified"]["assumed_1_lipschitz"].values())[:3] == shares
+        # Where a search finds that the premise is false, the record says so.
+        few = replace(digits, test=Split(images[:5], labels[:5]))
+        searched = run(model, few, tmp_path, certified=True, lipschitz="fgsm")
+        (steepest,) = (one["maximum"] for one in searched.results["lipschitz"] if one["space"] == "normalised")
+        assert searched.results["certified"]["assumption_refuted_by"] == steepest > 1
+        assert measured.results["certified"]["assumption_refuted_by"] is None
     dense = run(small(), digits, tmp_path, certified=True)
     assert [dense.columns[name] for name in names] == [None] * 3
     assert "assumed_1_lipschitz" not in dense.results["certified"]

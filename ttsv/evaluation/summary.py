@@ -99,6 +99,8 @@ def _certificates(evidence: Evidence, config: EvaluationConfig) -> dict[str, Any
         found["median_radius"] = _finite(float(evidence.certificates.radii.median()))
     if assumed := _assumed(evidence, config.radii):
         found["assumed_1_lipschitz"] = _named(assumed)
+        steepest = max((one.maximum for one in evidence.lipschitz if one.space == "normalised"), default=0.0)
+        found["assumption_refuted_by"] = steepest if steepest > 1 + 1e-6 else None
     return found
 
 
