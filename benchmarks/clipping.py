@@ -13,8 +13,8 @@ theirs and writes clipping.json; `--parts algorithms` some 10 of them.
 - bounded (mix only): 10 rounds and a rescale, beside their single clip, which bounds nothing; one repeat.
 - training: WRN-16-10 trained by 100 real steps, clipped, four times, and trained by 100 more
   (`benchmarks/in_training.py`: synthetic images; batches of 8, for which a CPU takes some 20 minutes, --batch 128 as
-  published); then one clip of each layer as those steps left it, by one round and a rescale, beside their single clip: "steady". How far each
-  kernel moved and the fraction of frequencies that needed work stand beside.
+  published); then one clip of each layer as those steps left it, by one round and a rescale, beside their single clip:
+  "steady". How far each kernel moved and the fraction of frequencies that needed work stand beside.
 - memory: peak resident size of a fresh process above what it held before the clip, in MiB.
 - large: one clip of a 256-256 layer at 224 pixels.
 - algorithms: each algorithm of `ttsv.algorithm` on each shape, mix and Kaiming weights, ours alone. With --device cuda
