@@ -18,15 +18,16 @@ from ttsv.models import create_model
 KEPT = 2
 """Checkpoints kept: should the newest be damaged, the one before is there."""
 
-_TENSOR = "$tensor"
+_TENSOR, _STRIDES = "$tensor", "$strides"
 
 
 class Checkpoints:
     """The checkpoints of one trial in a folder (created), newest last.
 
     `identity` (JSON-ready) says what the states belong to: those of another identity are not resumed. A state is a
-    tree of dicts with string keys, lists, tensors and JSON values. A checkpoint is its tensors in
-    `NUMBER.safetensors`, and `NUMBER.json`, written after them: without a whole JSON file there is no checkpoint.
+    tree of dicts with string keys, lists, tensors and JSON values; tensors keep their layout in memory, on which the
+    order of sums and so their rounding depends. A checkpoint is its tensors in `NUMBER.safetensors`, and
+    `NUMBER.json`, written after them: without a whole JSON file there is no checkpoint.
     """
 
     def __init__(self, folder: Path, identity: Mapping[str, Any]) -> None:
@@ -102,6 +103,14 @@ def save_model(folder: Path, model: nn.Module, arguments: Mapping[str, Any], **f
     return path
 
 
+def restore_weights(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Takes up a saved `state_dict`, and its tensors' layouts in memory: what a step replaces may have another one."""
+    for name, own in model.state_dict(keep_vars=True).items():
+        if own.stride() != state[name].stride():
+            own.data = torch.empty_like(state[name], device=own.device)
+    model.load_state_dict(state)
+
+
 def load_model(folder: Path) -> nn.Module:
     """The network that `save_model` wrote, on the CPU, in evaluation mode.
 
@@ -127,7 +136,7 @@ def _pack(tree: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(tree, Tensor):
         name = f"{len(tensors)} {path}"  # a path alone may be that of two tensors: keys can hold dots
         tensors[name] = _copy(tree)
-        return {_TENSOR: name}
+        return {_TENSOR: name, _STRIDES: list(tree.stride())}
     if isinstance(tree, Mapping):
         if not all(isinstance(key, str) for key in tree):
             raise TypeError(f"keys of {path or 'a state'} must be strings")
@@ -143,8 +152,9 @@ def _copy(tensor: Tensor) -> Tensor:
 
 def _unpack(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
     if isinstance(tree, dict):
-        if tree.keys() == {_TENSOR}:
-            return tensors[tree[_TENSOR]]
+        if tree.keys() == {_TENSOR, _STRIDES}:
+            found = tensors[tree[_TENSOR]]
+            return torch.empty_strided(found.shape, tree[_STRIDES], dtype=found.dtype).copy_(found)
         return {key: _unpack(value, tensors) for key, value in tree.items()}
     if isinstance(tree, list):
         return [_unpack(value, tensors) for value in tree]

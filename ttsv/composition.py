@@ -41,6 +41,7 @@ def run(
     config = config.canonical()
     place = find_device(device)
     data = load_dataset(config.dataset, data_dir)
+    config.check_images(data.info)
     datasets = Path(data_dir) / "datasets"
     check_evaluation(config.evaluation, data, datasets)
     arguments = model_arguments(config, data)

@@ -6,7 +6,7 @@ Two configurations that train the same network the same way, and evaluate it ali
 from dataclasses import dataclass
 from typing import Any
 
-from ttsv.data.catalog import DatasetName, dataset_info
+from ttsv.data.catalog import DatasetInfo, DatasetName, dataset_info
 from ttsv.errors import ConfigError
 from ttsv.evaluation_config import EVALUATION, EvaluationConfig
 from ttsv.fields import (
@@ -25,7 +25,7 @@ from ttsv.fields import (
     required,
     walk,
 )
-from ttsv.models.shapes import LAYERS, layer_shapes, list_models, name_fix, name_patterns
+from ttsv.models.shapes import LAYERS, SMALLEST_STD, layer_shapes, list_models, name_fix, name_patterns
 
 CONSTRAINTS = ("none", "clip", "divide")
 OPERATORS = ("periodic", "zero-padded")
@@ -200,7 +200,7 @@ class TrialConfig(Checked):
     mean: tuple[float, ...] = field(
         (), "subtracted from the pixels, per channel or once; empty: the data set's own", Each(Number(-1e6, 1e6))
     )
-    std: tuple[float, ...] = field((), "and divided by; empty: the data set's own", Each(Number(0, 1e6, above=True)))
+    std: tuple[float, ...] = field((), "and divided by; empty: the data set's own", Each(Number(SMALLEST_STD, 1e6)))
     seed: int = field(0, "of the weights and the order of the data", Number(0, 2**32 - 1))
     training: TrainingConfig = TrainingConfig()
     augmentation: AugmentationConfig = AugmentationConfig()
@@ -240,29 +240,30 @@ class TrialConfig(Checked):
             changes["augmentation"] = changed(self.augmentation, {"padding": "zeros"})
         return changed(self, changes)
 
-    def check_images(self) -> None:
+    def check_images(self, info: DatasetInfo | None = None) -> None:
         """Raises `ConfigError` where the network cannot take the data set's images.
 
-        As far as that is known without files: of the user's own sets nothing is, and of torchvision's networks little.
+        Without `info`, the data set's facts, as far as they are known without files: of the user's own sets nothing is.
         """
-        info = dataset_info(self.dataset)
+        info = info or dataset_info(self.dataset)
         if info is None:
             return
         for name, values in (("mean", self.mean), ("std", self.std)):
             if len(values) not in (0, 1, info.channels):
                 fix = f"must be empty, one value, or one per channel of {self.dataset}, {info.channels}"
                 raise ConfigError(name, values, fix)
-        if self.model.startswith("torchvision:"):
-            return
-        try:
-            shapes = layer_shapes(
-                self.model, in_channels=info.channels, image_size=info.image_size, num_classes=info.classes
-            )
-        except ConfigError as error:
-            raise ConfigError("model", self.model, f"cannot take the images of {self.dataset}: {error}") from error
-        if shapes[0].dims != info.dims:
-            fix = f"must be a network for images of {info.dims} dimensions, as {self.dataset} has; it is one for "
-            raise ConfigError("model", self.model, fix + str(shapes[0].dims))
+        dims = 2
+        if not self.model.startswith("torchvision:"):  # whose layers are known only once they are built
+            try:
+                shapes = layer_shapes(
+                    self.model, in_channels=info.channels, image_size=info.image_size, num_classes=info.classes
+                )
+            except ConfigError as error:
+                raise ConfigError("model", self.model, f"cannot take the images of {self.dataset}: {error}") from error
+            dims = shapes[0].dims
+        if dims != info.dims:
+            fix = f"must be a network for images of {info.dims} dimensions, as {self.dataset} has; it is one for {dims}"
+            raise ConfigError("model", self.model, fix)
 
     def fingerprint(self) -> str:
         """SHA-256 (hex) of the canonical trial: of the fields that differ from their defaults.

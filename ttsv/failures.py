@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from ttsv.errors import DivergedError, OutOfMemoryError, TrialError
+from ttsv.errors import ConfigError, DivergedError, OutOfMemoryError, TrialError
 
 
 @contextmanager
@@ -21,6 +21,9 @@ def known_failures(model: nn.Module | None = None) -> Iterator[None]:
     except (RuntimeError, ValueError) as error:
         if "DefaultCPUAllocator" in str(error):
             raise OutOfMemoryError(f"the trial does not fit the machine's memory: {error}") from error
+        if "Expected more than 1 value per channel when training" in str(error):
+            fix = "batch norm finds no variance in a single value: choose batches of more images, none left over alone"
+            raise ConfigError("training.batch_size", 1, fix) from error
         if model is not None and not all(p.isfinite().all() for p in model.parameters()):
             raise DivergedError(f"a weight is not finite: {error}") from error
         raise

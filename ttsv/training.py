@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 
-from ttsv.checkpoint import Checkpoints
+from ttsv.checkpoint import Checkpoints, restore_weights
 from ttsv.config import TrainingConfig, TrialConfig
 from ttsv.constraints import Constraint
 from ttsv.data.augment import Augmentation
@@ -243,11 +243,11 @@ class _Run:
         """Takes up the newest saved state, if there is one."""
         state = checkpoints.latest() if checkpoints is not None else None
         if state is not None:
-            self.model.load_state_dict(state["model"])
+            restore_weights(self.model, state["model"])
             restore_moments(self.optimizer, state["optimizer"])
             self.scaler.load_state_dict(state["scaler"])
             if self.averaged is not None:
-                self.averaged.load_state_dict(state["averaged"])
+                restore_weights(self.averaged, state["averaged"])
             self.best = state["best"]
             self.constraint.load_state_dict(state["constraint"])
             self.progress = Progress(**state["progress"])

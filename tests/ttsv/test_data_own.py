@@ -1,5 +1,6 @@
 import io
 import pickle
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "one-hot labels": ({"y_train": np.eye(30, dtype=int)}, "one whole number per image"),
     "real labels": ({"y_train": labels(30).astype(float)}, "float64 of shape"),
     "negative labels": ({"y_train": labels(30) - 1}, "labels outside 0 to"),
+    "labels without end": ({"y_train": labels(30) * 10_000}, "20001 classes; there must be 2 to 10000"),
+    "no pixels": ({"x_train": pixels(30, 2, 0, 0)}, r"shape \(30, 2, 0, 0\): its images have no pixels"),
+    "no channels": ({"x_train": pixels(30, 0, 6, 6)}, "its images have no pixels"),
+    "a class to test alone": ({"x_test": pixels(3, 2, 6, 6), "y_test": labels(3) + 1}, "the label 3, which y_train"),
     "no images": ({"x_train": pixels(0, 2, 6, 6), "y_train": labels(0)}, "for 0 labels"),
     "too few images": ({"x_train": pixels(4, 2, 6, 6), "y_train": labels(4)}, "has too few images"),
 }
@@ -136,6 +141,34 @@ def test_cut_or_altered_archive_is_named(tmp_path: Path, at: float) -> None:
     for call in (load_dataset, verify_dataset):
         with pytest.raises(DataError, match=f"{path} has changed since the set's first use"):
             call("npz:mine", tmp_path)
+
+
+def test_archive_that_claims_more_than_any_memory(tmp_path: Path) -> None:
+    header = np.lib.format.header_data_from_array_1_0(GOOD["x_train"]) | {"shape": (10**17, 2, 6, 6)}
+    buffer = io.BytesIO()
+    np.lib.format.write_array_header_1_0(buffer, header)
+    path = save(tmp_path, y_train=labels(30))
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("x_train.npy", buffer.getvalue())
+    with pytest.raises(DataError, match=f"{path} is no whole archive of plain arrays"):
+        load_dataset("npz:mine", tmp_path)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2, zipfile.ZIP_DEFLATED])
+def test_damaged_compression_is_named(tmp_path: Path, method: int) -> None:
+    path = save(tmp_path, y_train=labels(30))
+    buffer = io.BytesIO()
+    np.save(buffer, GOOD["x_train"])
+    with zipfile.ZipFile(path, "a", method) as archive:
+        archive.writestr("x_train.npy", buffer.getvalue())
+        start = archive.infolist()[-1].header_offset + 30 + len("x_train.npy")
+    load_dataset("npz:mine", tmp_path)
+    (tmp_path / "datasets" / "npz-mine.sha256.json").unlink()
+    content = path.read_bytes()
+    for at in range(start + 9, start + 40):
+        path.write_bytes(content[:at] + bytes([content[at] ^ 0x55]) + content[at + 1 :])
+        with pytest.raises(DataError, match=f"{path} is no whole archive"):
+            load_dataset("npz:mine", tmp_path)
 
 
 def test_array_that_is_no_archive(tmp_path: Path) -> None:
@@ -258,4 +291,28 @@ def test_oblong_folder_is_refused(tmp_path: Path) -> None:
         for number in range(10):
             draw(tmp_path, "train", label, f"{number}.png", pixels(4, 5))
     with pytest.raises(DataError, match="must be square"):
+        load_dataset("folder:pets", tmp_path)
+
+
+def test_an_image_that_links_bring_twice_is_refused(tmp_path: Path) -> None:
+    """Else it may lie in training and test images."""
+    pets(tmp_path)
+    train = tmp_path / "datasets/pets/train"
+    loop = train / "cat" / "loop"
+    loop.symlink_to(train / "cat")
+    with pytest.raises(DataError, match=f"{loop}/0.png is {train}/cat/0.png again, by a link"):
+        load_dataset("folder:pets", tmp_path)
+    loop.unlink()
+    copy = tmp_path / "datasets/pets/test/cat/1.png"
+    copy.symlink_to(train / "cat/1.png")
+    with pytest.raises(DataError, match=f"{copy} is {train}/cat/1.png again"):
+        load_dataset("folder:pets", tmp_path)
+    copy.unlink()
+    load_dataset("folder:pets", tmp_path)
+
+
+def test_a_folder_of_one_class_is_refused(tmp_path: Path) -> None:
+    for number in range(20):
+        draw(tmp_path, "train", "cat", f"{number}.png", pixels(4, 4))
+    with pytest.raises(DataError, match="1 classes; there must be 2"):
         load_dataset("folder:pets", tmp_path)

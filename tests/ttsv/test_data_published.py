@@ -338,6 +338,79 @@ def unpacked(
     return made
 
 
+def pack(published: Published, patch: pytest.MonkeyPatch, *entries: tarfile.TarInfo) -> None:
+    """Puts another archive there, whose checksum torchvision states."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        for entry in entries:
+            tar.addfile(entry, io.BytesIO(bytes(entry.size)))
+    put_archive(published, patch, buffer.getvalue())
+
+
+def put_archive(published: Published, patch: pytest.MonkeyPatch, content: bytes) -> None:
+    dataset: Any = {"cifar10": datasets.CIFAR10, "cifar100": datasets.CIFAR100}[published.name]
+    patch.setattr(dataset, "tgz_md5", md5(content))
+    published.put(**{dataset.filename: content})
+
+
+@pytest.mark.parametrize("kind", ["outside", "absolute link", "no archive", "no tar", "cut", "other files"])
+def test_an_archive_that_cannot_be_unpacked_is_named(
+    kind: str, unpacked: Published, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, whole = next(iter(unpacked.files.items()))
+    outside, link = tarfile.TarInfo("../outside"), tarfile.TarInfo("link")
+    outside.size = 4
+    link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+    match kind:
+        case "outside":
+            pack(unpacked, monkeypatch, outside)
+        case "absolute link":
+            pack(unpacked, monkeypatch, link)
+        case "other files":
+            pack(unpacked, monkeypatch, tarfile.TarInfo("file"))
+        case _:
+            damaged = {"no archive": b"none", "no tar": gzip.compress(b"none" * 999), "cut": whole[: len(whole) // 2]}
+            put_archive(unpacked, monkeypatch, damaged[kind])
+    with pytest.raises(DataError, match=f"{unpacked.datasets / file} cannot be unpacked"):
+        fetch_dataset(unpacked.name, unpacked.folder)
+    assert not (unpacked.folder / "outside").exists()
+    assert [path.name for path in unpacked.datasets.iterdir() if path.name not in ("cache", file)] in (
+        [],
+        [unpacked_folder(unpacked)],
+    )
+
+
+def unpacked_folder(published: Published) -> str:
+    return {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}[published.name]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [{b"data": 0}, [], {"data": np.zeros((60, 7), np.uint8), "labels": [0] * 60, "fine_labels": [0] * 60}],
+)
+def test_a_published_batch_that_holds_something_else_is_named(
+    content: Any, unpacked: Published, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetch_dataset(unpacked.name, unpacked.folder)
+    dataset: Any = {"cifar10": datasets.CIFAR10, "cifar100": datasets.CIFAR100}[unpacked.name]
+    batch = pickle.dumps(content, protocol=2)
+    first, *others = dataset.train_list
+    (unpacked.datasets / dataset.base_folder / first[0]).write_bytes(batch)
+    monkeypatch.setattr(dataset, "train_list", [[first[0], md5(batch)], *others])
+    (unpacked.datasets / f"{unpacked.name}.sha256.json").unlink(missing_ok=True)
+    with pytest.raises(DataError, match=f"{unpacked.datasets / dataset.base_folder} does not hold what its publisher"):
+        load_dataset(unpacked.name, unpacked.folder)
+
+
+def test_a_damaged_archive_is_said_where_no_other_comes(unpacked: Published, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, whole = next(iter(unpacked.files.items()))
+    unpacked.put(**{file: whole[:-9]})
+    dataset: Any = {"cifar10": datasets.CIFAR10, "cifar100": datasets.CIFAR100}[unpacked.name]
+    monkeypatch.setattr(dataset, "url", "http://127.0.0.1:9/none")
+    with pytest.raises(DataError, match=f"{unpacked.datasets / file}, which is there, is cut or altered"):
+        fetch_dataset(unpacked.name, unpacked.folder)
+
+
 def test_archive_is_not_read_before_it_is_unpacked(unpacked: Published) -> None:
     with pytest.raises(DataError, match=f"not unpacked: run `ttsv data fetch {unpacked.name}`"):
         load_dataset(unpacked.name, unpacked.folder)

@@ -255,6 +255,16 @@ class TestProjections:
         ("small-cnn", {"mean": ()}, "mean"),
         ("small-cnn", {"std": (0.5, 0.0)}, "std"),
         ("small-cnn", {"std": (float("nan"),)}, "std"),
+        ("small-cnn", {"std": (1e-50,)}, "std"),
+        ("small-cnn", {"std": 0.5}, "std"),
+        ("small-cnn", {"mean": "0"}, "mean"),
+        ("small-cnn", {"mean": ("0",)}, "mean"),
+        ("small-cnn", {"num_classes": "10"}, "num_classes"),
+        ("small-cnn", {"num_classes": True}, "num_classes"),
+        ("small-cnn", {"in_channels": 3.0}, "in_channels"),
+        ("small-cnn", {"image_size": 32.0}, "image_size"),
+        ("small-cnn", {"image_size": (32, 32)}, "image_size"),
+        ("torchvision:alexnet", {"image_size": None}, "image_size"),
         ("small-cnn", {"depth": 3}, "depth"),
         ("small-cnn1d", {"layer": "soc"}, "layer"),
         ("small-cnn3d", {"layer": "bcop-tt", "rank": 2}, "layer"),
@@ -263,6 +273,7 @@ class TestProjections:
         ("vgg11", {"image_size": 8}, "image_size"),
         ("lipconvnet-5", {"image_size": 28}, "image_size"),
         ("lipconvnet-5", {"width": 3}, "width"),
+        ("lipconvnet-5", {"width": "32"}, "width"),
         ("resnet18", {"image_size": 9, "layer": "soc"}, "layer"),
         ("resnet18", {"image_size": 0}, "image_size"),
         ("torchvision:alexnet", {"layer": "soc"}, "layer"),
@@ -288,7 +299,11 @@ def test_the_sizes_that_work_are_named() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["big-cnn", "wrn17-2", "wrn4-2", "wrn16-0", "wrn16", "lipconvnet-7", "lipconvnet-0", "vgg12", "xsmall-cnn"]
+    "name",
+    [
+        *("big-cnn", "wrn17-2", "wrn4-2", "wrn16-0", "wrn16", "lipconvnet-7", "lipconvnet-0", "vgg12", "xsmall-cnn"),
+        *("lipconvnet-1000", f"wrn{'1' * 5000}-1", "wrn16-1000"),
+    ],
 )
 def test_unknown_network(name: str) -> None:
     for call in (lambda: layer_shapes(name), lambda: create_model(name, num_classes=2)):

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,7 +20,7 @@ from ttsv.layers import TTConv2d, spectral_layers
 from ttsv.metrics import cost
 from ttsv.metrics.accuracy import accuracy, predict
 from ttsv.models import layer_shapes
-from ttsv.models.shapes import shape_compression
+from ttsv.models.shapes import LAYERS, shape_compression
 from ttsv.spectrum import conv_singular_values
 from ttsv.trial import EpochMetrics, TrialResult, protocol_fingerprint, run_trial
 
@@ -220,6 +221,28 @@ def test_a_killed_trial_goes_on(tmp_path: Path, unbroken: tuple[list[EpochMetric
     assert timeless(rest, result) == (epochs[1:], expected)
 
 
+@pytest.mark.parametrize("layer", LAYERS)
+def test_every_kind_of_layer_goes_on_bit_for_bit(tmp_path: Path, layer: str) -> None:
+    """BCOP and AOC replace their power iterations' vectors in every step, by others in memory's order."""
+    config = TrialConfig.from_dict(
+        {
+            "dataset": "digits",
+            "model": "small-cnn",
+            "layer": layer,
+            "rank": 16,
+            "training": {"epochs": 2, "steps": 2, "lr": 0.01},
+        }
+    )
+    whole = run(config, tmp_path / "whole")[1].artifacts["model"].read_bytes()
+    for stop in (1, 2):
+        folder = tmp_path / str(stop)
+        first = run_trial(config, data_dir=tmp_path / "whole" / "data", folder=folder / "trial", device="cpu")
+        for _ in range(stop):
+            next(first)
+        first.close()
+        assert run(config, folder)[1].artifacts["model"].read_bytes() == whole
+
+
 def test_the_work_of_another_trial_is_not_taken_up(
     tmp_path: Path, unbroken: tuple[list[EpochMetrics], TrialResult]
 ) -> None:
@@ -241,6 +264,26 @@ def test_missing_data_is_said_before_anything_is_done(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="`ttsv data fetch cifar10`"):
         next(iter(run_trial(trial(dataset="cifar10"), data_dir=tmp_path, folder=tmp_path / "trial")))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("sizes", [(8,), (8, 8, 8)])
+@pytest.mark.parametrize("model", ["small-cnn", "torchvision:resnet18"])
+def test_a_network_for_images_of_other_dimensions(tmp_path: Path, model: str, sizes: tuple[int, ...]) -> None:
+    """Of the user's own sets the dimensions are known once they are read."""
+    (tmp_path / "data" / "datasets").mkdir(parents=True)
+    images = np.zeros((40, 3, *sizes), np.uint8)
+    np.savez(tmp_path / "data" / "datasets" / "mine.npz", x_train=images, y_train=np.arange(40) % 2)
+    config = TrialConfig.from_dict({"dataset": "npz:mine", "model": model})
+    with pytest.raises(ConfigError, match=f"model = '{model}': must be a network for images of {len(sizes)} dim"):
+        run(config, tmp_path)
+
+
+def test_a_batch_of_one_image_that_batch_norm_cannot_take(tmp_path: Path) -> None:
+    training = {"epochs": 1, "steps": 1, "batch_size": 1}
+    config = TrialConfig.from_dict({"dataset": "synthetic:1x4x4:2:40", "model": "small-cnn", "training": training})
+    with pytest.raises(ConfigError, match="batch norm finds no variance") as error:
+        run(config, tmp_path)
+    assert error.value.field == "training.batch_size"
 
 
 def test_divergence_is_a_failure_class(tmp_path: Path) -> None:

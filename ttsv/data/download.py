@@ -37,8 +37,9 @@ def download(name: str, urls: Sequence[str], path: Path, md5: str, progress: Pro
             problems.append(f"{url}: {error}")
         finally:
             part.unlink(missing_ok=True)
+    there = f"{path}, which is there, is cut or altered, and " if path.exists() else ""
     raise DataError(
-        f"data set {name!r}: fetching {urls[0]} to {path} failed: {'; '.join(problems)}; run "
+        f"data set {name!r}: {there}fetching {urls[0]} to {path} failed: {'; '.join(problems)}; run "
         f"`{fetch_command(name)}` with a network, or put the whole file (md5 {md5}) there and run it again"
     )
 

@@ -1,5 +1,6 @@
 """The user's own sets: a NumPy archive, or a folder of images per class."""
 
+import lzma
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -15,7 +16,18 @@ from ttsv.data.sources import Arrays, Progress
 from ttsv.errors import DataError
 
 LAYOUTS = ("NCW", "NWC", "NCHW", "NHWC", "NCDHW", "NDHWC")
-_BROKEN = (OSError, EOFError, ValueError, TypeError, AttributeError, RuntimeError, zipfile.BadZipFile, zlib.error)
+_BROKEN = (
+    OSError,
+    EOFError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    RuntimeError,
+    MemoryError,
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+)
 """What NumPy and zipfile raise over a file that is no archive of arrays, or no longer."""
 _GREY, _COLOURED = ("1", "L"), ("RGB", "RGBA", "P", "LA", "CMYK", "YCbCr")
 
@@ -71,6 +83,8 @@ class Npz:
         ]
         if any(x.dtype != images[0].dtype or x.shape[1:] != images[0].shape[1:] for x in images):
             raise DataError(f"{path}: x_test has another type or image shape than x_train")
+        if len(labels) == 2 and len(unknown := np.setdiff1d(labels[1], labels[0])):
+            raise DataError(f"{path}: y_test has the label {unknown[0]}, which y_train has not")
         return Arrays(np.concatenate(images), np.concatenate(labels), len(labels[0]) if len(parts) == 2 else None)
 
     def _path(self, folder: Path) -> Path:
@@ -81,6 +95,8 @@ def _images(what: str, images: NDArray[Any], layout: str | None) -> NDArray[Any]
     """The images with channels second, in native byte order; raises `DataError` where they are none."""
     if not 3 <= images.ndim <= 5:
         raise DataError(f"{what} has shape {images.shape}; it must be (images, channels, size) with 1 to 3 sizes")
+    if not all(images.shape[1:]):
+        raise DataError(f"{what} has shape {images.shape}: its images have no pixels")
     if layout is not None and (layout not in LAYOUTS or len(layout) != images.ndim):
         choices = ", ".join(known for known in LAYOUTS if len(known) == images.ndim)
         raise DataError(f"{what}: layout {layout!r} must be one of {choices}")
@@ -147,6 +163,10 @@ class ImageFolder:
                     found.append([(Path(path), label) for path, label in samples])
         except OSError as error:
             raise DataError(f"data set 'folder:{self.name}': {root}/train/CLASS/IMAGE is needed: {error}") from error
+        seen: dict[Path, Path] = {}
+        for path, _ in (sample for part in found for sample in part):
+            if (other := seen.setdefault(path.resolve(), path)) is not path:
+                raise DataError(f"{path} is {other} again, by a link: one image may not lie in two parts")
         return found, len(names)
 
 

@@ -1,7 +1,12 @@
 """The sets that torchvision publishes; addresses, file names and md5 sums are those its classes state."""
 
 import gzip
+import pickle
+import tarfile
 import tempfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,7 +56,7 @@ class Cifar:
                 for path, _ in published:
                     path.parent.mkdir(exist_ok=True)
                     (Path(unpacked) / self.dataset.base_folder / path.name).replace(path)
-        except OSError as error:
+        except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
             raise DataError(f"{archive} cannot be unpacked: {error}") from error
 
     def files(self, folder: Path) -> list[Path]:
@@ -69,9 +74,10 @@ class Cifar:
 
     def read(self, folder: Path) -> Arrays:
         """The authors' order: training images, then test images."""
-        parts = [self.dataset(folder, train=train) for train in (True, False)]
-        images = np.concatenate([part.data for part in parts]).transpose(0, 3, 1, 2)
-        labels = np.concatenate([part.targets for part in parts]).astype(np.int64)
+        with _naming(folder / self.dataset.base_folder):
+            parts = [self.dataset(folder, train=train) for train in (True, False)]
+            images = np.concatenate([part.data for part in parts]).transpose(0, 3, 1, 2)
+            labels = np.concatenate([part.targets for part in parts]).astype(np.int64, casting="safe")
         return Arrays(np.ascontiguousarray(images), labels, len(parts[0].data))
 
     def _published(self, folder: Path) -> list[tuple[Path, str]]:
@@ -113,9 +119,10 @@ class Svhn:
 
     def read(self, folder: Path) -> Arrays:
         """The authors' order: training images, then test images; the digit 0, there of label 10, has label 0."""
-        parts = [self.dataset(folder, split=split) for split in ("train", "test")]
-        images = np.concatenate([part.data for part in parts])
-        labels = np.concatenate([part.labels for part in parts]).astype(np.int64)
+        with _naming(folder):
+            parts = [self.dataset(folder, split=split) for split in ("train", "test")]
+            images = np.concatenate([part.data for part in parts])
+            labels = np.concatenate([part.labels for part in parts]).astype(np.int64, casting="safe")
         return Arrays(np.ascontiguousarray(images), labels, len(parts[0].labels))
 
     def _published(self, folder: Path) -> list[tuple[Path, str, str]]:
@@ -181,6 +188,15 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
         return np.frombuffer(content, np.uint8, offset=4 + 4 * dims).reshape(shape)
     except (OSError, EOFError, ValueError, IndexError) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Says where the files are that torchvision cannot read, though their checksums are right."""
+    try:
+        yield
+    except (OSError, EOFError, LookupError, TypeError, ValueError, AttributeError, pickle.UnpicklingError) as error:
+        raise DataError(f"{path} does not hold what its publisher describes: {error!r}") from error
 
 
 def _absent(name: str, folder: Path) -> DataError:

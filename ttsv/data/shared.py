@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ttsv.data.catalog import DATASETS, DatasetInfo, check_name, dataset_info, own_info
+from ttsv.data.catalog import DATASETS, MAX_CLASSES, DatasetInfo, check_name, dataset_info, own_info
 from ttsv.data.content import ContentRecord, content_sha256, file_hashes, file_name, write_json
 from ttsv.data.download import file_digest
 from ttsv.data.own import own_names
@@ -194,6 +194,8 @@ def _classes(name: str, arrays: Arrays) -> int:
     if count == 0 or shape[0] != count or len(set(sizes)) != 1:
         raise DataError(f"data set {name!r}: images of shape {shape} for {count} labels; they must be square")
     low, high = int(arrays.labels.min()), int(arrays.labels.max())
+    if arrays.classes == 1 or high >= MAX_CLASSES:
+        raise DataError(f"data set {name!r}: {arrays.classes or high + 1} classes; there must be 2 to {MAX_CLASSES}")
     classes = info.classes if info else arrays.classes or max(high + 1, 2)
     if low < 0 or high >= classes:
         raise DataError(f"data set {name!r}: labels outside 0 to {classes - 1}")

@@ -1,5 +1,6 @@
 """The convolutions of every network that is built here, in the order of the forward pass. Torch-free."""
 
+from ttsv.checks import check_count
 from ttsv.errors import ConfigError
 from ttsv.models.conv_shape import ConvShape
 from ttsv.models.registry import network
@@ -79,7 +80,7 @@ def _single_conv(*, in_channels: int, image_size: int) -> list[ConvShape]:
 @network(
     "wrn{6n+4}-{k}",
     names=("wrn16-4", "wrn16-10", "wrn22-8", "wrn28-10", "wrn40-4"),
-    expression=r"wrn(?P<depth>[1-9]\d*)-(?P<factor>[1-9]\d*)",
+    expression=r"wrn(?P<depth>[1-9]\d{0,2})-(?P<factor>[1-9]\d{0,2})",
     where=lambda depth, factor: depth > 4 and depth % 6 == 4,
 )
 def _wide_resnet(*, depth: int, factor: int, in_channels: int, image_size: int) -> list[ConvShape]:
@@ -141,7 +142,7 @@ def _vgg(*, depth: int, in_channels: int, image_size: int) -> list[ConvShape]:
 @network(
     "lipconvnet-{5n}",
     names=tuple(f"lipconvnet-{depth}" for depth in range(5, 45, 5)),
-    expression=r"lipconvnet-(?P<depth>[1-9]\d*)",
+    expression=r"lipconvnet-(?P<depth>[1-9]\d{0,2})",
     where=lambda depth: depth % 5 == 0,
 )
 def _lipconvnet(*, depth: int, in_channels: int, image_size: int, num_classes: int, width: int = 32) -> list[ConvShape]:
@@ -151,7 +152,8 @@ def _lipconvnet(*, depth: int, in_channels: int, image_size: int, num_classes: i
     after the stages: those are stacked into channels.
     """
     _require_size(f"lipconvnet-{depth}", image_size, 32, 32)
-    if width < 2 or width % 2:
+    check_count("width", width)
+    if width % 2:
         raise ConfigError("width", width, "must be even and at least 2: MinMax pairs the halves of the channels")
     blocks = depth // 5
     shapes, channels, size = [], in_channels, image_size

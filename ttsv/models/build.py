@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from ttsv.checks import check_counts, check_number
 from ttsv.errors import ConfigError
 from ttsv.layers.framed import check_frames
 from ttsv.models.conv_shape import LAYERS, ConvShape
@@ -13,7 +14,7 @@ from ttsv.models.convolutions import ConvFactory
 from ttsv.models.lipconvnet import LipConvNet
 from ttsv.models.normalize import Normalize
 from ttsv.models.registry import find
-from ttsv.models.shapes import largest_rank, layer_shapes
+from ttsv.models.shapes import SMALLEST_STD, largest_rank, layer_shapes
 from ttsv.models.single_conv import SingleConv
 from ttsv.models.small_cnn import SmallCNN
 from ttsv.models.vgg import VGG
@@ -60,9 +61,7 @@ def build_model(
     if layer not in LAYERS:
         raise ConfigError("layer", layer, f"must be one of {', '.join(LAYERS)}")
     check_frames(frames)
-    for field, value in (("num_classes", num_classes), ("in_channels", in_channels)):
-        if value < 1:
-            raise ConfigError(field, value, "must be at least 1")
+    check_counts(num_classes=num_classes, in_channels=in_channels, image_size=image_size)
     if rank is not None:
         absolute_rank(rank, 1)
     family, numbers = find(name)
@@ -89,8 +88,13 @@ def build_model(
 
 def _normalization(mean: Sequence[float], std: Sequence[float], channels: int, dims: int) -> Normalize:
     for field, values in (("mean", mean), ("std", std)):
-        if len(values) not in (1, channels) or not all(map(math.isfinite, values)):
-            raise ConfigError(field, values, f"must be one finite number, or one per channel ({channels})")
-    if min(std) <= 0:
-        raise ConfigError("std", std, "must be above 0")
+        fix = f"must be a list of one finite number, or of one per channel ({channels})"
+        if not isinstance(values, Sequence) or len(values) not in (1, channels):
+            raise ConfigError(field, values, fix)
+        for value in values:
+            check_number(field, value, fix)
+            if not math.isfinite(value):
+                raise ConfigError(field, values, fix)
+    if min(std) < SMALLEST_STD:
+        raise ConfigError("std", std, f"must be at least {SMALLEST_STD:g}")
     return Normalize(mean, std, dims)

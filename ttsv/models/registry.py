@@ -54,7 +54,8 @@ def network(
     """Registers a function of `in_channels`, `image_size` and options as the networks of a pattern.
 
     `expression`: the regular expression of the whole name (default: the pattern itself, one network), whose named
-    groups are passed on, numbers as ints; `where` says which of them there are; `names` the well-known ones.
+    groups are passed on, numbers as ints; it bounds their digits, as every check of a name lists its layers. `where`
+    says which of them there are; `names` the well-known ones.
     """
 
     def register(function: ShapeList) -> ShapeList:
@@ -89,8 +90,8 @@ def name_patterns() -> tuple[str, ...]:
 
 def find(name: str) -> tuple[Family, dict[str, Any]]:
     """The family of a network, and what stands in its name. Raises `ConfigError` for an unknown name."""
-    for family in families():
+    for family in families() if isinstance(name, str) else ():
         found = family.parse(name)
         if found is not None:
             return family, found
-    raise ConfigError("model", name, str(name_fix(name)))
+    raise ConfigError("model", name, str(name_fix(str(name))))

@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
+from ttsv.checks import check_counts
 from ttsv.errors import ConfigError
 from ttsv.models import architectures  # noqa: F401 - registers the networks
 from ttsv.models.conv_shape import LAYERS, ConvShape
@@ -21,6 +22,9 @@ __all__ = [
     "shape_compression",
     "shape_macs",
 ]
+
+SMALLEST_STD = 1e-6
+"""Of a normalisation, in pixels: smaller ones send what differs in rounding alone far apart."""
 
 
 def list_models() -> tuple[str, ...]:
@@ -43,9 +47,7 @@ def layer_shapes(
     networks of torchvision, whose layers are known only once they are built.
     """
     family, numbers = find(name)
-    for field, value in (("in_channels", in_channels), ("num_classes", num_classes)):
-        if value < 1:
-            raise ConfigError(field, value, "must be at least 1")
+    check_counts(in_channels=in_channels, image_size=image_size, num_classes=num_classes)
     arguments = {"in_channels": in_channels, "image_size": image_size, "num_classes": num_classes}
     known = [option for option in family.options if option not in arguments]
     for option, value in options.items():
