@@ -52,7 +52,7 @@ def expand_grid(spec: ExperimentSpec, *, max_trials: int) -> Plan:
     planned: dict[str, PlannedTrial] = {}
     for fields in _points(spec, base, variants, trials):
         try:
-            trial = planner.plan(fields)
+            trial = _planned(spec, planner, fields)
         except ConfigError as error:  # of fields that do not go together
             raise SpecError([FieldProblem(error.field, f"{error.fix}, not {shown(error.value)}")]) from error
         planned.setdefault(trial.fingerprint, trial)
@@ -182,11 +182,21 @@ def _probe(spec: ExperimentSpec, base: dict[str, Any]) -> None:
     for _ in range(_PROBES):
         point = {path: domain.draw(source) for path, domain in space.items()}
         try:
-            planner.plan(base | point)
+            _planned(spec, planner, base | point)
         except ConfigError as error:
             where = f"search.space.{error.field}" if error.field in space else error.field
             problem = FieldProblem(where, f"{error.fix}, not {shown(error.value)}, at the point {shown(point)}")
             raise SpecError([problem]) from error
+
+
+def _planned(spec: ExperimentSpec, planner: Planner, fields: dict[str, Any]) -> PlannedTrial:
+    """Raises `ConfigError` for fields that do not go together, or not with what chooses among trials."""
+    trial = planner.plan(fields)
+    chooser = "search" if spec.search else "scheduler" if spec.scheduler.type == "asha" else None
+    if chooser and trial.config.training.validation == "test":
+        fix = f"must be held-out: `{chooser}` chooses among trials by what it names, which may not be the test images"
+        raise ConfigError("training.validation", "test", fix)
+    return trial
 
 
 _REQUIRED = ("dataset", "model")

@@ -212,6 +212,27 @@ class TestProblems:
         assert found["grid.colour"].startswith("unknown; an axis is one of dataset, model")
         assert found["grid.delta"] == "is set in base too; remove it here or base.delta"
 
+    @pytest.mark.parametrize(
+        "chooser",
+        [
+            {"scheduler": {"type": "asha"}},
+            {"search": {"algorithm": "random", "trials": 4, "space": {"seed": {"choice": [0, 1]}}}},
+        ],
+    )
+    def test_test_images_choose_no_trials(self, chooser: dict[str, Any]) -> None:
+        """What a scheduler or a search looks at is the validation accuracy, then that of the test images."""
+        for validation in ("held-out", "test"):
+            base = BASE | {"training": {"validation": validation}}
+            spec = ExperimentSpec.model_validate({"spec_version": 2, "name": "t", "base": base, **chooser})
+            if validation == "held-out":
+                expand_grid(spec, max_trials=10)
+                continue
+            with pytest.raises(SpecError) as caught:
+                expand_grid(spec, max_trials=10)
+            (problem,) = caught.value.problems
+            assert problem.field == "training.validation"
+            assert problem.message.startswith(f"must be held-out: `{next(iter(chooser))}` chooses among trials")
+
     def test_a_nested_field_conflicts_with_its_axis(self) -> None:
         found = problems_of(BASE | {"training": {"lr": 0.1}}, {"training.lr": [0.2]})
         assert found == {"grid.training.lr": "is set in base too; remove it here or base.training.lr"}

@@ -237,6 +237,17 @@ def test_diverged_weights_end_the_trial_by_name() -> None:
         clip.project(model, 7, force=True)
 
 
+def test_a_product_of_finite_factors_that_overflows_is_divergence() -> None:
+    model = network()
+    clip = Clip(0.5)
+    clip.bind(model, 7)
+    with torch.no_grad():
+        for factor in ("2.k1", "2.core", "2.k3"):
+            model.get_parameter(factor).mul_(1e30)
+    with pytest.raises(DivergedError, match="layer '2': frames times core are not finite"):
+        clip.project(model, 7, force=True)
+
+
 def test_misuse() -> None:
     with pytest.raises(ConfigError, match=r"model = .*: must be .* call bind\(model, input_size\)"):
         Clip(1.0).project(network(), 100)

@@ -25,6 +25,7 @@ from ttsv.constraints.operators import (
     unbound,
 )
 from ttsv.constraints.protocol import LayerNorms, Unconstrained
+from ttsv.errors import DivergedError
 from ttsv.layers import (
     Convolution,
     LayerGeometry,
@@ -104,10 +105,10 @@ class Clip(Unconstrained):
             return
         start = time.perf_counter()
         layers = bound_layers(model, self._sizes, step, linear=self.linear)
-        norms = {name: self._clip(layer, self._sizes[name]) for name, layer in layers.items()}
+        norms = {name: self._clip(name, layer, self._sizes[name]) for name, layer in layers.items()}
         self._add_to_report(norms, time.perf_counter() - start)
 
-    def _clip(self, layer: nn.Module, seen: tuple[int, ...]) -> LayerNorms:
+    def _clip(self, name: str, layer: nn.Module, seen: tuple[int, ...]) -> LayerNorms:
         if isinstance(layer, nn.Linear):
             clipped, norms = self._clip_matrix(layer.weight)
             layer.weight.copy_(clipped)
@@ -115,6 +116,8 @@ class Clip(Unconstrained):
         assert isinstance(layer, TTConv | Convolution | TransposedConvolution)
         make_frames_orthonormal(layer)
         around, kernel = frames_norm(layer), layer_kernel(layer)
+        if not kernel.isfinite().all():  # of finite factors the product may overflow
+            raise DivergedError(f"layer {name!r}: frames times core are not finite: lower the learning rate")
         limit = self.delta if around == 1 else self.delta / around * (1 - 4 * _EPS)
         clipped, norms = self._clip_kernel(kernel, limit, layer_geometry(layer, seen))
         kernel.copy_(clipped)
