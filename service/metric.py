@@ -47,6 +47,7 @@ class Metric(StrEnum):
     MERGED_LATENCY_SECONDS = "merged_latency_seconds"
     MERGED_BATCH_SECONDS = "merged_batch_seconds"
     PEAK_MEMORY = "peak_memory"
+    SPECTRUM_MEMORY = "spectrum_memory"
 
     @property
     def more_is_better(self) -> bool:
@@ -155,4 +156,5 @@ _READINGS = {
     Metric.MERGED_LATENCY_SECONDS: _milliseconds("inference of 1 image, merged"),
     Metric.MERGED_BATCH_SECONDS: _milliseconds("inference of 128 images, merged"),
     Metric.PEAK_MEMORY: Reading("peak GPU memory", "MiB", 2**-20, 0),
+    Metric.SPECTRUM_MEMORY: Reading("memory of the spectrum", "MiB", 2**-20, 1),
 }

@@ -20,8 +20,8 @@ from ttsv.errors import ConfigError
 
 Plain = dict[str, Any]
 
-SPEEDUP = "speedup"
-"""A column of its own: a time of the uncompressed network's row over that of the row."""
+SPEEDUP, SAVING = RATIOS = ("speedup", "memory_saving")
+"""Columns of their own: a time, or a memory, of the uncompressed network's row over that of the row."""
 _PRINTED = {
     "accuracy": Metric.ACCURACY,
     "autoattack": Metric.ROBUST_ACCURACY,
@@ -61,15 +61,19 @@ class PrintedRow:
 
 @dataclass(frozen=True)
 class PaperTable:
-    """A table or figure. `columns` are metrics and `SPEEDUP`; `speedup` names the time that this compares."""
+    """A table or figure. `columns` are metrics and `RATIOS`; `ratios` names the metric that each of these compares.
+
+    `beside`: what the rows' values are, the paper's printed ones ("paper") or those that its formulas predict.
+    """
 
     name: str
     title: str
     seeds: str
     labels: tuple[str, ...]
     columns: tuple[str, ...]
-    speedup: Metric | None
-    speedup_note: str
+    ratios: dict[str, Metric]
+    ratio_notes: tuple[str, ...]
+    beside: str
     rows: tuple[PrintedRow, ...]
 
 
@@ -119,7 +123,7 @@ def notes(table: PaperTable, row: PrintedRow, config: Plain, record: Plain) -> l
         said.append(f"p.r.: {protocol['certified']}")
     if Metric.LIPSCHITZ_FGSM in row.values:
         said.append(f"empirical Lipschitz constant: {protocol['max_empirical_lipschitz']}")
-    if row.values:
+    if row.values and table.beside == "paper":
         said.append(f"seeds: {table.seeds} in the paper")
     return said
 
@@ -157,7 +161,7 @@ def _by_headline() -> dict[tuple[Any, ...], list[tuple[PaperTable, PrintedRow]]]
     found: dict[tuple[Any, ...], list[tuple[PaperTable, PrintedRow]]] = {}
     for table in _tables().values():
         for row in table.rows:
-            if row.values:
+            if row.values and table.beside == "paper":
                 found.setdefault(row.key, []).append((table, row))
     return found
 
@@ -170,15 +174,15 @@ def _table(name: str, data: Plain) -> PaperTable:
     for (config, smoke), values in zip(points, printed, strict=True):
         said = {label: _label(label, config) for label in labels}
         rows.append(PrintedRow(said, _values(values), config, smoke))
-    speedup = data.get("speedup")
     return PaperTable(
         name,
         data["title"],
         data["seeds"],
         labels,
         tuple(data["columns"]),
-        Metric(speedup) if speedup else None,
-        data.get("speedup_note", ""),
+        {ratio: Metric(data[ratio]) for ratio in RATIOS if ratio in data},
+        tuple(f"{ratio.replace('_', ' ')}: {data[f'{ratio}_note']}" for ratio in RATIOS if ratio in data),
+        data.get("beside", "paper"),
         tuple(rows),
     )
 
@@ -204,11 +208,11 @@ def _config(spec: Plain) -> Plain:
 def _values(printed: Plain) -> dict[str, Printed]:
     found = {}
     for name, value in printed.items():
-        metric = SPEEDUP if name == SPEEDUP else _PRINTED.get(name)
+        metric = name if name in RATIOS else _PRINTED.get(name)
         if metric is None or value is None:
             continue
         mean, spread = value if isinstance(value, list) else (value, None)
-        factor = 1.0 if metric == SPEEDUP else Metric(metric).reading.factor
+        factor = 1.0 if metric in RATIOS else Metric(metric).reading.factor
         scaled = None if spread is None else round(spread / factor, 10)
         found[str(metric)] = Printed(round(mean / factor, 10), scaled, metric is not Metric.ROBUST_ACCURACY)
     return found

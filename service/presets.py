@@ -273,7 +273,7 @@ def _one_layer(layer: str, channels: list[int], ranks: list[float | None]) -> Pl
 
 
 def _figure_speedup(protocol: Protocol) -> Plain:
-    """Seconds of the exact spectrum over channels and ranks; predicted for c/2: 8 times faster, 4 times less memory."""
+    """Time and memory of the exact spectrum over channels and ranks."""
     return _one_layer("tt", [128, 192, 256, 384, 512], [None, 0.25, 1 / 3, 0.5])
 
 
@@ -291,7 +291,7 @@ _PRESETS = tuple(
         ("table4", "Clipping and division in WRN-16-10 on CIFAR-100", _table4),
         ("figure-vgg", "TT, clipping and division in VGG-19 on CIFAR-10 and CIFAR-100", _figure_vgg),
         ("figure-lipschitz", "Empirical Lipschitz constants of LipConvNets over lambda_ort", _figure_lipschitz),
-        ("figure-speedup", "Time of the exact spectrum of a TT layer, n = 16", _figure_speedup),
+        ("figure-speedup", "Time and memory of the exact spectrum of a TT layer, n = 16", _figure_speedup),
         ("figure-soc-speedup", "Inference time of a SOC-TT layer, n = 16", _figure_soc_speedup),
     )
 )

@@ -98,6 +98,7 @@ class ResultOut(Out):
     latency_seconds: float = Field(description="Inference of one image.")
     batch_seconds: float = Field(description="Inference of 128 images.")
     peak_memory: int | None = Field(description="Of the GPU, in bytes; null on a CPU.")
+    spectrum_memory: int | None = Field(None, description="The most allocated for the singular values, in bytes.")
     selected_epoch: int = Field(description="The epoch whose weights were evaluated.")
     top5_accuracy: float | None = Field(None, description="Of more than five classes; else null.")
     max_calibration_error: float | None = None

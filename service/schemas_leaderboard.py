@@ -1,6 +1,6 @@
 """What goes out of the API about leaderboards and the paper's tables."""
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -126,7 +126,8 @@ class TableRowOut(Out):
     seeds: int
     trials: int
     metrics: dict[str, SpreadOut]
-    speedup: float | None
+    speedup: float | None = Field(description="Time of the uncompressed network's row over that of this one.")
+    memory_saving: float | None = Field(None, description="Its memory over that of this one.")
     paper: dict[str, PrintedOut]
     notes: list[str]
 
@@ -141,4 +142,7 @@ class TableOut(Out):
     protocol: str | None
     other_protocols: list[str]
     rows: list[TableRowOut]
+    beside: Literal["paper", "predicted"] = Field(
+        "paper", description="What the values in `paper` are: printed, or predicted by the paper's formulas."
+    )
     notes: list[str]

@@ -2,7 +2,7 @@
 
 from service.exports import Cell, Measured, Sheet
 from service.metric import Metric
-from service.paper import SPEEDUP
+from service.paper import RATIOS
 from service.tables import Reproduction, TableRow
 
 Value = str | int | float | bool | None
@@ -14,7 +14,7 @@ def table_sheet(found: Reproduction) -> Sheet:
     headings = [label.replace("_", " ") for label in found.labels]
     numeric = [label not in ("method", "dataset", "layer") for label in found.labels]
     for column in found.columns:
-        headings += [_title(column), *(["paper"] if column in printed else [])]
+        headings += [_title(column), *([found.beside] if column in printed else [])]
         numeric += [True, *([True] if column in printed else [])]
     best = {column: _best(found, column) for column in found.columns}
     rows: list[list[Cell]] = []
@@ -40,19 +40,20 @@ def table_sheet(found: Reproduction) -> Sheet:
 
 def table_records(found: Reproduction) -> tuple[list[str], list[list[Value]]]:
     """Header and rows for CSV, all numbers in the API's units."""
-    metrics = [column for column in found.columns if column != SPEEDUP]
+    metrics = [column for column in found.columns if column not in RATIOS]
+    ratios = [column for column in found.columns if column in RATIOS]
     printed = [column for column in found.columns if any(column in row.paper for row in found.rows)]
     header = [*found.labels, "status", "seeds", "trials"]
     header += [f"{metric}_{part}" for metric in metrics for part in ("mean", "std")]
-    header += ["speedup"] if SPEEDUP in found.columns else []
-    header += [f"paper_{column}_{part}" for column in printed for part in ("mean", "std")]
+    header += ratios
+    header += [f"{found.beside}_{column}_{part}" for column in printed for part in ("mean", "std")]
     rows: list[list[Value]] = []
     for row in found.rows:
         values: list[Value] = [*(row.labels[label] for label in found.labels), row.status, row.seeds, row.trials]
         for metric in metrics:
             spread = row.metrics.get(metric)
             values += [None, None] if spread is None else [spread["mean"], spread["std"]]
-        values += [row.speedup] if SPEEDUP in found.columns else []
+        values += [getattr(row, ratio) for ratio in ratios]
         for column in printed:
             value = row.paper.get(column)
             values += [None, None] if value is None else [value.mean, value.spread]
@@ -61,24 +62,25 @@ def table_records(found: Reproduction) -> tuple[list[str], list[list[Value]]]:
 
 
 def _title(column: str) -> str:
-    return column if column == SPEEDUP else Metric(column).reading.title
+    return column.replace("_", " ") if column in RATIOS else Metric(column).reading.title
 
 
 def _scale(column: str) -> tuple[float, int]:
-    if column == SPEEDUP:
+    if column in RATIOS:
         return 1, 1
     reading = Metric(column).reading
     return reading.factor, reading.decimals
 
 
 def _mean(row: TableRow, column: str) -> float | None:
-    if column == SPEEDUP:
-        return row.speedup
+    if column in RATIOS:
+        ratio: float | None = getattr(row, column)
+        return ratio
     return row.metrics[column]["mean"] if column in row.metrics else None
 
 
 def _best(found: Reproduction, column: str) -> float | None:
-    more = column == SPEEDUP or Metric(column).more_is_better
+    more = column in RATIOS or Metric(column).more_is_better
     known = [mean for row in found.rows if (mean := _mean(row, column)) is not None]
     return (max if more else min)(known, default=None)
 

@@ -14,7 +14,7 @@ from service.leaderboard import Spread, spreads
 from service.measures import Measures, measures
 from service.metric import Metric
 from service.models import Experiment, Protocol, Result, Trial
-from service.paper import SPEEDUP, PaperTable, Printed, PrintedRow, headline
+from service.paper import RATIOS, SAVING, SPEEDUP, PaperTable, Printed, PrintedRow, headline
 from service.protocols import differences
 from service.scores import Counted
 
@@ -23,8 +23,8 @@ from service.scores import Counted
 class TableRow:
     """One row: as printed, and as measured. `status` is "complete", or what is missing.
 
-    `speedup` is the time of the uncompressed network's row over that of this one. `notes`: in what the two differ,
-    what all rows share aside.
+    `speedup` is the time of the uncompressed network's row over that of this one, `memory_saving` the memory. `notes`:
+    in what the two differ, what all rows share aside.
     """
 
     labels: dict[str, Any]
@@ -33,14 +33,18 @@ class TableRow:
     seeds: int
     trials: int
     metrics: dict[str, Spread]
-    speedup: float | None
     paper: dict[str, Printed]
     notes: list[str]
+    speedup: float | None = None
+    memory_saving: float | None = None
 
 
 @dataclass(frozen=True)
 class Reproduction:
-    """A table with our numbers, all of one protocol; null: nothing was measured. `other_protocols` have results too."""
+    """A table with our numbers, all of one protocol; null: nothing was measured. `other_protocols` have results too.
+
+    `beside`: as `PaperTable` has it.
+    """
 
     name: str
     title: str
@@ -49,6 +53,7 @@ class Reproduction:
     protocol: str | None
     other_protocols: list[str]
     rows: list[TableRow]
+    beside: str
     notes: list[str] = field(default_factory=list)
 
 
@@ -115,14 +120,15 @@ def reproduce(
         else _row(table, row, found.get(headline(target), {}), None, {}, [])
         for row, target, item in zip(table.rows, targets, chosen, strict=True)
     ]
-    rows = _with_speedups(table, rows)
+    rows = _with_ratios(table, rows)
     rows, notes = _shared(rows)
-    if table.speedup is not None:
-        notes = [f"speedup: {table.speedup_note}", *_machines(session, itertools.chain(*results.values())), *notes]
+    if table.ratios:
+        notes = [*table.ratio_notes, *_machines(session, itertools.chain(*results.values())), *notes]
     if smoke:
         notes = ["scale smoke: small networks on synthetic images, which measure nothing", *notes]
     others = [name for name in order if name != protocol]
-    return Reproduction(table.name, table.title, list(table.labels), list(table.columns), protocol, others, rows, notes)
+    labels, columns = list(table.labels), list(table.columns)
+    return Reproduction(table.name, table.title, labels, columns, protocol, others, rows, table.beside, notes)
 
 
 def _cells(
@@ -218,37 +224,38 @@ def _row(
         else:
             status = "no result: " + ", ".join(f"{count} {state}" for state, count in states.items())
         trials = sum(len(cell.fingerprints) for cell in cells.values())
-        return TableRow(row.labels, status, None, 0, trials, {}, None, row.values, notes)
+        return TableRow(row.labels, status, None, 0, trials, {}, row.values, notes)
     name, cell = item
     known = measured[name]
     seeds, trials = int(known[Metric.ACCURACY][0]), len(cell.fingerprints)
     status = "complete" if seeds == trials else f"{seeds} of {trials} seeds"
-    columns = [column for column in table.columns if column != SPEEDUP]
-    if table.speedup is not None:
-        columns.append(table.speedup)
-    shown = spreads(known, columns)
+    shown = spreads(known, [*(column for column in table.columns if column not in RATIOS), *table.ratios.values()])
     if len(cells) > 1:
         notes = [f"the nearest of {len(cells)} cells that belong to this row", *notes]
-    return TableRow(row.labels, status, name, seeds, trials, shown, None, row.values, notes)
+    return TableRow(row.labels, status, name, seeds, trials, shown, row.values, notes)
 
 
-def _with_speedups(table: PaperTable, rows: list[TableRow]) -> list[TableRow]:
+def _with_ratios(table: PaperTable, rows: list[TableRow]) -> list[TableRow]:
     """With each row compared to the uncompressed one of the same other labels, as the paper does."""
-    if table.speedup is None:
-        return rows
-    time = table.speedup
-    base: dict[tuple[Any, ...], float] = {}
-    for row in rows:
-        if row.labels["rank"] is None and time in row.metrics:
-            base[_others(row)] = row.metrics[time]["mean"]
-    found = []
-    for row in rows:
-        ours, whole, speedup = row.metrics.get(time), base.get(_others(row)), None
-        if ours is not None and whole is not None and ours["mean"] > 0 and whole > 0:
-            speedup = whole / ours["mean"]
-        metrics = {name: value for name, value in row.metrics.items() if name in table.columns}
-        found.append(replace(row, metrics=metrics, speedup=speedup))
-    return found
+    whole = {_others(row): row.metrics for row in rows if row.labels["rank"] is None} if table.ratios else {}
+
+    def ratio(name: str, row: TableRow) -> float | None:
+        metric = table.ratios.get(name)
+        theirs = whole.get(_others(row), {}).get(metric) if metric else None
+        ours = row.metrics.get(metric) if metric else None
+        if theirs is None or ours is None or min(theirs["mean"], ours["mean"]) <= 0:
+            return None
+        return theirs["mean"] / ours["mean"]
+
+    return [
+        replace(
+            row,
+            speedup=ratio(SPEEDUP, row),
+            memory_saving=ratio(SAVING, row),
+            metrics={name: value for name, value in row.metrics.items() if name in table.columns},
+        )
+        for row in rows
+    ]
 
 
 def _others(row: TableRow) -> tuple[Any, ...]:

@@ -64,10 +64,8 @@ def run(
             state=folder / CHECKPOINTS / ATTACK_STATE,
             renew_state=True,
         )
-        spectra_started = time.perf_counter()
-        spectra = model_spectra(model, data.info.image_size, in_channels=data.info.channels)
+        (spectra, spectrum_seconds), spectrum_memory = cost.peak_allocation(lambda: _timed_spectra(model, data), place)
         layers = layer_records(model, data, constraint.report(), spectra)
-        spectrum_seconds = time.perf_counter() - spectra_started
         times = _inference_seconds(model, data.test.images[:128].to(place))
     if source is None:
         facts = replace(facts, layers=tuple(layers))
@@ -89,6 +87,7 @@ def run(
         multiply_accumulates=cost.multiply_accumulates(model, data.info.image_size, in_channels=data.info.channels),
         eval_seconds=time.perf_counter() - started,
         spectrum_seconds=spectrum_seconds,
+        spectrum_memory=spectrum_memory,
         protocol=protocol,
         environment=environment,
         layers=layers,
@@ -127,14 +126,18 @@ def _train(
     )
 
 
-def _inference_seconds(model: nn.Module, images: Tensor) -> dict[str, float | None]:
-    """Of 1 and of 128 images, as the network is and with its frames merged."""
-    pixels = as_pixels(images)
-    found: dict[str, float | None] = {}
-    for prefix, network in (("", model), ("merged_", cost.merged(model))):
-        for name, count in (("latency_seconds", 1), ("batch_seconds", 128)):
-            found[prefix + name] = None if network is None else cost.inference_seconds(network, pixels, count)
-    return found
+def _timed_spectra(model: nn.Module, data: Dataset) -> tuple[dict[str, Tensor], float]:
+    """The spectra of all layers, and the seconds that they took."""
+    started = time.perf_counter()
+    spectra = model_spectra(model, data.info.image_size, in_channels=data.info.channels)
+    return spectra, time.perf_counter() - started
+
+
+def _inference_seconds(model: nn.Module, images: Tensor) -> dict[str, float]:
+    """By column: of 1 and of 128 images, as the network is and, where it has frames to merge, with them merged."""
+    names = {1: "latency_seconds", 128: "batch_seconds"}
+    times = cost.inference_times(model, as_pixels(images), tuple(names))
+    return {("merged_" if time.merged else "") + names[time.count]: time.seconds for time in times}
 
 
 def model_arguments(config: TrialConfig, data: Dataset) -> dict[str, Any]:

@@ -52,7 +52,8 @@ class TrialResult:
     takes (its penalty's gradient excepted), both without the first epoch of several. `peak_memory` is the GPU's, in
     bytes, None on a CPU.
 
-    `spectrum_seconds` is the time of the exact spectra of all convolutions; `latency_seconds` and `batch_seconds` that
+    `spectrum_seconds` is the time of the exact spectra of all convolutions and `spectrum_memory` the most, in bytes,
+    that torch had allocated for them; `latency_seconds` and `batch_seconds` that
     of the inference of 1 and of 128 images, each TT layer merged or factored, whichever multiplies less; `merged_*` the
     same with frames merged into dense kernels once and for all, None for a network without TT layers.
 
@@ -94,6 +95,7 @@ class TrialResult:
     protocol: dict[str, Any]
     environment: dict[str, Any]
     layers: list[dict[str, Any]]
+    spectrum_memory: int | None = None
     top5_accuracy: float | None = None
     max_calibration_error: float | None = None
     adaptive_ece: float | None = None

@@ -101,6 +101,7 @@ TABLE: Plain = {
             "trials": 0,
             "metrics": {},
             "speedup": None,
+            "memory_saving": None,
             "paper": {
                 "accuracy": {"mean": 0.9525, "spread": None, "comparable": True},
                 "robust_accuracy": {"mean": 0.517, "spread": None, "comparable": False},
@@ -110,6 +111,7 @@ TABLE: Plain = {
             "notes": [],
         }
     ],
+    "beside": "paper",
     "notes": [],
 }
 

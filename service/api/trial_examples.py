@@ -80,6 +80,7 @@ TRIAL: Plain = {
         "latency_seconds": 0.000412,
         "batch_seconds": 0.003127,
         "peak_memory": None,
+        "spectrum_memory": 86016,
         "selected_epoch": 12,
         "top5_accuracy": 0.997214,
         "max_calibration_error": 0.411256,

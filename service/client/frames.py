@@ -29,7 +29,7 @@ _TRIAL_COLUMNS = (
 )
 
 # What counts something stays whole beside missing values.
-_WHOLE = ("parameters", "multiply_accumulates", "peak_memory", "selected_epoch", "source_trial_id")
+_WHOLE = ("parameters", "multiply_accumulates", "peak_memory", "spectrum_memory", "selected_epoch", "source_trial_id")
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -43,4 +43,5 @@ MEANINGS: dict[Metric, str] = {
     Metric.MERGED_LATENCY_SECONDS: "One image, the frames merged into dense kernels.",
     Metric.MERGED_BATCH_SECONDS: "128 images at once, the frames merged into dense kernels.",
     Metric.PEAK_MEMORY: "Largest amount of the GPU's memory in use.",
+    Metric.SPECTRUM_MEMORY: "The most allocated for the exact singular values.",
 }

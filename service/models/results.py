@@ -59,6 +59,7 @@ class Result(Base):
     latency_seconds: Mapped[float]
     batch_seconds: Mapped[float]
     peak_memory: Mapped[int | None] = mapped_column(BigInteger)
+    spectrum_memory: Mapped[int | None] = mapped_column(BigInteger)
     selected_epoch: Mapped[int]
     top5_accuracy: Mapped[float | None]
     max_calibration_error: Mapped[float | None]

@@ -240,6 +240,37 @@ class TestTables:
         rows = list(csv.DictReader(io.StringIO(api.get(f"/v1/tables/{PAPER}/table2{query}&format=csv").text)))
         assert rows[5]["paper_accuracy_mean"] == "0.9525"
 
+    def test_a_figure_beside_what_is_predicted(
+        self, api: TestClient, database: Database, claim: Claim, finish: Finish
+    ) -> None:
+        """Times here as (r / c)^2 and memory as r / c, where cubes and squares are predicted."""
+        experiment_id = api.post(f"/v1/presets/{PAPER}/figure-speedup").json()["id"]
+        lease = claim()
+        with database.read() as session:
+            trials = [(t.id, t.config) for t in queue.unfinished_trials(session, lease)]
+        for trial_id, config in trials:
+            share = config["rank"] or 1.0
+            finish(lease, trial_id, 0.9, spectrum_seconds=3 * share**2, spectrum_memory=round(2**20 * share))
+        query = f"/v1/tables/{PAPER}/figure-speedup?experiment={experiment_id}"
+        body = api.get(query).json()
+        assert body["beside"] == "predicted"
+        assert len(body["rows"]) == 20
+        for row in body["rows"]:
+            ratio = 1 / (row["labels"]["rank"] or 1)
+            assert row["status"] == "complete"
+            assert (row["speedup"], row["memory_saving"]) == pytest.approx((ratio**2, ratio), rel=1e-5)
+            predicted = row["paper"]["speedup"]["mean"], row["paper"]["memory_saving"]["mean"]
+            assert predicted == pytest.approx((ratio**3, ratio**2))
+        text = api.get(f"{query}&format=markdown").text
+        headings = (
+            "| channels | rank | spectrum (ms) | speedup | predicted | memory of the spectrum (MiB) | memory saving |"
+        )
+        assert headings in text
+        assert "seeds:" not in text
+        rows = list(csv.DictReader(io.StringIO(api.get(f"{query}&format=csv").text)))
+        assert rows[3]["predicted_speedup_mean"] == "8.0"
+        assert rows[3]["memory_saving"] == "2.0"
+
     def test_rows_of_another_protocol_are_not_mixed(
         self, api: TestClient, database: Database, claim: Claim, finish: Finish
     ) -> None:

@@ -8,7 +8,7 @@ import pytest
 from service import paper
 from service.errors import NotFoundError
 from service.metric import Metric
-from service.paper import SPEEDUP, paper_table, references
+from service.paper import RATIOS, SPEEDUP, paper_table, references
 from service.presets import PAPER, presets
 
 NAMES = [preset.name.partition("/")[2] for preset in presets()]
@@ -19,11 +19,11 @@ def test_every_preset_has_its_table(name: str) -> None:
     table = paper_table(PAPER, name)
     assert table.rows
     assert all(set(row.labels) == set(table.labels) for row in table.rows)
-    assert all(column == SPEEDUP or column in set(Metric) for column in table.columns)
+    assert all(column in RATIOS or column in set(Metric) for column in table.columns)
     assert len({tuple(row.labels.values()) for row in table.rows}) == len(table.rows)
     for row in table.rows:
         assert set(row.values) <= set(table.columns)
-    assert (SPEEDUP in table.columns) == (table.speedup is not None)
+    assert [column for column in table.columns if column in RATIOS] == list(table.ratios)
 
 
 @pytest.mark.parametrize(("name", "rows"), [("table1", 9), ("table2", 16), ("table3", 18), ("table4", 16)])

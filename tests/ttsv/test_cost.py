@@ -1,3 +1,4 @@
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from ttsv.models import create_model, layer_shapes, list_models
 from ttsv.models.conv_shape import LAYERS, SOC_TERMS, ConvShape
 from ttsv.models.convolutions import ConvFactory
 from ttsv.models.shapes import shape_compression, shape_macs
+from ttsv.spectrum import model_spectra
 
 NAMES = (*list_models(), "wrn10-1")
 RANKS = (24, 256, 0.25)
@@ -174,6 +176,31 @@ def test_inference_times_are_of_the_network_as_it_is_and_merged() -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux says what to compare with")
+def test_peak_allocation() -> None:
+    def compute() -> float:
+        first = torch.ones(1000, 1000)
+        second = first + 1
+        del first
+        third = second[:10].clone()
+        return float(second.sum() + third.sum())
+
+    held = torch.ones(5000, 1000)  # before, and not counted
+    found, peak = cost.peak_allocation(compute, torch.device("cpu"))
+    assert found == 2e6 + 2e4
+    assert peak == pytest.approx(8e6, rel=1e-3)
+    assert cost.peak_allocation(lambda: held.shape, torch.device("cpu")) == (held.shape, 0)
+
+
+@pytest.mark.parametrize(("share", "predicted"), [(2, 4), (3, 9)])
+def test_the_spectrum_of_a_tt_layer_takes_less_memory(share: int, predicted: int) -> None:
+    """By the square of what the frames take off the channels, less what the factors themselves take."""
+    peaks = []
+    for rank in (None, 96 // share):
+        model = create_model("single-conv", num_classes=2, in_channels=96, image_size=16, layer="tt", rank=rank)
+        peaks.append(cost.peak_allocation(partial(model_spectra, model, 16), torch.device("cpu"))[1])
+    assert peaks[0] / peaks[1] == pytest.approx(predicted, rel=0.1)
+
+
 def test_peak_memory_of_the_process() -> None:
     lines = Path("/proc/self/status").read_text().splitlines()
     (kibibytes,) = (line.split()[1] for line in lines if line.startswith("VmHWM"))

@@ -1,16 +1,20 @@
 """What a network costs."""
 
+import itertools
 import math
+import os
 import resource
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
+from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from ttsv.errors import ConfigError
@@ -29,6 +33,8 @@ from ttsv.layers.spectral import evaluating
 from ttsv.metrics.float64 import own_dtype
 from ttsv.metrics.zero_input import zero_input
 from ttsv.symbol import Size
+
+_Found = TypeVar("_Found")
 
 
 def parameters(model: nn.Module) -> int:
@@ -124,6 +130,26 @@ def peak_memory(device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device)
     largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return largest if sys.platform == "darwin" else largest * 1024
+
+
+def peak_allocation(compute: Callable[[], _Found], device: torch.device) -> tuple[_Found, int]:
+    """What `compute` returns, and the most that torch had allocated for it at one time, in bytes.
+
+    On a CPU from torch's profiler: of its tensors, without the workspaces of the libraries that it calls. On a GPU from
+    its allocator. What was allocated before does not count.
+    """
+    if device.type == "cuda":
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        found = compute()
+        return found, torch.cuda.max_memory_allocated(device) - before
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else it writes of each start to standard error
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        found = compute()
+    assert profiler.profiler is not None
+    events = profiler.profiler.kineto_results.events()
+    changes = (event.nbytes() for event in events if event.name() == "[memory]")
+    return found, max(itertools.accumulate(changes), default=0)
 
 
 def merged(model: nn.Module) -> nn.Module | None:
