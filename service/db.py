@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+from sqlite3 import SQLITE_FULL
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -19,6 +20,7 @@ _T = TypeVar("_T")
 # SQLite 3.7.0 to 3.51.2 can corrupt a WAL database that several connections checkpoint at once.
 _FIRST_SOUND_WAL = (3, 51, 3)
 _RETRIED_STATES = {"40001", "40P01"}  # serialization failure, deadlock
+_DISK_FULL = "53100"
 _WRITE_ATTEMPTS = 5
 
 
@@ -73,6 +75,12 @@ class Database:
     def close(self) -> None:
         """Closes every connection."""
         self.engine.dispose()
+
+
+def is_full(error: Exception) -> bool:
+    """Whether the database's disk is."""
+    cause = getattr(error, "orig", None)
+    return getattr(cause, "sqlite_errorcode", None) == SQLITE_FULL or getattr(cause, "sqlstate", None) == _DISK_FULL
 
 
 def changed_rows(session: Session, change: UpdateBase) -> int:

@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from service.api.examples import PROBLEM
+from service.db import is_full
 from service.errors import (
     ConflictError,
     FieldProblem,
@@ -150,7 +151,8 @@ def install(app: FastAPI) -> None:
         if isinstance(error, IntegrityError | DataError):  # the service's own mistake: sent again, it comes again
             raise error
         log.error("database error on %s %s: %s", request.method, request.url.path, error)
-        detail = "the database does not answer; nothing was stored, so the request can be sent again"
+        what = "the database has no room left on its disk" if is_full(error) else "the database does not answer"
+        detail = f"{what}; nothing was stored, so the request can be sent again"
         return problem(503, detail, instance=request.url.path, headers={"Retry-After": "5"})
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import exc
+from sqlalchemy import event, exc
 from sqlalchemy.orm import Session
 
 from service import queue
@@ -506,6 +506,23 @@ class TestDatabaseGone:
 
         monkeypatch.setattr(experiments, "list_experiments", full)
         problem(sqlite_api.get("/v1/experiments"), 503)
+
+    def test_a_full_disk_is_named(self, sqlite_url: str, tmp_path: Path) -> None:
+        def full(connection: Any, _record: Any) -> None:
+            connection.execute("PRAGMA max_page_count=1")  # taken as the pages that there are
+
+        application = create_app(Settings(database_url=sqlite_url, data_dir=tmp_path / "data", host="127.0.0.1"))
+        engine = application.state.database.engine
+        spec = SPEC | {"notes": "n" * 9000, "grid": {"seed": [*range(500)]}}
+        with TestClient(application, raise_server_exceptions=False) as api:
+            engine.dispose()
+            event.listen(engine, "connect", full)
+            body = problem(api.post("/v1/experiments", json=spec), 503)
+            assert body["detail"].startswith("the database has no room left on its disk; nothing was stored")
+            event.remove(engine, "connect", full)
+            engine.dispose()
+            assert api.get("/v1/experiments").json()["items"] == []
+            assert api.post("/v1/experiments", json=spec).status_code == 201
 
     def test_an_error_of_ours_is_a_problem_too(self, sqlite_api: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
         def broken(*_: object, **__: object) -> None:
