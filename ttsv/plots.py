@@ -58,14 +58,16 @@ def plot_reliability(diagrams: Mapping[str, ReliabilityDiagram], path: Path, tit
 def plot_lipschitz(
     constants: Sequence[EmpiricalLipschitz], path: Path, *, bound: float | None = None, title: str = ""
 ) -> None:
-    """Draws a histogram over images for each search, all in one space; `bound`, in that space, is named in words."""
+    """Draws a histogram over images for each search; `bound`, in pixels, is named in words, in each search's space."""
     figure, axes = _axes(path, title)
     for one in constants:
-        label = f"{one.method}, {one.space}, largest {one.maximum:.4g}"
+        label = f"{one.method}, {one.space}: largest {one.maximum:.4g}"
+        if bound is not None:
+            label += f", certified {bound * one.longest_unit:.4g}"
         axes.hist(one.values.numpy(), _BINS, histtype="step", label=label)
     axes.set_xlabel("empirical Lipschitz constant")
     axes.set_ylabel("images")
-    axes.legend(title=None if bound is None else f"certified bound {bound:.4g} (pixels)")
+    axes.legend()
     figure.savefig(path, dpi=150)
 
 

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from ttsv.bounds import conv_norm_bounds
 from ttsv.layers import TTConv
+from ttsv.symbol import padding_sides
 from ttsv.tt import orthogonalize
 
 EPS = torch.finfo(torch.float64).eps
@@ -88,7 +89,7 @@ class Convolution(LinearMap):
     ) -> "Convolution":
         """The convolution that a layer applies, with a kernel in the place of its own."""
         groups = 1 if isinstance(layer, TTConv) else layer.groups
-        sides = padded_sides(layer.padding, layer.kernel_size, layer.dilation)
+        sides = padding_sides(layer.padding, layer.kernel_size, layer.dilation)
         return cls(kernel, tuple(size), layer.stride, sides, layer.dilation, groups, layer.padding_mode)
 
     @property
@@ -173,18 +174,6 @@ class TTConvolution(LinearMap):
         if core is None or core.shape[1] != self.k1.shape[1]:
             return None
         return self.k3.T @ core @ self.k1.T
-
-
-def padded_sides(
-    padding: str | Sequence[int], kernel_size: Sequence[int], dilation: Sequence[int]
-) -> tuple[tuple[int, int], ...]:
-    """Pixels of padding before and after, per axis, as torch's convolutions have them."""
-    if padding == "same":
-        totals = [e * (k - 1) for e, k in zip(dilation, kernel_size, strict=True)]
-        return tuple((total // 2, total - total // 2) for total in totals)
-    if isinstance(padding, str):
-        return ((0, 0),) * len(kernel_size)
-    return tuple((pixels, pixels) for pixels in padding)
 
 
 def padding_norm(size: Sequence[int], sides: Sequence[tuple[int, int]], mode: str) -> float:

@@ -9,9 +9,9 @@ from torch.nn.utils import parametrize
 
 from ttsv.errors import ConfigError
 from ttsv.layers import SOC, MinMax, OrthogonalConv2d, TTConv
-from ttsv.metrics.linear_maps import EPS, Convolution, Matrix, TTConvolution, padded_sides, rounded_up
+from ttsv.metrics.linear_maps import EPS, Convolution, Matrix, TTConvolution, rounded_up
 from ttsv.metrics.lipschitz_trace import Affine, ModuleRule, Reach, Rule, Trace, Traced
-from ttsv.symbol import Size, as_tuple
+from ttsv.symbol import Size, as_tuple, padding_sides
 
 
 def _convolved(axes: int) -> Rule:
@@ -29,7 +29,7 @@ def _convolved(axes: int) -> Rule:
         _require_constant(trace, weight)
         kernel, e = weight.detach().double(), as_tuple("dilation", dilation, axes)
         pads = padding if isinstance(padding, str) else as_tuple("padding", padding, axes, least=0)
-        sides = padded_sides(pads, kernel.shape[2:], e)
+        sides = padding_sides(pads, kernel.shape[2:], e)
         steps = as_tuple("stride", stride, axes)
         linear = Convolution(kernel, tuple(features.shape[2:]), steps, sides, e, groups)
         return Affine(trace, "convolution", linear, _settled(features.reach))
