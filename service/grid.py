@@ -48,11 +48,11 @@ def expand_grid(spec: ExperimentSpec, *, max_trials: int) -> Plan:
         _probe(spec, base)
         return Plan([], points)
 
-    planner = Planner()
+    planner = Planner(_chooser(spec))
     planned: dict[str, PlannedTrial] = {}
     for fields in _points(spec, base, variants, trials):
         try:
-            trial = _planned(spec, planner, fields)
+            trial = planner.plan(fields)
         except ConfigError as error:  # of fields that do not go together
             raise SpecError([FieldProblem(error.field, f"{error.fix}, not {shown(error.value)}")]) from error
         planned.setdefault(trial.fingerprint, trial)
@@ -177,26 +177,20 @@ def _check_search(spec: ExperimentSpec, base: dict[str, Any], problems: list[Fie
 def _probe(spec: ExperimentSpec, base: dict[str, Any]) -> None:
     """Raises `SpecError` where some point of the space has fields that do not go together."""
     assert spec.search is not None
-    source, planner = random.Random(0), Planner()
+    source, planner = random.Random(0), Planner(_chooser(spec))
     space = domains(spec.search.space)
     for _ in range(_PROBES):
         point = {path: domain.draw(source) for path, domain in space.items()}
         try:
-            _planned(spec, planner, base | point)
+            planner.plan(base | point)
         except ConfigError as error:
             where = f"search.space.{error.field}" if error.field in space else error.field
             problem = FieldProblem(where, f"{error.fix}, not {shown(error.value)}, at the point {shown(point)}")
             raise SpecError([problem]) from error
 
 
-def _planned(spec: ExperimentSpec, planner: Planner, fields: dict[str, Any]) -> PlannedTrial:
-    """Raises `ConfigError` for fields that do not go together, or not with what chooses among trials."""
-    trial = planner.plan(fields)
-    chooser = "search" if spec.search else "scheduler" if spec.scheduler.type == "asha" else None
-    if chooser and trial.config.training.validation == "test":
-        fix = f"must be held-out: `{chooser}` chooses among trials by what it names, which may not be the test images"
-        raise ConfigError("training.validation", "test", fix)
-    return trial
+def _chooser(spec: ExperimentSpec) -> str | None:
+    return "search" if spec.search else "scheduler" if spec.scheduler.type == "asha" else None
 
 
 _REQUIRED = ("dataset", "model")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ttsv.config import TrialConfig
+from ttsv.errors import ConfigError
 from ttsv.fields import Checked, build, differing, digest
 
 
@@ -34,10 +35,12 @@ class Planner:
     """Makes planned trials of fields by dotted path.
 
     Ten thousand points of a grid share most of their parts, and many differ by their seeds alone: each part is made,
-    and each cell worked out, once.
+    and each cell worked out, once. `chooser`: the part of the spec (a search, a scheduler) that chooses among the
+    trials by what is measured after their epochs, if one does: that may not be the test images.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, chooser: str | None = None) -> None:
+        self._chooser = chooser
         self._parts: dict[str, Checked] = {}
         self._cells: dict[str, tuple[TrialConfig, dict[str, Any], str]] = {}
         self._images: set[tuple[Any, ...]] = set()
@@ -64,6 +67,9 @@ class Planner:
             (nested.setdefault(part, {}) if part else top)[name] = value
         parts: dict[str, Any] = {name: self._part(name, inner) for name, inner in nested.items()}
         config = TrialConfig(**top, **parts).canonical()
+        if self._chooser and config.training.validation == "test":
+            fix = f"must be held-out: `{self._chooser}` would choose among trials by the test images"
+            raise ConfigError("training.validation", "test", fix)
         images = (config.dataset, config.model, config.mean, config.std)
         if images not in self._images:
             config.check_images()

@@ -133,13 +133,13 @@ class TableRowOut(Out):
 
 
 class TableOut(Out):
-    """A table of the paper, its numbers beside ours, which are of one protocol."""
+    """A table of the paper, its numbers beside ours, which are of one protocol per data set."""
 
     name: str
     title: str
     labels: list[str]
     columns: list[str]
-    protocol: str | None
+    protocols: dict[str, str] = Field(description="Data set: protocol. None of those of which nothing was measured.")
     other_protocols: list[str]
     rows: list[TableRowOut]
     beside: Literal["paper", "predicted"] = Field(

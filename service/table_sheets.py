@@ -26,10 +26,10 @@ def table_sheet(found: Reproduction) -> Sheet:
                 cells.append(_theirs(row, column))
         rows.append([*cells, row.status])
     notes = list(found.notes)
-    if found.protocol is not None:
-        notes.insert(
-            0, f"protocol {found.protocol[:12]}; mean ± sample standard deviation over seeds; best of ours bold"
-        )
+    if found.protocols:
+        names = list(found.protocols.values())
+        named = names[0][:12] if len(names) == 1 else ", ".join(f"{p[:12]} ({d})" for d, p in found.protocols.items())
+        notes.insert(0, f"protocol {named}; mean ± sample standard deviation over seeds; best of ours bold")
     if found.other_protocols:
         notes.append(f"results under {len(found.other_protocols)} other protocols are not shown")
     for row in found.rows:

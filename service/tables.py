@@ -1,11 +1,12 @@
 """The paper's tables made anew from results: what was printed and what was measured here, side by side."""
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import select, tuple_
 from sqlalchemy.orm import Session
 
 from service import paper, scores
@@ -41,20 +42,24 @@ class TableRow:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """A table with our numbers, all of one protocol; null: nothing was measured. `other_protocols` have results too.
+    """A table with our numbers. `protocols`: data set -> the protocol of all its numbers, where anything was measured.
 
-    `beside`: as `PaperTable` has it.
+    `other_protocols` have results too. `beside`: as `PaperTable` has it.
     """
 
     name: str
     title: str
     labels: list[str]
     columns: list[str]
-    protocol: str | None
+    protocols: dict[str, str]
     other_protocols: list[str]
     rows: list[TableRow]
     beside: str
     notes: list[str] = field(default_factory=list)
+
+
+_DATA = ("dataset", "split", "images", "preprocessing", "corruptions")
+"""Parts of a protocol that follow from the data set."""
 
 
 @dataclass
@@ -77,7 +82,7 @@ def reproduce(
     scope: int = scores.EVERYONE,
 ) -> Reproduction:
     """The table from all results (`experiment_id`: of one experiment) under `protocol`, by default the one that fills
-    most rows.
+    most of a data set's rows.
 
     Of several cells that belong to a row, the one whose configuration is nearest to the paper's counts. `smoke`: from
     the small stand-ins of `service.smoke`, which show that every path works and measure nothing.
@@ -91,44 +96,31 @@ def reproduce(
         for target in targets
         for name, cell in found.get(headline(target), {}).items()
     }
-    counts: dict[str, int] = {}
-    for target in targets:
-        for name in {name for cell in found.get(headline(target), {}).values() for name in cell.protocols}:
-            counts[name] = counts.get(name, 0) + 1
-    order = sorted(counts, key=lambda name: (-counts[name], name))
-    if protocol is None:
-        protocol = order[0] if order else None
+    protocols, others = _protocols(found, targets, protocol)
     chosen: list[tuple[str, _Cell] | None] = []
     for target in targets:
-        mine = [(name, cell) for name, cell in found.get(headline(target), {}).items() if protocol in cell.protocols]
+        cells = found.get(headline(target), {})
+        mine = [(name, cell) for name, cell in cells.items() if protocols.get(target["dataset"]) in cell.protocols]
         mine.sort(key=lambda item: (distances[item[0]], -item[1].trial_id))
         chosen.append(mine[0] if mine else None)
-    datasets = sorted({target["dataset"] for target in targets})
-    results = _results(session, datasets, [item[0] for item in chosen if item], protocol, filters, scope)
+    results = _results(session, [item[0] for item in chosen if item], protocols, filters, scope)
     measured = {cell: measures(counted.values for counted in mine) for cell, mine in results.items()}
-    record = session.get(Protocol, protocol) if protocol else None
-    rows = [
-        _row(
-            table,
-            row,
-            found.get(headline(target), {}),
-            item,
-            measured,
-            [] if item is None or smoke else paper.notes(table, row, configs[item[1].trial_id], record.record),
-        )
-        if record is not None
-        else _row(table, row, found.get(headline(target), {}), None, {}, [])
-        for row, target, item in zip(table.rows, targets, chosen, strict=True)
-    ]
+    records = {dataset: session.get_one(Protocol, name).record for dataset, name in protocols.items()}
+    rows = []
+    for row, target, item in zip(table.rows, targets, chosen, strict=True):
+        said: list[str] = []
+        if item is not None and not smoke:
+            said = paper.notes(table, row, configs[item[1].trial_id], records[target["dataset"]])
+        rows.append(_row(table, row, found.get(headline(target), {}), item, measured, said))
     rows = _with_ratios(table, rows)
     rows, notes = _shared(rows)
     if table.ratios:
         notes = [*table.ratio_notes, *_machines(session, itertools.chain(*results.values())), *notes]
     if smoke:
         notes = ["scale smoke: small networks on synthetic images, which measure nothing", *notes]
-    others = [name for name in order if name != protocol]
     labels, columns = list(table.labels), list(table.columns)
-    return Reproduction(table.name, table.title, labels, columns, protocol, others, rows, table.beside, notes)
+    notes = [*notes, *_unlike(records)]
+    return Reproduction(table.name, table.title, labels, columns, protocols, others, rows, table.beside, notes)
 
 
 def _cells(
@@ -173,6 +165,37 @@ def _cells(
     return found
 
 
+def _protocols(
+    found: Mapping[tuple[Any, ...], Mapping[str, _Cell]], targets: Sequence[dict[str, Any]], asked: str | None
+) -> tuple[dict[str, str], list[str]]:
+    """Data set -> the protocol that fills most of its rows, or the one asked for; the other protocols.
+
+    A protocol is one of a data set: a table over several has one of each. None where the one asked for has no results.
+    """
+    counts: dict[str, Counter[str]] = {}
+    for target in targets:
+        names = {name for cell in found.get(headline(target), {}).values() for name in cell.protocols}
+        if names:
+            counts.setdefault(target["dataset"], Counter()).update(names)
+    if asked is not None and not any(asked in known for known in counts.values()):
+        return {}, list(dict.fromkeys(name for known in counts.values() for name in sorted(known)))
+    orders = {d: sorted(known, key=lambda name: (name != asked, -known[name], name)) for d, known in counts.items()}
+    chosen = {dataset: order[0] for dataset, order in orders.items()}
+    others = (name for order in orders.values() for name in order if name not in chosen.values())
+    return chosen, list(dict.fromkeys(others))
+
+
+def _unlike(records: Mapping[str, dict[str, Any]]) -> list[str]:
+    """In words: what the protocols of a table's data sets differ in, the data aside."""
+    first, *rest = records or {"": {}}
+    return [
+        f"{dataset} was not measured as {first}: {difference}"
+        for dataset in rest
+        for difference in differences(records[dataset], records[first])
+        if not difference.field.startswith(_DATA)
+    ]
+
+
 def _configs(session: Session, trials: Sequence[int]) -> dict[int, dict[str, Any]]:
     query = select(Trial.id, Trial.config).where(Trial.id.in_(trials))
     return {row[0]: row[1] for row in session.execute(query)}
@@ -183,24 +206,23 @@ def _distance(config: dict[str, Any], target: dict[str, Any]) -> int:
 
 
 def _results(
-    session: Session, datasets: Sequence[str], cells: Sequence[str], protocol: str | None, filters: Filters, scope: int
+    session: Session, cells: Sequence[str], protocols: Mapping[str, str], filters: Filters, scope: int
 ) -> dict[str, list[Counted]]:
-    """Cell -> the results that count under a protocol."""
+    """Cell -> the results that count under its data set's protocol."""
     by_cell: dict[str, list[Counted]] = {}
     query = (
-        select(Trial.cell, Trial.id, Trial.fingerprint, *scores.METRIC_COLUMNS)
+        select(Trial.cell, Trial.id, Trial.fingerprint, Result.protocol, *scores.METRIC_COLUMNS)
         .join(Result, Result.trial_id == Trial.id)
         .join(Experiment, Experiment.id == Trial.experiment_id)
         .where(
             *filters.of_experiments(scope),
-            Trial.dataset.in_(datasets),
+            tuple_(Trial.dataset, Result.protocol).in_(list(protocols.items())),
             Trial.cell.in_(cells),
-            Result.protocol == protocol,
             Result.valid,
         )
     )
-    for cell, trial_id, fingerprint, *values in session.execute(query) if cells else ():
-        by_cell.setdefault(cell, []).append(Counted(trial_id, fingerprint, None, protocol or "", values))
+    for cell, trial_id, fingerprint, protocol, *values in session.execute(query) if cells else ():
+        by_cell.setdefault(cell, []).append(Counted(trial_id, fingerprint, None, protocol, values))
     return {cell: scores.newest(results) for cell, results in by_cell.items()}
 
 

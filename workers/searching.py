@@ -61,7 +61,7 @@ class SearchTrials(Searcher):
     ) -> None:
         super().__init__(metric=search.metric, mode=search.direction)
         self._search, self._base, self._add = search, base, add
-        self._planner = Planner()
+        self._planner = Planner("search")
         self._space = domains(search.space)
         self._open = list(open_jobs)
         self._known = {tried.fingerprint for tried in history}
@@ -180,7 +180,7 @@ class SearchTrials(Searcher):
 def any_trial(search: Search, base: dict[str, Any]) -> PlannedTrial:
     """Some trial of the space. Raises `ConfigError` where its fields do not go together."""
     _, point = _Random(domains(search.space), search.seed).next()
-    return Planner().plan(base | point)
+    return Planner("search").plan(base | point)
 
 
 def _make_source(search: Search, space: dict[str, Domain], tried: int) -> _Source:

@@ -15,3 +15,5 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     op.drop_column("results", "spectrum_memory")
+    for table in ("score_ranks", "scores", "score_boards"):  # made anew from the results, where there are none
+        op.execute(f"DELETE FROM {table}")

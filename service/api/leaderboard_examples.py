@@ -90,7 +90,7 @@ TABLE: Plain = {
     "title": "Clipping and division in WRN-16-10 on CIFAR-10",
     "labels": ["method", "rank"],
     "columns": ["accuracy", "robust_accuracy", "corruption_accuracy", "ece", "speedup", "compression"],
-    "protocol": None,
+    "protocols": {},
     "other_protocols": [],
     "rows": [
         {

@@ -144,6 +144,8 @@ def _metrics(field: str, names: str | None) -> tuple[Metric, ...]:
     known = set(Metric)
     if unknown := [name for name in listed if name not in known]:
         fix = f"there is no metric {unknown[0]!r}; there are {', '.join(Metric)}"
+        if "all" in unknown and field == "metrics":
+            fix = "`all` stands alone: it has every metric"
         raise QueryError([FieldProblem(field, fix)])
     return tuple(Metric(name) for name in listed)
 

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Response
 
-from service.api.access import Submitter
+from service.api.access import Reader, Submitter
 from service.api.dry_run import DRY_RUN, DryRun, dry_run
 from service.api.examples import CREATED, PRESET_SPEC, PRESETS, shown
 from service.api.experiments import IdempotencyKey, store_experiment
@@ -23,13 +23,13 @@ Which = Annotated[Protocol, Query(description="What is followed where the paper'
 
 
 @router.get("", operation_id="listPresets", responses=shown(PRESETS), response_model=list[PresetOut])
-def index() -> list[PresetOut]:
+def index(who: Reader) -> list[PresetOut]:
     """The tables and figures that can be asked for."""
     return [PresetOut.model_validate(preset) for preset in presets()]
 
 
 @router.get("/{paper}/{name}", operation_id="getPreset", responses=shown(PRESET_SPEC), response_model=ExperimentSpec)
-def show(paper: Paper, name: Name, scale: HowMuch = Scale.FULL, protocol: Which = Protocol.CODE) -> Any:
+def show(paper: Paper, name: Name, who: Reader, scale: HowMuch = Scale.FULL, protocol: Which = Protocol.CODE) -> Any:
     """A preset as a spec, to be changed and posted."""
     return preset_spec(f"{paper}/{name}", scale=scale, protocol=protocol)
 

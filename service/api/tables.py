@@ -33,7 +33,8 @@ def show(
         Scale, Query(description="smoke: from an experiment's small stand-ins, to see that the path works.")
     ] = Scale.FULL,
     protocol: Annotated[
-        str | None, Query(pattern=r"^[0-9a-f]{64}$", description="By default the one that fills most rows.")
+        str | None,
+        Query(pattern=r"^[0-9a-f]{64}$", description="By default the one that fills most of a data set's rows."),
     ] = None,
 ) -> Response:
     """A table of the paper with the printed values and ours side by side, missing rows marked, differences named."""

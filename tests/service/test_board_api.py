@@ -184,6 +184,7 @@ class TestQuestions:
             ("rank=-1", "rank"),
             ("protocol=abc", "protocol"),
             ("min_seeds=0", "min_seeds"),
+            ("metrics=all,accuracy", "metrics"),
             ("limit=0", "limit"),
             ("tag=%00", "tag"),
         ],
@@ -201,7 +202,7 @@ class TestTables:
             body = api.get(f"/v1/tables/{PAPER}/{name}").json()
             assert {row["status"] for row in body["rows"]} == {"not run"}
             assert len(body["rows"]) == len(paper_table(PAPER, name).rows)
-            assert body["protocol"] is None
+            assert body["protocols"] == {}
 
     def test_refusals(self, sqlite_api: TestClient) -> None:
         assert "table1" in refused(sqlite_api.get(f"/v1/tables/{PAPER}/table9"), 404)["detail"]
@@ -250,10 +251,16 @@ class TestTables:
             trials = [(t.id, t.config) for t in queue.unfinished_trials(session, lease)]
         for trial_id, config in trials:
             share = config["rank"] or 1.0
-            finish(lease, trial_id, 0.9, spectrum_seconds=3 * share**2, spectrum_memory=round(2**20 * share))
+            numbers = {"spectrum_seconds": 3 * share**2, "spectrum_memory": round(2**20 * share)}
+            finish(lease, trial_id, 0.9, under=config["dataset"], **numbers)  # a protocol is one of a data set
         query = f"/v1/tables/{PAPER}/figure-speedup?experiment={experiment_id}"
         body = api.get(query).json()
         assert body["beside"] == "predicted"
+        assert len(set(body["protocols"].values())) == len(body["protocols"]) == 5
+        assert body["other_protocols"] == []
+        one = next(iter(body["protocols"].items()))
+        assert api.get(f"{query}&protocol={one[1]}").json()["protocols"][one[0]] == one[1]
+        assert api.get(f"{query}&protocol={'0' * 64}").json()["protocols"] == {}
         assert len(body["rows"]) == 20
         for row in body["rows"]:
             ratio = 1 / (row["labels"]["rank"] or 1)

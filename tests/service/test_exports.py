@@ -130,10 +130,17 @@ class TestLatex:
             pytest.skip("there is no TeX here; the structure is checked in any case")
         fragment = to_latex([sheet(HOSTILE)])
         around = "\\documentclass{article}\n\\usepackage{booktabs}\n\\begin{document}\n%s\n\\end{document}\n"
-        for name, text in (("alone", to_latex([sheet(HOSTILE)], standalone=True)), ("inside", around % fragment)):
+        wide = Sheet("wide", ["a long heading"] * 24, [True] * 24, [[1.5] * 24] * 3, ["a note"])
+        documents = {
+            "alone": to_latex([sheet(HOSTILE)], standalone=True),
+            "wide": to_latex([wide], standalone=True),
+            "inside": around % fragment,
+        }
+        for name, text in documents.items():
             (tmp_path / f"{name}.tex").write_text(text)
             command = [program, "-interaction=nonstopmode", "-halt-on-error", "-no-shell-escape", f"{name}.tex"]
             done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, errors="replace", check=False)
             assert done.returncode == 0, done.stdout[-2000:]
             assert "Missing character" not in done.stdout
+            assert name != "wide" or "Overfull" not in done.stdout
             assert (tmp_path / f"{name}.pdf").stat().st_size > 1000

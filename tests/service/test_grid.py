@@ -231,7 +231,7 @@ class TestProblems:
                 expand_grid(spec, max_trials=10)
             (problem,) = caught.value.problems
             assert problem.field == "training.validation"
-            assert problem.message.startswith(f"must be held-out: `{next(iter(chooser))}` chooses among trials")
+            assert problem.message.startswith(f"must be held-out: `{next(iter(chooser))}` would choose among trials")
 
     def test_a_nested_field_conflicts_with_its_axis(self) -> None:
         found = problems_of(BASE | {"training": {"lr": 0.1}}, {"training.lr": [0.2]})

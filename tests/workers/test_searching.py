@@ -169,6 +169,18 @@ def test_any_trial_is_one_of_the_space() -> None:
     assert 0 <= planned.config.seed <= 99
 
 
+def test_points_that_would_choose_by_the_test_images_are_not_tried() -> None:
+    """A rare value of a space gets past what is tried when the search is posted."""
+    space = {"training.validation": {"choice": ["test", "held-out"]}, "seed": {"choice": [*range(8)]}}
+    rows = Rows()
+    ran: list[int] = []
+    trials = SearchTrials(search_of(trials=6, space=space), BASE, [], [], rows.add)
+    while (suggested := trials.suggest(f"tune-{len(ran)}")) != Searcher.FINISHED:
+        ran.append(suggested["job"]["trial_id"])
+    assert len(ran) == 6
+    assert {tried.point["training.validation"] for tried in rows.tried} == {"held-out"}
+
+
 class TestHalving:
     def decide(self, scheduler: Any, trial_id: str, epoch: int, value: float) -> str:
         class _Trial:
