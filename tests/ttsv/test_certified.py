@@ -82,6 +82,7 @@ EXACT: dict[str, Callable[[Tensor], Tensor]] = {
     "avg_pool padding not counted": lambda x: functional.avg_pool2d(x, 3, 2, 1, count_include_pad=False),
     "avg_pool ceil": lambda x: functional.avg_pool2d(x, (3, 2), 2, (1, 0), ceil_mode=True),
     "avg_pool divisor": lambda x: functional.avg_pool2d(x, 3, 2, 1, divisor_override=2),
+    "avg_pool negative divisor": lambda x: functional.avg_pool2d(x, 3, 2, 1, divisor_override=-2),
     "avg_pool1d": lambda x: functional.avg_pool1d(x.flatten(2), 7, 3),
     "avg_pool3d": lambda x: functional.avg_pool3d(x[:, None], 2, 1),
     "adaptive_avg_pool": lambda x: functional.adaptive_avg_pool2d(x, (4, 3)),
@@ -271,6 +272,32 @@ def test_scales_are_folded_soundly(data: st.DataObject) -> None:
         elif isinstance(layer, nn.MaxPool2d):
             unfolded *= 2
     assert float(found) <= unfolded * (1 + 1e-6)
+
+
+POOLED_CHANNELS: dict[str, Callable[[Tensor], Tensor]] = {
+    "avg_pool": lambda x: functional.avg_pool1d(x, 3, 1, 1),
+    "max_pool": lambda x: functional.max_pool1d(x, 3, 1, 1),
+    "adaptive_avg_pool": lambda x: functional.adaptive_avg_pool1d(x, 5),
+    "adaptive_max_pool": lambda x: functional.adaptive_max_pool1d(x, 5),
+    "pad": lambda x: functional.pad(x, (1, 1), mode="replicate"),
+    "avg_pool2d": lambda x: functional.avg_pool2d(x[:, :, None], (3, 1), 1, (1, 0)).flatten(1),
+}
+
+
+@pytest.mark.parametrize("name", POOLED_CHANNELS)
+def test_pooling_over_channels_mixes_their_scales(name: str) -> None:
+    """What torch takes for one image without a batch: a large channel gets past a head that leaves it out."""
+    pool = POOLED_CHANNELS[name]
+    scales, head = (
+        torch.tensor([100.0, 0.01, 0.01, 0.01]).double(),
+        torch.tensor([[0.0, 1, 0, 0, 0, 0], [0, 0, 1, 0, 0, 0]]),
+    )
+    model = Applied(
+        lambda x: functional.linear(pool(x.flatten(1) * scales), head[:, : pool(torch.ones(1, 4)).shape[1]].double())
+    )
+    truth = jacobian_norm(model, torch.tensor([0.9, 0.1, 0.2, 0.3]).reshape(1, 2, 2))
+    assert truth > 20
+    assert truth <= float(lipschitz_bound(model, 2, in_channels=1))
 
 
 def conv_norm_at(layer: nn.Conv2d | nn.Linear, size: int) -> float:
@@ -574,13 +601,16 @@ def test_nothing_gets_past_unseen(function: Callable[[Tensor], Tensor]) -> None:
     assert bound == pytest.approx(6, rel=1e-9)
 
 
+ONE = torch.ones(1, dtype=torch.float64)
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [
         (nn.Sequential(nn.Conv2d(1, 2, 1), Unknown()), r"cumsum\(\) in 1"),
         (nn.Sequential(nn.Conv2d(1, 2, 1), nn.LayerNorm(4)), r"layer_norm\(\) in 1"),
         (nn.BatchNorm2d(1, track_running_stats=False), "batch_norm"),
-        (Applied(lambda x: x * x), "both depend on the input"),
+        (Applied(lambda x: x * x), "several tensors that depend on the input"),
         (Applied(lambda x: 1 / x), "rdiv|division"),
         (Applied(lambda x: x if x.sum() > 0 else -x), "sum|gt"),
         (Applied(lambda x: x if (x > 0).all() else -x), "gt"),
@@ -589,8 +619,16 @@ def test_nothing_gets_past_unseen(function: Callable[[Tensor], Tensor]) -> None:
         (Applied(lambda x: x.data), "attribute data"),
         (Applied(lambda x: x.view(torch.float32)), "dtype"),
         (Applied(lambda x: x.flatten(1).mul_(2) + x.flatten(1)), "used elsewhere"),
-        (Applied(lambda x: functional.conv2d(x, x)), "weight that depends"),
-        (Applied(lambda x: x.clamp(min=x.flip(2))), "option that depends"),
+        (Applied(lambda x: functional.conv2d(x, x)), "several tensors"),
+        (Applied(lambda x: x.clamp(min=x.flip(2))), "several tensors"),
+        (Applied(lambda x: x.clamp(min=torch.zeros(2, 1, 1, 1))), r"clamp|option that makes \(2, 1, 4, 4\)"),
+        (Applied(lambda x: functional.linear(x, torch.eye(4), 10 * x.flatten())), r"linear\(\) of several"),
+        (Applied(lambda x: functional.conv2d(x, FACTOR[:1, None], x.mean((2, 3))[0])), r"conv2d\(\) of several"),
+        (Applied(lambda x: functional.batch_norm(x, FACTOR[0, 0], ONE, bias=50 * x[0, :, 0, 0])), "norm.* of several"),
+        (Applied(lambda x: functional.batch_norm(x, x[0, :, 0, 0], ONE)), r"batch_norm\(\) of several"),
+        (Applied(lambda x: functional.softplus(x, threshold=19.9)), "threshold 19.9 .*jumps"),
+        (Applied(lambda x: (x * (3 + 4j)).abs()), "complex"),
+        (Applied(lambda x: (x / torch.tensor(0.3 + 0.4j)).abs()), "complex"),
         (Applied(lambda x: x.mean(0)), "mixes the images"),
         (Applied(lambda x: torch.ones(3)), "one tensor that comes from its input"),
         (Applied(lambda x: (x, x)), "one tensor that comes from its input"),  # type: ignore[arg-type, return-value]

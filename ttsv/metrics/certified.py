@@ -21,7 +21,7 @@ from ttsv.metrics.float64 import in_float64, own_dtype
 from ttsv.metrics.labelled import check_labelled, check_logits
 from ttsv.metrics.linear_maps import EPS, rounded_up
 from ttsv.metrics.lipschitz_layers import module_rule
-from ttsv.metrics.lipschitz_rules import FUNCTIONS
+from ttsv.metrics.lipschitz_rules import FUNCTIONS, JOINS
 from ttsv.metrics.lipschitz_trace import Affine, Factor, Trace, Traced
 from ttsv.metrics.zero_input import zero_input
 from ttsv.symbol import Size
@@ -78,7 +78,7 @@ def lipschitz_bound(model: nn.Module, input_size: Size, *, in_channels: int | No
     with watched_for_random_numbers(_drawn):
         copied = in_float64(model)
     image = zero_input(copied, input_size, in_channels=in_channels)
-    trace = Trace(FUNCTIONS, module_rule, image.device)
+    trace = Trace(FUNCTIONS, JOINS, module_rule, image.device)
     with torch.no_grad():
         output = trace.run(copied, image.shape)
         value = output.reach.total

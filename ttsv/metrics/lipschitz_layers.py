@@ -26,7 +26,6 @@ def _convolved(axes: int) -> Rule:
         dilation: Size = 1,
         groups: int = 1,
     ) -> Affine:
-        _require_constant(trace, weight)
         kernel, e = weight.detach().double(), as_tuple("dilation", dilation, axes)
         pads = padding if isinstance(padding, str) else as_tuple("padding", padding, axes, least=0)
         sides = padding_sides(pads, kernel.shape[2:], e)
@@ -38,17 +37,11 @@ def _convolved(axes: int) -> Rule:
 
 
 def _linear(trace: Trace, _: Tensor, features: Traced, weight: Tensor, bias: Tensor | None = None) -> Reach | Affine:
-    _require_constant(trace, weight)
     matrix = Matrix(weight.detach().double())
     if features.ndim == 2:
         return Affine(trace, "linear", matrix, _settled(features.reach))
     # The matrix acts on the last axis, which is not that of the channels.
     return Reach(Affine(trace, "linear", matrix, Reach(features.reach.total)).total)
-
-
-def _require_constant(trace: Trace, weight: Tensor) -> None:
-    if isinstance(weight, Traced):
-        raise trace.refuse("a weight that depends on the input", "has no bound")
 
 
 def _settled(reach: Reach | Affine) -> Reach:

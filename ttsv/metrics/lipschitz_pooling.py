@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ttsv.metrics.linear_maps import EPS, padding_norm, rounded_up
-from ttsv.metrics.lipschitz_trace import Reach, Rule, Trace, Traced
+from ttsv.metrics.lipschitz_trace import Affine, Reach, Rule, Trace, Traced
 from ttsv.symbol import Size, as_tuple
 
 
@@ -56,7 +56,7 @@ def average_pooling_norm(
 
     Arguments as for `torch.nn.AvgPool2d`, one per axis; for disjoint k x k windows 1 / k.
     """
-    product = 1.0 if divisor is None else 1 / divisor
+    product = 1.0 if divisor is None else 1 / abs(divisor)
     for n, k, s, p in zip(size, kernel_size, stride, padding, strict=True):
         basis = torch.eye(n, dtype=torch.float64).reshape(n, 1, n, 1)
         sums = functional.avg_pool2d(
@@ -85,6 +85,14 @@ def _most_frequent(places: Tensor) -> int:
     return max(1, int(torch.bincount(places).max())) if len(places) else 1
 
 
+def _source(features: Traced, axes: int) -> Reach | Affine:
+    """The reach before something that acts on the last axes; one bound for all channels where theirs is among them.
+
+    torch takes a tensor of one axis less than images of so many axes for a single image: its second axis is of pixels.
+    """
+    return features.reach if features.ndim >= axes + 2 else Reach(features.reach.total)
+
+
 def _max_pooled(axes: int) -> Rule:
     def rule(
         trace: Trace,
@@ -106,7 +114,7 @@ def _max_pooled(axes: int) -> Rule:
             as_tuple("padding", padding, axes, least=0),
             as_tuple("dilation", dilation, axes),
         )
-        return trace.channelwise(features.reach, bound, "the root of how many windows see a pixel", "max_pool")
+        return trace.channelwise(_source(features, axes), bound, "the root of how many windows see a pixel", "max_pool")
 
     return rule
 
@@ -128,7 +136,7 @@ def _average_pooled(axes: int) -> Rule:
         pads = as_tuple("padding", padding, axes, least=0)
         size = features.shape[-axes:]
         norm = average_pooling_norm(size, kernel, steps, pads, ceil_mode, count_include_pad, divisor_override)
-        return trace.channelwise(features.reach, norm, "norm of the pooling's matrix", "avg_pool")
+        return trace.channelwise(_source(features, axes), norm, "norm of the pooling's matrix", "avg_pool")
 
     return rule
 
@@ -136,7 +144,7 @@ def _average_pooled(axes: int) -> Rule:
 def _adaptively_pooled(axes: int, bound: Callable[[Sequence[int], Sequence[int]], float]) -> Rule:
     def rule(trace: Trace, result: Tensor, features: Traced, output_size: Any, return_indices: bool = False) -> Reach:
         factor = bound(features.shape[-axes:], result.shape[-axes:])
-        return trace.channelwise(features.reach, factor, "norm of the pooling's windows", "adaptive_pool")
+        return trace.channelwise(_source(features, axes), factor, "norm of the pooling's windows", "adaptive_pool")
 
     return rule
 
@@ -149,7 +157,7 @@ def _padded(
     axes = len(pad) // 2
     sides = [(pad[2 * axis], pad[2 * axis + 1]) for axis in reversed(range(axes))]
     norm = padding_norm(features.shape[-axes:], sides, mode)
-    return trace.channelwise(features.reach, norm, "the root of how often a pixel is repeated", "padding")
+    return trace.channelwise(_source(features, axes), norm, "the root of how often a pixel is repeated", "padding")
 
 
 POOLINGS: dict[str, Rule] = {

@@ -14,7 +14,7 @@ from torch import Tensor
 from ttsv.metrics.linear_maps import EPS, rounded_up
 from ttsv.metrics.lipschitz_layers import WEIGHTED
 from ttsv.metrics.lipschitz_pooling import POOLINGS
-from ttsv.metrics.lipschitz_trace import Affine, Reach, Rule, Trace, Traced, traced_in
+from ttsv.metrics.lipschitz_trace import Affine, Reach, Rule, Trace, Traced
 
 _CURVES: dict[str, float] = {
     "relu": 1.0,
@@ -25,7 +25,6 @@ _CURVES: dict[str, float] = {
     "abs": 1.0,
     "neg": 1.0,
     "tanh": 1.0,
-    "softplus": 1.0,
     "sigmoid": 0.25,
     "hardsigmoid": 0.16667,
     "hardswish": 1.5,
@@ -47,12 +46,22 @@ _REARRANGEMENTS = (
 
 
 def _elementwise(slope: float) -> Rule:
-    def rule(trace: Trace, _: Tensor, features: Traced, *options: Any, **more: Any) -> Reach:
-        if next(traced_in((options, more)), None) is not None:
-            raise trace.refuse("an elementwise function with an option that depends on the input", "has no bound")
+    def rule(trace: Trace, result: Tensor, features: Traced, *_: Any, **__: Any) -> Reach:
+        if result.shape != features.shape:
+            raise trace.refuse(
+                f"an option that makes {tuple(result.shape)} of {tuple(features.shape)}", "repeats values: expand it"
+            )
         return trace.channelwise(features.reach, slope, f"slopes of at most {slope:.4g}")
 
     return rule
+
+
+def _softplus(trace: Trace, _: Tensor, features: Traced, beta: float = 1.0, threshold: float = 20.0) -> Reach:
+    # torch goes over to the identity at x = threshold / beta by a jump of log(1 + exp(-threshold)) / beta. From the
+    # default on that is 1e-10 of x or less, far below what float32 rounds there: the bound is that of the curve.
+    if threshold < 20:
+        raise trace.refuse(f"softplus() with the threshold {threshold}", "jumps there: take the default of 20, or more")
+    return trace.channelwise(features.reach, 1.0, "slopes of at most 1")
 
 
 def _leaky_relu(trace: Trace, _: Tensor, features: Traced, negative_slope: float = 0.01) -> Reach:
@@ -133,15 +142,15 @@ def _batch_norm(
 
 
 def _multiplied(trace: Trace, result: Tensor, first: Any, second: Any) -> Reach:
-    if isinstance(first, Traced) and isinstance(second, Traced):
-        raise trace.refuse("a product of two tensors that both depend on the input", "has no bound")
     features, factor = (first, second) if isinstance(first, Traced) else (second, first)
     return _times(trace, result, features, torch.as_tensor(factor, dtype=torch.float64))
 
 
-def _divided(trace: Trace, result: Tensor, features: Any, divisor: Any, *, rounding_mode: str | None = None) -> Reach:
-    if not isinstance(features, Traced) or isinstance(divisor, Traced) or rounding_mode is not None:
-        raise trace.refuse("a division by something that depends on the input, or with rounding", "has no bound")
+def _divided(
+    trace: Trace, result: Tensor, features: Traced, divisor: Any, *, rounding_mode: str | None = None
+) -> Reach:
+    if rounding_mode is not None:
+        raise trace.refuse("a division with rounding", "has no bound")
     return _times(trace, result, features, 1 / torch.as_tensor(divisor, dtype=torch.float64))
 
 
@@ -205,6 +214,13 @@ def _reduced(power: float, kind: str) -> Rule:
     return rule
 
 
+JOINS: dict[str, Rule] = {
+    **dict.fromkeys(("cat", "concat", "concatenate", "stack"), _concatenated),
+    **dict.fromkeys(("add", "sub", "__add__", "__radd__", "__sub__"), _added),
+    "__rsub__": _subtracted_from,
+}
+"""As `FUNCTIONS`, for those of which several arguments may depend on the input."""
+
 FUNCTIONS: dict[str, Rule] = {
     **{name: _elementwise(slope) for name, slope in _CURVES.items()},
     **dict.fromkeys(_IN_ORDER, _reshaped),
@@ -212,16 +228,14 @@ FUNCTIONS: dict[str, Rule] = {
     **dict.fromkeys(
         ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"), _dropout
     ),
-    **dict.fromkeys(("cat", "concat", "concatenate", "stack"), _concatenated),
-    **dict.fromkeys(("add", "sub", "__add__", "__radd__", "__sub__"), _added),
     **dict.fromkeys(("mul", "__mul__", "__rmul__"), _multiplied),
     **dict.fromkeys(("div", "true_divide", "__truediv__"), _divided),
-    "__rsub__": _subtracted_from,
     "__getitem__": _indexed,
     "mean": _reduced(-0.5, "mean"),
     "sum": _reduced(0.5, "sum over axes"),
     "amax": _reduced(0.0, "maximum"),
     "amin": _reduced(0.0, "maximum"),
+    "softplus": _softplus,
     "leaky_relu": _leaky_relu,
     "elu": _elu,
     "prelu": _prelu,

@@ -115,9 +115,13 @@ _ATTRIBUTES = {"shape", "ndim", "dtype", "layout", "requires_grad", "is_cuda", "
 
 @dataclass
 class Trace:
-    """The state of a pass: rules, the path of the module that is running, and the factors found so far."""
+    """The state of a pass: rules, the path of the module that is running, and the factors found so far.
+
+    `functions` are those of one argument that depends on the input, `joins` those of one or several.
+    """
 
     functions: dict[str, Rule]
+    joins: dict[str, Rule]
     modules: Callable[[nn.Module], ModuleRule | None]
     device: torch.device
     factors: list[Factor] = field(default_factory=list)
@@ -192,13 +196,17 @@ class Trace:
             return function(*args, **kwargs)
         in_place = (name.endswith("_") and not name.endswith("__")) or bool(kwargs.get("inplace"))
         name = name if name.endswith("__") else name.removesuffix("_")
-        rule = self.functions.get(name)
+        rule = self.joins.get(name) or self.functions.get(name)
         if rule is None or "out" in kwargs:
             raise self.refuse(f"{name}()")
         if any(tensor.is_meta and not isinstance(tensor, Traced) for tensor in _tensors((args, kwargs))):
             raise self.refuse(f"an argument of {name}()", "comes from the input in a way that cannot be followed")
+        if name not in self.joins and len(list(traced_in((args, kwargs)))) > 1:
+            raise self.refuse(f"{name}() of several tensors that depend on the input", "has no bound")
         kwargs = {key: value for key, value in kwargs.items() if key != "inplace"}
         plain = _meta(function, args, kwargs)
+        if isinstance(plain, Tensor) and plain.is_complex():
+            raise self.refuse(f"{name}() with a complex result", "has no bound")
         if in_place:
             target = args[0]
             if not isinstance(target, Traced) or self._shared(target):
