@@ -146,9 +146,11 @@ class Trace:
         except (TypeError, RuntimeError, AttributeError, IndexError, AssertionError) as error:
             fix = f"cannot be followed: {error}"
             raise ConfigError("model", self._where(), fix) from error
-        if not isinstance(output, Traced):
-            raise ConfigError("model", type(model).__name__, "must give one tensor that comes from its input")
-        return output
+        if isinstance(output, Traced):
+            return output
+        if not isinstance(output, Tensor) or output.is_meta:
+            raise ConfigError("model", type(model).__name__, "must give one tensor, as its input makes it")
+        return self.wrap(output.to("meta"), Reach(0.0))
 
     def wrap(self, plain: Tensor, reach: Reach | Affine) -> Traced:
         """A tensor without data with its reach."""
