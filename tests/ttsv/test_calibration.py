@@ -193,6 +193,13 @@ def test_record_scales_by_the_temperature_of_the_validation_logits_alone() -> No
     assert json.loads(json.dumps(plain)) == plain
 
 
+def test_labels_of_bytes_are_no_mask() -> None:
+    logits, labels = trained_like(40, 4, 2.0, 5)
+    pairs: dict[str, Any] = {"validation_logits": logits[:20], "validation_labels": labels[:20]}
+    small = pairs | {"validation_labels": labels[:20].byte()}
+    assert calibration_record(logits, labels.byte(), **small) == calibration_record(logits, labels, **pairs)
+
+
 def values(logits: Tensor, labels: Tensor, bins: int) -> CalibrationValues:
     return CalibrationValues(
         ece=expected_calibration_error(logits, labels, bins),
@@ -219,6 +226,7 @@ def test_record_without_validation_logits() -> None:
         ({"labels": torch.tensor([0, 3])}, "labels"),
         ({"labels": torch.tensor([0, -1])}, "labels"),
         ({"labels": torch.tensor([0.0, 1.0])}, "labels"),
+        ({"labels": torch.tensor([False, True])}, "labels"),
         ({"labels": torch.tensor([0])}, "labels"),
         ({"bins": 0}, "bins"),
         ({"validation_logits": torch.zeros(2, 3)}, "validation_labels"),

@@ -505,6 +505,20 @@ def test_networks_that_ignore_their_input(function: Callable[[Tensor], Tensor]) 
     assert found.radii.tolist() == [math.inf, 0]
 
 
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+def test_weights_that_a_hook_makes() -> None:
+    layer: Any = nn.utils.weight_norm(nn.Linear(4, 3))
+    with torch.no_grad():
+        layer.weight_g.mul_(torch.tensor([[3.0], [0.5], [1.0]]))
+    model, image = nn.Sequential(nn.Flatten(), layer), torch.rand(1, 1, 2, 2)
+    layer(image.flatten(1))
+    weight = (layer.weight_v * layer.weight_g / layer.weight_v.norm(dim=1, keepdim=True)).detach().double()
+    assert float(lipschitz_bound(model, 2)) == pytest.approx(torch.linalg.matrix_norm(weight, 2).item(), rel=1e-6)
+    # The given model still learns.
+    model(image).sum().backward()
+    assert layer.weight_g.grad is not None
+
+
 @pytest.mark.parametrize("slope", [0.1, -1.0, math.nan])
 def test_a_bound_that_a_gradient_refutes_is_not_given(slope: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """What stands for any rule that is wrong: relu() taken for flatter than it is."""
@@ -750,6 +764,7 @@ IMAGES, LABELS = torch.rand(2, 2, 3, 3), torch.tensor([0, 1])
         (IMAGES, LABELS, (), r"radii = \(\): must be one"),
         (IMAGES, LABELS[:1], (0.1,), "want"),
         (IMAGES, LABELS.float(), (0.1,), "whole numbers"),
+        (IMAGES, LABELS.bool(), (0.1,), "labels of torch.bool: want whole numbers"),
         (IMAGES, LABELS + 3, (0.1,), "want 0 to 3"),
         (IMAGES * 2 - 1, LABELS, (0.1,), r"\[0, 1\]"),
         (IMAGES * math.nan, LABELS, (0.1,), r"\[0, 1\]"),

@@ -113,7 +113,7 @@ def brier_score(logits: Tensor, labels: Tensor) -> float:
     """
     _require(logits, labels)
     distance = logits.double().softmax(1)
-    distance[torch.arange(len(labels), device=labels.device), labels] -= 1
+    distance[torch.arange(len(labels), device=labels.device), labels.long()] -= 1
     return float(distance.square().sum(1).mean())
 
 
@@ -142,7 +142,7 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     """
     _require(logits, labels)
     centred = logits.double() - logits.double().amax(1, keepdim=True)
-    mean_label = centred.gather(1, labels[:, None]).mean()
+    mean_label = centred.gather(1, labels[:, None].long()).mean()
 
     def slope(inverse: float) -> float:
         """Derivative of the negative log-likelihood by 1/T; it grows with 1/T."""
@@ -236,7 +236,7 @@ def _require(logits: Tensor, labels: Tensor, bins: int = 1, *, prefix: str = "")
         raise ConfigError(f"{prefix}logits", tuple(logits.shape), fix)
     if labels.shape != logits.shape[:1]:
         raise ConfigError(f"{prefix}labels", tuple(labels.shape), f"must be ({len(logits)},), as many as logits")
-    if labels.is_floating_point() or labels.min() < 0 or labels.max() >= logits.shape[1]:
+    if labels.is_floating_point() or labels.dtype == torch.bool or labels.min() < 0 or labels.max() >= logits.shape[1]:
         found = f"{labels.dtype} from {labels.min()} to {labels.max()}"
         raise ConfigError(f"{prefix}labels", found, f"must be integers from 0 to {logits.shape[1] - 1}")
     if bins < 1:

@@ -3,7 +3,7 @@
 import copy
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 
@@ -13,7 +13,14 @@ def in_float64(model: nn.Module) -> nn.Module:
 
     Weights that are made by a parametrization are taken as the model's own precision makes them.
     """
-    copied = copy.deepcopy(model).eval()
+    # What a hook of torch.nn.utils.weight_norm makes has a history, which cannot be copied; the copy's makes its own.
+    made_by_hooks = {
+        id(value): value.detach().clone()
+        for module in model.modules()
+        for value in vars(module).values()
+        if isinstance(value, Tensor) and not value.is_leaf
+    }
+    copied = copy.deepcopy(model, made_by_hooks).eval()
     for module in list(copied.modules()):
         if parametrize.is_parametrized(module):
             made = {name: getattr(module, name) for name in module.parametrizations}  # type: ignore[union-attr] # a dict

@@ -12,7 +12,7 @@ def check_labelled(images: Tensor, labels: Tensor) -> None:
         raise DataError(
             f"images {tuple(images.shape)} and labels {tuple(labels.shape)}: want (n, channels, ...) and (n,), n >= 1"
         )
-    if labels.is_floating_point():
+    if labels.is_floating_point() or labels.dtype == torch.bool:
         raise DataError(f"labels of {labels.dtype}: want whole numbers")
     check_pixels(images)
 
