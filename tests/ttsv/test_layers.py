@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
+from ttsv.constraints import Clip
 from ttsv.errors import ConfigError
 from ttsv.layers import (
     FramedConv2d,
@@ -23,6 +24,7 @@ from ttsv.layers import (
     spectral_layers,
     tensorize,
 )
+from ttsv.spectrum import conv_norm_bounds
 from ttsv.tt import tt_error
 
 if TYPE_CHECKING:
@@ -362,6 +364,45 @@ def test_hooks_and_modes_are_restored_after_a_failing_pass() -> None:
         layer_input_sizes(model, 4)
     assert model.training
     assert not model[0]._forward_pre_hooks
+
+
+class PaddedFirst(nn.Conv2d):
+    def forward(self, images: Tensor) -> Tensor:
+        return nn.functional.conv2d(nn.functional.pad(images, (1, 1, 1, 1)), self.weight, self.bias, self.stride)
+
+
+class WithCoordinates(nn.Conv2d):
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(torch.cat([images, torch.zeros_like(images[:, :2])], dim=1))
+
+
+def test_what_a_layer_does_to_its_images_first_is_its_own_business() -> None:
+    small = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), PaddedFirst(4, 4, 3))
+    assert layer_input_sizes(small, 4) == {"0": (4, 4), "1": (2, 2)}
+    wider = nn.Sequential(nn.Conv2d(3, 4, 3, 1, 1), WithCoordinates(6, 4, 3, padding=1))
+    assert layer_input_sizes(wider, 4) == {"0": (4, 4), "1": (4, 4)}
+    with pytest.raises(RuntimeError, match="Kernel size can't be greater than actual input size"):
+        layer_input_sizes(nn.Sequential(PaddedFirst(4, 4, 5)), 2)
+
+
+def test_a_layer_called_at_several_sizes_counts_with_the_largest_on_each_axis() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(1, 1, (1, 9), padding=(0, 4), bias=False)
+
+        def forward(self, images: Tensor) -> Tensor:
+            turned = images.transpose(2, 3)[..., :-1]
+            return self.conv(images).sum() + self.conv(turned).sum()  # type: ignore[no-any-return]
+
+    model = Twice()
+    model.conv.weight.data[:] = torch.tensor([1.0, 1, 1, 1, -1, -1, -1, -1, 0])
+    assert layer_input_sizes(model, (16, 4)) == {"conv": (16, 15)}
+    clip = Clip(1.0, every=1, operator="zero-padded")
+    clip.bind(model, (16, 4))
+    clip.project(model, 1)
+    for size in ((16, 4), (4, 15)):
+        assert conv_norm_bounds(model.conv.weight.detach(), size, padding=(0, 4)).upper <= 1.0
 
 
 def test_orthogonal_loss(dense: "Dense") -> None:

@@ -1,6 +1,5 @@
 """Which layers of a model have a spectrum that can be controlled, and the size of the input that each sees."""
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -62,20 +61,21 @@ def layer_input_sizes(
 
     The pass runs over one zero image `(1, in_channels, *input_size)`, in evaluation mode and without gradients;
     each module's mode is restored and no statistics change. `in_channels` defaults to those of the first
-    convolution. A layer that is called several times counts with its largest input. Raises `ConfigError` where
-    the model has no convolution to tell its axes from, and where a layer cannot take what it sees.
+    convolution. A layer that is called several times counts with the largest size on each axis, which none of its
+    inputs need have: it holds them all. Raises `ConfigError` where the model has no convolution to tell its axes
+    from, and where the pass fails at a layer that cannot take what it sees.
     """
     layers = spectral_layers(model, linear=linear)
     image = zero_image(model, input_size, in_channels=in_channels)
     seen: dict[str, tuple[int, ...]] = {}
+    entered: list[tuple[str, torch.Size]] = []
 
     def recorder(name: str, axes: int) -> Callable[[nn.Module, tuple[Tensor, ...], dict[str, Tensor]], None]:
         def record(_: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
             images = next(iter((*inputs, *named.values())))
             found = tuple(images.shape[images.ndim - axes :])
-            _check_seen(name, layers[name], images, input_size)
-            if math.prod(found) >= math.prod(seen.get(name, found)):
-                seen[name] = found
+            entered[:] = [(name, images.shape)]
+            seen[name] = tuple(map(max, found, seen.get(name, found)))
 
         return record
 
@@ -86,24 +86,31 @@ def layer_input_sizes(
     try:
         with torch.no_grad(), evaluating(model):
             model(image)
+    except RuntimeError:
+        for name, shape in entered:
+            _check_seen(name, layers[name], shape, input_size)
+        raise
     finally:
         for hook in hooks:
             hook.remove()
     return {name: seen[name] for name in layers if name in seen}
 
 
-def _check_seen(name: str, layer: nn.Module, images: Tensor, input_size: Size) -> None:
-    """Raises `ConfigError` for images (b, channels, ...) that a layer cannot take, which are the model's input's doing.
+def _check_seen(name: str, layer: nn.Module, images: torch.Size, input_size: Size) -> None:
+    """Raises `ConfigError` for a shape (b, channels, ...) that a layer cannot take, which is the model's input's doing.
 
-    Torch would not say which layer it is.
+    Torch would not say which layer it is. Nothing is known of a layer whose class has a forward pass of its own, which
+    may pad or concatenate first.
     """
     axes = spatial_dims(layer)
-    channels, expected = images.shape[-axes - 1], layer.in_channels if axes else layer.in_features
+    if not layer.forward.__module__.startswith(("torch.nn.modules.", "ttsv.layers.")) or len(images) <= axes:
+        return
+    channels, expected = images[-axes - 1], layer.in_channels if axes else layer.in_features
     if channels != expected:
         fix = f"must be, with in_channels, of images that the model takes: layer {name!r} takes {expected} "
         raise ConfigError("input_size", input_size, fix + f"{'channels' if axes else 'features'}, not {channels}")
     if isinstance(layer, TTConv | Convolution):
-        seen, sides = images.shape[-axes:], padding_sides(layer.padding, layer.kernel_size, layer.dilation)
+        seen, sides = images[-axes:], padding_sides(layer.padding, layer.kernel_size, layer.dilation)
         shapes = zip(layer.dilation, layer.kernel_size, sides, strict=True)
         least = tuple(max(1, e * (k - 1) + 1 - sum(side)) for e, k, side in shapes)
         if any(n < m for n, m in zip(seen, least, strict=True)):
