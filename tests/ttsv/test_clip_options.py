@@ -225,6 +225,17 @@ def test_tensors_of_the_spectrum_match_the_report(dense: "Dense") -> None:
     assert norms.measure == "periodic norm"
 
 
+def test_norms_of_single_precision_kernels_end_at_most_delta_with_a_floor() -> None:
+    conv = nn.Conv2d(32, 32, 1)
+    nn.init.constant_(conv.weight, 0.1)
+    clip = Clip(0.7, floor=0.1, rounds=2, every=1)
+    clip.bind(conv, 16)
+    clip.project(conv, 1)
+    norm = torch.linalg.svdvals(conv.weight.detach().double()[..., 0, 0])[0].item()
+    assert norm <= 0.7
+    assert clip.report().layers[""].after == pytest.approx(norm, rel=1e-12)
+
+
 def test_shrinking_goes_on_until_the_stored_kernel_is_small_enough() -> None:
     """With a norm that is told what to say after each multiplication."""
     told = iter([0.6, 0.5])

@@ -154,8 +154,11 @@ def bound_layers(
 
 
 def operator_norm(kernel: Tensor, geometry: LayerGeometry, operator: Operator) -> float:
-    """The norm of the operator with a kernel of the layer that the geometry is of, as `MEASURES` says."""
-    kernel = at_least_single(kernel)
+    """The norm of the operator with a kernel of the layer that the geometry is of, as `MEASURES` says.
+
+    In float64: a norm that is a few roundings of float32 too small would leave the kernel above its bound.
+    """
+    kernel = kernel.double()
     if operator == "periodic":
         return careful_norm(kernel, PeriodicConv.of(kernel, geometry.periodic_size, **geometry.steps))
     padding: list[int] | None = [before for before, _ in geometry.sides]
