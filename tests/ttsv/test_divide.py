@@ -302,3 +302,31 @@ def test_misuse() -> None:
         model.get_parameter("4.weight")[0] = math.inf
     with pytest.raises(DivergedError, match="layer '4' has non-finite weights at step 8"):
         divide.project(model, 8)
+
+
+def test_binding_again_starts_from_new_vectors() -> None:
+    norms = []
+    for other in (False, True):
+        divide = Divide(1e-3, power_iterations=2)
+        for model in (nn.Conv2d(2, 2, 3), nn.Conv2d(2, 2, 3))[not other :]:
+            torch.manual_seed(int(model.in_channels))
+            nn.init.normal_(model.weight)
+            divide.bind(model, 5)
+            divide.project(model, 1)
+        norms.append(divide.report().layers[""].before)
+    assert norms[0] == norms[1]
+
+
+def test_a_vector_in_the_null_space_of_the_next_weight_is_replaced() -> None:
+    layer = nn.Linear(2, 2, bias=False)
+    divide = Divide(linear=10.0, power_iterations=20)
+    divide.bind(layer_after(layer), 4)
+    for place, value in ((0, 2.0), (1, 3.0)):
+        layer.weight.data.zero_()
+        layer.weight.data[place, place] = value
+        divide.project(layer_after(layer), 1)
+        assert divide.report().layers["1"].before == pytest.approx(value)
+
+
+def layer_after(layer: nn.Linear) -> nn.Sequential:
+    return nn.Sequential(nn.Conv1d(1, 1, 3), layer)

@@ -91,6 +91,8 @@ class Divide(Unconstrained):
     def bind(self, model: nn.Module, input_size: Size, *, in_channels: int | None = None) -> None:
         """Records the size that each layer sees, by a forward pass that changes nothing in the model.
 
+        Vectors of power iterations on a model bound before are dropped.
+
         Raises `ConfigError` for what a division could not write or bound: parametrized weights and those that a hook
         recomputes, batch normalisation without weights or without running statistics, and, unless `operator` is
         "periodic", padding other than zeros or circular or circular padding that changes the size.
@@ -110,7 +112,7 @@ class Divide(Unconstrained):
             for name, layer in _batch_norms(model).items():
                 if not layer.affine or layer.running_var is None:
                     raise ConfigError(f"model.{name}", repr(layer), "must have weights and running statistics")
-        self._sizes = sizes
+        self._sizes, self._vectors = sizes, {}
 
     @torch.no_grad()
     def project(self, model: nn.Module, step: int, *, force: bool = False) -> None:

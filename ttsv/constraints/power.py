@@ -19,10 +19,12 @@ def power_step(
     """A lower bound of the layer's norm and the vector (1, c_in, *size) to go on from.
 
     `iterations` steps `x -> A^T A x / |A^T A x|` from `vector`, or from noise (always the same) without one; the
-    bound is `|A^T A x| / |A x|` of the last, never above the norm up to rounding. A layer of zeros has the bound 0.
+    bound is `|A^T A x| / |A x|` of the last, never above the norm up to rounding. A vector in the
+    layer's null space is replaced by noise; a layer of zeros has the bound 0.
     """
     apply, shape = _linear_map(layer, seen, operator)
     like = at_least_single(next(layer.parameters()).detach())
+    fresh = vector is None
     if vector is None:
         generator = torch.Generator().manual_seed(0)
         vector = torch.randn(shape, generator=generator)
@@ -35,7 +37,7 @@ def power_step(
             (back,) = torch.autograd.grad(image, point, image.detach())
         length, longer = torch.linalg.vector_norm(image.detach()), torch.linalg.vector_norm(back)
         if not longer > 0:
-            return 0.0, vector
+            return (0.0, vector) if fresh else power_step(layer, seen, operator, iterations, None)
         norm = (longer / length).item()
         vector = back / longer
     return norm, vector
