@@ -1,14 +1,20 @@
 """What arguments must be; each check raises `ConfigError`, naming the argument, its value and what would be right."""
 
 import math
-from numbers import Real
+from numbers import Integral, Real
+from typing import TypeGuard
 
 from ttsv.errors import ConfigError
 
 
+def is_whole(value: object, *, least: int = 1) -> TypeGuard[int]:
+    """Whether a value is a whole number, also one of numpy's, of at least `least`; truth values are none."""
+    return not isinstance(value, bool) and isinstance(value, Integral) and int(value) >= least
+
+
 def check_count(name: str, value: object, *, least: int = 1) -> None:
-    """A whole number of at least `least`; truth values are none."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+    """A whole number, also one of numpy's, of at least `least`; truth values are none."""
+    if not is_whole(value, least=least):
         raise ConfigError(name, value, f"must be at least {least} and a whole number")
 
 

@@ -96,6 +96,7 @@ def clip_conv_measured(
     return MeasuredClip(clipped, before, after)
 
 
+@torch.no_grad()
 @full_precision()
 def clip_tt(
     k1: Tensor,
@@ -115,7 +116,7 @@ def clip_tt(
     `k1 (c_in, r1)`, `core (r2, r1, k_1, ..., k_d)`, `k3 (r2, c_out)`; the singular values of the whole operator
     are those of the core and zeros. Arguments and errors as for `clip_conv` and `ttsv.tt.orthogonalize`.
     """
-    factors = orthogonalize(k1.detach(), core.detach(), k3.detach())
+    factors = orthogonalize(k1, core, k3)
     clipped = clip_conv(
         factors.core,
         delta,

@@ -38,6 +38,7 @@ class PowerIteration:
     ) -> None:
         if padding_mode not in ("zeros", "circular"):
             raise ConfigError("padding_mode", padding_mode, 'must be "zeros" or "circular"')
+        check_count("seed", seed, least=0)
         self.input_size, self.stride, self.dilation, self.groups = input_size, stride, dilation, groups
         self.padding, self.padding_mode, self.seed = padding, padding_mode, seed
         self.vector: Tensor | None = None
@@ -52,7 +53,13 @@ class PowerIteration:
         check_count("iterations", iterations)
         d = kernel.ndim - 2
         shape = (1, kernel.shape[1] * self.groups, *as_tuple("input_size", self.input_size, d))
-        if self.vector is None or self.vector.shape != shape:
+        size, pads = shape[2:], as_tuple("padding", self.padding, d, least=0)
+        dilation = as_tuple("dilation", self.dilation, d)
+        axes = zip(size, pads, dilation, kernel.shape[2:], strict=True)
+        if self.padding_mode == "zeros" and any(n + 2 * p <= e * (k - 1) for n, p, e, k in axes):
+            raise ConfigError("input_size", self.input_size, f"must hold the kernel, padding {pads} included")
+        fresh = self.vector is None or self.vector.shape != shape
+        if self.vector is None or fresh:
             generator = torch.Generator().manual_seed(self.seed)
             self.vector = torch.randn(shape, generator=generator, dtype=torch.float64)
         vector = self.vector.to(kernel)
@@ -63,8 +70,9 @@ class PowerIteration:
                 half_square = self._apply(vector, fixed).square().sum() / 2
             (vector,) = torch.autograd.grad(half_square, vector)
             length = torch.linalg.vector_norm(vector)
-            if not length:  # in the kernel's null space: a zero kernel, as a rule
-                return kernel.sum() * 0
+            if not length:  # in the null space: of a zero kernel, unless the kernel has changed since
+                self.vector = None
+                return kernel.sum() * 0 if fresh else self.estimate(kernel, iterations)
             vector = vector / length
         self.vector = vector
         gain: Tensor = torch.linalg.vector_norm(self._apply(vector, kernel))
@@ -102,8 +110,7 @@ def gram_iteration(
     errors as for `ttsv.spectrum.conv_singular_values`.
     """
     geometry = PeriodicConv.of(kernel, input_size, stride=stride, dilation=dilation, groups=groups)
-    if iterations < 0:
-        raise ConfigError("iterations", iterations, "must be at least 0")
+    check_count("iterations", iterations, least=0)
     scale = binary_scale(kernel)
     grams = Grams(kernel / scale, geometry)
     largest = -math.inf

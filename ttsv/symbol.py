@@ -16,6 +16,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from ttsv.checks import is_whole
 from ttsv.errors import ConfigError
 
 Size: TypeAlias = int | Sequence[int]
@@ -241,7 +242,7 @@ def check_kernel(kernel: Tensor, groups: int = 1, name: str = "kernel") -> None:
         fix = "must be (c_out, c_in / groups, k_1, ..., k_d) with d = 1, 2 or 3 and no empty axis"
         raise ConfigError(f"{name}.shape", tuple(kernel.shape), fix)
     check_values(kernel, name)
-    if not isinstance(groups, int) or isinstance(groups, bool) or groups < 1 or kernel.shape[0] % groups:
+    if not is_whole(groups) or kernel.shape[0] % groups:
         raise ConfigError("groups", groups, f"must be at least 1 and divide c_out = {kernel.shape[0]}")
 
 
@@ -254,9 +255,13 @@ def check_matrix(weight: Tensor, name: str = "weight") -> None:
 
 
 def check_tensor(weight: object, name: str) -> None:
-    """Raises `ConfigError` for anything but a tensor."""
+    """Raises `ConfigError` for anything but a dense tensor that holds values."""
     if not isinstance(weight, Tensor):
         raise ConfigError(name, type(weight).__name__, "must be a torch.Tensor")
+    if weight.layout != torch.strided:
+        raise ConfigError(f"{name}.layout", weight.layout, "must be torch.strided: call to_dense()")
+    if weight.is_meta:
+        raise ConfigError(f"{name}.device", str(weight.device), "must be one that holds values, such as cpu")
 
 
 def check_values(weight: Tensor, name: str) -> None:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ttsv.checks import is_whole
 from ttsv.errors import ConfigError
 from ttsv.symbol import check_kernel, check_values
 
@@ -27,13 +28,12 @@ def tt_ranks(rank: int | Sequence[int], c_in: int, c_out: int) -> tuple[int, int
 
     Raises `ConfigError` for a rank below 1 and for a pair that exceeds its channel counts.
     """
-    if isinstance(rank, int) and not isinstance(rank, bool) and rank >= 1:
-        return min(c_in, rank), min(c_out, rank)
+    if is_whole(rank):
+        return min(c_in, int(rank)), min(c_out, int(rank))
     if isinstance(rank, Sequence) and len(rank) == 2:
         r1, r2 = rank
-        whole = all(isinstance(r, int) and not isinstance(r, bool) for r in rank)
-        if whole and 1 <= r1 <= c_in and 1 <= r2 <= c_out:
-            return r1, r2
+        if is_whole(r1) and is_whole(r2) and r1 <= c_in and r2 <= c_out:
+            return int(r1), int(r2)
     fix = f"must be a whole number of at least 1, or a pair of them up to (c_in, c_out) = ({c_in}, {c_out})"
     raise ConfigError("rank", rank, fix)
 
@@ -65,7 +65,11 @@ def _leading(unfolding: Tensor, rank: int) -> Tensor:
 
 
 def tt_to_dense(k1: Tensor, core: Tensor, k3: Tensor) -> Tensor:
-    """The kernel `(c_out, c_in, k_1, ..., k_d)` of a TT convolution; contracts the cheaper side first."""
+    """The kernel `(c_out, c_in, k_1, ..., k_d)` of a TT convolution; contracts the cheaper side first.
+
+    Raises `ConfigError` where shapes do not fit.
+    """
+    _check_shapes(k1, core, k3)
     c_in, r1 = k1.shape
     r2, c_out = k3.shape
     if merge_out_first(c_in, r1, r2, c_out):
@@ -79,9 +83,19 @@ def merge_out_first(c_in: int, r1: int, r2: int, c_out: int) -> bool:
 
 
 def tt_error(kernel: Tensor, k1: Tensor, core: Tensor, k3: Tensor) -> float:
-    """Relative error `|kernel - tt_to_dense(k1, core, k3)| / |kernel|` in the Frobenius norm; 0 for a zero kernel."""
+    """Relative error `|kernel - tt_to_dense(k1, core, k3)| / |kernel|` in the Frobenius norm; 0 for a zero kernel.
+
+    Raises `ConfigError` for non-finite values, for dtypes that differ or are neither float32 nor float64, and where
+    shapes do not fit.
+    """
+    check_kernel(kernel)
+    _check_values(k1, core, k3)
+    dense = tt_to_dense(k1, core, k3).detach()
+    if kernel.shape != dense.shape or kernel.dtype != dense.dtype:
+        fix = f"must be the factors', {tuple(dense.shape)} in {dense.dtype}"
+        raise ConfigError("kernel", f"{tuple(kernel.shape)} in {kernel.dtype}", fix)
     norm: float = torch.linalg.vector_norm(kernel.detach()).item()
-    difference = kernel.detach() - tt_to_dense(k1, core, k3).detach()
+    difference = kernel.detach() - dense
     error: float = torch.linalg.vector_norm(difference).item()
     return error / norm if norm else error
 
@@ -110,15 +124,29 @@ def positive_qr(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 def check_factors(k1: Tensor, core: Tensor, k3: Tensor) -> None:
     """Raises `ConfigError` unless the three factors fit, are finite and have ranks within the channel counts."""
+    _check_values(k1, core, k3)
+    _check_shapes(k1, core, k3)
+    if len(k1) < k1.shape[1]:
+        raise ConfigError("k1.shape", tuple(k1.shape), "must be (c_in, r1) with c_in at least r1")
+    if k3.shape[1] < len(k3):
+        raise ConfigError("k3.shape", tuple(k3.shape), "must be (r2, c_out) with c_out at least r2")
+
+
+def _check_values(k1: Tensor, core: Tensor, k3: Tensor) -> None:
+    """Raises `ConfigError` unless the three factors are finite and of one dtype, float32 or float64."""
     check_kernel(core, name="core")
     for name, frame in (("k1", k1), ("k3", k3)):
         check_values(frame, name)
         if frame.dtype != core.dtype:
             raise ConfigError(f"{name}.dtype", frame.dtype, f"must be the core's, {core.dtype}")
+
+
+def _check_shapes(k1: Tensor, core: Tensor, k3: Tensor) -> None:
+    """Raises `ConfigError` unless the three factors fit."""
+    if core.ndim not in (3, 4, 5):
+        raise ConfigError("core.shape", tuple(core.shape), "must be (r2, r1, k_1, ..., k_d) with d = 1, 2 or 3")
     r2, r1 = core.shape[:2]
-    if k1.ndim != 2 or k1.shape[1] != r1 or k1.shape[0] < r1:
-        fix = f"must be (c_in, r1) with r1 = {r1} as in the core and c_in at least r1"
-        raise ConfigError("k1.shape", tuple(k1.shape), fix)
-    if k3.ndim != 2 or k3.shape[0] != r2 or k3.shape[1] < r2:
-        fix = f"must be (r2, c_out) with r2 = {r2} as in the core and c_out at least r2"
-        raise ConfigError("k3.shape", tuple(k3.shape), fix)
+    if k1.ndim != 2 or k1.shape[1] != r1:
+        raise ConfigError("k1.shape", tuple(k1.shape), f"must be (c_in, r1) with r1 = {r1} as in the core")
+    if k3.ndim != 2 or len(k3) != r2:
+        raise ConfigError("k3.shape", tuple(k3.shape), f"must be (r2, c_out) with r2 = {r2} as in the core")

@@ -73,6 +73,14 @@ def test_gradient_of_power_iteration_is_that_of_the_norm(dense: "Dense") -> None
     assert power.vector.shape == (1, 2, 6, 6)
 
 
+def test_power_iteration_leaves_the_null_space_of_the_next_kernel() -> None:
+    power = PowerIteration(4)
+    for channel in (0, 1):
+        kernel = torch.zeros(2, 2, 1, 1)
+        kernel[channel, channel] = channel + 2
+        assert power.estimate(kernel, 60).item() == pytest.approx(channel + 2)
+
+
 def test_power_iteration_of_zero_and_of_wrong_arguments() -> None:
     power = PowerIteration(4)
     assert power.estimate(torch.zeros(2, 2, 3)) == 0

@@ -1,8 +1,10 @@
 """Arguments of another kind are ValueErrors that name the argument, its value and what would be right."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -10,11 +12,11 @@ from torch import nn
 from ttsv.bracket import bracket_conv
 from ttsv.clipping import clip_conv, clip_matrix, clip_tt, divide_conv
 from ttsv.constraints import Clip, Divide, Orthogonal
-from ttsv.estimates import PowerIteration
+from ttsv.estimates import PowerIteration, gram_iteration
 from ttsv.layers import SOC, TTConv2d, densify, tensorize
 from ttsv.layers.prior_art import Cayley, aoc, aol, bcop, spectral_normalized, svd_unfolded
 from ttsv.spectrum import conv_norm_bounds, conv_singular_values, model_spectra, tt_singular_values
-from ttsv.tt import tt_svd
+from ttsv.tt import tt_error, tt_svd, tt_to_dense
 
 KERNEL = torch.ones(4, 4, 3, 3)
 FACTORS = torch.ones(4, 2), torch.ones(2, 2, 3, 3), torch.ones(2, 4)
@@ -94,6 +96,46 @@ CASES: dict[str, Case] = {
     "divide": (lambda: Divide(1.0, power_iterations=True), "power_iterations = True: must be"),
     "divide eps": (lambda: Divide(batch_norm=1.0, batch_norm_eps=wrong("a")), "batch_norm_eps = 'a': must be"),
     "orthogonal": (lambda: Orthogonal(True), "lambda_ort = True: must be"),
+    "meta": (
+        lambda: conv_singular_values(KERNEL.to("meta"), 4),
+        r"kernel\.device = 'meta': must be one that holds values",
+    ),
+    "sparse": (
+        lambda: clip_conv(KERNEL.to_sparse(), 1.0, 4),
+        r"kernel\.layout = torch\.sparse_coo: must be .* to_dense",
+    ),
+    "squarings": (lambda: gram_iteration(KERNEL, 4, iterations=wrong(1.5)), r"iterations = 1\.5: must be at least 0"),
+    "squarings text": (lambda: gram_iteration(KERNEL, 4, iterations=wrong("2")), "iterations = '2': must be"),
+    "squarings none": (lambda: gram_iteration(KERNEL, 4, iterations=wrong(None)), "iterations = None: must be"),
+    "squarings truth": (lambda: gram_iteration(KERNEL, 4, iterations=True), "iterations = True: must be"),
+    "power size": (
+        lambda: PowerIteration(1).estimate(KERNEL),
+        r"input_size = 1: must hold the kernel, padding \(0, 0\) included",
+    ),
+    "seed": (lambda: PowerIteration(4, seed=wrong(1.5)), r"seed = 1\.5: must be at least 0"),
+    "factors": (lambda: clip_tt(wrong(FACTORS[0].numpy()), *FACTORS[1:], 1.0, 4), "k1 = 'ndarray': must be a torch"),
+    "factors list": (lambda: clip_tt(FACTORS[0], wrong([1.0]), FACTORS[2], 1.0, 4), "core = 'list': must be"),
+    "factors none": (lambda: clip_tt(*FACTORS[:2], wrong(None), 1.0, 4), "k3 = 'NoneType': must be"),
+    "merged frame": (lambda: tt_to_dense(KERNEL, *FACTORS[1:]), r"k1\.shape = \(4, 4, 3, 3\): must be \(c_in, r1\)"),
+    "merged output": (lambda: tt_to_dense(*FACTORS[:2], KERNEL), r"k3\.shape = \(4, 4, 3, 3\): must be \(r2, c_out\)"),
+    "merged core": (lambda: tt_to_dense(FACTORS[0], torch.ones(2, 2), FACTORS[2]), r"core\.shape = \(2, 2\): must be"),
+    "error matrix": (lambda: tt_error(torch.ones(4, 4), *FACTORS), r"kernel\.shape = \(4, 4\): must be \(c_out, c_in"),
+    "error shape": (lambda: tt_error(KERNEL[:3], *FACTORS), r"kernel = '\(3, 4, 3, 3\) in .*': must be the factors'"),
+    "error half": (
+        lambda: tt_error(KERNEL.half(), *FACTORS),
+        r"kernel\.dtype = torch\.float16: must be torch\.float32 or",
+    ),
+    "error complex": (
+        lambda: tt_error(KERNEL.to(torch.complex64), *FACTORS),
+        r"kernel\.dtype = torch\.complex64: must be",
+    ),
+    "error nan": (lambda: tt_error(KERNEL * math.nan, *FACTORS), "kernel = '144 of 144 values not finite'"),
+    "error factors": (lambda: tt_error(KERNEL, FACTORS[0] * math.nan, *FACTORS[1:]), "k1 = '8 of 8 values not finite'"),
+    "terms": (lambda: SOC(4, 4, 3).lipschitz_bound(4, terms=-1), "terms = -1: must be at least 0"),
+    "terms part": (lambda: SOC(4, 4, 3).lipschitz_bound(4, terms=wrong(1.5)), r"terms = 1\.5: must be"),
+    "terms text": (lambda: SOC(4, 4, 3).lipschitz_bound(4, terms=wrong("2")), "terms = '2': must be"),
+    "terms truth": (lambda: SOC(4, 4, 3).lipschitz_bound(4, terms=True), "terms = True: must be"),
+    "numpy truth": (lambda: clip_conv(KERNEL, 1.0, 4, rounds=wrong(np.True_)), "rounds = .*True.*: must be"),
     "svd rank": (lambda: svd_unfolded(4, 4, 3, rank=wrong(1.5)), r"rank = 1\.5: must be"),
     "aol stride": (lambda: aol(4, 4, 1, 2), "kernel_size = 1: must be at least the stride, 2"),
 }
@@ -113,3 +155,12 @@ def test_sizes_of_prior_art(make: Callable[..., nn.Module], argument: str, value
     arguments = {"in_channels": 4, "out_channels": 4, "kernel_size": 3, "stride": 1} | {argument: value}
     with pytest.raises(ValueError, match=f"{argument} = {value}: must be at least 1 and a whole number"):
         make(**arguments)
+
+
+def test_whole_numbers_of_numpy_are_whole_numbers() -> None:
+    one, two = np.int64(1), np.int64(2)
+    kernel = torch.randn(4, 4, 3, 3, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(conv_singular_values(kernel, 4, groups=wrong(one)), conv_singular_values(kernel, 4))
+    assert torch.equal(clip_conv(kernel, 1.0, 4, rounds=wrong(two)), clip_conv(kernel, 1.0, 4, rounds=2))
+    assert TTConv2d(wrong(np.int32(4)), 4, 3, wrong(two)).core.shape == (2, 2, 3, 3)
+    assert tt_svd(kernel, wrong((two, one))).core.shape == (1, 2, 3, 3)

@@ -108,6 +108,13 @@ def test_error_is_within_the_bound_of_the_unfoldings(dense: "Dense", shape: tupl
     assert math.sqrt(max(tails)) * (1 - 1e-12) - 1e-13 <= error <= math.sqrt(sum(tails)) * (1 + 1e-12) + 1e-13
 
 
+def test_a_rank_may_exceed_the_channels_of_factors_that_are_merged(dense: "Dense") -> None:
+    k1, core, k3 = dense.gaussian(2, 4, seed=1), dense.gaussian(3, 4, 3, seed=2), dense.gaussian(3, 5, seed=3)
+    merged = tt_to_dense(k1, core, k3)
+    torch.testing.assert_close(merged, torch.einsum("bo,bat,ia->oit", k3, core, k1))
+    assert tt_error(merged, k1, core, k3) == 0
+
+
 def test_error_of_a_zero_kernel() -> None:
     kernel = torch.zeros(3, 2, 3)
     assert tt_error(kernel, *tt_svd(kernel, 1)) == 0

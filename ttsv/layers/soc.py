@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ttsv.bounds import conv_norm_bounds, matrix_norm_bound
-from ttsv.checks import check_counts, check_positive
+from ttsv.checks import check_count, check_counts, check_positive
 from ttsv.errors import ConfigError
 from ttsv.layers.framed import FramedConv2d, FrameKind
 from ttsv.layers.orthogonal import OrthogonalConv2d, framed_blocks, space_to_depth_size
@@ -136,6 +136,7 @@ class SOC(OrthogonalConv2d):
         size = self._core_size(input_size)
         kernel = self.scaled_kernel().detach().double()
         terms = self.eval_terms if terms is None else terms
+        check_count("terms", terms, least=0)
         norm = self.kernel_size * min(map(matrix_norm_bound, _unfoldings(kernel)))
         bound = series_norm_bound(norm, terms)
         if bound > _GOOD_ENOUGH:
