@@ -762,6 +762,9 @@ IMAGES, LABELS = torch.rand(2, 2, 3, 3), torch.tensor([0, 1])
         (IMAGES, LABELS, (-1.0,), "radii = -1.0"),
         (IMAGES, LABELS, (math.inf,), "radii = inf"),
         (IMAGES, LABELS, (), r"radii = \(\): must be one"),
+        (IMAGES, LABELS, 0.1, "radii = 0.1: must be one"),
+        (IMAGES, LABELS, [True], "radii = True"),
+        (IMAGES, LABELS, ["a"], "radii = 'a'"),
         (IMAGES, LABELS[:1], (0.1,), "want"),
         (IMAGES, LABELS.float(), (0.1,), "whole numbers"),
         (IMAGES, LABELS.bool(), (0.1,), "labels of torch.bool: want whole numbers"),
@@ -771,7 +774,7 @@ IMAGES, LABELS = torch.rand(2, 2, 3, 3), torch.tensor([0, 1])
         (IMAGES[:0], LABELS[:0], (0.1,), "n >= 1"),
     ],
 )
-def test_bad_input_is_refused(images: Tensor, labels: Tensor, radii: tuple[float, ...], message: str) -> None:
+def test_bad_input_is_refused(images: Tensor, labels: Tensor, radii: Any, message: str) -> None:
     with pytest.raises((ConfigError, DataError), match=message):
         certified_accuracy(linear_classifier(0)[0], images, labels, radii)
 

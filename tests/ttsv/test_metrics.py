@@ -1,5 +1,6 @@
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from ttsv.errors import ConfigError, DataError, DivergedError, TrialError
 from ttsv.metrics import cost
 from ttsv.metrics.accuracy import accuracy, confusion_matrix, cross_entropy, predict, top_accuracy
 from ttsv.metrics.calibration import expected_calibration_error
+from ttsv.metrics.corruption import corruption_accuracy
 
 
 def brute_force_ece(logits: list[list[float]], labels: list[int], bins: int) -> float:
@@ -201,3 +203,9 @@ def test_compression_leaves_out_all_but_convolution_weights() -> None:
     model = nn.Sequential(nn.Conv1d(4, 6, 3, groups=2), nn.BatchNorm1d(6), nn.Linear(6, 2))
     assert cost.compression(model) == 1
     assert cost.compression(nn.Linear(2, 2)) == 1
+
+
+@pytest.mark.parametrize("changed", [{"images": 1.5}, {"images": True}, {"batch_size": "3"}])
+def test_numbers_of_corrupted_images_are_whole(changed: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(changed))} = .*whole number"):
+        corruption_accuracy(nn.Flatten(), "nowhere", **changed)

@@ -94,7 +94,7 @@ def autoattack_steps(
     Between two steps the model's weights are constants and torch's random numbers are the attack's; both are as
     before once the generator ends or is closed.
     """
-    images, labels = attack_inputs(images, labels, norm=norm, eps=eps, batch_size=batch_size)
+    images, labels = attack_inputs(images, labels, norm=norm, eps=eps, seed=seed, batch_size=batch_size)
     if version not in ATTACK_VERSIONS:
         raise ConfigError("version", version, f"must be one of {', '.join(ATTACK_VERSIONS)}")
     if version != "rand" and norm != "Linf":

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ttsv.checks import check_count, check_positive
 from ttsv.data.loading import as_pixels
 from ttsv.errors import ConfigError
 from ttsv.evaluation_config import ATTACK_NORMS
@@ -94,15 +95,17 @@ class AttackRecord:
 
 
 def attack_inputs(
-    images: Tensor, labels: Tensor, *, norm: str, eps: float, batch_size: int | None
+    images: Tensor, labels: Tensor, *, norm: str, eps: float, seed: int, batch_size: int | None
 ) -> tuple[Tensor, Tensor]:
     """Pixels (float32, contiguous) and labels (int64) of an attack; raises `ConfigError` naming what cannot be used."""
     if norm not in ATTACK_NORMS:
         raise ConfigError("norm", norm, f"must be one of {', '.join(ATTACK_NORMS)}")
-    if not (math.isfinite(eps) and eps > 0):
-        raise ConfigError("eps", eps, "must be a positive radius in pixels of [0, 1]")
-    if batch_size is not None and batch_size < 1:
-        raise ConfigError("batch_size", batch_size, "must be at least 1, or None")
+    check_positive("eps", eps, "must be a positive radius in pixels of [0, 1]")
+    check_count("seed", seed, least=-(2**63))
+    if seed >= 2**64:
+        raise ConfigError("seed", seed, "must be a whole number below 2**64")
+    if batch_size is not None:
+        check_count("batch_size", batch_size)
     if images.ndim != 4 or len(images) == 0:
         raise ConfigError("images", tuple(images.shape), "must be (count, channels, height, width), one at least")
     pixels = as_pixels(images).float().contiguous()

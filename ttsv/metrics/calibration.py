@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ttsv.checks import check_count
 from ttsv.errors import ConfigError
 from ttsv.metrics.accuracy import cross_entropy
 
@@ -239,7 +240,6 @@ def _require(logits: Tensor, labels: Tensor, bins: int = 1, *, prefix: str = "")
     if labels.is_floating_point() or labels.dtype == torch.bool or labels.min() < 0 or labels.max() >= logits.shape[1]:
         found = f"{labels.dtype} from {labels.min()} to {labels.max()}"
         raise ConfigError(f"{prefix}labels", found, f"must be integers from 0 to {logits.shape[1] - 1}")
-    if bins < 1:
-        raise ConfigError("bins", bins, "must be at least 1")
+    check_count("bins", bins)
     if not logits.isfinite().all():
         raise ConfigError(f"{prefix}logits", "non-finite", "must be finite")

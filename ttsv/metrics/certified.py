@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from ttsv.checks import check_positive
 from ttsv.data.loading import as_pixels
 from ttsv.errors import ConfigError
 from ttsv.evaluation_config import RADII
@@ -154,8 +155,7 @@ def assumed_certified_accuracy(
     Raises `ConfigError` and `DataError`.
     """
     _check_radii(radii)
-    if not 0 < lipschitz < math.inf:
-        raise ConfigError("lipschitz", lipschitz, "must be a finite number above 0")
+    check_positive("lipschitz", lipschitz)
     check_logits(logits, labels)
     gaps = margins(logits.double(), labels.long()).amin(1)
     return _shares(gaps / (math.sqrt(2) * lipschitz), radii)
@@ -255,12 +255,11 @@ def _largest(scale: Tensor | None) -> float:
     return 1.0 if scale is None else scale.max().item()
 
 
-def _check_radii(radii: Sequence[float]) -> None:
-    if not radii:
+def _check_radii(radii: object) -> None:
+    if not isinstance(radii, Sequence) or isinstance(radii, str) or not radii:
         raise ConfigError("radii", radii, "must be one L2 distance at least, in pixels of [0, 1]")
     for radius in radii:
-        if not 0 < radius < math.inf:
-            raise ConfigError("radii", radius, "must be finite numbers above 0: L2 distances in pixels of [0, 1]")
+        check_positive("radii", radius, "must be finite numbers above 0: L2 distances in pixels of [0, 1]")
 
 
 def _shares(certified: Tensor, radii: Sequence[float]) -> dict[float, float]:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
+from ttsv.checks import check_count
 from ttsv.data.corruptions import KINDS, SEVERITIES, CorruptedSet, CorruptionSource, PublishedCorruptions
 from ttsv.errors import ConfigError
 from ttsv.metrics.accuracy import accuracy, predict
@@ -75,8 +76,8 @@ def corruption_steps(
 ) -> Generator[CorruptionProgress, None, CorruptionRecord]:
     """`corruption_accuracy` severity by severity: yields where it is and returns the record."""
     for name, number in (("images", images), ("batch_size", batch_size)):
-        if number is not None and number < 1:
-            raise ConfigError(name, number, "must be at least 1, or None")
+        if number is not None:
+            check_count(name, number)
     opened = (PublishedCorruptions(Path(source)) if isinstance(source, str | Path) else source).open()
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     size = batch_size or (128 if device.type == "cpu" else 1000)

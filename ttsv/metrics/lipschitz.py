@@ -1,6 +1,5 @@
 """Empirical Lipschitz constants: how much an attack finds that a network's output moves. Lower bounds, no proof."""
 
-import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -9,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ttsv.checks import check_count, check_counts, check_positive
 from ttsv.data.loading import as_pixels
 from ttsv.errors import ConfigError, DataError
 from ttsv.layers.spectral import evaluating
@@ -43,8 +43,7 @@ class EmpiricalLipschitz:
 
     def histogram(self, bins: int = 30) -> tuple[list[int], list[float]]:
         """How many values fall into each of `bins` equal bins, and the `bins + 1` edges between least and largest."""
-        if bins < 1:
-            raise ConfigError("bins", bins, "must be at least 1")
+        check_count("bins", bins)
         counts, edges = np.histogram(self.values.numpy(), bins)
         return counts.tolist(), edges.tolist()
 
@@ -90,11 +89,8 @@ def empirical_lipschitz(
     for name, value, known in (("space", space, Space), ("method", method, Method), ("norm", norm, Norm)):
         if value not in get_args(known):
             raise ConfigError(name, value, f"must be one of {', '.join(get_args(known))}")
-    if not 0 < radius < math.inf:
-        raise ConfigError("radius", radius, "must be a finite number above 0")
-    for name, number in (("steps", steps), ("batch_size", batch_size)):
-        if number < 1:
-            raise ConfigError(name, number, "must be at least 1")
+    check_positive("radius", radius)
+    check_counts(steps=steps, batch_size=batch_size)
     if method == "ascent" and norm != "L2":
         raise ConfigError("norm", norm, "must be L2 for gradient ascent")
     if precision not in ("model", "float64"):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ttsv.checks import check_count
 from ttsv.errors import ConfigError
 from ttsv.metrics.attack_record import AttackProgress, AttackRecord, Progress, attack_inputs
 from ttsv.metrics.attack_state import AttackState
@@ -55,11 +56,10 @@ def pgd_steps(
     batch_size: int | None = None,
 ) -> Generator[AttackProgress, None, AttackRecord]:
     """`pgd` batch by batch: yields where it is and returns the record, see `autoattack_steps`."""
-    images, labels = attack_inputs(images, labels, norm=norm, eps=eps, batch_size=batch_size)
+    images, labels = attack_inputs(images, labels, norm=norm, eps=eps, seed=seed, batch_size=batch_size)
     if norm not in ("L2", "Linf"):
         raise ConfigError("norm", norm, "must be L2 or Linf for PGD")
-    if steps < 1:
-        raise ConfigError("steps", steps, "must be at least 1")
+    check_count("steps", steps)
     with under_attack(model, images, seed) as network:
         state = _start(network, images, labels, batch_size or batch_size_for(network, images))
         state.begin(0, "pgd")
