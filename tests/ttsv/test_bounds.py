@@ -169,8 +169,13 @@ def test_aliases_that_cancel_leave_no_slack(
         sums[:, :, i, j] = kernel[(..., *last)] + others
     truth = largest(dense.periodic_operator(dense.convolution(sums, pixels, (1, 1), dilation, 1)))
     bounds = conv_norm_bounds(kernel, pixels, dilation=dilation, padding_mode="circular")
-    assert_holds(bounds, truth, 0.999999)
-    assert bounds.upper <= 1.000001 * truth + 1e-20
+    assert bounds.lower <= truth <= bounds.upper
+    # What a convolution in float64 makes of taps that cancel is rounding, and bounded as well.
+    rounded = largest(dense.periodic_operator(dense.convolution(kernel, pixels, (1, 1), dilation, 1)))
+    assert bounds.lower <= rounded <= bounds.upper
+    rounding = kernel[0].numel() * 2.3e-16 * kernel.abs().sum().item()
+    assert bounds.upper <= 1.000001 * truth + rounding
+    assert bounds.lower >= 0.999999 * truth - rounding
     values = conv_singular_values(kernel, pixels, dilation=dilation)
     assert values.max().item() == pytest.approx(truth, rel=1e-12, abs=1e-20)
     assert conv_norm(kernel, pixels, dilation=dilation) == pytest.approx(truth, rel=1e-12, abs=1e-20)
