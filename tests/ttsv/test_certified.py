@@ -674,6 +674,10 @@ ONE = torch.ones(1, dtype=torch.float64)
         (Applied(lambda x: functional.softplus(x, threshold=19.9)), "threshold 19.9 .*jumps"),
         (Applied(lambda x: (x * (3 + 4j)).abs()), "complex"),
         (Applied(lambda x: (x / torch.tensor(0.3 + 0.4j)).abs()), "complex"),
+        (Applied(lambda x: x.view(dtype=torch.int64)), "result of torch.int64"),
+        (Applied(lambda x: torch.stack(torch.adaptive_max_pool1d(x.flatten(2), 1))), "finite|float"),
+        (Applied(lambda x: functional.conv2d(x[0], torch.ones(4, 1, 1, 1))[None]), r"conv2d\(\) of 3 axes"),
+        (Applied(lambda x: x.is_contiguous() and x), "is_contiguous"),  # type: ignore[arg-type, return-value]
         (Applied(lambda x: x.mean(0)), "mixes the images"),
         (Applied(lambda x: 3.0), "one tensor"),  # type: ignore[arg-type, return-value]
         (Applied(lambda x: (x, x)), "one tensor"),  # type: ignore[arg-type, return-value]
@@ -684,6 +688,92 @@ ONE = torch.ones(1, dtype=torch.float64)
 def test_nothing_is_guessed(model: nn.Module, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         lipschitz_bound(model, 4, in_channels=1)
+
+
+class Catching(nn.Module):
+    """Goes another way where its first one fails, which with numbers it does not."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        try:
+            scaled: Tensor = images * (1.8 if bool(images.mean() > -1) else 1.0)
+            return scaled
+        except Exception:
+            return images
+
+
+class Hyper(nn.Module):
+    """A layer whose bias is made of the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 1, 1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        bias = 9 * images[0, :, 0, 0]
+        made: Tensor = torch.func.functional_call(self.conv, {"bias": bias}, (images,))
+        return made
+
+
+class Rearranged(nn.Module):
+    """`contiguous` copies where the data lie channels first, and does not where they lie last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3, padding=1).to(memory_format=torch.channels_last)
+
+    def forward(self, images: Tensor) -> Tensor:
+        features: Tensor = self.conv(images)
+        same = features.permute(0, 2, 3, 1).contiguous()
+        same.mul_(5)
+        return features + same.permute(0, 3, 1, 2)
+
+
+class Scaling(nn.Module):
+    """Its weight is another one while it runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        kept = self.linear.weight.data.clone()
+        self.linear.weight.data.mul_(1.8)
+        found: Tensor = self.linear(images.flatten(1))
+        self.linear.weight.data.copy_(kept)
+        return found
+
+
+def test_what_a_network_hides_from_the_trace_is_refused() -> None:
+    for model, message in (
+        (Catching(), "sum|mean|gt|bool"),
+        (Hyper(), "bias that depends on the input"),
+        (Rearranged(), "used elsewhere"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            lipschitz_bound(model, 4, in_channels=1)
+
+
+def test_weights_are_those_of_the_moment() -> None:
+    model = Scaling()
+    norm = torch.linalg.matrix_norm(model.linear.weight.detach().double(), 2).item()
+    assert lipschitz_bound(model, 4, in_channels=1).value == pytest.approx(1.8 * norm, rel=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["circular", "replicate", "reflect"])
+def test_padding_is_that_with_which_the_layer_was_made(mode: Any) -> None:
+    conv = nn.Conv2d(1, 1, 3, padding=1, padding_mode=mode)
+    nn.init.constant_(conv.weight, 0.3)
+    conv.padding = (0, 0)  # which torch does not look at
+    model = nn.Sequential(conv, nn.Flatten())
+    assert lipschitz_bound(model, 6, in_channels=1).value >= jacobian_norm(model, torch.rand(1, 6, 6))
+
+
+def test_channels_are_those_of_the_weight() -> None:
+    conv = nn.Conv2d(2, 8, 3, padding=1)
+    nn.init.constant_(conv.weight, 0.05)
+    conv.weight, conv.bias = nn.Parameter(conv.weight[:2].detach()), None
+    model = nn.Sequential(conv, Applied(lambda x: x.mean(1).flatten(1)))
+    assert lipschitz_bound(model, 4).value >= jacobian_norm(model, torch.rand(2, 4, 4))
 
 
 GENERATOR = torch.Generator()

@@ -90,6 +90,9 @@ class Convolution(LinearMap):
         """The convolution that a layer applies, with a kernel in the place of its own."""
         groups = 1 if isinstance(layer, TTConv) else layer.groups
         sides = padding_sides(layer.padding, layer.kernel_size, layer.dilation)
+        if not isinstance(layer, TTConv) and layer.padding_mode != "zeros":  # torch pads as the layer was made
+            made = layer._reversed_padding_repeated_twice
+            sides = tuple(zip(made[::2], made[1::2], strict=True))[::-1]
         return cls(kernel, tuple(size), layer.stride, sides, layer.dilation, groups, layer.padding_mode)
 
     @property

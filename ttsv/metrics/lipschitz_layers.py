@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
@@ -26,7 +27,9 @@ def _convolved(axes: int) -> Rule:
         dilation: Size = 1,
         groups: int = 1,
     ) -> Affine:
-        kernel, e = weight.detach().double(), as_tuple("dilation", dilation, axes)
+        if features.ndim != axes + 2:
+            raise trace.refuse(f"conv{axes}d() of {features.ndim} axes", "has no rule: keep the axis of the images")
+        kernel, e = _copied(weight), as_tuple("dilation", dilation, axes)
         pads = padding if isinstance(padding, str) else as_tuple("padding", padding, axes, least=0)
         sides = padding_sides(pads, kernel.shape[2:], e)
         steps = as_tuple("stride", stride, axes)
@@ -37,11 +40,16 @@ def _convolved(axes: int) -> Rule:
 
 
 def _linear(trace: Trace, _: Tensor, features: Traced, weight: Tensor, bias: Tensor | None = None) -> Reach | Affine:
-    matrix = Matrix(weight.detach().double())
+    matrix = Matrix(_copied(weight))
     if features.ndim == 2:
         return Affine(trace, "linear", matrix, _settled(features.reach))
     # The matrix acts on the last axis, which is not that of the channels.
     return Reach(Affine(trace, "linear", matrix, Reach(features.reach.total)).total)
+
+
+def _copied(weight: Tensor) -> Tensor:
+    """As it is now: its norm is computed later, when the network may have changed it."""
+    return weight.detach().to(torch.float64, copy=True)
 
 
 def _settled(reach: Reach | Affine) -> Reach:
@@ -57,14 +65,16 @@ def _layer(trace: Trace, layer: Any, features: Traced) -> tuple[Sequence[int], A
     """A convolution of torch, whose padding is part of its operator, or a TT convolution."""
     size = features.shape[2:]
     if isinstance(layer, TTConv):
-        core = Convolution.of_layer(layer, layer.core.detach(), size)
-        linear: TTConvolution | Convolution = TTConvolution(layer.k1.detach(), core, layer.k3.detach())
-        outputs = core.output_size
+        core = Convolution.of_layer(layer, _copied(layer.core), size)
+        linear: TTConvolution | Convolution = TTConvolution(_copied(layer.k1), core, _copied(layer.k3))
+        channels, outputs = layer.k3.shape[1], core.output_size
     else:
-        linear = Convolution.of_layer(layer, layer.weight.detach(), size)
-        outputs = linear.output_size
+        linear = Convolution.of_layer(layer, _copied(layer.weight), size)
+        channels, outputs = len(layer.weight), linear.output_size
+    if len(size) != len(outputs):
+        raise trace.refuse(f"a convolution of {features.ndim} axes", "has no rule: keep the axis of the images")
     affine = Affine(trace, "convolution", linear, _settled(features.reach))
-    return (features.shape[0], layer.out_channels, *outputs), affine
+    return (features.shape[0], channels, *outputs), affine
 
 
 def _soc(trace: Trace, layer: SOC, features: Traced) -> tuple[Sequence[int], Reach]:

@@ -93,6 +93,8 @@ class Traced(Tensor):
 
     reach: Reach | Affine
     following: "Trace"
+    group: object
+    """The same for tensors that may share their values in memory."""
 
     @classmethod
     def __torch_function__(
@@ -109,7 +111,9 @@ Rule = Callable[..., Reach | Affine]
 ModuleRule = Callable[["Trace", Any, Traced], tuple[Sequence[int], Reach | Affine]]
 """Of the trace, a module and its input: the output's shape and reach."""
 
-_METADATA = {Tensor.size, Tensor.dim, Tensor.numel, Tensor.__len__, Tensor.is_floating_point, Tensor.is_contiguous}
+_METADATA = {Tensor.size, Tensor.dim, Tensor.numel, Tensor.__len__, Tensor.is_floating_point}
+_VIEWS_AT_TIMES = {"contiguous", "reshape", "flatten"}
+"""Functions that copy or do not by the layout of the data, which a tensor without data need not have."""
 _ATTRIBUTES = {"shape", "ndim", "dtype", "layout", "requires_grad", "is_cuda", "is_sparse", "is_quantized"}
 
 
@@ -127,6 +131,7 @@ class Trace:
     factors: list[Factor] = field(default_factory=list)
     _path: list[str] = field(default_factory=list)
     _alive: "weakref.WeakValueDictionary[int, Traced]" = field(default_factory=weakref.WeakValueDictionary)
+    _refused: Exception | None = None
 
     @property
     def name(self) -> str:
@@ -143,6 +148,8 @@ class Trace:
         try:
             with watched_for_random_numbers(self._drawn):
                 output = model(pixels)
+            if self._refused is not None:  # the network caught it and went another way than with numbers
+                raise self._refused
         except (TypeError, RuntimeError, AttributeError, IndexError, AssertionError) as error:
             fix = f"cannot be followed: {error}"
             raise ConfigError("model", self._where(), fix) from error
@@ -155,7 +162,7 @@ class Trace:
     def wrap(self, plain: Tensor, reach: Reach | Affine) -> Traced:
         """A tensor without data with its reach."""
         traced = plain.as_subclass(Traced)
-        traced.reach, traced.following = reach, self
+        traced.reach, traced.following, traced.group = reach, self, object()
         self._alive[id(traced)] = traced
         return traced
 
@@ -177,13 +184,19 @@ class Trace:
         return reach
 
     def refuse(self, what: str, fix: str = "has no rule for its Lipschitz constant") -> ConfigError:
-        """The error for something that cannot be bounded, with the module it stands in."""
-        return ConfigError("model", f"{what} in {self._where()}", fix)
+        """The error for something that cannot be bounded, with the module it stands in; caught, it is raised again."""
+        error = ConfigError("model", f"{what} in {self._where()}", fix)
+        self._refused = self._refused or error
+        return error
 
     def apply(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """What a function of torch gives for arguments some of which are traced."""
-        with unwatched():
-            return self._apply(function, args, kwargs)
+        try:
+            with unwatched():
+                return self._apply(function, args, kwargs)
+        except Exception as error:
+            self._refused = self._refused or error
+            raise
 
     def _apply(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         name = function.__name__
@@ -199,7 +212,8 @@ class Trace:
         in_place = (name.endswith("_") and not name.endswith("__")) or bool(kwargs.get("inplace"))
         name = name if name.endswith("__") else name.removesuffix("_")
         rule = self.joins.get(name) or self.functions.get(name)
-        if rule is None or "out" in kwargs:
+        # An operator of somebody's own may have any name.
+        if rule is None or "out" in kwargs or isinstance(function, torch._ops.OpOverloadPacket):
             raise self.refuse(f"{name}()")
         if any(tensor.is_meta and not isinstance(tensor, Traced) for tensor in _tensors((args, kwargs))):
             raise self.refuse(f"an argument of {name}()", "comes from the input in a way that cannot be followed")
@@ -207,8 +221,8 @@ class Trace:
             raise self.refuse(f"{name}() of several tensors that depend on the input", "has no bound")
         kwargs = {key: value for key, value in kwargs.items() if key != "inplace"}
         plain = _meta(function, args, kwargs)
-        if isinstance(plain, Tensor) and plain.is_complex():
-            raise self.refuse(f"{name}() with a complex result", "has no bound")
+        if isinstance(plain, Tensor) and not plain.is_floating_point():
+            raise self.refuse(f"{name}() with a result of {plain.dtype}", "has no bound: complex or whole numbers")
         if in_place:
             target = args[0]
             if not isinstance(target, Traced) or self._shared(target):
@@ -220,10 +234,20 @@ class Trace:
             target.reach = rule(self, plain, *args, **kwargs)
             return target
         if isinstance(plain, Tensor):
-            return self.wrap(plain, rule(self, plain, *args, **kwargs))
+            found = self.wrap(plain, rule(self, plain, *args, **kwargs))
+            first = args[0] if args else None
+            if isinstance(first, Traced) and (name in _VIEWS_AT_TIMES or _storage(found) == _storage(first)):
+                found.group = first.group
+            return found
         if not isinstance(plain, tuple | list) or not all(isinstance(part, Tensor) for part in plain):
             raise self.refuse(f"{name}() with the result {type(plain).__name__}")
-        return tuple(self.wrap(part, rule(self, part, *args, **kwargs)) for part in plain)
+        # Places of maxima, not their values, jump: what is computed from them has no finite bound.
+        reaches = (rule(self, part, *args, **kwargs) if part.is_floating_point() else Reach(math.inf) for part in plain)
+        parts = tuple(self.wrap(part, reach) for part, reach in zip(plain, reaches, strict=True))
+        for part in parts:
+            if isinstance(args[0], Traced) and _storage(part) == _storage(args[0]):
+                part.group = args[0].group
+        return parts
 
     def _forward(self, name: str, module: nn.Module) -> Callable[..., Any]:
         rule, forward = self.modules(module), module.forward
@@ -237,6 +261,9 @@ class Trace:
                 channels = getattr(module, "in_channels", inputs[0].shape[1])
                 if channels != inputs[0].shape[1]:
                     raise self.refuse(f"an input of {inputs[0].shape[1]} channels", f"must have {channels}")
+                own = (*module.parameters(), *module.buffers(), *vars(module).values())
+                if any(isinstance(one, Traced) or (isinstance(one, Tensor) and one.is_meta) for one in own):
+                    raise self.refuse("a weight or bias that depends on the input", "has no bound")
                 with unwatched():
                     shape, reach = rule(self, module, inputs[0])
                 output = self.wrap(torch.empty(tuple(shape), dtype=torch.float64, device="meta"), reach)
@@ -252,10 +279,14 @@ class Trace:
         return self.name or "the model itself"
 
     def _shared(self, target: Traced) -> bool:
-        """Whether another tensor that is still in use has the target's storage."""
-        storage = target.untyped_storage()._cdata
+        """Whether another tensor that is still in use has the target's storage, or may have it."""
         others = (other for other in self._alive.values() if other is not target)
-        return any(other.untyped_storage()._cdata == storage for other in others)
+        return any(other.group is target.group or _storage(other) == _storage(target) for other in others)
+
+
+def _storage(tensor: Tensor) -> int:
+    found: int = tensor.untyped_storage()._cdata
+    return found
 
 
 def traced_in(value: Any) -> Iterator[Traced]:
