@@ -1,8 +1,11 @@
 """What sets two protocols apart, field by field."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+_DATA = ("dataset", "split", "images", "preprocessing", "corruptions")
+"""Parts of a protocol that follow from the data set."""
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,17 @@ class Difference:
 def differences(here: dict[str, Any], there: dict[str, Any]) -> list[Difference]:
     """The fields in which two records differ, in the order in which the records name them."""
     return list(_walk(here, there, ""))
+
+
+def measured_otherwise(records: Mapping[str, dict[str, Any]]) -> list[str]:
+    """In words: in what the protocols of several data sets (data set -> record) differ from the first's, data aside."""
+    first, *rest = records or {"": {}}
+    return [
+        f"{dataset} was not measured as {first}: {difference}"
+        for dataset in rest
+        for difference in differences(records[dataset], records[first])
+        if not difference.field.startswith(_DATA)
+    ]
 
 
 def _walk(here: dict[str, Any], there: dict[str, Any], path: str) -> Iterator[Difference]:

@@ -16,7 +16,7 @@ from service.measures import Measures, measures
 from service.metric import Metric
 from service.models import Experiment, Protocol, Result, Trial
 from service.paper import RATIOS, SAVING, SPEEDUP, PaperTable, Printed, PrintedRow, headline
-from service.protocols import differences
+from service.protocols import differences, measured_otherwise
 from service.scores import Counted
 
 
@@ -56,10 +56,6 @@ class Reproduction:
     rows: list[TableRow]
     beside: str
     notes: list[str] = field(default_factory=list)
-
-
-_DATA = ("dataset", "split", "images", "preprocessing", "corruptions")
-"""Parts of a protocol that follow from the data set."""
 
 
 @dataclass
@@ -119,7 +115,7 @@ def reproduce(
     if smoke:
         notes = ["scale smoke: small networks on synthetic images, which measure nothing", *notes]
     labels, columns = list(table.labels), list(table.columns)
-    notes = [*notes, *_unlike(records)]
+    notes = [*notes, *measured_otherwise(records)]
     return Reproduction(table.name, table.title, labels, columns, protocols, others, rows, table.beside, notes)
 
 
@@ -183,17 +179,6 @@ def _protocols(
     chosen = {dataset: order[0] for dataset, order in orders.items()}
     others = (name for order in orders.values() for name in order if name not in chosen.values())
     return chosen, list(dict.fromkeys(others))
-
-
-def _unlike(records: Mapping[str, dict[str, Any]]) -> list[str]:
-    """In words: what the protocols of a table's data sets differ in, the data aside."""
-    first, *rest = records or {"": {}}
-    return [
-        f"{dataset} was not measured as {first}: {difference}"
-        for dataset in rest
-        for difference in differences(records[dataset], records[first])
-        if not difference.field.startswith(_DATA)
-    ]
 
 
 def _configs(session: Session, trials: Sequence[int]) -> dict[int, dict[str, Any]]:

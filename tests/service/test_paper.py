@@ -10,6 +10,7 @@ from service.errors import NotFoundError
 from service.metric import Metric
 from service.paper import RATIOS, SPEEDUP, paper_table, references
 from service.presets import PAPER, presets
+from service.protocols import measured_otherwise
 
 NAMES = [preset.name.partition("/")[2] for preset in presets()]
 
@@ -136,3 +137,10 @@ def benchmark_seconds() -> Callable[[Callable[[], Any]], float]:
         return time.process_time() - began
 
     return seconds
+
+
+def test_in_what_data_sets_were_measured_otherwise() -> None:
+    records = {name: {"dataset": name, "images": {"accuracy": 9}, "ece": {"bins": 15}} for name in ("one", "two")}
+    assert measured_otherwise(records) == measured_otherwise({}) == []
+    records["two"] |= {"images": {"accuracy": 8}, "ece": {"bins": 10}}
+    assert measured_otherwise(records) == ["two was not measured as one: ece.bins: 10 here, 15 there"]

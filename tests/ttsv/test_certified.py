@@ -753,6 +753,14 @@ def test_what_a_network_hides_from_the_trace_is_refused() -> None:
             lipschitz_bound(model, 4, in_channels=1)
 
 
+def test_an_operator_with_a_borrowed_name_has_no_rule() -> None:
+    library: Any = torch.library.Library("ttsv_test", "DEF")  # type: ignore[no-untyped-call]
+    library.define("relu(Tensor x) -> Tensor")
+    library.impl("relu", lambda x: 1.8 * x, "CompositeImplicitAutograd")
+    with pytest.raises(ConfigError, match=r"relu\(\)"):
+        lipschitz_bound(Applied(torch.ops.ttsv_test.relu), 4, in_channels=1)
+
+
 def test_weights_are_those_of_the_moment() -> None:
     model = Scaling()
     norm = torch.linalg.matrix_norm(model.linear.weight.detach().double(), 2).item()
