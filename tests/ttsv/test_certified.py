@@ -26,8 +26,9 @@ from ttsv.metrics.certified import (
     lipschitz_bound,
 )
 from ttsv.metrics.float64 import in_float64
+from ttsv.metrics.lipschitz_reach import Reach
 from ttsv.metrics.lipschitz_rules import FUNCTIONS
-from ttsv.metrics.lipschitz_trace import Reach, Traced
+from ttsv.metrics.lipschitz_trace import Traced
 from ttsv.models import create_model
 from ttsv.models.normalize import Normalize
 

@@ -22,8 +22,9 @@ from ttsv.metrics.float64 import in_float64, own_dtype
 from ttsv.metrics.labelled import check_labelled, check_logits
 from ttsv.metrics.linear_maps import EPS, rounded_up
 from ttsv.metrics.lipschitz_layers import module_rule
+from ttsv.metrics.lipschitz_reach import Affine, Factor
 from ttsv.metrics.lipschitz_rules import FUNCTIONS, JOINS
-from ttsv.metrics.lipschitz_trace import Affine, Factor, Trace, Traced
+from ttsv.metrics.lipschitz_trace import Trace, Traced
 from ttsv.metrics.zero_input import zero_input
 from ttsv.symbol import Size
 

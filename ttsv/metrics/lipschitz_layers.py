@@ -11,7 +11,8 @@ from torch.nn.utils import parametrize
 from ttsv.errors import ConfigError
 from ttsv.layers import SOC, MinMax, OrthogonalConv2d, TTConv
 from ttsv.metrics.linear_maps import EPS, Convolution, Matrix, TTConvolution, rounded_up
-from ttsv.metrics.lipschitz_trace import Affine, ModuleRule, Reach, Rule, Trace, Traced
+from ttsv.metrics.lipschitz_reach import Affine, Reach
+from ttsv.metrics.lipschitz_trace import ModuleRule, Rule, Trace, Traced
 from ttsv.symbol import Size, as_tuple, padding_sides
 
 
@@ -34,7 +35,7 @@ def _convolved(axes: int) -> Rule:
         sides = padding_sides(pads, kernel.shape[2:], e)
         steps = as_tuple("stride", stride, axes)
         linear = Convolution(kernel, tuple(features.shape[2:]), steps, sides, e, groups)
-        return Affine(trace, "convolution", linear, _settled(features.reach))
+        return trace.mapped("convolution", linear, features.reach)
 
     return rule
 
@@ -42,19 +43,14 @@ def _convolved(axes: int) -> Rule:
 def _linear(trace: Trace, _: Tensor, features: Traced, weight: Tensor, bias: Tensor | None = None) -> Reach | Affine:
     matrix = Matrix(_copied(weight))
     if features.ndim == 2:
-        return Affine(trace, "linear", matrix, _settled(features.reach))
+        return trace.mapped("linear", matrix, features.reach)
     # The matrix acts on the last axis, which is not that of the channels.
-    return Reach(Affine(trace, "linear", matrix, Reach(features.reach.total)).total)
+    return Reach(trace.mapped("linear", matrix, Reach(features.reach.total)).total)
 
 
 def _copied(weight: Tensor) -> Tensor:
     """As it is now: its norm is computed later, when the network may have changed it."""
     return weight.detach().to(torch.float64, copy=True)
-
-
-def _settled(reach: Reach | Affine) -> Reach:
-    """The reach as it is, a linear map's with its bound computed."""
-    return Reach(reach.total) if isinstance(reach, Affine) else reach
 
 
 WEIGHTED: dict[str, Rule] = {**{f"conv{axes}d": _convolved(axes) for axes in (1, 2, 3)}, "linear": _linear}
@@ -73,7 +69,7 @@ def _layer(trace: Trace, layer: Any, features: Traced) -> tuple[Sequence[int], A
         channels, outputs = len(layer.weight), linear.output_size
     if len(size) != len(outputs):
         raise trace.refuse(f"a convolution of {features.ndim} axes", "has no rule: keep the axis of the images")
-    affine = Affine(trace, "convolution", linear, _settled(features.reach))
+    affine = trace.mapped("convolution", linear, features.reach)
     return (features.shape[0], channels, *outputs), affine
 
 

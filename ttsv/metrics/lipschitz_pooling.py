@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from ttsv.metrics.linear_maps import EPS, padding_norm, rounded_up
-from ttsv.metrics.lipschitz_trace import Affine, Reach, Rule, Trace, Traced
+from ttsv.metrics.lipschitz_reach import Affine, Reach
+from ttsv.metrics.lipschitz_trace import Rule, Trace, Traced
 from ttsv.symbol import Size, as_tuple
 
 

@@ -14,7 +14,8 @@ from torch import Tensor
 from ttsv.metrics.linear_maps import EPS, rounded_up
 from ttsv.metrics.lipschitz_layers import WEIGHTED
 from ttsv.metrics.lipschitz_pooling import POOLINGS
-from ttsv.metrics.lipschitz_trace import Affine, Reach, Rule, Trace, Traced
+from ttsv.metrics.lipschitz_reach import Affine, Reach
+from ttsv.metrics.lipschitz_trace import Rule, Trace, Traced
 
 _CURVES: dict[str, float] = {
     "relu": 1.0,

@@ -18,74 +18,7 @@ from torch import Tensor, nn
 from ttsv.errors import ConfigError
 from ttsv.metrics.drawn_numbers import unwatched, watched_for_random_numbers
 from ttsv.metrics.linear_maps import LinearMap, rounded_up
-
-
-@dataclass(frozen=True, kw_only=True)
-class Factor:
-    """One step of a bound: the module (its path; "" is the network itself) and what it did.
-
-    `bound`: by how much the bound grew over the largest of its inputs'; `total`: the bound from pixels to the step's
-    result; `how` says where it comes from.
-    """
-
-    name: str
-    kind: str
-    bound: float
-    total: float
-    how: str
-
-
-@dataclass(frozen=True)
-class Reach:
-    """How far a tensor moves for a unit step of the input: `base`, times `scale` (channels,) in each channel.
-
-    The difference of two values is, channel by channel, `scale` times that of something with the bound `base`.
-    """
-
-    base: float
-    scale: Tensor | None = None
-
-    @property
-    def total(self) -> float:
-        """The bound for the whole tensor."""
-        return self.base if self.scale is None else rounded_up(self.base * self.scale.max().item())
-
-
-class Affine:
-    """The reach of a linear map's output, computed when it is asked for: scales that follow are put into the map."""
-
-    scale = None
-
-    def __init__(self, trace: "Trace", kind: str, linear: LinearMap, source: Reach) -> None:
-        self.trace, self.name, self.kind = trace, trace.name, kind
-        self.linear, self.source = linear, source
-        self._total: float | None = None
-
-    @property
-    def total(self) -> float:
-        """The bound for the map as it is."""
-        if self._total is None:
-            self._total = self.scaled(None, "")
-        return self._total
-
-    @property
-    def base(self) -> float:
-        """The same: no scale is left outside."""
-        return self.total
-
-    def scaled(self, behind: Tensor | None, name: str) -> float:
-        """The bound for the map followed by one factor per channel, those of the module `name`."""
-        try:
-            norm = self.linear.norm(self.source.scale, behind)
-        except ConfigError as error:
-            raise ConfigError(f"{self.name or 'model'} ({self.kind})", error.value, error.fix) from error
-        total = rounded_up(self.source.base * norm)
-        how = self.linear.how
-        if self.source.scale is not None:
-            how += ", the scales of its input folded in"
-        if behind is not None:
-            how += f", the scales of {name} folded in"
-        return self.trace.record(self.kind, [self.source], total, how, name=self.name)
+from ttsv.metrics.lipschitz_reach import Affine, Factor, Reach
 
 
 class Traced(Tensor):
@@ -176,6 +109,11 @@ class Trace:
         before = max(source.total for source in sources)
         self.factors.append(Factor(name=name, kind=kind, bound=total / before if before else 0.0, total=total, how=how))
         return total
+
+    def mapped(self, kind: str, linear: LinearMap, source: Reach | Affine) -> Affine:
+        """The reach behind a linear map, which takes in the scales that stand before it."""
+        settled = Reach(source.total) if isinstance(source, Affine) else source
+        return Affine(self.record, self.name, kind, linear, settled)
 
     def channelwise(self, source: Reach | Affine, factor: float, how: str, kind: str = "elementwise") -> Reach:
         """The reach behind something that enlarges no channel's difference by more than a factor."""
