@@ -89,10 +89,13 @@ class Convolution(LinearMap):
     ) -> "Convolution":
         """The convolution that a layer applies, with a kernel in the place of its own."""
         groups = 1 if isinstance(layer, TTConv) else layer.groups
-        sides = padding_sides(layer.padding, layer.kernel_size, layer.dilation)
-        if not isinstance(layer, TTConv) and layer.padding_mode != "zeros":  # torch pads as the layer was made
+        if isinstance(layer, TTConv):  # which pads as it was made
+            sides = layer._sides
+        elif layer.padding_mode != "zeros":  # as torch's layers do
             made = layer._reversed_padding_repeated_twice
             sides = tuple(zip(made[::2], made[1::2], strict=True))[::-1]
+        else:
+            sides = padding_sides(layer.padding, kernel.shape[2:], layer.dilation)
         return cls(kernel, tuple(size), layer.stride, sides, layer.dilation, groups, layer.padding_mode)
 
     @property

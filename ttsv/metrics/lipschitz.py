@@ -129,7 +129,7 @@ class _Search:
         self.model, self.pixels, self.clamp = model, pixels, clamp
         self.scale = scale.to(pixels)
         with torch.no_grad():
-            self.logits: Tensor = model(pixels)
+            self.logits: Tensor = model(pixels.clone())  # which it may write into
 
     def moved(self, steps: Tensor) -> Tensor:
         """The logits after steps (count, channels, ...)."""

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from inspect import getattr_static
 from typing import Any
 
 import torch
@@ -74,6 +75,8 @@ def _layer(trace: Trace, layer: Any, features: Traced) -> tuple[Sequence[int], A
 
 
 def _soc(trace: Trace, layer: SOC, features: Traced) -> tuple[Sequence[int], Reach]:
+    if layer.training:
+        raise trace.refuse("a SOC layer in training mode", "changes with every pass: leave it in evaluation mode")
     size, source = tuple(features.shape[-2:]), features.reach
     total = rounded_up(source.total * layer.lipschitz_bound(size))
     trace.record("soc", [source], total, f"series of {layer.eval_terms} powers at a bound of its operator's norm")
@@ -107,14 +110,18 @@ _MODULES: dict[type[nn.Module], ModuleRule] = {
 }
 
 
-_COMPUTED_BY = ("forward", "_conv_forward")
+def _methods(kind: type[nn.Module]) -> set[str]:
+    """What a layer's class and its bases say of how it computes, by name."""
+    bases = kind.__mro__[: kind.__mro__.index(nn.Module)]
+    found = {name for base in bases for name, value in vars(base).items() if hasattr(value, "__get__")}
+    return {name for name in found if not name.startswith("__")}
 
 
 def module_rule(module: nn.Module) -> ModuleRule | None:
     """The rule of a layer that is met as a whole, or None for one whose functions are followed.
 
-    A subclass that computes something of its own is followed too. Raises `ConfigError` for a layer that was given a
-    `forward` of its own after it was made: its class does not say what it computes.
+    A subclass that has a method of its own is followed too. Raises `ConfigError` for a layer that was given one, such
+    as another `forward`, after it was made: its class does not say what it computes.
     """
     original = parametrize.type_before_parametrizations(module)
     rules = _MODULES
@@ -123,10 +130,12 @@ def module_rule(module: nn.Module) -> ModuleRule | None:
 
         rules = {**_MODULES, Cayley: _cayley}
     for kind, rule in rules.items():
-        own = [name for name in _COMPUTED_BY if hasattr(kind, name)]
-        if isinstance(module, kind) and all(getattr(original, name) is getattr(kind, name) for name in own):
-            if replaced := [name for name in own if name in vars(module)]:
-                what = f"{original.__name__} with its own {replaced[0]}()"
+        own = _methods(kind)
+        if isinstance(module, kind) and all(
+            getattr_static(original, name) is getattr_static(kind, name) for name in own
+        ):
+            if replaced := own & vars(module).keys():
+                what = f"{original.__name__} with its own {min(replaced)}()"
                 raise ConfigError("model", what, "has no rule for its Lipschitz constant")
             return rule
     return None

@@ -65,16 +65,21 @@ def _softplus(trace: Trace, _: Tensor, features: Traced, beta: float = 1.0, thre
     return trace.channelwise(features.reach, 1.0, "slopes of at most 1")
 
 
+def _at_least_1(slope: float) -> float:
+    """As `max()`, except that what is not a number stays so, and is refused: no order of arguments hides it."""
+    return 1.0 if slope <= 1 else slope
+
+
 def _leaky_relu(trace: Trace, _: Tensor, features: Traced, negative_slope: float = 0.01) -> Reach:
-    return trace.channelwise(features.reach, max(1.0, abs(negative_slope)), "the steeper of its two slopes")
+    return trace.channelwise(features.reach, _at_least_1(abs(negative_slope)), "the steeper of its two slopes")
 
 
 def _elu(trace: Trace, _: Tensor, features: Traced, alpha: float = 1.0) -> Reach:
-    return trace.channelwise(features.reach, max(1.0, abs(alpha)), "the steeper of its two sides")
+    return trace.channelwise(features.reach, _at_least_1(abs(alpha)), "the steeper of its two sides")
 
 
 def _prelu(trace: Trace, _: Tensor, features: Traced, weight: Tensor) -> Reach:
-    return trace.channelwise(features.reach, max(1.0, weight.abs().max().item()), "the steepest of its slopes")
+    return trace.channelwise(features.reach, _at_least_1(weight.abs().max().item()), "the steepest of its slopes")
 
 
 def _dropout(trace: Trace, _: Tensor, features: Traced, p: float = 0.5, training: bool = True) -> Reach | Affine:

@@ -47,7 +47,7 @@ ModuleRule = Callable[["Trace", Any, Traced], tuple[Sequence[int], Reach | Affin
 _METADATA = {Tensor.size, Tensor.dim, Tensor.numel, Tensor.__len__, Tensor.is_floating_point}
 _VIEWS_AT_TIMES = {"contiguous", "reshape", "flatten"}
 """Functions that copy or do not by the layout of the data, which a tensor without data need not have."""
-_ATTRIBUTES = {"shape", "ndim", "dtype", "layout", "requires_grad", "is_cuda", "is_sparse", "is_quantized"}
+_ATTRIBUTES = {"shape", "ndim", "dtype", "layout", "requires_grad", "is_sparse", "is_quantized"}
 
 
 @dataclass
@@ -79,11 +79,13 @@ class Trace:
             module.forward = self._forward(name, module)
         pixels = self.wrap(torch.empty(tuple(shape), dtype=torch.float64, device="meta"), Reach(1.0))
         try:
-            with watched_for_random_numbers(self._drawn):
+            with watched_for_random_numbers(self._drawn, self._unseen):
                 output = model(pixels)
             if self._refused is not None:  # the network caught it and went another way than with numbers
                 raise self._refused
-        except (TypeError, RuntimeError, AttributeError, IndexError, AssertionError) as error:
+        except ConfigError:
+            raise
+        except Exception as error:
             fix = f"cannot be followed: {error}"
             raise ConfigError("model", self._where(), fix) from error
         if isinstance(output, Traced):
@@ -142,16 +144,15 @@ class Trace:
             attribute = function.__self__.__name__  # type: ignore[attr-defined]
             if attribute in _ATTRIBUTES:
                 return function(*args)
-            if attribute == "device":
-                return self.device
+            if attribute in ("device", "is_cuda"):
+                return self.device if attribute == "device" else self.device.type == "cuda"
             raise self.refuse(f"the attribute {attribute}")
         if function in _METADATA:
             return function(*args, **kwargs)
         in_place = (name.endswith("_") and not name.endswith("__")) or bool(kwargs.get("inplace"))
         name = name if name.endswith("__") else name.removesuffix("_")
         rule = self.joins.get(name) or self.functions.get(name)
-        # An operator of somebody's own may have any name.
-        if rule is None or "out" in kwargs or isinstance(function, torch._ops.OpOverloadPacket):
+        if rule is None or "out" in kwargs or not _of_torch(function):
             raise self.refuse(f"{name}()")
         if any(tensor.is_meta and not isinstance(tensor, Traced) for tensor in _tensors((args, kwargs))):
             raise self.refuse(f"an argument of {name}()", "comes from the input in a way that cannot be followed")
@@ -204,7 +205,7 @@ class Trace:
                     raise self.refuse("a weight or bias that depends on the input", "has no bound")
                 with unwatched():
                     shape, reach = rule(self, module, inputs[0])
-                output = self.wrap(torch.empty(tuple(shape), dtype=torch.float64, device="meta"), reach)
+                    output = self.wrap(torch.empty(tuple(shape), dtype=torch.float64, device="meta"), reach)
             self._path.pop()
             return output
 
@@ -213,6 +214,9 @@ class Trace:
     def _drawn(self, what: str) -> None:
         raise self.refuse(what, "draws random numbers in evaluation mode: the network is no function of its input")
 
+    def _unseen(self, what: str) -> None:
+        raise self.refuse(what, "gets at what depends on the input past torch's functions, where it is not followed")
+
     def _where(self) -> str:
         return self.name or "the model itself"
 
@@ -220,6 +224,12 @@ class Trace:
         """Whether another tensor that is still in use has the target's storage, or may have it."""
         others = (other for other in self._alive.values() if other is not target)
         return any(other.group is target.group or _storage(other) == _storage(target) for other in others)
+
+
+def _of_torch(function: Callable[..., Any]) -> bool:
+    """Whether it is torch's own: what somebody else has registered or lets torch dispatch may have any name."""
+    home = getattr(function, "__module__", None) or "torch"  # methods and built-in functions name none
+    return home.split(".")[0] == "torch" and not isinstance(function, torch._ops.OpOverloadPacket)
 
 
 def _storage(tensor: Tensor) -> int:
