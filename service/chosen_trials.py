@@ -110,9 +110,9 @@ class ChosenTrials:
         """All rows' values of the field that the source was made for."""
         return {key: self._groups[key] for key in self._rows[board.id]}
 
-    def entries(self, board: BoardKey, keys: Sequence[int]) -> dict[int, Entry]:
-        """Whole rows."""
-        rows = self._rows[board.id]
+    def entries(self, keys: Sequence[int]) -> dict[int, Entry]:
+        """Whole rows, of one board or several."""
+        rows = {key: row for board in self._rows for key, row in board.items()}
         trials = [result.trial_id for key in keys for result in rows[key]]
         values: dict[int, Sequence[float | None]] = {}
         for first in range(0, len(trials), _BATCH):
@@ -130,6 +130,10 @@ class ChosenTrials:
             )
             for key in keys
         }
+
+    def cells(self, keys: Sequence[int]) -> dict[int, str]:
+        """The cells of rows."""
+        return {key: self._cells[key] for key in keys}
 
     def find(self, board: BoardKey, cell: str) -> int | None:
         """The key of a cell."""

@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -11,9 +11,21 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from pydantic_core import from_json, to_json  # several times as fast as the package json
-from sqlalchemy import URL, CursorResult, Engine, UpdateBase, create_engine, event, make_url
+from sqlalchemy import (
+    ARRAY,
+    URL,
+    ColumnElement,
+    CursorResult,
+    Engine,
+    UpdateBase,
+    any_,
+    create_engine,
+    event,
+    literal,
+    make_url,
+)
 from sqlalchemy.exc import OperationalError
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
 _T = TypeVar("_T")
 
@@ -75,6 +87,18 @@ class Database:
     def close(self) -> None:
         """Closes every connection."""
         self.engine.dispose()
+
+
+def among(
+    session: Session, column: ColumnElement[_T] | InstrumentedAttribute[_T], values: Sequence[_T]
+) -> ColumnElement[bool]:
+    """That a column has one of many values.
+
+    PostgreSQL takes them as one array: the statement is short and stays the same, so that it is prepared only once.
+    """
+    if session.get_bind().dialect.name == "postgresql":
+        return column == any_(literal(values, ARRAY(column.type)))
+    return column.in_(values)
 
 
 def is_full(error: Exception) -> bool:

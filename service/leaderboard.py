@@ -1,7 +1,7 @@
 """Leaderboards: the cells of a data set, ranked by their means over seeds, one board per protocol."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
@@ -17,7 +17,7 @@ from service.metric import Metric
 from service.paper import PaperReference
 from service.pareto import on_front
 from service.protocols import Difference, differences
-from service.score_source import BoardKey, Position, ScoreSource
+from service.score_source import BoardKey, Entry, Position, ScoreSource
 from service.scores import EVERYONE
 from service.stored_scores import StoredScores
 
@@ -133,17 +133,33 @@ class Leaderboard:
     invalid_count: int
 
 
+@dataclass(frozen=True)
+class _Page:
+    """Which rows of a board are shown, by their keys and best first; `first` stands in place `place`."""
+
+    board: BoardKey
+    order: list[tuple[int, Position]]
+    total: int
+    following: Position | None
+    place: int
+    first: int
+    groups: dict[int, Group]
+
+
 def leaderboard(session: Session, question: Question) -> Leaderboard:
     """Answers a question. Raises `NotFoundError` for a baseline that is on no board."""
     source = source_of(session, question)
     keys = sorted(source.boards(question.metric), key=lambda board: (-board.ranked, -board.cells, board.protocol))
-    seen = SeenTrials(session, question.dataset, question.scope, question.filters)
-    boards = [_board(source, board, keys[0], question, seen) for board in keys]
     if question.baseline is not None and all(source.find(board, question.baseline) is None for board in keys):
         raise NotFoundError(f"cell {question.baseline!r} is on no leaderboard of {question.dataset} with these filters")
-    of = (session, question.dataset, question.scope, question.filters, invalid_condition(session))
-    holes, hole_count = find_holes(*of)
-    invalid, invalid_count = find_invalid(*of)
+    pages = [_page(source, board, question) for board in keys]
+    entries = source.entries([key for page in pages for key, _ in page.order])
+    of = (session, question.dataset, question.scope, question.filters)
+    seen = SeenTrials(*of, ((entry.cell, entry.seeds) for entry in entries.values()))
+    boards = [_board(source, page, keys[0], question, entries, seen) for page in pages]
+    is_invalid = invalid_condition(session)
+    holes, hole_count = find_holes(*of, is_invalid)
+    invalid, invalid_count = find_invalid(*of, is_invalid)
     return Leaderboard(boards, holes, hole_count, invalid, invalid_count)
 
 
@@ -155,45 +171,48 @@ def shown_metrics(question: Question) -> list[Metric]:
 def source_of(session: Session, question: Question) -> ScoreSource:
     """Where the rows that a question is about are read from."""
     filters = question.filters
-    if not filters.choose_trials:
-        return StoredScores(session, question.dataset, question.scope, filters)
-    metrics = (question.metric, *question.front)
     shown = shown_metrics(question)
+    if not filters.choose_trials:
+        return StoredScores(session, question.dataset, question.scope, filters, shown)
+    metrics = (question.metric, *question.front)
     return ChosenTrials(session, question.dataset, question.scope, filters, metrics, shown, question.group_by)
 
 
-def _board(source: ScoreSource, board: BoardKey, first: BoardKey, question: Question, seen: SeenTrials) -> Board:
-    metric = question.metric
-    groups: dict[int, Group] = {}
-    total, following = board.ranked, None
+def _page(source: ScoreSource, board: BoardKey, question: Question) -> _Page:
+    metric, limit = question.metric, question.limit
     if question.group_by:
         groups = _groups(source, board, question.group_by, metric)
         positions = source.positions(board, metric)
-        total, order = len(groups), [(key, positions[key]) for key in groups][: question.limit]
-        better = before = 0
-    else:
-        order = list(source.ranked(board, metric, question.limit + 1, question.after).items())
-        if len(order) > question.limit:
-            order, following = order[:-1], order[-2][1]
-        better = before = 0
-        if question.after is not None and order:
-            better, before = source.ahead(board, metric, order[0][1])
-            before -= 1
+        order = [(key, positions[key]) for key in groups]
+        return _Page(board, order[:limit], len(groups), None, 1, 1, groups)
+    order = list(source.ranked(board, metric, limit + 1, question.after).items())
+    following = order[limit - 1][1] if len(order) > limit else None
+    better, upto = source.ahead(board, metric, order[0][1]) if question.after is not None and order else (0, 1)
+    return _Page(board, order[:limit], board.ranked, following, better + 1, upto, {})
+
+
+def _board(
+    source: ScoreSource,
+    page: _Page,
+    first: BoardKey,
+    question: Question,
+    entries: Mapping[int, Entry],
+    seen: SeenTrials,
+) -> Board:
+    board = page.board
     front = _front(source, board, question.front) if question.front else None
     on_it = set(front or ())
-    entries = source.entries(board, [key for key, _ in order])
     baseline = _baseline(source, board, question.baseline)
-    seen.load({entry.cell: entry.seeds for entry in entries.values()})
     columns = [m.value for m in shown_metrics(question)]
     rows: list[Row] = []
-    for index, (key, position) in enumerate(order):
+    place, mean = page.place, page.order[0][1].mean if page.order else None
+    for index, (key, position) in enumerate(page.order):
         entry = entries[key]
-        if index == 0:
-            place = better + 1
-        elif position.mean != order[index - 1][1].mean:
-            place = before + index + 1
+        if position.mean != mean:
+            place, mean = page.first + index, position.mean
         missing, trials = seen.missing(entry.cell, board.protocol)
-        config = {name: value for name, value in entry.config.items() if name != "seed"}
+        config = dict(entry.config)
+        config.pop("seed", None)
         rows.append(
             Row(
                 place,
@@ -204,15 +223,17 @@ def _board(source: ScoreSource, board: BoardKey, first: BoardKey, question: Ques
                 not missing,
                 missing,
                 spreads(entry.metrics, columns),
-                groups.get(key),
+                page.groups.get(key),
                 None if front is None else key in on_it,
                 None if baseline is None else _differences(entry.metrics, baseline, columns),
                 paper.references(config, board.record),
             )
         )
     apart = [] if board is first else differences(board.record, first.record)
-    named = None if front is None else _named(source, board, front)
-    return Board(board.protocol, board.record, rows, total, board.cells - board.ranked, apart, named, following)
+    named = None if front is None else _named(source, front)
+    return Board(
+        board.protocol, board.record, rows, page.total, board.cells - board.ranked, apart, named, page.following
+    )
 
 
 def _groups(source: ScoreSource, board: BoardKey, field: GroupBy, metric: Metric) -> dict[int, Group]:
@@ -235,14 +256,14 @@ def _front(source: ScoreSource, board: BoardKey, respects: Sequence[Metric]) -> 
     return sorted(chosen, key=lambda key: rivals[key][0], reverse=respects[0].more_is_better)
 
 
-def _named(source: ScoreSource, board: BoardKey, keys: Sequence[int]) -> list[str]:
-    entries = source.entries(board, list(keys)[:MOST_LISTED])
-    return [entries[key].cell for key in keys[:MOST_LISTED]]
+def _named(source: ScoreSource, keys: Sequence[int]) -> list[str]:
+    cells = source.cells(keys[:MOST_LISTED])
+    return [cells[key] for key in keys[:MOST_LISTED]]
 
 
 def _baseline(source: ScoreSource, board: BoardKey, cell: str | None) -> Measures | None:
     key = None if cell is None else source.find(board, cell)
-    return None if key is None else source.entries(board, [key])[key].metrics
+    return None if key is None else source.entries([key])[key].metrics
 
 
 def _differences(metrics: Measures, baseline: Measures, names: Iterable[str]) -> dict[str, Change]:

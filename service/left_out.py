@@ -1,12 +1,13 @@
 """What no leaderboard shows: missing seeds, cells without a result, results that cannot be true."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import ColumnElement, false, func, select
 from sqlalchemy.orm import Session
 
+from service.db import among
 from service.filters import Filters
 from service.models import Experiment, Result, Score, ScoreBoard, Trial, TrialState
 
@@ -37,29 +38,27 @@ class Invalid:
 class SeenTrials:
     """The trials of the cells that are shown, to say which seeds are missing."""
 
-    def __init__(self, session: Session, dataset: str, scope: int, filters: Filters) -> None:
-        self._session = session
-        self._conditions = filters.of_trials(dataset, scope)
-        self._trials: dict[str, int] = {}
+    def __init__(
+        self, session: Session, dataset: str, scope: int, filters: Filters, shown: Iterable[tuple[str, int]]
+    ) -> None:
+        """Counts the trials of cells shown with so many results, and reads those of cells with fewer than trials."""
+        conditions = filters.of_trials(dataset, scope)
+        fewest: dict[str, int] = {}
+        for cell, results in shown:
+            fewest[cell] = min(results, fewest.get(cell, results))
+        counted = select(Trial.cell, func.count(Trial.fingerprint.distinct())).join(Experiment).group_by(Trial.cell)
+        counted = counted.where(*conditions, among(session, Trial.cell, list(fewest)))
+        self._trials = dict(session.execute(counted).all())
         self._seeds: dict[str, dict[str, int]] = {}
         self._done: dict[tuple[str, str], set[str]] = {}
-
-    def load(self, results: Mapping[str, int]) -> None:
-        """Counts the trials of cells, and reads those of cells that have fewer results than trials."""
-        wanted = Trial.cell.in_([cell for cell in results if cell not in self._trials])
-        counted = select(Trial.cell, func.count(Trial.fingerprint.distinct())).join(Experiment)
-        self._trials |= {
-            row[0]: row[1]
-            for row in self._session.execute(counted.where(*self._conditions, wanted).group_by(Trial.cell))
-        }
-        open_cells = [cell for cell in results if self._trials.get(cell, 0) > results[cell] and cell not in self._seeds]
+        open_cells = [cell for cell, count in self._trials.items() if count > fewest[cell]]
         query = (
             select(Trial.cell, Trial.fingerprint, Trial.seed, Result.protocol, Result.valid)
             .join(Experiment, Experiment.id == Trial.experiment_id)
             .outerjoin(Result, Result.trial_id == Trial.id)
-            .where(*self._conditions, Trial.cell.in_(open_cells))
+            .where(*conditions, among(session, Trial.cell, open_cells))
         )
-        for cell, fingerprint, seed, protocol, valid in self._session.execute(query) if open_cells else ():
+        for cell, fingerprint, seed, protocol, valid in session.execute(query) if open_cells else ():
             self._seeds.setdefault(cell, {})[fingerprint] = seed
             if valid:
                 self._done.setdefault((cell, protocol), set()).add(fingerprint)

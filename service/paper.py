@@ -89,7 +89,7 @@ class PaperReference:
 
 def headline(config: Plain) -> tuple[Any, ...]:
     """The fields of a trial by which it belongs to a printed row."""
-    return tuple(config.get(name) for name in _HEADLINE)
+    return tuple(map(config.get, _HEADLINE))
 
 
 def paper_table(paper: str, name: str) -> PaperTable:

@@ -56,7 +56,7 @@ def _plane(source: ScoreSource, board: BoardKey, x: Metric, y: Metric) -> Plane 
         return None
     front = on_front([(xs[key], ys[key]) for key in keys], [x.more_is_better, y.more_is_better])
     best = [key for key, keep in zip(keys, front, strict=True) if keep]
-    named = source.entries(board, best[:MOST_NAMED])
+    named = source.entries(best[:MOST_NAMED])
     chosen = set(best)
     others = [key for key in _apart(keys, xs, ys) if key not in chosen]
     points = [PlanePoint(xs[key], ys[key], key in chosen, named.get(key)) for key in [*others, *best]]

@@ -40,7 +40,7 @@ class Position(NamedTuple):
 
 
 class ScoreSource(Protocol):
-    """Boards and rows; a row's key means something within its board and source only."""
+    """Boards and rows; a row's key means something within its source only, and is that of one row of one board."""
 
     def boards(self, metric: Metric) -> list[BoardKey]:
         """All boards."""
@@ -60,8 +60,11 @@ class ScoreSource(Protocol):
     def groups(self, board: BoardKey, field: GroupBy) -> dict[int, Any]:
         """All rows' values of a field."""
 
-    def entries(self, board: BoardKey, keys: Sequence[int]) -> dict[int, Entry]:
-        """Whole rows."""
+    def entries(self, keys: Sequence[int]) -> dict[int, Entry]:
+        """Whole rows, of one board or several."""
+
+    def cells(self, keys: Sequence[int]) -> dict[int, str]:
+        """The cells of rows."""
 
     def find(self, board: BoardKey, cell: str) -> int | None:
         """The key of a cell."""

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, func, select, tuple_
+from sqlalchemy import JSON, ColumnElement, Text, column, func, select, tuple_
 from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
 
+from service.db import among
 from service.filters import Filters, GroupBy
 from service.metric import Metric
 from service.models import Protocol, Result, Score, ScoreBoard, ScoreRank, Trial
@@ -16,10 +17,11 @@ _MAY_LACK = {metric for metric in Metric if getattr(Result, metric.value).nullab
 
 
 class StoredScores:
-    """Rows as `service.scores` keeps them: as many are read as are shown."""
+    """Rows as `service.scores` keeps them: as many are read as are shown, and of each the metrics `shown`."""
 
-    def __init__(self, session: Session, dataset: str, scope: int, filters: Filters) -> None:
+    def __init__(self, session: Session, dataset: str, scope: int, filters: Filters, shown: Sequence[Metric]) -> None:
         self._session = session
+        self._shown = shown
         self._dataset = dataset
         self._scope = scope
         self._conditions = filters.of_cells(Score)
@@ -29,37 +31,33 @@ class StoredScores:
 
     def boards(self, metric: Metric) -> list[BoardKey]:
         """All boards."""
+        # All counted along indexes, board by board; with filters by the metric only where some cells lack it.
+        of_board = select(func.count()).select_from(Score).where(Score.board_id == ScoreBoard.id)
+        with_metric = select(func.count()).select_from(ScoreRank)
+        counts = {"cells": of_board}
+        if metric in _MAY_LACK:
+            counts["ranked"] = with_metric.where(ScoreRank.board_id == ScoreBoard.id, ScoreRank.metric == metric.value)
+        if self._conditions:
+            counts["chosen"] = of_board.where(*self._conditions)
         query = (
             select(ScoreBoard.id, ScoreBoard.protocol, Protocol.record)
+            .add_columns(*(count.scalar_subquery().label(name) for name, count in counts.items()))
             .join(Protocol, Protocol.fingerprint == ScoreBoard.protocol)
             .where(ScoreBoard.scope == self._scope, ScoreBoard.dataset == self._dataset)
         )
         if self._protocol is not None:
             query = query.where(ScoreBoard.protocol == self._protocol)
-        rows = self._session.execute(query).all()
-        ids = [row.id for row in rows]
-        # All counted along indexes; with filters by the metric only on boards where some cells lack it.
-        per_board = select(Score.board_id, func.count()).where(Score.board_id.in_(ids)).group_by(Score.board_id)
-        of_metric = ScoreRank.board_id.in_(ids), ScoreRank.metric == metric.value
-        per_rank = select(ScoreRank.board_id, func.count()).where(*of_metric).group_by(ScoreRank.board_id)
-        cells = self._counts(per_board)
-        ranked = self._counts(per_rank) if metric in _MAY_LACK else dict(cells)
-        if self._conditions:
-            chosen = self._counts(per_board.where(*self._conditions))
-            with_metric = select(func.count()).select_from(ScoreRank)
-            for board_id, count in chosen.items():
-                some_lack_it = cells[board_id] != ranked.get(board_id, 0)
-                known = self._session.scalar(self._of(with_metric, board_id, metric)) if some_lack_it else count
-                ranked[board_id] = known or 0
-            cells = chosen
-        return [
-            BoardKey(board_id, protocol, record, ranked.get(board_id, 0), cells[board_id])
-            for board_id, protocol, record in rows
-            if board_id in cells
-        ]
-
-    def _counts(self, query: Select[int, int]) -> dict[int, int]:
-        return dict(self._session.execute(query).all())
+        found = []
+        for board_id, protocol, record, *known in self._session.execute(query):
+            of = dict(zip(counts, known, strict=True))
+            cells = of.get("chosen", of["cells"])
+            ranked = of.get("ranked", of["cells"])
+            if self._conditions:
+                some_lack_it = of["cells"] != ranked
+                ranked = self._session.scalar(self._of(with_metric, board_id, metric)) if some_lack_it else cells
+            if cells:
+                found.append(BoardKey(board_id, protocol, record, ranked, cells))
+        return found
 
     def ranked(self, board: BoardKey, metric: Metric, limit: int, after: Position | None) -> dict[int, Position]:
         """The best rows, or those after a position, in their order."""
@@ -114,11 +112,29 @@ class StoredScores:
         query = select(Score.id, getattr(Trial, field)).join(Trial, Trial.id == Score.trial_id)
         return dict(self._session.execute(query.where(Score.board_id == board.id)).all())
 
-    def entries(self, board: BoardKey, keys: Sequence[int]) -> dict[int, Entry]:
-        """Whole rows."""
-        columns = (Score.id, Score.cell, Trial.config, Score.seeds, Score.metrics)
-        query = select(*columns).join(Trial, Trial.id == Score.trial_id).where(Score.id.in_(keys))
-        return {key: Entry(*row) for key, *row in self._session.execute(query)}
+    def entries(self, keys: Sequence[int]) -> dict[int, Entry]:
+        """Whole rows, of one board or several."""
+        columns = (Score.id, Score.cell, Trial.config, Score.seeds, self._measures())
+        query = select(*columns).join(Trial, Trial.id == Score.trial_id).where(among(self._session, Score.id, keys))
+        rows = self._session.connection().execute(query).all()
+        return {key: Entry(cell, config, seeds, found or {}) for key, cell, config, seeds, found in rows}
+
+    def _measures(self) -> ColumnElement[Any]:
+        """Those of a score's metrics that are shown: quicker to pick where they lie than to send and read the rest."""
+        if len(self._shown) == len(Metric):
+            return Score.metrics.expression
+        on_postgres = self._session.get_bind().dialect.name == "postgresql"
+        every = func.json_each(Score.metrics).table_valued(column("key", Text), "value", joins_implicitly=True)
+        name, value = every.c.key, every.c.value if on_postgres else func.json(every.c.value)
+        gathered = (func.json_object_agg if on_postgres else func.json_group_object)(name, value, type_=JSON)
+        shown = among(self._session, name, [metric.value for metric in self._shown])
+        return select(gathered).where(shown).correlate(Score).scalar_subquery()
+
+    def cells(self, keys: Sequence[int]) -> dict[int, str]:
+        """The cells of rows."""
+        return dict(
+            self._session.execute(select(Score.id, Score.cell).where(among(self._session, Score.id, keys))).all()
+        )
 
     def find(self, board: BoardKey, cell: str) -> int | None:
         """The key of a cell."""

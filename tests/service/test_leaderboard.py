@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sqlalchemy import event
 from sqlalchemy.orm import Session
 
 from service import scores
@@ -204,6 +205,35 @@ class TestRules:
         assert (row.cell, row.config, row.seeds) == ("cell 3", {"rank": 3}, 2)
         assert row.metrics["parameters"]["mean"] == 10**9 + 3
         assert "robust_accuracy" not in row.metrics  # nobody asked for it
+
+    @pytest.mark.parametrize("filters", [Filters(), Filters(tag="all")], ids=["scores", "added up"])
+    def test_shown_metrics_are_to_the_last_digit_those_of_all(
+        self, session: Session, trial_result: Make, filters: Filters
+    ) -> None:
+        seeds = [Run(cell, seed, accuracy=1 / (3 + seed), loss=math.pi / 7**seed) for cell in (0, 1) for seed in (0, 1)]
+        store_runs(session, [seeds], trial_result, tags=True)
+        every = only_board(ask(session)).rows
+        assert len(every[0].metrics) > 10
+        chosen = only_board(ask(session, columns=(Metric.LOSS, Metric.ROBUST_ACCURACY), filters=filters)).rows
+        assert [list(row.metrics) for row in chosen] == [["accuracy", "loss"]] * 2  # none has robust_accuracy
+        for row, whole in zip(chosen, every, strict=True):
+            assert row.metrics == {name: whole.metrics[name] for name in ("accuracy", "loss")}
+
+    def test_another_board_costs_one_statement_more(self, session: Session, trial_result: Make) -> None:
+        runs = [Run(0, 0, "a"), Run(1, 0, "a"), Run(1, 1, None), Run(0, 1, "b"), Run(2, 0, "b"), Run(2, 1, "b")]
+        store_runs(session, [runs], trial_result)
+        counts: list[int] = []
+        for filters in (Filters(protocol="a"), Filters()):
+            statements: list[str] = []
+
+            def count(*about: Any, seen: list[str] = statements) -> None:
+                seen.append(about[2])
+
+            event.listen(session.connection().engine, "before_cursor_execute", count)
+            assert len(ask(session, filters=filters).boards) == 1 + len(counts)
+            event.remove(session.connection().engine, "before_cursor_execute", count)
+            counts.append(len(statements))
+        assert counts[1] == counts[0] + 1  # the order of its rows; whole rows and their trials are read together
 
     def test_a_trial_in_two_experiments_counts_once_with_its_newest_result(self, rank: Rank) -> None:
         row = only_row(rank([Run(0, 0, accuracy=0.25)], [Run(0, 0, accuracy=0.75)]))
