@@ -32,7 +32,7 @@ class Applied(nn.Module):
 
 
 def slope(model: nn.Module, shape: tuple[int, ...]) -> float:
-    """The norm of the Jacobian of the model in float64 at a drawn image."""
+    """The norm of the Jacobian, as autograd has it, of the model in float64 at a drawn image."""
     exact = in_float64(model)
     image = torch.rand((1, *shape), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     jacobian = torch.func.jacrev(lambda pixels: exact(pixels).flatten())(image)
@@ -101,6 +101,26 @@ def test_a_network_that_fails_in_float64_is_refused() -> None:
     # Without a weight of its own, too, a network is tried in float64.
     found = lipschitz_bound(Applied(lambda x: functional.linear(x.flatten(1), weight.double())), 2, in_channels=1)
     assert found.value == pytest.approx(17 * math.sqrt(12), rel=1e-6)
+
+
+class FalseGradient(torch.autograd.Function):
+    """The identity, with a backward that says ten times as much."""
+
+    @staticmethod
+    def forward(ctx: Any, images: Tensor) -> Tensor:
+        return images * 1
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * 10
+
+
+def test_a_gradient_that_is_false_refutes_no_bound() -> None:
+    image = torch.rand(1, 1, 2, 2, dtype=torch.float64).requires_grad_()
+    (gradient,) = torch.autograd.grad(FalseGradient.apply(image).sum(), image)
+    assert gradient.norm().item() == pytest.approx(20)
+    model = Applied(lambda x: FalseGradient.apply(FalseGradient.apply(x)))
+    assert lipschitz_bound(model, 2, in_channels=1).value == pytest.approx(17, rel=1e-9)
 
 
 class Overwriting(nn.Module):

@@ -76,8 +76,8 @@ def lipschitz_bound(model: nn.Module, input_size: Size, *, in_channels: int | No
     the norm. The model stays as it is. All in float64, rounding of the bound included.
 
     Raises `ConfigError` for a layer or function without a rule, which is named, for a network that draws random
-    numbers in evaluation mode or mixes the images of a batch, and where there is no finite bound, or one that two images
-    or a gradient refute.
+    numbers in evaluation mode or mixes the images of a batch, and where there is no finite bound, or one that two
+    images or a step along a gradient refute.
     """
     with watched_for_random_numbers(_drawn):
         copied = in_float64(model)

@@ -7,13 +7,16 @@ from torch import Tensor, nn
 
 from ttsv.errors import ConfigError
 
+_STEP = 1e-3
+"""Length of a step along a gradient: short beside what bends a network, long beside what float64 rounds."""
+
 
 def require_unrefuted(model: nn.Module, image: Tensor, bound: float) -> None:
     """Raises `ConfigError` for a network that is no function of one image, or that refutes the bound.
 
     `model` in float64 and evaluation mode; `image (1, channels, ...)` gives the shape. Two random images show whether
     the network draws random numbers unseen by the trace, and whether images of a batch touch each other; what it
-    does between them, and one gradient at each, must stay below the bound.
+    does between them, and along one gradient at each, must stay below the bound.
     """
     generator = torch.Generator().manual_seed(0)
     name = type(model).__name__
@@ -34,24 +37,37 @@ def require_unrefuted(model: nn.Module, image: Tensor, bound: float) -> None:
         raise ConfigError(
             "model", name, "gives an image another output beside another image: it mixes those of a batch"
         )
-    # Of an output that is far from 0 the difference keeps few digits.
-    seen = (first - second).norm() - 1e-9 * first.norm()
-    steepest = max((seen / (images[0] - images[1]).norm()).item(), *(_slope(model, at, generator) for at in images))
+    ends = [(images[0], images[1]), *((at, at + _STEP * _uphill(model, at, generator)) for at in images)]
+    steepest = max(_quotient(model, *two) for two in ends)
     if not 0 <= bound < math.inf or steepest > bound * (1 + 1e-5):
         raise ConfigError(
             "model", name, f"has the slope {steepest:.6g} or more, its bound came out as {bound:.6g}: please report it"
         )
 
 
-def _slope(model: nn.Module, image: Tensor, generator: torch.Generator) -> float:
-    """The gradient's length of the output along a random direction; 0 where autograd has none."""
-    image = image.clone().requires_grad_()
+def _quotient(model: nn.Module, image: Tensor, other: Tensor) -> float:
+    """How far the output moves over how far the image does."""
+    first, second = model(image.clone()).double(), model(other.clone()).double()
+    # Of an output that is far from 0 the difference keeps few digits.
+    moved = (first - second).norm() - 1e-9 * first.norm()
+    quotient: float = (moved / (image - other).norm()).item()
+    return quotient
+
+
+def _uphill(model: nn.Module, image: Tensor, generator: torch.Generator) -> Tensor:
+    """The unit direction in which autograd says that a random sum of the outputs grows; any where it says nothing.
+
+    What it says need not be true, of a function with a backward of its own: only values count.
+    """
+    drawn = torch.rand(image.shape, generator=generator, dtype=torch.float64).to(image.device)
+    leaf = image.clone().requires_grad_()
     try:
         with torch.enable_grad():
-            output = model(image.clone())
+            output = model(leaf.clone())
         direction = torch.randn(output.shape, generator=generator, dtype=torch.float64).to(output)
-        (gradient,) = torch.autograd.grad(output, image, direction / direction.norm(), materialize_grads=True)
+        (gradient,) = torch.autograd.grad(output, leaf, direction, materialize_grads=True)
     except RuntimeError:
-        return 0.0
-    slope: float = gradient.norm().item()
-    return slope
+        gradient = drawn
+    chosen = gradient if 0 < gradient.norm() < math.inf else drawn
+    unit: Tensor = chosen / chosen.norm()
+    return unit
