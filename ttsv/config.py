@@ -33,6 +33,7 @@ OPTIMIZERS = ("sgd", "adam", "adamw")
 SCHEDULES = ("constant", "cosine", "multistep", "onecycle")
 _LARGEST_RANK = 1_000_000
 PRECISIONS = ("float32", "bf16", "fp16")
+CONVOLUTIONS = ("winograd", "direct")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +67,12 @@ class TrainingConfig(Checked):
         "of forward and backward passes: float32, bf16, fp16; constraints and evaluation are in float32 or better",
         OneOf(PRECISIONS),
     )
+    convolutions: str = field(
+        "winograd",
+        "of training steps in float32 on a CPU: direct, or winograd (those of 3x3 and stride 1, where it is faster; "
+        "rounding errors of some 2e-6)",
+        OneOf(CONVOLUTIONS),
+    )
     validation: str = field(
         "held-out",
         "what each epoch is measured on: held-out (a fixed part of the training images, not trained on), or test, "
@@ -92,6 +99,8 @@ class TrainingConfig(Checked):
             changes |= {"momentum": 0.9, "nesterov": True}
         if not self.momentum:
             changes |= {"nesterov": True}
+        if self.precision != "float32":
+            changes |= {"convolutions": "winograd"}
         return changed(self, changes)
 
 

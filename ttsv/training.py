@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Generator, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -24,6 +25,7 @@ from ttsv.optimization import learning_rate, make_optimizer, moments, restore_mo
 from ttsv.randomness import derived_generator, derived_seed, epoch_order, random_state
 from ttsv.results import EpochMetrics
 from ttsv.stopwatch import Stopwatch
+from ttsv.winograd import WinogradConvolutions, winograd_may_pay
 
 _AUTOCAST = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -103,7 +105,7 @@ def fit(
             model.train()
             for step, (images, labels) in enumerate(batches(train, config, progress.epoch, count), start=first):
                 set_lr(run.optimizer, learning_rate(training, step, steps))
-                with run.autocast():
+                with run.autocast(), run.convolutions:
                     logits = model(as_pixels(images)).float()
                 loss = functional.cross_entropy(logits, labels, label_smoothing=training.label_smoothing)
                 with constraint_time:
@@ -184,12 +186,20 @@ class _Run:
             self.averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(training.ema))  # type: ignore[no-untyped-call]
         self.evaluated = model if self.averaged is None else self.averaged.module
         self.best: dict[str, Tensor] | None = None
+        self.convolutions = self._convolutions()
         self.progress = Progress()
 
     def autocast(self) -> torch.autocast:
         """The precision of the forward pass."""
         dtype = _AUTOCAST[self.training.precision]
         return torch.autocast(self.device.type, dtype, enabled=dtype is not None)
+
+    def _convolutions(self) -> AbstractContextManager[object]:
+        """How those of the forward pass, and of its gradients, are computed."""
+        on_cpu = self.device.type == "cpu" and self.training.precision == "float32"
+        if on_cpu and self.training.convolutions == "winograd" and winograd_may_pay(self.model):
+            return WinogradConvolutions()
+        return nullcontext()
 
     def step(self, loss: Tensor) -> None:
         """One step of the optimizer down the loss."""

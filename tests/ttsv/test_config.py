@@ -61,6 +61,7 @@ MEANINGS: dict[str, tuple[list[Any], list[Any]]] = {
     "training.precision": (["float32", "bf16", "fp16"], ["int8", None]),
     "training.validation": (["held-out", "test"], ["train", None]),
     "training.select": (["last", "best"], ["first", None]),
+    "training.convolutions": (["winograd", "direct"], ["fast", None]),
     "training.recalibrate": ([True, False], [1, None]),
     "augmentation.flip": ([True, False], [1, None]),
     "augmentation.pad": ([0, 4], [-1, 1.5, None]),

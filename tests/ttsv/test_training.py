@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ttsv import winograd
 from ttsv.checkpoint import Checkpoints
-from ttsv.config import AugmentationConfig, TrainingConfig, TrialConfig
+from ttsv.config import CONVOLUTIONS, AugmentationConfig, TrainingConfig, TrialConfig
 from ttsv.constraints import Clip, Compose, Constraint, Divide, Orthogonal, Unconstrained
 from ttsv.data import DATASETS, load_dataset
 from ttsv.data.loading import Dataset, Split
@@ -374,6 +375,45 @@ def test_a_broken_run_gives_the_unbroken_numbers(tmp_path: Path, chosen: str, ki
         assert progress.train_seconds == pytest.approx(sum(m.seconds for m in found + rest))
         if kind == "clip" and chosen == "sgd":
             assert constraint.report().projections == 5 * STEPS // 2 + 1
+
+
+def wide_network() -> nn.Sequential:
+    """Its second convolution is computed by Winograd's algorithm at 32 images of 8x8 and more."""
+    with random_state(7, CPU):
+        convolutions = [nn.Conv2d(1, 160, 3, padding=1), nn.ReLU(), nn.Conv2d(160, 160, 3, padding=1, bias=False)]
+        return nn.Sequential(*convolutions, nn.BatchNorm2d(160), nn.ReLU(), nn.Flatten(), nn.Linear(160 * 64, 10))
+
+
+def test_convolutions_of_training_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Winograd's give nearly the numbers of torch's, and the same ones after a break; evaluation has torch's."""
+    compute, calls = winograd.winograd_convolution, []
+
+    def recording(*args: Any) -> Tensor:
+        calls.append(torch.is_grad_enabled())
+        return compute(*args)
+
+    monkeypatch.setattr(winograd, "winograd_convolution", recording)
+    data = dataset(noise(64, 1))
+    configs = {kind: trial(epochs=3, batch_size=32, lr=0.01, convolutions=kind) for kind in CONVOLUTIONS}
+    models = {kind: wide_network() for kind in CONVOLUTIONS}
+    found = {kind: run(models[kind], config, data=data)[0] for kind, config in configs.items()}
+    assert calls == [True] * 6  # two steps in each of three epochs, of one run; no validation
+    for ours, plain in zip(found["winograd"], found["direct"], strict=True):
+        assert ours.val_loss != plain.val_loss
+        assert ours.train_loss == pytest.approx(plain.train_loss, rel=1e-4)
+        assert ours.val_loss == pytest.approx(plain.val_loss, rel=1e-3)
+    checkpoints, model = Checkpoints(tmp_path, {}), wide_network()
+    first = fit(model, data, configs["winograd"], Unconstrained(), device=CPU, checkpoints=checkpoints)
+    broken = [next(first)]
+    first.close()
+    model = wide_network()
+    rest, _ = run(model, configs["winograd"], data=data, checkpoints=checkpoints)
+    assert timeless(broken + rest) == timeless(found["winograd"])
+    assert_equal_models(model, models["winograd"])
+    less = trial(epochs=1, batch_size=32, precision="bf16")
+    calls.clear()
+    run(wide_network(), less, data=data)
+    assert not calls
 
 
 def test_an_epoch_whose_checkpoint_was_lost_is_trained_again(tmp_path: Path) -> None:

@@ -1,0 +1,204 @@
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ttsv import winograd
+from ttsv.errors import ConfigError
+from ttsv.winograd import WinogradConvolutions, winograd_convolution, winograd_may_pay, winograd_pays
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def with_gradients(compute: Callable[[Tensor, Tensor], Tensor], images: Tensor, kernel: Tensor) -> list[Tensor]:
+    images, kernel = (tensor.detach().clone().requires_grad_() for tensor in (images, kernel))
+    result = compute(images, kernel)
+    downstream = drawn(*result.shape, seed=9).to(result.dtype)
+    return [result.detach(), *torch.autograd.grad(result, (images, kernel), downstream)]
+
+
+def relative_errors(found: list[Tensor], exact: list[Tensor]) -> list[float]:
+    return [
+        (float((a.double() - b).norm() / b.norm().clamp_min(1e-30))) if b.norm() else float(a.abs().max())
+        for a, b in zip(found, exact, strict=True)
+    ]
+
+
+def test_transforms_are_those_of_the_algorithm() -> None:
+    """Against the sum itself, in float64: exact but for rounding."""
+    output, kernel, images = winograd._matrices()
+    g, d = drawn(3).double(), drawn(6).double()
+    expected = torch.stack([(g * d[i : i + 3]).sum() for i in range(4)])
+    torch.testing.assert_close(output @ ((kernel @ g) * (images @ d)), expected, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("blocks", [(6 << 20, 8 << 20), (1, 1), (40_000, 1)], ids=["whole", "least", "channels"])
+@settings(max_examples=25)
+@given(
+    batch=st.integers(1, 5),
+    channels=st.tuples(st.integers(1, 12), st.integers(1, 12)),
+    size=st.tuples(st.integers(3, 11), st.integers(3, 11)),
+    padding=st.tuples(st.integers(0, 2), st.integers(0, 2)),
+    last=st.booleans(),
+)
+def test_equals_the_convolution_of_float64_with_its_gradients(
+    blocks: tuple[int, int],
+    batch: int,
+    channels: tuple[int, int],
+    size: tuple[int, int],
+    padding: tuple[int, int],
+    last: bool,
+) -> None:
+    layout = torch.channels_last if last else torch.contiguous_format
+    images = drawn(batch, channels[0], *size, seed=1).contiguous(memory_format=layout)
+    kernel = drawn(channels[1], channels[0], 3, 3, seed=2).contiguous(memory_format=layout)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(winograd, "_IMAGE_BLOCK", blocks[0])
+        patch.setattr(winograd, "_KERNEL_BLOCK", blocks[1])
+        found = with_gradients(lambda x, k: winograd_convolution(x, k, padding), images, kernel)
+    exact = with_gradients(lambda x, k: functional.conv2d(x, k, padding=padding), images.double(), kernel.double())
+    assert [tensor.shape for tensor in found] == [tensor.shape for tensor in exact]
+    largest = [tensor.abs().max() for tensor in exact]
+    for a, b, most in zip(found, exact, largest, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=0, atol=float(1e-5 * most.clamp_min(1.0)))
+
+
+def test_error_of_a_wide_layer() -> None:
+    """As the module says: some 2e-6, far below that of bf16."""
+    images, kernel = drawn(4, 320, 16, 16, seed=1), drawn(320, 320, 3, 3, seed=2)
+    exact = with_gradients(lambda x, k: functional.conv2d(x, k, padding=1), images.double(), kernel.double())
+    found = with_gradients(lambda x, k: winograd_convolution(x, k, (1, 1)), images, kernel)
+    less = with_gradients(lambda x, k: functional.conv2d(x, k, padding=1), images.bfloat16(), kernel.bfloat16())
+    assert max(relative_errors(found, exact)) < 4e-6
+    assert min(relative_errors(less, exact)) > 1e-3
+
+
+def test_needs_no_gradient_of_what_is_frozen() -> None:
+    images, kernel = drawn(1, 2, 6, 6), drawn(3, 2, 3, 3, seed=1).requires_grad_()
+    torch.autograd.backward(winograd_convolution(images, kernel).sum())
+    assert images.grad is None
+    exact = torch.autograd.grad(functional.conv2d(images, kernel).sum(), kernel)[0]
+    torch.testing.assert_close(kernel.grad, exact, rtol=1e-4, atol=1e-4)
+    images.requires_grad_()
+    torch.autograd.backward(winograd_convolution(images, kernel.detach()).sum())
+    exact = torch.autograd.grad(functional.conv2d(images, kernel.detach()).sum(), images)[0]
+    torch.testing.assert_close(images.grad, exact, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("images", "kernel", "padding", "name"),
+    [
+        (drawn(1, 2, 6, 6).double(), drawn(3, 2, 3, 3), (0, 0), "images, kernel"),
+        (drawn(1, 2, 6, 6), drawn(3, 4, 3, 3), (0, 0), "images, kernel"),
+        (drawn(1, 2, 6, 6), drawn(3, 2, 5, 5), (0, 0), "images, kernel"),
+        (drawn(2, 6, 6), drawn(3, 2, 3, 3), (0, 0), "images, kernel"),
+        (drawn(1, 2, 6, 6), drawn(3, 2, 3, 3), (3, 0), "padding"),
+        (drawn(1, 2, 6, 6), drawn(3, 2, 3, 3), (0, -1), "padding"),
+        (drawn(1, 2, 2, 6), drawn(3, 2, 3, 3), (0, 0), "padding"),
+    ],
+)
+def test_refuses_what_it_cannot_convolve(images: Tensor, kernel: Tensor, padding: tuple[int, int], name: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        winograd_convolution(images, kernel, padding)
+    assert refused.value.field == name
+
+
+# --- where it is taken ---
+
+
+class Counted:
+    """Counts the convolutions that are computed the fast way."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        compute = winograd.winograd_convolution
+
+        def counting(*args: Any) -> Tensor:
+            self.count += 1
+            return compute(*args)
+
+        monkeypatch.setattr(winograd, "winograd_convolution", counting)
+
+
+WIDE = drawn(8, 96, 16, 32, seed=1), drawn(96, 96, 3, 3, seed=2)
+
+
+@pytest.mark.parametrize(
+    ("convolve", "taken"),
+    [
+        (lambda x, k: functional.conv2d(x, k, padding=1), False),  # by keyword: not as layers call it
+        (lambda x, k: functional.conv2d(x, k, None, 1, 1), True),
+        (lambda x, k: functional.conv2d(x, k, torch.arange(96.0), (1, 1), (1, 1), (1, 1), 1), True),
+        (lambda x, k: functional.conv2d(x[..., :16], k), False),  # 14 by 14 pixels waste a quarter of the tiles
+        (lambda x, k: functional.conv2d(functional.pad(x, (1, 1, 1, 1)), k), True),
+        (lambda x, k: functional.conv2d(x, k, None, 2, 1), False),
+        (lambda x, k: functional.conv2d(x, k, None, 1, 1, 2), False),
+        (lambda x, k: functional.conv2d(x, k[:, :48], None, 1, 1, 1, 2), False),
+        (lambda x, k: functional.conv2d(x, k, None, 1, "same"), False),
+        (lambda x, k: functional.conv2d(x, k, None, 1, 3), False),
+        (lambda x, k: functional.conv2d(x[0], k, None, 1, 1), False),
+        (lambda x, k: functional.conv2d(x[:1], k, None, 1, 1), False),
+        (lambda x, k: functional.conv2d(x[:, :8], k[:, :8], None, 1, 1), False),
+        (lambda x, k: functional.conv2d(x[:, :, :3, :3], k, None, 1, 0), False),
+        (lambda x, k: functional.conv2d(x.double(), k.double(), None, 1, 1), False),
+        (lambda x, k: functional.conv2d(x.bfloat16(), k.bfloat16(), None, 1, 1), False),
+    ],
+)
+def test_takes_the_convolutions_that_it_is_for(
+    convolve: Callable[[Tensor, Tensor], Tensor], taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = Counted(monkeypatch)
+    expected = convolve(*WIDE)
+    with WinogradConvolutions():
+        found = convolve(*WIDE)
+    assert counted.count == int(taken)
+    assert torch.equal(found, expected) is not taken
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
+    with WinogradConvolutions(), torch.autocast("cpu", torch.bfloat16):
+        assert convolve(*WIDE).dtype == (torch.float64 if expected.dtype == torch.float64 else torch.bfloat16)
+    assert counted.count == int(taken)
+
+
+def test_memory_is_shared_by_convolutions_of_all_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after another in a mode, forward and backward, each gives what it gives alone."""
+    counted = Counted(monkeypatch)
+    layers = [nn.Conv2d(96, width, 3, padding=1, bias=False) for width in (96, 320, 96)]
+    images = WIDE[0].clone().requires_grad_()
+    with WinogradConvolutions():
+        results = [layer(images) for layer in layers]
+    assert counted.count == len(layers)
+    gradients = torch.autograd.grad(torch.stack([result.square().mean() for result in results]).sum(), images)
+    alone = [winograd_convolution(images, layer.weight, (1, 1)) for layer in layers]
+    expected = torch.autograd.grad(torch.stack([result.square().mean() for result in alone]).sum(), images)
+    assert all(torch.equal(a, b) for a, b in zip([*results, *gradients], [*alone, *expected], strict=True))
+
+
+def test_pays_for_many_channels_and_tiles() -> None:
+    def pays(batch: int, c_in: int, c_out: int, size: int, padding: int = 1) -> bool:
+        shapes = torch.empty(batch, c_in, size, size), torch.empty(c_out, c_in, 3, 3)
+        return winograd_pays(*shapes, (padding, padding))
+
+    assert pays(16, 160, 160, 32)
+    assert pays(16, 640, 640, 8)
+    assert pays(16, 192, 192, 8)
+    assert not pays(16, 16, 160, 32)
+    assert not pays(16, 64, 64, 32)
+    assert not pays(1, 640, 640, 8)
+    assert not pays(128, 512, 512, 2)  # one tile for four pixels
+    assert pays(128, 512, 512, 7)
+    assert not pays(128, 512, 512, 5)  # four tiles for 25 pixels
+
+
+def test_may_pay_where_a_kernel_is_wide() -> None:
+    assert winograd_may_pay(nn.Sequential(nn.Linear(3, 4), nn.Conv2d(96, 96, 3)))
+    assert not winograd_may_pay(nn.Conv2d(32, 64, 3))
+    assert not winograd_may_pay(nn.Conv2d(512, 512, 1))
+    assert not winograd_may_pay(nn.Conv1d(512, 512, 3))
+    assert not winograd_may_pay(nn.Linear(512, 512))
