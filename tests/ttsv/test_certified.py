@@ -883,6 +883,8 @@ def test_bad_logits_are_refused() -> None:
     refused = [
         (torch.tensor([[0.0, math.inf]]), LABELS[:1], 0.1, 1.0, "not finite"),
         (good, torch.tensor([0, 3]), 0.1, 1.0, "want 0 to 2"),
+        (good, LABELS.bool(), 0.1, 1.0, "labels of torch.bool: want whole numbers"),
+        (good, LABELS.float(), 0.1, 1.0, "labels of torch.float32: want whole numbers"),
         (good[0], LABELS, 0.1, 1.0, "want"),
         (torch.zeros(2, 1), LABELS * 0, 0.1, 1.0, "c >= 2"),
         (good, LABELS, 0.1, 0.0, "lipschitz = 0"),

@@ -70,6 +70,4 @@ def _require(logits: Tensor, labels: Tensor) -> None:
     # Before the shapes: in a training that diverges, this is how it ends.
     if not logits.isfinite().all():
         raise DivergedError("the network's logits are not finite")
-    if labels.is_floating_point():
-        raise DataError(f"labels of {labels.dtype}: want whole numbers")
     check_logits(logits, labels)

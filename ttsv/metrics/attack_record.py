@@ -12,6 +12,7 @@ from ttsv.checks import check_count, check_positive
 from ttsv.data.loading import as_pixels
 from ttsv.errors import ConfigError
 from ttsv.evaluation_config import ATTACK_NORMS
+from ttsv.metrics.drawn_numbers import check_seed
 
 
 @dataclass(frozen=True)
@@ -101,9 +102,7 @@ def attack_inputs(
     if norm not in ATTACK_NORMS:
         raise ConfigError("norm", norm, f"must be one of {', '.join(ATTACK_NORMS)}")
     check_positive("eps", eps, "must be a positive radius in pixels of [0, 1]")
-    check_count("seed", seed, least=-(2**63))
-    if seed >= 2**64:
-        raise ConfigError("seed", seed, "must be a whole number below 2**64")
+    check_seed(seed)
     if batch_size is not None:
         check_count("batch_size", batch_size)
     if images.ndim != 4 or len(images) == 0:

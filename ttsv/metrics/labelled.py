@@ -12,8 +12,7 @@ def check_labelled(images: Tensor, labels: Tensor) -> None:
         raise DataError(
             f"images {tuple(images.shape)} and labels {tuple(labels.shape)}: want (n, channels, ...) and (n,), n >= 1"
         )
-    if labels.is_floating_point() or labels.dtype == torch.bool:
-        raise DataError(f"labels of {labels.dtype}: want whole numbers")
+    _check_whole(labels)
     check_pixels(images)
 
 
@@ -26,7 +25,7 @@ def check_pixels(images: Tensor) -> None:
 
 
 def check_logits(logits: Tensor, labels: Tensor) -> None:
-    """Raises `DataError` unless these are finite logits `(count, classes)` and labels (count,) among the classes.
+    """Raises `DataError` unless these are finite logits `(count, classes)` and whole labels (count,) of the classes.
 
     At least two classes: of a single logit every image is right, whatever the network.
     """
@@ -34,9 +33,15 @@ def check_logits(logits: Tensor, labels: Tensor) -> None:
         raise DataError(
             f"logits {tuple(logits.shape)} and labels {tuple(labels.shape)}: want (n, c) and (n,), n >= 1, c >= 2"
         )
+    _check_whole(labels)
     if not logits.isfinite().all():
         raise DataError(
             f"{int((~logits.isfinite()).any(1).sum())} of {len(logits)} images have logits that are not finite"
         )
     if not ((labels >= 0) & (labels < logits.shape[1])).all():
         raise DataError(f"labels from {int(labels.min())} to {int(labels.max())}: want 0 to {logits.shape[1] - 1}")
+
+
+def _check_whole(labels: Tensor) -> None:
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise DataError(f"labels of {labels.dtype}: want whole numbers")

@@ -12,6 +12,7 @@ from ttsv.checks import check_count, check_counts, check_positive
 from ttsv.data.loading import as_pixels
 from ttsv.errors import ConfigError, DataError
 from ttsv.layers.spectral import evaluating
+from ttsv.metrics.drawn_numbers import check_seed
 from ttsv.metrics.float64 import in_float64, own_dtype
 from ttsv.metrics.labelled import check_labelled, check_logits
 from ttsv.models.normalize import Normalize
@@ -91,6 +92,7 @@ def empirical_lipschitz(
             raise ConfigError(name, value, f"must be one of {', '.join(get_args(known))}")
     check_positive("radius", radius)
     check_counts(steps=steps, batch_size=batch_size)
+    check_seed(seed)
     if method == "ascent" and norm != "L2":
         raise ConfigError("norm", norm, "must be L2 for gradient ascent")
     if precision not in ("model", "float64"):
@@ -99,7 +101,7 @@ def empirical_lipschitz(
     exact = in_float64(model)
     searched = exact if precision == "float64" else model
     scale = _pixels_per_unit(exact, space)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(int(seed))
     values = []
     with evaluating(model):
         for batch, own in zip(torch.split(images, batch_size), torch.split(labels, batch_size), strict=True):
