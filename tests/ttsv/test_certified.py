@@ -672,7 +672,6 @@ ONE = torch.ones(1, dtype=torch.float64)
         (Applied(lambda x: functional.conv2d(x, FACTOR[:1, None], x.mean((2, 3))[0])), r"conv2d\(\) of several"),
         (Applied(lambda x: functional.batch_norm(x, FACTOR[0, 0], ONE, bias=50 * x[0, :, 0, 0])), "norm.* of several"),
         (Applied(lambda x: functional.batch_norm(x, x[0, :, 0, 0], ONE)), r"batch_norm\(\) of several"),
-        (Applied(lambda x: functional.softplus(x, threshold=19.9)), "threshold 19.9 .*jumps"),
         (Applied(lambda x: (x * (3 + 4j)).abs()), "complex"),
         (Applied(lambda x: (x / torch.tensor(0.3 + 0.4j)).abs()), "complex"),
         (Applied(lambda x: x.view(dtype=torch.int64)), "result of torch.int64"),

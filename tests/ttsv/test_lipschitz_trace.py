@@ -20,12 +20,19 @@ from ttsv.metrics.lipschitz_rules import FUNCTIONS, JOINS
 from ttsv.metrics.lipschitz_trace import Trace
 
 
-class Applied(nn.Module):
-    """A function as a network, behind a sum whose bound is loose: one gradient does not refute what follows."""
+class Bare(nn.Module):
+    """A function as a network."""
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.function = function
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.function(images)
+
+
+class Applied(Bare):
+    """The same behind a sum whose bound is loose: no few passes refute what follows."""
 
     def forward(self, images: Tensor) -> Tensor:
         return self.function(9 * images - 8 * images)
@@ -163,6 +170,37 @@ def test_slopes_that_are_no_number_have_no_bound(layer: nn.Module) -> None:
         lipschitz_bound(layer, 2, in_channels=1)
 
 
+@pytest.mark.parametrize(("beta", "threshold"), [(1.0, 20.0), (1e-3, 20.0), (1.0, 3.0), (-0.1, 18.0)])
+def test_the_jump_of_softplus_is_in_its_bound(beta: float, threshold: float) -> None:
+    """All pixels cross it together, by steps of one length and shorter ones."""
+    edge = threshold / beta
+    model = Bare(lambda x: functional.softplus(x + (edge - 0.5), beta=beta, threshold=threshold))
+    bound = lipschitz_bound(model, (3, 5), in_channels=2).value
+    ratios = []
+    for length in (1e-9, 1e-7, 1e-5, 1e-3, 1e-1):
+        step = length / math.sqrt(30)
+        for share in (0.01, 0.5, 0.99):
+            below = torch.full((1, 2, 3, 5), 0.5 - share * step, dtype=torch.float64)
+            moved = (model(below + step) - model(below)).norm().item()
+            ratios.append(moved / (bound * max(length, 1e-5)))
+    assert max(ratios) <= 1 + 1e-6
+    # A jump that is seen makes most of the bound, where all values jump.
+    jump = math.log1p(math.exp(-threshold)) / abs(beta)
+    assert jump < 1e-8 or max(ratios) > 0.7
+    assert bound >= math.hypot(1, jump * math.sqrt(30) / 1e-5)
+
+
+def test_a_radius_below_the_shortest_step_is_none() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(1, 2)).double()
+    with torch.no_grad():
+        model[1].get_parameter("weight").copy_(torch.tensor([[1.0], [-1.0]]))
+        model[1].get_parameter("bias").zero_()
+    images = torch.tensor([5e-6, 2e-5, 0.1], dtype=torch.float64).reshape(3, 1, 1)
+    found = certificates(model, images, torch.zeros(3, dtype=torch.long))
+    assert found.correct.all()
+    assert found.radii.tolist() == [0, pytest.approx(2e-5, rel=1e-6), pytest.approx(0.1, rel=1e-6)]
+
+
 def tt_padded_as_made() -> nn.Module:
     layer = TTConv2d(2, 3, 3, 2, padding=1, padding_mode="replicate")
     nn.init.constant_(layer.core, 0.3)
@@ -225,12 +263,9 @@ def test_soc_in_training_mode_is_refused() -> None:
 def test_the_device_is_that_of_the_model() -> None:
     """What has no data lies nowhere; the network asks where its input will lie."""
 
-    class Asking(nn.Module):
-        def forward(self, images: Tensor) -> Tensor:
-            return torch.cat([images, images], 1) if images.is_cuda and images.device.type == "cuda" else images
-
+    model = Bare(lambda x: torch.cat([x, x], 1) if x.is_cuda and x.device.type == "cuda" else x)
     for device, expected in (("cuda", math.sqrt(2)), ("cpu", 1.0)):
-        found = Trace(FUNCTIONS, JOINS, module_rule, torch.device(device)).run(Asking(), (1, 1, 2, 2))
+        found = Trace(FUNCTIONS, JOINS, module_rule, torch.device(device)).run(model, (1, 1, 2, 2))
         assert found.reach.total == pytest.approx(expected)
 
 

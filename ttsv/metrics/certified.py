@@ -22,7 +22,7 @@ from ttsv.metrics.float64 import in_float64, own_dtype
 from ttsv.metrics.labelled import check_labelled, check_logits
 from ttsv.metrics.linear_maps import EPS, rounded_up
 from ttsv.metrics.lipschitz_layers import module_rule
-from ttsv.metrics.lipschitz_reach import Affine, Factor
+from ttsv.metrics.lipschitz_reach import SHORTEST_STEP, Affine, Factor
 from ttsv.metrics.lipschitz_rules import FUNCTIONS, JOINS
 from ttsv.metrics.lipschitz_trace import Trace, Traced
 from ttsv.metrics.refutation import require_unrefuted
@@ -54,7 +54,8 @@ class Certificates:
     """Per image, on the CPU: `radii` and `margins` (count,), float64, and `correct` (count,), bool.
 
     `radii`: no change of the pixels with a smaller L2 norm makes another class win; 0 where the image is not classified
-    as labelled. `margins`: the label's logit less the largest other one (in float64), less `rounding` (count,).
+    as labelled, and for what would be less than 1e-5. `margins`: the label's logit less the largest other one (in
+    float64), less `rounding` (count,).
     `bound`: what the radii come from.
     """
 
@@ -74,6 +75,9 @@ def lipschitz_bound(model: nn.Module, input_size: Size, *, in_channels: int | No
     concatenation takes the root of the sum of squares. Scales of batch norm and of the normalisation go into the
     convolution or linear layer before them or, past activations and poolings, behind them: that never enlarges
     the norm. The model stays as it is. All in float64, rounding of the bound included.
+
+    Two images that are nearer to each other than 1e-5 are taken to be so far apart. That makes a difference for
+    softplus alone, which torch computes with a jump: no constant holds for steps of any length.
 
     Raises `ConfigError` for a layer or function without a rule, which is named, for a network that draws random
     numbers in evaluation mode or mixes the images of a batch, and where there is no finite bound, or one that two
@@ -127,6 +131,7 @@ def certificates(
     # Without a bound above 0 the difference is constant: any margin holds everywhere, none gives nothing.
     quotients = torch.where(gaps > 0, quotients, 0.0).scatter(1, labels[:, None], math.inf)
     radii = torch.where(correct, quotients.amin(1) * (1 - 4 * EPS), 0.0)
+    radii = torch.where(radii < SHORTEST_STEP, 0.0, radii)
     return Certificates(radii=radii, margins=gaps.amin(1), rounding=rounding, correct=correct, bound=bound)
 
 

@@ -8,6 +8,9 @@ from torch import Tensor
 from ttsv.errors import ConfigError
 from ttsv.metrics.linear_maps import LinearMap, rounded_up
 
+SHORTEST_STEP = 1e-5
+"""L2 distance in pixels that a bound takes any two images to be apart, were they nearer: what jumps is bounded so."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Factor:
@@ -28,6 +31,7 @@ class Factor:
 class Reach:
     """How far a tensor moves for a unit step of the input: `base`, times `scale` (channels,) in each channel.
 
+    For a step of another length d by no more than `max(d, SHORTEST_STEP)` times that.
     The difference of two values is, channel by channel, `scale` times that of something with the bound `base`.
     """
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from ttsv.metrics.linear_maps import EPS, rounded_up
 from ttsv.metrics.lipschitz_layers import WEIGHTED
 from ttsv.metrics.lipschitz_pooling import POOLINGS
-from ttsv.metrics.lipschitz_reach import Affine, Reach
+from ttsv.metrics.lipschitz_reach import SHORTEST_STEP, Affine, Reach
 from ttsv.metrics.lipschitz_trace import Rule, Trace, Traced
 
 _CURVES: dict[str, float] = {
@@ -58,11 +58,12 @@ def _elementwise(slope: float) -> Rule:
 
 
 def _softplus(trace: Trace, _: Tensor, features: Traced, beta: float = 1.0, threshold: float = 20.0) -> Reach:
-    # torch goes over to the identity at x = threshold / beta by a jump of log(1 + exp(-threshold)) / beta. From the
-    # default on that is 1e-10 of x or less, far below what float32 rounds there: the bound is that of the curve.
-    if threshold < 20:
-        raise trace.refuse(f"softplus() with the threshold {threshold}", "jumps there: take the default of 20, or more")
-    return trace.channelwise(features.reach, 1.0, "slopes of at most 1")
+    # torch goes over to the identity at x = threshold / beta by a jump. A value moves by no more than its argument or,
+    # across the jump, by no more than that: the norm of all by no more than the root of the sum of both squares.
+    jump = math.log1p(math.exp(-threshold)) / abs(beta) * math.sqrt(features.numel())
+    total = rounded_up(math.hypot(features.reach.total, jump / SHORTEST_STEP))
+    how = f"slopes of at most 1, and a jump of {jump:.2g} in all at its threshold"
+    return Reach(trace.record("elementwise", [features.reach], total, how))
 
 
 def _at_least_1(slope: float) -> float:
