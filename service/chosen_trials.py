@@ -11,7 +11,7 @@ from service.filters import Filters, GroupBy
 from service.measures import measures, spread
 from service.metric import Metric
 from service.models import Experiment, Protocol, Result, Trial
-from service.score_source import BoardKey, Entry, Position, in_all
+from service.score_source import BoardKey, Contender, Entry, Position, front_of
 from service.scores import Counted
 
 _BATCH = 10_000
@@ -102,9 +102,14 @@ class ChosenTrials:
                     found[key] = Position(spread(known)[1], scores.tie_of(self._cells[key]))
         return self._positions[board.id, metric]
 
-    def contenders(self, board: BoardKey, metrics: Sequence[Metric]) -> dict[int, list[Position]]:
-        """The rows that have all of these metrics."""
-        return in_all([self.positions(board, metric) for metric in metrics])
+    def front(self, board: BoardKey, metrics: Sequence[Metric]) -> list[int]:
+        """Of the rows that have all of these metrics those that no other beats, best in the first metric first."""
+        first, *others = [self.positions(board, metric) for metric in metrics]
+        keys = set(first).intersection(*others)
+        rows: list[Contender] = [
+            (key, first[key].tie, first[key].mean, *(other[key].mean for other in others)) for key in keys
+        ]
+        return front_of(rows, metrics)
 
     def groups(self, board: BoardKey, field: GroupBy) -> dict[int, Any]:
         """All rows' values of the field that the source was made for."""

@@ -89,6 +89,11 @@ class Database:
         self.engine.dispose()
 
 
+def is_postgres(session: Session) -> bool:
+    """Whether the session's database is PostgreSQL."""
+    return session.get_bind().dialect.name == "postgresql"
+
+
 def among(
     session: Session, column: ColumnElement[_T] | InstrumentedAttribute[_T], values: Sequence[_T]
 ) -> ColumnElement[bool]:
@@ -96,7 +101,7 @@ def among(
 
     PostgreSQL takes them as one array: the statement is short and stays the same, so that it is prepared only once.
     """
-    if session.get_bind().dialect.name == "postgresql":
+    if is_postgres(session):
         return column == any_(literal(values, ARRAY(column.type)))
     return column.in_(values)
 

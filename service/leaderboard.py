@@ -15,7 +15,6 @@ from service.left_out import MOST_LISTED, Hole, Invalid, SeenTrials, find_holes,
 from service.measures import Measures
 from service.metric import Metric
 from service.paper import PaperReference
-from service.pareto import on_front
 from service.protocols import Difference, differences
 from service.score_source import BoardKey, Entry, Position, ScoreSource
 from service.scores import EVERYONE
@@ -200,7 +199,7 @@ def _board(
     seen: SeenTrials,
 ) -> Board:
     board = page.board
-    front = _front(source, board, question.front) if question.front else None
+    front = source.front(board, question.front) if question.front else None
     on_it = set(front or ())
     baseline = _baseline(source, board, question.baseline)
     columns = [m.value for m in shown_metrics(question)]
@@ -246,14 +245,6 @@ def _groups(source: ScoreSource, board: BoardKey, field: GroupBy, metric: Metric
         best.setdefault(values[key], key)
         counts[values[key]] = counts.get(values[key], 0) + 1
     return {key: Group(field, value, counts[value]) for value, key in best.items()}
-
-
-def _front(source: ScoreSource, board: BoardKey, respects: Sequence[Metric]) -> list[int]:
-    """Keys of the cells on the front of those that have all of its metrics, best in the first metric first."""
-    rivals = source.contenders(board, respects)
-    kept = on_front([[p.mean for p in points] for points in rivals.values()], [r.more_is_better for r in respects])
-    chosen = [key for key, keep in zip(rivals, kept, strict=True) if keep]
-    return sorted(chosen, key=lambda key: rivals[key][0], reverse=respects[0].more_is_better)
 
 
 def _named(source: ScoreSource, keys: Sequence[int]) -> list[str]:

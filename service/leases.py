@@ -16,7 +16,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session, SessionTransaction
 
 from service import events, transitions
-from service.db import changed_rows
+from service.db import changed_rows, is_postgres
 from service.errors import LeaseLostError
 from service.events import EventKind
 from service.models import (
@@ -242,7 +242,7 @@ def actor(experiment: Experiment) -> str:
 
 def upsert(session: Session) -> Any:
     """The database's own INSERT, which knows what to do with a row that exists."""
-    return postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
+    return postgresql.insert if is_postgres(session) else sqlite.insert
 
 
 def _ours(lease: Lease) -> tuple[Any, ...]:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 from service.filters import GroupBy
 from service.measures import Measures
 from service.metric import Metric
+from service.pareto import on_front
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,8 @@ class ScoreSource(Protocol):
     def positions(self, board: BoardKey, metric: Metric) -> dict[int, Position]:
         """All rows, in any order."""
 
-    def contenders(self, board: BoardKey, metrics: Sequence[Metric]) -> dict[int, list[Position]]:
-        """The rows that have all of these metrics; those that another beats in all of them may be left out."""
+    def front(self, board: BoardKey, metrics: Sequence[Metric]) -> list[int]:
+        """Of the rows that have all of these metrics those that no other beats, best in the first metric first."""
 
     def groups(self, board: BoardKey, field: GroupBy) -> dict[int, Any]:
         """All rows' values of a field."""
@@ -70,7 +71,13 @@ class ScoreSource(Protocol):
         """The key of a cell."""
 
 
-def in_all(columns: Sequence[dict[int, Position]]) -> dict[int, list[Position]]:
-    """The rows that have a position in every column, with all of them."""
-    keys = set.intersection(*(set(column) for column in columns))
-    return {key: [column[key] for column in columns] for key in keys}
+Contender = tuple[int, int, float, *tuple[float, ...]]
+"""A row's key, its tie and its means."""
+
+
+def front_of(rows: Sequence[Contender], metrics: Sequence[Metric]) -> list[int]:
+    """The keys of the rows that no other beats in these metrics, best in the first metric first."""
+    kept = on_front([row[2:] for row in rows], [metric.more_is_better for metric in metrics])
+    chosen = [row for row, keep in zip(rows, kept, strict=True) if keep]
+    chosen.sort(key=lambda row: (row[2], row[1]), reverse=metrics[0].more_is_better)
+    return [row[0] for row in chosen]

@@ -16,6 +16,7 @@ from sqlalchemy import Connection, bindparam, delete, event, func, insert, selec
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
+from service.db import is_postgres
 from service.measures import Measures, measures
 from service.metric import Metric
 from service.models import Experiment, Result, Score, ScoreBoard, ScoreRank, Trial
@@ -107,7 +108,7 @@ def refresh_cells(session: Session, cells: Iterable[tuple[str, str]]) -> None:
     """Makes the scores of cells (data set, cell) anew from their results, in the caller's transaction."""
     session.flush()
     cells = sorted(set(cells))
-    if session.get_bind().dialect.name == "postgresql":
+    if is_postgres(session):
         # Two trials of one cell that end at once: the second must see the first one's result. (SQLite has one writer.)
         slots = sorted({zlib.crc32(f"{dataset} {cell}".encode()) % _SLOTS for dataset, cell in cells})
         session.execute(_LOCK, {"of_scores": _OF_SCORES, "slots": slots})  # in one order: no deadlocks
@@ -172,7 +173,7 @@ def refresh_all(session: Session) -> None:
             batch = []
     if batch:
         _store(session, batch)
-    if session.get_bind().dialect.name == "postgresql":  # the ids were given here, not by the sequence
+    if is_postgres(session):  # the ids were given here, not by the sequence
         table = Score.__tablename__
         session.execute(text(f"SELECT setval(pg_get_serial_sequence('{table}', 'id'), :last)"), {"last": max(last, 1)})
 

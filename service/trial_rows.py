@@ -7,6 +7,7 @@ from pydantic_core import to_json
 from sqlalchemy import func, insert, select, text
 from sqlalchemy.orm import Session
 
+from service.db import is_postgres
 from service.grid import PlannedTrial
 from service.models import Trial, TrialState
 
@@ -48,7 +49,7 @@ def insert_trials(
     ]
     if sources is not None:
         rows = [row | {"source_trial_id": sources[row["fingerprint"]], "epochs": 0} for row in rows]
-    if rows and session.get_bind().dialect.name == "postgresql":
+    if rows and is_postgres(session):
         _insert_document(session, rows)
     elif rows:
         session.execute(insert(Trial), rows)

@@ -5,6 +5,7 @@ import math
 import random
 import statistics
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,6 +135,20 @@ def ask(session: Session, metric: str = "accuracy", only: int | None = None, **q
     return leaderboard(session, Question(dataset="digits", metric=Metric(metric), filters=filters, **question))
 
 
+@contextmanager
+def statements(session: Session) -> Iterator[list[str]]:
+    """What the session sends to its database meanwhile."""
+    sent: list[str] = []
+    engine = session.connection().engine
+
+    def note(*about: Any) -> None:
+        sent.append(about[2])
+
+    event.listen(engine, "before_cursor_execute", note)
+    yield sent
+    event.remove(engine, "before_cursor_execute", note)
+
+
 class TestBruteForce:
     @pytest.mark.parametrize("metric", ["accuracy", "loss"])
     @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -222,18 +237,20 @@ class TestRules:
     def test_another_board_costs_one_statement_more(self, session: Session, trial_result: Make) -> None:
         runs = [Run(0, 0, "a"), Run(1, 0, "a"), Run(1, 1, None), Run(0, 1, "b"), Run(2, 0, "b"), Run(2, 1, "b")]
         store_runs(session, [runs], trial_result)
-        counts: list[int] = []
-        for filters in (Filters(protocol="a"), Filters()):
-            statements: list[str] = []
+        with statements(session) as of_one:
+            assert len(ask(session, filters=Filters(protocol="a")).boards) == 1
+        with statements(session) as of_two:
+            assert len(ask(session).boards) == 2
+        assert len(of_two) == len(of_one) + 1  # the order of its rows; whole rows and their trials are read together
 
-            def count(*about: Any, seen: list[str] = statements) -> None:
-                seen.append(about[2])
-
-            event.listen(session.connection().engine, "before_cursor_execute", count)
-            assert len(ask(session, filters=filters).boards) == 1 + len(counts)
-            event.remove(session.connection().engine, "before_cursor_execute", count)
-            counts.append(len(statements))
-        assert counts[1] == counts[0] + 1  # the order of its rows; whole rows and their trials are read together
+    def test_a_front_costs_two_statements_more(self, session: Session, trial_result: Make) -> None:
+        store_runs(session, [[Run(0, 0, accuracy=0.5, loss=2.0), Run(1, 0, accuracy=0.75, loss=3.0)]], trial_result)
+        with statements(session) as plain:
+            ask(session)
+        with statements(session) as with_front:
+            found = only_board(ask(session, front=(Metric.ACCURACY, Metric.LOSS, Metric.ECE)))
+        assert found.front == ["cell 1", "cell 0"]
+        assert len(with_front) == len(plain) + 2  # all metrics of all rows, and who is on it
 
     def test_a_trial_in_two_experiments_counts_once_with_its_newest_result(self, rank: Rank) -> None:
         row = only_row(rank([Run(0, 0, accuracy=0.25)], [Run(0, 0, accuracy=0.75)]))
