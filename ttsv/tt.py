@@ -72,14 +72,9 @@ def tt_to_dense(k1: Tensor, core: Tensor, k3: Tensor) -> Tensor:
     _check_shapes(k1, core, k3)
     c_in, r1 = k1.shape
     r2, c_out = k3.shape
-    if merge_out_first(c_in, r1, r2, c_out):
+    if r1 * c_out * (r2 + c_in) <= r2 * c_in * (r1 + c_out):
         return torch.einsum("oa...,ia->oi...", torch.einsum("bo,ba...->oa...", k3, core), k1)
     return torch.einsum("bo,bi...->oi...", k3, torch.einsum("ba...,ia->bi...", core, k1))
-
-
-def merge_out_first(c_in: int, r1: int, r2: int, c_out: int) -> bool:
-    """Whether merging the output's frame first takes fewer multiply-accumulates."""
-    return r1 * c_out * (r2 + c_in) <= r2 * c_in * (r1 + c_out)
 
 
 def tt_error(kernel: Tensor, k1: Tensor, core: Tensor, k3: Tensor) -> float:

@@ -153,12 +153,13 @@ def test_costs_of_drawn_convolutions(drawn: tuple[ConvShape, str, int | None]) -
 def test_multiply_accumulates_by_hand() -> None:
     conv = nn.Conv2d(4, 6, 3, stride=2, padding=1, groups=2)
     assert cost.multiply_accumulates(conv, (8, 6)) == 4 * 3 * 6 * 2 * 9
-    # Three convolutions of a TT layer, or one merged where the ranks are close to the channels.
+    # Three convolutions of a TT layer, or one or two with frames merged where the ranks are close to the channels.
     tt = TTConv2d(16, 16, 3, 4, padding=1)
     assert cost.multiply_accumulates(tt, 8) == 64 * (16 * 4 + 4 * 4 * 9 + 4 * 16)
     volume = TTConv3d(2, 32, 3, 24, padding=1)
-    merge = 27 * min(2 * 32 * (24 + 2), 24 * 2 * (2 + 32))
-    assert cost.multiply_accumulates(volume, 6) == merge + 6**3 * 2 * 32 * 27
+    assert cost.multiply_accumulates(volume, 6) == 6**3 * 2 * 2 + 27 * 2 * 24 * 32 + 6**3 * 27 * 2 * 32
+    square = TTConv2d(16, 16, 3, (15, 16), padding=1)
+    assert cost.multiply_accumulates(square, 30) == 9 * 15 * 16 * (16 + 16) + 900 * 16 * 16 * 9
     assert cost.multiply_accumulates(SOC(2, 5, 3, stride=2), 6) == SOC_TERMS * 9 * 8**2 * 9
     linear = nn.Sequential(nn.Flatten(), nn.Linear(2 * 4 * 3, 10), nn.ReLU(), nn.Linear(10, 5))
     assert cost.multiply_accumulates(linear, (4, 3)) == 24 * 10 + 10 * 5

@@ -1,4 +1,5 @@
 import copy
+import itertools
 import math
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -54,17 +55,21 @@ def of_torch(layer: TTConv, arguments: dict[str, Any]) -> nn.Module:
     return conv
 
 
+MERGES = list(itertools.product((False, True), repeat=2))
+"""Whether k1, and whether k3, are merged into the core."""
+
+
 @pytest.mark.parametrize("arguments", ARGUMENTS, ids=str)
 @pytest.mark.parametrize("d", [1, 2, 3])
-@pytest.mark.parametrize("merged", [True, False])
+@pytest.mark.parametrize("merged", MERGES)
 def test_forward_is_that_of_the_merged_convolution(
-    d: int, arguments: dict[str, Any], merged: bool, monkeypatch: pytest.MonkeyPatch
+    d: int, arguments: dict[str, Any], merged: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
     kernel_size = (3, 5, 3)[:d]
     layer = TT[d](4, 6, kernel_size, (2, 3), dtype=torch.float64, **arguments)
     conv = of_torch(layer, arguments)
-    monkeypatch.setattr(layer, "_merged_costs_less", lambda shape: merged)
+    monkeypatch.setattr(layer, "_merges", lambda shape: merged)
     images = torch.randn(2, 4, *(9, 11, 7)[:d], dtype=torch.float64)
     torch.testing.assert_close(layer(images), conv(images))
     torch.testing.assert_close(layer(images[0]), conv(images[0]))
@@ -82,35 +87,41 @@ def test_same_padding_of_an_even_kernel_is_torchs() -> None:
 def test_the_cheaper_way_is_taken(d: int) -> None:
     """The choice against multiply-accumulates counted layer by layer."""
 
-    def counted(shape: tuple[int, ...], out: tuple[int, ...], layer: TTConv) -> tuple[int, int]:
+    def counted(shape: tuple[int, ...], out: tuple[int, ...], layer: TTConv) -> dict[tuple[bool, bool], int]:
         c_in, c_out, (r1, r2), taps = layer.in_channels, layer.out_channels, layer.rank, math.prod(layer.kernel_size)
-        pixels, pixels_out = math.prod(shape[2:]), math.prod(out[2:])
-        three = shape[0] * (pixels * c_in * r1 + pixels_out * r1 * r2 * taps + pixels_out * r2 * c_out)
+        first, last = shape[0] * math.prod(shape[2:]) * c_in * r1, shape[0] * math.prod(out[2:]) * r2 * c_out
+        middle = shape[0] * math.prod(out[2:]) * taps
         merge = min(taps * c_out * r1 * (r2 + c_in), taps * c_in * r2 * (r1 + c_out))
-        return three, merge + shape[0] * pixels_out * c_in * c_out * taps
+        return {
+            (False, False): first + middle * r1 * r2 + last,
+            (True, False): taps * r2 * r1 * c_in + middle * c_in * r2 + last,
+            (False, True): first + taps * r2 * r1 * c_out + middle * r1 * c_out,
+            (True, True): merge + middle * c_in * c_out,
+        }
 
     choices = set()
-    for c_in, c_out, rank in [(8, 8, 7), (8, 16, 2), (1, 32, 24), (32, 2, 24), (16, 16, 15)]:
+    for c_in, c_out, rank in [(8, 8, 7), (8, 16, 2), (1, 32, 24), (32, 2, 24), (16, 16, 15), (8, 64, 8), (64, 8, 8)]:
         for batch, n in [(1, 3), (50, 3), (2, 8)]:
             layer = TT[d](c_in, c_out, 3, rank, padding=1, stride=2)
             shape = (batch, c_in, *(n for _ in range(d)))
-            out = layer(torch.zeros(shape)).shape
-            three, merged = counted(shape, tuple(out), layer)
-            assert layer._merged_costs_less(torch.Size(shape)) == (merged < three)
-            choices.add(merged < three)
-    assert choices == {True, False}
+            costs = counted(shape, tuple(layer(torch.zeros(shape)).shape), layer)
+            chosen = layer._merges(torch.Size(shape))
+            assert costs[chosen] == min(costs.values())
+            choices.add(chosen)
+    assert choices == set(MERGES)
 
 
 def test_gradients_reach_every_factor_either_way(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = TTConv2d(4, 5, 3, 2, padding=1, dtype=torch.float64)
     images = torch.randn(2, 4, 5, 5, dtype=torch.float64)
     gradients = []
-    for merged in (True, False):
-        monkeypatch.setattr(layer, "_merged_costs_less", lambda shape, merged=merged: merged)
+    for merged in MERGES:
+        monkeypatch.setattr(layer, "_merges", lambda shape, merged=merged: merged)
         layer.zero_grad()
         layer(images).square().sum().backward()
         gradients.append([parameter.grad for parameter in layer.parameters()])
-    torch.testing.assert_close(*gradients)
+    for found in gradients[1:]:
+        torch.testing.assert_close(found, gradients[0])
 
 
 def test_initialisation_has_torchs_variance_and_orthonormal_frames() -> None:

@@ -10,9 +10,10 @@ from torch.nn import functional
 
 from ttsv.errors import ConfigError
 from ttsv.layers.framed import Framed, FrameKind, check_frames
+from ttsv.merging import cheapest_merge
 from ttsv.precision import at_least_single
 from ttsv.symbol import Sides, Size, as_tuple, padding_sides
-from ttsv.tt import merge_out_first, tt_svd, tt_to_dense
+from ttsv.tt import tt_svd, tt_to_dense
 
 _PADDING_MODES = ("zeros", "circular", "reflect", "replicate")
 _CONVOLVE: dict[int, Callable[..., Tensor]] = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
@@ -82,17 +83,16 @@ class TTConv(Framed):
     def forward(self, images: Tensor) -> Tensor:
         """Convolves images `(batch, c_in, n_1, ..., n_d)`, or one without the batch axis.
 
-        Three convolutions, or one with the merged kernel where that takes fewer multiply-accumulates for this
-        input; the result is the same up to rounding. The bias-free first 1x1 convolution commutes with every mode
-        of padding, so the core's input is padded, which has fewer channels.
+        Three convolutions, two with one frame merged into the core, or one with the merged kernel, whichever takes
+        the fewest multiply-accumulates for this input; the result is the same up to rounding. The bias-free first 1x1
+        convolution commutes with every mode of padding, so the core's input is padded, which has fewer channels.
         """
-        if self._merged_costs_less(images.shape):
-            return self._convolve(images, self.dense_kernel(), self.bias)
+        merge_in, merge_out = self._merges(images.shape)
         convolve = _CONVOLVE[self.spatial_dims]
         pointwise = (..., *(None,) * self.spatial_dims)
-        hidden = convolve(images, self.k1.T[pointwise])
-        hidden = self._convolve(hidden, self.core, None)
-        return convolve(hidden, self.k3.T[pointwise], self.bias)
+        hidden = images if merge_in else convolve(images, self.k1.T[pointwise])
+        hidden = self._convolve(hidden, self._merged(merge_in, merge_out), self.bias if merge_out else None)
+        return hidden if merge_out else convolve(hidden, self.k3.T[pointwise], self.bias)
 
     @classmethod
     def from_dense(cls, conv: nn.Module, rank: int | Sequence[int], *, frames: FrameKind = "free") -> Self:
@@ -155,24 +155,26 @@ class TTConv(Framed):
             before = (0,) * self.spatial_dims
         return _CONVOLVE[self.spatial_dims](images, kernel, bias, self.stride, before, self.dilation)
 
-    def _merged_costs_less(self, shape: torch.Size) -> bool:
-        """Compares multiply-accumulates for an input of this shape."""
-        d, (r1, r2), c_in, c_out = self.spatial_dims, self.rank, self.in_channels, self.out_channels
-        images = math.prod(shape[: -d - 1])
-        pixels_in = math.prod(shape[-d:])
-        pixels_out = math.prod(
+    def _merged(self, merge_in: bool, merge_out: bool) -> Tensor:
+        """The core, with the frames merged into it that are to be."""
+        if merge_in and merge_out:
+            return self.dense_kernel()
+        if merge_in:
+            return torch.einsum("ba...,ia->bi...", self.core, self.k1)
+        return torch.einsum("bo,ba...->oa...", self.k3, self.core) if merge_out else self.core
+
+    def _merges(self, shape: torch.Size) -> tuple[bool, bool]:
+        """Which frames to merge, k1 and k3, for an input of this shape."""
+        images, sizes = math.prod(shape[: -self.spatial_dims - 1]), shape[-self.spatial_dims :]
+        results = (
             (n + sum(sides) - e * (k - 1) - 1) // s + 1
-            for n, sides, e, k, s in zip(
-                shape[-d:], self._sides, self.dilation, self.kernel_size, self.stride, strict=True
-            )
+            for n, sides, e, k, s in zip(sizes, self._sides, self.dilation, self.kernel_size, self.stride, strict=True)
         )
-        taps = math.prod(self.kernel_size)
-        three = images * (pixels_in * c_in * r1 + pixels_out * r2 * (r1 * taps + c_out))
-        if merge_out_first(c_in, r1, r2, c_out):
-            merge = taps * r1 * c_out * (r2 + c_in)
-        else:
-            merge = taps * r2 * c_in * (r1 + c_out)
-        return merge + images * pixels_out * c_in * c_out * taps < three
+        channels, pixels = (
+            (self.in_channels, self.out_channels),
+            (images * math.prod(sizes), images * math.prod(results)),
+        )
+        return cheapest_merge(channels, self.rank, math.prod(self.kernel_size), pixels)[1]
 
 
 class TTConv1d(TTConv):

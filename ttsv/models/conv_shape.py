@@ -3,6 +3,8 @@
 import math
 from dataclasses import dataclass
 
+from ttsv.merging import cheapest_merge
+
 LAYERS = (
     "dense",
     "tt",
@@ -78,21 +80,20 @@ class ConvShape:
     def macs(self, rank: int | None = None, layer: str = "tt") -> int:
         """Multiply-accumulates for one image in evaluation mode, with the weights of orthogonal kinds ready made.
 
-        A TT layer merges its kernel where that takes fewer, as `ttsv.layers.TTConv` does. A SOC takes `SOC_TERMS`
-        convolutions. Of "cayley" only the products at its frequencies are counted, one for two complex numbers,
-        without the transforms.
+        A TT layer merges frames into its core where that takes fewer, as `ttsv.layers.TTConv` does. A SOC takes
+        `SOC_TERMS` convolutions. Of "cayley" only the products at its frequencies are counted, one for two complex
+        numbers, without the transforms.
         """
         ranks = self.ranks(rank) if layer.endswith("tt") else None
         kind = core_kind(layer)
         if ranks is None:
             return self._core_macs(kind, self.in_channels, self.out_channels)
-        (r1, r2), c_in, c_out = ranks, self.in_channels, self.out_channels
-        framed = self._volume(self.input_size) * c_in * r1 + self._core_macs(kind, r1, r2)
-        framed += self._volume(self.output_size) * r2 * c_out
-        if kind != "dense":
-            return framed
-        merge = min(r1 * c_out * (r2 + c_in), r2 * c_in * (r1 + c_out)) * self._volume(self.kernel_size)
-        return min(framed, merge + self._core_macs(kind, c_in, c_out))
+        (r1, r2), pixels_in, pixels_out = ranks, self._volume(self.input_size), self._volume(self.output_size)
+        if kind == "dense":
+            channels, taps = (self.in_channels, self.out_channels), self._volume(self.kernel_size)
+            return cheapest_merge(channels, ranks, taps, (pixels_in, pixels_out))[0]
+        frames = pixels_in * self.in_channels * r1 + pixels_out * r2 * self.out_channels
+        return frames + self._core_macs(kind, r1, r2)
 
     def _kernel_weights(self, kind: str, c_in: int, c_out: int) -> int:
         if kind in ("soc", "bcop", "cayley"):

@@ -1,0 +1,22 @@
+"""Which frames of a TT convolution to merge into its core, by multiply-accumulates. Torch-free."""
+
+_MERGES = ((False, False), (False, True), (True, False), (True, True))
+
+
+def cheapest_merge(
+    channels: tuple[int, int], ranks: tuple[int, int], taps: int, pixels: tuple[int, int]
+) -> tuple[int, tuple[bool, bool]]:
+    """The least multiply-accumulates of a forward pass, merging included, and whether k1, and k3, are merged for it.
+
+    `channels` c_in and c_out, `ranks` r1 and r2, `taps` of the kernel, `pixels` of all inputs and of all outputs.
+    """
+    (c_in, c_out), (r1, r2), (pixels_in, pixels_out) = channels, ranks, pixels
+
+    def cost(merge_in: bool, merge_out: bool) -> int:
+        core = pixels_out * taps * (c_in if merge_in else r1) * (c_out if merge_out else r2)
+        if merge_in and merge_out:
+            return core + taps * min(r1 * c_out * (r2 + c_in), r2 * c_in * (r1 + c_out))
+        first = taps * r1 * r2 * c_in if merge_in else pixels_in * c_in * r1
+        return first + core + (taps * r1 * r2 * c_out if merge_out else pixels_out * r2 * c_out)
+
+    return min((cost(*merge), merge) for merge in _MERGES)
