@@ -25,6 +25,7 @@ from service.api import (
     verbs,
 )
 from service.api.body import BodyGuard
+from service.api.heads import HeadAsGet
 from service.api.hosts import HostGuard
 from service.api.known import known_parameters_only
 from service.api.observing import Observatory, RequestObserver
@@ -66,6 +67,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.database = database
     app.state.watching = Watching(database)
     app.state.observatory = Observatory(database)
+    app.add_middleware(HeadAsGet)
     app.add_middleware(BodyGuard, max_bytes=settings.max_body_bytes, forms=site.FORMS)
     app.add_middleware(HostGuard, settings=settings)
     app.add_middleware(RequestObserver, observatory=app.state.observatory)  # the outermost of the API

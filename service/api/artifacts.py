@@ -40,7 +40,6 @@ def index(trial_id: TrialId, answer: Answer, who: Reader, database: Db) -> Any:
     return answer(ArtifactList(items=items))
 
 
-@router.head("/artifacts/{artifact_id}", include_in_schema=False)
 @router.get(
     "/artifacts/{artifact_id}",
     operation_id="getArtifact",

@@ -35,7 +35,7 @@ from service.wrong_fields import wrong_fields
 log = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
-_METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
+_METHODS = ("DELETE", "GET", "OPTIONS", "PATCH", "POST", "PUT")
 MAX_ERRORS = 100
 """A body can hold thousands of wrong values; so many of them are named."""
 
@@ -165,7 +165,8 @@ def _allowed(request: Request) -> list[str]:
     """The methods that a route takes at the request's path: the router itself names those of the first route alone."""
     scopes = [{**request.scope, "method": method} for method in _METHODS]
     routes = request.app.routes
-    return [scope["method"] for scope in scopes if any(route.matches(scope)[0] is Match.FULL for route in routes)]
+    taken = {scope["method"] for scope in scopes if any(route.matches(scope)[0] is Match.FULL for route in routes)}
+    return sorted(taken | {"HEAD"} if "GET" in taken else taken)
 
 
 def _summary(fields: Sequence[ProblemField]) -> str:

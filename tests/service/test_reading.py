@@ -50,6 +50,39 @@ def finished(submit: Submit, claim: Claim, database: Database, table: Table, tri
     return finished
 
 
+def test_head_is_get_without_its_body(api: TestClient, data_dir: Path, finished: Callable[..., int]) -> None:
+    folder = data_dir / "trials" / "1" / "1"
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(b"weights")
+    (folder / "trial.log").write_text("one\n")
+    finished(ArtifactFile("model", "trials/1/1/model.safetensors", hashlib.sha256(b"weights").hexdigest(), 7))
+    known = {"dataset": "digits", "paper": "senderovich2022", "name": "table2"}
+    paths = api.get("/openapi.json").json()["paths"]
+    assert not [path for path, methods in paths.items() if "head" in methods]
+    asked = 0
+    for path, methods in paths.items():
+        if "get" not in methods or path.endswith("/stream") or "spec" in path:
+            continue
+        names = [parameter["name"] for parameter in methods["get"].get("parameters", []) if parameter["in"] == "path"]
+        url = path.format(**{name: known.get(name, 1) for name in names})
+        if path == "/v1/presets/{name}":
+            url = "/v1/presets/smoke"
+        head, get = api.head(url), api.get(url)
+        assert (head.status_code, head.content) == (get.status_code, b""), url
+        for name in ("content-length", "content-type", "etag", "cache-control", "vary", "link"):
+            if path != "/metrics" or name != "content-length":
+                assert head.headers.get(name) == get.headers.get(name), (url, name)
+        asked += get.status_code == 200
+    assert asked >= 15
+    tag = api.head("/v1/experiments/1").headers["etag"]
+    assert api.head("/v1/experiments/1", headers={"If-None-Match": tag}).status_code == 304
+    assert api.head("/v1/artifacts/1", headers={"Range": "bytes=0-1"}).status_code == 200  # Range is of GET alone
+    assert api.head("/v1/experiments/7").status_code == 404
+    assert api.head("/v1/experiments/1/pause").headers["allow"] == "POST"
+    assert "HEAD" in api.put("/v1/experiments/1").headers["allow"].split(", ")
+    assert 'method="HEAD",route="/v1/experiments/{experiment_id}"' in api.get("/metrics").text
+
+
 @pytest.mark.parametrize(
     ("method", "path", "wrong"),
     [

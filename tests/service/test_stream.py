@@ -244,6 +244,18 @@ def test_fifty_watchers_leave_the_service_to_others(
         time.sleep(0.02)
 
 
+@pytest.mark.parametrize("path", ["experiments/1/stream", "trials/1/logs?follow=true"])
+def test_head_of_what_does_not_end(server: Server, submit: Submit, path: str) -> None:
+    submit(seeds=1)
+    head = httpx.head(f"{server.url}/v1/{path}", timeout=5)
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-type"].startswith("text/")
+    deadline = time.monotonic() + 5
+    while server.app.state.watching._feeds:
+        assert time.monotonic() < deadline, "nobody listens"
+        time.sleep(0.02)
+
+
 def test_watchers_that_leave_are_forgotten(server: Server, submit: Submit) -> None:
     experiment_id = submit(seeds=1)
     with stream(server, experiment_id) as messages:
