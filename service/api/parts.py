@@ -79,11 +79,10 @@ class Reply:
     ) -> Response:
         """The answer as JSON. `following` is the next page's cursor; `revision` enters the ETag, for `If-Match`."""
         if isinstance(answer, BaseModel):
-            body = answer.model_dump_json().encode()
+            body = written(answer)
         else:
             body = json.dumps(answer, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
-        digest = hashlib.sha256(body).hexdigest()[:32]
-        tag = f'"{digest}"' if revision is None else f'"{revision}-{digest}"'
+        tag = tag_of(body, revision)
         headers = {"ETag": tag, "Cache-Control": "private, no-cache", "Vary": "Authorization"}
         if following is not None:
             following_url = str(self.url.include_query_params(cursor=following))
@@ -95,6 +94,17 @@ class Reply:
 
 
 Answer = Annotated[Reply, Depends(Reply)]
+
+
+def written(answer: BaseModel) -> bytes:
+    """An answer as a GET writes it."""
+    return answer.model_dump_json().encode()
+
+
+def tag_of(body: bytes, revision: int | None = None) -> str:
+    """The ETag of an answer that is written so."""
+    digest = hashlib.sha256(body).hexdigest()[:32]
+    return f'"{digest}"' if revision is None else f'"{revision}-{digest}"'
 
 
 def is_known(if_none_match: str, tag: str) -> bool:

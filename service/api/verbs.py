@@ -11,7 +11,7 @@ from service.api.access import Canceller, Submitter
 from service.api.answers import experiment_out
 from service.api.examples import CREATED, EXPERIMENT, shown
 from service.api.experiments import IdempotencyKey
-from service.api.parts import Config, Db, ExperimentId, revision_matches
+from service.api.parts import Config, Db, ExperimentId, revision_matches, tag_of, written
 from service.api.problems import RESPONSES, refusals
 from service.api.storing import New, once, store_new
 from service.db import Database
@@ -227,13 +227,17 @@ def reevaluate(
 def update(
     experiment_id: ExperimentId,
     body: Annotated[Change, Body(openapi_examples={"tags": {"value": {"tags": ["thesis", "table-2"], "priority": 5}}})],
+    response: Response,
     database: Db,
     who: Submitter,
     if_match: Annotated[
         str | None, Header(max_length=1000, description="ETag of an answer that showed the experiment as it was.")
     ] = None,
 ) -> ExperimentOut:
-    """Changes name, notes, tags or priority; what is left out stays."""
+    """Changes name, notes, tags or priority; what is left out stays.
+
+    The ETag is the one that a GET of the experiment has from then on.
+    """
 
     def work(session: Session, experiment_id: int, **more: Any) -> Experiment:
         return verbs.change(
@@ -244,7 +248,9 @@ def update(
             **more,
         )
 
-    return _do(database, who, work, experiment_id)
+    changed = _do(database, who, work, experiment_id)
+    response.headers["ETag"] = tag_of(written(changed), changed.revision)
+    return changed
 
 
 def _do(database: Database, who: Principal, verb: Verb, experiment_id: int) -> ExperimentOut:

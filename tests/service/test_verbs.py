@@ -390,6 +390,11 @@ class TestUpdate:
         assert "at revision 1" in refused.json()["detail"]
         assert table(Experiment)[0].name == "mine"
         assert api.patch(path, json={"name": "yours"}, headers={"If-Match": api.get(path).headers["etag"]}).is_success
+        for tags in (["b", "a"], ["b", "a"], []):  # changed, sent again, changed
+            tag = api.patch(path, json={"tags": tags, "priority": len(tags)}).headers["etag"]
+            assert api.get(path).headers["etag"] == tag
+            assert api.get(path, headers={"If-None-Match": tag}).status_code == 304
+            assert api.patch(path, json={"notes": f"{tags}"}, headers={"If-Match": tag}).is_success
 
     @pytest.mark.parametrize(
         "change",
