@@ -96,6 +96,11 @@ def test_a_network_that_mixes_the_images_of_a_batch_has_no_bound(function: Calla
         lipschitz_bound(Applied(function), 2, in_channels=1)
 
 
+def test_rounding_among_large_outputs_is_no_mixing() -> None:
+    model = Bare(lambda x: torch.cat([x.flatten(1) + 1e-5 * len(x), x.flatten(1) + 1e6], 1))
+    assert lipschitz_bound(model, 2, in_channels=1).value == pytest.approx(math.sqrt(2), rel=1e-9)
+
+
 def test_a_network_for_one_image_at_a_time_has_a_bound() -> None:
     model = Applied(lambda x: torch.cat([x, torch.ones(1, 1, 2, 2)], 1))
     assert lipschitz_bound(model, 2, in_channels=1).value == pytest.approx(17, rel=1e-9)
