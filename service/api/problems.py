@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from http import HTTPStatus
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
@@ -136,7 +136,9 @@ def install(app: FastAPI) -> None:
         return problem(422, str(error), instance=request.url.path, errors=[field])
 
     @app.exception_handler(HTTPException)
-    def _http(request: Request, error: HTTPException) -> JSONResponse:
+    def _http(request: Request, error: HTTPException) -> Response:
+        if error.status_code == 204:
+            return Response(status_code=204)
         path, detail, headers = request.url.path, str(error.detail), dict(error.headers or {})
         if error.status_code == 404:
             detail = f"there is nothing at {path}; /docs lists what there is"

@@ -2,10 +2,12 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query
 from fastapi.sse import EventSourceResponse, ServerSentEvent
+from starlette.exceptions import HTTPException
 
 from service import store
 from service.api.access import Reader
@@ -19,14 +21,37 @@ from service.schemas import EventOut, ExperimentUpdate
 router = APIRouter(prefix="/v1/experiments", tags=["experiments"], responses=RESPONSES)
 
 
-def _there(experiment_id: ExperimentId, who: Reader, database: Db) -> int:
-    """Looked for before the stream begins, so that its absence is a 404."""
+@dataclass(frozen=True)
+class _Asked:
+    """What is to be streamed: the events of an experiment after one of them."""
+
+    experiment_id: int
+    position: int
+
+
+def _asked(
+    experiment_id: ExperimentId,
+    who: Reader,
+    database: Db,
+    last_event_id: Annotated[
+        int | None, Header(ge=0, le=MAX_ID, description="Sent by browsers on reconnecting.")
+    ] = None,
+    after: Annotated[int, Query(ge=0, le=MAX_ID, description="Only later events, if there is no Last-Event-ID.")] = 0,
+) -> _Asked:
+    """Looked for before the stream begins: what is not there is a 404, and what is over for who asks again a 204."""
     with database.read() as session:
-        return store.get_experiment(session, experiment_id, project_id=who.project_id).id
+        experiment = store.get_experiment(session, experiment_id, project_id=who.project_id)
+        if last_event_id is None:
+            return _Asked(experiment.id, after)
+        newest = store.newest_events(session, [experiment.id]).get(experiment.id, 0)
+    if experiment.state not in OPEN_EXPERIMENTS and last_event_id >= newest:
+        raise HTTPException(204)
+    return _Asked(experiment.id, last_event_id)
 
 
-_EXAMPLE: dict[int | str, dict[str, Any]] = {
-    200: {"description": "Events until the experiment is final", "content": {"text/event-stream": {"example": STREAM}}}
+_ANSWERS: dict[int | str, dict[str, Any]] = {
+    200: {"description": "Events until the experiment is final", "content": {"text/event-stream": {"example": STREAM}}},
+    204: {"description": "The experiment is final and Last-Event-ID its last event: do not connect again"},
 }
 
 
@@ -34,23 +59,20 @@ _EXAMPLE: dict[int | str, dict[str, Any]] = {
     "/{experiment_id}/stream",
     operation_id="streamExperiment",
     response_class=EventSourceResponse,
-    responses=_EXAMPLE,
+    responses=_ANSWERS,
 )
 async def stream(
-    experiment_id: Annotated[int, Depends(_there)],
+    asked: Annotated[_Asked, Depends(_asked)],
     watching: Watched,
-    last_event_id: Annotated[
-        int | None, Header(ge=0, le=MAX_ID, description="Sent by browsers on reconnecting.")
-    ] = None,
-    after: Annotated[int, Query(ge=0, le=MAX_ID, description="Only later events, if there is no Last-Event-ID.")] = 0,
     events: Annotated[bool, Query(description="Whether events are wanted, or progress alone.")] = True,
 ) -> AsyncGenerator[ServerSentEvent, None]:
     """`progress` at once and whenever it changes, `event` for everything that happened and happens, `end` at the end.
 
     Each `event` has its number as `id`; on reconnecting with Last-Event-ID it goes on after that one: none is missed
-    and none comes twice. After `end`, sent when the experiment is final, the stream closes for good.
+    and none comes twice. After `end`, sent when the experiment is final, the stream closes; who connects again with the
+    `id` of `end`, as browsers do by themselves, gets 204 and no more, unless something has happened since.
     """
-    position = after if last_event_id is None else last_event_id
+    experiment_id, position = asked.experiment_id, asked.position
     shown: tuple[Any, ...] | None = None
     async with aclosing(watching.changes(experiment_id)) as changes:
         async for seen in changes:
@@ -72,5 +94,5 @@ async def stream(
                     position = event.id
                     yield ServerSentEvent(event="event", data=EventOut.model_validate(event), id=str(event.id))
             if update.state not in OPEN_EXPERIMENTS:
-                yield ServerSentEvent(event="end", data=update)
+                yield ServerSentEvent(event="end", data=update, id=str(seen.newest_event))
                 return

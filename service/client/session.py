@@ -84,6 +84,9 @@ class Session:
                     if not answer.head.is_success:
                         raise refusal(await answer.whole())
                     feed.begin()
+                    if answer.head.status_code == 204:  # final, and all events known: its last word is its own
+                        feed.ended = True
+                        yield ExperimentUpdate.model_validate(await self.send(experiment(experiment_id)))
                     async for line in answer.lines():
                         if (item := feed.take(line)) is not None:
                             failures = 0

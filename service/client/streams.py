@@ -21,8 +21,9 @@ class Feed:
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """What says where to go on."""
-        return {"Accept": "text/event-stream", "Last-Event-ID": str(self.position)}
+        """What says where to go on, if anywhere: at an event that is not there yet."""
+        accept = {"Accept": "text/event-stream"}
+        return accept | {"Last-Event-ID": str(self.position)} if self.position else accept
 
     def begin(self) -> None:
         """A new connection: what the last one left unfinished does not count."""

@@ -26,6 +26,7 @@ from service.events import EventKind
 from service.main import create_app
 from service.models import EpochPoint, Event, Trial
 from service.queue import ArtifactFile, Lease
+from service.schemas import EventOut, ExperimentUpdate
 from service.settings import Settings
 
 Submit = Callable[..., int]
@@ -139,8 +140,11 @@ def test_reconnecting_anywhere_loses_and_repeats_nothing(
     worker.start()
     told: list[int] = []
     ended = False
+    url = f"{server.url}/v1/experiments/{experiment_id}/stream"
     while not ended:
         headers = {"Last-Event-ID": str(told[-1])} if told else {}
+        if told and httpx.head(url, headers=headers).status_code == 204:
+            break  # cut between the last event and `end`
         with stream(server, experiment_id, **headers) as messages:
             for count, (name, data, _) in enumerate(messages):
                 if name == "event":
@@ -163,6 +167,35 @@ def test_a_final_experiment_is_told_at_once(server: Server, submit: Submit, data
     newest = table(Event)[-1].id
     with stream(server, experiment_id, f"?after={newest - 1}") as messages:
         assert [identity for name, _, identity in messages if name == "event"] == [str(newest)]
+
+
+@pytest.mark.parametrize("events_too", ["true", "false"])
+def test_after_the_end_browsers_are_told_to_stay_away(
+    server: Server, submit: Submit, database: Database, table: Table, events_too: str
+) -> None:
+    experiment_id = submit(seeds=1)
+    url, query = f"{server.url}/v1/experiments/{experiment_id}/stream", f"?events={events_too}"
+    newest = str(table(Event)[-1].id)
+    with stream(server, experiment_id, query, **{"Last-Event-ID": newest}) as messages:
+        assert next(messages)[0] == "progress"  # not final yet
+    database.write(lambda session: verbs.cancel(session, experiment_id))
+    with stream(server, experiment_id, query, **{"Last-Event-ID": newest}) as messages:
+        *_, (name, _, identity) = messages
+    last = str(table(Event)[-1].id)
+    assert (name, identity) == ("end", last)
+    for known, status in ((last, 204), (str(2**62), 204), (newest, 200), ("0", 200)):
+        answer = httpx.get(url + query, headers={"Last-Event-ID": known})
+        assert answer.status_code == status, known
+        assert (answer.content == b"") == (status == 204)
+    database.write(lambda session: verbs.archive(session, experiment_id))
+    assert httpx.get(url + query, headers={"Last-Event-ID": last}).status_code == 200  # something has happened since
+    with Client(server.url) as client:
+        known_to_all = table(Event)[-1].id
+        (update,) = client.follow(experiment_id, after=known_to_all)
+        assert isinstance(update, ExperimentUpdate)
+        assert update.state == "cancelled"
+        seen = list(client.follow(experiment_id))
+        assert [event.id for event in seen if isinstance(event, EventOut)] == [event.id for event in table(Event)]
 
 
 def test_more_events_than_are_read_at_once(server: Server, submit: Submit, database: Database, table: Table) -> None:
