@@ -23,6 +23,7 @@ def spread(values: Sequence[float]) -> list[float]:
     """[count, mean, sample deviation or None, least, largest], in two exact sums: a small spread keeps its digits."""
     count = len(values)
     if count == 1:
+        # A list, as JSON keeps it; only its third is ever null, and all who read that ask first.
         return [1, values[0], None, values[0], values[0]]  # type: ignore[list-item]
     # Correctly rounded sums, and a mean that is never outside of its values: equal values do not deviate.
     least, largest = min(values), max(values)

@@ -58,7 +58,7 @@ def covers(*operations: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     """Says which operations of the API a function is."""
 
     def mark(function: Callable[_P, _R]) -> Callable[_P, _R]:
-        function.operations = operations  # type: ignore[attr-defined]
+        vars(function)["operations"] = operations
         return function
 
     return mark
