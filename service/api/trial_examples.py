@@ -1,6 +1,6 @@
 """Examples of trials, their results and files, from the same run as `service.api.examples`."""
 
-from service.api.examples import Plain
+from service.api.examples import SPEC, Plain
 
 PROTOCOL: Plain = {
     "dataset": "digits",
@@ -38,18 +38,8 @@ TRIAL: Plain = {
         "constraint": "clip",
         "delta": 1.0,
         "seed": 0,
-        "training": {
-            "epochs": 12,
-            "batch_size": 64,
-            "optimizer": "sgd",
-            "lr": 0.1,
-            "momentum": 0.9,
-            "weight_decay": 0.0005,
-            "schedule": "cosine",
-            "milestones": [],
-            "gamma": 0.1,
-        },
-        "clipping": {"every": 20, "rounds": 5, "rescale": True},
+        "training": SPEC["base"]["training"] | {"milestones": [], "gamma": 0.1},
+        "clipping": SPEC["base"]["clipping"],
     },
     "state": "succeeded",
     "attempts": 1,
