@@ -180,9 +180,13 @@ class TestMetrics:
             sqlite_api.get(f"/v1/experiments/{experiment_id}")
         sqlite_api.get("/nothing")
         sqlite_api.request("BREW", "/livez")
+        sqlite_api.post("/v1/experiments", content="name: no base", headers={"Content-Type": "application/yaml"})
+        sqlite_api.head("/v1/experiments/4")
         found = self.numbers(sqlite_api)
+        assert found["ttsv_http_requests_total", "POST", "/v1/experiments", "422"] == 1
         route = "/v1/experiments/{experiment_id}"
         assert found["ttsv_http_requests_total", "GET", route, "404"] == 3
+        assert found["ttsv_http_requests_total", "HEAD", route, "404"] == 1
         assert found["ttsv_http_request_seconds_count", "GET", route] == 3
         assert found["ttsv_http_requests_total", "GET", "none", "404"] == 1
         assert [key for key in found if "other" in key]
