@@ -40,6 +40,7 @@ from ttsv.constraints import Clip, Constraint, Orthogonal
 from ttsv.data import load_dataset
 from ttsv.data.loading import Dataset
 from ttsv.layers import SOC, SOCTT
+from ttsv.memory import keep_freed_memory
 from ttsv.models import create_model
 from ttsv.randomness import random_state
 from ttsv.training import batches, fit
@@ -92,6 +93,7 @@ def main() -> int:
     parser.add_argument("--peak", nargs=2, metavar=("SIDE", "CASE"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    keep_freed_memory()  # as the workers do; it serves both sides
     cuda = options.device == "cuda"
     load = Load(torch.device(options.device), 128 if cuda else 16, 20 if cuda else 2, 1 if options.quick else 5)
     if options.peak:

@@ -15,6 +15,7 @@ from ray import tune
 
 from ttsv.config import TrialConfig
 from ttsv.errors import DataError, DivergedError, TrialError
+from ttsv.memory import keep_freed_memory, return_freed_memory
 from ttsv.results import StageProgress
 from ttsv.trial import EpochMetrics, TrialResult
 from workers.folder import Journal, manifest, trial_folder
@@ -48,6 +49,7 @@ class TrialTrainable(tune.Trainable):
         import torch
 
         torch.set_num_threads(math.ceil(config["cpus"]))
+        keep_freed_memory()
         self._begin(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
@@ -78,8 +80,9 @@ class TrialTrainable(tune.Trainable):
         if isinstance(self._reports, Generator):
             self._reports.close()
         self._reports = iter(())
+        gc.collect()
+        return_freed_memory()
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            gc.collect()
             torch.cuda.empty_cache()
 
     def _guarded(self) -> Report:
