@@ -66,7 +66,11 @@ _OUTPUT_T, _KERNEL_T = _OUTPUT.T.contiguous(), _KERNEL.T.contiguous()
 
 
 class Scratch:
-    """Memory for one convolution after another: fresh pages from the system cost as much as a transform."""
+    """Memory for one convolution after another: fresh pages from the system cost as much as a transform.
+
+    By name: "pixels" of images, results or kernels, "tiles" of images or results, either used up before its next
+    use; "transformed" images; "kernel", transformed.
+    """
 
     def __init__(self) -> None:
         self._taken: dict[str, Tensor] = {}
@@ -204,7 +208,7 @@ class _Grid:
         images = self.images[block].permute(0, 2, 3, 1)
         count, height, width, channels = images.shape
         (top, left), (high, wide) = self.padding, self.covered
-        padded = scratch.take("padded", count, high + _TAPS - 1, wide + _TAPS - 1, channels).zero_()
+        padded = scratch.take("pixels", count, high + _TAPS - 1, wide + _TAPS - 1, channels).zero_()
         padded[:, top : top + height, left : left + width] = images
         windows = padded.unfold(1, _IN, _OUT).unfold(2, _IN, _OUT).permute(4, 5, 0, 1, 2, 3)
         tiles = scratch.take("tiles", *windows.shape).copy_(windows).view(_PLACES, -1)
@@ -235,7 +239,7 @@ def _convolve(
         for part in image_blocks:
             if len(image_blocks) > 1 or channels.start == 0:
                 of_images = grid.transformed(part, scratch)
-            products = scratch.take("products", _PLACES, of_images.shape[1], of_kernel.shape[2])
+            products = scratch.take("tiles", _PLACES, of_images.shape[1], of_kernel.shape[2])
             torch.bmm(of_images, of_kernel, out=products)
             block = grid.tiled(found[part, channels])
             pixels = scratch.take("pixels", *block.shape)
@@ -249,7 +253,7 @@ def _convolve(
 def _transformed_kernel(kernel: Tensor, channels: slice, scratch: Scratch, *, turned: bool) -> Tensor:
     """`G g G^T` for some channels of the result: (36, c_in, channels)."""
     part = (kernel[:, channels] if turned else kernel[channels]).permute(2, 3, 0, 1)
-    taps = scratch.take("taps", *part.shape).copy_(part)
+    taps = scratch.take("pixels", *part.shape).copy_(part)
     found = scratch.take("kernel", _PLACES, *part.shape[2:])
     torch.mm(_TURNED if turned else _KERNEL, taps.view(_TAPS**2, -1), out=found.view(_PLACES, -1))
     return found if turned else found.transpose(1, 2)
@@ -271,10 +275,10 @@ def _kernel_gradient(images: Tensor, gradient: Tensor, padding: tuple[int, ...],
                 of_images = grid.transformed(part, scratch)
             block = grid.tiled(gradient[part, channels])
             pixels = scratch.take("pixels", *block.shape).copy_(block)
-            products = scratch.take("products", _PLACES, of_images.shape[1], sums.shape[1])
+            products = scratch.take("tiles", _PLACES, of_images.shape[1], sums.shape[1])
             torch.mm(_OUTPUT_T, pixels.view(_OUT**2, -1), out=products.view(_PLACES, -1))
             torch.baddbmm(sums, products.transpose(1, 2), of_images, beta=part.start > 0, out=sums)
-        taps = scratch.take("taps", _TAPS, _TAPS, *sums.shape[1:])
+        taps = scratch.take("pixels", _TAPS, _TAPS, *sums.shape[1:])
         torch.mm(_KERNEL_T, sums.view(_PLACES, -1), out=taps.view(_TAPS**2, -1))
         found[channels].copy_(taps.permute(2, 3, 0, 1))
     return found
