@@ -24,7 +24,7 @@ from torch.nn import functional
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.measuring import alternate, circumstances
-from ttsv.winograd import Scratch, winograd_convolution, winograd_pays
+from ttsv.winograd import winograd_convolution, winograd_pays
 
 BATCHES = (1, 4, 16, 64)
 CHANNELS = ((64, 64), (96, 96), (128, 128), (160, 160), (192, 192), (320, 320), (640, 640), (64, 256), (160, 640))
@@ -63,10 +63,9 @@ def _case(batch: int, channels: tuple[int, int], size: int, *, rounds: int) -> d
     shapes = (batch, c_in, size, size), (c_out, c_in, 3, 3), (batch, c_out, size, size)
     tensors = [torch.randn(shape, generator=generator) for shape in shapes]
     images, kernel, downstream = (tensor.contiguous(memory_format=torch.channels_last) for tensor in tensors)
-    scratch = Scratch()
 
     def fast(images: Tensor, kernel: Tensor) -> Tensor:
-        return winograd_convolution(images, kernel, (1, 1), scratch)
+        return winograd_convolution(images, kernel, (1, 1))
 
     def plain(images: Tensor, kernel: Tensor) -> Tensor:
         return functional.conv2d(images, kernel, padding=1)

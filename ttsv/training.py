@@ -202,14 +202,14 @@ class _Run:
         return nullcontext()
 
     def step(self, loss: Tensor) -> None:
-        """One step of the optimizer down the loss."""
-        self.optimizer.zero_grad()
+        """One step of the optimizer down the loss. Leaves no gradients, which would lie beside the next activations."""
         torch.autograd.backward(self.scaler.scale(loss))
         if self.training.clip_gradient is not None:
             self.scaler.unscale_(self.optimizer)
             nn.utils.clip_grad_norm_(self.model.parameters(), self.training.clip_gradient)
         self.scaler.step(self.optimizer)
         self.scaler.update()
+        self.optimizer.zero_grad()
 
     def average(self) -> None:
         """Takes the weights into their moving average."""

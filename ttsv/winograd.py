@@ -65,8 +65,8 @@ _TURNED = _both_axes(_G.flip(1))
 _OUTPUT_T, _KERNEL_T = _OUTPUT.T.contiguous(), _KERNEL.T.contiguous()
 
 
-class Scratch:
-    """Memory for one convolution after another: fresh pages from the system cost as much as a transform.
+class _Scratch:
+    """Memory of one convolution's blocks, one after another: fresh pages from the system cost as much as a transform.
 
     By name: "pixels" of images, results or kernels, "tiles" of images or results, either used up before its next
     use; "transformed" images; "kernel", transformed.
@@ -83,9 +83,7 @@ class Scratch:
         return self._taken[name][:count].view(shape)
 
 
-def winograd_convolution(
-    images: Tensor, kernel: Tensor, padding: tuple[int, int] = (0, 0), scratch: Scratch | None = None
-) -> Tensor:
+def winograd_convolution(images: Tensor, kernel: Tensor, padding: tuple[int, int] = (0, 0)) -> Tensor:
     """`conv2d(images, kernel, padding=padding)` in float32 on a CPU, differentiable once.
 
     `images` (batch, c_in, height, width), `kernel` (c_out, c_in, 3, 3), `padding` of at most 2 pixels. Fastest where
@@ -98,7 +96,7 @@ def winograd_convolution(
         )
     if not _padded(images, padding):
         raise ConfigError("padding", padding, "must be two numbers from 0 to 2 that leave room for the kernel")
-    found: Tensor = _Convolution.apply(images, kernel, padding, scratch or Scratch())
+    found: Tensor = _Convolution.apply(images, kernel, padding)
     return found
 
 
@@ -127,10 +125,6 @@ def winograd_may_pay(model: nn.Module) -> bool:
 class WinogradConvolutions(TorchFunctionMode):
     """Computes 2-d float32 convolutions of 3x3 and stride 1 within it by `winograd_convolution`, where that pays."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._scratch = Scratch()
-
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -141,7 +135,7 @@ class WinogradConvolutions(TorchFunctionMode):
             plain = (_pair(stride), _pair(dilation), groups) == ((1, 1), (1, 1), 1) and not isinstance(padding, str)
             sides = _pair(padding) if plain else (0, 0)
             if plain and _suited(images, kernel) and _padded(images, sides) and winograd_pays(images, kernel, sides):
-                found = winograd_convolution(images, kernel, sides, self._scratch)
+                found = winograd_convolution(images, kernel, sides)
                 return found if bias is None else found + bias[:, None, None]
         return func(*args, **(kwargs or {}))
 
@@ -167,22 +161,22 @@ def _padded(images: Tensor, padding: tuple[int, ...]) -> bool:
 
 class _Convolution(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, images: Tensor, kernel: Tensor, padding: tuple[int, int], scratch: Scratch) -> Tensor:
+    def forward(ctx: Any, images: Tensor, kernel: Tensor, padding: tuple[int, int]) -> Tensor:
         ctx.save_for_backward(images, kernel)
-        ctx.padding, ctx.scratch = padding, scratch
-        return _convolve(images, kernel, padding, scratch)
+        ctx.padding = padding
+        return _convolve(images, kernel, padding)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         images, kernel = ctx.saved_tensors
         of_images = of_kernel = None
         if ctx.needs_input_grad[0]:
             rest = tuple(_TAPS - 1 - p for p in ctx.padding)
-            of_images = _convolve(gradient, kernel, rest, ctx.scratch, turned=True)
+            of_images = _convolve(gradient, kernel, rest, turned=True)
         if ctx.needs_input_grad[1]:
-            of_kernel = _kernel_gradient(images, gradient, ctx.padding, ctx.scratch)
-        return of_images, of_kernel, None, None
+            of_kernel = _kernel_gradient(images, gradient, ctx.padding)
+        return of_images, of_kernel, None
 
 
 class _Grid:
@@ -203,7 +197,7 @@ class _Grid:
             return [slice(0, self.batch)], _slices(c_out, _KERNEL_BLOCK // (4 * _PLACES * c_in))
         return _slices(self.batch, _IMAGE_BLOCK // bytes_per_image), [slice(0, c_out)]
 
-    def transformed(self, block: slice, scratch: Scratch) -> Tensor:
+    def transformed(self, block: slice, scratch: _Scratch) -> Tensor:
         """`B^T d B` of the tiles of some images: (36, tiles, channels)."""
         images = self.images[block].permute(0, 2, 3, 1)
         count, height, width, channels = images.shape
@@ -226,11 +220,9 @@ def _slices(count: int, size: int) -> list[slice]:
     return [slice(start, min(start + max(1, size), count)) for start in range(0, count, max(1, size))]
 
 
-def _convolve(
-    images: Tensor, kernel: Tensor, padding: tuple[int, ...], scratch: Scratch, *, turned: bool = False
-) -> Tensor:
+def _convolve(images: Tensor, kernel: Tensor, padding: tuple[int, ...], *, turned: bool = False) -> Tensor:
     """The convolution; with `turned` that by the kernel's transpose, turned: gradients of images."""
-    grid = _Grid(images, padding)
+    grid, scratch = _Grid(images, padding), _Scratch()
     c_in, c_out = kernel.shape[:2] if turned else (kernel.shape[1], kernel.shape[0])
     found = torch.empty(grid.batch, c_out, *grid.covered, memory_format=torch.channels_last)
     image_blocks, channel_blocks = grid.blocks(c_in, c_out)
@@ -250,7 +242,7 @@ def _convolve(
     return found[:, :, : grid.size[0], : grid.size[1]].clone(memory_format=torch.channels_last)
 
 
-def _transformed_kernel(kernel: Tensor, channels: slice, scratch: Scratch, *, turned: bool) -> Tensor:
+def _transformed_kernel(kernel: Tensor, channels: slice, scratch: _Scratch, *, turned: bool) -> Tensor:
     """`G g G^T` for some channels of the result: (36, c_in, channels)."""
     part = (kernel[:, channels] if turned else kernel[channels]).permute(2, 3, 0, 1)
     taps = scratch.take("pixels", *part.shape).copy_(part)
@@ -259,9 +251,9 @@ def _transformed_kernel(kernel: Tensor, channels: slice, scratch: Scratch, *, tu
     return found if turned else found.transpose(1, 2)
 
 
-def _kernel_gradient(images: Tensor, gradient: Tensor, padding: tuple[int, ...], scratch: Scratch) -> Tensor:
+def _kernel_gradient(images: Tensor, gradient: Tensor, padding: tuple[int, ...]) -> Tensor:
     """`G^T [sum over tiles of (A dY A^T) * (B^T d B)] G`, (c_out, c_in, 3, 3) channels last."""
-    grid = _Grid(images, padding)
+    grid, scratch = _Grid(images, padding), _Scratch()
     c_in, c_out = images.shape[1], gradient.shape[1]
     if grid.covered != grid.size:
         (height, width), (high, wide) = grid.size, grid.covered

@@ -166,20 +166,6 @@ def test_takes_the_convolutions_that_it_is_for(
     assert counted.count == int(taken)
 
 
-def test_memory_is_shared_by_convolutions_of_all_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One after another in a mode, forward and backward, each gives what it gives alone."""
-    counted = Counted(monkeypatch)
-    layers = [nn.Conv2d(96, width, 3, padding=1, bias=False) for width in (96, 320, 96)]
-    images = WIDE[0].clone().requires_grad_()
-    with WinogradConvolutions():
-        results = [layer(images) for layer in layers]
-    assert counted.count == len(layers)
-    gradients = torch.autograd.grad(torch.stack([result.square().mean() for result in results]).sum(), images)
-    alone = [winograd_convolution(images, layer.weight, (1, 1)) for layer in layers]
-    expected = torch.autograd.grad(torch.stack([result.square().mean() for result in alone]).sum(), images)
-    assert all(torch.equal(a, b) for a, b in zip([*results, *gradients], [*alone, *expected], strict=True))
-
-
 def test_pays_for_many_channels_and_tiles() -> None:
     def pays(batch: int, c_in: int, c_out: int, size: int, padding: int = 1) -> bool:
         shapes = torch.empty(batch, c_in, size, size), torch.empty(c_out, c_in, 3, 3)
