@@ -6,8 +6,9 @@ One thread, CPU, WRN-16-10 dense and of rank 192 as `training.py` has them. --qu
 no record. The full run takes some 5 minutes and writes step_profile.json.
 
 - shares: of the processor's time in torch's own profiler, by operator.
-- of_products: operations per second of a step of ours in float32 (forward and backward, counted by torch) over those
-  of the product of two matrices of 2048 rows, which is what the processor can do at best.
+- of_products: operations per second of a step of ours in float32 (forward and backward, counted by torch as those of
+  plain convolutions) over those of the product of two matrices of 2048 rows, which is what the processor can do at
+  best: above 1 where Winograd's algorithm saves operations.
 - compiled: seconds of forward and backward pass of ours over those of the same compiled by inductor, by turns.
 """
 

@@ -66,6 +66,7 @@ def test_figures_in_the_readme_are_the_records() -> None:
         "clip all of WRN-16-10, dense": _beside(mix["dense"]["total"], "ours", "theirs over ours"),
         "clip all of WRN-16-10, TT rank 192": _beside(mix["rank 192"]["total"], "ours", "theirs over ours"),
         "largest singular value with a proof, TT rank 192": _beside(certified, "certified", "certified ratio"),
+        "training WRN-16-10, dense, float32": _trained(steps["wrn16-10 dense"]),
         "training WRN-16-10, TT rank 192, float32": _trained(steps["wrn16-10 tt rank 192"]),
         "training LipConvNet-5, SOC-TT rank 256, float32": _trained(steps["lipconvnet-5 soc-tt rank 256"]),
     }
