@@ -93,11 +93,11 @@ def test_of_a_header(sqlite_api: TestClient) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "allowed"),
     [
-        ("DELETE", "/v1/experiments", "GET, POST"),
-        ("PUT", "/v1/experiments/1", "GET, PATCH"),
-        ("POST", "/livez", "GET"),
+        ("DELETE", "/v1/experiments", "GET, HEAD, POST"),
+        ("PUT", "/v1/experiments/1", "GET, HEAD, PATCH"),
+        ("POST", "/livez", "GET, HEAD"),
         ("POST", "/static/style.css", "GET, HEAD"),
-        ("BREW", "/v1/leaderboards/digits", "GET"),
+        ("BREW", "/v1/leaderboards/digits", "GET, HEAD"),
     ],
 )
 def test_of_a_method(sqlite_api: TestClient, method: str, path: str, allowed: str) -> None:
