@@ -180,6 +180,7 @@ class _Run:
     ) -> None:
         self.model, self.training, self.constraint, self.device = model, training, constraint, device
         self.optimizer = make_optimizer(model, training)
+        self.optimizer.zero_grad()  # of what was done with the model before
         self.scaler = torch.amp.GradScaler(device.type, enabled=training.precision == "fp16")
         self.averaged: AveragedModel | None = None
         if training.ema is not None:

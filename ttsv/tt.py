@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ttsv.checks import is_whole
 from ttsv.errors import ConfigError
+from ttsv.merging import merges_out_first
 from ttsv.symbol import check_kernel, check_values
 
 
@@ -72,9 +73,17 @@ def tt_to_dense(k1: Tensor, core: Tensor, k3: Tensor) -> Tensor:
     _check_shapes(k1, core, k3)
     c_in, r1 = k1.shape
     r2, c_out = k3.shape
-    if r1 * c_out * (r2 + c_in) <= r2 * c_in * (r1 + c_out):
-        return torch.einsum("oa...,ia->oi...", torch.einsum("bo,ba...->oa...", k3, core), k1)
-    return torch.einsum("bo,bi...->oi...", k3, torch.einsum("ba...,ia->bi...", core, k1))
+    if merges_out_first(c_in, r1, r2, c_out):
+        return row_major(torch.einsum("oa...,ia->oi...", torch.einsum("bo,ba...->oa...", k3, core), k1))
+    return row_major(torch.einsum("bo,bi...->oi...", k3, torch.einsum("ba...,ia->bi...", core, k1)))
+
+
+def row_major(kernel: Tensor) -> Tensor:
+    """With the strides of a new tensor: of those that einsum leaves torch's convolutions make channels-last results.
+
+    `contiguous` alone keeps any strides of axes of one tap.
+    """
+    return kernel.contiguous().view(-1).view(kernel.shape)
 
 
 def tt_error(kernel: Tensor, k1: Tensor, core: Tensor, k3: Tensor) -> float:
@@ -107,7 +116,7 @@ def orthogonalize(k1: Tensor, core: Tensor, k3: Tensor) -> TTFactors:
     frame_in, triangle_in = positive_qr(k1)
     frame_out, triangle_out = positive_qr(k3.T)
     core = torch.einsum("bc,cd...,ad->ba...", triangle_out, core, triangle_in)
-    return TTFactors(frame_in, core, frame_out.T)
+    return TTFactors(frame_in.contiguous(), row_major(core), frame_out.T.contiguous())
 
 
 def positive_qr(matrix: Tensor) -> tuple[Tensor, Tensor]:

@@ -79,7 +79,7 @@ class _Scratch:
         """Uninitialised float32 of this shape; what was there under the name before is gone."""
         count = math.prod(shape)
         if name not in self._taken or self._taken[name].numel() < count:
-            self._taken[name] = torch.empty(count)
+            self._taken[name] = torch.empty(count, dtype=torch.float32, device="cpu")
         return self._taken[name][:count].view(shape)
 
 
@@ -92,7 +92,9 @@ def winograd_convolution(images: Tensor, kernel: Tensor, padding: tuple[int, int
     if not _suited(images, kernel):
         given = f"{images.dtype} {tuple(images.shape)} and {kernel.dtype} {tuple(kernel.shape)}"
         raise ConfigError(
-            "images, kernel", given, "must be float32 on a CPU, (batch, c_in, h, w) and (c_out, c_in, 3, 3)"
+            "images, kernel",
+            given,
+            "must be float32 on a CPU, not under autocast, (batch, c_in, h, w) and (c_out, c_in, 3, 3)",
         )
     if not _padded(images, padding):
         raise ConfigError("padding", padding, "must be two numbers from 0 to 2 that leave room for the kernel")
@@ -101,8 +103,13 @@ def winograd_convolution(images: Tensor, kernel: Tensor, padding: tuple[int, int
 
 
 def winograd_pays(images: Tensor, kernel: Tensor, padding: tuple[int, int]) -> bool:
-    """Whether `winograd_convolution` is worth its transforms (`benchmarks/convolutions.py`)."""
+    """Whether `winograd_convolution` is worth its transforms (`benchmarks/convolutions.py`).
+
+    Of images so large that the tiles of one take many times a block it is not: they would take too much memory.
+    """
     grid = _Grid(images, padding)
+    if not grid.tiles or grid.bytes_per_image(max(kernel.shape[:2])) > 4 * _IMAGE_BLOCK:
+        return False
     return _worth(grid.tiles, grid.batch * math.prod(grid.size) / grid.tiles, *kernel.shape[:2])
 
 
@@ -191,11 +198,15 @@ class _Grid:
 
     def blocks(self, c_in: int, c_out: int) -> tuple[list[slice], list[slice]]:
         """Of images, and of the channels on the kernel's other side than theirs: one of the two lists is one long."""
-        bytes_per_image = 4 * _PLACES * self.rows * self.columns * max(c_in, c_out)
+        bytes_per_image = self.bytes_per_image(max(c_in, c_out))
         few_images = self.batch * bytes_per_image <= 2 * _IMAGE_BLOCK
         if few_images and 4 * _PLACES * c_in * c_out > 2 * _KERNEL_BLOCK:
             return [slice(0, self.batch)], _slices(c_out, _KERNEL_BLOCK // (4 * _PLACES * c_in))
         return _slices(self.batch, _IMAGE_BLOCK // bytes_per_image), [slice(0, c_out)]
+
+    def bytes_per_image(self, channels: int) -> int:
+        """Of one image's transformed tiles."""
+        return 4 * _PLACES * self.rows * self.columns * channels
 
     def transformed(self, block: slice, scratch: _Scratch) -> Tensor:
         """`B^T d B` of the tiles of some images: (36, tiles, channels)."""
@@ -216,6 +227,10 @@ class _Grid:
         return tiles.permute(4, 5, 0, 1, 2, 3)
 
 
+def _channels_last(*shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.float32, device="cpu", memory_format=torch.channels_last)
+
+
 def _slices(count: int, size: int) -> list[slice]:
     return [slice(start, min(start + max(1, size), count)) for start in range(0, count, max(1, size))]
 
@@ -224,7 +239,7 @@ def _convolve(images: Tensor, kernel: Tensor, padding: tuple[int, ...], *, turne
     """The convolution; with `turned` that by the kernel's transpose, turned: gradients of images."""
     grid, scratch = _Grid(images, padding), _Scratch()
     c_in, c_out = kernel.shape[:2] if turned else (kernel.shape[1], kernel.shape[0])
-    found = torch.empty(grid.batch, c_out, *grid.covered, memory_format=torch.channels_last)
+    found = _channels_last(grid.batch, c_out, *grid.covered)
     image_blocks, channel_blocks = grid.blocks(c_in, c_out)
     for channels in channel_blocks:
         of_kernel = _transformed_kernel(kernel, channels, scratch, turned=turned)
@@ -258,7 +273,7 @@ def _kernel_gradient(images: Tensor, gradient: Tensor, padding: tuple[int, ...])
     if grid.covered != grid.size:
         (height, width), (high, wide) = grid.size, grid.covered
         gradient = functional.pad(gradient, (0, wide - width, 0, high - height))
-    found = torch.empty(c_out, c_in, _TAPS, _TAPS, memory_format=torch.channels_last)
+    found = _channels_last(c_out, c_in, _TAPS, _TAPS)
     image_blocks, channel_blocks = grid.blocks(c_in, c_out)
     for channels in channel_blocks:
         sums = scratch.take("kernel", _PLACES, channels.stop - channels.start, c_in)

@@ -191,6 +191,7 @@ def test_clip_tt_clips_the_whole_operator(dense: "Dense", data: st.DataObject) -
     options: dict[str, Any] = {"stride": core.stride, "dilation": core.dilation}
     delta = data.draw(st.floats(0.1, 1.2)) * dense.periodic_values(whole)[0].item()
     clipped = clip_tt(k1, core.kernel, k3, delta, core.input_size, **options)
+    assert all(factor.is_contiguous() for factor in clipped)
     torch.testing.assert_close(clipped.k1.T @ clipped.k1, torch.eye(r1, dtype=torch.float64))
     torch.testing.assert_close(clipped.k3 @ clipped.k3.T, torch.eye(r2, dtype=torch.float64))
     # Between orthonormal frames, clipping the core and clipping the whole operator are the same (Theorem 1).

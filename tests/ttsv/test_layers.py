@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
@@ -25,6 +26,7 @@ from ttsv.layers import (
     spectral_layers,
     tensorize,
 )
+from ttsv.models import create_model
 from ttsv.spectrum import conv_norm_bounds
 from ttsv.tt import tt_error
 
@@ -75,6 +77,41 @@ def test_forward_is_that_of_the_merged_convolution(
     torch.testing.assert_close(layer(images[0]), conv(images[0]))
 
 
+@pytest.mark.parametrize("layout", ["contiguous", "channels last"])
+@pytest.mark.parametrize("kernel_size", [1, 3])
+@pytest.mark.parametrize("d", [1, 2, 3])
+@pytest.mark.parametrize("merged", MERGES)
+def test_results_lie_as_those_of_torch(
+    d: int, kernel_size: int, layout: str, merged: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that what follows may view them: the strides that einsum leaves in a kernel decide over them."""
+    sizes: list[tuple[int, int, int | tuple[int, int]]] = [(16, 8, 4), (8, 16, 4), (9, 5, (4, 1)), (1, 6, 3), (6, 1, 3)]
+    for c_in, c_out, rank in sizes:
+        layer = TT[d](c_in, c_out, kernel_size, rank, padding=kernel_size // 2)
+        monkeypatch.setattr(layer, "_merges", lambda shape: merged)
+        conv = of_torch(layer, {"padding": kernel_size // 2}).float()
+        images = torch.randn(2, c_in, *(5,) * d)
+        if layout == "channels last" and d > 1:
+            images = images.contiguous(memory_format=(torch.channels_last, torch.channels_last_3d)[d - 2])
+        elif layout == "channels last":
+            images = images.transpose(1, 2).contiguous().transpose(1, 2)
+        result = layer(images.requires_grad_())
+        if layout == "contiguous":
+            assert result.stride() == conv(images).stride()
+            result.view(2, -1)
+        torch.autograd.backward(result.sum())
+
+
+def test_merged_layers_can_be_saved() -> None:
+    model = create_model("small-cnn", num_classes=10, in_channels=1, layer="tt", rank=6)
+    wide = nn.Sequential(TTConv2d(16, 8, 3, 4), TTConv3d(16, 8, 3, 4), TTConv1d(16, 16, 3, 4), TTConv2d(16, 8, 1, 4))
+    for network in (model, wide):
+        state = densify(network).state_dict()
+        assert load(save(state)).keys() == state.keys()  # safetensors takes contiguous tensors alone
+        images = torch.randn(2, 16, 5, 5)
+    densify(nn.Sequential(TTConv2d(16, 8, 3, 4)))(images).view(2, -1)
+
+
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 def test_same_padding_of_an_even_kernel_is_torchs() -> None:
     layer = TTConv1d(3, 3, 4, 2, padding="same", dtype=torch.float64)
@@ -91,11 +128,14 @@ def test_the_cheaper_way_is_taken(d: int) -> None:
         c_in, c_out, (r1, r2), taps = layer.in_channels, layer.out_channels, layer.rank, math.prod(layer.kernel_size)
         first, last = shape[0] * math.prod(shape[2:]) * c_in * r1, shape[0] * math.prod(out[2:]) * r2 * c_out
         middle = shape[0] * math.prod(out[2:]) * taps
-        merge = min(taps * c_out * r1 * (r2 + c_in), taps * c_in * r2 * (r1 + c_out))
+        adds_in, adds_out = int(r1 > 1), int(r2 > 1)  # elsewhere merging multiplies and adds nothing
+        out_first = taps * (adds_out * r1 * r2 * c_out + adds_in * c_out * r1 * c_in)
+        in_first = taps * (adds_in * r2 * r1 * c_in + adds_out * c_in * r2 * c_out)
+        merge = out_first if r1 * c_out * (r2 + c_in) <= r2 * c_in * (r1 + c_out) else in_first
         return {
             (False, False): first + middle * r1 * r2 + last,
-            (True, False): taps * r2 * r1 * c_in + middle * c_in * r2 + last,
-            (False, True): first + taps * r2 * r1 * c_out + middle * r1 * c_out,
+            (True, False): adds_in * taps * r2 * r1 * c_in + middle * c_in * r2 + last,
+            (False, True): first + adds_out * taps * r2 * r1 * c_out + middle * r1 * c_out,
             (True, True): merge + middle * c_in * c_out,
         }
 

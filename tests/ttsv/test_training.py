@@ -416,6 +416,14 @@ def test_convolutions_of_training_steps(tmp_path: Path, monkeypatch: pytest.Monk
     assert not calls
 
 
+def test_gradients_from_before_are_not_taken_along() -> None:
+    fresh, used = network(), network()
+    torch.autograd.backward(used(torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(0))).sum())
+    used.load_state_dict(fresh.state_dict())  # the statistics of batch norm as they were
+    assert timeless(run(used, trial())[0]) == timeless(run(fresh, trial())[0])
+    assert all(parameter.grad is None for parameter in used.parameters())
+
+
 def test_an_epoch_whose_checkpoint_was_lost_is_trained_again(tmp_path: Path) -> None:
     config = trial(epochs=4)
     expected, _ = run(network(), config)

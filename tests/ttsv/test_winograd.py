@@ -92,6 +92,17 @@ def test_needs_no_gradient_of_what_is_frozen() -> None:
     torch.testing.assert_close(images.grad, exact, rtol=1e-4, atol=1e-4)
 
 
+def test_whatever_the_default_type_is() -> None:
+    images, kernel = drawn(1, 2, 6, 6), drawn(3, 2, 3, 3)
+    expected = with_gradients(winograd_convolution, images, kernel)
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = winograd_convolution(images, kernel)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(found, expected[0])
+
+
 @pytest.mark.parametrize(
     ("images", "kernel", "padding", "name"),
     [
@@ -144,6 +155,7 @@ WIDE = drawn(8, 96, 16, 32, seed=1), drawn(96, 96, 3, 3, seed=2)
         (lambda x, k: functional.conv2d(x, k, None, 1, "same"), False),
         (lambda x, k: functional.conv2d(x, k, None, 1, 3), False),
         (lambda x, k: functional.conv2d(x[0], k, None, 1, 1), False),
+        (lambda x, k: functional.conv2d(x[:0], k, None, 1, 1), False),
         (lambda x, k: functional.conv2d(x[:1], k, None, 1, 1), False),
         (lambda x, k: functional.conv2d(x[:, :8], k[:, :8], None, 1, 1), False),
         (lambda x, k: functional.conv2d(x[:, :, :3, :3], k, None, 1, 0), False),
@@ -159,7 +171,7 @@ def test_takes_the_convolutions_that_it_is_for(
     with WinogradConvolutions():
         found = convolve(*WIDE)
     assert counted.count == int(taken)
-    assert torch.equal(found, expected) is not taken
+    assert torch.equal(found, expected) is not taken or not len(found)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
     with WinogradConvolutions(), torch.autocast("cpu", torch.bfloat16):
         assert convolve(*WIDE).dtype == (torch.float64 if expected.dtype == torch.float64 else torch.bfloat16)
@@ -180,6 +192,8 @@ def test_pays_for_many_channels_and_tiles() -> None:
     assert not pays(128, 512, 512, 2)  # one tile for four pixels
     assert pays(128, 512, 512, 7)
     assert not pays(128, 512, 512, 5)  # four tiles for 25 pixels
+    assert pays(1, 128, 128, 128)
+    assert not pays(1, 128, 128, 256)  # tiles of 72 MiB
 
 
 def test_may_pay_where_a_kernel_is_wide() -> None:

@@ -13,7 +13,7 @@ from ttsv.layers.framed import Framed, FrameKind, check_frames
 from ttsv.merging import cheapest_merge
 from ttsv.precision import at_least_single
 from ttsv.symbol import Sides, Size, as_tuple, padding_sides
-from ttsv.tt import tt_svd, tt_to_dense
+from ttsv.tt import row_major, tt_svd, tt_to_dense
 
 _PADDING_MODES = ("zeros", "circular", "reflect", "replicate")
 _CONVOLVE: dict[int, Callable[..., Tensor]] = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
@@ -85,7 +85,7 @@ class TTConv(Framed):
 
         Three convolutions, two with one frame merged into the core, or one with the merged kernel, whichever takes
         the fewest multiply-accumulates for this input; the result is the same up to rounding. The bias-free first 1x1
-        convolution commutes with every mode of padding, so the core's input is padded, which has fewer channels.
+        convolution commutes with every mode of padding, so where it stays the core's input is padded.
         """
         merge_in, merge_out = self._merges(images.shape)
         convolve = _CONVOLVE[self.spatial_dims]
@@ -160,8 +160,8 @@ class TTConv(Framed):
         if merge_in and merge_out:
             return self.dense_kernel()
         if merge_in:
-            return torch.einsum("ba...,ia->bi...", self.core, self.k1)
-        return torch.einsum("bo,ba...->oa...", self.k3, self.core) if merge_out else self.core
+            return row_major(torch.einsum("ba...,ia->bi...", self.core, self.k1))
+        return row_major(torch.einsum("bo,ba...->oa...", self.k3, self.core)) if merge_out else self.core
 
     def _merges(self, shape: torch.Size) -> tuple[bool, bool]:
         """Which frames to merge, k1 and k3, for an input of this shape."""
