@@ -21,7 +21,7 @@ class Check(Protocol):
     """Tells what would be right for a wrong value (None for a right one), and the same as JSON schema."""
 
     def fix(self, value: Any) -> str | None: ...  # noqa: D102 - the class says it
-    def schema(self) -> dict[str, Any]: ...  # noqa: D102
+    def schema(self) -> dict[str, Any]: ...  # noqa: D102 - the class says it
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,9 @@ def now() -> datetime:
 
 
 def _states(states: type[StrEnum], name: str) -> Enum:
-    values = lambda kind: [state.value for state in kind]  # noqa: E731
+    def values(kind: type[StrEnum]) -> list[str]:
+        return [state.value for state in kind]
+
     return Enum(states, native_enum=False, length=16, values_callable=values, create_constraint=True, name=name)
 
 

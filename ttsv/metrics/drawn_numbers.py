@@ -32,7 +32,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch leaves
     """
 
     def __init__(self, drawn: Callable[[str], None], shapes: Callable[[str], None] | None) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call] # as torch leaves it
         self.drawn, self.shapes = drawn, shapes
 
     def __torch_dispatch__(

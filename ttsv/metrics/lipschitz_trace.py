@@ -141,7 +141,7 @@ class Trace:
     def _apply(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         name = function.__name__
         if name == "__get__":
-            attribute = function.__self__.__name__  # type: ignore[attr-defined]
+            attribute = function.__self__.__name__  # type: ignore[attr-defined] # a getter's
             if attribute in _ATTRIBUTES:
                 return function(*args)
             if attribute in ("device", "is_cuda"):
