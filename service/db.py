@@ -4,6 +4,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from sqlite3 import SQLITE_FULL
@@ -28,6 +29,9 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 _T = TypeVar("_T")
+
+_PATIENCE = 30
+"""Seconds that a connection to SQLite waits for others."""
 
 # SQLite 3.7.0 to 3.51.2 can corrupt a WAL database that several connections checkpoint at once.
 _FIRST_SOUND_WAL = (3, 51, 3)
@@ -124,13 +128,14 @@ def _sqlite(url: URL) -> Engine:
         Path(url.database).parent.mkdir(parents=True, exist_ok=True)
     # Autocommit in the driver: transactions begin where we say. A deferred BEGIN that turns into a write fails at
     # once, whatever the timeout, when another connection wrote in between; writers therefore take the lock first.
-    connect = {"isolation_level": None, "timeout": 30}
+    connect = {"isolation_level": None, "timeout": _PATIENCE}
     engine = create_engine(url, module=sqlite_driver, connect_args=connect, **_JSON)
     journal = "WAL" if sqlite_driver.sqlite_version_info >= _FIRST_SOUND_WAL else "DELETE"
 
     @event.listens_for(engine, "connect")
     def _configure(connection: Any, _record: Any) -> None:
-        for pragma in (f"journal_mode={journal}", "foreign_keys=ON", "synchronous=FULL"):
+        _patiently(partial(connection.execute, f"PRAGMA journal_mode={journal}"))
+        for pragma in ("foreign_keys=ON", "synchronous=FULL"):
             connection.execute(f"PRAGMA {pragma}")
 
     @event.listens_for(engine, "begin")
@@ -138,6 +143,20 @@ def _sqlite(url: URL) -> Engine:
         connection.exec_driver_sql(connection.get_execution_options().get("ttsv_begin", "BEGIN"))
 
     return engine
+
+
+def _patiently(change: Callable[[], object]) -> None:
+    """Changes a new file's journal, again while others do: SQLite refuses all but one at once, whatever the timeout."""
+    last = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            change()
+        except sqlite_driver.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > last:
+                raise
+            time.sleep(random.uniform(0.005, 0.05))
+        else:
+            return
 
 
 def _postgres(url: URL) -> Engine:

@@ -14,7 +14,7 @@ from sqlalchemy import ClauseElement, Connection, inspect, select, text
 from sqlalchemy.orm import Session
 
 import migrations
-from service import scores
+from service import db, scores
 from service.db import Database
 from service.migrate import alembic_config, migrate, newest
 from service.models import Base, Experiment, Result, Score, ScoreRank, Trial
@@ -122,6 +122,19 @@ class TestUpgrade:
         with empty.engine.connect() as connection:
             assert connection.scalar(text("SELECT count(*) FROM alembic_version")) == 1
         assert set(Base.metadata.tables) <= tables(empty)
+
+    def test_a_new_files_journal_is_changed_again_while_it_is_locked(self) -> None:
+        """As SQLite refuses, now and then and at once, all but one who change it together."""
+        answers: list[str | None] = ["database is locked", "database is locked", None, "disk I/O error"]
+
+        def change() -> None:
+            if (answer := answers.pop(0)) is not None:
+                raise db.sqlite_driver.OperationalError(answer)
+
+        db._patiently(change)
+        assert answers == ["disk I/O error"]
+        with pytest.raises(db.sqlite_driver.OperationalError, match="disk"):
+            db._patiently(change)
 
     def test_a_migration_offers_a_way_back(self) -> None:
         folder = Path(migrations.__file__).parent / "versions"
