@@ -1,11 +1,12 @@
 """Optimizers and the schedules of their learning rates."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ttsv.config import TrainingConfig
 
@@ -66,6 +67,25 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
     """Sets the rate of all parameters."""
     for group in optimizer.param_groups:
         group["lr"] = lr
+
+
+@contextmanager
+def stepping_on_arrival(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Within it a backward pass steps each parameter once its gradient is whole, and frees that: they never lie in
+    memory together. The numbers are those of one step after the pass, which must find no gradients.
+    """
+
+    def step(parameter: Tensor) -> None:
+        optimizer.step()
+        parameter.grad = None
+
+    trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    hooks = [parameter.register_post_accumulate_grad_hook(step) for parameter in trained]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def moments(optimizer: torch.optim.Optimizer) -> dict[str, Any]:

@@ -213,8 +213,11 @@ class _Grid:
         images = self.images[block].permute(0, 2, 3, 1)
         count, height, width, channels = images.shape
         (top, left), (high, wide) = self.padding, self.covered
-        padded = scratch.take("pixels", count, high + _TAPS - 1, wide + _TAPS - 1, channels).zero_()
-        padded[:, top : top + height, left : left + width] = images
+        padded = scratch.take("pixels", count, high + _TAPS - 1, wide + _TAPS - 1, channels)
+        bottom, right = top + height, left + width
+        for border in (padded[:, :top], padded[:, bottom:], padded[:, :, :left], padded[:, :, right:]):
+            border.zero_()
+        padded[:, top:bottom, left:right] = images
         windows = padded.unfold(1, _IN, _OUT).unfold(2, _IN, _OUT).permute(4, 5, 0, 1, 2, 3)
         tiles = scratch.take("tiles", *windows.shape).copy_(windows).view(_PLACES, -1)
         found = scratch.take("transformed", _PLACES, count * self.rows * self.columns, channels)

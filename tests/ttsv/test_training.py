@@ -190,6 +190,54 @@ def test_the_loop_is_plain_training(
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
+UNHURRIED = 1e30
+"""A bound on gradients that none exceeds: all are kept for it, and multiplied by 1."""
+
+
+@pytest.mark.parametrize("chosen", [{}, {"optimizer": "adam", "amsgrad": True}, {"ema": 0.9}], ids=str)
+@pytest.mark.parametrize("layer", LAYERS)
+def test_parameters_stepped_within_the_backward_pass_get_the_same_bits(layer: str, chosen: dict[str, Any]) -> None:
+    models = []
+    for options in (chosen, {**chosen, "clip_gradient": UNHURRIED}):
+        with random_state(3, CPU):
+            models.append(create_model("wrn10-1", num_classes=10, in_channels=1, image_size=8, layer=layer, rank=0.25))
+        run(models[-1], trial(epochs=1, lr=0.001, **options), Orthogonal(0.1))
+    assert_equal_models(*models)
+
+
+@pytest.mark.parametrize(("options", "together"), [({}, 1), ({"clip_gradient": UNHURRIED}, 7)], ids=str)
+def test_gradients_do_not_lie_in_memory_together(options: dict[str, Any], together: int) -> None:
+    model, seen = network(rank=2), []
+    parameters: list[Any] = list(model.parameters())
+
+    def count(_arrived: Tensor) -> None:
+        seen.append(sum(parameter.grad is not None for parameter in parameters))
+
+    for parameter in parameters:  # before `fit` steps and frees what arrives
+        parameter.register_post_accumulate_grad_hook(count)
+    run(model, trial(epochs=1, **options), Orthogonal(0.1))
+    assert len(seen) == STEPS * len(parameters)
+    assert max(seen) == together
+    assert all(parameter.grad is None for parameter in parameters)
+
+
+def test_a_backward_pass_of_the_caller_steps_nothing() -> None:
+    """Also where a step failed on its way."""
+    model = network()
+
+    def fail(*_: object) -> None:
+        raise ValueError("on its way")
+
+    failing = model[1].register_full_backward_hook(fail)
+    with pytest.raises(ValueError, match="on its way"):
+        run(model, trial(epochs=1))
+    failing.remove()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    torch.autograd.backward(model(dataset().train.images).sum())
+    assert all(map(torch.equal, before, model.parameters()))
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
 def test_metrics_say_where_they_are() -> None:
     metrics, progress = run(network(), trial(epochs=3, schedule="multistep", milestones=[1], gamma=0.5))
     assert [m.epoch for m in metrics] == [1, 2, 3]
