@@ -48,6 +48,7 @@ from ttsv.training import batches, fit
 HERE = Path(__file__)
 IMAGES = {"cpu": "synthetic:3x32x32:10:400", "cuda": "synthetic:3x32x32:10:4000"}
 STD = 0.2507
+PRECISIONS = ("float32", "bf16")
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ def main() -> int:
 
 def _steps(case: Case, data: Dataset, authors: Path | None, load: Load) -> dict[str, Any]:
     """Images per second of both sides, by turns."""
-    ours = {precision: our_rounds(case, data, load, precision) for precision in ("float32", "bf16")}
+    ours = {precision: our_rounds(case, data, load, precision) for precision in PRECISIONS}
     theirs = their_rounds(case, data, authors, load) if authors else None
     seconds: dict[str, list[float]] = {name: [] for name in (*ours, "theirs")}
     for turn in range(load.rounds + 1):
@@ -270,7 +271,7 @@ def _clip(case: Case, data: Dataset, load: Load) -> dict[str, Any]:
 def _memories(options: argparse.Namespace, load: Load) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for place, case in enumerate(CASES):
-        sides = ("ours", "theirs") if options.authors else ("ours",)
+        sides = (*PRECISIONS, "theirs") if options.authors else PRECISIONS
         extra = ["--authors", str(options.authors)] if options.authors else []
         peaks = {
             side: in_fresh_process(str(HERE), [*extra, "--device", options.device, "--peak", side, str(place)])
@@ -284,7 +285,7 @@ def _memories(options: argparse.Namespace, load: Load) -> dict[str, Any]:
 def _peak(side: str, case: Case, authors: Path | None, load: Load) -> float:
     with tempfile.TemporaryDirectory() as folder:
         data = load_dataset(IMAGES[load.device.type], Path(folder))
-        rounds = our_rounds(case, data, load, "float32") if side == "ours" else their_rounds(case, data, authors, load)
+        rounds = their_rounds(case, data, authors, load) if side == "theirs" else our_rounds(case, data, load, side)
         before = resident_mebibytes()
         next(rounds)
         if load.device.type == "cuda":
