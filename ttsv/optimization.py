@@ -1,8 +1,7 @@
 """Optimizers and the schedules of their learning rates."""
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from ttsv.config import TrainingConfig
 
 _WARM_SHARE, _START, _END = 0.3, 25.0, 1e4
+_GRADIENT_BYTES = 8 << 20
 
 
 def make_optimizer(model: nn.Module, training: TrainingConfig) -> torch.optim.Optimizer:
@@ -69,23 +69,34 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
         group["lr"] = lr
 
 
-@contextmanager
-def stepping_on_arrival(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Within it a backward pass steps each parameter once its gradient is whole, and frees that: they never lie in
-    memory together. The numbers are those of one step after the pass, which must find no gradients.
-    """
+def backward_and_step(loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
+    """The backward pass of `loss` and a step; there must be no gradients before, and are none afterwards.
 
-    def step(parameter: Tensor) -> None:
+    Parameters are stepped, and their gradients freed, within the pass, as soon as those are whole and come to
+    8 MiB: they hardly ever lie in memory beside the activations. The numbers are those of one step after the pass.
+    """
+    held = 0
+
+    def step() -> None:
+        nonlocal held
         optimizer.step()
-        parameter.grad = None
+        optimizer.zero_grad()
+        held = 0
+
+    def take(parameter: Tensor) -> None:
+        nonlocal held
+        held += parameter.nbytes
+        if held > _GRADIENT_BYTES:
+            step()
 
     trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-    hooks = [parameter.register_post_accumulate_grad_hook(step) for parameter in trained]
+    hooks = [parameter.register_post_accumulate_grad_hook(take) for parameter in trained]
     try:
-        yield
+        torch.autograd.backward(loss)
     finally:
         for hook in hooks:
             hook.remove()
+    step()
 
 
 def moments(optimizer: torch.optim.Optimizer) -> dict[str, Any]:

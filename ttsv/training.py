@@ -21,7 +21,7 @@ from ttsv.errors import DivergedError
 from ttsv.failures import known_failures
 from ttsv.layers import orthogonal_loss
 from ttsv.metrics.accuracy import accuracy, cross_entropy, predict
-from ttsv.optimization import learning_rate, make_optimizer, moments, restore_moments, set_lr, stepping_on_arrival
+from ttsv.optimization import backward_and_step, learning_rate, make_optimizer, moments, restore_moments, set_lr
 from ttsv.randomness import derived_generator, derived_seed, epoch_order, random_state
 from ttsv.results import EpochMetrics
 from ttsv.stopwatch import Stopwatch
@@ -203,13 +203,9 @@ class _Run:
         return nullcontext()
 
     def step(self, loss: Tensor) -> None:
-        """One step of the optimizer down the loss. Leaves no gradients, which would lie beside the next activations.
-
-        On a GPU one launch steps all parameters; on a CPU nothing is lost by stepping each as early as can be.
-        """
-        if self.device.type == "cpu" and self.training.clip_gradient is None and not self.scaler.is_enabled():
-            with stepping_on_arrival(self.optimizer):
-                torch.autograd.backward(loss)
+        """One step of the optimizer down the loss. Leaves no gradients, which would lie beside the next activations."""
+        if self.training.clip_gradient is None and not self.scaler.is_enabled():
+            backward_and_step(loss, self.optimizer)
             return
         torch.autograd.backward(self.scaler.scale(loss))
         if self.training.clip_gradient is not None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ttsv import winograd
+from ttsv import optimization, winograd
 from ttsv.checkpoint import Checkpoints
 from ttsv.config import CONVOLUTIONS, AugmentationConfig, TrainingConfig, TrialConfig
 from ttsv.constraints import Clip, Compose, Constraint, Divide, Orthogonal, Unconstrained
@@ -196,7 +196,10 @@ UNHURRIED = 1e30
 
 @pytest.mark.parametrize("chosen", [{}, {"optimizer": "adam", "amsgrad": True}, {"ema": 0.9}], ids=str)
 @pytest.mark.parametrize("layer", LAYERS)
-def test_parameters_stepped_within_the_backward_pass_get_the_same_bits(layer: str, chosen: dict[str, Any]) -> None:
+def test_parameters_stepped_within_the_backward_pass_get_the_same_bits(
+    layer: str, chosen: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(optimization, "_GRADIENT_BYTES", 1000)
     models = []
     for options in (chosen, {**chosen, "clip_gradient": UNHURRIED}):
         with random_state(3, CPU):
@@ -205,8 +208,14 @@ def test_parameters_stepped_within_the_backward_pass_get_the_same_bits(layer: st
     assert_equal_models(*models)
 
 
-@pytest.mark.parametrize(("options", "together"), [({}, 1), ({"clip_gradient": UNHURRIED}, 7)], ids=str)
-def test_gradients_do_not_lie_in_memory_together(options: dict[str, Any], together: int) -> None:
+@pytest.mark.parametrize(
+    ("allowed", "options", "together"), [(0, {}, 1), (100, {}, 4), (0, {"clip_gradient": UNHURRIED}, 7)], ids=str
+)
+def test_gradients_lie_in_memory_together_up_to_some_size(
+    allowed: int, options: dict[str, Any], together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They arrive last to first: 40 and 3840 bytes; 24, 24, 48, 72; 4."""
+    monkeypatch.setattr(optimization, "_GRADIENT_BYTES", allowed)
     model, seen = network(rank=2), []
     parameters: list[Any] = list(model.parameters())
 
