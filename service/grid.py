@@ -45,8 +45,7 @@ def expand_grid(spec: ExperimentSpec, *, max_trials: int) -> Plan:
     if problems:
         raise SpecError(problems)
     if spec.search is not None:
-        _probe(spec, base)
-        return Plan([], points)
+        return Plan([], points, _probe(spec, base).idle())
 
     planner = Planner(_chooser(spec))
     planned: dict[str, PlannedTrial] = {}
@@ -56,7 +55,7 @@ def expand_grid(spec: ExperimentSpec, *, max_trials: int) -> Plan:
         except ConfigError as error:  # of fields that do not go together
             raise SpecError([FieldProblem(error.field, f"{error.fix}, not {shown(error.value)}")]) from error
         planned.setdefault(trial.fingerprint, trial)
-    return Plan(list(planned.values()), points)
+    return Plan(list(planned.values()), points, planner.idle())
 
 
 def search_base(spec: ExperimentSpec) -> dict[str, Any]:
@@ -174,8 +173,8 @@ def _check_search(spec: ExperimentSpec, base: dict[str, Any], problems: list[Fie
         problems.append(FieldProblem("search.mode", f"must be {better} for {spec.search.metric}, or null"))
 
 
-def _probe(spec: ExperimentSpec, base: dict[str, Any]) -> None:
-    """Raises `SpecError` where some point of the space has fields that do not go together."""
+def _probe(spec: ExperimentSpec, base: dict[str, Any]) -> Planner:
+    """Has planned some points of the space. Raises `SpecError` where one has fields that do not go together."""
     assert spec.search is not None
     source, planner = random.Random(0), Planner(_chooser(spec))
     space = domains(spec.search.space)
@@ -187,6 +186,7 @@ def _probe(spec: ExperimentSpec, base: dict[str, Any]) -> None:
             where = f"search.space.{error.field}" if error.field in space else error.field
             problem = FieldProblem(where, f"{error.fix}, not {shown(error.value)}, at the point {shown(point)}")
             raise SpecError([problem]) from error
+    return planner
 
 
 def _chooser(spec: ExperimentSpec) -> str | None:

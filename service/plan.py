@@ -2,10 +2,11 @@
 
 import dataclasses
 import json
+import operator
 from dataclasses import dataclass
 from typing import Any
 
-from ttsv.config import TrialConfig
+from ttsv.config import TrialConfig, field_infos
 from ttsv.errors import ConfigError
 from ttsv.fields import Checked, build, differing, digest
 
@@ -23,12 +24,15 @@ class PlannedTrial:
 class Plan:
     """The trials of a spec, each once; `points` counts duplicates too, and of a search what it may try.
 
+    `idle`: given fields, by dotted path, that have no effect in any trial (of a search: in any of the points tried).
+
     In the order of the variants and, within each, of the grid (last axis fastest), then of the listed trials; seeds of
     `repeat` are the fastest of all.
     """
 
     trials: list[PlannedTrial]
     points: int
+    idle: tuple[str, ...] = ()
 
 
 class Planner:
@@ -44,6 +48,12 @@ class Planner:
         self._parts: dict[str, Checked] = {}
         self._cells: dict[str, tuple[TrialConfig, dict[str, Any], str]] = {}
         self._images: set[tuple[Any, ...]] = set()
+        self._given: set[str] = set()
+        self._effective: set[str] = set()
+
+    def idle(self) -> tuple[str, ...]:
+        """Fields that were set, and are at their default in every canonical trial so far: they have no effect."""
+        return tuple(sorted(self._given - self._effective))
 
     def plan(self, fields: dict[str, Any]) -> PlannedTrial:
         """Raises `ConfigError` for fields that do not go together."""
@@ -66,7 +76,10 @@ class Planner:
             part, _, name = path.rpartition(".")
             (nested.setdefault(part, {}) if part else top)[name] = value
         parts: dict[str, Any] = {name: self._part(name, inner) for name, inner in nested.items()}
-        config = TrialConfig(**top, **parts).canonical()
+        given = TrialConfig(**top, **parts)
+        config = given.canonical()
+        self._given |= {path for path in fields.keys() - self._given if _is_set(given, path)}
+        self._effective |= {path for path in self._given - self._effective if _is_set(config, path)}
         if self._chooser and config.training.validation == "test":
             fix = f"must be held-out: `{self._chooser}` would choose among trials by the test images"
             raise ConfigError("training.validation", "test", fix)
@@ -88,6 +101,13 @@ _PARTS: dict[str, type[Checked]] = {
     field.name: type(field.default) for field in dataclasses.fields(TrialConfig) if isinstance(field.default, Checked)
 }
 """Name -> class of the nested parts of a trial."""
+
+
+_DEFAULTS = {path: info.default for path, info in field_infos().items()}
+
+
+def _is_set(config: TrialConfig, path: str) -> bool:
+    return bool(operator.attrgetter(path)(config) != _DEFAULTS[path])
 
 
 def _key(fields: dict[str, Any]) -> str:

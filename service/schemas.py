@@ -51,6 +51,12 @@ class ExperimentOut(Out):
     archived_at: datetime | None = None
 
 
+class NewExperimentOut(ExperimentOut):
+    """An experiment as it was stored."""
+
+    warnings: list[str] = Field([], description="Fields of the spec that have no effect, and why.")
+
+
 class ExperimentUpdate(Out):
     """What a stream says of an experiment's progress."""
 

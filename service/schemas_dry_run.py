@@ -39,4 +39,5 @@ class DryRunOut(Out):
     grid_points: int
     trial_count: int
     totals: DryTotals
+    warnings: list[str] = Field([], description="Fields of the spec that have no effect, and why.")
     trials: list[DryTrialOut] = Field(description=f"The first {SHOWN}.")

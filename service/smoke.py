@@ -17,7 +17,6 @@ _EVALUATION = {
     "attack_images": 4,
     "corruptions": "generated",
     "corruption_images": 1,
-    "lipschitz_images": 2,
 }
 
 
@@ -48,11 +47,13 @@ def _smaller(fields: dict[str, Any]) -> dict[str, Any]:
     if "lambda_ort" in fields:  # its loss is divided by the sizes of the frames, which are small here
         fields["lambda_ort"] /= 1000
     if "epochs" in fields.get("training", {}):
-        fields["training"] = fields["training"] | {"epochs": 2, "steps": 2, "batch_size": 8, "milestones": [1]}
+        fields["training"] = fields["training"] | {"epochs": 2, "steps": 2, "batch_size": 8}
+        if "milestones" in fields["training"]:
+            fields["training"]["milestones"] = [1]
     if "evaluation" in fields:
         fields["evaluation"] = fields["evaluation"] | _EVALUATION
         if "lipschitz" in fields["evaluation"]:
-            fields["evaluation"]["lipschitz"] = "fgsm"
+            fields["evaluation"] |= {"lipschitz": "fgsm", "lipschitz_images": 2}
     if "clipping" in fields:
         fields["clipping"] = fields["clipping"] | {"every": 2}
     return fields

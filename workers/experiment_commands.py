@@ -49,8 +49,10 @@ def submit(
             print_json(would)
         else:
             _show_dry_run(would)
+            _warn(would.warnings)
         return
     experiment = client.submit(found)
+    _warn(experiment.warnings)
     if quiet:
         typer.echo(experiment.id)
     elif not as_json:
@@ -165,6 +167,11 @@ def _watch(client: "Client", experiment_id: int, as_json: bool) -> None:
                 line.show(experiment)
     if experiment.state != ExperimentState.SUCCEEDED:
         raise typer.Exit(1)
+
+
+def _warn(warnings: Sequence[str]) -> None:
+    for warning in warnings:
+        typer.echo(f"ttsv: warning: {warning}", err=True)
 
 
 def _show_dry_run(would: "DryRunOut") -> None:

@@ -10,6 +10,7 @@ from service.api.trial_examples import TRIAL
 from service.db import Database
 from service.estimate import Estimate, Estimator
 from service.grid import ExperimentSpec, expand_grid
+from service.idle_fields import warnings
 from service.schemas_dry_run import SHOWN, DryRunOut, DryTotals, DryTrialOut
 from service.security import Principal
 from service.settings import Settings
@@ -22,6 +23,7 @@ _EXAMPLE = {
     "grid_points": 24,
     "trial_count": 20,
     "totals": {"steps": 5040, "seconds": None},
+    "warnings": [],
     "trials": [
         {name: TRIAL[name] for name in ("fingerprint", "cell", "config")}
         | {
@@ -62,7 +64,13 @@ def dry_run(spec: ExperimentSpec, who: Principal, database: Database, settings: 
         )
         for number, (planned, estimate) in enumerate(zip(plan.trials[:SHOWN], estimates, strict=False))
     ]
-    found = DryRunOut(grid_points=plan.points, trial_count=len(plan.trials), totals=_totals(estimates), trials=trials)
+    found = DryRunOut(
+        grid_points=plan.points,
+        trial_count=len(plan.trials),
+        totals=_totals(estimates),
+        warnings=warnings(spec, plan),
+        trials=trials,
+    )
     return JSONResponse(found.model_dump(mode="json"))
 
 

@@ -18,8 +18,9 @@ from service.api.trial_examples import TRIAL
 from service.db import Database
 from service.fields import Fields
 from service.grid import PRINTABLE, ExperimentSpec, expand_grid
+from service.idle_fields import warnings
 from service.listing import list_experiments
-from service.schemas import ExperimentOut, ExperimentPage, Selection, SelectionPage, TrialPage
+from service.schemas import ExperimentOut, ExperimentPage, NewExperimentOut, Selection, SelectionPage, TrialPage
 from service.security import Principal
 from service.settings import Settings
 from service.submission import Draft
@@ -37,8 +38,8 @@ IdempotencyKey = Annotated[str | None, Header(min_length=1, max_length=200, patt
     "",
     status_code=201,
     operation_id="createExperiment",
-    responses=shown(CREATED, 201) | DRY_RUN,
-    response_model=ExperimentOut,
+    responses=shown(CREATED | {"warnings": []}, 201) | DRY_RUN,
+    response_model=NewExperimentOut,
     openapi_extra=YAML_BODY,
 )
 def create(
@@ -135,5 +136,7 @@ def store_experiment(
     idempotency_key: str | None,
 ) -> dict[str, Any]:
     """Stores what a spec asks for, once per key; the answer as plain data."""
-    draft = Draft(spec, expand_grid(spec, max_trials=settings.max_trials))
-    return store_new(database, who, New(draft), response, idempotency_key, spec.model_dump(mode="json"))
+    plan = expand_grid(spec, max_trials=settings.max_trials)
+    new = New(Draft(spec, plan))
+    answer = store_new(database, who, new, response, idempotency_key, spec.model_dump(mode="json"))
+    return answer | {"warnings": warnings(spec, plan)}

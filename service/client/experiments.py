@@ -8,7 +8,7 @@ import httpx2 as httpx
 from pydantic import TypeAdapter
 
 from service.client.calls import Call, Paged, by_cursor, by_number, covers, idempotent, parsed, query, segment
-from service.schemas import EventOut, EventPage, ExperimentOut, ExperimentPage
+from service.schemas import EventOut, EventPage, ExperimentOut, ExperimentPage, NewExperimentOut
 from service.schemas_dry_run import DryRunOut
 
 _ROOT = "/v1/experiments"
@@ -17,9 +17,9 @@ _Experiment = Call[ExperimentOut]
 
 
 @covers("createExperiment")
-def submit(spec: dict[str, Any], *, idempotency_key: str | None = None) -> _Experiment:
+def submit(spec: dict[str, Any], *, idempotency_key: str | None = None) -> Call[NewExperimentOut]:
     """Posts an experiment; sent again after a lost answer it is still stored once."""
-    return Call("POST", _ROOT, parsed(ExperimentOut), json=spec, headers=idempotent(idempotency_key))
+    return Call("POST", _ROOT, parsed(NewExperimentOut), json=spec, headers=idempotent(idempotency_key))
 
 
 @covers("createExperiment")

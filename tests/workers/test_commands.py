@@ -119,6 +119,12 @@ class TestSubmit:
         assert str(would["trials"][0]["parameters"]) == first[7]
         assert rows(run("ls"))[1:] == []
 
+    def test_fields_without_effect_are_warned_of(self, run: Run) -> None:
+        spec = json.dumps(SPEC | {"base": {"dataset": "digits", "model": "small-cnn", "delta": 1.0}})
+        for arguments in (["--dry-run"], ["--quiet"]):
+            said = run("submit", "-", *arguments, stdin=spec).stderr.splitlines()
+            assert "ttsv: warning: delta has an effect in no trial: it needs constraint: clip" in said
+
     def test_what_is_wrong_is_said(self, run: Run, tmp_path: Path) -> None:
         wrong = json.dumps(SPEC | {"grid": {"rank": [0]}, "base": {"dataset": "digits", "model": "?"}})
         said = run("submit", "-", stdin=wrong, code=1).stderr
