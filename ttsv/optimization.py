@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ttsv.config import TrainingConfig
+from ttsv.errors import ConfigError
 
 _WARM_SHARE, _START, _END = 0.3, 25.0, 1e4
 _GRADIENT_BYTES = 8 << 20
@@ -74,29 +75,45 @@ def backward_and_step(loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
 
     Parameters are stepped, and their gradients freed, within the pass, as soon as those are whole and come to
     8 MiB: they hardly ever lie in memory beside the activations. The numbers are those of one step after the pass.
+
+    Raises `ConfigError` where they would not be: some parameter has its gradient more than once, or its values are
+    needed by another way than itself, after it was stepped. Parameters have been stepped by then.
     """
-    held = 0
+    whole: list[Tensor] = []
+    stepped: set[Tensor] = set()
 
     def step() -> None:
-        nonlocal held
         optimizer.step()
+        # Fused optimizers write behind autograd's back, which would go on with the new values.
+        torch.autograd.graph.increment_version(whole)
         optimizer.zero_grad()
-        held = 0
+        stepped.update(whole)
+        whole.clear()
 
     def take(parameter: Tensor) -> None:
-        nonlocal held
-        held += parameter.nbytes
-        if held > _GRADIENT_BYTES:
+        if parameter in stepped:
+            raise _not_in_parts("has a gradient in two parts, as of reentrant checkpoints")
+        whole.append(parameter)
+        if sum(parameter.nbytes for parameter in whole) > _GRADIENT_BYTES:
             step()
 
     trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     hooks = [parameter.register_post_accumulate_grad_hook(take) for parameter in trained]
     try:
         torch.autograd.backward(loss)
+    except RuntimeError as error:
+        if stepped and "modified by an inplace operation" in str(error):
+            raise _not_in_parts("is used beside itself, as by `detach` or `data`") from error
+        raise
     finally:
         for hook in hooks:
             hook.remove()
     step()
+
+
+def _not_in_parts(why: str) -> ConfigError:
+    fix = "must use each weight through itself alone, once backward; or set training.clip_gradient, if only to 1e30"
+    return ConfigError("model", f"a weight that {why}", fix)
 
 
 def moments(optimizer: torch.optim.Optimizer) -> dict[str, Any]:

@@ -41,9 +41,9 @@ def layer_records(
                 "projection": None if norms is None else asdict(norms),
             }
         )
-    for name, norms in report.layers.items():
-        if name not in sizes:
-            layer = model.get_submodule(name)
+    for name, layer in model.named_modules():  # in the model's order: a report that was stored has none
+        if name in report.layers and name not in sizes:
+            norms = report.layers[name]
             records.append(
                 {
                     "name": name,

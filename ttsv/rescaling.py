@@ -50,9 +50,15 @@ def brought_to(kernel: Tensor, delta: float, geometry: PeriodicConv, norm: float
     while norm > delta:
         # Rounding the taps of a kernel that folds is no small matter where they cancel.
         lifted = norm + (eps * geometry.schur_bound(kernel) if geometry.folds else 0.0)
-        kernel = kernel * (delta / lifted * (1 - _MARGIN * eps))
+        kernel = multiplied(kernel, delta / lifted * (1 - _MARGIN * eps))
         norm = careful_norm(kernel, geometry)
     return kernel, norm
+
+
+def multiplied(kernel: Tensor, factor: float) -> Tensor:
+    """The kernel times a factor below 1; zeros where that is rounded to the kernel itself, as of subnormal numbers."""
+    found = kernel * factor
+    return torch.zeros_like(kernel) if torch.equal(found, kernel) else found
 
 
 def _in_float64(kernel: Tensor, geometry: PeriodicConv) -> bool:

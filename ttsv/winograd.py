@@ -140,6 +140,7 @@ class WinogradConvolutions(TorchFunctionMode):
             images, kernel = args[:2]
             bias, stride, padding, dilation, groups = args[2:] + _DEFAULTS[len(args) - 2 :]
             plain = (_pair(stride), _pair(dilation), groups) == ((1, 1), (1, 1), 1) and not isinstance(padding, str)
+            plain &= bias is None or (bias.dtype == torch.float32 and bias.shape == kernel.shape[:1])
             sides = _pair(padding) if plain else (0, 0)
             if plain and _suited(images, kernel) and _padded(images, sides) and winograd_pays(images, kernel, sides):
                 found = winograd_convolution(images, kernel, sides)
@@ -273,6 +274,8 @@ def _kernel_gradient(images: Tensor, gradient: Tensor, padding: tuple[int, ...])
     """`G^T [sum over tiles of (A dY A^T) * (B^T d B)] G`, (c_out, c_in, 3, 3) channels last."""
     grid, scratch = _Grid(images, padding), _Scratch()
     c_in, c_out = images.shape[1], gradient.shape[1]
+    if not grid.tiles:
+        return _channels_last(c_out, c_in, _TAPS, _TAPS).zero_()
     if grid.covered != grid.size:
         (height, width), (high, wide) = grid.size, grid.covered
         gradient = functional.pad(gradient, (0, wide - width, 0, high - height))

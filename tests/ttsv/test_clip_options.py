@@ -1,3 +1,4 @@
+import copy
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -8,7 +9,7 @@ from torch.nn.utils import parametrize
 
 from ttsv.bracket import bracket_conv
 from ttsv.clipping import clip_conv, clip_matrix
-from ttsv.constraints import Clip, Compose, LayerNorms
+from ttsv.constraints import Clip, Compose, Constraint, Divide, LayerNorms
 from ttsv.constraints.operators import shrunk
 from ttsv.layers import SOCTT, TTConv, TTConv2d, tensorize
 from ttsv.spectrum import conv_singular_values, model_spectra
@@ -243,6 +244,29 @@ def test_shrinking_goes_on_until_the_stored_kernel_is_small_enough() -> None:
     assert norm == 0.5
     torch.testing.assert_close(kernel, torch.full((1, 1, 3), 0.25 * 0.5 / 0.6))
     assert shrunk(kernel, 0.5, lambda _: next(told), 0.5) == (kernel, 0.5)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("target", [1e-37, 1e-38, 1e-39, 1e-40, 1e-42, 1e-44, 1e-45])
+@pytest.mark.parametrize("size", [8, 2])
+def test_norms_at_the_least_numbers_there_are_end(target: float, size: int) -> None:
+    """Of subnormal numbers a factor a little below 1 is rounded away."""
+    for seed in range(5):
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Flatten(), nn.Linear(8 * size**2, 4))
+        constraints: list[Constraint] = [
+            Clip(target, operator="zero-padded", linear=True),
+            Clip(target, linear=True),
+            Divide(conv=target, linear=target, power_iterations="exact"),
+        ]
+        for constraint in constraints:
+            trained = copy.deepcopy(model)
+            constraint.bind(trained, size, in_channels=3)
+            constraint.project(trained, 0, force=True)
+            assert all(norms.after <= target for norms in constraint.report().layers.values())
+            # Of a small image the taps that fold onto one pixel may cancel.
+            for layer in trained[2:] if size == 2 else trained[::2]:
+                assert layer.get_parameter("weight").double().flatten(1).norm(2, dim=1).max() <= target * (1 + 1e-6)
 
 
 def test_what_a_circular_layer_applies_is_the_periodic_operator(dense: "Dense") -> None:

@@ -244,6 +244,47 @@ def test_files_are_downloaded(published: Published, server: Server) -> None:
     assert len(server.asked) == asked == len(server.files)
 
 
+@pytest.fixture(params=["cifar10", "cifar100"])
+def archived(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Published:
+    """CIFAR, downloaded."""
+    made = Published(request.param, tmp_path)
+    BUILDERS[made.name](made, monkeypatch, "http://127.0.0.1:9")
+    made.put()
+    return made
+
+
+def test_of_an_archive_that_lacks_a_file_nothing_is_taken(archived: Published, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset: Any = {"cifar10": datasets.CIFAR10, "cifar100": datasets.CIFAR100}[archived.name]
+    archive, lost = archived.datasets / dataset.filename, dataset.test_list[0][0]
+    with tarfile.open(archive) as tar:
+        opened = [(entry, tar.extractfile(entry)) for entry in tar if not entry.name.endswith(lost)]
+        kept = [(entry, file.read()) for entry, file in opened if file]
+    with tarfile.open(archive, "w:gz") as tar:
+        for entry, content in kept:
+            tar.addfile(entry, io.BytesIO(content))
+    monkeypatch.setattr(dataset, "tgz_md5", md5(archive.read_bytes()))
+    with pytest.raises(DataError, match=f"cannot be unpacked: not as published in it: {lost}"):
+        fetch_dataset(archived.name, archived.folder)
+    assert not (archived.datasets / dataset.base_folder).exists()
+
+
+@pytest.mark.parametrize("what", ["labels", "types"])
+def test_contents_that_no_checksum_tells(archived: Published, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset: Any = {"cifar10": datasets.CIFAR10, "cifar100": datasets.CIFAR100}[archived.name]
+    read = dataset.__init__
+
+    def reading(self: Any, *args: Any, train: bool, **kwargs: Any) -> None:
+        read(self, *args, train=train, **kwargs)
+        if what == "types":
+            self.data = self.data.astype(np.float32)
+        else:  # as many as images over both parts
+            self.targets = [*self.targets, 0] if train else self.targets[:-1]
+
+    monkeypatch.setattr(dataset, "__init__", reading)
+    with pytest.raises(DataError, match="does not hold what its publisher describes"):
+        fetch_dataset(archived.name, archived.folder)
+
+
 @pytest.mark.parametrize("damage", ["cut", "altered", "missing"])
 def test_a_bad_download_leaves_nothing(published: Published, server: Server, damage: str) -> None:
     server.files = {Path(file).name: content for file, content in published.files.items()}

@@ -23,7 +23,10 @@ def test_records_of_a_divided_network_say_what_the_bounds_are_worth(tmp_path: Pa
     divide.bind(model, 8, in_channels=1)
     divide.project(model, 1, force=True)
     records = json.loads(json.dumps(layer_records(model, data, divide.report())))
-    assert [record["name"] for record in records] == ["conv1", "conv2", "conv3", "head", "norm1", "norm2", "norm3"]
+    stored = Divide(0.5, 0.25, 0.75)
+    stored.load_state_dict(json.loads(json.dumps(Divide.state_dict(divide), default=str, sort_keys=True)))
+    assert layer_records(model, data, stored.report()) == records
+    assert [record["name"] for record in records] == ["conv1", "conv2", "conv3", "norm1", "norm2", "norm3", "head"]
     largest = model_spectra(model, 8)
     for record in records[:3]:
         assert record["kind"] == "Conv2d"
@@ -31,7 +34,7 @@ def test_records_of_a_divided_network_say_what_the_bounds_are_worth(tmp_path: Pa
         assert record["largest"] == pytest.approx(largest[record["name"]].max().item(), rel=1e-6)
         assert "rigorous upper bound" in record["projection"]["measure"]
         assert record["projection"]["before"] == record["largest_before_projection"]
-    head, norm = records[3], records[4]
+    head, norm = records[6], records[3]
     assert (head["kind"], head["shape"], head["input_size"]) == ("Linear", {"weight": [10, 64]}, [])
     norm_now = torch.linalg.matrix_norm(model.get_parameter("head.weight").detach(), 2).item()
     assert head["largest"] == head["projection"]["after"] == pytest.approx(norm_now)

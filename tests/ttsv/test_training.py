@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from ttsv import optimization, winograd
 from ttsv.checkpoint import Checkpoints
@@ -17,7 +18,7 @@ from ttsv.config import CONVOLUTIONS, AugmentationConfig, TrainingConfig, TrialC
 from ttsv.constraints import Clip, Compose, Constraint, Divide, Orthogonal, Unconstrained
 from ttsv.data import DATASETS, load_dataset
 from ttsv.data.loading import Dataset, Split
-from ttsv.errors import DataError, DivergedError, OutOfMemoryError
+from ttsv.errors import ConfigError, DataError, DivergedError, OutOfMemoryError
 from ttsv.failures import known_failures
 from ttsv.layers import SOC, TTConv2d, orthogonal_loss
 from ttsv.metrics.accuracy import predict
@@ -228,6 +229,51 @@ def test_gradients_lie_in_memory_together_up_to_some_size(
     assert len(seen) == STEPS * len(parameters)
     assert max(seen) == together
     assert all(parameter.grad is None for parameter in parameters)
+
+
+class Detached(nn.Module):
+    """Uses its first layer's weight as a constant, too: autograd holds it to the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.twice = nn.Linear(256, 256), nn.Linear(256, 256)
+        self.after = nn.Linear(256, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        hidden = functional.linear(self.before(images.flatten(1).repeat(1, 4)), self.twice.weight.detach())
+        found: Tensor = self.after(self.twice(hidden.relu()))
+        return found
+
+
+class Recomputed(nn.Module):
+    """Its layer is applied in two reentrant checkpoints, each of which has a backward pass of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(256))
+        self.twice, self.after = nn.Linear(256, 256), nn.Linear(256, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        hidden = images.flatten(1).repeat(1, 4) * self.scale
+        for _ in range(2):
+            if self.training:
+                hidden = checkpoint(lambda x: self.twice(x).relu(), hidden, use_reentrant=True)
+        found: Tensor = self.after(hidden)
+        return found
+
+
+@pytest.mark.parametrize("kind", [Detached, Recomputed])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_networks_that_cannot_be_stepped_within_the_backward_pass_are_refused(
+    kind: type[nn.Module], optimizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(optimization, "_GRADIENT_BYTES", 1000)
+    with pytest.raises(ConfigError, match="clip_gradient") as refused:
+        run(kind(), trial(epochs=1, optimizer=optimizer))
+    assert refused.value.field == "model"
+    run(kind(), trial(epochs=1, optimizer=optimizer, clip_gradient=UNHURRIED))
+    monkeypatch.undo()
+    run(kind(), trial(epochs=1, optimizer=optimizer))  # small enough to be stepped at once
 
 
 def test_a_backward_pass_of_the_caller_steps_nothing() -> None:

@@ -150,6 +150,7 @@ WIDE = drawn(8, 96, 16, 32, seed=1), drawn(96, 96, 3, 3, seed=2)
         (lambda x, k: functional.conv2d(x[..., :16], k), False),  # 14 by 14 pixels waste a quarter of the tiles
         (lambda x, k: functional.conv2d(functional.pad(x, (1, 1, 1, 1)), k), True),
         (lambda x, k: functional.conv2d(x, k, None, 2, 1), False),
+        (lambda x, k: functional.conv2d(x.double(), k.double(), torch.arange(96.0).double(), 1, 1), False),
         (lambda x, k: functional.conv2d(x, k, None, 1, 1, 2), False),
         (lambda x, k: functional.conv2d(x, k[:, :48], None, 1, 1, 1, 2), False),
         (lambda x, k: functional.conv2d(x, k, None, 1, "same"), False),
@@ -176,6 +177,21 @@ def test_takes_the_convolutions_that_it_is_for(
     with WinogradConvolutions(), torch.autocast("cpu", torch.bfloat16):
         assert convolve(*WIDE).dtype == (torch.float64 if expected.dtype == torch.float64 else torch.bfloat16)
     assert counted.count == int(taken)
+
+
+@pytest.mark.parametrize("bias", [torch.zeros(1), torch.zeros(96, dtype=torch.float64)], ids=["shape", "type"])
+def test_a_bias_that_torch_refuses_is_refused(bias: Tensor) -> None:
+    with WinogradConvolutions(), pytest.raises(RuntimeError):
+        functional.conv2d(*WIDE, bias, 1, 1)
+
+
+def test_no_images_have_no_gradient() -> None:
+    kernel = drawn(8, 8, 3, 3).requires_grad_()
+    found = winograd_convolution(torch.rand(0, 8, 8, 8), kernel, (1, 1))
+    assert found.shape == (0, 8, 8, 8)
+    torch.autograd.backward(found.sum())
+    assert kernel.grad is not None
+    assert not kernel.grad.any()
 
 
 def test_pays_for_many_channels_and_tiles() -> None:

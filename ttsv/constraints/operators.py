@@ -23,7 +23,7 @@ from ttsv.layers import (
 )
 from ttsv.layers.convert import recomputed_fix, recomputed_weights
 from ttsv.precision import at_least_single
-from ttsv.rescaling import careful_norm
+from ttsv.rescaling import careful_norm, multiplied
 from ttsv.symbol import PeriodicConv, Size
 from ttsv.tt import orthogonalize
 
@@ -201,6 +201,6 @@ def shrunk(kernel: Tensor, target: float, norm: Callable[[Tensor], float], measu
     entries.
     """
     while measured > target:
-        kernel = kernel * (target / measured * (1 - 4 * torch.finfo(kernel.dtype).eps))
+        kernel = multiplied(kernel, target / measured * (1 - 4 * torch.finfo(kernel.dtype).eps))
         measured = norm(kernel)
     return kernel, measured

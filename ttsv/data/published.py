@@ -53,9 +53,12 @@ class Cifar:
         try:
             with tempfile.TemporaryDirectory(dir=folder, prefix=f".{self.name}-") as unpacked:
                 extract_archive(archive, unpacked)
+                inner = Path(unpacked) / self.dataset.base_folder
+                if wrong := [path.name for path, md5 in published if not md5_is(inner / path.name, md5)]:
+                    raise DataError(f"{archive} cannot be unpacked: not as published in it: {', '.join(wrong)}")
                 for path, _ in published:
                     path.parent.mkdir(exist_ok=True)
-                    (Path(unpacked) / self.dataset.base_folder / path.name).replace(path)
+                    (inner / path.name).replace(path)
         except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
             raise DataError(f"{archive} cannot be unpacked: {error}") from error
 
@@ -78,6 +81,8 @@ class Cifar:
             parts = [self.dataset(folder, train=train) for train in (True, False)]
             images = np.concatenate([part.data for part in parts]).transpose(0, 3, 1, 2)
             labels = np.concatenate([part.targets for part in parts]).astype(np.int64, casting="safe")
+            if images.dtype != np.uint8 or any(len(part.data) != len(part.targets) for part in parts):
+                raise ValueError("images that are not bytes, or as many labels")
         return Arrays(np.ascontiguousarray(images), labels, len(parts[0].data))
 
     def _published(self, folder: Path) -> list[tuple[Path, str]]:
