@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ttsv.errors import DataError
 from ttsv.models import create_model
+from ttsv.models.normalize import Normalize
 
 KEPT = 2
 """Checkpoints kept: should the newest be damaged, the one before is there."""
@@ -127,8 +128,17 @@ def load_model(folder: Path) -> nn.Module:
         raise DataError(f"{path} is cut or altered: its SHA-256 is not {expected}")
     with torch.random.fork_rng(devices=[]):
         model = create_model(**arguments)
+    told = _normalisations(model)
     model.load_state_dict(load(content))
+    # As near as the least exact type that weights may be kept in.
+    if not all(torch.allclose(*both, rtol=2**-8) for both in zip(told, _normalisations(model), strict=True)):
+        raise DataError(f"{folder / 'model.json'} is altered: its mean and std are not those of the weights")
     return model.eval()
+
+
+def _normalisations(model: nn.Module) -> list[Tensor]:
+    """Copies of what the network's pixels are normalised with, which is in its arguments and among its weights."""
+    return [value.clone() for part in model.modules() if isinstance(part, Normalize) for value in (part.mean, part.std)]
 
 
 def _pack(tree: Any, path: str, tensors: dict[str, Tensor]) -> Any:

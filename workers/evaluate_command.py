@@ -90,7 +90,7 @@ def evaluate(
     if save_baseline and "corruption" not in names:
         raise UserError("--save-baseline stores corruption accuracies: name corruption among the metrics")
     with _writing():
-        for folder in (out, plots, json_file and json_file.parent):
+        for folder in (out, plots, json_file and json_file.parent, state and state.parent):
             if folder is not None:
                 folder.mkdir(parents=True, exist_ok=True)
     data_dir = Settings().data_dir

@@ -8,6 +8,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyautoattack
 import pytest
 import torch
@@ -228,14 +229,12 @@ def test_killed_after_each_batch(version: str, norm: str, eps: float, tmp_path: 
 
 
 @pytest.mark.usefixtures("shortened")
-def test_a_finished_state_is_read_alone(tmp_path: Path) -> None:
-    model, (images, labels) = copy.deepcopy(trained(linear)), some_digits()
+def test_a_finished_state_is_read_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, (images, labels) = trained(linear), some_digits()
     whole = autoattack(model, images, labels, state_path=tmp_path / "state")
-    calls: list[object] = []
-    model.register_forward_hook(lambda *arguments: calls.append(arguments))
+    monkeypatch.delattr(nn.Linear, "forward")
     again = autoattack(model, images, labels, state_path=str(tmp_path / "state"))
     assert_same(whole, again)
-    assert not calls
     assert again.seconds == whole.seconds
 
 
@@ -259,6 +258,8 @@ def test_the_state_of_another_attack_is_refused(tmp_path: Path) -> None:
             autoattack(**(arguments | other), state_path=path)
         assert caught.value.field == "state_path"
     autoattack(**(arguments | {"batch_size": None}), state_path=path)  # goes on with that of the state
+    found = autoattack(**(arguments | {"batch_size": None}), state_path=tmp_path / "automatic").batch_size
+    autoattack(**(arguments | {"batch_size": np.int64(found)}), state_path=tmp_path / "automatic")
 
 
 def sloped(activation: nn.Module) -> nn.Module:
@@ -274,6 +275,58 @@ def test_the_state_of_another_network_of_the_same_weights_is_refused(tmp_path: P
     for other in (nn.LeakyReLU(-3.0), nn.Tanh()):
         with pytest.raises(ConfigError, match="another model"):
             autoattack(sloped(other), images, labels, state_path=path)
+
+
+class Hidden(nn.Module):
+    """Of the same weights, shown and plain attributes; what else it holds decides the signs of the logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = copy.deepcopy(trained(linear))
+        self.sign = torch.ones(())
+        self.signs = np.ones(10, dtype=np.float32)
+        self.by_name: dict[str, Any] = {"signs": [torch.ones(10)]}
+        self.function = _times(1.0)
+        self.default = _by_default(1.0)
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits = self.inner(images) * self.sign * torch.from_numpy(self.signs) * self.by_name["signs"][0]
+        found: Tensor = self.default(self.function(logits))
+        return found
+
+
+def _times(factor: float) -> Callable[[Tensor], Tensor]:
+    return lambda values: values * factor
+
+
+def _by_default(factor: float) -> Callable[[Tensor], Tensor]:
+    def multiplied(values: Tensor, by: float = factor) -> Tensor:
+        return values * by
+
+    return multiplied
+
+
+@pytest.mark.usefixtures("shortened")
+def test_the_state_of_a_network_that_differs_out_of_sight_is_refused(tmp_path: Path) -> None:
+    path, (images, labels) = tmp_path / "state", some_digits(4)
+    autoattack(Hidden(), images, labels, state_path=path)
+    autoattack(Hidden(), images, labels, state_path=path)  # goes on with the same
+    others = [Hidden() for _ in range(6)]
+    others[0].sign = -torch.ones(())
+    others[1].signs = -np.ones(10, dtype=np.float32)
+    others[2].by_name = {"signs": [-torch.ones(10)]}
+    others[3].function = _times(-1.0)
+    others[4].default = _by_default(-1.0)
+    others[5].register_forward_hook(lambda module, arguments, logits: -logits)
+    for other in others:
+        with pytest.raises(ConfigError, match="another model"):
+            autoattack(other, images, labels, state_path=path)
+
+
+def test_the_folder_of_the_state_is_there_before_the_attack(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="folder that is there") as caught:
+        autoattack(trained(linear), *some_digits(4), state_path=tmp_path / "none" / "state")
+    assert caught.value.field == "state_path"
 
 
 class Scaled(nn.Module):
@@ -442,6 +495,16 @@ def test_a_constant_network_is_robust_where_it_is_right() -> None:
         assert torch.equal(record.robust, labels == 9)
         assert torch.equal(model.logits, torch.arange(10.0)), "attacks write to the logits that they are given"
     assert any("zero gradient" in message for message in autoattack(model, images, labels).warnings)
+
+
+@pytest.mark.usefixtures("shortened")
+@pytest.mark.parametrize("norm", ["L2", "Linf", "L1"])
+def test_a_network_of_equal_logits_withstands_where_it_is_right(norm: str) -> None:
+    images, labels = some_digits()
+    model = Constant()
+    with torch.no_grad():
+        model.logits.zero_()
+    assert torch.equal(autoattack(model, images, labels, norm=norm).robust, labels == 0)
 
 
 class Dynamic(nn.Module):

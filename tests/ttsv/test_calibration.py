@@ -193,6 +193,14 @@ def test_record_scales_by_the_temperature_of_the_validation_logits_alone() -> No
     assert json.loads(json.dumps(plain)) == plain
 
 
+@pytest.mark.filterwarnings("error")
+def test_logits_with_a_gradient_are_as_good() -> None:
+    logits, labels = trained_like(50, 4, 1.0, 0)
+    with_gradient = logits.clone().requires_grad_()
+    assert values(with_gradient, labels, 15) == values(logits, labels, 15)
+    assert fit_temperature(with_gradient, labels) == fit_temperature(logits, labels)
+
+
 def test_labels_of_bytes_are_no_mask() -> None:
     logits, labels = trained_like(40, 4, 2.0, 5)
     pairs: dict[str, Any] = {"validation_logits": logits[:20], "validation_labels": labels[:20]}

@@ -433,6 +433,9 @@ def test_radii_of_linear_classifiers_are_exact(seed: int, classes: int) -> None:
     shares = certified_accuracy(model, images, labels, radii)
     assert list(shares) == radii
     assert all(share == (found.radii > radius).double().mean().item() for radius, share in shares.items())
+    few: Any = np.int64(7)
+    for kept in (np.array(radii), torch.tensor(radii, dtype=torch.float64)):
+        assert certified_accuracy(model, images, labels, kept, batch_size=few) == shares
 
 
 def test_norm_of_a_linear_classifier_is_exact() -> None:

@@ -224,3 +224,13 @@ def test_a_damaged_model_is_refused(tmp_path: Path, kind: str) -> None:
     damage(tmp_path / "model.json", "cut")
     with pytest.raises(DataError, match=r"model\.json"):
         load_model(tmp_path)
+
+
+@pytest.mark.parametrize("changed", [{"mean": [0.0]}, {"std": [0.25]}])
+def test_another_normalisation_than_that_of_the_weights_is_refused(tmp_path: Path, changed: dict[str, Any]) -> None:
+    save_model(tmp_path, small(0), ARGUMENTS)
+    described = json.loads((tmp_path / "model.json").read_text())
+    described["model"] |= changed
+    (tmp_path / "model.json").write_text(json.dumps(described))
+    with pytest.raises(DataError, match=r"model\.json is altered: its mean and std"):
+        load_model(tmp_path)

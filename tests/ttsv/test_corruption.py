@@ -121,8 +121,14 @@ def transposed(path: Path) -> None:
     np.save(path, np.load(path).transpose(0, 3, 1, 2))
 
 
+def longer(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"more")
+
+
 @pytest.mark.parametrize("kind", ["brightness", "zoom_blur"])
-@pytest.mark.parametrize("damage", [remove, cut, empty, no_array, pickled, archive, floats, shorter, transposed])
+@pytest.mark.parametrize(
+    "damage", [remove, cut, empty, no_array, pickled, archive, floats, shorter, transposed, longer]
+)
 def test_a_damaged_file_is_named(tmp_path: Path, damage: Callable[[Path], None], kind: str) -> None:
     folder = write_published(tmp_path / "CIFAR-10-C", count=1)
     damage(folder / f"{kind}.npy")

@@ -394,6 +394,9 @@ def test_published_corruptions(cifar: Dataset, tmp_path: Path) -> None:
     other_set = replace(cifar, test=Split(cifar.test.images, cifar.test.labels.flip(0)))
     with pytest.raises(DataError, match=r"labels\.npy has the label \d for image \d, whose label in the test set is"):
         run(colour(), other_set, tmp_path, corruptions="published")
+    config = EvaluationConfig(corruptions="published", corruption_images=4)
+    limited = finish(measure(colour(), cifar, config, preprocessing=HALF, folder=tmp_path, images=3))
+    assert limited.protocol["images"] | {"accuracy": 3, "corruptions": 3} == limited.protocol["images"]
     fewer = run(colour(), cifar, tmp_path, corruptions="published", corruption_images=2)
     assert fewer.protocol["images"]["corruptions"] == 2
     first = {kind: np.load(folder / f"{kind}.npy")[:2] for kind in KINDS}
@@ -540,11 +543,29 @@ def test_a_saved_network_goes_the_same_path(evaluated: tuple[list[Any], TrialRes
     for name, value in found.measured.columns.items():
         assert name == "attack_seconds" or value == getattr(result, name), name
     assert found.record["violations"] == []
-    weights = ("weights", "split", "metrics")
-    trial, alone = (
-        {k: v for k, v in p.items() if k not in weights} for p in (result.protocol, found.record["protocol"])
+    assert found.record["protocol"] == result.protocol
+    assert found.record["protocol_fingerprint"] == protocol_fingerprint(result.protocol)
+
+
+def test_a_saved_network_that_test_images_had_a_say_in_has_another_protocol(
+    evaluated: tuple[list[Any], TrialResult], folder: Path, tmp_path: Path, saved: Saved
+) -> None:
+    path = evaluated[1].artifacts["model"]
+    told = json.loads(path.with_name("model.json").read_bytes())
+    chosen = {"validation": "test", "select": "best"}
+    told["config"]["training"] |= chosen
+    for name, content in (("model.safetensors", path.read_bytes()), ("model.json", json.dumps(told).encode())):
+        (tmp_path / name).write_bytes(content)
+    clean, looked = (
+        finish(evaluate(one, "digits", folder / "data", images=5)).record for one in (path, tmp_path / path.name)
     )
-    assert alone == trial
+    assert clean["results"]["accuracy"] == looked["results"]["accuracy"]
+    assert clean["protocol_fingerprint"] != looked["protocol_fingerprint"]
+    assert looked["protocol"]["weights"] == "best epoch on the test images"
+    assert looked["protocol"]["split"]["trained"] == "train and validation"
+    unknown = finish(evaluate(saved(), "digits", folder / "data", images=5)).record
+    assert unknown["protocol"]["weights"] == "trained in ways that are not known"
+    assert unknown["protocol_fingerprint"] not in (clean["protocol_fingerprint"], looked["protocol_fingerprint"])
 
 
 def test_an_interrupted_attack_goes_on_by_default(

@@ -72,6 +72,16 @@ def test_orthogonal_networks_reach_their_bound() -> None:
     assert 0 < normalised.maximum <= bound * normalised.longest_unit == pytest.approx(1, rel=1e-6)
 
 
+@pytest.mark.parametrize("radius", [1e-3, 1e-6, 1e-9, 1e-12])
+@pytest.mark.parametrize("precision", ["model", "float64"])
+def test_what_float64_rounds_is_no_slope(radius: float, precision: Any) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.utils.parametrizations.orthogonal(nn.Linear(16, 16)))
+    images, labels = torch.rand(50, 1, 4, 4), torch.arange(50) % 16
+    bound = float(lipschitz_bound(model, 4, in_channels=1))
+    assert empirical_lipschitz(model, images, labels, radius=radius, precision=precision).maximum <= bound
+
+
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "small-cnn": lambda: create_model("small-cnn", num_classes=4, image_size=8),
     "small-cnn tt": lambda: create_model("small-cnn", num_classes=4, image_size=8, layer="tt", rank=8),

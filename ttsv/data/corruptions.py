@@ -216,9 +216,11 @@ def _unchanged(folder: Path, paths: list[Path]) -> dict[str, str]:
 def _map(path: Path, folder: Path) -> NDArray[Any]:
     """The array of a .npy file: nothing else is opened, and nothing unpickled."""
     try:
-        array: NDArray[Any] = np.lib.format.open_memmap(path, mode="r")
+        array = np.lib.format.open_memmap(path, mode="r")
     except (OSError, ValueError) as error:
         raise DataError(f"{path} is cut or altered ({error}): {_mend(folder)}") from error
+    if path.stat().st_size != array.offset + array.nbytes:
+        raise DataError(f"{path} is altered, it has bytes behind its array: {_mend(folder)}")
     return array
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ttsv.config import TrialConfig
 from ttsv.data import load_dataset
 from ttsv.data.loading import Dataset, as_pixels
 from ttsv.device import find_device
@@ -20,6 +21,7 @@ from ttsv.evaluation.stages import Measured, check_evaluation, measure
 from ttsv.evaluation_config import EVALUATION, EvaluationConfig
 from ttsv.failures import known_failures
 from ttsv.metrics import cost as cost_of
+from ttsv.records import describe_protocol
 from ttsv.results import StageProgress, protocol_fingerprint
 from ttsv.saved import load_saved
 
@@ -100,10 +102,11 @@ def evaluate(
                 results["cost"]["training"] = {name: described.get("training", {}).get(name) for name in _TRAINING}
     except DivergedError as error:
         raise DataError(f"{path}: {error}") from error
+    protocol = _protocol(described.get("config"), measured.protocol)
     record = {
         "model_sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
-        "protocol": measured.protocol,
-        "protocol_fingerprint": protocol_fingerprint(measured.protocol),
+        "protocol": protocol,
+        "protocol_fingerprint": protocol_fingerprint(protocol),
         "results": results,
         "violations": [violation.text for violation in measured.violations],
         "environment": describe_environment(place),
@@ -111,6 +114,15 @@ def evaluate(
     if own_state is not None:
         own_state.unlink(missing_ok=True)
     return Evaluated(model=model, data=data, measured=measured, record=record)
+
+
+def _protocol(trained: dict[str, Any] | None, evaluation: dict[str, Any]) -> dict[str, Any]:
+    """The trial's own, where the configuration that the network was trained by is known: had the test images a say?"""
+    if trained is None:
+        return evaluation | {"weights": "trained in ways that are not known"}
+    config = TrialConfig.from_dict(trained)
+    found = describe_protocol(config, evaluation)
+    return found if config.dataset == evaluation["dataset"] else found | {"trained_on": config.dataset}
 
 
 def _attack_state(path: Path, data: Dataset, data_dir: Path, config: EvaluationConfig, images: int | None) -> Path:

@@ -229,7 +229,8 @@ def _corrupt(
         )
         for _kind, done, total in source.make():
             yield StageProgress(stage="making corruptions", done=done, total=total)
-    steps = corruption_steps(model, source, images=config.corruption_images)
+    count = len(test.labels)
+    steps = corruption_steps(model, source, images=min(count, config.corruption_images or count))
     while True:
         try:
             step = next(steps)

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ttsv.checks import check_count
 from ttsv.data.loading import as_pixels
 from ttsv.errors import ConfigError, DataError, DivergedError
 from ttsv.layers.spectral import evaluating
@@ -18,12 +19,13 @@ def predict(model: nn.Module, images: Tensor, *, batch_size: int = 256) -> Tenso
     `images` (count, channels, height, width), at least one: uint8, or floats in [0, 1], on the model's device. The
     model sees them in its own dtype (`own_dtype`). Raises `DataError` for no images, and for what are no pixels.
     """
+    check_count("batch_size", batch_size)
     if len(images) == 0:
         raise DataError(f"images {tuple(images.shape)}: want at least one")
     check_pixels(images)
     dtype = own_dtype(model)
     with evaluating(model):
-        return torch.cat([model(as_pixels(batch).to(dtype)) for batch in torch.split(images, batch_size)])
+        return torch.cat([model(as_pixels(batch).to(dtype)) for batch in torch.split(images, int(batch_size))])
 
 
 def accuracy(logits: Tensor, labels: Tensor) -> float:
@@ -36,6 +38,7 @@ def accuracy(logits: Tensor, labels: Tensor) -> float:
     return float((logits.argmax(1) == labels).double().mean())
 
 
+@torch.no_grad()
 def cross_entropy(logits: Tensor, labels: Tensor) -> float:
     """Mean cross-entropy in nats, in float64. `logits` (count, classes), labels (count,). Errors as for `accuracy`."""
     _require(logits, labels)

@@ -4,6 +4,7 @@ Driven batch by batch, so that it can be watched, and interrupted anywhere.
 """
 
 import logging
+import math
 import sys
 import time
 from collections.abc import Generator, Iterator
@@ -99,16 +100,19 @@ def autoattack_steps(
         raise ConfigError("version", version, f"must be one of {', '.join(ATTACK_VERSIONS)}")
     if version != "rand" and norm != "Linf":
         require_tiles(images, norm)
+    seed = int(seed)
     settings: dict[str, Any] = {"norm": norm, "eps": float(eps), "version": version, "seed": seed}
     with under_attack(model, images, seed) as network:
         official, messages = _official(network, **settings)
         file = None
         if state_path is not None:
-            identity = _identity(model, images, labels) | settings | ({"batch_size": batch_size} if batch_size else {})
-            file = StateFile(Path(state_path), identity, network.device)
+            file = StateFile(Path(state_path), _identity(model, images, labels) | settings, network.device)
         state = file.load() if file else None
         if state is None:
-            state = _start(official, network, images, labels, batch_size or batch_size_for(network, images))
+            state = _start(official, network, images, labels, int(batch_size or batch_size_for(network, images)))
+        elif batch_size not in (None, state.batch_size):
+            fix = f"has another batch_size, {state.batch_size}: name another file, or remove it"
+            raise ConfigError("state_path", str(state_path), fix)
         else:
             messages[:] = state.warnings
         state.warnings = messages
@@ -206,7 +210,7 @@ def _attack(
         for chosen in state.batches():
             started = time.perf_counter()
             x, y = (part[chosen.to(part.device)].to(network.device) for part in (images, labels))
-            adversarial = _perturb(official, name, x, y)
+            adversarial = x if _is_tied(official, network, name, x, y) else _perturb(official, name, x, y)
             classes = network(adversarial).argmax(1)
             network.require_finite()
             state.add(
@@ -237,6 +241,19 @@ def _perturb(official: "AutoAttack", name: str, x: Tensor, y: Tensor) -> Tensor:
         attack.n_restarts = 1
     found: Tensor = attack.perturb(x, y)
     return found
+
+
+def _is_tied(official: "AutoAttack", network: AttackedNetwork, name: str, x: Tensor, y: Tensor) -> bool:
+    """Whether another logit equals the label's for every image of the batch, which Square Attack then leaves as it is.
+
+    Under L2 and L1 the authors' fails on that, for a network of constant logits, say.
+    """
+    if name != "square" or official.norm == "Linf":
+        return False
+    # A randomised network's numbers are the attack's.
+    with torch.random.fork_rng([network.device] if network.device.type == "cuda" else []):
+        logits = network(x)
+    return bool((logits.gather(1, y[:, None]) <= logits.scatter(1, y[:, None], -math.inf).amax(1, keepdim=True)).all())
 
 
 def _passes(official: "AutoAttack", name: str, classes: int) -> int:

@@ -5,12 +5,14 @@ import json
 import math
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from types import CodeType
+from types import CellType, CodeType
 from typing import Any
 
+import numpy as np
 import safetensors
 import torch
 from safetensors.torch import load, save
@@ -131,10 +133,13 @@ class StateFile:
     """Keeps the state of one attack in a safetensors file, replaced as a whole, its plain part in the header.
 
     `identity` (JSON-ready) says what is attacked, and how; the file of another attack is refused. Torch's random
-    numbers are part of it: a randomised network goes on with those that it would have drawn.
+    numbers are part of it: a randomised network goes on with those that it would have drawn. Raises `ConfigError`
+    where there is no folder to keep it in.
     """
 
     def __init__(self, path: Path, identity: dict[str, Any], device: torch.device) -> None:
+        if not path.parent.is_dir():
+            raise ConfigError("state_path", str(path), f"must lie in a folder that is there: make {path.parent}")
         self.path = path
         self.identity = identity
         self.device = device
@@ -195,12 +200,14 @@ def model_fingerprint(model: nn.Module) -> str:
     """SHA-256 (hex) of what a module computes, as far as it is known without calling it.
 
     By name: parameters and buffers, those that are not saved too; of every submodule, its class, its `extra_repr`,
-    whether it is training, and its attributes that are plain values or functions. Not the source of classes.
+    whether it is training, its hooks, and its attributes: plain values, arrays, functions with what they close over,
+    and lists and the like of these; of any other object its class. Not the source of classes.
     """
     digest = hashlib.sha256(_ADDRESS.sub("", repr(model)).encode())
     for path, module in model.named_modules(remove_duplicate=False):
         lines = [f"{path} {type(module).__module__}.{type(module).__qualname__} {module.extra_repr()}"]
-        lines += [f"{path}.{name} = {found}" for name, found in sorted(_plain_attributes(module).items())]
+        attributes = {name: value for name, value in vars(module).items() if name not in _NAMED}
+        lines += [f"{path}.{name} = {_described(value)}" for name, value in sorted(attributes.items())]
         digest.update(_ADDRESS.sub("", "\n".join(lines)).encode())
     tensors = model.state_dict() | dict(model.named_buffers())
     for name, value in tensors.items():
@@ -213,32 +220,54 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 """Where an object lies in memory, which is another place in every process."""
 
 
-def _plain_attributes(module: nn.Module) -> dict[str, str]:
-    """Of a module's own attributes, those that read the same in every process, as text."""
-    found = {name: _described(value) for name, value in vars(module).items()}
-    return {name: text for name, text in found.items() if text is not None}
+_NAMED = ("_parameters", "_buffers", "_modules")
+"""Of a module's attributes, those whose contents are looked at by name."""
+
+_DEPTH = 6
+"""How deep lists in lists, and functions in functions, are looked into: some hold themselves."""
 
 
-def _described(value: Any) -> str | None:
-    """A plain value or a function as text, None for anything else."""
-    if isinstance(value, bool | int | float | complex | str):
+def _described(value: Any, depth: int = _DEPTH) -> str:
+    """A value as text that is the same in every process: its content where that is plain, else its class."""
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes | np.generic):
         return repr(value)
-    if isinstance(value, list | tuple):
-        parts = [_described(part) for part in value]
-        return None if None in parts else f"{type(value).__name__}({', '.join(map(str, parts))})"
-    if isinstance(value, partial):
-        parts = [_described(value.func), _described(value.args), _described(list(value.keywords.items()))]
-        return f"partial({', '.join(map(str, parts))})"
-    if not callable(value) or not hasattr(value, "__qualname__"):
-        return None
-    code = getattr(value, "__code__", None)
-    # Lambdas of one place share a name. Constants such as sets have no order of their own.
-    body = "" if code is None else f"{code.co_code.hex()} {code.co_names} {_constants(code)}"
-    return f"{getattr(value, '__module__', '')}.{value.__qualname__} {body}"
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    if not depth:
+        return kind
+    parts: list[str] = []
+    if isinstance(value, Tensor):
+        parts = [fingerprint(value)]
+    elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        parts = [f"{value.dtype} {value.shape}", hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()]
+    elif isinstance(value, Mapping):
+        # Hooks have numbers for keys, which count those of the whole process.
+        parts = [
+            f"{'' if isinstance(key, int) else _described(key, depth - 1)}: {_described(part, depth - 1)}"
+            for key, part in value.items()
+        ]
+    elif isinstance(value, set | frozenset):
+        parts = sorted(_described(part, depth - 1) for part in value)
+    elif isinstance(value, list | tuple):
+        parts = [_described(part, depth - 1) for part in value]
+    elif isinstance(value, partial):
+        parts = [_described(part, depth - 1) for part in (value.func, value.args, value.keywords)]
+    elif isinstance(value, CodeType):
+        # Lambdas of one place share a name.
+        parts = [value.co_code.hex(), str(value.co_names), _described(value.co_consts, depth - 1)]
+    elif isinstance(value, CellType):
+        parts = [_described(part, depth - 1) for part in _held(value)]
+    elif callable(value) and hasattr(value, "__qualname__"):
+        inner = ("__code__", "__closure__", "__defaults__", "__kwdefaults__")
+        parts = [f"{getattr(value, '__module__', '')}.{value.__qualname__}"]
+        parts += [_described(getattr(value, name, None), depth - 1) for name in inner]
+    return f"{kind}({', '.join(parts)})"
 
 
-def _constants(code: CodeType) -> list[str]:
-    return [text for text in map(_described, code.co_consts) if text is not None]
+def _held(cell: CellType) -> list[Any]:
+    try:
+        return [cell.cell_contents]
+    except ValueError:  # of a name that has no value yet
+        return []
 
 
 def _digest(body: str, tensors: dict[str, Tensor]) -> str:

@@ -61,6 +61,7 @@ class CalibrationRecord:
     scaled: CalibrationValues | None = None
 
 
+@torch.no_grad()
 def expected_calibration_error(logits: Tensor, labels: Tensor, bins: int = 15) -> float:
     """Expected calibration error (ECE), in [0, 1].
 
@@ -75,6 +76,7 @@ def expected_calibration_error(logits: Tensor, labels: Tensor, bins: int = 15) -
     return float((binned.correct - binned.confidence).abs().sum()) / len(labels)
 
 
+@torch.no_grad()
 def maximum_calibration_error(logits: Tensor, labels: Tensor, bins: int = 15) -> float:
     """Maximum calibration error (MCE), in [0, 1]: the largest distance of accuracy and mean confidence of a bin.
 
@@ -84,6 +86,7 @@ def maximum_calibration_error(logits: Tensor, labels: Tensor, bins: int = 15) ->
     return float(((binned.correct - binned.confidence).abs() / binned.images.clamp(min=1)).max())
 
 
+@torch.no_grad()
 def adaptive_calibration_error(logits: Tensor, labels: Tensor, bins: int = 15) -> float:
     """ECE over bins of equal counts, in [0, 1].
 
@@ -106,6 +109,7 @@ def negative_log_likelihood(logits: Tensor, labels: Tensor) -> float:
     return cross_entropy(logits, labels)
 
 
+@torch.no_grad()
 def brier_score(logits: Tensor, labels: Tensor) -> float:
     """Mean over images of the squared distance of the probabilities to the label's unit vector, in [0, 2].
 
@@ -118,6 +122,7 @@ def brier_score(logits: Tensor, labels: Tensor) -> float:
     return float(distance.square().sum(1).mean())
 
 
+@torch.no_grad()
 def reliability_diagram(logits: Tensor, labels: Tensor, bins: int = 15) -> ReliabilityDiagram:
     """Count, mean confidence and accuracy of each bin; arguments and errors as for `expected_calibration_error`."""
     binned = _binned(logits, labels, bins)
@@ -134,6 +139,7 @@ def reliability_diagram(logits: Tensor, labels: Tensor, bins: int = 15) -> Relia
     )
 
 
+@torch.no_grad()
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     """The temperature T in `TEMPERATURES` by which logits are divided for the least negative log-likelihood.
 

@@ -8,10 +8,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ttsv.checks import check_positive
+from ttsv.checks import check_count, check_positive
 from ttsv.data.loading import as_pixels
 from ttsv.errors import ConfigError
 from ttsv.evaluation_config import RADII
@@ -28,6 +30,9 @@ from ttsv.metrics.lipschitz_trace import Trace, Traced
 from ttsv.metrics.refutation import require_unrefuted
 from ttsv.metrics.zero_input import zero_input
 from ttsv.symbol import Size
+
+Radii = Sequence[float] | NDArray[np.floating] | Tensor
+"""One after another, or in one axis."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +121,7 @@ def certificates(
     Raises `DataError` for images, labels or logits that cannot be used, `ConfigError` as `lipschitz_bound` does.
     """
     check_labelled(images, labels)
+    check_count("batch_size", batch_size)
     if bound is None:
         bound = lipschitz_bound(model, images.shape[2:], in_channels=images.shape[1])
     own, exact = both_logits(model, images, batch_size)
@@ -139,7 +145,7 @@ def certified_accuracy(
     model: nn.Module,
     images: Tensor,
     labels: Tensor,
-    radii: Sequence[float] = RADII,
+    radii: Radii = RADII,
     *,
     bound: LipschitzBound | None = None,
     batch_size: int = 100,
@@ -148,25 +154,23 @@ def certified_accuracy(
 
     Raises `ConfigError` for no radii, and one that is not a finite number above 0.
     """
-    _check_radii(radii)
+    distances = _distances(radii)
     found = certificates(model, images, labels, bound=bound, batch_size=batch_size)
-    return _shares(found.radii, radii)
+    return _shares(found.radii, distances)
 
 
-def assumed_certified_accuracy(
-    logits: Tensor, labels: Tensor, radii: Sequence[float], lipschitz: float
-) -> dict[float, float]:
+def assumed_certified_accuracy(logits: Tensor, labels: Tensor, radii: Radii, lipschitz: float) -> dict[float, float]:
     """Radius (L2, in pixels) -> share of the images that an *assumed* Lipschitz constant would certify: no proof.
 
     The paper's p.r. (provable robustness): predicted correctly and `margin / (sqrt(2) lipschitz) > radius`, where
     `lipschitz` is that with respect to pixels, see `assumed_lipschitz`. `logits` (count, classes), `labels` (count,).
     Raises `ConfigError` and `DataError`.
     """
-    _check_radii(radii)
+    distances = _distances(radii)
     check_positive("lipschitz", lipschitz)
     check_logits(logits, labels)
     gaps = margins(logits.double(), labels.long()).amin(1)
-    return _shares(gaps / (math.sqrt(2) * lipschitz), radii)
+    return _shares(gaps / (math.sqrt(2) * lipschitz), distances)
 
 
 def assumed_lipschitz(model: nn.Module, std: Sequence[float]) -> float | None:
@@ -193,7 +197,7 @@ def both_logits(model: nn.Module, images: Tensor, batch_size: int) -> tuple[Tens
     own, double = [], []
     dtype = own_dtype(model)
     with evaluating(model):
-        for batch in torch.split(images, batch_size):
+        for batch in torch.split(images, int(batch_size)):
             pixels = as_pixels(batch)
             # Copies: a network may write into what it is given.
             own.append(model(pixels.to(dtype, copy=True)).cpu())
@@ -230,11 +234,14 @@ def _largest(scale: Tensor | None) -> float:
     return 1.0 if scale is None else scale.max().item()
 
 
-def _check_radii(radii: object) -> None:
-    if not isinstance(radii, Sequence) or isinstance(radii, str) or not radii:
+def _distances(radii: Radii) -> Sequence[float]:
+    """The radii as a sequence. Raises `ConfigError` for none, and for what is no finite number above 0."""
+    found = radii.tolist() if isinstance(radii, np.ndarray | Tensor) and radii.ndim == 1 else radii
+    if not isinstance(found, Sequence) or isinstance(found, str) or not found:
         raise ConfigError("radii", radii, "must be one L2 distance at least, in pixels of [0, 1]")
-    for radius in radii:
+    for radius in found:
         check_positive("radii", radius, "must be finite numbers above 0: L2 distances in pixels of [0, 1]")
+    return found
 
 
 def _shares(certified: Tensor, radii: Sequence[float]) -> dict[float, float]:

@@ -80,9 +80,9 @@ def corruption_steps(
             check_count(name, number)
     opened = (PublishedCorruptions(Path(source)) if isinstance(source, str | Path) else source).open()
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    size = batch_size or (128 if device.type == "cpu" else 1000)
+    size = int(batch_size or (128 if device.type == "cpu" else 1000))
     total, count = len(KINDS) * len(SEVERITIES), len(opened.labels) // len(SEVERITIES)
-    used = min(count, images or count)
+    used = int(min(count, images or count))
     labels = torch.stack([part[:used] for part in torch.split(torch.from_numpy(opened.labels).to(device), count)])
     table: dict[str, list[float]] = {}
     seconds = 0.0

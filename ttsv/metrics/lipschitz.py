@@ -24,6 +24,9 @@ Norm = Literal["L2", "Linf"]
 _SHORTEST = 0.01
 """Steps shorter than this share of the radius are not tried: what float32 rounds would steer them."""
 
+_ROUNDED = 1e-12
+"""Share of the logits that float64 may have rounded: of two that are close the difference is no more exact."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class EmpiricalLipschitz:
@@ -82,7 +85,7 @@ def empirical_lipschitz(
     a Lipschitz constant is about all inputs (an image that cannot move then has the value 0).
 
     `precision`: of the search. The ratio of the points found is always computed in float64, on the weights as they
-    are, so that it is at most `ttsv.metrics.certified.lipschitz_bound` (times `longest_unit`).
+    are, less what that rounds, so that it is at most `ttsv.metrics.certified.lipschitz_bound` (times `longest_unit`).
 
     Raises `ConfigError` for options out of range, and for a normalised space of a model without one `Normalize`;
     `DataError` for images, labels or logits that cannot be used.
@@ -93,6 +96,7 @@ def empirical_lipschitz(
     check_positive("radius", radius)
     check_counts(steps=steps, batch_size=batch_size)
     check_seed(seed)
+    steps, batch_size = int(steps), int(batch_size)
     if method == "ascent" and norm != "L2":
         raise ConfigError("norm", norm, "must be L2 for gradient ascent")
     if precision not in ("model", "float64"):
@@ -104,12 +108,12 @@ def empirical_lipschitz(
     generator = torch.Generator().manual_seed(int(seed))
     values = []
     with evaluating(model):
-        for batch, own in zip(torch.split(images, batch_size), torch.split(labels, batch_size), strict=True):
+        for batch, own in zip(*(torch.split(part, batch_size) for part in (images, labels)), strict=True):
             pixels = as_pixels(batch).to(own_dtype(searched))
             search = _Search(searched, pixels, scale, clamp)
             start = search.reachable(_fgsm(search, own, radius, norm, generator))
             moved = start if method == "fgsm" else _ascend(search, start, radius, steps)
-            values.append(_Search(exact, pixels.double(), scale, clamp).ratio(moved.double()).cpu())
+            values.append(_Search(exact, pixels.double(), scale, clamp).ratio(moved.double(), _ROUNDED).cpu())
     found = torch.cat(values)
     if not found.isfinite().all():
         raise DataError(f"{int((~found.isfinite()).sum())} of {len(found)} images have ratios that are not finite")
@@ -145,11 +149,13 @@ class _Search:
         return ((self.pixels + self.scale * steps).clamp(0, 1) - self.pixels) / self.scale
 
     @torch.no_grad()
-    def ratio(self, steps: Tensor) -> Tensor:
-        """(count,): how far the logits move over the length of the step; 0 for no step."""
+    def ratio(self, steps: Tensor, rounded: float = 0.0) -> Tensor:
+        """(count,): how far the logits move, less a share of them, over the length of the step; 0 for no step."""
         # Rounding the sum x + step changes the step: its length is taken of what is left in the sum.
         taken = ((self.pixels + self.scale * steps) - self.pixels) / self.scale
-        change, length = _lengths(self.moved(steps) - self.logits), _lengths(taken)
+        moved = self.moved(steps)
+        change, length = _lengths(moved - self.logits), _lengths(taken)
+        change = (change - rounded * (_lengths(moved) + _lengths(self.logits))).clamp_min(0)
         return torch.where(length > 0, change / length.clamp_min(torch.finfo(length.dtype).tiny), 0.0)
 
 

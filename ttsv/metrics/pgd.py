@@ -60,8 +60,9 @@ def pgd_steps(
     if norm not in ("L2", "Linf"):
         raise ConfigError("norm", norm, "must be L2 or Linf for PGD")
     check_count("steps", steps)
+    seed, steps = int(seed), int(steps)
     with under_attack(model, images, seed) as network:
-        state = _start(network, images, labels, batch_size or batch_size_for(network, images))
+        state = _start(network, images, labels, int(batch_size or batch_size_for(network, images)))
         state.begin(0, "pgd")
         for chosen in state.batches():
             started = time.perf_counter()
