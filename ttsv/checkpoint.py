@@ -19,6 +19,9 @@ from ttsv.models.normalize import Normalize
 KEPT = 2
 """Checkpoints kept: should the newest be damaged, the one before is there."""
 
+_DESCRIPTION = "ttsv"
+"""The entry of a network's file that says how to build it."""
+
 _TENSOR, _STRIDES = "$tensor", "$strides"
 
 
@@ -93,11 +96,19 @@ class Checkpoints:
 
 
 def save_model(folder: Path, model: nn.Module, arguments: Mapping[str, Any], **facts: Any) -> Path:
-    """Writes `model.safetensors` and `model.json`, from which `load_model` rebuilds the network; returns the former.
+    """Writes `model.safetensors` and `model.json`, from which `load_network` rebuilds the network; returns the former.
 
-    `arguments` are those of `create_model`; `facts` (JSON-ready) are kept beside them.
+    `arguments` are those of `create_model`; `facts` (JSON-ready) are kept beside them. The former alone is enough to
+    rebuild the network: it holds the arguments, and of the facts the configuration (`config`) but its `evaluation`,
+    which are the same whenever the weights are.
     """
-    content = save({name: _copy(value) for name, value in model.state_dict().items()})
+    tensors = {name: _copy(value) for name, value in model.state_dict().items()}
+    told: dict[str, Any] = {"model": dict(arguments)}
+    if "config" in facts:
+        told["config"] = {name: value for name, value in facts["config"].items() if name != "evaluation"}
+    told["sha256"] = _told_sha256(told, tensors)
+    # A single entry: several have no order of their own in the file.
+    content = save(tensors, metadata={_DESCRIPTION: json.dumps(told)})
     path = folder / "model.safetensors"
     _write(path, content)
     _write(folder / "model.json", _json({"model": dict(arguments), "sha256": _sha256(content), **facts}))
@@ -113,27 +124,46 @@ def restore_weights(model: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 
 def load_model(folder: Path) -> nn.Module:
-    """The network that `save_model` wrote, on the CPU, in evaluation mode.
+    """The network that `save_model` wrote into the folder, see `load_network`."""
+    return load_network(folder / "model.safetensors")[0]
 
-    Raises `DataError` where a file is missing, cut or altered.
+
+def load_network(path: Path) -> tuple[nn.Module, dict[str, Any]]:
+    """The network that `save_model` wrote, on the CPU, in evaluation mode, and what was written of it.
+
+    `path`: the file of weights, whatever its name is now. It is described by the JSON file of the same name beside it,
+    or where there is none, by itself: that has the `model` and `config` alone. Raises `DataError` where a file is
+    missing, cut or altered.
     """
-    path = folder / "model.safetensors"
+    beside = path.with_suffix(".json")
     try:
-        description = json.loads((folder / "model.json").read_bytes())
         content = path.read_bytes()
-        arguments, expected = dict(description["model"]), description["sha256"]
+        described: dict[str, Any] = json.loads(beside.read_bytes() if beside.exists() else _description(path))
+        arguments, expected = dict(described["model"]), described["sha256"]
+        tensors = load(content)
+    except safetensors.SafetensorError as error:
+        raise DataError(f"{path} is cut or altered: {error}") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{folder} holds no whole model (model.json, model.safetensors): {error}") from error
-    if _sha256(content) != expected:
+        raise DataError(f"{path.parent} holds no whole model ({beside.name}, {path.name}): {error}") from error
+    if (_sha256(content) if beside.exists() else _told_sha256(described, tensors)) != expected:
         raise DataError(f"{path} is cut or altered: its SHA-256 is not {expected}")
     with torch.random.fork_rng(devices=[]):
         model = create_model(**arguments)
     told = _normalisations(model)
-    model.load_state_dict(load(content))
+    model.load_state_dict(tensors)
     # As near as the least exact type that weights may be kept in.
     if not all(torch.allclose(*both, rtol=2**-8) for both in zip(told, _normalisations(model), strict=True)):
-        raise DataError(f"{folder / 'model.json'} is altered: its mean and std are not those of the weights")
-    return model.eval()
+        raise DataError(f"{beside} is altered: its mean and std are not those of the weights")
+    return model.eval(), described
+
+
+def _description(path: Path) -> str:
+    """What the file of weights says of its network. Raises `ValueError` for one that says nothing."""
+    with safetensors.safe_open(path, "pt") as file:
+        metadata = file.metadata() or {}
+    if _DESCRIPTION not in metadata:
+        raise ValueError("no JSON file is beside it, and it does not say itself how its network is built")
+    return str(metadata[_DESCRIPTION])
 
 
 def _normalisations(model: nn.Module) -> list[Tensor]:
@@ -177,6 +207,15 @@ def _json(plain: Any) -> bytes:
 
 def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
+
+
+def _told_sha256(described: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    """Over what is said of a network but this, and its weights: names, types, shapes and values, on the CPU."""
+    digest = hashlib.sha256(_json({name: value for name, value in described.items() if name != "sha256"}))
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -1,6 +1,5 @@
 """The spectra of a network that a trial saved: read, summarised, written."""
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import parametrize
 
-from ttsv.checkpoint import load_model
+from ttsv.checkpoint import load_network
 from ttsv.errors import ConfigError, DataError
 from ttsv.layers import layer_input_sizes, spectral_layers
 from ttsv.spectrum import model_spectra
@@ -71,13 +70,13 @@ class SavedSpectra:
 
 
 def saved_spectra(path: Path, input_size: Size | None = None) -> SavedSpectra:
-    """The spectra of the network in `path`, the `model.safetensors` that a trial leaves beside its `model.json`.
+    """The spectra of the network in `path`, a `model.safetensors` that a trial left.
 
     `input_size` (pixels, a side or per axis) is that of the images the network was built for unless given. Raises
     `DataError` for a file that is missing, cut or altered and `ConfigError` for a size that the network cannot take.
     """
-    model = load_saved(path)
-    arguments = json.loads(path.with_name("model.json").read_bytes())["model"]
+    model, described = load_described(path)
+    arguments = described["model"]
     size = arguments["image_size"] if input_size is None else input_size
     channels = arguments["in_channels"]
     try:
@@ -99,23 +98,27 @@ def saved_spectra(path: Path, input_size: Size | None = None) -> SavedSpectra:
 
 
 def load_saved(path: Path, *, device: torch.device | None = None) -> torch.nn.Module:
-    """The network in `path`, the `model.safetensors` that a trial leaves beside its `model.json`.
+    """The network in `path`, a `model.safetensors` that a trial left, by that name or another.
 
     With a `device`, it is there, and laid out in memory as training leaves it: with channels last for images of two
     dimensions, so that every sum is rounded as it was for the trial.
 
-    Raises `DataError` for any other file, for one that is missing, cut or altered, and for a `model.json` that does not
+    Raises `DataError` for any other file, for one that is missing, cut or altered, and for a description that does not
     fit its weights.
     """
-    if path.name != "model.safetensors":
-        raise DataError(f"{path}: give the model.safetensors that a trial left, beside its model.json")
+    return load_described(path, device=device)[0]
+
+
+def load_described(path: Path, *, device: torch.device | None = None) -> tuple[torch.nn.Module, dict[str, Any]]:
+    """`load_saved`, and what was written of the network, see `ttsv.checkpoint.load_network`."""
+    if path.suffix != ".safetensors":
+        raise DataError(f"{path}: give the model.safetensors that a trial left")
     try:
-        model = load_model(path.parent)
+        model, described = load_network(path)
     except (RuntimeError, TypeError, KeyError) as error:
-        raise DataError(f"{path.with_name('model.json')} does not describe {path}: {error}") from error
-    if device is None:
-        return model
-    model.to(device)
-    if any(parameter.ndim == 4 for parameter in model.parameters()):
-        model.to(memory_format=torch.channels_last)
-    return model
+        raise DataError(f"what is said of {path} does not describe it: {error}") from error
+    if device is not None:
+        model.to(device)
+        if any(parameter.ndim == 4 for parameter in model.parameters()):
+            model.to(memory_format=torch.channels_last)
+    return model, described

@@ -1,16 +1,18 @@
+import hashlib
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from ttsv.checkpoint import load_model, save_model
 from ttsv.errors import ConfigError, DataError
 from ttsv.models import create_model
 from ttsv.plots import plot_spectra
-from ttsv.saved import saved_spectra
+from ttsv.saved import load_saved, saved_spectra
 from ttsv.spectrum import model_spectra
 
 ARGUMENTS = {"name": "small-cnn", "num_classes": 5, "in_channels": 1, "image_size": 8, "layer": "tt", "rank": 16}
@@ -68,9 +70,32 @@ def test_files_missing_cut_or_altered(saved: Path, tmp_path: Path) -> None:
         saved_spectra(saved)
 
 
+def test_the_file_of_weights_is_enough_under_any_name(saved: Path, tmp_path: Path) -> None:
+    alone = tmp_path / "elsewhere" / "trial-7-model.safetensors"
+    alone.parent.mkdir()
+    alone.write_bytes(saved.read_bytes())
+    images = torch.rand(2, 1, 8, 8)
+    assert torch.equal(load_saved(alone)(images), load_saved(saved)(images))
+    whole = saved.read_bytes()
+    altered = whole[:-1] + bytes([whole[-1] ^ 1])
+    for damaged in (whole[:-1], altered, whole[:40], whole.replace(b'rank\\": 16', b'rank\\": 15')):
+        assert damaged != whole
+        alone.write_bytes(damaged)
+        with pytest.raises((DataError, ConfigError)):
+            load_saved(alone)
+    save_file(load_file(saved), alone)  # without a word on how it is built
+    with pytest.raises(DataError, match="does not say itself how its network is built"):
+        load_saved(alone)
+    # As all were once: with a description beside.
+    described = json.loads(saved.with_suffix(".json").read_text())
+    described["sha256"] = hashlib.sha256(alone.read_bytes()).hexdigest()
+    alone.with_suffix(".json").write_text(json.dumps(described))
+    assert torch.equal(load_saved(alone)(images), load_saved(saved)(images))
+
+
 def test_a_size_that_the_network_cannot_take(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Sequential(nn.Conv2d(1, 1, 5), nn.Conv2d(1, 1, 5))
-    monkeypatch.setattr("ttsv.saved.load_model", lambda folder: model)
+    monkeypatch.setattr("ttsv.saved.load_network", lambda path: (model, {"model": ARGUMENTS}))
     with pytest.raises(ConfigError, match="input_size = 8: must leave the kernel of layer '1'"):
         saved_spectra(saved)
     assert len(saved_spectra(saved, 9).layers) == 2

@@ -23,7 +23,7 @@ from ttsv.failures import known_failures
 from ttsv.metrics import cost as cost_of
 from ttsv.records import describe_protocol
 from ttsv.results import StageProgress, protocol_fingerprint
-from ttsv.saved import load_saved
+from ttsv.saved import load_described
 
 _DEFAULTS = {"in_channels": 3, "image_size": 32, "mean": (0.5,), "std": (0.5,)}
 """Of `create_model`, for what a model.json leaves out."""
@@ -69,8 +69,7 @@ def evaluate(
     if images is not None and images < 1:
         raise ConfigError("images", images, "must be at least 1")
     place = find_device(device)
-    model = load_saved(path, device=place)
-    described = json.loads(path.with_name("model.json").read_bytes())
+    model, described = load_described(path, device=place)
     arguments = _DEFAULTS | described["model"]
     data = load_dataset(dataset, data_dir)
     _require_match(arguments, data)
