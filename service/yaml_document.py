@@ -4,13 +4,14 @@ No anchors and aliases, which let a line stand for a billion, no tags, no second
 (`1e-3` is one, `no` is a word). What looks like a date is refused: it would be a word to some and a date to others.
 """
 
+import json
 import math
 import re
 from typing import Any
 
 import yaml
 
-MAX_DEPTH = 20
+from service.json_document import MAX_DEPTH, DocumentError
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml where it is there: ten times faster
 _INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
@@ -32,6 +33,17 @@ def read_yaml(text: str, max_depth: int = MAX_DEPTH) -> Any:
     except yaml.YAMLError as error:
         problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
         raise ValueError(_where(getattr(error, "problem_mark", None)) + str(problem)) from None
+
+
+def yaml_as_json(document: bytes, what: str = "the document") -> bytes:
+    """The JSON that says the same, for `read_json` to read: it may hold NaN and the infinities still.
+
+    Raises `DocumentError` saying what is wrong with it; `what` it is called there.
+    """
+    try:
+        return json.dumps(read_yaml(document.decode("utf-8-sig"))).encode()
+    except ValueError as error:  # UnicodeDecodeError among them
+        raise DocumentError(f"{what} is not YAML that can be read: {error}") from None
 
 
 class _Reader:

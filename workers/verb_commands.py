@@ -73,7 +73,7 @@ def extend(
     as_json: Json = False,
 ) -> None:
     """Add values to the axes of a grid (`ttsv extend 7 seed=3,4 rank=16`); what is there is not run again."""
-    grid = {path: _list(text) for path, text in map(_split, values)}
+    grid = {path: _list(path, text) for path, text in map(_split, values)}
     _say(client.extend(experiment_id, grid=grid, repeat=repeat), as_json)
 
 
@@ -97,7 +97,7 @@ def reevaluate(
     as_json: Json = False,
 ) -> None:
     """Evaluate an experiment's networks anew (`ttsv reevaluate 7 attack=autoattack`), training nothing."""
-    evaluation = {path: _value(text) for path, text in map(_split, values)}
+    evaluation = {path: _value(path, text) for path, text in map(_split, values)}
     _say(client.reevaluate(experiment_id, evaluation, name=name), as_json, quiet)
 
 
@@ -172,14 +172,19 @@ def _split(text: str) -> tuple[str, str]:
     return path, value
 
 
-def _list(text: str) -> list[Any]:
+def _list(path: str, text: str) -> list[Any]:
     """`3,4` or `[3, 4]`: values as in JSON; a word that is no JSON is itself."""
-    whole = _value(text)
-    return whole if isinstance(whole, list) else [_value(part) for part in text.split(",")]
+    whole = _value(path, text)
+    return whole if isinstance(whole, list) else [_value(path, part) for part in text.split(",")]
 
 
-def _value(text: str) -> Any:
+def _value(path: str, text: str) -> Any:
+    from service.errors import UserError
+    from service.json_document import DocumentError, NotJsonError, read_json
+
     try:
-        return json.loads(text)
-    except ValueError:
+        return read_json(text, "the value")
+    except NotJsonError:
         return text
+    except DocumentError as error:
+        raise UserError(f"{path}: {error}") from None

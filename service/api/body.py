@@ -3,18 +3,16 @@
 YAML is let in as the JSON that says the same.
 """
 
-import json
-import sys
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.problems import problem
+from service.json_document import DocumentError, read_json
 from service.schemas_service import ProblemField
-from service.yaml_document import MAX_DEPTH, read_yaml
+from service.yaml_document import yaml_as_json
 
 YAML_TYPES = ("application/yaml", "application/x-yaml", "text/yaml")
 """The registered media type (RFC 9512) and two that came before it."""
@@ -55,9 +53,9 @@ class BodyGuard:
             refusal = _Refusal(413, f"the body is larger than {self.max_bytes} bytes")
         elif body and _media_type(headers.get(b"content-type", "")) in YAML_TYPES:
             try:
-                body = json.dumps(read_yaml(body.decode("utf-8-sig"))).encode()
-            except ValueError as error:  # UnicodeDecodeError among them
-                refusal = _Refusal(400, f"the body is not YAML that can be read: {error}")
+                body = yaml_as_json(body, "the body")
+            except DocumentError as error:
+                refusal = _Refusal(400, str(error))
             else:
                 # In place: who logs and counts reads from the same scope which route it was.
                 scope["headers"] = _json_headers(scope["headers"], len(body))
@@ -107,77 +105,9 @@ def _check(body: bytes, content_type: str) -> _Refusal | None:
     if _media_type(content_type) != "application/json":
         return _Refusal(415, "send the body with Content-Type: application/json or application/yaml")
     try:
-        value = json.loads(body, parse_int=_whole, parse_constant=_constant, object_pairs_hook=_refuse_repeated)
-    except RecursionError:
-        return _Refusal(400, f"the body is nested deeper than {MAX_DEPTH} levels")
-    except _RepeatedKeyError as error:
-        return _Refusal(400, f"the body is not JSON: {error}", ProblemField(field=error.key, message=str(error)))
-    except ValueError as error:  # JSONDecodeError and UnicodeDecodeError among them
-        return _Refusal(400, f"the body is not JSON: {error}")
-    if _deeper_than(value, MAX_DEPTH):
-        return _Refusal(400, f"the body is nested deeper than {MAX_DEPTH} levels")
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        half = ascii(error.object[error.start])
-        return _Refusal(400, f"the body holds {half}, half of a character; write both halves or the character itself")
-    if found := _no_number(value):
-        path, fix = found
-        return _Refusal(400, f"{path or 'the body'}: {fix}", ProblemField(field=path or "body", message=fix))
+        read_json(body, "the body")
+    except DocumentError as error:
+        blamed = error.problem
+        field = ProblemField(field=blamed.field or "body", message=blamed.message) if blamed else None
+        return _Refusal(400, str(error), field)
     return None
-
-
-class _NoNumber(str):
-    """What Python reads as a number although it is none, or takes too long to: what would be right."""
-
-
-def _constant(name: str) -> _NoNumber:
-    """NaN, Infinity or -Infinity, which JSON does not have."""
-    return _NoNumber(f"{name} is not a JSON number; use null or a finite number")
-
-
-def _whole(digits: str) -> int | _NoNumber:
-    most = sys.get_int_max_str_digits()  # Python's own guard: the time grows with the square of the digits
-    if most and len(digits.lstrip("-")) > most:
-        return _NoNumber(f"a number of {len(digits.lstrip('-'))} digits; write one of at most {most}")
-    return int(digits)
-
-
-def _no_number(value: Any, path: str = "") -> tuple[str, str] | None:
-    """The path of the first of them, and what would be right."""
-    if isinstance(value, _NoNumber):
-        return path, str(value)
-    parts: list[tuple[str, Any]] = []
-    if isinstance(value, dict):
-        parts = [(f"{path}.{name}" if path else name, inner) for name, inner in value.items()]
-    elif isinstance(value, list):
-        parts = [(f"{path}[{index}]", inner) for index, inner in enumerate(value)]
-    return next((found for at, inner in parts if (found := _no_number(inner, at))), None)
-
-
-class _RepeatedKeyError(ValueError):
-    def __init__(self, key: str) -> None:
-        super().__init__(f"the key {key!r} stands twice in one object")
-        self.key = key
-
-
-def _refuse_repeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise _RepeatedKeyError(next(name for name in names if names.count(name) > 1))
-    return found
-
-
-def _deeper_than(value: Any, limit: int) -> bool:
-    level = [value]
-    for _ in range(limit + 1):
-        level = [
-            inner
-            for outer in level
-            if isinstance(outer, dict | list)
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-        ]
-        if not level:
-            return False
-    return True

@@ -4,7 +4,8 @@ import json
 
 import httpx2 as httpx
 
-from service.schemas_service import Problem
+from service.json_document import DocumentError
+from service.schemas_service import Problem, ProblemField
 
 
 class ApiError(RuntimeError):
@@ -79,6 +80,13 @@ def refusal(response: httpx.Response) -> ApiError:
     except ValueError:  # a proxy's page, or /readyz saying what is not ready
         problem = Problem(title=response.reason_phrase, status=response.status_code, detail=_shown(response))
     return _CLASSES.get(problem.status, ApiError)(problem)
+
+
+def unsendable(error: DocumentError) -> InvalidError:
+    """The error where what is to be sent cannot be said in JSON: the one that the API would answer with."""
+    blamed = error.problem
+    fields = [ProblemField(field=blamed.field or "body", message=blamed.message)] if blamed else []
+    return InvalidError(Problem(title="Bad Request", status=400, detail=str(error), errors=fields))
 
 
 def no_answer(url: str, error: Exception) -> UnreachableError:

@@ -42,7 +42,7 @@ class Line:
             if attempt >= self.retries or not (repeatable or isinstance(outcome, _NEVER_SENT)):
                 raise self.no_answer(outcome) from outcome
             return pause(attempt)
-        if outcome.status_code not in _UNANSWERED or attempt >= self.retries or not repeatable:
+        if outcome.status_code not in _UNANSWERED or attempt >= self.retries or not repeatable or _lasts(outcome):
             raise refusal(outcome)
         return max(pause(attempt), _retry_after(outcome))
 
@@ -54,6 +54,16 @@ class Line:
 def pause(attempt: int) -> float:
     """Grows with every attempt, and differs between clients: they do not come back all at once."""
     return float(min(_FIRST_PAUSE * 2**attempt, _LONGEST_PAUSE) * random.uniform(0.5, 1.5))
+
+
+def _lasts(response: httpx.Response) -> bool:
+    """Whether the service itself cannot serve until somebody mends it: else it says when to come again."""
+    kind = response.headers.get("Content-Type", "")
+    return (
+        response.status_code == 503
+        and kind.startswith("application/problem+json")
+        and "Retry-After" not in response.headers
+    )
 
 
 def _retry_after(response: httpx.Response) -> float:

@@ -8,13 +8,14 @@ import httpx2 as httpx
 
 from service.client.calls import Call, Paged, Text, query
 from service.client.downloads import Download
-from service.client.errors import UnreachableError, refusal
+from service.client.errors import UnreachableError, refusal, unsendable
 from service.client.experiments import experiment
 from service.client.frames import epoch_frame, result_frame
 from service.client.sending import Line, pause
 from service.client.streams import Feed, updated
 from service.client.trials import epochs, trials
 from service.client.wire import Wire
+from service.json_document import DocumentError, refuse_beyond_json
 from service.schemas import ArtifactOut, EventOut, ExperimentOut, ExperimentUpdate
 from service.states import OPEN_EXPERIMENTS
 
@@ -32,6 +33,10 @@ class Session:
 
     async def send(self, call: Call[_T]) -> _T:
         """Sends a request, again where it was not answered, and reads the answer."""
+        try:
+            refuse_beyond_json(call.json, "the body")
+        except DocumentError as error:
+            raise unsendable(error) from None
         attempt = 0
         while True:
             options = {"params": call.params, "json": call.json, "headers": call.headers}
