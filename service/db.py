@@ -1,5 +1,6 @@
 """Engine and transactions on SQLite and PostgreSQL."""
 
+import os
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -7,7 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from sqlite3 import SQLITE_FULL
+from sqlite3 import SQLITE_FULL, SQLITE_READONLY
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -27,6 +28,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import InstrumentedAttribute, Session
+
+from service.errors import UserError
 
 _T = TypeVar("_T")
 
@@ -59,7 +62,10 @@ _JSON: dict[str, Any] = {"json_serializer": _to_text, "json_deserializer": from_
 
 
 class Database:
-    """One database: `read` gives a session that writes nothing, `write` runs a function in one transaction."""
+    """One database: `read` gives a session that writes nothing, `write` runs a function in one transaction.
+
+    Raises `UserError` where the folder of an SQLite file can neither be made nor written.
+    """
 
     def __init__(self, url: str | URL) -> None:
         parsed = make_url(url)
@@ -82,6 +88,8 @@ class Database:
                 with Session(self.writer, expire_on_commit=False) as session, session.begin():
                     return work(session)
             except OperationalError as error:
+                if is_read_only(error):
+                    self.engine.dispose()  # a file that was opened so stays so, whatever is mended
                 state = getattr(error.orig, "sqlstate", None)
                 if state not in _RETRIED_STATES or attempt == _WRITE_ATTEMPTS:
                     raise
@@ -116,6 +124,12 @@ def is_full(error: Exception) -> bool:
     return getattr(cause, "sqlite_errorcode", None) == SQLITE_FULL or getattr(cause, "sqlstate", None) == _DISK_FULL
 
 
+def is_read_only(error: Exception) -> bool:
+    """Whether SQLite may not write its file, or nothing beside it."""
+    code = getattr(getattr(error, "orig", None), "sqlite_errorcode", None)
+    return code is not None and code & 0xFF == SQLITE_READONLY
+
+
 def changed_rows(session: Session, change: UpdateBase) -> int:
     """Executes an UPDATE or DELETE; how many rows it met."""
     result = session.execute(change)
@@ -125,7 +139,7 @@ def changed_rows(session: Session, change: UpdateBase) -> int:
 
 def _sqlite(url: URL) -> Engine:
     if url.database and url.database != ":memory:":
-        Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+        _make_folder(Path(url.database))
     # Autocommit in the driver: transactions begin where we say. A deferred BEGIN that turns into a write fails at
     # once, whatever the timeout, when another connection wrote in between; writers therefore take the lock first.
     connect = {"isolation_level": None, "timeout": _PATIENCE}
@@ -143,6 +157,21 @@ def _sqlite(url: URL) -> Engine:
         connection.exec_driver_sql(connection.get_execution_options().get("ttsv_begin", "BEGIN"))
 
     return engine
+
+
+def _make_folder(file: Path) -> None:
+    """Makes a database's folder. Raises `UserError` where that cannot be, or where a new file cannot stand in it."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if file.exists() or os.access(file.parent, os.W_OK | os.X_OK):
+            return
+        reason: str | None = "it may not be written"
+    except OSError as error:
+        reason = error.strerror
+    raise UserError(
+        f"no database can be made in {file.parent} ({reason}): let TTSV_DATA_DIR, "
+        "or TTSV_DATABASE_URL where it is set, name a folder that can be written"
+    )
 
 
 def _patiently(change: Callable[[], object]) -> None:

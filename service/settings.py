@@ -5,9 +5,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from sqlalchemy import URL, make_url
+from sqlalchemy.exc import ArgumentError
 
 
 class LogFormat(StrEnum):
@@ -21,10 +23,21 @@ def _names(value: Any) -> Any:
     return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
 
 
+_DRIVERS = {
+    "sqlite": "sqlite",
+    "sqlite+pysqlite": "sqlite+pysqlite",
+    "postgres": "postgresql+psycopg",
+    "postgresql": "postgresql+psycopg",
+    "postgresql+psycopg": "postgresql+psycopg",
+}
+"""What a database's URL may begin with, and what SQLAlchemy calls it."""
+
+
 class Settings(BaseSettings):
     """Where things are and how long they may take. Each field is the variable `TTSV_<FIELD>`."""
 
-    model_config = SettingsConfigDict(env_prefix="TTSV_", extra="ignore", frozen=True)
+    # The database's URL may hold a password.
+    model_config = SettingsConfigDict(env_prefix="TTSV_", extra="ignore", frozen=True, hide_input_in_errors=True)
 
     data_dir: Annotated[Path, AfterValidator(Path.absolute)] = Field(
         Path("ttsv-data"), validate_default=True, description="The one folder that holds everything we write."
@@ -58,7 +71,9 @@ class Settings(BaseSettings):
     )
 
     poll_seconds: float = Field(0.5, gt=0, description="Pause between two looks of a worker into the queue.")
-    beat_seconds: float = Field(10, gt=0, description="Time between two heartbeats of a lease.")
+    beat_seconds: float = Field(
+        10, gt=0, description="Time between two heartbeats of a lease; unless set, at most a sixth of the lease."
+    )
     lease_seconds: float = Field(60, gt=0, description="A heartbeat standing still this long loses the lease.")
     max_experiments: int = Field(2, ge=1, description="Experiments one worker runs side by side.")
     worker_cpus: int | None = Field(None, ge=1, description="CPUs a worker's Ray cluster offers; all by default.")
@@ -78,14 +93,53 @@ class Settings(BaseSettings):
         False, description="Allow webhooks to this machine itself, also by http: for a relay, and for trying them."
     )
 
+    @field_validator("database_url")
+    @classmethod
+    def _known_database(cls, value: str | None) -> str | None:
+        """Refuses what is neither SQLite nor PostgreSQL; the URL, which may hold a password, is not repeated."""
+        try:
+            known = value is None or make_url(value).drivername in _DRIVERS
+        except (ArgumentError, ValueError):  # ValueError: of a port that is no number
+            known = False
+        if not known:
+            raise PydanticCustomError(
+                "database",
+                "must be a URL of SQLite or PostgreSQL, as sqlite:////folder/ttsv.db or postgresql://user@host/name",
+            )
+        return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _beats_within(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Where only the lease was made short, heartbeats follow."""
+        if "lease_seconds" not in values or "beat_seconds" in values:
+            return values
+        try:
+            beat = min(float(cls.model_fields["beat_seconds"].default), float(values["lease_seconds"]) / 6)
+        except (TypeError, ValueError):  # which the lease's own check says better
+            return values
+        return values | {"beat_seconds": beat} if beat > 0 else values
+
+    @field_validator("lease_seconds")
+    @classmethod
+    def _longer_than_beats(cls, value: float, info: ValidationInfo) -> float:
+        """Refuses a lease that one late heartbeat would lose."""
+        beat = info.data.get("beat_seconds")
+        if beat is not None and value < 2 * beat:
+            raise PydanticCustomError(
+                "lease",
+                "is {lease}, must be at least twice TTSV_BEAT_SECONDS, which is {beat}",
+                {"lease": f"{value:g}", "beat": f"{beat:g}"},
+            )
+        return value
+
     @property
     def url(self) -> URL:
         """URL of the database; a PostgreSQL URL without a driver gets psycopg's, one without a password the file's."""
         if self.database_url is None:
             return URL.create("sqlite", database=str(self.data_dir / "ttsv.db"))
         url = make_url(self.database_url)
-        if url.drivername in ("postgres", "postgresql"):
-            url = url.set(drivername="postgresql+psycopg")
+        url = url.set(drivername=_DRIVERS[url.drivername])
         if self.database_password_file is not None and url.password is None:
             url = url.set(password=self.database_password_file.read_text().strip())
         return url

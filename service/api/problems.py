@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from service.api.examples import PROBLEM
-from service.db import is_full
+from service.db import is_full, is_read_only
 from service.errors import (
     ConflictError,
     FieldProblem,
@@ -36,6 +36,10 @@ log = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
 _METHODS = ("DELETE", "GET", "OPTIONS", "PATCH", "POST", "PUT")
+_READ_ONLY = (
+    "the database is read-only; nothing was stored: make its file, its folder and the disk under them writable for the "
+    "service, then send the request again"
+)
 MAX_ERRORS = 100
 """A body can hold thousands of wrong values; so many of them are named."""
 
@@ -153,6 +157,8 @@ def install(app: FastAPI) -> None:
         if isinstance(error, IntegrityError | DataError):  # the service's own mistake: sent again, it comes again
             raise error
         log.error("database error on %s %s: %s", request.method, request.url.path, error)
+        if is_read_only(error):  # without Retry-After: waiting alone mends nothing
+            return problem(503, _READ_ONLY, instance=request.url.path)
         what = "the database has no room left on its disk" if is_full(error) else "the database does not answer"
         detail = f"{what}; nothing was stored, so the request can be sent again"
         return problem(503, detail, instance=request.url.path, headers={"Retry-After": "5"})
