@@ -10,6 +10,7 @@ small grid to the service at `TTSV_URL` (`make serve`), follows it, and turns th
 from typing import Any
 
 import matplotlib.pyplot as plt
+import pandas as pd
 
 from service.client import Client
 
@@ -66,8 +67,9 @@ print(table.round(3).to_string())
 
 # %%
 figure, axes = plt.subplots(figsize=(5, 3.5), layout="constrained")
-for delta, group in frame.fillna({"delta": "none"}).groupby("delta"):
-    axes.scatter(group["max_singular_value"], 100 * group["accuracy"], label=f"delta {delta}")
+for delta, group in frame.groupby("delta", dropna=False):
+    label = "no delta" if pd.isna(delta) else f"delta {delta!r}"
+    axes.scatter(group["max_singular_value"], 100 * group["accuracy"], label=label)
 axes.set_xlabel("largest singular value (periodic)")
 axes.set_ylabel("test accuracy (%)")
 axes.legend()

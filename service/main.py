@@ -61,6 +61,8 @@ def create_app(settings: Settings) -> FastAPI:
         version=version("ttsv"),
         summary="Experiments on networks with controlled singular values: specs in, leaderboards out.",
         lifespan=lifespan,
+        docs_url=None,  # a page of ours, which loads nothing from elsewhere
+        redoc_url=None,
         responses=problems.ANY_OTHER,
     )
     app.state.settings = settings

@@ -140,7 +140,7 @@ def _wide(values: Sequence[float]) -> bool:
 def _axis(values: Sequence[float], start: float, end: float, *, log: bool = False, pad: float = 0.0) -> Axis:
     low, high = min(values), max(values)
     if log:
-        room = (high / low) ** pad if high > low else 2.0
+        room = (high / low) ** pad if high > low * (1 + 1e-9) else 2.0  # of closer values the logarithms may be equal
         return Axis(low / room, high * room, start, end, log=True)
     room = (high - low) * pad if high > low else abs(high) * 0.1 or 1.0
     return Axis(low - room, high + room, start, end)
@@ -152,15 +152,18 @@ def _steps(axis: Axis) -> list[float]:
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * 0.999)
     first, last = math.ceil(axis.low / step - 1e-9), math.floor(axis.high / step + 1e-9)
-    return [round(index * step, 12) for index in range(first, last + 1)]
+    digits = max(0, 2 - math.floor(math.log10(step)))
+    return [round(index * step, digits) for index in range(first, last + 1)]
 
 
 def _powers(axis: Axis) -> list[float]:
-    """Powers of ten, with 2 and 5 times them where the axis spans few."""
+    """Powers of ten, with 2 and 5 times them where the axis spans few, and even steps where it spans hardly any."""
     low, high = math.floor(math.log10(axis.low)), math.ceil(math.log10(axis.high))
     factors = (1, 2, 5) if high - low <= 3 else (1,)
     every = [factor * 10.0**power for power in range(low, high + 1) for factor in factors]
     found = [value for value in every if axis.low <= value <= axis.high]
+    if len(found) < 2:
+        return _steps(axis)
     return found[:: max(1, math.ceil(len(found) / _MOST_TICKS))]
 
 

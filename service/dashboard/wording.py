@@ -48,6 +48,11 @@ def whole(value: float | None) -> str:
     return NONE if value is None else f"{value:,.0f}".replace(",", "\u202f")
 
 
+def counted(count: int, one: str) -> str:
+    """How many of something there are, in the number that fits."""
+    return f"{whole(count)} {one if count == 1 else f'{one}s'}"
+
+
 def size(count: int) -> str:
     """Bytes."""
     amount = float(count)
@@ -116,5 +121,19 @@ def flat(record: Mapping[str, Any], path: str = "") -> list[tuple[str, Any]]:
 
 FILTERS: dict[str, Callable[..., Any]] = {
     function.__name__: function
-    for function in (fixed, percent, measured, short, whole, size, duration, instant, ago, said, document, flat)
+    for function in (
+        fixed,
+        percent,
+        measured,
+        short,
+        whole,
+        counted,
+        size,
+        duration,
+        instant,
+        ago,
+        said,
+        document,
+        flat,
+    )
 }

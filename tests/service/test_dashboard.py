@@ -1,6 +1,7 @@
 """The pages, on SQLite and Postgres: what they show, that names are inert in them, and who may press their buttons."""
 
 import json
+import math
 import re
 import statistics
 from collections.abc import Callable, Iterator
@@ -13,7 +14,9 @@ from fastapi.testclient import TestClient
 from sqlalchemy.orm import Session
 
 from service import keys, queue, verbs
+from service.dashboard.charts import line_chart
 from service.dashboard.spec_pages import START
+from service.dashboard.wording import counted
 from service.db import Database
 from service.grid import ExperimentSpec, expand_grid
 from service.main import create_app
@@ -216,10 +219,11 @@ class TestPages:
 
     def test_scripts_styles_and_their_names_fit(self, api: TestClient, show: Callable[[str], Page], world: int) -> None:
         asked = set()
-        for path in ("/", f"/experiments/{world}", "/submit", "/trials/4"):
+        for path in ("/", f"/experiments/{world}", "/submit", "/trials/4", "/docs"):
             page = show(path)
             asked |= {script["src"] for script in page.all("script")} | {link["href"] for link in page.all("link")}
-        assert len(asked) == 5
+        asked = {name for name in asked if not str(name).startswith("/static/swagger-ui/")}
+        assert len(asked) == 6
         folder = Path(__file__).parents[2] / "service" / "dashboard" / "static"
         served = {f"/static/{file.name}" for file in folder.iterdir()}
         imported = set(re.findall(r'from "(/static/[^"]+)"', "".join(f.read_text() for f in folder.glob("*.js"))))
@@ -232,6 +236,42 @@ class TestPages:
             assert answer.headers["content-type"].startswith(kind)
         assert api.get("/static/../main.py").status_code == 404
         assert api.get("/static/%2e%2e/site.py").status_code == 404
+
+    def test_the_form_has_what_its_script_looks_for(self, show: Callable[[str], Page]) -> None:
+        script = Path(__file__).parents[2] / "service" / "dashboard" / "static" / "submit.js"
+        ids = {attributes.get("id") for _, attributes in show("/submit").elements}
+        wanted = set(re.findall(r'getElementById\("([^"]+)"\)', script.read_text()))
+        assert {"spec", "problem", "stored", "preview"} <= wanted <= ids
+
+
+class TestWords:
+    def test_one_is_not_many(self) -> None:
+        assert [counted(count, "trial") for count in (0, 1, 2, 1000)] == [
+            "0 trials",
+            "1 trial",
+            "2 trials",
+            "1\u202f000 trials",
+        ]
+
+    @pytest.mark.parametrize(
+        ("low", "high"), [(0.022, 0.045), (0.0123, 0.0187), (1.2e-14, 1.9e-14), (0.021, 0.02100001), (3e7, 4e7)]
+    )
+    def test_a_narrow_logarithmic_axis_has_ticks(self, low: float, high: float) -> None:
+        """None of these ranges holds two of 1, 2 and 5 times a power of ten."""
+        chart = line_chart("Orthogonal loss", "epoch", [1.0, 2.0], {"training": [high, low]}, log=True)
+        assert chart is not None
+        assert chart.y.log
+        assert 2 <= len(chart.y.ticks) <= 8
+        heights = [tick.at for tick in chart.y.ticks]
+        assert heights == sorted(heights, reverse=True)
+        assert all(chart.y.end <= height <= chart.y.start for height in heights)
+        assert all(float(tick.label) > 0 for tick in chart.y.ticks)
+
+    def test_values_that_differ_by_a_rounding_make_a_chart(self) -> None:
+        value = 0.7
+        chart = line_chart("x", "epoch", [1, 2], {"x": [value, math.nextafter(value, 1)]}, log=True)
+        assert chart is not None
+        assert len(chart.y.ticks) >= 2
 
 
 class TestLists:

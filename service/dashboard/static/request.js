@@ -28,13 +28,18 @@ export function element(name, text = "", children = [], attributes = {}) {
   return made;
 }
 
-/** Shows a problem document: its detail, and every field that is wrong. */
+/** "1 trial", "2 trials". */
+export function count(number, name) {
+  return `${Number(number).toLocaleString("en")} ${name}${number === 1 ? "" : "s"}`;
+}
+
+/** Shows a problem document: its detail, and every field that is wrong where the detail does not say it all. */
 export function showProblem(place, { status, answer }) {
   const detail = answer && answer.detail ? String(answer.detail) : "unknown error";
   const fields = (answer && answer.errors) || [];
   const title = status === 0 ? "No answer" : `Refused (${status})`;
   place.replaceChildren(element("strong", title), element("p", detail));
-  if (fields.length > 0) {
+  if (fields.length > 1) {
     const items = fields.map((one) => element("li", "", [element("code", one.field), `: ${one.message}`]));
     place.append(element("ul", "", items));
   }

@@ -1,9 +1,10 @@
 // The form that takes a spec: looks at it first (dry run), then posts it.
-import { element, send, showProblem } from "/static/request.js";
+import { count, element, send, showProblem } from "/static/request.js";
 
 const MOST = 100; // trials that are listed
 const text = document.getElementById("spec");
 const problem = document.getElementById("problem");
+const stored = document.getElementById("stored");
 const preview = document.getElementById("preview");
 const submit = document.getElementById("submit");
 let key = newKey();
@@ -48,11 +49,27 @@ function flatten(config, path = "") {
   return found;
 }
 
+/** What the service says of fields without effect: nothing, or one element. */
+function warned(sentences) {
+  if (!sentences || sentences.length === 0) return [];
+  const title = sentences.length === 1 ? "A field has no effect:" : "Some fields have no effect:";
+  const items = sentences.map((sentence) => element("li", sentence));
+  const parts = [element("p", "", [element("strong", title)]), element("ul", "", items)];
+  return [element("div", "", parts, { class: "warning", role: "note" })];
+}
+
 function show(answer) {
   const trials = answer.trials.slice(0, MOST);
   const { flat, varied } = axes(trials);
-  const headings = ["#", ...varied, "parameters", "compression", "steps", "training"];
-  const head = element("tr", "", headings.map((name) => element("th", name, [], { scope: "col" })));
+  const isNumeric = (name) => flat.every((one) => (one[name] ?? null) === null || typeof one[name] === "number");
+  const numeric = new Set(varied.filter(isNumeric));
+  const aligned = (right) => (right ? { class: "number" } : {});
+  const headings = [
+    ["#", true],
+    ...varied.map((name) => [name, numeric.has(name)]),
+    ...["parameters", "compression", "steps", "training"].map((name) => [name, true]),
+  ];
+  const head = element("tr", "", headings.map(([name, right]) => element("th", name, [], { scope: "col", ...aligned(right) })));
   const rows = trials.map((trial, index) => {
     const values = varied.map((name) => {
       const value = flat[index][name];
@@ -61,14 +78,14 @@ function show(answer) {
     const costs = [number(trial.parameters), number(trial.compression, 1), number(trial.steps), time(trial.seconds)];
     const cells = [
       element("th", String(trial.number), [], { class: "number", scope: "row" }),
-      ...values.map((value) => element("td", value, [], isNaN(value) && value !== "–" ? {} : { class: "number" })),
+      ...values.map((value, column) => element("td", value, [], aligned(numeric.has(varied[column])))),
       ...costs.map((value) => element("td", value, [], { class: "number" })),
     ];
     return element("tr", "", cells);
   });
-  const total = `${number(answer.trial_count)} trials (${number(answer.grid_points)} points, equal ones once)`;
+  const total = `${count(answer.trial_count, "trial")} (${count(answer.grid_points, "point")}, equal ones once)`;
   const cost = `${number(answer.totals.steps)} steps; training, one trial after another: ${time(answer.totals.seconds)}`;
-  const parts = [element("h2", "What would be run"), element("p", `${total}; ${cost}.`)];
+  const parts = [element("h2", "What would be run"), ...warned(answer.warnings), element("p", `${total}; ${cost}.`)];
   const reasons = [...new Set(trials.flatMap((trial) => trial.reasons))];
   if (reasons.length > 0) parts.push(element("p", `Not known: ${reasons.join("; ")}.`, [], { class: "quiet" }));
   const table = element("table", "", [element("thead", "", [head]), element("tbody", "", rows)]);
@@ -81,6 +98,7 @@ function show(answer) {
 
 async function look() {
   problem.hidden = true;
+  stored.hidden = true;
   const result = await send("POST", "/v1/experiments?dry_run=true", { body: text.value, type: type() });
   if (result.ok) {
     show(result.answer);
@@ -96,7 +114,18 @@ async function post() {
   const headers = { "Idempotency-Key": key };
   const result = await send("POST", "/v1/experiments", { body: text.value, type: type(), headers });
   if (result.ok) {
-    location.assign(`/experiments/${Number(result.answer.id)}`);
+    const id = Number(result.answer.id);
+    const warnings = warned(result.answer.warnings);
+    if (warnings.length === 0) {
+      location.assign(`/experiments/${id}`);
+      return;
+    }
+    const where = element("a", `experiment ${id}`, [], { href: `/experiments/${id}` });
+    problem.hidden = true;
+    preview.hidden = true;
+    stored.replaceChildren(element("h2", "Stored"), element("p", "As ", [where, "."]), ...warnings);
+    stored.hidden = false;
+    where.focus();
   } else {
     showProblem(problem, result);
     problem.focus();
@@ -118,5 +147,6 @@ text.addEventListener("input", () => {
   key = newKey();
   preview.hidden = true;
   problem.hidden = true;
+  stored.hidden = true;
 });
 if (submit) alone(look);
