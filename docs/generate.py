@@ -156,7 +156,10 @@ def _metric_row(name: str, definition: str, protocol: str, source: str) -> str:
     shown = best = ""
     if name in {metric.value for metric in Metric}:
         metric = Metric(name)
-        shown, best = metric.reading.title, "most" if metric.more_is_better else "least"
+        shown, best = (
+            metric.reading.title,
+            ("most" if metric.more_is_better else "least") if metric.has_best else "at 1",
+        )
     return f"| `{name}` | {definition} | {shown} | {best} | {protocol and f'`{protocol}`'} | {source} |\n"
 
 

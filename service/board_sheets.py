@@ -79,7 +79,7 @@ def _notes(board: Board, same: Sequence[str], paper: bool) -> list[str]:
 
 
 def _best(rows: Sequence[Row], metric: Metric) -> float | None:
-    means = [row.metrics[metric]["mean"] for row in rows if metric in row.metrics]
+    means = [row.metrics[metric]["mean"] for row in rows if metric in row.metrics and metric.has_best]
     return (max if metric.more_is_better else min)(means, default=None)
 
 

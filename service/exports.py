@@ -85,10 +85,10 @@ def escape_markdown(text: str) -> str:
 
 
 def to_latex(sheets: Sequence[Sheet], *, standalone: bool = False) -> str:
-    """`table` environments with booktabs' rules; `standalone`: a whole document, its tables shrunk to the page."""
-    body = "\n".join(_latex(sheet, shrunk=standalone) for sheet in sheets)
+    """`table` environments with booktabs' rules, shrunk to the line where they are wider; `standalone`: a document."""
+    body = "\n".join(map(_latex, sheets))
     if not standalone:
-        return f"% needs \\usepackage{{booktabs}}\n{body}"
+        return f"% needs \\usepackage{{booktabs}} and \\usepackage{{graphicx}}\n{body}"
     packages = ("[T1]{fontenc}", "{booktabs}", "{graphicx}", "[a4paper,landscape,margin=1cm]{geometry}")
     head = "\n".join(["\\documentclass{article}", *(f"\\usepackage{name}" for name in packages)])
     return f"{head}\n\\begin{{document}}\n{body or 'No results.'}\n\\end{{document}}\n"
@@ -97,21 +97,21 @@ def to_latex(sheets: Sequence[Sheet], *, standalone: bool = False) -> str:
 _SHRUNK = "\\resizebox{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}{!}{%"
 
 
-def _latex(sheet: Sheet, *, shrunk: bool) -> str:
+def _latex(sheet: Sheet) -> str:
     columns = "".join("r" if numeric else "l" for numeric in sheet.numeric)
     lines = [
         "\\begin{table}",
         "\\centering",
         f"\\caption{{{escape_latex(sheet.title)}}}",
         "\\small",
-        *([_SHRUNK] if shrunk else []),
+        _SHRUNK,
         f"\\begin{{tabular}}{{{columns}}}",
         "\\toprule",
         " & ".join(map(_braced, sheet.headings)) + " \\\\",
         "\\midrule",
         *(" & ".join(map(_latex_cell, row)) + " \\\\" for row in sheet.rows),
         "\\bottomrule",
-        "\\end{tabular}}" if shrunk else "\\end{tabular}",
+        "\\end{tabular}}",
     ]
     if sheet.notes:
         notes = "\\\\\n".join(map(_braced, sheet.notes))

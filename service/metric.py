@@ -51,8 +51,13 @@ class Metric(StrEnum):
 
     @property
     def more_is_better(self) -> bool:
-        """Whether the best row has the largest value (a temperature is best small: above 1 the network boasts)."""
+        """Whether the row with the largest value comes first."""
         return self in _MORE_IS_BETTER
+
+    @property
+    def has_best(self) -> bool:
+        """Whether the first row is the best one. A temperature is best at 1: above, a network boasts."""
+        return self is not Metric.TEMPERATURE
 
     @property
     def reading(self) -> "Reading":

@@ -19,7 +19,10 @@ class Out(BaseModel):
 
 
 class ExperimentProgress(Out):
-    """How far an experiment is. `trials` counts them by state; `seconds_left`: from its last epoch on, at its pace."""
+    """How far an experiment is. `trials` counts them by state; `seconds_left`: from its last epoch on, at its pace.
+
+    `epochs` is how many are done and still planned: of trials that ended early, those they did.
+    """
 
     trials: dict[TrialState, int]
     epochs_done: int

@@ -40,10 +40,11 @@ class Progress:
     best_val_accuracy: float | None = None
 
     def add(self, tally: Tally) -> None:
-        """Adds the trials of one state; of a final trial all epochs are done, whether it ran them or not."""
+        """Adds the trials of one state. Of those that ended early no more epochs are planned than were done."""
+        succeeded = tally.state == TrialState.SUCCEEDED
         self.trials[tally.state] += tally.trials
-        self.epochs_done += tally.epoch if tally.state in OPEN_TRIALS else tally.epochs
-        self.epochs += tally.epochs
+        self.epochs_done += tally.epochs if succeeded else tally.epoch
+        self.epochs += tally.epochs if succeeded or tally.state in OPEN_TRIALS else tally.epoch
         self.best_accuracy = _larger(self.best_accuracy, tally.best_accuracy)
         self.best_val_accuracy = _larger(self.best_val_accuracy, tally.best_val_accuracy)
 

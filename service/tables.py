@@ -243,11 +243,16 @@ def _row(
 
 
 def _with_ratios(table: PaperTable, rows: list[TableRow]) -> list[TableRow]:
-    """With each row compared to the uncompressed one of the same other labels, as the paper does."""
+    """With each row compared to the uncompressed one of the same other labels, as the paper does.
+
+    A baseline has no constraint whose time could be compared.
+    """
     whole = {_others(row): row.metrics for row in rows if row.labels["rank"] is None} if table.ratios else {}
 
     def ratio(name: str, row: TableRow) -> float | None:
         metric = table.ratios.get(name)
+        if metric == Metric.CONSTRAINT_STEP_SECONDS and row.labels.get("method") == "baseline":
+            return None
         theirs = whole.get(_others(row), {}).get(metric) if metric else None
         ours = row.metrics.get(metric) if metric else None
         if theirs is None or ours is None or min(theirs["mean"], ours["mean"]) <= 0:

@@ -71,6 +71,7 @@ class TestCreate:
         }
         assert (body["progress"]["epochs_done"], body["progress"]["epochs"]) == (0, 24)
         assert body["spec"]["grid"] == SPEC["grid"]
+        assert body.pop("warnings") == []
         assert api.get(response.headers["location"]).json() == body
         assert len(table(Trial)) == 6
 

@@ -185,8 +185,8 @@ class TestProgress:
         counts = {state.value: count for state, count in found[first].trials.items() if count}
         assert counts == {"succeeded": 1, "running": 1, "diverged": 1, "queued": 1}
         assert set(found[first].trials) == set(TrialState)
-        # Three epochs each: both final trials are done with theirs, the running one with its first.
-        assert (found[first].epochs_done, found[first].epochs) == (3 + 3 + 1, 12)
+        # Three epochs each: one trial is done with its own, one with its first; one ended before any.
+        assert (found[first].epochs_done, found[first].epochs) == (3 + 1, 3 + 3 + 3)
         assert (found[first].best_accuracy, found[first].best_val_accuracy) == (0.75, 0.875)
         assert (found[second].epochs_done, found[second].epochs, found[second].best_accuracy) == (0, 3, None)
 
