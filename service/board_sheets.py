@@ -19,8 +19,9 @@ def board_sheets(found: Leaderboard, dataset: str, metric: Metric, wanted: Seque
     if found.hole_count:
         trials = sum(hole.trials for hole in found.holes)
         more = "" if found.hole_count == len(found.holes) else " among the first of them"
-        notes.append(f"{found.hole_count} cells have no result yet ({trials} trials{more})")
-    notes += [f"no result: {_said(hole.config)}; {hole.trials} trials" for hole in found.holes]
+        have = "cell has" if found.hole_count == 1 else "cells have"
+        notes.append(f"{found.hole_count} {have} no result yet ({_trials(trials)}{more})")
+    notes += [f"no result: {_said(hole.config)}; {_trials(hole.trials)}" for hole in found.holes]
     notes += [f"trial {bad.trial_id} is left out: {'; '.join(bad.reasons)}" for bad in found.invalid]
     if notes:
         title = f"{dataset}: not on the leaderboards" if sheets else f"{dataset}: no results yet"
@@ -57,12 +58,17 @@ def _sheet(board: Board, dataset: str, metric: Metric, wanted: Sequence[Metric])
     )
 
 
+def _trials(count: int) -> str:
+    return f"{count} {'trial' if count == 1 else 'trials'}"
+
+
 def _notes(board: Board, same: Sequence[str], paper: bool) -> list[str]:
     counts = sorted({row.seeds for row in board.rows})
     notes = [f"Protocol {board.protocol[:12]}; {len(board.rows)} of {board.total} rows."]
     if counts:
         number = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-        notes.append(f"Mean ± sample standard deviation over {number} seeds; best means in bold.")
+        seeds = "seed" if counts == [1] else "seeds"
+        notes.append(f"Mean ± sample standard deviation over {number} {seeds}; best means in bold.")
     if same:
         notes.append("All rows: " + ", ".join(f"{name} {_plain(board.rows[0].config[name])}" for name in same) + ".")
     lacking = [f"#{row.place} {_listed(row.missing_seeds)}" for row in board.rows if row.missing_seeds]

@@ -1,5 +1,6 @@
 """What Tune's events mean: for the recorder, for the timer, and for the end of a pass."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from workers.recorder import Recorder
 from workers.reports import EpochReport, Job
 
 _REASON_CHARACTERS = 2000
+_NAMES = re.compile(r"\s+\w+: ")
+"""A line in which Ray names what has died: its class, its numbers."""
 
 
 class Listener(tune.Callback):
@@ -57,7 +60,7 @@ class Listener(tune.Callback):
         """The trial's process died (what a trial raises itself it reports)."""
         trial_id = job_of(trial).trial_id
         if self._attempts.ended(trial_id):
-            self._recorder.died(trial_id, _reason(trial))
+            self._recorder.died(trial_id, reason_of(trial))
         self._count_end()
 
     def _count_end(self) -> None:
@@ -71,7 +74,7 @@ def job_of(trial: Trial) -> Job:
     return Job(**trial.config["job"])
 
 
-def _reason(trial: Trial) -> str:
+def reason_of(trial: Trial) -> str:
     """What Ray knows about the death of a trial's process."""
     try:
         text = Path(trial.error_file).read_text()
@@ -79,4 +82,5 @@ def _reason(trial: Trial) -> str:
         return "the process died, and Ray does not say why"
     _, _, last = text.rpartition("Failure # ")
     reason = last.partition("\n")[2].partition(" Some common causes")[0]  # the rest is advice about Ray
-    return reason[-_REASON_CHARACTERS:].strip()
+    lines = (line.strip() for line in reason.splitlines() if not _NAMES.match(line))
+    return " ".join(filter(None, lines))[-_REASON_CHARACTERS:]
