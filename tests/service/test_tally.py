@@ -45,8 +45,8 @@ def check(database: Database) -> None:
             results = [session.get(Result, trial.id) for trial in mine]
             assert progress[experiment_id] == Progress(
                 {state: sum(t.state == state for t in mine) for state in TrialState},
-                sum(t.epoch if t.state in OPEN_TRIALS else t.epochs for t in mine),
-                sum(t.epochs for t in mine),
+                sum(t.epochs if t.state == TrialState.SUCCEEDED else t.epoch for t in mine),
+                sum(t.epochs if t.state in (*OPEN_TRIALS, TrialState.SUCCEEDED) else t.epoch for t in mine),
                 max((result.accuracy for result in results if result and result.valid), default=None),
                 best,
             )
