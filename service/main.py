@@ -5,7 +5,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 
-from fastapi import Depends, FastAPI
+from fastapi import APIRouter, Depends, FastAPI
+from fastapi.routing import APIRoute
 
 from service.api import (
     artifacts,
@@ -88,11 +89,19 @@ def create_app(settings: Settings) -> FastAPI:
         presets,
         keys,
     ):
-        app.include_router(module.router, dependencies=[Depends(known_parameters_only)])
+        app.include_router(_summarised(module.router), dependencies=[Depends(known_parameters_only)])
     for open_to_all in (health, observing):
-        app.include_router(open_to_all.router)
+        app.include_router(_summarised(open_to_all.router))
     site.install(app)
     return app
+
+
+def _summarised(router: APIRouter) -> APIRouter:
+    """Its operations are listed by the first sentence of their description, in place of the function's name."""
+    for route in router.routes:
+        if isinstance(route, APIRoute) and route.description:
+            route.summary = route.description.splitlines()[0].partition(". ")[0].rstrip(".:")
+    return router
 
 
 def application() -> FastAPI:
