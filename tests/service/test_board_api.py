@@ -74,7 +74,7 @@ class TestForms:
         assert "| **75.00** |" in text
         assert "37.50 ± 17.68" in text
         assert "| 1 of 2 |" in text
-        assert "1 cells have no result yet" in text
+        assert "1 cell has no result yet" in text
         assert "\n- no result: model small-cnn, layer dense, " in text
         assert "\n- Missing seeds: \\#1 1.\n" in text
         text = api.get(f"{BOARD}?format=latex&standalone=true").text
