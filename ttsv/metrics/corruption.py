@@ -56,7 +56,7 @@ def corruption_accuracy(
 
     `source`: the folder of CIFAR-10-C or CIFAR-100-C, or another source, such as `GeneratedCorruptions`; `images`:
     only so many of each kind and severity, the first (None: all). They go to the device of the model's parameters as
-    bytes, one severity of a kind at a time, and through the model `batch_size` at a time: None for 128 on the CPU,
+    bytes, one severity of a kind at a time, and through the model `batch_size` at a time: None for 100 on the CPU,
     whose caches they fit, and 1000 elsewhere. `seconds` of the record do not include the checks of the files.
     `progress` is called after each severity of each kind, or, of few images, after all
     severities of a kind, which go through the model together.
@@ -80,7 +80,7 @@ def corruption_steps(
             check_count(name, number)
     opened = (PublishedCorruptions(Path(source)) if isinstance(source, str | Path) else source).open()
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    size = int(batch_size or (128 if device.type == "cpu" else 1000))
+    size = int(batch_size or (100 if device.type == "cpu" else 1000))
     total, count = len(KINDS) * len(SEVERITIES), len(opened.labels) // len(SEVERITIES)
     used = int(min(count, images or count))
     labels = torch.stack([part[:used] for part in torch.split(torch.from_numpy(opened.labels).to(device), count)])
