@@ -21,8 +21,8 @@ from ttsv.evaluation.sanity import Violation, find_violations
 from ttsv.evaluation.summary import columns, results
 from ttsv.evaluation_config import PUBLISHED_CORRUPTIONS, EvaluationConfig
 from ttsv.metrics.accuracy import predict
-from ttsv.metrics.adversarial import autoattack_steps, require_tiles
-from ttsv.metrics.attack_record import AttackProgress, AttackRecord
+from ttsv.metrics.adversarial import autoattack_steps
+from ttsv.metrics.attack_record import AttackProgress, AttackRecord, require_tiles
 from ttsv.metrics.calibration import CalibrationRecord, calibration_record
 from ttsv.metrics.certified import assumed_lipschitz, certificates, lipschitz_bound
 from ttsv.metrics.corruption import CorruptionRecord, corruption_steps

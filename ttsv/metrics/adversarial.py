@@ -18,7 +18,14 @@ from torch import Tensor, nn
 
 from ttsv.errors import ConfigError
 from ttsv.evaluation_config import ATTACK_VERSIONS
-from ttsv.metrics.attack_record import AttackCounts, AttackProgress, AttackRecord, Progress, attack_inputs
+from ttsv.metrics.attack_record import (
+    AttackCounts,
+    AttackProgress,
+    AttackRecord,
+    Progress,
+    attack_inputs,
+    require_tiles,
+)
 from ttsv.metrics.attack_state import AttackState, StateFile, fingerprint, model_fingerprint
 from ttsv.metrics.attacked import AttackedNetwork, batch_size_for, under_attack
 from ttsv.metrics.pgd import pgd
@@ -281,20 +288,6 @@ def _check_square(official: "AutoAttack", state: AttackState) -> None:
         if counts.attacked:
             accuracies[name] = robust / images
     checks.check_square_sr(accuracies, logger=official.logger)
-
-
-def require_tiles(images: Tensor, norm: str) -> None:
-    """Raises `ConfigError` for a size that Square Attack fails on under L2 and L1: it starts from tiles of height / 5.
-
-    It lays height // tile by width // tile of them from an offset of half of height % 5, and those that would reach
-    past the border do not fit, unless they are of one pixel.
-    """
-    height, width = images.shape[2:]
-    tile = height // 5
-    offset = (height - 5 * tile) // 2
-    if tile == 0 or (tile > 1 and any(offset + n // tile * tile > n for n in (height, width))):
-        fix = f"is a size that AutoAttack's Square Attack cannot start from under {norm}: resize, or attack under Linf"
-        raise ConfigError("images", (height, width), fix)
 
 
 @contextmanager

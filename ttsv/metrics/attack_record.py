@@ -121,6 +121,20 @@ def attack_inputs(
     return pixels.detach(), labels.long()
 
 
+def require_tiles(images: Tensor, norm: str) -> None:
+    """Raises `ConfigError` for a size that Square Attack fails on under L2 and L1: it starts from tiles of height / 5.
+
+    It lays height // tile by width // tile of them from an offset of half of height % 5, and those that would reach
+    past the border do not fit, unless they are of one pixel.
+    """
+    height, width = images.shape[2:]
+    tile = height // 5
+    offset = (height - 5 * tile) // 2
+    if tile == 0 or (tile > 1 and any(offset + n // tile * tile > n for n in (height, width))):
+        fix = f"is a size that AutoAttack's Square Attack cannot start from under {norm}: resize, or attack under Linf"
+        raise ConfigError("images", (height, width), fix)
+
+
 def perturbation(adversarial: Tensor, images: Tensor, norm: str) -> Tensor:
     """Norm (count,) of the change of each image, in float64."""
     order = {"L2": 2.0, "Linf": math.inf, "L1": 1.0}[norm]

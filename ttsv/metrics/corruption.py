@@ -57,8 +57,8 @@ def corruption_accuracy(
     `source`: the folder of CIFAR-10-C or CIFAR-100-C, or another source, such as `GeneratedCorruptions`; `images`:
     only so many of each kind and severity, the first (None: all). They go to the device of the model's parameters as
     bytes, one severity of a kind at a time, and through the model `batch_size` at a time: None for 100 on the CPU,
-    whose caches they fit, and 1000 elsewhere. `seconds` of the record do not include the checks of the files.
-    `progress` is called after each severity of each kind, or, of few images, after all
+    where the memory of larger results would be new for each layer, and 1000 elsewhere. `seconds` of the record do not
+    include the checks of the files. `progress` is called after each severity of each kind, or, of few images, after all
     severities of a kind, which go through the model together.
 
     Raises `DataError` naming a file that is missing, cut or altered, and `ConfigError` for other classes than the
