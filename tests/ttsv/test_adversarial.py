@@ -357,6 +357,20 @@ def test_fingerprints_of_models() -> None:
         assert model_fingerprint(copy.deepcopy(model)) == model_fingerprint(model)
 
 
+def test_tensors_of_every_kind_are_told_apart() -> None:
+    complexes = torch.tensor([1 + 2j, 3 - 1j])
+    found = []
+    for value in (
+        *(complexes, complexes.conj(), complexes.conj().imag, torch.eye(3).to_sparse(), 2 * torch.eye(3).to_sparse()),
+        *(torch.ones(2, device="meta"), torch.ones(3, device="meta"), torch.ones(2), torch.ones(2).bfloat16()),
+        *(torch.zeros(0), torch.tensor(True), np.ones(2), np.ones(2, dtype=np.float32), np.float64(1.0)),
+    ):
+        model = nn.Identity()
+        vars(model)["kept"] = value
+        found.append(model_fingerprint(model))
+    assert len(set(found)) == len(found)
+
+
 def test_the_fingerprint_of_a_model_is_that_of_every_process() -> None:
     code = (
         "from ttsv.metrics.attack_state import model_fingerprint\n"

@@ -236,7 +236,9 @@ def _described(value: Any, depth: int = _DEPTH) -> str:
         return kind
     parts: list[str] = []
     if isinstance(value, Tensor):
-        parts = [fingerprint(value)]
+        # One without data has its shape alone; a view of its conjugate, or a sparse one, has no bytes of its own.
+        plain = None if value.is_meta else value.detach().to_dense().resolve_conj().resolve_neg()
+        parts = [str(tuple(value.shape)) if plain is None else fingerprint(plain)]
     elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
         parts = [f"{value.dtype} {value.shape}", hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()]
     elif isinstance(value, Mapping):
