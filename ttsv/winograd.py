@@ -5,34 +5,47 @@ and Gray, Fast algorithms for convolutional neural networks (2016)): `Y = A^T [(
 matrices of Toom and Cook for the points 0, 1, -1, 1/2, -2 and infinity, small ones with small rounding errors
 (Barabasz et al., Error analysis and improving the accuracy of Winograd convolution (2020)): in float32 some ten times
 those of torch's convolution, 1e-6 to 3e-6 of the result (bf16: 3e-3). For each of the 36 places the products are one of
-matrices, channels by tiles; the transforms of both axes are products with `A (x) A` and its like. Blocks are as large
-as stays in a processor's cache.
+matrices, channels by tiles; gradients are those of the formula, so that both share `A dY A^T`. Blocks are as large as
+stays in a processor's cache.
 """
 
+import functools
 import math
 from collections.abc import Sequence
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from ttsv.errors import ConfigError
+from ttsv.tile_transforms import Frame, Tiles, TileTransform
 
 _POINTS = (0.0, 1.0, -1.0, 0.5, -2.0)
 _OUT, _IN, _TAPS = 4, 6, 3  # pixels of a tile, of what it depends on, and of the kernel, along each axis
 _PLACES = _IN**2
+_TILES = 128  # at once where their products follow: they stay in a processor's second cache
 _IMAGE_BLOCK, _KERNEL_BLOCK = 6 << 20, 8 << 20  # bytes of transformed images, and of kernels where they are many
+_APART = 48
+"""Numbers between the places' matrices: caches keep few lines whose addresses are a power of two apart."""
 _WORTH = 1.2
 
 
-def _matrices() -> tuple[Tensor, Tensor, Tensor]:
-    """A^T (4, 6), G (6, 3) and B^T (6, 6) in float64; the last point is at infinity.
+class _Filtering(NamedTuple):
+    """For 4 neighbouring results of a convolution of 3 taps, in float64: `output ((kernel g) * (images d))`."""
 
-    Row i of B^T has the coefficients of the product of `x - p_j` over the other points, row i of G the powers of p_i
-    over that product's value at p_i.
+    output: Tensor  # (4, 6)
+    kernel: Tensor  # (6, 3)
+    images: Tensor  # (6, 6)
+
+
+def _filtering() -> _Filtering:
+    """Of Toom and Cook; the last point is at infinity.
+
+    Row i of `images` has the coefficients of the product of `x - p_j` over the other points, row i of `kernel` the
+    powers of p_i over that product's value at p_i.
     """
     points = torch.tensor(_POINTS, dtype=torch.float64)
     output, kernel, images = (points.new_zeros(rows, cols) for rows, cols in ((_OUT, _IN), (_IN, _TAPS), (_IN, _IN)))
@@ -43,7 +56,7 @@ def _matrices() -> tuple[Tensor, Tensor, Tensor]:
         images[i, : _IN - 1] = _coefficients(others)
     output[-1, -1] = kernel[-1, -1] = 1
     images[-1] = _coefficients(points)
-    return output, kernel, images
+    return _Filtering(output, kernel, images)
 
 
 def _coefficients(roots: Tensor) -> Tensor:
@@ -54,40 +67,11 @@ def _coefficients(roots: Tensor) -> Tensor:
     return found
 
 
-def _both_axes(matrix: Tensor) -> Tensor:
-    return torch.kron(matrix, matrix).float()
-
-
-_A, _G, _B = _matrices()
-_OUTPUT, _KERNEL, _IMAGES = map(_both_axes, (_A, _G, _B))
-_TURNED = _both_axes(_G.flip(1))
-"""Of kernels turned by 180 degrees, which gradients of images are convolved with."""
-_OUTPUT_T, _KERNEL_T = _OUTPUT.T.contiguous(), _KERNEL.T.contiguous()
-
-
-class _Scratch:
-    """Memory of one convolution's blocks, one after another: fresh pages from the system cost as much as a transform.
-
-    By name: "pixels" of images, results or kernels, "tiles" of images or results, either used up before its next
-    use; "transformed" images; "kernel", transformed.
-    """
-
-    def __init__(self) -> None:
-        self._taken: dict[str, Tensor] = {}
-
-    def take(self, name: str, *shape: int) -> Tensor:
-        """Uninitialised float32 of this shape; what was there under the name before is gone."""
-        count = math.prod(shape)
-        if name not in self._taken or self._taken[name].numel() < count:
-            self._taken[name] = torch.empty(count, dtype=torch.float32, device="cpu")
-        return self._taken[name][:count].view(shape)
-
-
 def winograd_convolution(images: Tensor, kernel: Tensor, padding: tuple[int, int] = (0, 0)) -> Tensor:
     """`conv2d(images, kernel, padding=padding)` in float32 on a CPU, differentiable once.
 
-    `images` (batch, c_in, height, width), `kernel` (c_out, c_in, 3, 3), `padding` of at most 2 pixels. Fastest where
-    both lie channels last, as the result does. Raises `ConfigError` for other shapes, types and paddings.
+    `images` (batch, c_in, height, width), `kernel` (c_out, c_in, 3, 3). Fastest where both lie channels last, as the
+    result does. Raises `ConfigError` for other shapes, types and paddings.
     """
     if not _suited(images, kernel):
         given = f"{images.dtype} {tuple(images.shape)} and {kernel.dtype} {tuple(kernel.shape)}"
@@ -97,18 +81,15 @@ def winograd_convolution(images: Tensor, kernel: Tensor, padding: tuple[int, int
             "must be float32 on a CPU, not under autocast, (batch, c_in, h, w) and (c_out, c_in, 3, 3)",
         )
     if not _padded(images, padding):
-        raise ConfigError("padding", padding, "must be two numbers from 0 to 2 that leave room for the kernel")
-    found: Tensor = _Convolution.apply(images, kernel, padding)
+        raise ConfigError("padding", padding, "must be two numbers from 0 up that leave room for the kernel")
+    found: Tensor = _Convolution.apply(images, kernel, _Grid(images.shape, padding))
     return found
 
 
 def winograd_pays(images: Tensor, kernel: Tensor, padding: tuple[int, int]) -> bool:
-    """Whether `winograd_convolution` is worth its transforms (`benchmarks/convolutions.py`).
-
-    Of images so large that the tiles of one take many times a block it is not: they would take too much memory.
-    """
-    grid = _Grid(images, padding)
-    if not grid.tiles or grid.bytes_per_image(max(kernel.shape[:2])) > 4 * _IMAGE_BLOCK:
+    """Whether `winograd_convolution` is worth its transforms (`benchmarks/convolutions.py`)."""
+    grid = _Grid(images.shape, padding)
+    if not grid.tiles:
         return False
     return _worth(grid.tiles, grid.batch * math.prod(grid.size) / grid.tiles, *kernel.shape[:2])
 
@@ -116,11 +97,11 @@ def winograd_pays(images: Tensor, kernel: Tensor, padding: tuple[int, int]) -> b
 def _worth(tiles: float, pixels: float, c_out: int, c_in: int) -> bool:
     """Counts multiplications per tile of so many pixels of results, as measured on processors with AVX-512.
 
-    One of the small products takes as long as 1.25 of a plain convolution, and what is done to each transformed number
-    of images, kernels and results as long as 74.
+    One of the small products takes as long as 1.6 of a plain convolution, and what is done to each transformed number
+    of images, kernels and results as long as 30.
     """
     numbers = c_in + c_out + c_in * c_out / tiles
-    return _WORTH * _PLACES * (1.25 * c_in * c_out + 74 * numbers) < pixels * _TAPS**2 * c_in * c_out
+    return _WORTH * _PLACES * (1.6 * c_in * c_out + 30 * numbers) < pixels * _TAPS**2 * c_in * c_out
 
 
 def winograd_may_pay(model: nn.Module) -> bool:
@@ -164,134 +145,239 @@ def _suited(images: Tensor, kernel: Tensor) -> bool:
 
 
 def _padded(images: Tensor, padding: tuple[int, ...]) -> bool:
-    return all(0 <= p < _TAPS <= n + 2 * p for n, p in zip(images.shape[2:], padding, strict=True))
+    return all(p >= 0 and n + 2 * p >= _TAPS for n, p in zip(images.shape[2:], padding, strict=True))
 
 
 class _Convolution(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, images: Tensor, kernel: Tensor, padding: tuple[int, int]) -> Tensor:
+    def forward(ctx: Any, images: Tensor, kernel: Tensor, grid: "_Grid") -> Tensor:
         ctx.save_for_backward(images, kernel)
-        ctx.padding = padding
-        return _convolve(images, kernel, padding)
+        ctx.grid = grid
+        found = _uninitialised(grid.batch, len(kernel), *grid.size)
+        _convolve(grid, _channels_last(images), _channels_last(kernel), _channels_last(found))
+        return found
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        images, kernel = ctx.saved_tensors
-        of_images = of_kernel = None
-        if ctx.needs_input_grad[0]:
-            rest = tuple(_TAPS - 1 - p for p in ctx.padding)
-            of_images = _convolve(gradient, kernel, rest, turned=True)
-        if ctx.needs_input_grad[1]:
-            of_kernel = _kernel_gradient(images, gradient, ctx.padding)
-        return of_images, of_kernel, None
+        wanted = zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)
+        found = [_uninitialised(*tensor.shape).zero_() if needed else None for tensor, needed in wanted]
+        given = map(_channels_last, (*ctx.saved_tensors, gradient))
+        _gradients(ctx.grid, *given, *(None if tensor is None else _channels_last(tensor) for tensor in found))
+        return found[0], found[1], None
+
+
+class _Transforms:
+    """What the algorithm does to tiles beside products, with the adjoint of each for the gradients.
+
+    Compiled at first use: tiles of pixels to numbers per place, or back.
+    """
+
+    def __init__(self) -> None:
+        self.matrices = _filtering()
+
+    @cached_property
+    def images(self) -> TileTransform:
+        return TileTransform(self.matrices.images, framed="source")
+
+    @cached_property
+    def images_adjoint(self) -> TileTransform:
+        return TileTransform(self.matrices.images.T, framed="target", add=True)
+
+    @cached_property
+    def kernel(self) -> TileTransform:
+        return TileTransform(self.matrices.kernel)
+
+    @cached_property
+    def kernel_transposed(self) -> TileTransform:
+        return TileTransform(self.matrices.kernel, apart=True)
+
+    @cached_property
+    def kernel_adjoint(self) -> TileTransform:
+        return TileTransform(self.matrices.kernel.T)
+
+    @cached_property
+    def output(self) -> TileTransform:
+        return TileTransform(self.matrices.output, framed="target")
+
+    @cached_property
+    def output_adjoint(self) -> TileTransform:
+        return TileTransform(self.matrices.output.T, framed="source")
+
+
+_transforms = functools.cache(_Transforms)
+
+
+class _Scratch:
+    """Memory of one convolution's blocks, one after another: fresh pages from the system cost as much as a transform.
+
+    By name, so that each block takes the place of the last.
+    """
+
+    def __init__(self) -> None:
+        self._taken: dict[str, Tensor] = {}
+
+    def take(self, name: str, rows: int, columns: int) -> Tensor:
+        """Uninitialised float32 (places, rows, columns); what was there under the name before is gone."""
+        apart = rows * columns + _APART
+        if name not in self._taken or self._taken[name].numel() < _PLACES * apart:
+            self._taken[name] = torch.empty(_PLACES * apart, dtype=torch.float32, device="cpu")
+        return self._taken[name].as_strided((_PLACES, rows, columns), (apart, columns, 1))
+
+
+class _Part(NamedTuple):
+    """Of a batch: the same rows of tiles of some images, where there are several all rows."""
+
+    images: slice
+    rows: slice
 
 
 class _Grid:
     """The tiles that cover the results of a convolution: `rows` times `columns` for each image."""
 
-    def __init__(self, images: Tensor, padding: tuple[int, ...]) -> None:
-        self.images, self.padding, self.batch = images, padding, len(images)
-        self.size = tuple(n + 2 * p - _TAPS + 1 for n, p in zip(images.shape[2:], padding, strict=True))
+    def __init__(self, shape: Sequence[int], padding: tuple[int, ...]) -> None:
+        """`shape` of the images: (batch, channels, height, width)."""
+        self.batch, self.padding = shape[0], padding
+        self.size = tuple(n + 2 * p - _TAPS + 1 for n, p in zip(shape[2:], padding, strict=True))
         self.rows, self.columns = (-(-n // _OUT) for n in self.size)
         self.tiles = self.batch * self.rows * self.columns
-        self.covered = self.rows * _OUT, self.columns * _OUT
+        self.whole = _Part(slice(0, self.batch), slice(0, self.rows))
 
-    def blocks(self, c_in: int, c_out: int) -> tuple[list[slice], list[slice]]:
-        """Of images, and of the channels on the kernel's other side than theirs: one of the two lists is one long."""
-        bytes_per_image = self.bytes_per_image(max(c_in, c_out))
-        few_images = self.batch * bytes_per_image <= 2 * _IMAGE_BLOCK
+    def blocks(self, c_in: int, c_out: int) -> tuple[list[_Part], list[slice]]:
+        """Of images, and of the results' channels: one of the two lists is one long."""
+        few_images = 4 * _PLACES * self.tiles * max(c_in, c_out) <= 2 * _IMAGE_BLOCK
         if few_images and 4 * _PLACES * c_in * c_out > 2 * _KERNEL_BLOCK:
-            return [slice(0, self.batch)], _slices(c_out, _KERNEL_BLOCK // (4 * _PLACES * c_in))
-        return _slices(self.batch, _IMAGE_BLOCK // bytes_per_image), [slice(0, c_out)]
+            return [self.whole], _slices(0, c_out, _KERNEL_BLOCK // (4 * _PLACES * c_in))
+        return self.split(self.whole, _IMAGE_BLOCK // (4 * _PLACES * max(c_in, c_out))), [slice(0, c_out)]
 
-    def bytes_per_image(self, channels: int) -> int:
-        """Of one image's transformed tiles."""
-        return 4 * _PLACES * self.rows * self.columns * channels
+    def split(self, part: _Part, tiles: int) -> list[_Part]:
+        """Into parts of at most so many tiles, but at least a row, in the order of the tiles."""
+        (first, last), (top, bottom) = ((each.start, each.stop) for each in part)
+        rows = tiles // max(1, self.columns)
+        if bottom - top <= rows:
+            return [_Part(several, part.rows) for several in _slices(first, last, rows // max(1, bottom - top))]
+        return [_Part(slice(i, i + 1), some) for i in range(first, last) for some in _slices(top, bottom, rows)]
 
-    def transformed(self, block: slice, scratch: _Scratch) -> Tensor:
-        """`B^T d B` of the tiles of some images: (36, tiles, channels)."""
-        images = self.images[block].permute(0, 2, 3, 1)
-        count, height, width, channels = images.shape
-        (top, left), (high, wide) = self.padding, self.covered
-        padded = scratch.take("pixels", count, high + _TAPS - 1, wide + _TAPS - 1, channels)
-        bottom, right = top + height, left + width
-        for border in (padded[:, :top], padded[:, bottom:], padded[:, :, :left], padded[:, :, right:]):
-            border.zero_()
-        padded[:, top:bottom, left:right] = images
-        windows = padded.unfold(1, _IN, _OUT).unfold(2, _IN, _OUT).permute(4, 5, 0, 1, 2, 3)
-        tiles = scratch.take("tiles", *windows.shape).copy_(windows).view(_PLACES, -1)
-        found = scratch.take("transformed", _PLACES, count * self.rows * self.columns, channels)
-        torch.mm(_IMAGES, tiles, out=found.view(_PLACES, -1))
-        return found
+    def counts(self, part: _Part) -> tuple[int, int, int]:
+        """Images, rows and columns of tiles of a part."""
+        return part.images.stop - part.images.start, part.rows.stop - part.rows.start, self.columns
 
-    def tiled(self, results: Tensor) -> Tensor:
-        """A view (4, 4, batch, rows, columns, channels) of (batch, channels, 4 rows, 4 columns), channels last."""
-        tiles = results.permute(0, 2, 3, 1).unfold(1, _OUT, _OUT).unfold(2, _OUT, _OUT)
-        return tiles.permute(4, 5, 0, 1, 2, 3)
+    def of_images(self, pixels: Tensor, part: _Part) -> Tiles:
+        """What tiles of results depend on, in (batch, height, width, c_in); they overlap."""
+        return _framed(pixels, part, self.padding)
+
+    def of_results(self, pixels: Tensor, part: _Part) -> Tiles:
+        """In (batch, height, width, channels)."""
+        return _framed(pixels, part, (0, 0))
+
+    def transformed(self, values: Tensor) -> Tiles:
+        """In (places, tiles, channels)."""
+        place, tile, _ = values.stride()
+        image, row = self.rows * self.columns * tile, self.columns * tile
+        return Tiles(values, 0, (image, row, tile, _IN * place, place, 1))
 
 
-def _channels_last(*shape: int) -> Tensor:
+def _framed(pixels: Tensor, part: _Part, padding: tuple[int, ...]) -> Tiles:
+    values = pixels[part.images]
+    image, y, x, _ = values.stride()
+    top, left = part.rows.start * _OUT - padding[0], -padding[1]
+    frame = Frame((top, left), _OUT, (values.shape[1], values.shape[2]))
+    return Tiles(values, top * y + left * x, (image, _OUT * y, _OUT * x, y, x, 1), frame)
+
+
+def _of_kernel(taps: Tensor) -> Tiles:
+    """In (channels, 3, 3, other channels): images of one tile."""
+    channel, y, x, other = taps.stride()
+    return Tiles(taps, 0, (channel, 0, 0, y, x, other))
+
+
+def _of_transformed_kernel(values: Tensor) -> Tiles:
+    """In (places, channels, other channels)."""
+    place, channel, _ = values.stride()
+    return Tiles(values, 0, (channel, 0, 0, _IN * place, place, 1))
+
+
+def _slices(start: int, stop: int, size: int) -> list[slice]:
+    size = max(1, size)
+    return [slice(first, min(first + size, stop)) for first in range(start, stop, size)]
+
+
+def _uninitialised(*shape: int) -> Tensor:
+    """Four axes whose second lies last in memory."""
     return torch.empty(shape, dtype=torch.float32, device="cpu", memory_format=torch.channels_last)
 
 
-def _slices(count: int, size: int) -> list[slice]:
-    return [slice(start, min(start + max(1, size), count)) for start in range(0, count, max(1, size))]
+def _channels_last(values: Tensor) -> Tensor:
+    """The second axis last: a view where it lies so in memory."""
+    return values.permute(0, 2, 3, 1).contiguous()
 
 
-def _convolve(images: Tensor, kernel: Tensor, padding: tuple[int, ...], *, turned: bool = False) -> Tensor:
-    """The convolution; with `turned` that by the kernel's transpose, turned: gradients of images."""
-    grid, scratch = _Grid(images, padding), _Scratch()
-    c_in, c_out = kernel.shape[:2] if turned else (kernel.shape[1], kernel.shape[0])
-    found = _channels_last(grid.batch, c_out, *grid.covered)
-    image_blocks, channel_blocks = grid.blocks(c_in, c_out)
+def _convolve(grid: _Grid, images: Tensor, kernel: Tensor, found: Tensor) -> None:
+    """Into `found` (batch, height, width, c_out); all with their channels last."""
+    transforms, scratch = _transforms(), _Scratch()
+    c_out, c_in = kernel.shape[0], kernel.shape[3]
+    parts, channel_blocks = grid.blocks(c_in, c_out)
+    if len(channel_blocks) == 1:
+        parts = grid.split(grid.whole, _TILES)
     for channels in channel_blocks:
-        of_kernel = _transformed_kernel(kernel, channels, scratch, turned=turned)
-        for part in image_blocks:
-            if len(image_blocks) > 1 or channels.start == 0:
-                of_images = grid.transformed(part, scratch)
-            products = scratch.take("tiles", _PLACES, of_images.shape[1], of_kernel.shape[2])
-            torch.bmm(of_images, of_kernel, out=products)
-            block = grid.tiled(found[part, channels])
-            pixels = scratch.take("pixels", *block.shape)
-            torch.mm(_OUTPUT, products.view(_PLACES, -1), out=pixels.view(_OUT**2, -1))
-            block.copy_(pixels)
-    if grid.covered == grid.size:
-        return found
-    return found[:, :, : grid.size[0], : grid.size[1]].clone(memory_format=torch.channels_last)
+        count = channels.stop - channels.start
+        of_kernel = scratch.take("kernel", c_in, count)
+        taps = _of_kernel(kernel[channels].permute(3, 1, 2, 0))
+        transforms.kernel_transposed(taps, _of_transformed_kernel(of_kernel), (c_in, 1, 1), count)
+        for part in parts:
+            counts = grid.counts(part)
+            if len(parts) > 1 or channels.start == 0:
+                of_images = scratch.take("images", math.prod(counts), c_in)
+                transforms.images(grid.of_images(images, part), grid.transformed(of_images), counts, c_in)
+            products = scratch.take("products", math.prod(counts), count)
+            _multiply(of_images, of_kernel, products)
+            results = grid.of_results(found[..., channels], part)
+            transforms.output(grid.transformed(products), results, counts, count)
 
 
-def _transformed_kernel(kernel: Tensor, channels: slice, scratch: _Scratch, *, turned: bool) -> Tensor:
-    """`G g G^T` for some channels of the result: (36, c_in, channels)."""
-    part = (kernel[:, channels] if turned else kernel[channels]).permute(2, 3, 0, 1)
-    taps = scratch.take("pixels", *part.shape).copy_(part)
-    found = scratch.take("kernel", _PLACES, *part.shape[2:])
-    torch.mm(_TURNED if turned else _KERNEL, taps.view(_TAPS**2, -1), out=found.view(_PLACES, -1))
-    return found if turned else found.transpose(1, 2)
-
-
-def _kernel_gradient(images: Tensor, gradient: Tensor, padding: tuple[int, ...]) -> Tensor:
-    """`G^T [sum over tiles of (A dY A^T) * (B^T d B)] G`, (c_out, c_in, 3, 3) channels last."""
-    grid, scratch = _Grid(images, padding), _Scratch()
-    c_in, c_out = images.shape[1], gradient.shape[1]
-    if not grid.tiles:
-        return _channels_last(c_out, c_in, _TAPS, _TAPS).zero_()
-    if grid.covered != grid.size:
-        (height, width), (high, wide) = grid.size, grid.covered
-        gradient = functional.pad(gradient, (0, wide - width, 0, high - height))
-    found = _channels_last(c_out, c_in, _TAPS, _TAPS)
-    image_blocks, channel_blocks = grid.blocks(c_in, c_out)
+def _gradients(
+    grid: _Grid, images: Tensor, kernel: Tensor, gradient: Tensor, by_images: Tensor | None, by_kernel: Tensor | None
+) -> None:
+    """Into `by_images` and `by_kernel`, zeros until now, where they are wanted; all with their channels last."""
+    transforms, scratch = _transforms(), _Scratch()
+    c_out, c_in = kernel.shape[0], kernel.shape[3]
+    parts, channel_blocks = grid.blocks(c_in, c_out)
     for channels in channel_blocks:
-        sums = scratch.take("kernel", _PLACES, channels.stop - channels.start, c_in)
-        for part in image_blocks:
-            if len(image_blocks) > 1 or channels.start == 0:
-                of_images = grid.transformed(part, scratch)
-            block = grid.tiled(gradient[part, channels])
-            pixels = scratch.take("pixels", *block.shape).copy_(block)
-            products = scratch.take("tiles", _PLACES, of_images.shape[1], sums.shape[1])
-            torch.mm(_OUTPUT_T, pixels.view(_OUT**2, -1), out=products.view(_PLACES, -1))
-            torch.baddbmm(sums, products.transpose(1, 2), of_images, beta=part.start > 0, out=sums)
-        taps = scratch.take("pixels", _TAPS, _TAPS, *sums.shape[1:])
-        torch.mm(_KERNEL_T, sums.view(_PLACES, -1), out=taps.view(_TAPS**2, -1))
-        found[channels].copy_(taps.permute(2, 3, 0, 1))
-    return found
+        count = channels.stop - channels.start
+        if by_images is not None:
+            of_kernel = scratch.take("kernel", count, c_in)
+            transforms.kernel(_of_kernel(kernel[channels]), _of_transformed_kernel(of_kernel), (count, 1, 1), c_in)
+        sums = scratch.take("sums", count, c_in)
+        for number, part in enumerate(parts):
+            every = math.prod(grid.counts(part))
+            of_results = scratch.take("results", every, count)
+            of_images = scratch.take("images", every, c_in)
+            start = 0
+            for piece in grid.split(part, _TILES) if len(channel_blocks) == 1 else [part]:
+                counts = grid.counts(piece)
+                tiles = slice(start, start + math.prod(counts))
+                start = tiles.stop
+                source = grid.of_results(gradient[..., channels], piece)
+                transforms.output_adjoint(source, grid.transformed(of_results[:, tiles]), counts, count)
+                if by_images is not None:
+                    products = scratch.take("products", math.prod(counts), c_in)
+                    _multiply(of_results[:, tiles], of_kernel, products, add=channels.start > 0)
+                    if channels.stop == c_out:
+                        target = grid.of_images(by_images, piece)
+                        transforms.images_adjoint(grid.transformed(products), target, counts, c_in)
+                if by_kernel is not None and channels.start == 0:
+                    source = grid.of_images(images, piece)
+                    transforms.images(source, grid.transformed(of_images[:, tiles]), counts, c_in)
+            if by_kernel is not None:
+                _multiply(of_results.transpose(1, 2), of_images, sums, add=number > 0)
+        if by_kernel is not None and parts:
+            taps = _of_kernel(by_kernel[channels])
+            transforms.kernel_adjoint(_of_transformed_kernel(sums), taps, (count, 1, 1), c_in)
+
+
+def _multiply(a: Tensor, b: Tensor, found: Tensor, *, add: bool = False) -> None:
+    """Into `found`, or in addition to what is there."""
+    if add:
+        torch.baddbmm(found, a, b, out=found)
+    else:
+        torch.bmm(a, b, out=found)
