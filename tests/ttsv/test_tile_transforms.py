@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ttsv import tile_transforms
+from ttsv import vector_code
 from ttsv.tile_transforms import Frame, Tiles, TileTransform
 
 MATRICES = {
@@ -40,7 +40,7 @@ def channels_last(tiles: Tensor) -> Tensor:
 @pytest.fixture(params=[1, 3])
 def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """With several, even the least work is shared."""
-    monkeypatch.setattr(tile_transforms, "_WORTH_A_THREAD", 1)
+    monkeypatch.setattr(vector_code, "_WORTH_A_THREAD", 1)
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
     yield request.param
@@ -125,8 +125,8 @@ def test_what_is_not_finite_stays_so_and_alone() -> None:
 
 
 def test_a_child_process_has_threads_of_its_own() -> None:
-    tile_transforms._threads().submit(int).result()
+    vector_code._threads().submit(int).result()
     child = os.fork()
     if not child:
-        os._exit(0 if tile_transforms._threads().submit(int, "7").result(timeout=60) == 7 else 1)
+        os._exit(0 if vector_code._threads().submit(int, "7").result(timeout=60) == 7 else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
