@@ -34,3 +34,47 @@ def test_freed_memory_is_used_again() -> None:
     (faults, given_back), (usual, _) = found
     assert faults < 1000 < usual
     assert given_back > 90
+
+
+LARGE = """
+import torch
+from ttsv.memory import keep_freed_memory
+
+if {kept}:
+    assert keep_freed_memory() and keep_freed_memory()  # as for each trial of a process
+activations = [torch.ones(2_500_000) for _ in range(10)]
+with open("/proc/self/smaps_rollup") as usage:
+    sizes = {{line.split()[0]: int(line.split()[1]) for line in usage if line.endswith("kB\\n")}}
+print(sizes["AnonHugePages:"] // 1024)
+"""
+
+
+def large_pages_on_request() -> bool:
+    setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    return setting.exists() and "[madvise]" in setting.read_text()
+
+
+@pytest.mark.skipif(not large_pages_on_request(), reason="the system has no large pages, or takes them always")
+def test_the_heap_lies_in_large_pages() -> None:
+    """MiB of them, of 95 that are written to."""
+    found = [
+        int(subprocess.check_output([sys.executable, "-c", LARGE.format(kept=kept)], cwd=ROOT))
+        for kept in (True, False)
+    ]
+    assert found[0] > 60
+    assert found[1] < 10
+
+
+LIMITED = """
+import resource
+from ttsv.memory import keep_freed_memory
+
+resource.setrlimit(resource.RLIMIT_AS, (512 << 20, 512 << 20))
+assert keep_freed_memory()
+print(len(bytearray(64 << 20)) >> 20)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator")
+def test_few_addresses_are_enough() -> None:
+    assert int(subprocess.check_output([sys.executable, "-c", LIMITED], cwd=ROOT)) == 64
