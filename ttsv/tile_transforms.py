@@ -4,13 +4,27 @@ What fast convolutions do to their numbers besides products takes as long as mem
 once, transformed along both axes in registers and written once; with tensors' operations each of these is a pass.
 """
 
-from collections.abc import Callable
+import base64
+import ctypes
+import functools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from llvmlite import binding
 from torch import Tensor
 
-from ttsv.vector_code import LONGEST, VectorCode, number, share_channels
+from ttsv.tile_code import ADDRESSES, LONGEST, NUMBERS, machine_code, processor
+
+_ROOT = Path(__file__).parents[1]
+_WORTH_A_THREAD = 1 << 16
+"""Numbers: what handing them to another thread takes is little beside."""
 
 
 class Tiles(NamedTuple):
@@ -42,8 +56,8 @@ class Frame(NamedTuple):
 class TileTransform:
     """`L t L^T` for L of `matrix` (rows, columns): tiles of columns x columns pixels to those of rows x rows.
 
-    With `add` the result is added to what is there, tile after tile, so that tiles may overlap. Compiled when made,
-    within 0.2 seconds; the same numbers whatever the number of threads.
+    With `add` the result is added to what is there, tile after tile, so that tiles may overlap. The same numbers
+    whatever the number of threads. Compiled by `compile_transforms`, or at the first call.
     """
 
     def __init__(self, matrix: Tensor, *, framed: str = "", apart: bool = False, add: bool = False) -> None:
@@ -53,86 +67,70 @@ class TileTransform:
         """
         self._pixels = len(matrix) ** 2
         self._spare = torch.zeros(LONGEST, device="cpu", dtype=torch.float32)
-        self._run = _compiled(matrix.tolist(), framed, apart=apart, add=add)
+        self.made_by = matrix.tolist(), framed, apart, add
+        self.compute: Callable[..., None] | None = None
+        self.engine: Any = None
 
     def __call__(self, source: Tiles, target: Tiles, counts: tuple[int, int, int], channels: int) -> None:
         """For so many images, rows and columns of tiles, and channels."""
         frame = source.inside or target.inside or Frame((0, 0), 0, (0, 0))
         numbers = (*counts, *source.strides, *target.strides, *frame.corner, frame.step, *frame.size)
 
+        if self.compute is None:
+            compile_transforms([self])
+        compute = self.compute
+        assert compute is not None
+
         def run(part: slice) -> None:
             addresses = source.of_channel(part.start), target.of_channel(part.start)
-            self._run(*addresses, self._spare.data_ptr(), part.stop - part.start, *numbers)
+            compute(*addresses, self._spare.data_ptr(), part.stop - part.start, *numbers)
 
-        share_channels(channels, counts[0] * counts[1] * counts[2] * channels * self._pixels, run)
-
-
-_AXES = ("image", "row", "column", "y", "x", "channel")
-_ADDRESSES = ("source", "target", "spare")
-_NUMBERS = (
-    "channels",
-    *("images", "rows", "columns"),
-    *(f"{side}_{axis}" for side in ("source", "target") for axis in _AXES),
-    *("top", "left", "step", "height", "width"),
-)
+        _share_channels(channels, counts[0] * counts[1] * counts[2] * channels * self._pixels, run)
 
 
-def _compiled(matrix: list[list[float]], framed: str, *, apart: bool, add: bool) -> Callable[..., None]:
-    """Goes through images, rows, columns and channels; within, everything is unrolled."""
-    code = VectorCode(_ADDRESSES, _NUMBERS)
-    build, given = code.build, code.given
-    rows, columns = range(len(matrix)), range(len(matrix[0]))
-    edge = columns if framed == "source" else rows
-
-    def inside(place: Any, corner: str, size: str) -> list[Any]:
-        """Whether each of a tile's rows or columns of pixels lies in the image: from 0 up, as unsigned numbers."""
-        first = build.add(build.mul(place, given["step"]), given[corner])
-        return [build.icmp_unsigned("<", build.add(first, number(k)), given[size]) for k in edge]
-
-    def tile(starts: dict[str, Any], visible: tuple[list[Any], list[Any]] | None, width: int) -> None:
-        def address(side: str, y: int, x: int) -> Any:
-            steps = [build.mul(given[f"{side}_{axis}"], number(k)) for axis, k in (("y", y), ("x", x))]
-            found = code.place(given[side], code.sum(starts[side], *steps))
-            if visible and side == framed:
-                found = build.select(build.and_(visible[0][y], visible[1][x]), found, given["spare"])
-            return found
-
-        step = given["source_channel"] if apart else None
-        pixels = [[code.load(address("source", y, x), width, step) for y in columns] for x in columns]
-        halves = [_times(code, matrix, column) for column in pixels]
-        for y in rows:
-            for x, found in enumerate(_times(code, matrix, [half[y] for half in halves])):
-                target = address("target", y, x)
-                code.store(code.plus(found, code.load(target, width)) if add else found, target)
-
-    with code.loop(given["images"]) as image, code.loop(given["rows"]) as row, code.loop(given["columns"]) as column:
-        visible = (inside(row, "top", "height"), inside(column, "left", "width")) if framed else None
-        starts = {
-            side: code.sum(
-                *(build.mul(at, given[f"{side}_{axis}"]) for axis, at in zip(_AXES, (image, row, column), strict=False))
-            )
-            for side in ("source", "target")
-        }
-
-        def channels(first: Any, width: int) -> None:
-            here = {side: build.mul(first, given[f"{side}_channel"]) for side in starts}
-            tile({side: build.add(start, here[side]) for side, start in starts.items()}, visible, width)
-
-        code.each_vector(given["channels"], channels)
-    return code.compiled()
+def compile_transforms(transforms: Sequence[TileTransform]) -> None:
+    """All in one go, which takes a second for six or seven of them; one alone takes half of it."""
+    arguments = [ctypes.c_void_p] * len(ADDRESSES) + [ctypes.c_int64] * len(NUMBERS)
+    for transform, code in zip(transforms, _machine_codes([each.made_by for each in transforms]), strict=True):
+        engine = binding.create_mcjit_compiler(binding.parse_assembly(""), processor())
+        engine.add_object_file(binding.ObjectFileRef.from_data(code))
+        engine.finalize_object()
+        transform.compute = ctypes.CFUNCTYPE(None, *arguments)(engine.get_function_address("compute"))
+        transform.engine = engine  # which keeps the code in memory
 
 
-def _times(code: VectorCode, matrix: list[list[float]], values: list[Any]) -> list[Any]:
-    """The matrix times a column of vectors."""
-    return [_sum(code, [(c, v) for c, v in zip(row, values, strict=True) if c]) for row in matrix]
+def _machine_codes(transforms: list[tuple[Any, ...]]) -> list[bytes]:
+    """By another process, as a compiler takes some 70 MiB; by this one where the system starts no other."""
+    program = f"import sys; sys.path.insert(0, {str(_ROOT)!r}); from ttsv.tile_code import main; main()"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", program], input=json.dumps(transforms), capture_output=True, text=True, check=False
+        )
+    except OSError:
+        return [machine_code(*transform) for transform in transforms]
+    if done.returncode:
+        raise RuntimeError(f"LLVM made no machine code for this processor: {done.stderr.strip()}")
+    return [base64.b64decode(code) for code in json.loads(done.stdout)]
 
 
-def _sum(code: VectorCode, terms: list[tuple[float, Any]]) -> Any:
-    total = None
-    for factor, value in sorted(terms, key=lambda term: term[0] != 1):
-        scaled = code.scaled(value, abs(factor))
-        if total is None:
-            total = scaled if factor > 0 else code.build.fneg(scaled)
-        else:
-            total = (code.plus if factor > 0 else code.minus)(total, scaled)
-    return total
+def _share_channels(channels: int, numbers: int, run: Callable[[slice], None]) -> None:
+    """Calls `run` for parts of the channels, on as many of torch's threads as so many numbers are worth.
+
+    Each channel is computed as it is by one thread.
+    """
+    vectors = -(-channels // LONGEST)
+    count = max(1, min(torch.get_num_threads(), numbers // _WORTH_A_THREAD, vectors))
+    ends = [min(channels, LONGEST * (vectors * (i + 1) // count)) for i in range(count)]
+    parts = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+    if len(parts) == 1:
+        run(parts[0])
+    else:
+        list(_threads().map(run, parts))
+
+
+@functools.cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(os.cpu_count(), "ttsv-tiles")
+
+
+os.register_at_fork(after_in_child=_threads.cache_clear)

@@ -12,7 +12,6 @@ stays in a processor's cache.
 import functools
 import math
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +20,7 @@ from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
 from ttsv.errors import ConfigError
-from ttsv.tile_transforms import Frame, Tiles, TileTransform
+from ttsv.tile_transforms import Frame, Tiles, TileTransform, compile_transforms
 
 _POINTS = (0.0, 1.0, -1.0, 0.5, -2.0)
 _OUT, _IN, _TAPS = 4, 6, 3  # pixels of a tile, of what it depends on, and of the kernel, along each axis
@@ -168,41 +167,18 @@ class _Convolution(torch.autograd.Function):
 
 
 class _Transforms:
-    """What the algorithm does to tiles beside products, with the adjoint of each for the gradients.
-
-    Compiled at first use: tiles of pixels to numbers per place, or back.
-    """
+    """What the algorithm does to tiles beside products, with the adjoint of each for the gradients."""
 
     def __init__(self) -> None:
-        self.matrices = _filtering()
-
-    @cached_property
-    def images(self) -> TileTransform:
-        return TileTransform(self.matrices.images, framed="source")
-
-    @cached_property
-    def images_adjoint(self) -> TileTransform:
-        return TileTransform(self.matrices.images.T, framed="target", add=True)
-
-    @cached_property
-    def kernel(self) -> TileTransform:
-        return TileTransform(self.matrices.kernel)
-
-    @cached_property
-    def kernel_transposed(self) -> TileTransform:
-        return TileTransform(self.matrices.kernel, apart=True)
-
-    @cached_property
-    def kernel_adjoint(self) -> TileTransform:
-        return TileTransform(self.matrices.kernel.T)
-
-    @cached_property
-    def output(self) -> TileTransform:
-        return TileTransform(self.matrices.output, framed="target")
-
-    @cached_property
-    def output_adjoint(self) -> TileTransform:
-        return TileTransform(self.matrices.output.T, framed="source")
+        output, kernel, images = _filtering()
+        self.images = TileTransform(images, framed="source")
+        self.images_adjoint = TileTransform(images.T, framed="target", add=True)
+        self.kernel = TileTransform(kernel)
+        self.kernel_transposed = TileTransform(kernel, apart=True)
+        self.kernel_adjoint = TileTransform(kernel.T)
+        self.output = TileTransform(output, framed="target")
+        self.output_adjoint = TileTransform(output.T, framed="source")
+        compile_transforms(list(vars(self).values()))
 
 
 _transforms = functools.cache(_Transforms)

@@ -1,4 +1,5 @@
 import os
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -7,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ttsv import vector_code
-from ttsv.tile_transforms import Frame, Tiles, TileTransform
+from ttsv import tile_transforms
+from ttsv.tile_transforms import Frame, Tiles, TileTransform, compile_transforms
 
 MATRICES = {
     "tall": torch.tensor([[1.0, -0.5], [0.0, 2.0], [-1.0, 1.0 / 3]], dtype=torch.float64),
@@ -40,7 +41,7 @@ def channels_last(tiles: Tensor) -> Tensor:
 @pytest.fixture(params=[1, 3])
 def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """With several, even the least work is shared."""
-    monkeypatch.setattr(vector_code, "_WORTH_A_THREAD", 1)
+    monkeypatch.setattr(tile_transforms, "_WORTH_A_THREAD", 1)
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
     yield request.param
@@ -52,6 +53,12 @@ APART = {name: TileTransform(matrix, apart=True) for name, matrix in MATRICES.it
 FROM_IMAGES = {name: TileTransform(matrix, framed="source") for name, matrix in MATRICES.items()}
 TO_IMAGES = {name: TileTransform(matrix, framed="target") for name, matrix in MATRICES.items()}
 ONTO_IMAGES = {name: TileTransform(matrix, framed="target", add=True) for name, matrix in MATRICES.items()}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def all_compiled() -> None:
+    made = (TRANSFORMS, APART, FROM_IMAGES, TO_IMAGES, ONTO_IMAGES)
+    compile_transforms([transform for transforms in made for transform in transforms.values()])
 
 
 @pytest.mark.usefixtures("threads")
@@ -125,8 +132,28 @@ def test_what_is_not_finite_stays_so_and_alone() -> None:
 
 
 def test_a_child_process_has_threads_of_its_own() -> None:
-    vector_code._threads().submit(int).result()
+    tile_transforms._threads().submit(int).result()
     child = os.fork()
     if not child:
-        os._exit(0 if vector_code._threads().submit(int, "7").result(timeout=60) == 7 else 1)
+        os._exit(0 if tile_transforms._threads().submit(int, "7").result(timeout=60) == 7 else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_is_compiled_at_the_first_call() -> None:
+    source, target = (channels_last(drawn(1, 1, 1, 5, 2, 2, seed=seed)) for seed in (0, 1))
+    TileTransform(MATRICES["square"])(separate(source), separate(target), (1, 1, 1), 5)
+    torch.testing.assert_close(target.double(), exact(MATRICES["square"], source), rtol=1e-6, atol=2e-6)
+
+
+def test_code_is_made_without_another_process_where_there_can_be_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*args: object, **kwargs: object) -> None:
+        raise PermissionError("no processes here")
+
+    monkeypatch.setattr("subprocess.run", refused)
+    test_is_compiled_at_the_first_call()
+
+
+def test_says_what_the_compiler_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(RuntimeError, match="no machine code for this processor"):
+        compile_transforms([TileTransform(MATRICES["square"])])
