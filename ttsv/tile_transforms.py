@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,6 +24,7 @@ from torch import Tensor
 from ttsv.tile_code import ADDRESSES, LONGEST, NUMBERS, machine_code, processor
 
 _ROOT = Path(__file__).parents[1]
+_PATIENCE = 60  # seconds for what takes one
 _WORTH_A_THREAD = 1 << 16
 """Numbers: what handing them to another thread takes is little beside."""
 
@@ -89,28 +91,38 @@ class TileTransform:
 
 
 def compile_transforms(transforms: Sequence[TileTransform]) -> None:
-    """All in one go, which takes a second for six or seven of them; one alone takes half of it."""
+    """Those that are not yet: all in one go, which takes a second for six or seven; one alone takes half of it."""
     arguments = [ctypes.c_void_p] * len(ADDRESSES) + [ctypes.c_int64] * len(NUMBERS)
-    for transform, code in zip(transforms, _machine_codes([each.made_by for each in transforms]), strict=True):
-        engine = binding.create_mcjit_compiler(binding.parse_assembly(""), processor())
-        engine.add_object_file(binding.ObjectFileRef.from_data(code))
-        engine.finalize_object()
-        transform.compute = ctypes.CFUNCTYPE(None, *arguments)(engine.get_function_address("compute"))
-        transform.engine = engine  # which keeps the code in memory
+    with _one_at_a_time:
+        missing = [transform for transform in transforms if transform.compute is None]
+        for transform, code in zip(missing, _machine_codes([each.made_by for each in missing]), strict=True):
+            engine = binding.create_mcjit_compiler(binding.parse_assembly(""), processor())
+            engine.add_object_file(binding.ObjectFileRef.from_data(code))
+            engine.finalize_object()
+            transform.engine = engine  # which keeps the code in memory
+            transform.compute = ctypes.CFUNCTYPE(None, *arguments)(engine.get_function_address("compute"))
+
+
+_one_at_a_time = threading.Lock()
 
 
 def _machine_codes(transforms: list[tuple[Any, ...]]) -> list[bytes]:
-    """By another process, as a compiler takes some 70 MiB; by this one where the system starts no other."""
-    program = f"import sys; sys.path.insert(0, {str(_ROOT)!r}); from ttsv.tile_code import main; main()"
+    """By another process, as a compiler takes some 70 MiB; by this one where that fails."""
+    places = [str(_ROOT), *filter(None, sys.path)]
+    program = f"import sys; sys.path[:] = {places!r}; from ttsv.tile_code import main; main()"
     try:
         done = subprocess.run(
-            [sys.executable, "-c", program], input=json.dumps(transforms), capture_output=True, text=True, check=False
+            [sys.executable or "", "-P", "-c", program],
+            input=json.dumps(transforms),
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=_PATIENCE,
         )
-    except OSError:
+        last = done.stdout.rpartition("\n")[2]  # what else is printed comes before
+        return [base64.b64decode(code) for code in json.loads(last)]
+    except (OSError, ValueError, subprocess.SubprocessError):
         return [machine_code(*transform) for transform in transforms]
-    if done.returncode:
-        raise RuntimeError(f"LLVM made no machine code for this processor: {done.stderr.strip()}")
-    return [base64.b64decode(code) for code in json.loads(done.stdout)]
 
 
 def _share_channels(channels: int, numbers: int, run: Callable[[slice], None]) -> None:

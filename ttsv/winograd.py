@@ -4,15 +4,16 @@ Each tile of 4x4 output pixels comes from 6x6 input pixels by 36 products per pa
 and Gray, Fast algorithms for convolutional neural networks (2016)): `Y = A^T [(G g G^T) * (B^T d B)] A` with the
 matrices of Toom and Cook for the points 0, 1, -1, 1/2, -2 and infinity, small ones with small rounding errors
 (Barabasz et al., Error analysis and improving the accuracy of Winograd convolution (2020)): in float32 some ten times
-those of torch's convolution, 1e-6 to 3e-6 of the result (bf16: 3e-3). For each of the 36 places the products are one of
-matrices, channels by tiles; gradients are those of the formula, so that both share `A dY A^T`. Blocks are as large as
-stays in a processor's cache.
+those of torch's convolution, 1e-6 to 3e-6 of the largest of a tile's results (bf16: 3e-3). For each of the 36 places
+the products are one of matrices, channels by tiles; gradients are those of the formula, so that both share `A dY A^T`.
+Blocks are as large as stays in a processor's cache.
 """
 
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from operator import index
+from typing import Any, NamedTuple, SupportsIndex
 
 import torch
 from torch import Tensor, nn
@@ -66,7 +67,7 @@ def _coefficients(roots: Tensor) -> Tensor:
     return found
 
 
-def winograd_convolution(images: Tensor, kernel: Tensor, padding: tuple[int, int] = (0, 0)) -> Tensor:
+def winograd_convolution(images: Tensor, kernel: Tensor, padding: tuple[int, ...] = (0, 0)) -> Tensor:
     """`conv2d(images, kernel, padding=padding)` in float32 on a CPU, differentiable once.
 
     `images` (batch, c_in, height, width), `kernel` (c_out, c_in, 3, 3). Fastest where both lie channels last, as the
@@ -85,7 +86,7 @@ def winograd_convolution(images: Tensor, kernel: Tensor, padding: tuple[int, int
     return found
 
 
-def winograd_pays(images: Tensor, kernel: Tensor, padding: tuple[int, int]) -> bool:
+def winograd_pays(images: Tensor, kernel: Tensor, padding: tuple[int, ...]) -> bool:
     """Whether `winograd_convolution` is worth its transforms (`benchmarks/convolutions.py`)."""
     grid = _Grid(images.shape, padding)
     if not grid.tiles:
@@ -110,7 +111,10 @@ def winograd_may_pay(model: nn.Module) -> bool:
 
 
 class WinogradConvolutions(TorchFunctionMode):
-    """Computes 2-d float32 convolutions of 3x3 and stride 1 within it by `winograd_convolution`, where that pays."""
+    """Computes 2-d float32 convolutions of 3x3 and stride 1 within it by `winograd_convolution`, where that pays.
+
+    Those with their settings in order, as modules of torch and this package ask for them, not by keyword.
+    """
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -132,19 +136,23 @@ _DEFAULTS = (None, 1, 0, 1, 1)
 """Of `torch.conv2d`: bias, stride, padding, dilation, groups."""
 
 
-def _pair(value: int | Sequence[int]) -> tuple[int, int]:
-    first, *rest = (value,) if isinstance(value, int) else value
-    return first, (rest or [first])[0]
+def _pair(value: SupportsIndex | Sequence[int]) -> tuple[int, ...]:
+    """Of a number for both axes, alone or in a list, or of two."""
+    given = tuple(value) if isinstance(value, Sequence) else (index(value),)
+    return given * 2 if len(given) == 1 else given
 
 
 def _suited(images: Tensor, kernel: Tensor) -> bool:
+    plain = {type(images), type(kernel)} <= {Tensor, nn.Parameter}  # others may have no memory, or rules of their own
     single = images.dtype == kernel.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
     shapes = images.ndim == kernel.ndim == 4 and kernel.shape[1:] == (images.shape[1], _TAPS, _TAPS)
-    return single and shapes and images.device.type == kernel.device.type == "cpu"
+    return plain and single and shapes and images.device.type == kernel.device.type == "cpu"
 
 
 def _padded(images: Tensor, padding: tuple[int, ...]) -> bool:
-    return all(p >= 0 and n + 2 * p >= _TAPS for n, p in zip(images.shape[2:], padding, strict=True))
+    return len(padding) == 2 and all(
+        p >= 0 and n + 2 * p >= _TAPS for n, p in zip(images.shape[2:], padding, strict=True)
+    )
 
 
 class _Convolution(torch.autograd.Function):
@@ -159,9 +167,10 @@ class _Convolution(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        wanted = zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)
+        saved = ctx.saved_tensors  # once: a checkpoint computes them anew
+        wanted = zip(saved, ctx.needs_input_grad, strict=False)
         found = [_uninitialised(*tensor.shape).zero_() if needed else None for tensor, needed in wanted]
-        given = map(_channels_last, (*ctx.saved_tensors, gradient))
+        given = map(_channels_last, (*saved, gradient))
         _gradients(ctx.grid, *given, *(None if tensor is None else _channels_last(tensor) for tensor in found))
         return found[0], found[1], None
 
@@ -224,7 +233,7 @@ class _Grid:
         few_images = 4 * _PLACES * self.tiles * max(c_in, c_out) <= 2 * _IMAGE_BLOCK
         if few_images and 4 * _PLACES * c_in * c_out > 2 * _KERNEL_BLOCK:
             return [self.whole], _slices(0, c_out, _KERNEL_BLOCK // (4 * _PLACES * c_in))
-        return self.split(self.whole, _IMAGE_BLOCK // (4 * _PLACES * max(c_in, c_out))), [slice(0, c_out)]
+        return self.split(self.whole, _IMAGE_BLOCK // (4 * _PLACES * max(1, c_in, c_out))), [slice(0, c_out)]
 
     def split(self, part: _Part, tiles: int) -> list[_Part]:
         """Into parts of at most so many tiles, but at least a row, in the order of the tiles."""

@@ -1,6 +1,9 @@
 import os
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ttsv import tile_transforms
+from ttsv.tile_code import machine_code
 from ttsv.tile_transforms import Frame, Tiles, TileTransform, compile_transforms
 
 MATRICES = {
@@ -145,15 +149,40 @@ def test_is_compiled_at_the_first_call() -> None:
     torch.testing.assert_close(target.double(), exact(MATRICES["square"], source), rtol=1e-6, atol=2e-6)
 
 
-def test_code_is_made_without_another_process_where_there_can_be_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*args: object, **kwargs: object) -> None:
-        raise PermissionError("no processes here")
+@pytest.mark.parametrize("python", ["", None, "/no/such/file", "/bin/false", "/bin/true", "/bin/cat"])
+def test_code_is_made_here_where_another_process_makes_none(
+    python: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
 
-    monkeypatch.setattr("subprocess.run", refused)
+    def counting(*args: Any) -> bytes:
+        made.append(args)
+        return machine_code(*args)
+
+    monkeypatch.setattr(tile_transforms, "machine_code", counting)
+    test_is_compiled_at_the_first_call()
+    assert not made
+    monkeypatch.setattr(sys, "executable", python)
+    test_is_compiled_at_the_first_call()
+    assert len(made) == 1
+
+
+def test_files_in_the_working_directory_are_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit('not this one')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tile_transforms, "machine_code", None)
     test_is_compiled_at_the_first_call()
 
 
-def test_says_what_the_compiler_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(RuntimeError, match="no machine code for this processor"):
-        compile_transforms([TileTransform(MATRICES["square"])])
+def test_threads_that_come_first_together_share_one_code() -> None:
+    transform, source = TileTransform(MATRICES["square"]), channels_last(drawn(40, 5, 5, 33, 2, 2))
+    found = [channels_last(torch.zeros(40, 5, 5, 33, 2, 2)) for _ in range(6)]
+
+    def run(target: Tensor) -> None:
+        for _ in range(50):
+            transform(separate(source), separate(target), (40, 5, 5), 33)
+
+    with ThreadPoolExecutor(6) as threads:
+        list(threads.map(run, found))
+    assert all(torch.equal(target, found[0]) for target in found)
+    torch.testing.assert_close(found[0].double(), exact(MATRICES["square"], source), rtol=1e-6, atol=2e-6)

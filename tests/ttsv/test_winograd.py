@@ -1,12 +1,15 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from ttsv import winograd
 from ttsv.errors import ConfigError
@@ -141,6 +144,7 @@ class Counted:
         monkeypatch.setattr(winograd, "winograd_convolution", counting)
 
 
+ONE: Any = np.int64(1)
 WIDE = drawn(8, 96, 16, 32, seed=1), drawn(96, 96, 3, 3, seed=2)
 
 
@@ -149,6 +153,7 @@ WIDE = drawn(8, 96, 16, 32, seed=1), drawn(96, 96, 3, 3, seed=2)
     [
         (lambda x, k: functional.conv2d(x, k, padding=1), False),  # by keyword: not as layers call it
         (lambda x, k: functional.conv2d(x, k, None, 1, 1), True),
+        (lambda x, k: functional.conv2d(x, k, None, ONE, [1]), True),
         (lambda x, k: functional.conv2d(x, k, torch.arange(96.0), (1, 1), (1, 1), (1, 1), 1), True),
         (lambda x, k: functional.conv2d(x[..., :7, :7], k), False),  # four tiles for 5 by 5 pixels
         (lambda x, k: functional.conv2d(functional.pad(x, (1, 1, 1, 1)), k), True),
@@ -186,6 +191,32 @@ def test_takes_the_convolutions_that_it_is_for(
 def test_a_bias_that_torch_refuses_is_refused(bias: Tensor) -> None:
     with WinogradConvolutions(), pytest.raises(RuntimeError):
         functional.conv2d(*WIDE, bias, 1, 1)
+
+
+def test_tensors_without_memory_are_left_to_torch() -> None:
+    winograd._transforms()
+    with FakeTensorMode(), WinogradConvolutions():
+        found = functional.conv2d(torch.randn(WIDE[0].shape), torch.randn(WIDE[1].shape), None, 1, 1)
+    assert found.shape == WIDE[0].shape
+
+
+def test_checkpoints_that_compute_anew() -> None:
+    images, kernel = WIDE[0].clone().requires_grad_(), WIDE[1]
+    with WinogradConvolutions():
+        found = checkpoint(lambda x: functional.conv2d(x, kernel, None, 1, 1), images, use_reentrant=False)
+        torch.autograd.backward(found.sum())
+    exact = torch.autograd.grad(functional.conv2d(images, kernel, None, 1, 1).sum(), images)[0]
+    torch.testing.assert_close(images.grad, exact, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("settings", [(None, (1, 1, 7), 1), (None, 1, (1, 1, 9)), (None, 1, ())])
+def test_settings_that_torch_refuses_are_refused(settings: tuple[Any, ...]) -> None:
+    with WinogradConvolutions(), pytest.raises((RuntimeError, TypeError)):
+        functional.conv2d(*WIDE, *settings)
+
+
+def test_no_channels_have_no_result() -> None:
+    assert winograd_convolution(torch.rand(2, 0, 8, 8), torch.rand(0, 0, 3, 3)).shape == (2, 0, 6, 6)
 
 
 def test_no_images_have_no_gradient() -> None:
