@@ -6,14 +6,11 @@ once, transformed along both axes in registers and written once; with tensors' o
 
 import base64
 import ctypes
-import functools
 import json
-import os
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,8 +22,6 @@ from ttsv.tile_code import ADDRESSES, LONGEST, NUMBERS, machine_code, processor
 
 _ROOT = Path(__file__).parents[1]
 _PATIENCE = 60  # seconds for what takes one
-_WORTH_A_THREAD = 1 << 16
-"""Numbers: what handing them to another thread takes is little beside."""
 
 
 class Tiles(NamedTuple):
@@ -42,9 +37,9 @@ class Tiles(NamedTuple):
     inside: "Frame | None" = None
     """Pixels outside are read as zero, and not written; None: there are none."""
 
-    def of_channel(self, channel: int) -> int:
-        """The address of the first tile's first pixel."""
-        return self.values.data_ptr() + 4 * (self.start + channel * self.strides[-1])
+    def address(self) -> int:
+        """Of the first tile's first pixel."""
+        return self.values.data_ptr() + 4 * self.start
 
 
 class Frame(NamedTuple):
@@ -58,8 +53,8 @@ class Frame(NamedTuple):
 class TileTransform:
     """`L t L^T` for L of `matrix` (rows, columns): tiles of columns x columns pixels to those of rows x rows.
 
-    With `add` the result is added to what is there, tile after tile, so that tiles may overlap. The same numbers
-    whatever the number of threads. Compiled by `compile_transforms`, or at the first call.
+    With `add` the result is added to what is there, tile after tile, so that tiles may overlap. On one
+    thread: others would wait for those of the products between. Compiled by `compile_transforms`, or at the first call.
     """
 
     def __init__(self, matrix: Tensor, *, framed: str = "", apart: bool = False, add: bool = False) -> None:
@@ -67,7 +62,6 @@ class TileTransform:
 
         Channels lie side by side, but with `apart` those of the source may lie at any distance.
         """
-        self._pixels = len(matrix) ** 2
         self._spare = torch.zeros(LONGEST, device="cpu", dtype=torch.float32)
         self.made_by = matrix.tolist(), framed, apart, add
         self.compute: Callable[..., None] | None = None
@@ -80,14 +74,8 @@ class TileTransform:
 
         if self.compute is None:
             compile_transforms([self])
-        compute = self.compute
-        assert compute is not None
-
-        def run(part: slice) -> None:
-            addresses = source.of_channel(part.start), target.of_channel(part.start)
-            compute(*addresses, self._spare.data_ptr(), part.stop - part.start, *numbers)
-
-        _share_channels(channels, counts[0] * counts[1] * counts[2] * channels * self._pixels, run)
+        assert self.compute is not None
+        self.compute(source.address(), target.address(), self._spare.data_ptr(), channels, *numbers)
 
 
 def compile_transforms(transforms: Sequence[TileTransform]) -> None:
@@ -123,26 +111,3 @@ def _machine_codes(transforms: list[tuple[Any, ...]]) -> list[bytes]:
         return [base64.b64decode(code) for code in json.loads(last)]
     except (OSError, ValueError, subprocess.SubprocessError):
         return [machine_code(*transform) for transform in transforms]
-
-
-def _share_channels(channels: int, numbers: int, run: Callable[[slice], None]) -> None:
-    """Calls `run` for parts of the channels, on as many of torch's threads as so many numbers are worth.
-
-    Each channel is computed as it is by one thread.
-    """
-    vectors = -(-channels // LONGEST)
-    count = max(1, min(torch.get_num_threads(), numbers // _WORTH_A_THREAD, vectors))
-    ends = [min(channels, LONGEST * (vectors * (i + 1) // count)) for i in range(count)]
-    parts = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
-    if len(parts) == 1:
-        run(parts[0])
-    else:
-        list(_threads().map(run, parts))
-
-
-@functools.cache
-def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(os.cpu_count(), "ttsv-tiles")
-
-
-os.register_at_fork(after_in_child=_threads.cache_clear)

@@ -98,10 +98,13 @@ def _worth(tiles: float, pixels: float, c_out: int, c_in: int) -> bool:
     """Counts multiplications per tile of so many pixels of results, as measured on processors with AVX-512.
 
     One of the small products takes as long as 1.6 of a plain convolution, and what is done to each transformed number
-    of images, kernels and results as long as 30.
+    of images, kernels and results as long as 30 on one thread; it stays on one where torch has more for the products.
     """
     numbers = c_in + c_out + c_in * c_out / tiles
-    return _WORTH * _PLACES * (1.6 * c_in * c_out + 30 * numbers) < pixels * _TAPS**2 * c_in * c_out
+    return (
+        _WORTH * _PLACES * (1.6 * c_in * c_out + 30 * torch.get_num_threads() * numbers)
+        < pixels * _TAPS**2 * c_in * c_out
+    )
 
 
 def winograd_may_pay(model: nn.Module) -> bool:

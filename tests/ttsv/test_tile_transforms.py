@@ -1,4 +1,3 @@
-import os
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -42,16 +41,6 @@ def channels_last(tiles: Tensor) -> Tensor:
     return tiles.movedim(3, -1).contiguous().movedim(-1, 3)
 
 
-@pytest.fixture(params=[1, 3])
-def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """With several, even the least work is shared."""
-    monkeypatch.setattr(tile_transforms, "_WORTH_A_THREAD", 1)
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
 TRANSFORMS = {name: TileTransform(matrix) for name, matrix in MATRICES.items()}
 APART = {name: TileTransform(matrix, apart=True) for name, matrix in MATRICES.items()}
 FROM_IMAGES = {name: TileTransform(matrix, framed="source") for name, matrix in MATRICES.items()}
@@ -65,7 +54,6 @@ def all_compiled() -> None:
     compile_transforms([transform for transforms in made for transform in transforms.values()])
 
 
-@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("name", MATRICES)
 class TestAgainstFloat64:
     @settings(max_examples=20, deadline=None)
@@ -133,14 +121,6 @@ def test_what_is_not_finite_stays_so_and_alone() -> None:
     TRANSFORMS["tall"](separate(source), separate(target), (1, 2, 1), 20)
     spoilt = ~target.isfinite().all(-1).all(-1)
     assert spoilt.nonzero().tolist() == [[0, 0, 0, 18], [0, 1, 0, 7]]
-
-
-def test_a_child_process_has_threads_of_its_own() -> None:
-    tile_transforms._threads().submit(int).result()
-    child = os.fork()
-    if not child:
-        os._exit(0 if tile_transforms._threads().submit(int, "7").result(timeout=60) == 7 else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_is_compiled_at_the_first_call() -> None:

@@ -1,4 +1,4 @@
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,15 @@ from torch.utils.checkpoint import checkpoint
 from ttsv import winograd
 from ttsv.errors import ConfigError
 from ttsv.winograd import WinogradConvolutions, winograd_convolution, winograd_may_pay, winograd_pays
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """With more it pays for fewer shapes."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -246,6 +255,19 @@ def test_pays_for_many_channels_and_tiles() -> None:
     assert not pays(128, 512, 512, 5)  # four tiles for 25 pixels
     assert pays(1, 128, 128, 128)
     assert pays(1, 128, 128, 256)  # by rows of tiles
+
+
+def test_pays_less_where_products_have_more_threads() -> None:
+    """Transforms stay on one."""
+    images, kernel = torch.empty(16, 64, 32, 32), torch.empty(64, 64, 3, 3)
+    wide = torch.empty(16, 160, 32, 32), torch.empty(160, 160, 3, 3)
+    threads = torch.get_num_threads()
+    found = []
+    for count in (1, 2, 16):
+        torch.set_num_threads(count)
+        found.append([winograd_pays(*tensors, (1, 1)) for tensors in ((images, kernel), wide)])
+    torch.set_num_threads(threads)
+    assert found == [[True, True], [False, True], [False, False]]
 
 
 def test_may_pay_where_a_kernel_is_wide() -> None:
