@@ -21,13 +21,11 @@ from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
 from ttsv.errors import ConfigError
-from ttsv.tile_transforms import Frame, Tiles, TileTransform, compile_transforms
+from ttsv.tile_transforms import TileTransform, compile_transforms
+from ttsv.winograd_tiles import IN, OUT, PLACES, TAPS, Grid, kernel_tiles, transformed_kernel_tiles
 
 _POINTS = (0.0, 1.0, -1.0, 0.5, -2.0)
-_OUT, _IN, _TAPS = 4, 6, 3  # pixels of a tile, of what it depends on, and of the kernel, along each axis
-_PLACES = _IN**2
 _TILES = 128  # at once where their products follow: they stay in a processor's second cache
-_IMAGE_BLOCK, _KERNEL_BLOCK = 6 << 20, 8 << 20  # bytes of transformed images, and of kernels where they are many
 _APART = 48
 """Numbers between the places' matrices: caches keep few lines whose addresses are a power of two apart."""
 _WORTH = 1.2
@@ -48,12 +46,12 @@ def _filtering() -> _Filtering:
     powers of p_i over that product's value at p_i.
     """
     points = torch.tensor(_POINTS, dtype=torch.float64)
-    output, kernel, images = (points.new_zeros(rows, cols) for rows, cols in ((_OUT, _IN), (_IN, _TAPS), (_IN, _IN)))
+    output, kernel, images = (points.new_zeros(rows, cols) for rows, cols in ((OUT, IN), (IN, TAPS), (IN, IN)))
     for i, point in enumerate(points):
         others = torch.cat([points[:i], points[i + 1 :]])
-        output[:, i] = point ** torch.arange(_OUT)
-        kernel[i] = point ** torch.arange(_TAPS) / (point - others).prod()
-        images[i, : _IN - 1] = _coefficients(others)
+        output[:, i] = point ** torch.arange(OUT)
+        kernel[i] = point ** torch.arange(TAPS) / (point - others).prod()
+        images[i, : IN - 1] = _coefficients(others)
     output[-1, -1] = kernel[-1, -1] = 1
     images[-1] = _coefficients(points)
     return _Filtering(output, kernel, images)
@@ -82,13 +80,13 @@ def winograd_convolution(images: Tensor, kernel: Tensor, padding: tuple[int, ...
         )
     if not _padded(images, padding):
         raise ConfigError("padding", padding, "must be two numbers from 0 up that leave room for the kernel")
-    found: Tensor = _Convolution.apply(images, kernel, _Grid(images.shape, padding))
+    found: Tensor = _Convolution.apply(images, kernel, Grid(images.shape, padding))
     return found
 
 
 def winograd_pays(images: Tensor, kernel: Tensor, padding: tuple[int, ...]) -> bool:
     """Whether `winograd_convolution` is worth its transforms (`benchmarks/convolutions.py`)."""
-    grid = _Grid(images.shape, padding)
+    grid = Grid(images.shape, padding)
     if not grid.tiles:
         return False
     return _worth(grid.tiles, grid.batch * math.prod(grid.size) / grid.tiles, *kernel.shape[:2])
@@ -102,15 +100,15 @@ def _worth(tiles: float, pixels: float, c_out: int, c_in: int) -> bool:
     """
     numbers = c_in + c_out + c_in * c_out / tiles
     return (
-        _WORTH * _PLACES * (1.6 * c_in * c_out + 30 * torch.get_num_threads() * numbers)
-        < pixels * _TAPS**2 * c_in * c_out
+        _WORTH * PLACES * (1.6 * c_in * c_out + 30 * torch.get_num_threads() * numbers)
+        < pixels * TAPS**2 * c_in * c_out
     )
 
 
 def winograd_may_pay(model: nn.Module) -> bool:
     """Whether a parameter of the model has the taps and so many channels that `winograd_pays` for enough images."""
     shapes = (tuple(parameter.shape) for parameter in model.parameters())
-    return any(shape[2:] == (_TAPS, _TAPS) and _worth(math.inf, _OUT**2, *shape[:2]) for shape in shapes)
+    return any(shape[2:] == (TAPS, TAPS) and _worth(math.inf, OUT**2, *shape[:2]) for shape in shapes)
 
 
 class WinogradConvolutions(TorchFunctionMode):
@@ -148,19 +146,19 @@ def _pair(value: SupportsIndex | Sequence[int]) -> tuple[int, ...]:
 def _suited(images: Tensor, kernel: Tensor) -> bool:
     plain = {type(images), type(kernel)} <= {Tensor, nn.Parameter}  # others may have no memory, or rules of their own
     single = images.dtype == kernel.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
-    shapes = images.ndim == kernel.ndim == 4 and kernel.shape[1:] == (images.shape[1], _TAPS, _TAPS)
+    shapes = images.ndim == kernel.ndim == 4 and kernel.shape[1:] == (images.shape[1], TAPS, TAPS)
     return plain and single and shapes and images.device.type == kernel.device.type == "cpu"
 
 
 def _padded(images: Tensor, padding: tuple[int, ...]) -> bool:
     return len(padding) == 2 and all(
-        p >= 0 and n + 2 * p >= _TAPS for n, p in zip(images.shape[2:], padding, strict=True)
+        p >= 0 and n + 2 * p >= TAPS for n, p in zip(images.shape[2:], padding, strict=True)
     )
 
 
 class _Convolution(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, images: Tensor, kernel: Tensor, grid: "_Grid") -> Tensor:
+    def forward(ctx: Any, images: Tensor, kernel: Tensor, grid: Grid) -> Tensor:
         ctx.save_for_backward(images, kernel)
         ctx.grid = grid
         found = _uninitialised(grid.batch, len(kernel), *grid.size)
@@ -208,86 +206,9 @@ class _Scratch:
     def take(self, name: str, rows: int, columns: int) -> Tensor:
         """Uninitialised float32 (places, rows, columns); what was there under the name before is gone."""
         apart = rows * columns + _APART
-        if name not in self._taken or self._taken[name].numel() < _PLACES * apart:
-            self._taken[name] = torch.empty(_PLACES * apart, dtype=torch.float32, device="cpu")
-        return self._taken[name].as_strided((_PLACES, rows, columns), (apart, columns, 1))
-
-
-class _Part(NamedTuple):
-    """Of a batch: the same rows of tiles of some images, where there are several all rows."""
-
-    images: slice
-    rows: slice
-
-
-class _Grid:
-    """The tiles that cover the results of a convolution: `rows` times `columns` for each image."""
-
-    def __init__(self, shape: Sequence[int], padding: tuple[int, ...]) -> None:
-        """`shape` of the images: (batch, channels, height, width)."""
-        self.batch, self.padding = shape[0], padding
-        self.size = tuple(n + 2 * p - _TAPS + 1 for n, p in zip(shape[2:], padding, strict=True))
-        self.rows, self.columns = (-(-n // _OUT) for n in self.size)
-        self.tiles = self.batch * self.rows * self.columns
-        self.whole = _Part(slice(0, self.batch), slice(0, self.rows))
-
-    def blocks(self, c_in: int, c_out: int) -> tuple[list[_Part], list[slice]]:
-        """Of images, and of the results' channels: one of the two lists is one long."""
-        few_images = 4 * _PLACES * self.tiles * max(c_in, c_out) <= 2 * _IMAGE_BLOCK
-        if few_images and 4 * _PLACES * c_in * c_out > 2 * _KERNEL_BLOCK:
-            return [self.whole], _slices(0, c_out, _KERNEL_BLOCK // (4 * _PLACES * c_in))
-        return self.split(self.whole, _IMAGE_BLOCK // (4 * _PLACES * max(1, c_in, c_out))), [slice(0, c_out)]
-
-    def split(self, part: _Part, tiles: int) -> list[_Part]:
-        """Into parts of at most so many tiles, but at least a row, in the order of the tiles."""
-        (first, last), (top, bottom) = ((each.start, each.stop) for each in part)
-        rows = tiles // max(1, self.columns)
-        if bottom - top <= rows:
-            return [_Part(several, part.rows) for several in _slices(first, last, rows // max(1, bottom - top))]
-        return [_Part(slice(i, i + 1), some) for i in range(first, last) for some in _slices(top, bottom, rows)]
-
-    def counts(self, part: _Part) -> tuple[int, int, int]:
-        """Images, rows and columns of tiles of a part."""
-        return part.images.stop - part.images.start, part.rows.stop - part.rows.start, self.columns
-
-    def of_images(self, pixels: Tensor, part: _Part) -> Tiles:
-        """What tiles of results depend on, in (batch, height, width, c_in); they overlap."""
-        return _framed(pixels, part, self.padding)
-
-    def of_results(self, pixels: Tensor, part: _Part) -> Tiles:
-        """In (batch, height, width, channels)."""
-        return _framed(pixels, part, (0, 0))
-
-    def transformed(self, values: Tensor) -> Tiles:
-        """In (places, tiles, channels)."""
-        place, tile, _ = values.stride()
-        image, row = self.rows * self.columns * tile, self.columns * tile
-        return Tiles(values, 0, (image, row, tile, _IN * place, place, 1))
-
-
-def _framed(pixels: Tensor, part: _Part, padding: tuple[int, ...]) -> Tiles:
-    values = pixels[part.images]
-    image, y, x, _ = values.stride()
-    top, left = part.rows.start * _OUT - padding[0], -padding[1]
-    frame = Frame((top, left), _OUT, (values.shape[1], values.shape[2]))
-    return Tiles(values, top * y + left * x, (image, _OUT * y, _OUT * x, y, x, 1), frame)
-
-
-def _of_kernel(taps: Tensor) -> Tiles:
-    """In (channels, 3, 3, other channels): images of one tile."""
-    channel, y, x, other = taps.stride()
-    return Tiles(taps, 0, (channel, 0, 0, y, x, other))
-
-
-def _of_transformed_kernel(values: Tensor) -> Tiles:
-    """In (places, channels, other channels)."""
-    place, channel, _ = values.stride()
-    return Tiles(values, 0, (channel, 0, 0, _IN * place, place, 1))
-
-
-def _slices(start: int, stop: int, size: int) -> list[slice]:
-    size = max(1, size)
-    return [slice(first, min(first + size, stop)) for first in range(start, stop, size)]
+        if name not in self._taken or self._taken[name].numel() < PLACES * apart:
+            self._taken[name] = torch.empty(PLACES * apart, dtype=torch.float32, device="cpu")
+        return self._taken[name].as_strided((PLACES, rows, columns), (apart, columns, 1))
 
 
 def _uninitialised(*shape: int) -> Tensor:
@@ -300,7 +221,7 @@ def _channels_last(values: Tensor) -> Tensor:
     return values.permute(0, 2, 3, 1).contiguous()
 
 
-def _convolve(grid: _Grid, images: Tensor, kernel: Tensor, found: Tensor) -> None:
+def _convolve(grid: Grid, images: Tensor, kernel: Tensor, found: Tensor) -> None:
     """Into `found` (batch, height, width, c_out); all with their channels last."""
     transforms, scratch = _transforms(), _Scratch()
     c_out, c_in = kernel.shape[0], kernel.shape[3]
@@ -310,8 +231,8 @@ def _convolve(grid: _Grid, images: Tensor, kernel: Tensor, found: Tensor) -> Non
     for channels in channel_blocks:
         count = channels.stop - channels.start
         of_kernel = scratch.take("kernel", c_in, count)
-        taps = _of_kernel(kernel[channels].permute(3, 1, 2, 0))
-        transforms.kernel_transposed(taps, _of_transformed_kernel(of_kernel), (c_in, 1, 1), count)
+        taps = kernel_tiles(kernel[channels].permute(3, 1, 2, 0))
+        transforms.kernel_transposed(taps, transformed_kernel_tiles(of_kernel), (c_in, 1, 1), count)
         for part in parts:
             counts = grid.counts(part)
             if len(parts) > 1 or channels.start == 0:
@@ -324,7 +245,7 @@ def _convolve(grid: _Grid, images: Tensor, kernel: Tensor, found: Tensor) -> Non
 
 
 def _gradients(
-    grid: _Grid, images: Tensor, kernel: Tensor, gradient: Tensor, by_images: Tensor | None, by_kernel: Tensor | None
+    grid: Grid, images: Tensor, kernel: Tensor, gradient: Tensor, by_images: Tensor | None, by_kernel: Tensor | None
 ) -> None:
     """Into `by_images` and `by_kernel`, zeros until now, where they are wanted; all with their channels last."""
     transforms, scratch = _transforms(), _Scratch()
@@ -334,7 +255,7 @@ def _gradients(
         count = channels.stop - channels.start
         if by_images is not None:
             of_kernel = scratch.take("kernel", count, c_in)
-            transforms.kernel(_of_kernel(kernel[channels]), _of_transformed_kernel(of_kernel), (count, 1, 1), c_in)
+            transforms.kernel(kernel_tiles(kernel[channels]), transformed_kernel_tiles(of_kernel), (count, 1, 1), c_in)
         sums = scratch.take("sums", count, c_in)
         for number, part in enumerate(parts):
             every = math.prod(grid.counts(part))
@@ -359,8 +280,8 @@ def _gradients(
             if by_kernel is not None:
                 _multiply(of_results.transpose(1, 2), of_images, sums, add=number > 0)
         if by_kernel is not None and parts:
-            taps = _of_kernel(by_kernel[channels])
-            transforms.kernel_adjoint(_of_transformed_kernel(sums), taps, (count, 1, 1), c_in)
+            taps = kernel_tiles(by_kernel[channels])
+            transforms.kernel_adjoint(transformed_kernel_tiles(sums), taps, (count, 1, 1), c_in)
 
 
 def _multiply(a: Tensor, b: Tensor, found: Tensor, *, add: bool = False) -> None:

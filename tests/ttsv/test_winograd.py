@@ -11,7 +11,7 @@ from torch._subclasses import FakeTensorMode
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from ttsv import winograd
+from ttsv import winograd, winograd_tiles
 from ttsv.errors import ConfigError
 from ttsv.winograd import WinogradConvolutions, winograd_convolution, winograd_may_pay, winograd_pays
 
@@ -76,8 +76,9 @@ def test_equals_the_convolution_of_float64_with_its_gradients(
     images = drawn(batch, channels[0], *size, seed=1).contiguous(memory_format=layout)
     kernel = drawn(channels[1], channels[0], 3, 3, seed=2).contiguous(memory_format=layout)
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in zip(("_TILES", "_IMAGE_BLOCK", "_KERNEL_BLOCK"), blocks, strict=True):
-            patch.setattr(winograd, name, value)
+        patch.setattr(winograd, "_TILES", blocks[0])
+        patch.setattr(winograd_tiles, "_IMAGE_BLOCK", blocks[1])
+        patch.setattr(winograd_tiles, "_KERNEL_BLOCK", blocks[2])
         found = with_gradients(lambda x, k: winograd_convolution(x, k, padding), images, kernel)
     exact = with_gradients(lambda x, k: functional.conv2d(x, k, padding=padding), images.double(), kernel.double())
     assert [tensor.shape for tensor in found] == [tensor.shape for tensor in exact]
