@@ -4,24 +4,13 @@ What fast convolutions do to their numbers besides products takes as long as mem
 once, transformed along both axes in registers and written once; with tensors' operations each of these is a pass.
 """
 
-import base64
-import ctypes
-import json
-import subprocess
-import sys
-import threading
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from llvmlite import binding
 from torch import Tensor
 
-from ttsv.tile_code import ADDRESSES, LONGEST, NUMBERS, machine_code, processor
-
-_ROOT = Path(__file__).parents[1]
-_PATIENCE = 60  # seconds for what takes one
+from ttsv.compiled import CompiledFunction
+from ttsv.tile_code import LONGEST
 
 
 class Tiles(NamedTuple):
@@ -50,11 +39,11 @@ class Frame(NamedTuple):
     size: tuple[int, int]
 
 
-class TileTransform:
+class TileTransform(CompiledFunction):
     """`L t L^T` for L of `matrix` (rows, columns): tiles of columns x columns pixels to those of rows x rows.
 
     With `add` the result is added to what is there, tile after tile, so that tiles may overlap. On one
-    thread: others would wait for those of the products between. Compiled by `compile_transforms`, or at the first call.
+    thread: others would wait for those of the products between.
     """
 
     def __init__(self, matrix: Tensor, *, framed: str = "", apart: bool = False, add: bool = False) -> None:
@@ -62,52 +51,11 @@ class TileTransform:
 
         Channels lie side by side, but with `apart` those of the source may lie at any distance.
         """
+        super().__init__("transform", matrix.tolist(), framed, apart, add)
         self._spare = torch.zeros(LONGEST, device="cpu", dtype=torch.float32)
-        self.made_by = matrix.tolist(), framed, apart, add
-        self.compute: Callable[..., None] | None = None
-        self.engine: Any = None
 
     def __call__(self, source: Tiles, target: Tiles, counts: tuple[int, int, int], channels: int) -> None:
         """For so many images, rows and columns of tiles, and channels."""
         frame = source.inside or target.inside or Frame((0, 0), 0, (0, 0))
         numbers = (*counts, *source.strides, *target.strides, *frame.corner, frame.step, *frame.size)
-
-        if self.compute is None:
-            compile_transforms([self])
-        assert self.compute is not None
-        self.compute(source.address(), target.address(), self._spare.data_ptr(), channels, *numbers)
-
-
-def compile_transforms(transforms: Sequence[TileTransform]) -> None:
-    """Those that are not yet: all in one go, which takes a second for six or seven; one alone takes half of it."""
-    arguments = [ctypes.c_void_p] * len(ADDRESSES) + [ctypes.c_int64] * len(NUMBERS)
-    with _one_at_a_time:
-        missing = [transform for transform in transforms if transform.compute is None]
-        for transform, code in zip(missing, _machine_codes([each.made_by for each in missing]), strict=True):
-            engine = binding.create_mcjit_compiler(binding.parse_assembly(""), processor())
-            engine.add_object_file(binding.ObjectFileRef.from_data(code))
-            engine.finalize_object()
-            transform.engine = engine  # which keeps the code in memory
-            transform.compute = ctypes.CFUNCTYPE(None, *arguments)(engine.get_function_address("compute"))
-
-
-_one_at_a_time = threading.Lock()
-
-
-def _machine_codes(transforms: list[tuple[Any, ...]]) -> list[bytes]:
-    """By another process, as a compiler takes some 70 MiB; by this one where that fails."""
-    places = [str(_ROOT), *filter(None, sys.path)]
-    program = f"import sys; sys.path[:] = {places!r}; from ttsv.tile_code import main; main()"
-    try:
-        done = subprocess.run(
-            [sys.executable or "", "-P", "-c", program],
-            input=json.dumps(transforms),
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=_PATIENCE,
-        )
-        last = done.stdout.rpartition("\n")[2]  # what else is printed comes before
-        return [base64.b64decode(code) for code in json.loads(last)]
-    except (OSError, ValueError, subprocess.SubprocessError):
-        return [machine_code(*transform) for transform in transforms]
+        self.run(source.address(), target.address(), self._spare.data_ptr(), channels, *numbers)

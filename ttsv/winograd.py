@@ -20,8 +20,10 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
+from ttsv.compiled import compile_together
 from ttsv.errors import ConfigError
-from ttsv.tile_transforms import TileTransform, compile_transforms
+from ttsv.tile_products import TileProduct
+from ttsv.tile_transforms import TileTransform
 from ttsv.winograd_tiles import IN, OUT, PLACES, TAPS, Grid, kernel_tiles, transformed_kernel_tiles
 
 _POINTS = (0.0, 1.0, -1.0, 0.5, -2.0)
@@ -176,8 +178,8 @@ class _Convolution(torch.autograd.Function):
         return found[0], found[1], None
 
 
-class _Transforms:
-    """What the algorithm does to tiles beside products, with the adjoint of each for the gradients."""
+class _Steps:
+    """What the algorithm does to tiles, with the adjoints for the gradients."""
 
     def __init__(self) -> None:
         output, kernel, images = _filtering()
@@ -188,10 +190,12 @@ class _Transforms:
         self.kernel_adjoint = TileTransform(kernel.T)
         self.output = TileTransform(output, framed="target")
         self.output_adjoint = TileTransform(output.T, framed="source")
-        compile_transforms(list(vars(self).values()))
+        self.products = TileProduct()
+        self.more_products = TileProduct(add=True)
+        compile_together(list(vars(self).values()))
 
 
-_transforms = functools.cache(_Transforms)
+_steps = functools.cache(_Steps)
 
 
 class _Scratch:
@@ -223,7 +227,7 @@ def _channels_last(values: Tensor) -> Tensor:
 
 def _convolve(grid: Grid, images: Tensor, kernel: Tensor, found: Tensor) -> None:
     """Into `found` (batch, height, width, c_out); all with their channels last."""
-    transforms, scratch = _transforms(), _Scratch()
+    steps, scratch = _steps(), _Scratch()
     c_out, c_in = kernel.shape[0], kernel.shape[3]
     parts, channel_blocks = grid.blocks(c_in, c_out)
     if len(channel_blocks) == 1:
@@ -232,30 +236,30 @@ def _convolve(grid: Grid, images: Tensor, kernel: Tensor, found: Tensor) -> None
         count = channels.stop - channels.start
         of_kernel = scratch.take("kernel", c_in, count)
         taps = kernel_tiles(kernel[channels].permute(3, 1, 2, 0))
-        transforms.kernel_transposed(taps, transformed_kernel_tiles(of_kernel), (c_in, 1, 1), count)
+        steps.kernel_transposed(taps, transformed_kernel_tiles(of_kernel), (c_in, 1, 1), count)
         for part in parts:
             counts = grid.counts(part)
             if len(parts) > 1 or channels.start == 0:
                 of_images = scratch.take("images", math.prod(counts), c_in)
-                transforms.images(grid.of_images(images, part), grid.transformed(of_images), counts, c_in)
+                steps.images(grid.of_images(images, part), grid.transformed(of_images), counts, c_in)
             products = scratch.take("products", math.prod(counts), count)
-            _multiply(of_images, of_kernel, products)
+            steps.products(of_images, of_kernel, products)
             results = grid.of_results(found[..., channels], part)
-            transforms.output(grid.transformed(products), results, counts, count)
+            steps.output(grid.transformed(products), results, counts, count)
 
 
 def _gradients(
     grid: Grid, images: Tensor, kernel: Tensor, gradient: Tensor, by_images: Tensor | None, by_kernel: Tensor | None
 ) -> None:
     """Into `by_images` and `by_kernel`, zeros until now, where they are wanted; all with their channels last."""
-    transforms, scratch = _transforms(), _Scratch()
+    steps, scratch = _steps(), _Scratch()
     c_out, c_in = kernel.shape[0], kernel.shape[3]
     parts, channel_blocks = grid.blocks(c_in, c_out)
     for channels in channel_blocks:
         count = channels.stop - channels.start
         if by_images is not None:
             of_kernel = scratch.take("kernel", count, c_in)
-            transforms.kernel(kernel_tiles(kernel[channels]), transformed_kernel_tiles(of_kernel), (count, 1, 1), c_in)
+            steps.kernel(kernel_tiles(kernel[channels]), transformed_kernel_tiles(of_kernel), (count, 1, 1), c_in)
         sums = scratch.take("sums", count, c_in)
         for number, part in enumerate(parts):
             every = math.prod(grid.counts(part))
@@ -267,26 +271,20 @@ def _gradients(
                 tiles = slice(start, start + math.prod(counts))
                 start = tiles.stop
                 source = grid.of_results(gradient[..., channels], piece)
-                transforms.output_adjoint(source, grid.transformed(of_results[:, tiles]), counts, count)
+                steps.output_adjoint(source, grid.transformed(of_results[:, tiles]), counts, count)
                 if by_images is not None:
                     products = scratch.take("products", math.prod(counts), c_in)
-                    _multiply(of_results[:, tiles], of_kernel, products, add=channels.start > 0)
+                    multiply = steps.more_products if channels.start else steps.products
+                    multiply(of_results[:, tiles], of_kernel, products)
                     if channels.stop == c_out:
                         target = grid.of_images(by_images, piece)
-                        transforms.images_adjoint(grid.transformed(products), target, counts, c_in)
+                        steps.images_adjoint(grid.transformed(products), target, counts, c_in)
                 if by_kernel is not None and channels.start == 0:
                     source = grid.of_images(images, piece)
-                    transforms.images(source, grid.transformed(of_images[:, tiles]), counts, c_in)
+                    steps.images(source, grid.transformed(of_images[:, tiles]), counts, c_in)
             if by_kernel is not None:
-                _multiply(of_results.transpose(1, 2), of_images, sums, add=number > 0)
+                multiply = steps.more_products if number else steps.products
+                multiply(of_results.transpose(1, 2), of_images, sums)
         if by_kernel is not None and parts:
             taps = kernel_tiles(by_kernel[channels])
-            transforms.kernel_adjoint(transformed_kernel_tiles(sums), taps, (count, 1, 1), c_in)
-
-
-def _multiply(a: Tensor, b: Tensor, found: Tensor, *, add: bool = False) -> None:
-    """Into `found`, or in addition to what is there."""
-    if add:
-        torch.baddbmm(found, a, b, out=found)
-    else:
-        torch.bmm(a, b, out=found)
+            steps.kernel_adjoint(transformed_kernel_tiles(sums), taps, (count, 1, 1), c_in)

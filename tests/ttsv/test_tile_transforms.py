@@ -1,8 +1,4 @@
-import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -10,9 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ttsv import tile_transforms
-from ttsv.tile_code import machine_code
-from ttsv.tile_transforms import Frame, Tiles, TileTransform, compile_transforms
+from ttsv.compiled import compile_together
+from ttsv.tile_transforms import Frame, Tiles, TileTransform
 
 MATRICES = {
     "tall": torch.tensor([[1.0, -0.5], [0.0, 2.0], [-1.0, 1.0 / 3]], dtype=torch.float64),
@@ -51,7 +46,7 @@ ONTO_IMAGES = {name: TileTransform(matrix, framed="target", add=True) for name, 
 @pytest.fixture(scope="module", autouse=True)
 def all_compiled() -> None:
     made = (TRANSFORMS, APART, FROM_IMAGES, TO_IMAGES, ONTO_IMAGES)
-    compile_transforms([transform for transforms in made for transform in transforms.values()])
+    compile_together([transform for transforms in made for transform in transforms.values()])
 
 
 @pytest.mark.parametrize("name", MATRICES)
@@ -121,48 +116,3 @@ def test_what_is_not_finite_stays_so_and_alone() -> None:
     TRANSFORMS["tall"](separate(source), separate(target), (1, 2, 1), 20)
     spoilt = ~target.isfinite().all(-1).all(-1)
     assert spoilt.nonzero().tolist() == [[0, 0, 0, 18], [0, 1, 0, 7]]
-
-
-def test_is_compiled_at_the_first_call() -> None:
-    source, target = (channels_last(drawn(1, 1, 1, 5, 2, 2, seed=seed)) for seed in (0, 1))
-    TileTransform(MATRICES["square"])(separate(source), separate(target), (1, 1, 1), 5)
-    torch.testing.assert_close(target.double(), exact(MATRICES["square"], source), rtol=1e-6, atol=2e-6)
-
-
-@pytest.mark.parametrize("python", ["", None, "/no/such/file", "/bin/false", "/bin/true", "/bin/cat"])
-def test_code_is_made_here_where_another_process_makes_none(
-    python: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = []
-
-    def counting(*args: Any) -> bytes:
-        made.append(args)
-        return machine_code(*args)
-
-    monkeypatch.setattr(tile_transforms, "machine_code", counting)
-    test_is_compiled_at_the_first_call()
-    assert not made
-    monkeypatch.setattr(sys, "executable", python)
-    test_is_compiled_at_the_first_call()
-    assert len(made) == 1
-
-
-def test_files_in_the_working_directory_are_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "json.py").write_text("raise SystemExit('not this one')")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tile_transforms, "machine_code", None)
-    test_is_compiled_at_the_first_call()
-
-
-def test_threads_that_come_first_together_share_one_code() -> None:
-    transform, source = TileTransform(MATRICES["square"]), channels_last(drawn(40, 5, 5, 33, 2, 2))
-    found = [channels_last(torch.zeros(40, 5, 5, 33, 2, 2)) for _ in range(6)]
-
-    def run(target: Tensor) -> None:
-        for _ in range(50):
-            transform(separate(source), separate(target), (40, 5, 5), 33)
-
-    with ThreadPoolExecutor(6) as threads:
-        list(threads.map(run, found))
-    assert all(torch.equal(target, found[0]) for target in found)
-    torch.testing.assert_close(found[0].double(), exact(MATRICES["square"], source), rtol=1e-6, atol=2e-6)

@@ -204,7 +204,7 @@ def test_a_bias_that_torch_refuses_is_refused(bias: Tensor) -> None:
 
 
 def test_tensors_without_memory_are_left_to_torch() -> None:
-    winograd._transforms()
+    winograd._steps()
     with FakeTensorMode(), WinogradConvolutions():
         found = functional.conv2d(torch.randn(WIDE[0].shape), torch.randn(WIDE[1].shape), None, 1, 1)
     assert found.shape == WIDE[0].shape

@@ -1,0 +1,73 @@
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ttsv import compiled
+from ttsv.compiled import CompiledFunction, compile_together
+from ttsv.compiler import machine_code
+
+SIZES = (1, 30, 20, 33)
+
+
+def product() -> CompiledFunction:
+    return CompiledFunction("product", False)
+
+
+def computes(function: CompiledFunction) -> bool:
+    places, rows, inner, columns = SIZES
+    left, right = torch.randn(rows, inner), torch.randn(inner, columns)
+    target = torch.full((rows, columns), torch.nan)
+    strides = (0, inner, 1, 0, columns, 0, columns)
+    function.run(left.data_ptr(), right.data_ptr(), target.data_ptr(), places, rows, inner, columns, *strides)
+    return torch.allclose(target.double(), left.double() @ right.double(), atol=1e-5)
+
+
+def test_is_compiled_at_the_first_call() -> None:
+    function = product()
+    assert not function.compiled
+    assert computes(function)
+    assert function.compiled
+
+
+def test_several_are_compiled_together_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    functions = [product(), CompiledFunction("transform", [[1.0]], "", False, False), product()]
+    compile_together(functions[:2])
+    monkeypatch.setattr(functions[0], "load", None)
+    compile_together(functions)
+    assert computes(functions[0])
+    assert computes(functions[2])
+
+
+@pytest.mark.parametrize("python", ["", None, "/no/such/file", "/bin/false", "/bin/true", "/bin/cat"])
+def test_code_is_made_here_where_another_process_makes_none(
+    python: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+
+    def counting(*args: Any) -> bytes:
+        made.append(args)
+        return machine_code(*args)
+
+    monkeypatch.setattr(compiled, "machine_code", counting)
+    assert computes(product())
+    assert not made
+    monkeypatch.setattr(sys, "executable", python)
+    assert computes(product())
+    assert len(made) == 1
+
+
+def test_files_in_the_working_directory_are_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit('not this one')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(compiled, "machine_code", None)
+    assert computes(product())
+
+
+def test_threads_that_come_first_together_share_one_code() -> None:
+    function = product()
+    with ThreadPoolExecutor(6) as threads:
+        assert all(threads.map(lambda _: all(computes(function) for _ in range(50)), range(6)))
