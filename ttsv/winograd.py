@@ -172,7 +172,7 @@ class _Convolution(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         saved = ctx.saved_tensors  # once: a checkpoint computes them anew
         wanted = zip(saved, ctx.needs_input_grad, strict=False)
-        found = [_uninitialised(*tensor.shape).zero_() if needed else None for tensor, needed in wanted]
+        found = [_uninitialised(*tensor.shape) if needed else None for tensor, needed in wanted]
         given = map(_channels_last, (*saved, gradient))
         _gradients(ctx.grid, *given, *(None if tensor is None else _channels_last(tensor) for tensor in found))
         return found[0], found[1], None
@@ -251,7 +251,7 @@ def _convolve(grid: Grid, images: Tensor, kernel: Tensor, found: Tensor) -> None
 def _gradients(
     grid: Grid, images: Tensor, kernel: Tensor, gradient: Tensor, by_images: Tensor | None, by_kernel: Tensor | None
 ) -> None:
-    """Into `by_images` and `by_kernel`, zeros until now, where they are wanted; all with their channels last."""
+    """Into `by_images` and `by_kernel`, where they are wanted; all with their channels last."""
     steps, scratch = _steps(), _Scratch()
     c_out, c_in = kernel.shape[0], kernel.shape[3]
     parts, channel_blocks = grid.blocks(c_in, c_out)
@@ -277,6 +277,10 @@ def _gradients(
                     multiply = steps.more_products if channels.start else steps.products
                     multiply(of_results[:, tiles], of_kernel, products)
                     if channels.stop == c_out:
+                        if piece.rows.start == 0:
+                            by_images[
+                                piece.images
+                            ].zero_()  # now, as the tiles that are added overlap, and bring it near
                         target = grid.of_images(by_images, piece)
                         steps.images_adjoint(grid.transformed(products), target, counts, c_in)
                 if by_kernel is not None and channels.start == 0:
@@ -285,6 +289,8 @@ def _gradients(
             if by_kernel is not None:
                 multiply = steps.more_products if number else steps.products
                 multiply(of_results.transpose(1, 2), of_images, sums)
-        if by_kernel is not None and parts:
+        if by_kernel is not None:
+            if not parts:
+                sums.zero_()
             taps = kernel_tiles(by_kernel[channels])
             steps.kernel_adjoint(transformed_kernel_tiles(sums), taps, (count, 1, 1), c_in)

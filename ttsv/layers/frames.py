@@ -1,7 +1,10 @@
 """The regularization that keeps free frames near orthonormal (section 'Orthogonality Constraints')."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from ttsv.errors import ConfigError
 from ttsv.layers.framed import Framed
@@ -21,8 +24,7 @@ def orthogonal_loss(model: nn.Module, normalizer: str = "paper") -> Tensor | Non
         if isinstance(layer, Framed) and layer.frames == "free":
             r1, r2 = layer.rank
             entries += r1 * r1 + r2 * r2 if normalizer == "paper" else 2 * r2 * r2
-            deviations.append(_deviation(layer.k1.T @ layer.k1))
-            deviations.append(_deviation(layer.k3 @ layer.k3.T))
+            deviations += [_Deviation.apply(layer.k1), _Deviation.apply(layer.k3.T)]
     return torch.stack(deviations).sum() / entries if deviations else None
 
 
@@ -32,5 +34,19 @@ def check_normalizer(normalizer: str) -> None:
         raise ConfigError("normalizer", normalizer, 'must be "paper" or "code"')
 
 
-def _deviation(gram: Tensor) -> Tensor:
-    return (gram - torch.eye(len(gram), device=gram.device, dtype=gram.dtype)).square().sum()
+class _Deviation(torch.autograd.Function):
+    """`|k^T k - I|_F^2` of a matrix k, whose gradient `4 k (k^T k - I)` takes one product, where autograd takes two."""
+
+    @staticmethod
+    def forward(ctx: Any, frame: Tensor) -> Tensor:
+        gram = frame.T @ frame
+        excess = gram - torch.eye(len(gram), device=gram.device, dtype=gram.dtype)
+        ctx.save_for_backward(frame, excess)
+        return excess.square().sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        frame, excess = ctx.saved_tensors
+        found: Tensor = frame @ (4 * gradient * excess)
+        return found
