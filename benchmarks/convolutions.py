@@ -2,8 +2,8 @@
 
     python benchmarks/convolutions.py [--quick] [--threads 1]
 
-Both sides by turns in one process, float32, channels last, stride 1, padding 1; the fastest of some rounds. --quick
-takes few shapes and writes no record. The full run takes some 3 minutes and writes convolutions.json.
+Both sides by turns in one process, float32, channels last, strides 1 and 2, padding 1; the fastest of some rounds.
+--quick takes few shapes and writes no record. The full run takes some 4 minutes and writes convolutions.json.
 
 - ratio: torch's seconds over Winograd's. `taken`: whether training takes Winograd's.
 - error: of Winograd's result, of its gradients by images and by the kernel, relative to float64 in the Frobenius norm.
@@ -40,8 +40,8 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     cases = [
-        (batch, channels, size)
-        for batch, channels, size in product(BATCHES, CHANNELS, SIZES)
+        (batch, channels, size, stride)
+        for stride, batch, channels, size in product((1, 2), BATCHES, CHANNELS, SIZES)
         if batch * size**2 * channels[0] * channels[1] <= LARGEST
     ]
     if options.quick:
@@ -57,18 +57,19 @@ def main() -> int:
     return 0
 
 
-def _case(batch: int, channels: tuple[int, int], size: int, *, rounds: int) -> dict[str, Any]:
+def _case(batch: int, channels: tuple[int, int], size: int, stride: int, *, rounds: int) -> dict[str, Any]:
     c_in, c_out = channels
     generator = torch.Generator().manual_seed(0)
-    shapes = (batch, c_in, size, size), (c_out, c_in, 3, 3), (batch, c_out, size, size)
+    result = size // stride
+    shapes = (batch, c_in, size, size), (c_out, c_in, 3, 3), (batch, c_out, result, result)
     tensors = [torch.randn(shape, generator=generator) for shape in shapes]
     images, kernel, downstream = (tensor.contiguous(memory_format=torch.channels_last) for tensor in tensors)
 
     def fast(images: Tensor, kernel: Tensor) -> Tensor:
-        return winograd_convolution(images, kernel, (1, 1))
+        return winograd_convolution(images, kernel, (1, 1), stride)
 
     def plain(images: Tensor, kernel: Tensor) -> Tensor:
-        return functional.conv2d(images, kernel, padding=1)
+        return functional.conv2d(images, kernel, stride=stride, padding=1)
 
     sides = [_with_gradients(convolve, images, kernel, downstream) for convolve in (plain, fast)]
     alternate(sides, 2)
@@ -79,13 +80,14 @@ def _case(batch: int, channels: tuple[int, int], size: int, *, rounds: int) -> d
         "batch": batch,
         "channels": channels,
         "size": size,
+        "stride": stride,
         "seconds": {"torch": seconds[0], "winograd": seconds[1]},
         "ratio": seconds[0] / seconds[1],
-        "taken": winograd_pays(images, kernel, (1, 1)),
+        "taken": winograd_pays(images, kernel, (1, 1), stride),
         "error": errors,
     }
     print(
-        f"{batch} images of {size}x{size}, {c_in} to {c_out} channels: torch {1e3 * seconds[0]:.1f} ms, "
+        f"{batch} images of {size}x{size}, {c_in} to {c_out} channels, stride {stride}: torch {1e3 * seconds[0]:.1f} ms, "
         f"winograd {1e3 * seconds[1]:.1f} ms, {found['ratio']:.2f}x{', taken' if found['taken'] else ''}; "
         f"errors {', '.join(f'{error:.1e}' for error in errors)}",
         flush=True,

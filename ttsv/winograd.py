@@ -22,38 +22,52 @@ from torch.overrides import TorchFunctionMode
 
 from ttsv.compiled import compile_together
 from ttsv.errors import ConfigError
-from ttsv.tile_products import TileProduct
+from ttsv.tile_products import TileProduct, own_products
 from ttsv.tile_transforms import TileTransform
-from ttsv.winograd_tiles import IN, OUT, PLACES, TAPS, Grid, kernel_tiles, transformed_kernel_tiles
+from ttsv.winograd_tiles import OUT, TAPS, Grid, kernel_tiles, transformed_kernel_tiles, window
 
 _POINTS = (0.0, 1.0, -1.0, 0.5, -2.0)
-_TILES = 128  # at once where their products follow: they stay in a processor's second cache
+_AT_ONCE = 128 * 36  # tiles times places where their products follow: they stay in a processor's second cache
 _APART = 48
 """Numbers between the places' matrices: caches keep few lines whose addresses are a power of two apart."""
-_WORTH = 1.2
+_FEW_CHANNELS = 2048  # pairs of them; for fewer what is done to each number counts
 
 
 class _Filtering(NamedTuple):
-    """For 4 neighbouring results of a convolution of 3 taps, in float64: `output ((kernel g) * (images d))`."""
+    """For 4 neighbouring results of a convolution along one axis, in float64: `output ((kernel g) * (images d))`."""
 
-    output: Tensor  # (4, 6)
-    kernel: Tensor  # (6, 3)
-    images: Tensor  # (6, 6)
+    output: Tensor  # (4, places)
+    kernel: Tensor  # (places, taps)
+    images: Tensor  # (places, places)
 
 
-def _filtering() -> _Filtering:
-    """Of Toom and Cook; the last point is at infinity.
+def _filtering(stride: int) -> _Filtering:
+    """Of three taps. With a stride of 2 every other pixel meets the outer taps, and those between the middle one."""
+    if stride == 1:
+        return _toom_cook(TAPS)
+    outer = _toom_cook(2)
+    count = len(outer.images)
+    one = torch.eye(OUT, dtype=torch.float64)
+    kernel, images = (one.new_zeros(count + OUT, columns) for columns in (TAPS, count + OUT))
+    kernel[:count, ::2], images[:count, ::2] = outer.kernel, outer.images
+    kernel[count:, 1], images[count:, 1::2] = 1, one
+    return _Filtering(torch.cat([outer.output, one], 1), kernel, images)
+
+
+def _toom_cook(taps: int) -> _Filtering:
+    """For neighbouring pixels; the last point is at infinity.
 
     Row i of `images` has the coefficients of the product of `x - p_j` over the other points, row i of `kernel` the
     powers of p_i over that product's value at p_i.
     """
-    points = torch.tensor(_POINTS, dtype=torch.float64)
-    output, kernel, images = (points.new_zeros(rows, cols) for rows, cols in ((OUT, IN), (IN, TAPS), (IN, IN)))
+    count = OUT + taps - 1
+    points = torch.tensor(_POINTS[: count - 1], dtype=torch.float64)
+    output, kernel, images = (points.new_zeros(shape) for shape in ((OUT, count), (count, taps), (count, count)))
     for i, point in enumerate(points):
         others = torch.cat([points[:i], points[i + 1 :]])
         output[:, i] = point ** torch.arange(OUT)
-        kernel[i] = point ** torch.arange(TAPS) / (point - others).prod()
-        images[i, : IN - 1] = _coefficients(others)
+        kernel[i] = point ** torch.arange(taps) / (point - others).prod()
+        images[i, : count - 1] = _coefficients(others)
     output[-1, -1] = kernel[-1, -1] = 1
     images[-1] = _coefficients(points)
     return _Filtering(output, kernel, images)
@@ -67,8 +81,8 @@ def _coefficients(roots: Tensor) -> Tensor:
     return found
 
 
-def winograd_convolution(images: Tensor, kernel: Tensor, padding: tuple[int, ...] = (0, 0)) -> Tensor:
-    """`conv2d(images, kernel, padding=padding)` in float32 on a CPU, differentiable once.
+def winograd_convolution(images: Tensor, kernel: Tensor, padding: tuple[int, ...] = (0, 0), stride: int = 1) -> Tensor:
+    """`conv2d(images, kernel, stride=stride, padding=padding)` in float32 on a CPU, differentiable once.
 
     `images` (batch, c_in, height, width), `kernel` (c_out, c_in, 3, 3). Fastest where both lie channels last, as the
     result does. Raises `ConfigError` for other shapes, types and paddings.
@@ -82,35 +96,42 @@ def winograd_convolution(images: Tensor, kernel: Tensor, padding: tuple[int, ...
         )
     if not _padded(images, padding):
         raise ConfigError("padding", padding, "must be two numbers from 0 up that leave room for the kernel")
-    found: Tensor = _Convolution.apply(images, kernel, Grid(images.shape, padding))
+    if stride not in (1, 2):
+        raise ConfigError("stride", stride, "must be 1 or 2")
+    found: Tensor = _Convolution.apply(images, kernel, Grid(images.shape, padding, stride))
     return found
 
 
-def winograd_pays(images: Tensor, kernel: Tensor, padding: tuple[int, ...]) -> bool:
+def winograd_pays(images: Tensor, kernel: Tensor, padding: tuple[int, ...], stride: int = 1) -> bool:
     """Whether `winograd_convolution` is worth its transforms (`benchmarks/convolutions.py`)."""
-    grid = Grid(images.shape, padding)
+    grid = Grid(images.shape, padding, stride)
     if not grid.tiles:
         return False
-    return _worth(grid.tiles, grid.batch * math.prod(grid.size) / grid.tiles, *kernel.shape[:2])
+    return _worth(grid.places, grid.tiles, grid.batch * math.prod(grid.size) / grid.tiles, *kernel.shape[:2])
 
 
-def _worth(tiles: float, pixels: float, c_out: int, c_in: int) -> bool:
+def _worth(places: int, tiles: float, pixels: float, c_out: int, c_in: int) -> bool:
     """Counts multiplications per tile of so many pixels of results, as measured on processors with AVX-512.
 
-    One of the small products takes as long as 1.6 of a plain convolution, and what is done to each transformed number
-    of images, kernels and results as long as 30 on one thread; it stays on one where torch has more for the products.
+    One of the small products takes as long as 1.3 of a plain convolution by code of our own, and 1.6 by torch's. What
+    is done to each transformed number of images, kernels and results takes as long as 10 to 20 on one thread, which it
+    stays on: more where torch has several, as those are counted for the products.
     """
-    numbers = c_in + c_out + c_in * c_out / tiles
-    return (
-        _WORTH * PLACES * (1.6 * c_in * c_out + 30 * torch.get_num_threads() * numbers)
-        < pixels * TAPS**2 * c_in * c_out
-    )
+    if own_products():
+        product, image, kernel, margin = 1.3, 10, 20, 1.1
+    else:
+        threads = torch.get_num_threads()
+        product, image, kernel, margin = 1.6, 30 * threads, 30 * threads, 1.2
+    if c_in * c_out <= _FEW_CHANNELS:
+        return False
+    taken = product * c_in * c_out + image * (c_in + c_out) + kernel * c_in * c_out / tiles
+    return margin * places * taken < pixels * TAPS**2 * c_in * c_out
 
 
 def winograd_may_pay(model: nn.Module) -> bool:
     """Whether a parameter of the model has the taps and so many channels that `winograd_pays` for enough images."""
     shapes = (tuple(parameter.shape) for parameter in model.parameters())
-    return any(shape[2:] == (TAPS, TAPS) and _worth(math.inf, OUT**2, *shape[:2]) for shape in shapes)
+    return any(shape[2:] == (TAPS, TAPS) and _worth(window(1) ** 2, math.inf, OUT**2, *shape[:2]) for shape in shapes)
 
 
 class WinogradConvolutions(TorchFunctionMode):
@@ -126,11 +147,14 @@ class WinogradConvolutions(TorchFunctionMode):
         if func is torch.conv2d and not kwargs:
             images, kernel = args[:2]
             bias, stride, padding, dilation, groups = args[2:] + _DEFAULTS[len(args) - 2 :]
-            plain = (_pair(stride), _pair(dilation), groups) == ((1, 1), (1, 1), 1) and not isinstance(padding, str)
+            step = _pair(stride)[0]
+            plain = _pair(stride) in ((1, 1), (2, 2)) and (_pair(dilation), groups) == ((1, 1), 1)
+            plain &= not isinstance(padding, str)
             plain &= bias is None or (bias.dtype == torch.float32 and bias.shape == kernel.shape[:1])
             sides = _pair(padding) if plain else (0, 0)
-            if plain and _suited(images, kernel) and _padded(images, sides) and winograd_pays(images, kernel, sides):
-                found = winograd_convolution(images, kernel, sides)
+            plain = plain and _suited(images, kernel) and _padded(images, sides)
+            if plain and winograd_pays(images, kernel, sides, step):
+                found = winograd_convolution(images, kernel, sides, step)
                 return found if bias is None else found + bias[:, None, None]
         return func(*args, **(kwargs or {}))
 
@@ -181,8 +205,8 @@ class _Convolution(torch.autograd.Function):
 class _Steps:
     """What the algorithm does to tiles, with the adjoints for the gradients."""
 
-    def __init__(self) -> None:
-        output, kernel, images = _filtering()
+    def __init__(self, stride: int) -> None:
+        output, kernel, images = _filtering(stride)
         self.images = TileTransform(images, framed="source")
         self.images_adjoint = TileTransform(images.T, framed="target", add=True)
         self.kernel = TileTransform(kernel)
@@ -204,15 +228,16 @@ class _Scratch:
     By name, so that each block takes the place of the last.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, places: int) -> None:
+        self._places = places
         self._taken: dict[str, Tensor] = {}
 
     def take(self, name: str, rows: int, columns: int) -> Tensor:
         """Uninitialised float32 (places, rows, columns); what was there under the name before is gone."""
         apart = rows * columns + _APART
-        if name not in self._taken or self._taken[name].numel() < PLACES * apart:
-            self._taken[name] = torch.empty(PLACES * apart, dtype=torch.float32, device="cpu")
-        return self._taken[name].as_strided((PLACES, rows, columns), (apart, columns, 1))
+        if name not in self._taken or self._taken[name].numel() < self._places * apart:
+            self._taken[name] = torch.empty(self._places * apart, dtype=torch.float32, device="cpu")
+        return self._taken[name].as_strided((self._places, rows, columns), (apart, columns, 1))
 
 
 def _uninitialised(*shape: int) -> Tensor:
@@ -227,11 +252,11 @@ def _channels_last(values: Tensor) -> Tensor:
 
 def _convolve(grid: Grid, images: Tensor, kernel: Tensor, found: Tensor) -> None:
     """Into `found` (batch, height, width, c_out); all with their channels last."""
-    steps, scratch = _steps(), _Scratch()
+    steps, scratch = _steps(grid.stride), _Scratch(grid.places)
     c_out, c_in = kernel.shape[0], kernel.shape[3]
     parts, channel_blocks = grid.blocks(c_in, c_out)
     if len(channel_blocks) == 1:
-        parts = grid.split(grid.whole, _TILES)
+        parts = grid.split(grid.whole, _AT_ONCE // grid.places)
     for channels in channel_blocks:
         count = channels.stop - channels.start
         of_kernel = scratch.take("kernel", c_in, count)
@@ -252,7 +277,7 @@ def _gradients(
     grid: Grid, images: Tensor, kernel: Tensor, gradient: Tensor, by_images: Tensor | None, by_kernel: Tensor | None
 ) -> None:
     """Into `by_images` and `by_kernel`, where they are wanted; all with their channels last."""
-    steps, scratch = _steps(), _Scratch()
+    steps, scratch = _steps(grid.stride), _Scratch(grid.places)
     c_out, c_in = kernel.shape[0], kernel.shape[3]
     parts, channel_blocks = grid.blocks(c_in, c_out)
     for channels in channel_blocks:
@@ -266,7 +291,7 @@ def _gradients(
             of_results = scratch.take("results", every, count)
             of_images = scratch.take("images", every, c_in)
             start = 0
-            for piece in grid.split(part, _TILES) if len(channel_blocks) == 1 else [part]:
+            for piece in grid.split(part, _AT_ONCE // grid.places) if len(channel_blocks) == 1 else [part]:
                 counts = grid.counts(piece)
                 tiles = slice(start, start + math.prod(counts))
                 start = tiles.stop

@@ -1,5 +1,6 @@
 """Where the tiles of a convolution by `ttsv.winograd` lie, and in what blocks they are computed."""
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -7,9 +8,14 @@ from torch import Tensor
 
 from ttsv.tile_transforms import Frame, Tiles
 
-OUT, IN, TAPS = 4, 6, 3  # pixels of a tile, of what it depends on, and of the kernel, along each axis
-PLACES = IN**2
-_IMAGE_BLOCK, _KERNEL_BLOCK = 6 << 20, 8 << 20  # bytes of transformed images, and of kernels where they are many
+OUT, TAPS = 4, 3  # pixels of a tile and of the kernel, along each axis
+_IMAGE_BLOCK = 43_000  # tiles times channels: 6 MiB of transformed images with a stride of 1
+_KERNEL_BLOCK = 8 << 20  # bytes of transformed kernels, where they are many
+
+
+def window(stride: int) -> int:
+    """Pixels that a tile of results depends on, along each axis."""
+    return stride * (OUT - 1) + TAPS
 
 
 class Part(NamedTuple):
@@ -20,22 +26,27 @@ class Part(NamedTuple):
 
 
 class Grid:
-    """The tiles that cover the results of a convolution: `rows` times `columns` for each image."""
+    """The tiles that cover the results of a convolution: `rows` times `columns` for each image.
 
-    def __init__(self, shape: Sequence[int], padding: tuple[int, ...]) -> None:
+    Each depends on `window` pixels along each axis, as many as there are `places` along each.
+    """
+
+    def __init__(self, shape: Sequence[int], padding: tuple[int, ...], stride: int) -> None:
         """`shape` of the images: (batch, channels, height, width)."""
-        self.batch, self.padding = shape[0], padding
-        self.size = tuple(n + 2 * p - TAPS + 1 for n, p in zip(shape[2:], padding, strict=True))
+        self.batch, self.padding, self.stride = shape[0], padding, stride
+        self.window = window(stride)
+        self.places = self.window**2
+        self.size = tuple((n + 2 * p - TAPS) // stride + 1 for n, p in zip(shape[2:], padding, strict=True))
         self.rows, self.columns = (-(-n // OUT) for n in self.size)
         self.tiles = self.batch * self.rows * self.columns
         self.whole = Part(slice(0, self.batch), slice(0, self.rows))
 
     def blocks(self, c_in: int, c_out: int) -> tuple[list[Part], list[slice]]:
         """Of images, and of the results' channels: one of the two lists is one long."""
-        few_images = 4 * PLACES * self.tiles * max(c_in, c_out) <= 2 * _IMAGE_BLOCK
-        if few_images and 4 * PLACES * c_in * c_out > 2 * _KERNEL_BLOCK:
-            return [self.whole], _slices(0, c_out, _KERNEL_BLOCK // (4 * PLACES * c_in))
-        return self.split(self.whole, _IMAGE_BLOCK // (4 * PLACES * max(1, c_in, c_out))), [slice(0, c_out)]
+        few_images = self.tiles * max(c_in, c_out) <= 2 * _IMAGE_BLOCK
+        if few_images and 4 * self.places * c_in * c_out > 2 * _KERNEL_BLOCK:
+            return [self.whole], _slices(0, c_out, _KERNEL_BLOCK // (4 * self.places * c_in))
+        return self.split(self.whole, _IMAGE_BLOCK // max(1, c_in, c_out)), [slice(0, c_out)]
 
     def split(self, part: Part, tiles: int) -> list[Part]:
         """Into parts of at most so many tiles, but at least a row, in the order of the tiles."""
@@ -51,25 +62,25 @@ class Grid:
 
     def of_images(self, pixels: Tensor, part: Part) -> Tiles:
         """What tiles of results depend on, in (batch, height, width, c_in); they overlap."""
-        return _framed(pixels, part, self.padding)
+        return _framed(pixels, part, OUT * self.stride, self.padding)
 
     def of_results(self, pixels: Tensor, part: Part) -> Tiles:
         """In (batch, height, width, channels)."""
-        return _framed(pixels, part, (0, 0))
+        return _framed(pixels, part, OUT, (0, 0))
 
     def transformed(self, values: Tensor) -> Tiles:
         """In (places, tiles, channels)."""
         place, tile, _ = values.stride()
         image, row = self.rows * self.columns * tile, self.columns * tile
-        return Tiles(values, 0, (image, row, tile, IN * place, place, 1))
+        return Tiles(values, 0, (image, row, tile, self.window * place, place, 1))
 
 
-def _framed(pixels: Tensor, part: Part, padding: tuple[int, ...]) -> Tiles:
+def _framed(pixels: Tensor, part: Part, step: int, padding: tuple[int, ...]) -> Tiles:
     values = pixels[part.images]
     image, y, x, _ = values.stride()
-    top, left = part.rows.start * OUT - padding[0], -padding[1]
-    frame = Frame((top, left), OUT, (values.shape[1], values.shape[2]))
-    return Tiles(values, top * y + left * x, (image, OUT * y, OUT * x, y, x, 1), frame)
+    top, left = part.rows.start * step - padding[0], -padding[1]
+    frame = Frame((top, left), step, (values.shape[1], values.shape[2]))
+    return Tiles(values, top * y + left * x, (image, step * y, step * x, y, x, 1), frame)
 
 
 def kernel_tiles(taps: Tensor) -> Tiles:
@@ -81,7 +92,7 @@ def kernel_tiles(taps: Tensor) -> Tiles:
 def transformed_kernel_tiles(values: Tensor) -> Tiles:
     """In (places, channels, other channels)."""
     place, channel, _ = values.stride()
-    return Tiles(values, 0, (channel, 0, 0, IN * place, place, 1))
+    return Tiles(values, 0, (channel, 0, 0, math.isqrt(len(values)) * place, place, 1))
 
 
 def _slices(start: int, stop: int, size: int) -> list[slice]:

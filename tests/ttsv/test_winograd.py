@@ -17,10 +17,11 @@ from ttsv.winograd import WinogradConvolutions, winograd_convolution, winograd_m
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """With more it pays for fewer shapes."""
+def one_thread_of_wide_vectors(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Where it pays for most shapes, whatever this processor is."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    monkeypatch.setattr(winograd, "own_products", lambda: torch.get_num_threads() == 1)
     yield
     torch.set_num_threads(threads)
 
@@ -43,17 +44,18 @@ def relative_errors(found: list[Tensor], exact: list[Tensor]) -> list[float]:
     ]
 
 
-def test_transforms_are_those_of_the_algorithm() -> None:
+@pytest.mark.parametrize("stride", [1, 2])
+def test_transforms_are_those_of_the_algorithm(stride: int) -> None:
     """Against the sum itself, in float64: exact but for rounding."""
-    output, kernel, images = winograd._filtering()
-    g, d = drawn(3).double(), drawn(6).double()
-    expected = torch.stack([(g * d[i : i + 3]).sum() for i in range(4)])
+    output, kernel, images = winograd._filtering(stride)
+    g, d = drawn(3).double(), drawn(3 + 3 * stride).double()
+    expected = torch.stack([(g * d[i : i + 3]).sum() for i in range(0, 4 * stride, stride)])
     torch.testing.assert_close(output @ ((kernel @ g) * (images @ d)), expected, rtol=1e-13, atol=1e-13)
 
 
 @pytest.mark.parametrize(
     "blocks",
-    [(128, 6 << 20, 8 << 20), (1, 1, 1), (5, 40_000, 8 << 20), (128, 1 << 20, 1)],
+    [(4608, 43_000, 8 << 20), (1, 1, 1), (200, 70, 8 << 20), (4608, 43_000, 1)],
     ids=["whole", "least", "tiles", "channels"],
 )
 @settings(max_examples=25, deadline=None)
@@ -62,6 +64,7 @@ def test_transforms_are_those_of_the_algorithm() -> None:
     channels=st.tuples(st.integers(1, 12), st.integers(1, 12)),
     size=st.tuples(st.integers(3, 11), st.integers(3, 11)),
     padding=st.tuples(st.integers(0, 4), st.integers(0, 4)),
+    stride=st.sampled_from([1, 2]),
     last=st.booleans(),
 )
 def test_equals_the_convolution_of_float64_with_its_gradients(
@@ -70,17 +73,20 @@ def test_equals_the_convolution_of_float64_with_its_gradients(
     channels: tuple[int, int],
     size: tuple[int, int],
     padding: tuple[int, int],
+    stride: int,
     last: bool,
 ) -> None:
     layout = torch.channels_last if last else torch.contiguous_format
     images = drawn(batch, channels[0], *size, seed=1).contiguous(memory_format=layout)
     kernel = drawn(channels[1], channels[0], 3, 3, seed=2).contiguous(memory_format=layout)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(winograd, "_TILES", blocks[0])
+        patch.setattr(winograd, "_AT_ONCE", blocks[0])
         patch.setattr(winograd_tiles, "_IMAGE_BLOCK", blocks[1])
         patch.setattr(winograd_tiles, "_KERNEL_BLOCK", blocks[2])
-        found = with_gradients(lambda x, k: winograd_convolution(x, k, padding), images, kernel)
-    exact = with_gradients(lambda x, k: functional.conv2d(x, k, padding=padding), images.double(), kernel.double())
+        found = with_gradients(lambda x, k: winograd_convolution(x, k, padding, stride), images, kernel)
+    exact = with_gradients(
+        lambda x, k: functional.conv2d(x, k, stride=stride, padding=padding), images.double(), kernel.double()
+    )
     assert [tensor.shape for tensor in found] == [tensor.shape for tensor in exact]
     largest = [tensor.abs().max() for tensor in exact]
     for a, b, most in zip(found, exact, largest, strict=True):
@@ -137,6 +143,11 @@ def test_refuses_what_it_cannot_convolve(images: Tensor, kernel: Tensor, padding
     assert refused.value.field == name
 
 
+def test_refuses_other_strides() -> None:
+    with pytest.raises(ConfigError, match="must be 1 or 2"):
+        winograd_convolution(drawn(1, 2, 9, 9), drawn(3, 2, 3, 3), (0, 0), 3)
+
+
 # --- where it is taken ---
 
 
@@ -167,7 +178,10 @@ WIDE = drawn(8, 96, 16, 32, seed=1), drawn(96, 96, 3, 3, seed=2)
         (lambda x, k: functional.conv2d(x, k, torch.arange(96.0), (1, 1), (1, 1), (1, 1), 1), True),
         (lambda x, k: functional.conv2d(x[..., :7, :7], k), False),  # four tiles for 5 by 5 pixels
         (lambda x, k: functional.conv2d(functional.pad(x, (1, 1, 1, 1)), k), True),
-        (lambda x, k: functional.conv2d(x, k, None, 2, 1), False),
+        (lambda x, k: functional.conv2d(x, k, None, 2, 1), False),  # few tiles for so many numbers of the kernel
+        (lambda x, k: functional.conv2d(x.repeat(4, 1, 2, 1), k, None, 2, 1), True),
+        (lambda x, k: functional.conv2d(x.repeat(4, 1, 2, 1), k, None, (2, 1), 1), False),
+        (lambda x, k: functional.conv2d(x.repeat(4, 1, 2, 1), k, None, 3, 1), False),
         (lambda x, k: functional.conv2d(x.double(), k.double(), torch.arange(96.0).double(), 1, 1), False),
         (lambda x, k: functional.conv2d(x, k, None, 1, 1, 2), False),
         (lambda x, k: functional.conv2d(x, k[:, :48], None, 1, 1, 1, 2), False),
@@ -204,7 +218,7 @@ def test_a_bias_that_torch_refuses_is_refused(bias: Tensor) -> None:
 
 
 def test_tensors_without_memory_are_left_to_torch() -> None:
-    winograd._steps()
+    winograd._steps(1)
     with FakeTensorMode(), WinogradConvolutions():
         found = functional.conv2d(torch.randn(WIDE[0].shape), torch.randn(WIDE[1].shape), None, 1, 1)
     assert found.shape == WIDE[0].shape
@@ -238,17 +252,19 @@ def test_no_images_have_no_gradient() -> None:
     assert not kernel.grad.any()
 
 
-def test_pays_for_many_channels_and_tiles() -> None:
-    def pays(batch: int, c_in: int, c_out: int, size: int, padding: int = 1) -> bool:
-        shapes = torch.empty(batch, c_in, size, size), torch.empty(c_out, c_in, 3, 3)
-        return winograd_pays(*shapes, (padding, padding))
+def pays(batch: int, c_in: int, c_out: int, size: int, *, padding: int = 1, stride: int = 1) -> bool:
+    shapes = torch.empty(batch, c_in, size, size), torch.empty(c_out, c_in, 3, 3)
+    return winograd_pays(*shapes, (padding, padding), stride)
 
+
+def test_pays_for_many_channels_and_tiles() -> None:
     assert pays(16, 160, 160, 32)
     assert pays(16, 640, 640, 8)
     assert pays(16, 192, 192, 8)
-    assert not pays(16, 16, 160, 32)
+    assert pays(16, 16, 160, 32)
+    assert not pays(16, 16, 128, 32)
     assert pays(16, 64, 64, 32)
-    assert not pays(1, 64, 64, 16)
+    assert not pays(1, 64, 64, 8)
     assert not pays(16, 32, 32, 32)
     assert not pays(1, 640, 640, 8)
     assert not pays(128, 512, 512, 2)  # one tile for four pixels
@@ -258,16 +274,28 @@ def test_pays_for_many_channels_and_tiles() -> None:
     assert pays(1, 128, 128, 256)  # by rows of tiles
 
 
+def test_pays_for_fewer_with_a_stride() -> None:
+    assert pays(16, 160, 192, 32, stride=2)
+    assert pays(16, 160, 320, 32, stride=2)
+    assert not pays(16, 64, 64, 32, stride=2)
+    assert not pays(16, 192, 192, 8, stride=2)
+
+
+def test_pays_for_fewer_with_the_products_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(winograd, "own_products", lambda: False)
+    assert pays(16, 160, 160, 32)
+    assert pays(16, 64, 64, 32)
+    assert not pays(16, 16, 160, 32)
+    assert not pays(1, 64, 64, 16)
+    assert not pays(64, 640, 640, 64, stride=2)
+
+
 def test_pays_less_where_products_have_more_threads() -> None:
     """Transforms stay on one."""
-    images, kernel = torch.empty(16, 64, 32, 32), torch.empty(64, 64, 3, 3)
-    wide = torch.empty(16, 160, 32, 32), torch.empty(160, 160, 3, 3)
-    threads = torch.get_num_threads()
     found = []
     for count in (1, 2, 16):
         torch.set_num_threads(count)
-        found.append([winograd_pays(*tensors, (1, 1)) for tensors in ((images, kernel), wide)])
-    torch.set_num_threads(threads)
+        found.append([pays(16, channels, channels, 32) for channels in (64, 160)])
     assert found == [[True, True], [False, True], [False, False]]
 
 
