@@ -87,8 +87,9 @@ def _case(batch: int, channels: tuple[int, int], size: int, stride: int, *, roun
         "error": errors,
     }
     print(
-        f"{batch} images of {size}x{size}, {c_in} to {c_out} channels, stride {stride}: torch {1e3 * seconds[0]:.1f} ms, "
-        f"winograd {1e3 * seconds[1]:.1f} ms, {found['ratio']:.2f}x{', taken' if found['taken'] else ''}; "
+        f"{batch} images of {size}x{size}, {c_in} to {c_out} channels, stride {stride}: "
+        f"torch {1e3 * seconds[0]:.1f} ms, winograd {1e3 * seconds[1]:.1f} ms, "
+        f"{found['ratio']:.2f}x{', taken' if found['taken'] else ''}; "
         f"errors {', '.join(f'{error:.1e}' for error in errors)}",
         flush=True,
     )

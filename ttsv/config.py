@@ -69,7 +69,7 @@ class TrainingConfig(Checked):
     )
     convolutions: str = field(
         "winograd",
-        "of training steps in float32 on a CPU: direct, or winograd (layers of 3x3 and stride 1, where it is faster; "
+        "of training steps in float32 on a CPU: direct, or winograd (layers of 3x3, where it is faster; "
         "rounding errors of some 2e-6; never the series of SOC)",
         OneOf(CONVOLUTIONS),
     )

@@ -7,13 +7,16 @@ matrices of Toom and Cook for the points 0, 1, -1, 1/2, -2 and infinity, small o
 those of torch's convolution, 1e-6 to 3e-6 of the largest of a tile's results (bf16: 3e-3). For each of the 36 places
 the products are one of matrices, channels by tiles; gradients are those of the formula, so that both share `A dY A^T`.
 Blocks are as large as stays in a processor's cache.
+
+With a stride of 2 a tile is the sum of one of 2 taps, for the pixels at even places, and one of 1, for those between:
+along both axes together 81 products, again in place of 144, as if they were one algorithm with larger matrices.
 """
 
 import functools
 import math
 from collections.abc import Sequence
 from operator import index
-from typing import Any, NamedTuple, SupportsIndex
+from typing import Any, SupportsIndex
 
 import torch
 from torch import Tensor, nn
@@ -22,63 +25,15 @@ from torch.overrides import TorchFunctionMode
 
 from ttsv.compiled import compile_together
 from ttsv.errors import ConfigError
+from ttsv.minimal_filtering import minimal_filtering
 from ttsv.tile_products import TileProduct, own_products
 from ttsv.tile_transforms import TileTransform
 from ttsv.winograd_tiles import OUT, TAPS, Grid, kernel_tiles, transformed_kernel_tiles, window
 
-_POINTS = (0.0, 1.0, -1.0, 0.5, -2.0)
 _AT_ONCE = 128 * 36  # tiles times places where their products follow: they stay in a processor's second cache
 _APART = 48
 """Numbers between the places' matrices: caches keep few lines whose addresses are a power of two apart."""
 _FEW_CHANNELS = 2048  # pairs of them; for fewer what is done to each number counts
-
-
-class _Filtering(NamedTuple):
-    """For 4 neighbouring results of a convolution along one axis, in float64: `output ((kernel g) * (images d))`."""
-
-    output: Tensor  # (4, places)
-    kernel: Tensor  # (places, taps)
-    images: Tensor  # (places, places)
-
-
-def _filtering(stride: int) -> _Filtering:
-    """Of three taps. With a stride of 2 every other pixel meets the outer taps, and those between the middle one."""
-    if stride == 1:
-        return _toom_cook(TAPS)
-    outer = _toom_cook(2)
-    count = len(outer.images)
-    one = torch.eye(OUT, dtype=torch.float64)
-    kernel, images = (one.new_zeros(count + OUT, columns) for columns in (TAPS, count + OUT))
-    kernel[:count, ::2], images[:count, ::2] = outer.kernel, outer.images
-    kernel[count:, 1], images[count:, 1::2] = 1, one
-    return _Filtering(torch.cat([outer.output, one], 1), kernel, images)
-
-
-def _toom_cook(taps: int) -> _Filtering:
-    """For neighbouring pixels; the last point is at infinity.
-
-    Row i of `images` has the coefficients of the product of `x - p_j` over the other points, row i of `kernel` the
-    powers of p_i over that product's value at p_i.
-    """
-    count = OUT + taps - 1
-    points = torch.tensor(_POINTS[: count - 1], dtype=torch.float64)
-    output, kernel, images = (points.new_zeros(shape) for shape in ((OUT, count), (count, taps), (count, count)))
-    for i, point in enumerate(points):
-        others = torch.cat([points[:i], points[i + 1 :]])
-        output[:, i] = point ** torch.arange(OUT)
-        kernel[i] = point ** torch.arange(taps) / (point - others).prod()
-        images[i, : count - 1] = _coefficients(others)
-    output[-1, -1] = kernel[-1, -1] = 1
-    images[-1] = _coefficients(points)
-    return _Filtering(output, kernel, images)
-
-
-def _coefficients(roots: Tensor) -> Tensor:
-    """Of the product of `x - root`, from the constant one up."""
-    found, zero = roots.new_ones(1), roots.new_zeros(1)
-    for root in roots:
-        found = torch.cat([zero, found]) - root * torch.cat([found, zero])
-    return found
 
 
 def winograd_convolution(images: Tensor, kernel: Tensor, padding: tuple[int, ...] = (0, 0), stride: int = 1) -> Tensor:
@@ -114,11 +69,11 @@ def _worth(places: int, tiles: float, pixels: float, c_out: int, c_in: int) -> b
     """Counts multiplications per tile of so many pixels of results, as measured on processors with AVX-512.
 
     One of the small products takes as long as 1.3 of a plain convolution by code of our own, and 1.6 by torch's. What
-    is done to each transformed number of images, kernels and results takes as long as 10 to 20 on one thread, which it
+    is done to each transformed number of images, kernels and results takes as long as 10 or 15 on one thread, which it
     stays on: more where torch has several, as those are counted for the products.
     """
     if own_products():
-        product, image, kernel, margin = 1.3, 10, 20, 1.1
+        product, image, kernel, margin = 1.3, 10, 15, 1.1
     else:
         threads = torch.get_num_threads()
         product, image, kernel, margin = 1.6, 30 * threads, 30 * threads, 1.2
@@ -135,7 +90,7 @@ def winograd_may_pay(model: nn.Module) -> bool:
 
 
 class WinogradConvolutions(TorchFunctionMode):
-    """Computes 2-d float32 convolutions of 3x3 and stride 1 within it by `winograd_convolution`, where that pays.
+    """Computes 2-d float32 convolutions of 3x3 and stride 1 or 2 within it by `winograd_convolution`, where that pays.
 
     Those with their settings in order, as modules of torch and this package ask for them, not by keyword.
     """
@@ -206,7 +161,7 @@ class _Steps:
     """What the algorithm does to tiles, with the adjoints for the gradients."""
 
     def __init__(self, stride: int) -> None:
-        output, kernel, images = _filtering(stride)
+        output, kernel, images = minimal_filtering(stride)
         self.images = TileTransform(images, framed="source")
         self.images_adjoint = TileTransform(images.T, framed="target", add=True)
         self.kernel = TileTransform(kernel)
@@ -214,12 +169,16 @@ class _Steps:
         self.kernel_adjoint = TileTransform(kernel.T)
         self.output = TileTransform(output, framed="target")
         self.output_adjoint = TileTransform(output.T, framed="source")
-        self.products = TileProduct()
-        self.more_products = TileProduct(add=True)
+        self.products, self.more_products = _products()
         compile_together(list(vars(self).values()))
 
 
 _steps = functools.cache(_Steps)
+
+
+@functools.cache
+def _products() -> tuple[TileProduct, TileProduct]:
+    return TileProduct(), TileProduct(add=True)
 
 
 class _Scratch:
