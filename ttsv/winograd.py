@@ -102,15 +102,14 @@ class WinogradConvolutions(TorchFunctionMode):
         if func is torch.conv2d and not kwargs:
             images, kernel = args[:2]
             bias, stride, padding, dilation, groups = args[2:] + _DEFAULTS[len(args) - 2 :]
-            step = _pair(stride)[0]
             plain = _pair(stride) in ((1, 1), (2, 2)) and (_pair(dilation), groups) == ((1, 1), 1)
             plain &= not isinstance(padding, str)
             plain &= bias is None or (bias.dtype == torch.float32 and bias.shape == kernel.shape[:1])
-            sides = _pair(padding) if plain else (0, 0)
-            plain = plain and _suited(images, kernel) and _padded(images, sides)
-            if plain and winograd_pays(images, kernel, sides, step):
-                found = winograd_convolution(images, kernel, sides, step)
-                return found if bias is None else found + bias[:, None, None]
+            if plain and _suited(images, kernel) and _padded(images, sides := _pair(padding)):
+                step = _pair(stride)[0]
+                if winograd_pays(images, kernel, sides, step):
+                    found = winograd_convolution(images, kernel, sides, step)
+                    return found if bias is None else found + bias[:, None, None]
         return func(*args, **(kwargs or {}))
 
 
@@ -120,7 +119,7 @@ _DEFAULTS = (None, 1, 0, 1, 1)
 
 def _pair(value: SupportsIndex | Sequence[int]) -> tuple[int, ...]:
     """Of a number for both axes, alone or in a list, or of two."""
-    given = tuple(value) if isinstance(value, Sequence) else (index(value),)
+    given = tuple(map(index, value)) if isinstance(value, Sequence) else (index(value),)
     return given * 2 if len(given) == 1 else given
 
 

@@ -176,6 +176,7 @@ WIDE = drawn(8, 96, 16, 32, seed=1), drawn(96, 96, 3, 3, seed=2)
         (lambda x, k: functional.conv2d(x, k, padding=1), False),  # by keyword: not as layers call it
         (lambda x, k: functional.conv2d(x, k, None, 1, 1), True),
         (lambda x, k: functional.conv2d(x, k, None, ONE, [1]), True),
+        (lambda x, k: functional.conv2d(x, k, None, [ONE], [ONE, ONE]), True),
         (lambda x, k: functional.conv2d(x, k, torch.arange(96.0), (1, 1), (1, 1), (1, 1), 1), True),
         (lambda x, k: functional.conv2d(x[..., :7, :7], k), False),  # four tiles for 5 by 5 pixels
         (lambda x, k: functional.conv2d(functional.pad(x, (1, 1, 1, 1)), k), True),
