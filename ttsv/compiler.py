@@ -43,9 +43,14 @@ def processor() -> Any:
 def machine_code(kind: str, *arguments: Any) -> bytes:
     """An object file with the function "compute", of a kind of `KINDS`."""
     machine = processor()
-    module = binding.parse_assembly(KINDS[kind].code(*arguments))
+    made: bytes = machine.emit_object(optimised(KINDS[kind].code(*arguments), machine))
+    return made
+
+
+def optimised(text: str, machine: Any) -> Any:
+    """LLVM's module of a text in its language, for a machine."""
+    module = binding.parse_assembly(text)
     module.verify()
     passes = binding.create_pass_builder(machine, binding.create_pipeline_tuning_options(speed_level=2))
     passes.getModulePassManager().run(module, passes)
-    made: bytes = machine.emit_object(module)
-    return made
+    return module

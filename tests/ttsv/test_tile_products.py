@@ -1,11 +1,17 @@
+import platform
+import re
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llvmlite import binding
 from torch import Tensor
 
 from ttsv import tile_products
 from ttsv.compiled import compile_together
+from ttsv.compiler import optimised, processor
+from ttsv.product_code import code_of_product
 from ttsv.tile_products import TileProduct, own_products
 
 PRODUCTS = {False: TileProduct(), True: TileProduct(add=True)}
@@ -72,3 +78,16 @@ def test_own_code_is_used_on_one_thread_of_wide_vectors(monkeypatch: pytest.Monk
     assert used(wide=True, threads=1)
     assert not used(wide=True, threads=2)
     assert not used(wide=False, threads=1)
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="an LLVM for other processors")
+@pytest.mark.parametrize("cpu", ["skylake-avx512", "sapphirerapids", "znver4"])
+def test_sums_stay_in_registers(cpu: str) -> None:
+    """What the speed hangs on: 24 sums, none of them in memory, by instructions that round once."""
+    processor()  # which readies LLVM
+    machine = binding.Target.from_default_triple().create_target_machine(cpu=cpu, features="", opt=3)
+    code = machine.emit_assembly(optimised(code_of_product(False), machine))
+    most = max(code.split("\n.LBB"), key=lambda block: block.count("vfmadd"))
+    assert most.count("vfmadd") == 24
+    assert "zmm" in most
+    assert not re.search(r"%[er]?sp\b", most)
