@@ -20,7 +20,6 @@ from typing import Any, SupportsIndex
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
 from ttsv.compiled import compile_together
@@ -53,7 +52,7 @@ def winograd_convolution(images: Tensor, kernel: Tensor, padding: tuple[int, ...
         raise ConfigError("padding", padding, "must be two numbers from 0 up that leave room for the kernel")
     if stride not in (1, 2):
         raise ConfigError("stride", stride, "must be 1 or 2")
-    found: Tensor = _Convolution.apply(images, kernel, Grid(images.shape, padding, stride))
+    found: Tensor = _Convolution.apply(images, kernel, Grid(images.shape, tuple(map(index, padding)), index(stride)))
     return found
 
 
@@ -146,8 +145,12 @@ class _Convolution(torch.autograd.Function):
         return found
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "gradients of winograd_convolution cannot be differentiated again: leave WinogradConvolutions "
+                "(training.convolutions: direct)"
+            )
         saved = ctx.saved_tensors  # once: a checkpoint computes them anew
         wanted = zip(saved, ctx.needs_input_grad, strict=False)
         found = [_uninitialised(*tensor.shape) if needed else None for tensor, needed in wanted]
@@ -261,9 +264,8 @@ def _gradients(
                     multiply(of_results[:, tiles], of_kernel, products)
                     if channels.stop == c_out:
                         if piece.rows.start == 0:
-                            by_images[
-                                piece.images
-                            ].zero_()  # now, as the tiles that are added overlap, and bring it near
+                            # only now, and so near, as tiles that overlap are added to it
+                            by_images[piece.images].zero_()
                         target = grid.of_images(by_images, piece)
                         steps.images_adjoint(grid.transformed(products), target, counts, c_in)
                 if by_kernel is not None and channels.start == 0:

@@ -1,6 +1,7 @@
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -67,7 +68,21 @@ def test_files_in_the_working_directory_are_not_run(tmp_path: Path, monkeypatch:
     assert computes(product())
 
 
-def test_threads_that_come_first_together_share_one_code() -> None:
-    function = product()
+def test_threads_that_come_first_together_share_one_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    function, made = product(), []
+    compute = compiled._machine_codes
+
+    def counting(functions: list[tuple[Any, ...]]) -> list[bytes]:
+        made.append(functions)
+        return compute(functions)
+
+    monkeypatch.setattr(compiled, "_machine_codes", counting)
+    start = Barrier(6)
+
+    def run(_: int) -> bool:
+        start.wait()
+        return all(computes(function) for _ in range(50))
+
     with ThreadPoolExecutor(6) as threads:
-        assert all(threads.map(lambda _: all(computes(function) for _ in range(50)), range(6)))
+        assert all(threads.map(run, range(6)))
+    assert made == [[function.made_by]]

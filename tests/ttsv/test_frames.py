@@ -234,6 +234,42 @@ def test_models_with_orthonormal_frames_convert_copy_and_load() -> None:
     assert torch.equal(other(images), tt(images))
 
 
+def test_orthogonal_loss_and_its_derivatives() -> None:
+    """The gradient has a formula of its own: against differences, twice, by torch.func and in mixed precision."""
+    layer = TTConv2d(6, 8, 3, (4, 5)).double()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        layer.k1.normal_()
+        layer.k3.normal_()
+
+    def loss(k1: Tensor, k3: Tensor) -> Tensor:
+        found: Tensor = torch.func.functional_call(Loss(), {"layer.k1": k1, "layer.k3": k3}, ())
+        return found
+
+    class Loss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self) -> Tensor:
+            found = orthogonal_loss(self)
+            assert found is not None
+            return found
+
+    frames = tuple(frame.detach().clone().requires_grad_() for frame in (layer.k1, layer.k3))
+    assert torch.autograd.gradcheck(loss, frames)
+    assert torch.autograd.gradgradcheck(loss, frames)
+    expected = torch.autograd.grad(loss(*frames), frames)
+    for found, exact in zip(torch.func.grad(loss, (0, 1))(*frames), expected, strict=True):
+        torch.testing.assert_close(found, exact)
+    single = TTConv2d(6, 8, 3, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = orthogonal_loss(single)
+    assert mixed is not None
+    torch.autograd.backward(mixed)
+    assert single.k1.grad is not None
+
+
 def test_orthogonal_loss_counts_free_frames_only() -> None:
     torch.manual_seed(0)
     free = TTConv2d(6, 8, 3, 4)

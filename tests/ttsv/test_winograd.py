@@ -27,6 +27,9 @@ def one_thread_of_wide_vectors(monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     torch.set_num_threads(threads)
 
 
+ONE: Any = np.int64(1)
+
+
 def drawn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
@@ -116,6 +119,20 @@ def test_needs_no_gradient_of_what_is_frozen() -> None:
     torch.testing.assert_close(images.grad, exact, rtol=1e-4, atol=1e-4)
 
 
+def test_gradients_are_not_differentiated_again() -> None:
+    """Not even where they are constant, as autograd would take them for such in other variables too."""
+    images, kernel = drawn(1, 2, 6, 6), drawn(3, 2, 3, 3, seed=1).requires_grad_()
+    total = winograd_convolution(images.requires_grad_(), kernel).sum()
+    with pytest.raises(RuntimeError, match="differentiated again"):
+        torch.autograd.grad(total, images, create_graph=True)
+
+
+def test_settings_of_any_whole_numbers() -> None:
+    images, kernel = drawn(1, 2, 9, 9), drawn(3, 2, 3, 3, seed=1)
+    found = winograd_convolution(images, kernel, (ONE, ONE), 2 * ONE)
+    assert torch.equal(found, winograd_convolution(images, kernel, (1, 1), 2))
+
+
 def test_whatever_the_default_type_is() -> None:
     images, kernel = drawn(1, 2, 6, 6), drawn(3, 2, 3, 3)
     expected = with_gradients(winograd_convolution, images, kernel)
@@ -166,7 +183,6 @@ class Counted:
         monkeypatch.setattr(winograd, "winograd_convolution", counting)
 
 
-ONE: Any = np.int64(1)
 WIDE = drawn(8, 96, 16, 32, seed=1), drawn(96, 96, 3, 3, seed=2)
 
 

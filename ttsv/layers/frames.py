@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from ttsv.errors import ConfigError
 from ttsv.layers.framed import Framed
@@ -24,7 +23,7 @@ def orthogonal_loss(model: nn.Module, normalizer: str = "paper") -> Tensor | Non
         if isinstance(layer, Framed) and layer.frames == "free":
             r1, r2 = layer.rank
             entries += r1 * r1 + r2 * r2 if normalizer == "paper" else 2 * r2 * r2
-            deviations += [_Deviation.apply(layer.k1), _Deviation.apply(layer.k3.T)]
+            deviations += [_Deviation.apply(frame)[0] for frame in (layer.k1, layer.k3.T)]
     return torch.stack(deviations).sum() / entries if deviations else None
 
 
@@ -35,18 +34,32 @@ def check_normalizer(normalizer: str) -> None:
 
 
 class _Deviation(torch.autograd.Function):
-    """`|k^T k - I|_F^2` of a matrix k, whose gradient `4 k (k^T k - I)` takes one product, where autograd takes two."""
+    """`|k^T k - I|_F^2` of a matrix k, and `k^T k - I`, which is not differentiated.
+
+    The gradient `4 k (k^T k - I)` takes one product, where autograd takes two.
+    """
+
+    generate_vmap_rule = True
 
     @staticmethod
-    def forward(ctx: Any, frame: Tensor) -> Tensor:
-        gram = frame.T @ frame
-        excess = gram - torch.eye(len(gram), device=gram.device, dtype=gram.dtype)
-        ctx.save_for_backward(frame, excess)
-        return excess.square().sum()
+    def forward(frame: Tensor) -> tuple[Tensor, Tensor]:
+        excess = _excess(frame)
+        return excess.square().sum(), excess
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(inputs[0], output[1])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> Tensor:
         frame, excess = ctx.saved_tensors
-        found: Tensor = frame @ (4 * gradient * excess)
+        if torch.is_grad_enabled():  # the gradient will be differentiated, and depends on the frame twice
+            excess = _excess(frame)
+        found: Tensor = frame @ (4 * gradient * excess).to(frame.dtype)
         return found
+
+
+def _excess(frame: Tensor) -> Tensor:
+    gram = frame.T @ frame
+    return gram - torch.eye(len(gram), device=gram.device, dtype=gram.dtype)
