@@ -1,7 +1,7 @@
 """float32 products as float32 has them, whatever a program has allowed for its training."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -22,6 +22,13 @@ def full_precision() -> Iterator[None]:
     finally:
         for setting, precision in zip(settings, before, strict=True):
             setting.fp32_precision = precision
+
+
+def without_autocast(device_type: str) -> AbstractContextManager[object]:
+    """The own types of tensors, for what must not be rounded where a network is trained in mixed precision."""
+    if torch.amp.is_autocast_available(device_type):
+        return torch.autocast(device_type, enabled=False)
+    return nullcontext()  # such as on the meta device
 
 
 def at_least_single(weight: Tensor) -> Tensor:

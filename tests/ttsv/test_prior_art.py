@@ -110,6 +110,17 @@ def test_cayley_of_a_skew_kernel_is_the_textbook_transform() -> None:
     torch.testing.assert_close(found, torch.linalg.solve(one + 2 * skew, one - 2 * skew))
 
 
+@pytest.mark.parametrize("make", [bcop, aoc, aol, spectral_normalized, svd_unfolded], ids=lambda make: make.__name__)
+def test_kernels_are_not_rounded_in_mixed_precision(make: Callable[..., nn.Module]) -> None:
+    """In bf16 Bjorck's iteration may diverge."""
+    conv = copy.deepcopy(make(4, 8, 3)).eval()
+    expected = conv.weight
+    assert isinstance(expected, Tensor)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(conv.weight, expected, rtol=0, atol=1e-5)
+        assert conv(torch.rand(1, 4, 6, 6)).dtype == torch.bfloat16
+
+
 def test_spectral_normalisation_is_of_the_unfolding() -> None:
     torch.manual_seed(0)
     layer = spectral_normalized(4, 6, 3)

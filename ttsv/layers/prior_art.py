@@ -3,7 +3,7 @@
 BCOP, AOC and AOL come from orthogonium (float32 only; the first two up to the end of a Björck iteration), spectral
 normalisation from torch. All are spectral layers, which projections refuse to write: `nn.Conv2d` with a parametrized
 weight or, `Cayley` and BCOP with a stride, `OrthogonalConv2d`. Convolutions pad by `k // 2` so that an odd kernel
-keeps the size.
+keeps the size. Under autocast images are convolved in its precision, but kernels are made without it.
 """
 
 import math
@@ -21,11 +21,29 @@ from torch.nn.utils import parametrizations, parametrize
 from ttsv.checks import check_count, check_counts
 from ttsv.errors import ConfigError
 from ttsv.layers.orthogonal import OrthogonalConv2d, framed_blocks, space_to_depth_size
+from ttsv.precision import without_autocast
 from ttsv.spectrum import conv_singular_values
 from ttsv.symbol import Size
 from ttsv.tt import positive_qr
 
 Padding = Literal["circular", "zeros"]
+
+
+class _Unrounded(parametrize.ParametrizationList):
+    """Of a kernel: made in its parameters' own type, as in bf16 iterations towards orthogonality may diverge."""
+
+    def forward(self) -> Tensor:
+        """The kernel."""
+        with without_autocast(next(self.parameters()).device.type):
+            found: Tensor = super().forward()
+        return found
+
+
+def _unrounded(conv: nn.Module) -> None:
+    """Lets autocast be for the convolution alone."""
+    for module in conv.modules():
+        if type(module) is parametrize.ParametrizationList:
+            module.__class__ = _Unrounded
 
 
 def bcop(
@@ -53,6 +71,7 @@ def bcop(
         bias=bias,
         padding_mode=padding_mode,
     )
+    _unrounded(conv)
     return conv if stride == 1 else SpaceToDepthConv2d(conv, in_channels, stride)
 
 
@@ -84,6 +103,7 @@ def aoc(
     for module in conv.modules():
         if isinstance(module, RKOParametrizer):  # which views the weight as a matrix: not possible in channels_last
             module.register_forward_pre_hook(_contiguous)
+    _unrounded(conv)
     return conv
 
 
@@ -117,6 +137,7 @@ def aol(
         bias=bias,
         padding_mode=padding_mode,
     )
+    _unrounded(conv)
     return conv
 
 
@@ -229,7 +250,9 @@ def spectral_normalized(
     """
     check_counts(in_channels=in_channels, out_channels=out_channels, kernel_size=kernel_size, stride=stride)
     conv = nn.Conv2d(in_channels, out_channels, kernel_size, stride, kernel_size // 2, bias=bias)
-    return parametrizations.spectral_norm(conv)
+    parametrizations.spectral_norm(conv)
+    _unrounded(conv)
+    return conv
 
 
 class UnfoldedSVD(nn.Module):
@@ -277,4 +300,5 @@ def svd_unfolded(
         if rank > full:
             raise ConfigError("rank", rank, f"must be at most {full}, or None")
     parametrize.register_parametrization(conv, "weight", UnfoldedSVD(conv.weight.shape, rank or full))
+    _unrounded(conv)
     return conv

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +14,7 @@ from ttsv.layers.framed import FramedConv2d, FrameKind
 from ttsv.layers.orthogonal import OrthogonalConv2d, framed_blocks, space_to_depth_size
 from ttsv.layers.series import series_norm_bound
 from ttsv.layers.skew import exponential_series, skew_part, unfolding_across, unfolding_aside
-from ttsv.precision import at_least_single
+from ttsv.precision import at_least_single, without_autocast
 from ttsv.symbol import PeriodicConv, Size
 
 _EPS = torch.finfo(torch.float64).eps
@@ -111,7 +110,7 @@ class SOC(OrthogonalConv2d):
         s = self.stride
         if images.shape[-3] != self.in_channels:
             raise ConfigError("images.shape", tuple(images.shape), f"must have {self.in_channels} channels")
-        with _without_autocast(images.device.type):  # the norm that bounds the layer is no place to save
+        with without_autocast(images.device.type):  # the norm that bounds the layer is no place to save
             skew = self.skew_kernel()
             if self.training:
                 self._iterate(skew.detach(), 1)
@@ -246,12 +245,6 @@ class SOCTT(FramedConv2d):
         for frame in (self.k1, self.k3):
             bound *= matrix_norm_bound(frame)
         return bound
-
-
-def _without_autocast(device_type: str) -> AbstractContextManager[object]:
-    if torch.amp.is_autocast_available(device_type):
-        return torch.autocast(device_type, enabled=False)
-    return nullcontext()  # such as on the meta device
 
 
 def _unfoldings(kernel: Tensor) -> tuple[Tensor, Tensor]:
