@@ -110,9 +110,9 @@ def test_cayley_of_a_skew_kernel_is_the_textbook_transform() -> None:
     torch.testing.assert_close(found, torch.linalg.solve(one + 2 * skew, one - 2 * skew))
 
 
-@pytest.mark.parametrize("make", [bcop, aoc, aol, spectral_normalized, svd_unfolded], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", [bcop, aoc, aol, svd_unfolded], ids=lambda make: make.__name__)
 def test_kernels_are_not_rounded_in_mixed_precision(make: Callable[..., nn.Module]) -> None:
-    """In bf16 Bjorck's iteration may diverge."""
+    """In bf16 Bjorck's iteration may diverge. (The power iteration of torch has no operation that autocast rounds.)"""
     conv = copy.deepcopy(make(4, 8, 3)).eval()
     expected = conv.weight
     assert isinstance(expected, Tensor)

@@ -20,30 +20,13 @@ from torch.nn.utils import parametrizations, parametrize
 
 from ttsv.checks import check_count, check_counts
 from ttsv.errors import ConfigError
+from ttsv.layers.kernels import make_without_autocast
 from ttsv.layers.orthogonal import OrthogonalConv2d, framed_blocks, space_to_depth_size
-from ttsv.precision import without_autocast
 from ttsv.spectrum import conv_singular_values
 from ttsv.symbol import Size
 from ttsv.tt import positive_qr
 
 Padding = Literal["circular", "zeros"]
-
-
-class _Unrounded(parametrize.ParametrizationList):
-    """Of a kernel: made in its parameters' own type, as in bf16 iterations towards orthogonality may diverge."""
-
-    def forward(self) -> Tensor:
-        """The kernel."""
-        with without_autocast(next(self.parameters()).device.type):
-            found: Tensor = super().forward()
-        return found
-
-
-def _unrounded(conv: nn.Module) -> None:
-    """Lets autocast be for the convolution alone."""
-    for module in conv.modules():
-        if type(module) is parametrize.ParametrizationList:
-            module.__class__ = _Unrounded
 
 
 def bcop(
@@ -71,7 +54,7 @@ def bcop(
         bias=bias,
         padding_mode=padding_mode,
     )
-    _unrounded(conv)
+    make_without_autocast(conv)
     return conv if stride == 1 else SpaceToDepthConv2d(conv, in_channels, stride)
 
 
@@ -103,7 +86,7 @@ def aoc(
     for module in conv.modules():
         if isinstance(module, RKOParametrizer):  # which views the weight as a matrix: not possible in channels_last
             module.register_forward_pre_hook(_contiguous)
-    _unrounded(conv)
+    make_without_autocast(conv)
     return conv
 
 
@@ -137,7 +120,7 @@ def aol(
         bias=bias,
         padding_mode=padding_mode,
     )
-    _unrounded(conv)
+    make_without_autocast(conv)
     return conv
 
 
@@ -250,9 +233,7 @@ def spectral_normalized(
     """
     check_counts(in_channels=in_channels, out_channels=out_channels, kernel_size=kernel_size, stride=stride)
     conv = nn.Conv2d(in_channels, out_channels, kernel_size, stride, kernel_size // 2, bias=bias)
-    parametrizations.spectral_norm(conv)
-    _unrounded(conv)
-    return conv
+    return parametrizations.spectral_norm(conv)
 
 
 class UnfoldedSVD(nn.Module):
@@ -300,5 +281,5 @@ def svd_unfolded(
         if rank > full:
             raise ConfigError("rank", rank, f"must be at most {full}, or None")
     parametrize.register_parametrization(conv, "weight", UnfoldedSVD(conv.weight.shape, rank or full))
-    _unrounded(conv)
+    make_without_autocast(conv)
     return conv
