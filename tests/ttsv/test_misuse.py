@@ -12,7 +12,6 @@ from torch import nn
 from ttsv.bracket import bracket_conv
 from ttsv.clipping import clip_conv, clip_matrix, clip_tt, divide_conv
 from ttsv.constraints import Clip, Divide, Orthogonal
-from ttsv.estimates import PowerIteration, gram_iteration
 from ttsv.layers import SOC, TTConv2d, densify, tensorize
 from ttsv.layers.prior_art import Cayley, aoc, aol, bcop, spectral_normalized, svd_unfolded
 from ttsv.spectrum import conv_norm_bounds, conv_singular_values, model_spectra, tt_singular_values
@@ -60,7 +59,6 @@ CASES: dict[str, Case] = {
         r"floor = '0': must be a number from 0 to delta = 1\.0",
     ),
     "bracket delta": (lambda: bracket_conv(KERNEL, 0.0, wrong(None), 4), "delta = None: must be"),
-    "iterations": (lambda: PowerIteration(4).estimate(KERNEL, wrong(1.5)), r"iterations = 1\.5: must be"),
     "channels": (lambda: TTConv2d(wrong(4.0), 4, 3, 2), r"in_channels = 4\.0: must be at least 1 and a whole number"),
     "channels text": (lambda: TTConv2d(4, wrong("4"), 3, 2), "out_channels = '4': must be"),
     "rank pair": (lambda: TTConv2d(4, 4, 3, wrong((2.0, 2))), r"rank = \(2\.0, 2\): must be a whole number"),
@@ -104,15 +102,6 @@ CASES: dict[str, Case] = {
         lambda: clip_conv(KERNEL.to_sparse(), 1.0, 4),
         r"kernel\.layout = torch\.sparse_coo: must be .* to_dense",
     ),
-    "squarings": (lambda: gram_iteration(KERNEL, 4, iterations=wrong(1.5)), r"iterations = 1\.5: must be at least 0"),
-    "squarings text": (lambda: gram_iteration(KERNEL, 4, iterations=wrong("2")), "iterations = '2': must be"),
-    "squarings none": (lambda: gram_iteration(KERNEL, 4, iterations=wrong(None)), "iterations = None: must be"),
-    "squarings truth": (lambda: gram_iteration(KERNEL, 4, iterations=True), "iterations = True: must be"),
-    "power size": (
-        lambda: PowerIteration(1).estimate(KERNEL),
-        r"input_size = 1: must hold the kernel, padding \(0, 0\) included",
-    ),
-    "seed": (lambda: PowerIteration(4, seed=wrong(1.5)), r"seed = 1\.5: must be at least 0"),
     "factors": (lambda: clip_tt(wrong(FACTORS[0].numpy()), *FACTORS[1:], 1.0, 4), "k1 = 'ndarray': must be a torch"),
     "factors list": (lambda: clip_tt(FACTORS[0], wrong([1.0]), FACTORS[2], 1.0, 4), "core = 'list': must be"),
     "factors none": (lambda: clip_tt(*FACTORS[:2], wrong(None), 1.0, 4), "k3 = 'NoneType': must be"),

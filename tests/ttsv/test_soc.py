@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ttsv.bounds import conv_norm_bounds
-from ttsv.estimates import window_norms
 from ttsv.layers import SOC, SOCTT, Framed, FrameKind
 from ttsv.layers.series import series_norm_bound
 from ttsv.layers.skew import exponential_series, skew_part, unfolding_across, unfolding_aside
@@ -20,6 +19,17 @@ if TYPE_CHECKING:
 
 
 FRAMES: tuple[FrameKind, ...] = ("free", "orthonormal")
+
+
+def window_norms(kernel: Tensor) -> Tensor:
+    """Spectral norms of R, S, T and U of "Fantastic Four" (Singla & Feizi, ICLR 2021), from `kernel (c, c, k, k)`."""
+    orders = [(2, 0, 3, 1), (3, 0, 2, 1), (0, 2, 3, 1), (2, 3, 0, 1)]
+    rows = [2, 2, 1, 3]  # how many of these axes lie down
+    unfoldings = [
+        kernel.permute(*order).flatten(0, down - 1).flatten(1)
+        for order, down in zip(orders, rows, strict=True)
+    ]
+    return torch.stack([torch.linalg.svdvals(unfolding)[0] for unfolding in unfoldings])
 
 
 def operator(layer: nn.Module, channels: int, size: tuple[int, int]) -> Tensor:
