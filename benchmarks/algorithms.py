@@ -1,4 +1,4 @@
-"""The algorithms of a clip by turns on one device, per layer shape: what the table in `ttsv/algorithm.py` rests on."""
+"""The algorithms of a clip by turns on one device, by shape: what the table in `ttsv/spectral/norms.py` rests on."""
 
 import json
 import time
@@ -10,8 +10,8 @@ from torch import Tensor
 
 from benchmarks.measuring import median, reference_clip
 from benchmarks.networks import DELTA, RANKS, Layer, distinct, weights
-from ttsv.algorithm import Algorithm, clip_algorithm
-from ttsv.clipping import clip_conv
+from ttsv.spectral.clipping import clip_conv
+from ttsv.spectral.norms import Algorithm, clip_algorithm
 
 ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
 GOALS = {"dense": 1.0, "rank 192": 0.3}

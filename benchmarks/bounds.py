@@ -28,7 +28,7 @@ from torch.nn import functional
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.measuring import circumstances
-from ttsv.bounds import conv_norm_bounds
+from ttsv.spectral.bounds import conv_norm_bounds
 
 CONVOLVE: dict[int, Callable[..., Tensor]] = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
 KINDS = ("circular", "zeros, decomposed", "zeros, iterated")
@@ -98,7 +98,7 @@ def _case(draw: random.Random, kind: str) -> tuple[dict[str, Any], float, float,
         pads = tuple(max(0, -(-(r + 1 - n) // 2)) + draw.randint(0, r) for n, r in zip(size, spans, strict=True))
         options = {"padding": pads}
     shape: dict[str, Any] = {"size": size, "stride": stride, "dilation": dilation, "groups": groups}
-    with mock.patch("ttsv.bounds._DENSE_ENTRIES", 0 if kind == "zeros, iterated" else 2**22):
+    with mock.patch("ttsv.spectral.bounds._DENSE_ENTRIES", 0 if kind == "zeros, iterated" else 2**22):
         bounds = conv_norm_bounds(kernel, **_renamed(shape), **options)
     truth = torch.linalg.matrix_norm(_operator(kernel, pads, kind == "circular", **shape), 2).item()
     described = {"kernel": tuple(kernel.shape), "padding": pads, **shape}

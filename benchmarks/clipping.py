@@ -17,9 +17,10 @@ theirs and writes clipping.json; `--parts algorithms` some 10 of them.
   "steady". How far each kernel moved and the fraction of frequencies that needed work stand beside.
 - memory: peak resident size of a fresh process above what it held before the clip, in MiB.
 - large: one clip of a 256-256 layer at 224 pixels.
-- algorithms: each algorithm of `ttsv.algorithm` on each shape, mix and Kaiming weights, ours alone. With --device cuda
+- algorithms: each algorithm of `ttsv.spectral.norms` on each shape, mix and Kaiming weights, ours alone. With --device
+  cuda
   this is all, written to clipping_cuda.json; it fails where the chosen ones miss 1 s (dense) or 0.3 s (rank 192) for
-  the whole network. Where another than the chosen one is faster there, change the table in `ttsv/algorithm.py`.
+  the whole network. Where another than the chosen one is faster there, change the table in `ttsv/spectral/norms.py`.
 """
 
 import argparse
@@ -50,8 +51,8 @@ from benchmarks.measuring import (
     resident_mebibytes,
 )
 from benchmarks.networks import DELTA, RANKS, Layer, distinct, weights
-from ttsv.clipping import clip_conv
-from ttsv.spectrum import conv_norm, conv_singular_values
+from ttsv.spectral.clipping import clip_conv
+from ttsv.spectral.singular_values import conv_norm, conv_singular_values
 
 HERE = Path(__file__)
 FLOORS = {"dense": 3.5, "rank 192": 3.0}

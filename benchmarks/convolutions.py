@@ -24,7 +24,7 @@ from torch.nn import functional
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.measuring import alternate, circumstances
-from ttsv.winograd import winograd_convolution, winograd_pays
+from ttsv.winograd.convolution import winograd_convolution, winograd_pays
 
 BATCHES = (1, 4, 16, 64)
 CHANNELS = ((64, 64), (96, 96), (128, 128), (160, 160), (192, 192), (320, 320), (640, 640), (64, 256), (160, 640))

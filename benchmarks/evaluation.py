@@ -42,17 +42,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.authors import checkout
 from benchmarks.measuring import alternate, circumstances, median, ratio
-from ttsv.config import TrialConfig
+from ttsv.config.evaluation import EvaluationConfig
+from ttsv.config.trial import TrialConfig
 from ttsv.data import load_dataset
 from ttsv.data.catalog import DATASETS
 from ttsv.data.corruptions import KINDS
 from ttsv.data.loading import Dataset, Split
 from ttsv.evaluation import measure
-from ttsv.evaluation_config import EvaluationConfig
-from ttsv.metrics.adversarial import autoattack
-from ttsv.metrics.stepwise import finish
+from ttsv.evaluation.saved_spectra import load_saved
+from ttsv.metrics.accuracy import finish
+from ttsv.metrics.attacks.autoattack import autoattack
 from ttsv.results import TrialResult
-from ttsv.saved import load_saved
 from ttsv.trial import run_trial
 
 FLOORS = {"everything else": 2.0, "autoattack": 0.95}

@@ -13,7 +13,7 @@ from service.db import Database
 from service.metric import Metric
 from service.migrate import migrate
 from service.models import Experiment, ExperimentState, Protocol, Result, Trial, TrialState, now
-from ttsv.config import TrialConfig
+from ttsv.config.trial import TrialConfig
 
 DATASET = "cifar10"
 CELLS_SEEDS = 4

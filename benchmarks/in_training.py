@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.networks import DELTA
-from ttsv.config import AugmentationConfig, TrainingConfig, TrialConfig
+from ttsv.config.trial import AugmentationConfig, TrainingConfig, TrialConfig
 from ttsv.constraints import Clip, Compose, Orthogonal
 from ttsv.data import load_dataset
 from ttsv.layers import Convolution, TTConv, layer_geometry, spectral_layers
 from ttsv.models import create_model
-from ttsv.randomness import random_state
-from ttsv.training import fit
-from ttsv.tt import orthogonalize
+from ttsv.runtime import random_state
+from ttsv.training.loop import fit
+from ttsv.tt.decomposition import orthogonalize
 
 IMAGES = "synthetic:3x32x32:10:2000"
 
@@ -46,7 +46,7 @@ class Moved:
 def moved_kernels(rank: int | None, course: Course) -> list[Moved]:
     """Of every convolution of the network, trained as published but for the batch and the synthetic images.
 
-    The engine's own steps (`ttsv.training.fit`): float32, learning rate 0.1, Nesterov momentum 0.9, weight decay
+    The engine's own steps (`ttsv.training.loop.fit`): float32, learning rate 0.1, Nesterov momentum 0.9, weight decay
     1e-4, flips and crops, the orthogonal loss for TT layers, and `Clip(DELTA)` with its defaults.
     """
     config = TrialConfig(

@@ -37,7 +37,7 @@ def ratio(theirs: float | None, ours: float) -> float | None:
 
 
 def polyphase(kernel: Tensor, size: int, stride: int) -> Tensor:
-    """Half the symbol (n/s, n/(2s) + 1, c_out, s^2 c_in) by FFT in the kernel's dtype: independent of `ttsv.symbol`."""
+    """Half the symbol (n/s, n/(2s) + 1, c_out, s^2 c_in) by FFT in the kernel's dtype, independent of the library's."""
     c_out, c_in, k, _ = kernel.shape
     image = kernel.new_zeros(c_out, c_in, size, size)
     image[..., :k, :k] = kernel

@@ -27,7 +27,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.authors import Authors
 from benchmarks.measuring import alternate, circumstances, median, ratio, reference_values
 from benchmarks.networks import RANKS, Layer, distinct, weights
-from ttsv.spectrum import conv_norm_bounds, conv_singular_values
+from ttsv.spectral.bounds import conv_norm_bounds
+from ttsv.spectral.singular_values import conv_singular_values
 
 FLOORS = {"spectrum ratio": 1.7, "certified ratio": 2.0}
 

@@ -5,8 +5,8 @@
 Both sides run in one process by turns, with the same batch and number of threads, on the same CIFAR-shaped synthetic
 images. A figure is the median over rounds of a few steps each, after a warm-up of some rounds (the heap grows until all
 that a step needs at once finds room). Ours is the whole engine
-(`ttsv.training.fit`: drawing the batch, augmentation, step, constraint, statistics; validation untimed); theirs is the
-body of their loop on batches that lie ready in memory (their images come through PIL: that is left out). Without
+(`ttsv.training.loop.fit`: drawing the batch, augmentation, step, constraint, statistics; validation untimed); theirs is
+the body of their loop on batches that lie ready in memory (their images come through PIL: that is left out). Without
 --authors only ours runs. --quick takes one round and writes no record. The full run takes some 15 minutes on a CPU and
 writes training.json (CUDA: training_cuda.json).
 
@@ -37,15 +37,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.authors import checkout
 from benchmarks.measuring import alternate, circumstances, in_fresh_process, peak_mebibytes, ratio, resident_mebibytes
-from ttsv.config import AugmentationConfig, TrainingConfig, TrialConfig
+from ttsv.config.trial import AugmentationConfig, TrainingConfig, TrialConfig
 from ttsv.constraints import Clip, Constraint, Orthogonal
 from ttsv.data import load_dataset
 from ttsv.data.loading import Dataset
 from ttsv.layers import SOC, SOCTT
-from ttsv.memory import keep_freed_memory
 from ttsv.models import create_model
-from ttsv.randomness import random_state
-from ttsv.training import batches, fit
+from ttsv.runtime import keep_freed_memory, random_state
+from ttsv.training.loop import batches, fit
 
 HERE = Path(__file__)
 IMAGES = {"cpu": "synthetic:3x32x32:10:400", "cuda": "synthetic:3x32x32:10:4000"}

@@ -13,8 +13,8 @@ from typer.cli import get_docs_for_click
 from service.main import create_app
 from service.metric import Metric
 from service.settings import Settings
-from ttsv.config import field_infos
-from ttsv.fields import FieldInfo
+from ttsv.config.fields import FieldInfo
+from ttsv.config.trial import field_infos
 from ttsv.results import EpochMetrics, TrialResult
 from workers.cli import app
 

@@ -12,9 +12,8 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from service.models import Experiment, Result, Trial
-from ttsv.config import TrialConfig
-from ttsv.data.catalog import dataset_info
-from ttsv.data.counts import training_images
+from ttsv.config.trial import TrialConfig
+from ttsv.data.catalog import dataset_info, training_images
 from ttsv.errors import ConfigError
 from ttsv.models.counts import Cost, network_cost
 

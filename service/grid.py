@@ -12,7 +12,7 @@ from service.search import domains, space_problems
 from service.spec import PRINTABLE, ExperimentSpec, Resources
 from service.spec_schema import LARGEST
 from service.wrong_fields import shown
-from ttsv.config import field_infos
+from ttsv.config.trial import field_infos
 from ttsv.errors import ConfigError
 
 __all__ = ["PRINTABLE", "ExperimentSpec", "Plan", "PlannedTrial", "Resources", "expand_grid", "search_base"]

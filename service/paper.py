@@ -15,7 +15,7 @@ from service.metric import Metric
 from service.presets import PAPER, preset_spec
 from service.protocols import differences
 from service.smoke import smaller
-from ttsv.config import TrialConfig
+from ttsv.config.trial import TrialConfig
 from ttsv.errors import ConfigError
 
 Plain = dict[str, Any]

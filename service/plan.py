@@ -6,9 +6,9 @@ import operator
 from dataclasses import dataclass
 from typing import Any
 
-from ttsv.config import TrialConfig, field_infos
+from ttsv.config.fields import Checked, build, differing, digest
+from ttsv.config.trial import TrialConfig, field_infos
 from ttsv.errors import ConfigError
-from ttsv.fields import Checked, build, differing, digest
 
 
 @dataclass(frozen=True)

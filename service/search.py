@@ -11,9 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from service.errors import FieldProblem
 from service.spec_schema import LARGEST, value_schema
 from service.wrong_fields import shown
-from ttsv.config import field_infos
+from ttsv.config.fields import FieldInfo
+from ttsv.config.trial import field_infos
 from ttsv.errors import ConfigError
-from ttsv.fields import FieldInfo
 
 _MOST_CHOICES = 1000
 

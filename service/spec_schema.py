@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from ttsv.config import field_infos
-from ttsv.fields import FieldInfo
+from ttsv.config.fields import FieldInfo
+from ttsv.config.trial import field_infos
 
 LARGEST = 2**53 - 1
 """Beyond it, whoever reads JSON's numbers as doubles sees another number."""

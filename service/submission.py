@@ -20,7 +20,7 @@ from service.factoring import factored
 from service.grid import ExperimentSpec, Plan, expand_grid
 from service.models import Experiment, Trial, TrialState
 from service.wrong_fields import wrong_fields
-from ttsv.config import TrialConfig
+from ttsv.config.trial import TrialConfig
 from ttsv.errors import ConfigError
 
 

@@ -2,9 +2,12 @@
 
 import math
 from numbers import Integral, Real
-from typing import TypeGuard
+from typing import TYPE_CHECKING, TypeGuard
 
 from ttsv.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def is_whole(value: object, *, least: int = 1) -> TypeGuard[int]:
@@ -41,3 +44,46 @@ def check_flag(name: str, value: object) -> None:
     """True or False."""
     if not isinstance(value, bool):
         raise ConfigError(name, value, "must be True or False")
+
+
+def check_kernel(kernel: "Tensor", groups: int = 1, name: str = "kernel") -> None:
+    """Raises `ConfigError` unless `kernel` can be one of a convolution: `(c_out, c_in / groups, k_1, ..., k_d)`."""
+    check_tensor(kernel, name)
+    if kernel.ndim not in (3, 4, 5) or 0 in kernel.shape:
+        fix = "must be (c_out, c_in / groups, k_1, ..., k_d) with d = 1, 2 or 3 and no empty axis"
+        raise ConfigError(f"{name}.shape", tuple(kernel.shape), fix)
+    check_values(kernel, name)
+    if not is_whole(groups) or kernel.shape[0] % groups:
+        raise ConfigError("groups", groups, f"must be at least 1 and divide c_out = {kernel.shape[0]}")
+
+
+def check_matrix(weight: "Tensor", name: str = "weight") -> None:
+    """Raises `ConfigError` unless `weight` is a matrix of values that can be decomposed."""
+    check_tensor(weight, name)
+    if weight.ndim != 2 or 0 in weight.shape:
+        raise ConfigError(f"{name}.shape", tuple(weight.shape), "must be (rows, columns), neither empty")
+    check_values(weight, name)
+
+
+def check_tensor(weight: object, name: str) -> None:
+    """Raises `ConfigError` for anything but a dense tensor that holds values."""
+    import torch  # here, as much of what is checked concerns no tensor and stays torch-free
+
+    if not isinstance(weight, torch.Tensor):
+        raise ConfigError(name, type(weight).__name__, "must be a torch.Tensor")
+    if weight.layout != torch.strided:
+        raise ConfigError(f"{name}.layout", weight.layout, "must be torch.strided: call to_dense()")
+    if weight.is_meta:
+        raise ConfigError(f"{name}.device", str(weight.device), "must be one that holds values, such as cpu")
+
+
+def check_values(weight: "Tensor", name: str) -> None:
+    """Raises `ConfigError` unless the tensor is float32 or float64 and finite."""
+    import torch
+
+    check_tensor(weight, name)
+    if weight.dtype not in (torch.float32, torch.float64):
+        raise ConfigError(f"{name}.dtype", weight.dtype, "must be torch.float32 or torch.float64")
+    finite = weight.detach().isfinite()
+    if not finite.all():
+        raise ConfigError(name, f"{int((~finite).sum())} of {weight.numel()} values not finite", "must be finite")

@@ -6,7 +6,7 @@ Importing this module loads no torch; running a trial does.
 from collections.abc import Generator
 from pathlib import Path
 
-from ttsv.config import TrialConfig
+from ttsv.config.trial import TrialConfig
 from ttsv.results import CHECKPOINTS, EpochMetrics, StageProgress, TrialResult, protocol_fingerprint
 
 __all__ = ["CHECKPOINTS", "EpochMetrics", "StageProgress", "TrialResult", "protocol_fingerprint", "run_trial"]
@@ -29,6 +29,6 @@ def run_trial(
     says, and what was noted of its training stays noted. Raises `DataError` where it is not the network that `config`
     describes: of another model, data or training.
     """
-    from ttsv.composition import run
+    from ttsv.run import run
 
     return run(config, data_dir=data_dir, folder=folder, device=device, source=source)

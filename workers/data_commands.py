@@ -12,7 +12,7 @@ from workers.plain_errors import plain_errors
 
 if TYPE_CHECKING:
     from ttsv.data.shared import Listed
-    from ttsv.data.sources import Progress
+    from ttsv.data.source import Progress
 
 data_app = typer.Typer(help="Data sets on this machine.", no_args_is_help=True)
 

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from ttsv.config.evaluation import EvaluationConfig
     from ttsv.evaluation.saved import Evaluated
-    from ttsv.evaluation_config import EvaluationConfig
     from ttsv.results import StageProgress
 
 METRICS = ("calibration", "certified", "lipschitz", "autoattack", "pgd", "corruption", "cost")
@@ -124,8 +124,8 @@ def evaluate(
 
 
 def _config(names: list[str], **fields: Any) -> "EvaluationConfig":
+    from ttsv.config.evaluation import EvaluationConfig
     from ttsv.errors import ConfigError
-    from ttsv.evaluation_config import EvaluationConfig
 
     for name in names:
         if name not in METRICS:
@@ -180,7 +180,7 @@ def _writing() -> Iterator[None]:
 
 def _draw(found: "Evaluated", folder: Path) -> None:
     from ttsv.evaluation.artifacts import write_plots
-    from ttsv.spectrum import model_spectra
+    from ttsv.spectral.network import model_spectra
 
     info = found.data.info
     spectra = model_spectra(found.model, info.image_size, in_channels=info.channels)

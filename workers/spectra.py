@@ -2,7 +2,7 @@
 
 from rich.table import Table
 
-from ttsv.saved import SavedSpectra
+from ttsv.evaluation.saved_spectra import SavedSpectra
 
 
 def spectra_table(spectra: SavedSpectra) -> Table:

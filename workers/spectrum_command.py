@@ -23,7 +23,7 @@ def spectrum(
     from rich.console import Console
 
     from service.errors import UserError
-    from ttsv.saved import saved_spectra
+    from ttsv.evaluation.saved_spectra import saved_spectra
     from workers.spectra import spectra_table
 
     spectra = saved_spectra(model, None if input_size is None else _pixels(input_size))
@@ -31,7 +31,7 @@ def spectrum(
         if json_file is not None:
             json_file.write_text(json.dumps(spectra.to_json(), indent=1) + "\n")
         if plot is not None:
-            from ttsv.plots import plot_spectra
+            from ttsv.evaluation.plots import plot_spectra
 
             plot_spectra({layer.name: layer.values for layer in spectra.layers}, plot, str(model))
     except OSError as error:

@@ -13,10 +13,10 @@ from typing import Any
 
 from ray import tune
 
-from ttsv.config import TrialConfig
+from ttsv.config.trial import TrialConfig
 from ttsv.errors import DataError, DivergedError, TrialError
-from ttsv.memory import keep_freed_memory, return_freed_memory
 from ttsv.results import StageProgress
+from ttsv.runtime import keep_freed_memory, return_freed_memory
 from ttsv.trial import EpochMetrics, TrialResult
 from workers.folder import Journal, manifest, trial_folder
 from workers.reports import EpochReport, FailureReport, Job, Report, ResultReport, SkippedReport

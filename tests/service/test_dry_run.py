@@ -11,9 +11,9 @@ from fastapi.testclient import TestClient
 from service.db import Database
 from service.estimate import Estimator
 from service.queue import Lease
-from ttsv.config import TrialConfig
+from ttsv.config.trial import TrialConfig
 from ttsv.data import load_dataset
-from ttsv.data.counts import training_images
+from ttsv.data.catalog import training_images
 
 SPEC: dict[str, Any] = {
     "name": "dry",

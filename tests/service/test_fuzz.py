@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ttsv.config import field_infos
+from ttsv.config.trial import field_infos
 
 JSON = {"Content-Type": "application/json"}
 SPEC: dict[str, Any] = {

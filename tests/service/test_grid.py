@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from service.errors import SpecError
 from service.grid import ExperimentSpec, Plan, expand_grid
-from ttsv.config import TrialConfig, field_infos
+from ttsv.config.trial import TrialConfig, field_infos
 from ttsv.data.catalog import DatasetName
 
 BASE = {"dataset": "digits", "model": "small-cnn"}

@@ -8,9 +8,9 @@ from starlette.testclient import TestClient
 from service.errors import NotFoundError
 from service.grid import ExperimentSpec, Plan, expand_grid
 from service.presets import Protocol, Scale, preset_spec, presets
-from ttsv.config import TrialConfig
+from ttsv.config.evaluation import EVALUATION
+from ttsv.config.trial import TrialConfig
 from ttsv.data.catalog import dataset_info
-from ttsv.evaluation_config import EVALUATION
 from ttsv.models.shapes import layer_shapes, shape_compression
 
 NAMES = [preset.name for preset in presets()]

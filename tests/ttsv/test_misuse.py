@@ -9,13 +9,15 @@ import pytest
 import torch
 from torch import nn
 
-from ttsv.bracket import bracket_conv
-from ttsv.clipping import clip_conv, clip_matrix, clip_tt, divide_conv
 from ttsv.constraints import Clip, Divide, Orthogonal
 from ttsv.layers import SOC, TTConv2d, densify, tensorize
 from ttsv.layers.prior_art import Cayley, aoc, aol, bcop, spectral_normalized, svd_unfolded
-from ttsv.spectrum import conv_norm_bounds, conv_singular_values, model_spectra, tt_singular_values
-from ttsv.tt import tt_error, tt_svd, tt_to_dense
+from ttsv.spectral.bounds import conv_norm_bounds
+from ttsv.spectral.clamping import bracket_conv
+from ttsv.spectral.clipping import clip_conv, clip_matrix, clip_tt, divide_conv
+from ttsv.spectral.network import model_spectra
+from ttsv.spectral.singular_values import conv_singular_values, tt_singular_values
+from ttsv.tt.decomposition import tt_error, tt_svd, tt_to_dense
 
 KERNEL = torch.ones(4, 4, 3, 3)
 FACTORS = torch.ones(4, 2), torch.ones(2, 2, 3, 3), torch.ones(2, 4)

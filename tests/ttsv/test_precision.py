@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from ttsv.bracket import bracket_conv
-from ttsv.clipping import clip_conv, clip_conv_measured, clip_matrix, clip_tt
 from ttsv.precision import full_precision
-from ttsv.spectrum import conv_norm, conv_singular_values
+from ttsv.spectral.clamping import bracket_conv
+from ttsv.spectral.clipping import clip_conv, clip_conv_measured, clip_matrix, clip_tt
+from ttsv.spectral.singular_values import conv_norm, conv_singular_values
 
 if TYPE_CHECKING:
     from tests.ttsv.conftest import Dense

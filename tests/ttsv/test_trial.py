@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from ttsv.checkpoint import load_model
-from ttsv.config import TrialConfig
+from ttsv.config.trial import TrialConfig
 from ttsv.data import load_dataset
 from ttsv.errors import ConfigError, DataError, TrialError
 from ttsv.layers import TTConv2d, spectral_layers
@@ -21,7 +20,8 @@ from ttsv.metrics import cost
 from ttsv.metrics.accuracy import accuracy, predict
 from ttsv.models import layer_shapes
 from ttsv.models.shapes import LAYERS, shape_compression
-from ttsv.spectrum import conv_singular_values
+from ttsv.spectral.singular_values import conv_singular_values
+from ttsv.training.checkpoint import load_model
 from ttsv.trial import EpochMetrics, TrialResult, protocol_fingerprint, run_trial
 
 QUICKSTART = json.loads((Path(__file__).parents[2] / "examples" / "quickstart.json").read_text())
@@ -200,7 +200,7 @@ def test_a_stopped_trial_goes_on(tmp_path: Path, unbroken: tuple[list[EpochMetri
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from ttsv.config import TrialConfig
+from ttsv.config.trial import TrialConfig
 from ttsv.trial import run_trial
 import json
 config, folder, last = TrialConfig.from_dict(json.loads(sys.argv[1])), Path(sys.argv[2]), int(sys.argv[3])

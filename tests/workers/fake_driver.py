@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from ttsv.config import TrialConfig
+from ttsv.config.trial import TrialConfig
 from ttsv.errors import DivergedError
 from ttsv.results import StageProgress
 from ttsv.trial import EpochMetrics, TrialResult

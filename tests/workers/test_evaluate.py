@@ -9,10 +9,10 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner, Result
 
-from ttsv.checkpoint import save_model
 from ttsv.metrics.corruption import CorruptionRecord
 from ttsv.models import create_model
 from ttsv.results import protocol_fingerprint
+from ttsv.training.checkpoint import save_model
 from workers.cli import app
 
 

@@ -5,9 +5,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from ttsv.checkpoint import save_model
+from ttsv.evaluation.saved_spectra import saved_spectra
 from ttsv.models import create_model
-from ttsv.saved import saved_spectra
+from ttsv.training.checkpoint import save_model
 from workers.cli import app
 
 ARGUMENTS = {"name": "small-cnn", "num_classes": 5, "in_channels": 1, "image_size": 8, "layer": "tt", "rank": 16}

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.results import made_result
-from ttsv.config import TrialConfig
+from ttsv.config.trial import TrialConfig
 from ttsv.errors import DataError, OutOfMemoryError
 from ttsv.results import StageProgress
 from ttsv.trial import EpochMetrics, TrialResult

@@ -7,9 +7,8 @@ state (momentum) as it is.
 """
 
 from ttsv.constraints.clip import Clip
-from ttsv.constraints.compose import Compose
+from ttsv.constraints.compose import Compose, Orthogonal
 from ttsv.constraints.divide import Divide
-from ttsv.constraints.orthogonal import Orthogonal
 from ttsv.constraints.protocol import Constraint, ConstraintReport, ConstraintState, LayerNorms, Unconstrained
 
 __all__ = [

@@ -7,9 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from ttsv.bracket import bracket_conv, bracket_matrix, check_bracket
 from ttsv.checks import check_count, check_flag
-from ttsv.clipping import clip_conv, clip_conv_measured, clip_matrix
 from ttsv.constraints.operators import (
     MATRIX,
     MEASURES,
@@ -35,8 +33,10 @@ from ttsv.layers import (
     layer_kernel,
 )
 from ttsv.precision import at_least_single
-from ttsv.spectrum import conv_singular_values
-from ttsv.symbol import Size
+from ttsv.spectral.clamping import bracket_conv, bracket_matrix, check_bracket
+from ttsv.spectral.clipping import clip_conv, clip_conv_measured, clip_matrix
+from ttsv.spectral.singular_values import conv_singular_values
+from ttsv.spectral.symbol import Size
 
 _EPS = torch.finfo(torch.float64).eps
 
@@ -44,17 +44,17 @@ _EPS = torch.finfo(torch.float64).eps
 class Clip(Unconstrained):
     """Clips the singular values of every convolution to `delta`, every `every` optimizer steps.
 
-    `rounds` and `rescale` as in `ttsv.clipping.clip_conv`: with `rescale` every layer's norm is at most delta after
-    a projection, without it truncation to the kernel's taps may leave more. Of which operator is said by
-    `operator`: "periodic", at the size that a layer sees (where its stride does not divide that, at the smallest
-    larger size that it divides), or "zero-padded", what the layer applies with its own padding. The clip
-    itself works on the periodic one; the norm that is reported, and brought to delta by `rescale`, is of the operator
-    named, for "zero-padded" a rigorous upper bound.
+    `rounds` and `rescale` as in `ttsv.spectral.clip_conv`: with `rescale` every layer's norm is at most delta
+    after a projection, without it truncation to the kernel's taps may leave more. Of which operator is said by
+    `operator`: "periodic", at the size that a layer sees (where its stride does not divide that, at the smallest larger
+    size that it divides), or "zero-padded", what the layer applies with its own padding. The clip itself works on the
+    periodic one; the norm that is reported, and brought to delta by `rescale`, is of the operator named, for
+    "zero-padded" a rigorous upper bound.
 
-    `floor` raises small singular values too, as far as the taps allow: see `ttsv.bracket.bracket_conv` for what is
-    left; the smallest value reached is reported. `linear=True` treats linear layers as well, to the same
-    limits, exactly. A TT layer has its core treated between frames made orthonormal by QR, which are written back,
-    or between frames held orthonormal; what these, as they are rounded, may add to the core's norm is part of what is
+    `floor` raises small singular values too, as far as the taps allow: see `ttsv.spectral.bracket_conv` for
+    what is left; the smallest value reached is reported. `linear=True` treats linear layers as well, to the same
+    limits, exactly. A TT layer has its core treated between frames made orthonormal by QR, which are written back, or
+    between frames held orthonormal; what these, as they are rounded, may add to the core's norm is part of what is
     reported and brought to delta. A transposed convolution is treated as the convolution whose adjoint it is. Weights
     in half precision are clipped in float32 and rounded; norms are those of the rounded ones. Layers that the model's
     forward pass does not reach in evaluation mode are left alone.

@@ -1,12 +1,15 @@
-"""Several constraints as one."""
+"""Constraints that stand beside others: frames kept near orthonormal by a term of the loss, and several as one."""
 
 from dataclasses import replace
 
 from torch import Tensor, nn
 
-from ttsv.constraints.protocol import Constraint, ConstraintReport, ConstraintState, LayerNorms
+from ttsv.checks import check_number
+from ttsv.constraints.protocol import Constraint, ConstraintReport, ConstraintState, LayerNorms, Unconstrained
 from ttsv.errors import ConfigError
-from ttsv.symbol import Size
+from ttsv.layers import orthogonal_loss
+from ttsv.layers.frames import check_normalizer
+from ttsv.spectral.symbol import Size
 
 _METHODS = ("bind", "penalty", "project", "report", "state_dict", "load_state_dict")
 
@@ -61,3 +64,26 @@ class Compose:
             raise ConfigError("state.parts", len(state["parts"]), f"must be {len(self.constraints)}")
         for part, saved in zip(self.constraints, state["parts"], strict=True):
             part.load_state_dict(saved)
+
+
+class Orthogonal(Unconstrained):
+    """Keeps the frames of TT layers near orthonormal: the penalty `lambda_ort` times the orthogonal loss.
+
+    `normalizer`: "paper" (eq. orthloss) or "code", to which the published lambda_ort belong (see
+    `ttsv.layers.orthogonal_loss`). Without free frames the penalty is 0.0.
+    """
+
+    def __init__(self, lambda_ort: float, *, normalizer: str = "paper") -> None:
+        super().__init__()
+        fix = "must be a finite number of at least 0"
+        check_number("lambda_ort", lambda_ort, fix)
+        if not 0 <= lambda_ort < float("inf"):
+            raise ConfigError("lambda_ort", lambda_ort, fix)
+        check_normalizer(normalizer)
+        self.lambda_ort = lambda_ort
+        self.normalizer = normalizer
+
+    def penalty(self, model: nn.Module) -> Tensor | float:
+        """`lambda_ort` times the orthogonal loss."""
+        loss = orthogonal_loss(model, self.normalizer) if self.lambda_ort else None
+        return 0.0 if loss is None else self.lambda_ort * loss

@@ -27,8 +27,8 @@ from ttsv.constraints.protocol import ConstraintState, LayerNorms, Unconstrained
 from ttsv.errors import ConfigError, DivergedError
 from ttsv.layers import Convolution, TransposedConvolution, TTConv, layer_geometry, layer_kernel
 from ttsv.precision import at_least_single
-from ttsv.symbol import Size
-from ttsv.tt import orthogonalize
+from ttsv.spectral.symbol import Size
+from ttsv.tt.decomposition import orthogonalize
 
 BATCH_NORM = "batch norm's max |gamma| / sqrt(var + eps)"
 

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from ttsv.bounds import conv_norm_bounds, matrix_norm_bound
 from ttsv.errors import ConfigError, DivergedError
 from ttsv.layers import (
     Convolution,
@@ -23,9 +22,10 @@ from ttsv.layers import (
 )
 from ttsv.layers.convert import recomputed_fix, recomputed_weights
 from ttsv.precision import at_least_single
-from ttsv.rescaling import careful_norm, multiplied
-from ttsv.symbol import PeriodicConv, Size
-from ttsv.tt import orthogonalize
+from ttsv.spectral.bounds import conv_norm_bounds, matrix_norm_bound
+from ttsv.spectral.norms import careful_norm, multiplied
+from ttsv.spectral.symbol import PeriodicConv, Size
+from ttsv.tt.decomposition import orthogonalize
 
 Operator = Literal["periodic", "zero-padded"]
 """`periodic`: the circular convolution at the size that the layer sees, or the next that its stride divides.

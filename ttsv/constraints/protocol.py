@@ -6,7 +6,7 @@ from typing import Any, NotRequired, Protocol, TypedDict
 
 from torch import Tensor, nn
 
-from ttsv.symbol import Size
+from ttsv.spectral.symbol import Size
 
 
 @dataclass(frozen=True)

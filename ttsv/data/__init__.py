@@ -13,7 +13,7 @@ from ttsv.data.catalog import DATASETS, DatasetInfo, check_name, dataset_info
 if TYPE_CHECKING:
     from ttsv.data.loading import Dataset
     from ttsv.data.shared import Listed
-    from ttsv.data.sources import Progress
+    from ttsv.data.source import Progress
 
 __all__ = [
     "DATASETS",

@@ -1,7 +1,8 @@
-"""Which data sets there are, as plain data: torch-free, so that the service can refuse an unknown name.
+"""Which data sets there are and how many images a trial trains on, as plain data.
 
-Besides the sets of `DATASETS`, a trial can name three kinds: `synthetic:SHAPE:CLASSES:IMAGES`, made of noise;
-`npz:NAME` and `folder:NAME`, the user's own, whose facts are known only once they are loaded.
+Torch-free, so that the service can refuse an unknown name. Besides the sets of `DATASETS`, a trial can name three
+kinds: `synthetic:SHAPE:CLASSES:IMAGES`, made of noise; `npz:NAME` and `folder:NAME`, the user's own, whose facts are
+known only once they are loaded.
 """
 
 import math
@@ -138,7 +139,7 @@ def synthetic_shape(name: str) -> SyntheticShape | None:
 
 @dataclass(frozen=True)
 class DatasetName:
-    """The value names a data set (a `ttsv.fields.Check`)."""
+    """The value names a data set (a `ttsv.config.fields.Check`)."""
 
     def fix(self, value: Any) -> str | None:
         """What would be right, or None."""
@@ -166,3 +167,39 @@ def _synthetic_fix(shape: SyntheticShape) -> str | None:
     if size > MAX_SYNTHETIC_BYTES:
         return f"must have at most {MAX_SYNTHETIC_BYTES} values in all images, not {size}"
     return None
+
+
+# How many images a trial trains on: what `ttsv.data.split` does to the labels, worked out from how many each class has.
+
+TEST_SHARE = 0.2
+"""Of the images, where the publisher made no test set."""
+VALIDATION_SHARE = 0.1
+"""Of the images that are not test images."""
+
+_CLASS_COUNTS: dict[str, tuple[list[int], bool]] = {
+    "cifar10": ([5000] * 10, True),
+    "cifar100": ([500] * 100, True),
+    "fashion-mnist": ([6000] * 10, True),
+    "svhn": ([4948, 13861, 10585, 8497, 7458, 6882, 5727, 5595, 5045, 4659], True),
+    "digits": ([178, 182, 177, 183, 181, 182, 181, 179, 174, 180], False),
+}
+"""Images of each class, and whether they are the publisher's training images (else test images are drawn of them)."""
+
+
+def training_images(name: str, validation: str = "held-out") -> int | None:
+    """Images of a pass over the training images; None where they are known only once they are read.
+
+    `validation`: with "test" those are trained on that are held out else.
+    """
+    if (shape := synthetic_shape(name)) is not None:
+        whole, rest = divmod(shape.images, shape.classes)
+        counts, published = [whole + (label < rest) for label in range(shape.classes)], False
+    elif name in _CLASS_COUNTS:
+        counts, published = _CLASS_COUNTS[name]
+    else:
+        return None
+    if not published:
+        counts = [count - round(TEST_SHARE * count) for count in counts]
+    if validation == "test":
+        return sum(counts)
+    return sum(count - round(VALIDATION_SHARE * count) for count in counts)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ttsv.data.download import file_digest
-from ttsv.data.sources import Arrays
+from ttsv.data.source import Arrays
 from ttsv.errors import DataError
 
 

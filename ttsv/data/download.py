@@ -7,7 +7,7 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
-from ttsv.data.sources import Progress, fetch_command
+from ttsv.data.source import Progress, fetch_command
 from ttsv.errors import DataError
 
 TIMEOUT = 60.0

@@ -18,9 +18,9 @@ from ttsv.checks import is_whole
 from ttsv.data.content import content_sha256
 from ttsv.data.corruptions import KINDS, LABELS, SEVERITIES, CorruptedSet, open_corrupted
 from ttsv.data.loading import as_pixels
-from ttsv.data.sources import Arrays
+from ttsv.data.source import Arrays
 from ttsv.errors import ConfigError
-from ttsv.randomness import derived_seed
+from ttsv.runtime import derived_seed
 
 LIBRARY = "imagecorruptions-imaug"
 SMALLEST = 32

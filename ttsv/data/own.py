@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ttsv.data.catalog import own_set
-from ttsv.data.sources import Arrays, Progress
+from ttsv.data.source import Arrays, Progress
 from ttsv.errors import DataError
 
 LAYOUTS = ("NCW", "NWC", "NCHW", "NHWC", "NCDHW", "NDHWC")

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ttsv.data.download import download, md5_is, require_md5
-from ttsv.data.sources import Arrays, Progress, fetch_command
+from ttsv.data.source import Arrays, Progress, fetch_command
 from ttsv.errors import DataError
 
 if TYPE_CHECKING:

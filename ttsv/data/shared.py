@@ -22,7 +22,8 @@ from ttsv.data.catalog import DATASETS, MAX_CLASSES, DatasetInfo, check_name, da
 from ttsv.data.content import ContentRecord, content_sha256, file_hashes, file_name, write_json
 from ttsv.data.download import file_digest
 from ttsv.data.own import own_names
-from ttsv.data.sources import Arrays, source_of
+from ttsv.data.source import Arrays
+from ttsv.data.sources import source_of
 from ttsv.data.split import split_order
 from ttsv.errors import DataError
 

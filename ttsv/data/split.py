@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ttsv.data.counts import TEST_SHARE, VALIDATION_SHARE
+from ttsv.data.catalog import TEST_SHARE, VALIDATION_SHARE
 
 SPLIT_SEED = 0
 """The split is part of the protocol: it never depends on a trial's seed."""

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ttsv.data.catalog import SyntheticShape
-from ttsv.data.sources import Arrays, Progress
+from ttsv.data.source import Arrays, Progress
 
 SEED = 0
 KNOTS = 4

@@ -10,9 +10,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ttsv.data.loading import as_pixels
+from ttsv.evaluation.plots import plot_corruptions, plot_lipschitz, plot_reliability, plot_spectra
 from ttsv.evaluation.stages import Measured
 from ttsv.metrics.accuracy import confusion_matrix
-from ttsv.plots import plot_corruptions, plot_lipschitz, plot_reliability, plot_spectra
 
 
 def write_evaluation(folder: Path, measured: Measured, record: Mapping[str, Any]) -> dict[str, Path]:

@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from ttsv.metrics.attack_record import AttackRecord
+from ttsv.certification.certificates import Certificates, LipschitzBound
+from ttsv.metrics.attacks.record import AttackRecord
 from ttsv.metrics.calibration import CalibrationRecord
-from ttsv.metrics.certified import Certificates, LipschitzBound
 from ttsv.metrics.corruption import CorruptionRecord
 from ttsv.metrics.lipschitz import EmpiricalLipschitz
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ttsv.data.loading import as_pixels
 from ttsv.evaluation.evidence import Evidence
-from ttsv.metrics.attack_record import AttackRecord, perturbation
+from ttsv.metrics.attacks.record import AttackRecord, perturbation
 
 _TIE = 1e-4
 """Logits closer than this share of the largest are a tie: batches of other sizes are rounded otherwise."""

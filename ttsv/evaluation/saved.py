@@ -11,19 +11,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from ttsv.config import TrialConfig
+from ttsv.config.evaluation import EVALUATION, EvaluationConfig
+from ttsv.config.trial import TrialConfig
 from ttsv.data import load_dataset
 from ttsv.data.loading import Dataset, as_pixels
-from ttsv.device import find_device
-from ttsv.environment import describe_environment
 from ttsv.errors import ConfigError, DataError, DivergedError
+from ttsv.evaluation.protocol import describe_protocol
+from ttsv.evaluation.saved_spectra import load_described
 from ttsv.evaluation.stages import Measured, check_evaluation, measure
-from ttsv.evaluation_config import EVALUATION, EvaluationConfig
-from ttsv.failures import known_failures
 from ttsv.metrics import cost as cost_of
-from ttsv.records import describe_protocol
 from ttsv.results import StageProgress, protocol_fingerprint
-from ttsv.saved import load_described
+from ttsv.runtime import describe_environment, find_device, known_failures
 
 _DEFAULTS = {"in_channels": 3, "image_size": 32, "mean": (0.5,), "std": (0.5,)}
 """Of `create_model`, for what a model.json leaves out."""

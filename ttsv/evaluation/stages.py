@@ -10,6 +10,8 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
+from ttsv.certification.certificates import assumed_lipschitz, certificates, lipschitz_bound
+from ttsv.config.evaluation import PUBLISHED_CORRUPTIONS, EvaluationConfig
 from ttsv.data.corruptions import SEVERITIES, CorruptionSource, PublishedCorruptions
 from ttsv.data.generated_corruptions import GeneratedCorruptions
 from ttsv.data.loading import Dataset, Split
@@ -19,17 +21,14 @@ from ttsv.evaluation.evidence import Evidence
 from ttsv.evaluation.protocol import ASCENT_STEPS, ECE_BINS, LIPSCHITZ_RADIUS, evaluation_protocol
 from ttsv.evaluation.sanity import Violation, find_violations
 from ttsv.evaluation.summary import columns, results
-from ttsv.evaluation_config import PUBLISHED_CORRUPTIONS, EvaluationConfig
-from ttsv.metrics.accuracy import predict
-from ttsv.metrics.adversarial import autoattack_steps
-from ttsv.metrics.attack_record import AttackProgress, AttackRecord, require_tiles
+from ttsv.metrics.accuracy import check_labelled, predict
+from ttsv.metrics.attacks.autoattack import autoattack_steps
+from ttsv.metrics.attacks.pgd import pgd_steps
+from ttsv.metrics.attacks.record import AttackProgress, AttackRecord, require_tiles
 from ttsv.metrics.calibration import CalibrationRecord, calibration_record
-from ttsv.metrics.certified import assumed_lipschitz, certificates, lipschitz_bound
 from ttsv.metrics.corruption import CorruptionRecord, corruption_steps
-from ttsv.metrics.float64 import own_dtype
-from ttsv.metrics.labelled import check_labelled
 from ttsv.metrics.lipschitz import Space, empirical_lipschitz
-from ttsv.metrics.pgd import pgd_steps
+from ttsv.precision import own_dtype
 from ttsv.results import StageProgress
 
 Stages = Generator[StageProgress, None, Any]

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from ttsv.certification.certificates import assumed_certified_accuracy
+from ttsv.config.evaluation import EvaluationConfig
 from ttsv.evaluation.baseline import Baseline
 from ttsv.evaluation.evidence import Evidence
 from ttsv.evaluation.sanity import checks
-from ttsv.evaluation_config import EvaluationConfig
 from ttsv.metrics.accuracy import accuracy, cross_entropy, top_accuracy
-from ttsv.metrics.attack_record import AttackRecord
-from ttsv.metrics.certified import assumed_certified_accuracy
+from ttsv.metrics.attacks.record import AttackRecord
 
 HISTOGRAM_BINS = 50
 _CERTIFIED = {"certified_36": 36 / 255, "certified_72": 72 / 255, "certified_108": 108 / 255, "certified_255": 1.0}

@@ -4,22 +4,13 @@ Prior art to compare with is in `ttsv.layers.prior_art`.
 """
 
 from ttsv.layers.convert import densify, tensorize
-from ttsv.layers.framed import Framed, FramedConv2d, FrameKind
+from ttsv.layers.framed import Framed, FramedConv2d, FrameKind, Stiefel
 from ttsv.layers.frames import orthogonal_loss
-from ttsv.layers.geometry import (
-    Convolution,
-    LayerGeometry,
-    TransposedConvolution,
-    layer_geometry,
-    layer_kernel,
-    periodic_size,
-)
-from ttsv.layers.minmax import MinMax
-from ttsv.layers.orthogonal import OrthogonalConv2d
+from ttsv.layers.orthogonal import MinMax, OrthogonalConv2d
 from ttsv.layers.soc import SOC, SOCTT
-from ttsv.layers.spectral import is_spectral, layer_input_sizes, spectral_layers
-from ttsv.layers.stiefel import Stiefel
-from ttsv.layers.tt_conv import TTConv, TTConv1d, TTConv2d, TTConv3d
+from ttsv.layers.tt_conv import TTConv, TTConv1d, TTConv2d, TTConv3d, layer_kernel
+from ttsv.spectral.geometry import Convolution, LayerGeometry, TransposedConvolution, layer_geometry, periodic_size
+from ttsv.spectral.network import is_spectral, layer_input_sizes, spectral_layers
 
 __all__ = [
     "SOC",

@@ -8,13 +8,13 @@ from torch import Tensor, nn
 
 from ttsv.errors import ConfigError
 from ttsv.layers.framed import Framed, FramedConv2d, FrameKind, check_frames
-from ttsv.layers.geometry import Convolution
 from ttsv.layers.orthogonal import OrthogonalConv2d
 from ttsv.layers.soc import SOC, SOCTT
-from ttsv.layers.spectral import check_model
 from ttsv.layers.tt_conv import TTConv, TTConv1d, TTConv2d, TTConv3d
-from ttsv.ranks import absolute_rank
-from ttsv.tt import tt_to_dense
+from ttsv.spectral.geometry import Convolution
+from ttsv.spectral.network import check_model
+from ttsv.tt.decomposition import tt_to_dense
+from ttsv.tt.ranks import absolute_rank
 
 _TT: dict[type[nn.Module], type[TTConv]] = {nn.Conv1d: TTConv1d, nn.Conv2d: TTConv2d, nn.Conv3d: TTConv3d}
 _DENSE: dict[int, Callable[..., Convolution]] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}

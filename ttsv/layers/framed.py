@@ -1,4 +1,7 @@
-"""Frames around a core: two 1x1 convolutions that are isometries when the frames are orthonormal."""
+"""Frames around a core: two 1x1 convolutions that are isometries when the frames are orthonormal.
+
+`Stiefel` holds frames orthonormal through training: a parametrization by the QR factorization.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -7,12 +10,17 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils import parametrize
 
 from ttsv.checks import check_counts
 from ttsv.errors import ConfigError
-from ttsv.layers.stiefel import hold_orthonormal, is_held_orthonormal
+from ttsv.layers.orthogonal import OrthogonalConv2d
 from ttsv.precision import at_least_single
-from ttsv.tt import tt_ranks
+from ttsv.spectral.geometry import LayerGeometry, layer_geometry, periodic_size
+from ttsv.spectral.network import SpectralLayer
+from ttsv.spectral.singular_values import conv_singular_values
+from ttsv.spectral.symbol import Size
+from ttsv.tt.decomposition import orthogonalize, positive_qr, tt_ranks
 
 FrameKind = Literal["free", "orthonormal"]
 
@@ -23,11 +31,11 @@ def check_frames(frames: str) -> None:
         raise ConfigError("frames", frames, f"must be one of {', '.join(get_args(FrameKind))}")
 
 
-class Framed(nn.Module):
+class Framed(SpectralLayer):
     """A layer between frames `k1 (c_in, r1)` and `k3 (r2, c_out)`: base of `TTConv` and `FramedConv2d`.
 
     `frames="free"`: plain parameters, orthonormal at the start (`ttsv.constraints.Orthogonal` keeps them near it).
-    `frames="orthonormal"`: exactly so after every step, see `ttsv.layers.stiefel`; `k1` and `k3` are then read
+    `frames="orthonormal"`: exactly so after every step, see `ttsv.layers.framed`; `k1` and `k3` are then read
     through a parametrization. With orthonormal frames the layer has the singular values of its core, and zeros
     (Theorem 1, whatever the core and its padding).
     """
@@ -63,6 +71,12 @@ class Framed(nn.Module):
         """Whether the frames are free parameters or held orthonormal."""
         held = is_held_orthonormal(self, "k1") and is_held_orthonormal(self, "k3")
         return "orthonormal" if held else "free"
+
+    def _framed_spectrum(self, kernel: Tensor, geometry: LayerGeometry) -> Tensor:
+        """The singular values of a kernel between the frames, which are made orthonormal for it."""
+        k1, kernel, k3 = (at_least_single(factor) for factor in (self.k1, kernel, self.k3))
+        core = orthogonalize(k1, kernel, k3).core
+        return conv_singular_values(core, geometry.periodic_size, **geometry.steps)
 
     def hold_frames(self) -> None:
         """Holds the frames orthonormal from now on, starting from the orthonormal factors of what they are."""
@@ -105,6 +119,26 @@ class FramedConv2d(Framed):
             if self.bias is not None:
                 nn.init.uniform_(self.bias, -1 / math.sqrt(out_channels), 1 / math.sqrt(out_channels))
 
+    @property
+    def has_spectrum(self) -> bool:
+        """Whether the core is an ungrouped `nn.Conv2d` or orthogonal by construction."""
+        return isinstance(self.core, OrthogonalConv2d) or (isinstance(self.core, nn.Conv2d) and self.core.groups == 1)
+
+    def spectrum(self, input_size: Size) -> Tensor:
+        """The nonzero singular values: the core's, with what frames that are not orthonormal make of them."""
+        if isinstance(self.core, OrthogonalConv2d):
+            size = periodic_size(input_size, (self.core.stride,) * 2)
+            return self.core.singular_values(size, frames=self._triangles())
+        assert isinstance(self.core, nn.Conv2d), "others have no spectrum"
+        return self._framed_spectrum(self.core.weight, layer_geometry(self.core, input_size))
+
+    def _triangles(self) -> tuple[Tensor, Tensor] | None:
+        """What is left of the frames when their orthonormal factors are taken off; None where nothing is."""
+        if self.frames == "orthonormal":
+            return None
+        k1, k3 = at_least_single(self.k1), at_least_single(self.k3)
+        return positive_qr(k1)[1], positive_qr(k3.T)[1].T
+
     def forward(self, images: Tensor) -> Tensor:
         """Images `(batch, c_in, height, width)` to images with c_out channels, of the size that the core gives."""
         hidden = self.core(functional.conv2d(images, self.k1.T[..., None, None]))
@@ -115,3 +149,41 @@ class FramedConv2d(Framed):
         text = f"{self.in_channels}, {self.out_channels}, rank={self.rank}"
         text = text if self.bias is not None else text + ", bias=False"
         return text if self.frames == "free" else text + f", frames={self.frames!r}"
+
+
+class Stiefel(nn.Module):
+    """Parametrizes a matrix as the orthonormal factor of another: orthonormal columns if tall, rows if wide.
+
+    For `torch.nn.utils.parametrize`: what the optimizer moves is a free matrix W of the same shape, what the layer
+    reads is Q of `W = Q R` with R's diagonal positive, orthonormal to the dtype's rounding wherever W is. The loss
+    does not depend on R, so its gradient never shrinks W, and weight decay, which would move a matrix
+    parametrized around its starting point (`torch.nn.utils.parametrizations.orthogonal`; its Householder map even
+    reads 0 once decay has touched the diagonal that stores signs), only changes the length of the steps.
+    """
+
+    def forward(self, free: Tensor) -> Tensor:
+        """The orthonormal factor of the free matrix, of its shape; differentiable where that has full rank.
+
+        In half precision factored in float32, then rounded.
+        """
+        matrix = at_least_single(free)
+        frame = positive_qr(matrix.T)[0].T if free.shape[0] < free.shape[1] else positive_qr(matrix)[0]
+        return frame.to(free.dtype)
+
+    def right_inverse(self, matrix: Tensor) -> Tensor:
+        """The free matrix that stands for an orthonormal one: itself. Others are orthonormalized when read."""
+        return matrix
+
+
+def hold_orthonormal(layer: nn.Module, name: str) -> None:
+    """Parametrizes the matrix `name` of a layer by `Stiefel`, once."""
+    if not is_held_orthonormal(layer, name):
+        parametrize.register_parametrization(layer, name, Stiefel())
+
+
+def is_held_orthonormal(layer: nn.Module, name: str) -> bool:
+    """Whether the matrix `name` of a layer is what `Stiefel` makes of its parameter."""
+    if not parametrize.is_parametrized(layer, name):
+        return False
+    maps = layer.get_submodule(f"parametrizations.{name}")
+    return isinstance(maps, parametrize.ParametrizationList) and isinstance(maps[-1], Stiefel)

@@ -1,34 +1,41 @@
-"""Convolutions orthogonal by construction: they have a spectrum, but no kernel that a projection could write."""
+"""Convolutions orthogonal by construction, and the activation that goes with them.
 
-from abc import ABC, abstractmethod
+Such layers have a spectrum, but no kernel that a projection could write.
+"""
+
+from abc import abstractmethod
 
 import torch
 from torch import Tensor, nn
 
 from ttsv.errors import ConfigError
-from ttsv.symbol import Size, as_tuple
+from ttsv.spectral.geometry import periodic_size
+from ttsv.spectral.network import SpectralLayer
+from ttsv.spectral.symbol import Size, as_tuple
 
 
-class OrthogonalConv2d(nn.Module, ABC):
+class OrthogonalConv2d(SpectralLayer):
     """Base of `SOC` and others: from images `(batch, in_channels, s h, s w)` to `(batch, out_channels, h, w)`.
 
     `stride` is s along both axes, by space-to-depth; `weight` what their operator is made from.
     """
 
-    in_channels: int
-    out_channels: int
     kernel_size: int
     stride: int
     weight: Tensor
 
     @abstractmethod
     def singular_values(self, input_size: Size, *, frames: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        """All singular values, its padding taken as periodic, as `ttsv.spectrum.conv_singular_values` gives them.
+        """All singular values, its padding taken as periodic, as `ttsv.spectral.conv_singular_values` gives them.
 
         `(h w, min(out_channels, s^2 in_channels))` for images of `input_size`, `s h x s w` pixels, one row per
         frequency, each descending. With `frames`, `k1 (c_in, in_channels)` and `k3 (out_channels, c_out)`: those of
         the layer between two 1x1 convolutions, `(h w, min(c_out, s^2 c_in))`.
         """
+
+    def spectrum(self, input_size: Size) -> Tensor:
+        """`singular_values` at the smallest size that the stride divides."""
+        return self.singular_values(periodic_size(input_size, (self.stride,) * 2))
 
 
 def framed_blocks(blocks: Tensor, frames: tuple[Tensor, Tensor] | None) -> Tensor:
@@ -47,3 +54,18 @@ def space_to_depth_size(input_size: Size, stride: int) -> tuple[int, ...]:
     if any(n % stride for n in sizes):
         raise ConfigError("stride", stride, f"must divide the input's sides, {sizes}")
     return tuple(n // stride for n in sizes)
+
+
+class MinMax(nn.Module):
+    """Minimum and maximum of each channel of the first half with its counterpart of the second: 1-Lipschitz.
+
+    Takes and gives (batch, channels, ...), channels even: all minima, then all maxima (the order of the authors of
+    SOC; Anil et al., ICML 2019, sort neighbours). Preserves the norm, and the gradient's.
+    """
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Of the same shape. Raises ValueError for an odd number of channels."""
+        if features.shape[1] % 2:
+            raise ValueError(f"MinMax pairs the halves of the channels; {features.shape[1]} is odd")
+        first, second = features.chunk(2, dim=1)
+        return torch.cat([torch.minimum(first, second), torch.maximum(first, second)], dim=1)

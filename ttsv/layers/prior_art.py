@@ -20,11 +20,11 @@ from torch.nn.utils import parametrizations, parametrize
 
 from ttsv.checks import check_count, check_counts
 from ttsv.errors import ConfigError
-from ttsv.layers.kernels import make_without_autocast
 from ttsv.layers.orthogonal import OrthogonalConv2d, framed_blocks, space_to_depth_size
-from ttsv.spectrum import conv_singular_values
-from ttsv.symbol import Size
-from ttsv.tt import positive_qr
+from ttsv.precision import without_autocast
+from ttsv.spectral.singular_values import conv_singular_values
+from ttsv.spectral.symbol import Size
+from ttsv.tt.decomposition import positive_qr
 
 Padding = Literal["circular", "zeros"]
 
@@ -283,3 +283,18 @@ def svd_unfolded(
     parametrize.register_parametrization(conv, "weight", UnfoldedSVD(conv.weight.shape, rank or full))
     make_without_autocast(conv)
     return conv
+
+
+def make_without_autocast(conv: nn.Module) -> None:
+    """Lets mixed precision be for the convolution alone: in bf16 iterations towards orthogonality may diverge."""
+    for module in conv.modules():
+        if type(module) is parametrize.ParametrizationList:
+            module.__class__ = _WithoutAutocast
+
+
+class _WithoutAutocast(parametrize.ParametrizationList):
+    def forward(self) -> Tensor:
+        """The kernel, in its parameters' own type."""
+        with without_autocast(next(self.parameters()).device.type):
+            found: Tensor = super().forward()
+        return found

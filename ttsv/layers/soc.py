@@ -7,15 +7,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ttsv.bounds import conv_norm_bounds, matrix_norm_bound
 from ttsv.checks import check_count, check_counts, check_positive
 from ttsv.errors import ConfigError
 from ttsv.layers.framed import FramedConv2d, FrameKind
 from ttsv.layers.orthogonal import OrthogonalConv2d, framed_blocks, space_to_depth_size
-from ttsv.layers.series import series_norm_bound
-from ttsv.layers.skew import exponential_series, skew_part, unfolding_across, unfolding_aside
+from ttsv.layers.skew import exponential_series, series_norm_bound, skew_part, unfolding_across, unfolding_aside
 from ttsv.precision import at_least_single, without_autocast
-from ttsv.symbol import PeriodicConv, Size
+from ttsv.spectral.bounds import conv_norm_bounds, matrix_norm_bound
+from ttsv.spectral.symbol import PeriodicConv, Size
 
 _EPS = torch.finfo(torch.float64).eps
 _START_ITERATIONS = 50

@@ -10,10 +10,11 @@ from torch.nn import functional
 
 from ttsv.errors import ConfigError
 from ttsv.layers.framed import Framed, FrameKind, check_frames
-from ttsv.merging import cheapest_merge
 from ttsv.precision import at_least_single
-from ttsv.symbol import Sides, Size, as_tuple, padding_sides
-from ttsv.tt import row_major, tt_svd, tt_to_dense
+from ttsv.spectral.geometry import Convolution, TransposedConvolution, layer_geometry
+from ttsv.spectral.symbol import Sides, Size, as_tuple, padding_sides
+from ttsv.tt.decomposition import row_major, tt_svd, tt_to_dense
+from ttsv.tt.ranks import cheapest_merge
 
 _PADDING_MODES = ("zeros", "circular", "reflect", "replicate")
 _CONVOLVE: dict[int, Callable[..., Tensor]] = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
@@ -29,7 +30,7 @@ class TTConv(Framed):
     `1 / (3 c_in k_1 ... k_d)`. Raises `ConfigError` for what cannot be.
     """
 
-    spatial_dims: ClassVar[int]
+    groups: ClassVar[int] = 1
 
     def __init__(
         self,
@@ -94,12 +95,17 @@ class TTConv(Framed):
         hidden = self._convolve(hidden, self._merged(merge_in, merge_out), self.bias if merge_out else None)
         return hidden if merge_out else convolve(hidden, self.k3.T[pointwise], self.bias)
 
+    def spectrum(self, input_size: Size) -> Tensor:
+        """The nonzero singular values: those of the core between frames made orthonormal (Theorem 1)."""
+        return self._framed_spectrum(self.core, layer_geometry(self, input_size))
+
     @classmethod
     def from_dense(cls, conv: nn.Module, rank: int | Sequence[int], *, frames: FrameKind = "free") -> Self:
         """The truncated HOSVD (`ttsv.tt.tt_svd`) of a trained convolution, on its device and in its dtype.
 
-        `ttsv.tt.tt_error(conv.weight, *factors)` gives the relative error. Raises `ConfigError` for a grouped
-        convolution, or one with another number of axes. Parameters of a frozen one (`requires_grad=False`) stay frozen.
+        `ttsv.tt.tt_error(conv.weight, *factors)` gives the relative error. Raises `ConfigError` for a
+        grouped convolution, or one with another number of axes. Parameters of a frozen one (`requires_grad=False`) stay
+        frozen.
         """
         if not isinstance(conv, nn.Conv1d | nn.Conv2d | nn.Conv3d) or conv.weight.ndim != cls.spatial_dims + 2:
             raise ConfigError("conv", type(conv).__name__, f"must be an nn.Conv{cls.spatial_dims}d")
@@ -193,3 +199,8 @@ class TTConv3d(TTConv):
     """`TTConv` over volumes `(batch, c_in, depth, height, width)`."""
 
     spatial_dims = 3
+
+
+def layer_kernel(layer: TTConv | Convolution | TransposedConvolution) -> Tensor:
+    """The kernel that a layer's geometry is of: a TT layer's core, the weight of others."""
+    return layer.core if isinstance(layer, TTConv) else layer.weight

@@ -14,8 +14,7 @@ from torch.nn.utils import parametrize
 from ttsv.checks import check_count
 from ttsv.data.corruptions import KINDS, SEVERITIES, CorruptedSet, CorruptionSource, PublishedCorruptions
 from ttsv.errors import ConfigError
-from ttsv.metrics.accuracy import accuracy, predict
-from ttsv.metrics.stepwise import finish
+from ttsv.metrics.accuracy import accuracy, finish, predict
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,10 +29,9 @@ from ttsv.layers import (
     spectral_layers,
 )
 from ttsv.layers.skew import by_convolutions
-from ttsv.layers.spectral import evaluating
-from ttsv.metrics.float64 import own_dtype
-from ttsv.metrics.zero_input import zero_input
-from ttsv.symbol import Size
+from ttsv.precision import own_dtype
+from ttsv.spectral.network import evaluating, zero_input
+from ttsv.spectral.symbol import Size
 
 _Found = TypeVar("_Found")
 

@@ -11,11 +11,11 @@ from torch.nn import functional
 from ttsv.checks import check_count, check_counts, check_positive
 from ttsv.data.loading import as_pixels
 from ttsv.errors import ConfigError, DataError
-from ttsv.layers.spectral import evaluating
-from ttsv.metrics.drawn_numbers import check_seed
-from ttsv.metrics.float64 import in_float64, own_dtype
-from ttsv.metrics.labelled import check_labelled, check_logits
-from ttsv.models.normalize import Normalize
+from ttsv.metrics.accuracy import check_labelled, check_logits
+from ttsv.metrics.determinism import check_seed
+from ttsv.models.build import Normalize
+from ttsv.precision import in_float64, own_dtype
+from ttsv.spectral.network import evaluating
 
 Space = Literal["pixels", "normalised"]
 Method = Literal["fgsm", "ascent"]
@@ -81,11 +81,12 @@ def empirical_lipschitz(
     as the ratio asks. The best of all that were seen counts, hence no less than FGSM finds.
 
     `space`: where the distance is taken and the steps are made: "pixels", or "normalised", the coordinates behind the
-    model's `ttsv.models.normalize.Normalize`. `clamp`: keep x' among images, within [0, 1]; off by default, because
+    model's `ttsv.models.build.Normalize`. `clamp`: keep x' among images, within [0, 1]; off by default, because
     a Lipschitz constant is about all inputs (an image that cannot move then has the value 0).
 
     `precision`: of the search. The ratio of the points found is always computed in float64, on the weights as they
-    are, less what that rounds, so that it is at most `ttsv.metrics.certified.lipschitz_bound` (times `longest_unit`).
+    are, less what that rounds, so that it is at most `ttsv.certification.certificates.lipschitz_bound` (times
+    `longest_unit`).
 
     Raises `ConfigError` for options out of range, and for a normalised space of a model without one `Normalize`;
     `DataError` for images, labels or logits that cannot be used.

@@ -1,10 +1,11 @@
-"""From a network's name and shapes to its modules."""
+"""From a network's name and shapes to its modules, of which the first takes pixels to normalised coordinates."""
 
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from ttsv.checks import check_counts, check_number
 from ttsv.errors import ConfigError
@@ -12,14 +13,32 @@ from ttsv.layers.framed import check_frames
 from ttsv.models.conv_shape import LAYERS, ConvShape
 from ttsv.models.convolutions import ConvFactory
 from ttsv.models.lipconvnet import LipConvNet
-from ttsv.models.normalize import Normalize
 from ttsv.models.registry import find
 from ttsv.models.shapes import SMALLEST_STD, largest_rank, layer_shapes
-from ttsv.models.single_conv import SingleConv
-from ttsv.models.small_cnn import SmallCNN
+from ttsv.models.small_cnn import SingleConv, SmallCNN
 from ttsv.models.vgg import VGG
 from ttsv.models.wide_resnet import WideResNet
-from ttsv.ranks import absolute_rank
+from ttsv.tt.ranks import absolute_rank
+
+
+class Normalize(nn.Module):
+    """`(x - mean) / std` per channel, for images (batch, channels, n_1, ..., n_dims) with pixels in [0, 1].
+
+    `mean`, `std`: one value for all channels or one per channel; std above 0.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float], dims: int = 2) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor(tuple(mean)).reshape(-1, *(1,) * dims))
+        self.register_buffer("std", torch.tensor(tuple(std)).reshape(-1, *(1,) * dims))
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Normalised images, of the same shape."""
+        return (pixels - self.mean) / self.std
+
 
 Builder = Callable[[Sequence[ConvShape], ConvFactory, nn.Module, int], nn.Module]
 

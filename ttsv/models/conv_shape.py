@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from ttsv.merging import cheapest_merge
+from ttsv.tt.ranks import cheapest_merge
 
 LAYERS = (
     "dense",

@@ -9,7 +9,7 @@ from ttsv.errors import ConfigError
 from ttsv.models import architectures  # noqa: F401 - registers the networks
 from ttsv.models.conv_shape import LAYERS, ConvShape
 from ttsv.models.registry import families, find, name_fix, name_patterns
-from ttsv.ranks import absolute_rank
+from ttsv.tt.ranks import absolute_rank
 
 __all__ = [
     "LAYERS",

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from ttsv.errors import ConfigError
 from ttsv.layers import tensorize
-from ttsv.layers.spectral import evaluating
 from ttsv.models.conv_shape import ConvShape
 from ttsv.models.convolutions import ConvFactory, initialize, kaiming
+from ttsv.spectral.network import evaluating
 
 
 class ResNet(torchvision.models.ResNet):  # type: ignore[misc] # torchvision has no types

@@ -1,0 +1,230 @@
+import json
+import multiprocessing
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ttsv.data import fetch_dataset, load_dataset, shared, verify_dataset
+from ttsv.data.content import content_sha256, file_hashes
+from ttsv.data.own import Npz
+from ttsv.data.source import Arrays
+from ttsv.errors import DataError
+
+NAME = "npz:mine"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """`data_dir/datasets` with one set."""
+    made = tmp_path / "datasets"
+    made.mkdir()
+    save(made, 0)
+    return made
+
+
+def save(folder: Path, seed: int, name: str = "mine", train: int = 50) -> None:
+    images = np.random.default_rng(seed).integers(0, 256, (60, 3, 8, 8), dtype=np.uint8)
+    labels = np.arange(60) % 5
+    np.savez(
+        folder / f"{name}.npz",
+        x_train=images[:train],
+        y_train=labels[:train],
+        x_test=images[train:],
+        y_test=labels[train:],
+    )
+
+
+def read(name: str, folder: Path) -> Arrays:
+    return Npz(name).read(folder)
+
+
+def copies(folder: Path) -> list[Path]:
+    return sorted(path for path in (folder / "cache").iterdir() if path.is_dir())
+
+
+def forbid_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    def called(*_: object) -> None:
+        raise AssertionError("read or hashed again")
+
+    monkeypatch.setattr(Npz, "files", called)
+    monkeypatch.setattr(Npz, "read", called)
+    monkeypatch.setattr(shared, "file_hashes", called)
+
+
+def test_second_load_reads_and_hashes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = load_dataset(NAME, folder.parent)
+    forbid_reading(monkeypatch)
+    second = load_dataset(NAME, folder.parent)
+    assert (second.info, second.sha256, second.split) == (first.info, first.sha256, first.split)
+    for one, other in zip(
+        (first.train, first.validation, first.test), (second.train, second.validation, second.test), strict=True
+    ):
+        assert torch.equal(one.images, other.images)
+        assert torch.equal(one.labels, other.labels)
+
+
+def test_tensors_are_views_of_one_file(folder: Path) -> None:
+    data = load_dataset(NAME, folder.parent)
+    (copy,) = copies(folder)
+    arrays = read("mine", folder)
+    assert copy.name == f"{content_sha256(arrays)}-45-5-10"
+    images, labels = np.load(copy / "images.npy"), np.load(copy / "labels.npy")
+    parts = (data.train, data.validation, data.test)
+    assert np.array_equal(np.concatenate([part.images.numpy() for part in parts]), images)
+    assert np.array_equal(np.concatenate([part.labels.numpy() for part in parts]), labels)
+    pointers = [part.images.data_ptr() for part in parts]
+    assert np.diff(pointers).tolist() == [45 * 192, 5 * 192]  # one mapping, nothing was copied
+    with Path("/proc/self/maps").open() as maps:
+        mapped = [line.split()[1] for line in maps if line.rstrip().endswith(str(copy / "images.npy"))]
+    assert mapped
+    assert all(access.endswith("p") for access in mapped)  # private: no way to the file
+
+
+def test_a_stray_write_reaches_nobody_else(folder: Path) -> None:
+    data = load_dataset(NAME, folder.parent)
+    other = load_dataset(NAME, folder.parent)
+    before = data.train.images.clone()
+    data.train.images.zero_()
+    data.train.labels.fill_(4)
+    assert torch.equal(other.train.images, before)
+    assert torch.equal(load_dataset(NAME, folder.parent).train.images, before)
+    assert set(other.train.labels.tolist()) == {0, 1, 2, 3, 4}
+    assert verify_dataset(NAME, folder.parent) == data.sha256
+    for path in copies(folder)[0].iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o444
+
+
+def test_touched_files_are_checked_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load_dataset(NAME, folder.parent)
+    hashed: list[Path] = []
+
+    def counted(paths: Any, base: Path) -> dict[str, str]:
+        paths = list(paths)
+        hashed.extend(paths)
+        return file_hashes(paths, base)
+
+    monkeypatch.setattr(shared, "file_hashes", counted)
+    load_dataset(NAME, folder.parent)
+    assert hashed == []
+    os.utime(folder / "mine.npz")
+    load_dataset(NAME, folder.parent)
+    assert folder / "mine.npz" in hashed
+    hashed.clear()
+    load_dataset(NAME, folder.parent)
+    assert hashed == []
+
+
+def test_changed_content_is_refused_until_the_record_is_removed(folder: Path) -> None:
+    first = load_dataset(NAME, folder.parent)
+    status = (folder / "mine.npz").stat()
+    save(folder, 1)
+    os.utime(folder / "mine.npz", ns=(status.st_atime_ns, status.st_mtime_ns))  # of the same size and age
+    for call in (load_dataset, verify_dataset, fetch_dataset):
+        with pytest.raises(DataError, match=rf"{folder}/mine.npz has changed since .* remove {folder}/npz-mine.sha256"):
+            call(NAME, folder.parent)
+    (folder / "npz-mine.sha256.json").unlink()
+    second = load_dataset(NAME, folder.parent)
+    assert second.sha256 == content_sha256(read("mine", folder)) != first.sha256
+
+
+def test_content_read_otherwise_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load_dataset(NAME, folder.parent)
+    monkeypatch.setattr(Npz, "version", "2")
+    real = Npz.read
+    monkeypatch.setattr(Npz, "read", lambda self, base: real(self, base)._replace(labels=np.arange(60) % 4))
+    with pytest.raises(DataError, match="data set 'npz:mine': the content has SHA-256"):
+        load_dataset(NAME, folder.parent)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"sha256": "x"}'])
+def test_damaged_record_is_named(folder: Path, content: str) -> None:
+    load_dataset(NAME, folder.parent)
+    record = folder / "npz-mine.sha256.json"
+    record.write_text(content)
+    for call in (load_dataset, verify_dataset):
+        with pytest.raises(DataError, match=f"{record} is cut or altered .* remove it"):
+            call(NAME, folder.parent)
+
+
+def test_record_says_what_was_found(folder: Path) -> None:
+    data = load_dataset(NAME, folder.parent)
+    record = json.loads((folder / "npz-mine.sha256.json").read_text())
+    assert record == {
+        "dataset": NAME,
+        "sha256": data.sha256,
+        "files": file_hashes([folder / "mine.npz"], folder),
+    }
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"format": 0}'])
+def test_copy_without_a_whole_note_is_made_again(folder: Path, content: str) -> None:
+    first = load_dataset(NAME, folder.parent)
+    (folder / "cache" / "npz-mine.json").write_text(content)
+    assert load_dataset(NAME, folder.parent).sha256 == first.sha256
+    assert len(copies(folder)) == 1
+
+
+@pytest.mark.parametrize("damage", ["cut", "altered", "gone"])
+def test_damaged_copy_is_named_and_made_again(folder: Path, damage: str) -> None:
+    first = load_dataset(NAME, folder.parent).train.images.clone()
+    path = copies(folder)[0] / "images.npy"
+    content = bytearray(path.read_bytes())
+    content[-9] ^= 1
+    path.unlink()
+    if damage != "gone":
+        path.write_bytes(content[:-1] if damage == "cut" else content)
+        with pytest.raises(DataError, match=f"{path} is cut or altered: remove {path.parent}"):
+            verify_dataset(NAME, folder.parent)
+    assert torch.equal(load_dataset(NAME, folder.parent).train.images, first)
+    verify_dataset(NAME, folder.parent)
+    assert len(copies(folder)) == 1
+
+
+def test_equal_content_has_one_copy_unless_it_is_split_otherwise(folder: Path) -> None:
+    save(folder, 0, "same")
+    save(folder, 0, "other", train=40)
+    data = {name: load_dataset(f"npz:{name}", folder.parent) for name in ("mine", "same", "other")}
+    assert len({entry.sha256 for entry in data.values()}) == 1
+    assert [path.name[64:] for path in copies(folder)] == ["-35-5-20", "-45-5-10"]
+    assert data["same"].info.name == "npz:same"
+    load_dataset(NAME, folder.parent)
+
+
+def test_what_a_killed_process_left_is_removed(folder: Path) -> None:
+    left = folder / "cache" / ".npz-mine.x1y2"
+    left.mkdir(parents=True)
+    (left / "images.npy").write_bytes(b"half")
+    load_dataset(NAME, folder.parent)
+    assert not left.exists()
+    assert not [path for path in (folder / "cache").iterdir() if path.name.startswith(".")]
+
+
+def test_the_disk_refusing_is_bad_data(folder: Path) -> None:
+    (folder / "cache").write_text("a file where a folder has to be")
+    with pytest.raises(DataError, match=f"data set 'npz:mine': {folder} cannot be used"):
+        load_dataset(NAME, folder.parent)
+
+
+def _load(folder: str, start: Any, found: Any) -> None:
+    start.wait(60)
+    data = load_dataset(NAME, Path(folder))
+    found.put((data.sha256, int(data.train.images.long().sum())))
+
+
+def test_many_processes_at_once_make_one_copy(folder: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    start, found = context.Barrier(4), context.Queue()
+    processes = [context.Process(target=_load, args=(str(folder.parent), start, found)) for _ in range(4)]
+    for process in processes:
+        process.start()
+    results = [found.get(timeout=60) for _ in processes]
+    for process in processes:
+        process.join(60)
+    assert len(set(results)) == 1
+    assert results[0][0] == content_sha256(read("mine", folder))
+    assert len(copies(folder)) == 1

@@ -1,0 +1,68 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations
+
+from ttsv.constraints import Clip, Divide
+from ttsv.data import load_dataset
+from ttsv.evaluation.protocol import layer_records
+from ttsv.layers import tensorize
+from ttsv.models import create_model
+from ttsv.spectral.network import model_spectra
+
+
+def test_records_of_a_divided_network_say_what_the_bounds_are_worth(tmp_path: Path) -> None:
+    """Convolutions first, then what else was projected, with an empty input size."""
+    data = load_dataset("digits", tmp_path)
+    torch.manual_seed(0)
+    model = create_model("small-cnn", num_classes=10, in_channels=1, image_size=8)
+    divide = Divide(0.5, 0.25, 0.75)
+    divide.bind(model, 8, in_channels=1)
+    divide.project(model, 1, force=True)
+    records = json.loads(json.dumps(layer_records(model, data, divide.report())))
+    stored = Divide(0.5, 0.25, 0.75)
+    stored.load_state_dict(json.loads(json.dumps(Divide.state_dict(divide), default=str, sort_keys=True)))
+    assert layer_records(model, data, stored.report()) == records
+    assert [record["name"] for record in records] == ["conv1", "conv2", "conv3", "norm1", "norm2", "norm3", "head"]
+    largest = model_spectra(model, 8)
+    for record in records[:3]:
+        assert record["kind"] == "Conv2d"
+        assert record["input_size"] != []
+        assert record["largest"] == pytest.approx(largest[record["name"]].max().item(), rel=1e-6)
+        assert "rigorous upper bound" in record["projection"]["measure"]
+        assert record["projection"]["before"] == record["largest_before_projection"]
+    head, norm = records[6], records[3]
+    assert (head["kind"], head["shape"], head["input_size"]) == ("Linear", {"weight": [10, 64]}, [])
+    norm_now = torch.linalg.matrix_norm(model.get_parameter("head.weight").detach(), 2).item()
+    assert head["largest"] == head["projection"]["after"] == pytest.approx(norm_now)
+    assert head["largest_before_projection"] > 0.25
+    assert norm["kind"] == "BatchNorm2d"
+    assert norm["largest"] == 0.75
+    assert norm["projection"]["measure"].startswith("batch norm's max")
+
+
+def test_kinds_are_those_of_the_classes_without_their_parametrizations(tmp_path: Path) -> None:
+    data = load_dataset("digits", tmp_path)
+    model = nn.Sequential(
+        parametrizations.spectral_norm(nn.Conv2d(1, 4, 3, padding=1)),
+        tensorize(nn.Conv2d(4, 6, 3, padding=1), 2, frames="orthonormal"),
+    )
+    records = layer_records(model, data, Clip(1.0).report())
+    assert [record["kind"] for record in records] == ["Conv2d", "TTConv2d"]
+    assert records[1]["shape"] == {"k1": [4, 2], "core": [2, 2, 3, 3], "k3": [2, 6]}
+    assert all(record["projection"] is None for record in records)
+
+
+def test_a_floor_is_recorded(tmp_path: Path) -> None:
+    data = load_dataset("digits", tmp_path)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1))
+    clip = Clip(1.0, floor=0.5, rounds=50)
+    clip.bind(model, 8)
+    clip.project(model, 0)
+    (record,) = layer_records(model, data, clip.report())
+    assert record["projection"]["smallest"] == pytest.approx(record["smallest"], rel=1e-5)
+    assert record["smallest"] > 0.45

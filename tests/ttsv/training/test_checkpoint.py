@@ -1,0 +1,236 @@
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ttsv.errors import DataError
+from ttsv.models import create_model
+from ttsv.training.checkpoint import Checkpoints, load_model, save_model
+
+IDENTITY = {"trial": "a", "data": "b"}
+
+
+def state(number: int) -> dict[str, Any]:
+    return {
+        "model": {"weight": torch.full((3, 2), float(number)), "steps": torch.tensor(number)},
+        "progress": {"epoch": number, "seconds": number / 3},
+        "parts": [{"sizes": [1, 2]}, {"none": None, "flag": True, "name": "x"}],
+    }
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    if isinstance(expected, Tensor):
+        assert isinstance(found, Tensor)
+        assert found.dtype == expected.dtype
+        assert torch.equal(found, expected)
+    elif isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        for key in expected:
+            assert_same(found[key], expected[key])
+    elif isinstance(expected, list):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            assert_same(one, other)
+    else:
+        assert found == expected
+        assert type(found) is type(expected)
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> Tensor:
+    dtype = draw(st.sampled_from([torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool]))
+    shape = draw(st.lists(st.integers(0, 3), max_size=3))
+    return (torch.randn(shape, generator=torch.Generator().manual_seed(draw(st.integers(0, 9)))) * 3).to(dtype)
+
+
+leaves = st.one_of(tensors(), st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text())
+trees = st.recursive(
+    leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3), max_leaves=8
+)
+
+
+@given(st.dictionaries(st.text(), trees, max_size=4))
+def test_a_state_comes_back_as_it_was(tmp_path_factory: pytest.TempPathFactory, tree: dict[str, Any]) -> None:
+    checkpoints = Checkpoints(tmp_path_factory.mktemp("round"), IDENTITY)
+    checkpoints.save(1, tree)
+    assert_same(checkpoints.latest(), tree)
+
+
+def test_keys_may_hold_dots(tmp_path: Path) -> None:
+    tree = {"a.b": torch.zeros(1), "a": {"b": torch.ones(2)}, "": {"": torch.ones(3)}}
+    checkpoints = Checkpoints(tmp_path, IDENTITY)
+    checkpoints.save(1, tree)
+    assert_same(checkpoints.latest(), tree)
+
+
+def test_the_saved_copy_is_independent(tmp_path: Path) -> None:
+    whole = torch.arange(6.0)
+    tree = {"view": whole[::2], "transposed": whole.view(2, 3).T, "gradient": torch.ones(2, requires_grad=True)}
+    Checkpoints(tmp_path, IDENTITY).save(1, tree)
+    whole += 1
+    found = Checkpoints(tmp_path, IDENTITY).latest()
+    assert found is not None
+    assert found["view"].tolist() == [0, 2, 4]
+    assert found["transposed"].tolist() == [[0, 3], [1, 4], [2, 5]]
+    assert not found["gradient"].requires_grad
+
+
+def test_keys_must_be_strings(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"keys of optimizer\.state must be strings"):
+        Checkpoints(tmp_path, IDENTITY).save(1, {"optimizer": {"state": {0: torch.zeros(1)}}})
+
+
+def test_the_last_two_are_kept(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path / "deep" / "folder", IDENTITY)
+    assert checkpoints.latest() is None
+    for number in (8, 9, 10, 11):
+        checkpoints.save(number, state(number))
+        assert_same(checkpoints.latest(), state(number))
+    assert sorted(path.name for path in checkpoints.folder.iterdir()) == [
+        "000010.json",
+        "000010.safetensors",
+        "000011.json",
+        "000011.safetensors",
+    ]
+
+
+def damage(path: Path, kind: str) -> None:
+    content = bytearray(path.read_bytes())
+    if kind == "missing":
+        path.unlink()
+    elif kind == "empty":
+        path.write_bytes(b"")
+    elif kind == "cut":
+        path.write_bytes(content[:-1])
+    else:
+        content[int(len(content) * float(kind))] ^= 1
+        path.write_bytes(content)
+
+
+@pytest.mark.parametrize("kind", ["missing", "empty", "cut", "0.05", "0.3", "0.5", "0.7", "0.999"])
+@pytest.mark.parametrize("suffix", [".json", ".safetensors"])
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path: Path, suffix: str, kind: str) -> None:
+    checkpoints = Checkpoints(tmp_path, IDENTITY)
+    for number in (1, 2):
+        checkpoints.save(number, state(number))
+    damage(tmp_path / f"000002{suffix}", kind)
+    again = Checkpoints(tmp_path, IDENTITY)
+    assert_same(again.latest(), state(1))
+    again.save(2, state(2))
+    assert_same(again.latest(), state(2))
+    for number in (1, 2):
+        damage(tmp_path / f"00000{number}{suffix}", kind)
+    assert Checkpoints(tmp_path, IDENTITY).latest() is None
+
+
+def test_every_byte_of_the_record_counts(tmp_path: Path) -> None:
+    Checkpoints(tmp_path, IDENTITY).save(1, state(1))
+    path = tmp_path / "000001.json"
+    record = json.loads(path.read_bytes())
+    record["body"]["state"]["progress"]["epoch"] = 2
+    path.write_text(json.dumps(record))
+    assert Checkpoints(tmp_path, IDENTITY).latest() is None
+
+
+def test_another_trial_is_not_resumed(tmp_path: Path) -> None:
+    Checkpoints(tmp_path, IDENTITY).save(1, state(1))
+    assert Checkpoints(tmp_path, {**IDENTITY, "trial": "c"}).latest() is None
+
+
+@pytest.mark.parametrize("operation", ["fsync", "replace"])
+def test_a_crash_at_any_moment_leaves_a_whole_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    class Crash(BaseException):
+        pass
+
+    owner: object = os if operation == "fsync" else Path
+    original = getattr(owner, operation)
+    crashed = survived = 0
+    for moment in range(1, 8):
+        folder = tmp_path / str(moment)
+        checkpoints = Checkpoints(folder, IDENTITY)
+        checkpoints.save(1, state(1))
+        calls = 0
+
+        def fail(*arguments: Any, moment: int = moment) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == moment:
+                raise Crash
+            return original(*arguments)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, operation, fail)
+            try:
+                checkpoints.save(2, state(2))
+                survived += 1
+            except Crash:
+                crashed += 1
+        again = Checkpoints(folder, IDENTITY)
+        found = again.latest()
+        assert found is not None
+        assert_same(found, state(found["progress"]["epoch"]))
+        assert not list(folder.glob("*.tmp"))
+    assert crashed >= 2
+    assert survived >= 1
+
+
+def small(seed: int) -> torch.nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return create_model(**ARGUMENTS)
+
+
+ARGUMENTS: dict[str, Any] = {
+    "name": "small-cnn",
+    "num_classes": 3,
+    "in_channels": 1,
+    "image_size": 8,
+    "layer": "tt",
+    "rank": 5,
+    "mean": [0.4],
+    "std": [0.2],
+}
+
+
+def test_a_model_comes_back_as_it_was(tmp_path: Path) -> None:
+    model = small(1)
+    model(torch.rand(4, 1, 8, 8))  # batch norm takes note
+    path = save_model(tmp_path, model, ARGUMENTS, config={"seed": 1})
+    assert path == tmp_path / "model.safetensors"
+    before = torch.get_rng_state()
+    loaded = load_model(tmp_path)
+    assert torch.equal(before, torch.get_rng_state())
+    assert not loaded.training
+    pixels = torch.rand(2, 1, 8, 8)
+    assert torch.equal(loaded(pixels), model.eval()(pixels))
+    assert json.loads((tmp_path / "model.json").read_text())["config"] == {"seed": 1}
+
+
+@pytest.mark.parametrize("kind", ["missing", "empty", "cut", "0.5"])
+def test_a_damaged_model_is_refused(tmp_path: Path, kind: str) -> None:
+    save_model(tmp_path, small(0), ARGUMENTS)
+    damage(tmp_path / "model.safetensors", kind)
+    with pytest.raises(DataError, match=r"model\.safetensors"):
+        load_model(tmp_path)
+    save_model(tmp_path, small(0), ARGUMENTS)
+    damage(tmp_path / "model.json", "cut")
+    with pytest.raises(DataError, match=r"model\.json"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize("changed", [{"mean": [0.0]}, {"std": [0.25]}])
+def test_another_normalisation_than_that_of_the_weights_is_refused(tmp_path: Path, changed: dict[str, Any]) -> None:
+    save_model(tmp_path, small(0), ARGUMENTS)
+    described = json.loads((tmp_path / "model.json").read_text())
+    described["model"] |= changed
+    (tmp_path / "model.json").write_text(json.dumps(described))
+    with pytest.raises(DataError, match=r"model\.json is altered: its mean and std"):
+        load_model(tmp_path)

@@ -1,0 +1,745 @@
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from ttsv.config.trial import CONVOLUTIONS, AugmentationConfig, TrainingConfig, TrialConfig
+from ttsv.constraints import Clip, Compose, Constraint, Divide, Orthogonal, Unconstrained
+from ttsv.data import DATASETS, load_dataset
+from ttsv.data.loading import Dataset, Split
+from ttsv.errors import ConfigError, DataError, DivergedError, OutOfMemoryError
+from ttsv.layers import SOC, TTConv2d, orthogonal_loss
+from ttsv.metrics.accuracy import predict
+from ttsv.models import create_model
+from ttsv.models.shapes import LAYERS
+from ttsv.results import EpochMetrics
+from ttsv.runtime import derived_seed, epoch_order, known_failures, random_state
+from ttsv.spectral.network import model_spectra
+from ttsv.spectral.singular_values import conv_norm
+from ttsv.training import optimizers
+from ttsv.training.checkpoint import Checkpoints
+from ttsv.training.loop import Progress, Stopwatch, batches, fit, steps_per_epoch, training_splits
+from ttsv.training.optimizers import learning_rate
+from ttsv.winograd import convolution
+
+CPU = torch.device("cpu")
+COUNT, BATCH = 22, 8  # three steps, the last of 6 images
+STEPS = 3
+
+
+def noise(count: int, seed: int) -> Split:
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, 10, (count,), generator=generator)
+    images = torch.rand((count, 1, 8, 8), generator=generator)
+    return Split(images, labels)
+
+
+def dataset(images: Split | None = None) -> Dataset:
+    return Dataset(
+        info=DATASETS["digits"],
+        train=images or noise(COUNT, 1),
+        validation=noise(10, 2),
+        test=noise(10, 3),
+        sha256="",
+        split={},
+    )
+
+
+def trial(seed: int = 0, augmentation: AugmentationConfig | None = None, **training: Any) -> TrialConfig:
+    values = {"epochs": 2, "batch_size": BATCH, "lr": 0.1, "weight_decay": 0.01, **training}
+    return TrialConfig(
+        dataset="digits",
+        model="small-cnn",
+        seed=seed,
+        training=TrainingConfig(**values),
+        augmentation=augmentation or AugmentationConfig(),
+    )
+
+
+def network(*, dropout: float = 0.0, rank: int | None = None) -> nn.Sequential:
+    with random_state(7, CPU):
+        # Without a bias: batch norm cancels it, and Adam makes large steps of the rounding in its gradient.
+        conv: nn.Module = nn.Conv2d(1, 6, 3, stride=2, padding=1, bias=False)
+        if rank is not None:
+            conv = TTConv2d(1, 6, 3, rank, stride=2, padding=1, bias=False)
+        layers = [conv, nn.BatchNorm2d(6), nn.ReLU(), nn.Dropout(dropout), nn.Flatten(), nn.Linear(96, 10)]
+        return nn.Sequential(*layers)
+
+
+def run(
+    model: nn.Module,
+    config: TrialConfig,
+    constraint: Constraint | None = None,
+    data: Dataset | None = None,
+    checkpoints: Checkpoints | None = None,
+) -> tuple[list[EpochMetrics], Progress]:
+    """All epochs, and what `fit` returns."""
+    training = fit(model, data or dataset(), config, constraint or Unconstrained(), device=CPU, checkpoints=checkpoints)
+    found = []
+    while True:
+        try:
+            found.append(next(training))
+        except StopIteration as stop:
+            return found, stop.value
+
+
+def timeless(metrics: list[EpochMetrics]) -> list[EpochMetrics]:
+    return [replace(m, seconds=0, constraint_seconds=0) for m in metrics]
+
+
+def assert_equal_models(one: nn.Module, other: nn.Module) -> None:
+    assert all(map(torch.equal, one.state_dict().values(), other.state_dict().values()))
+
+
+# --- the loop ---
+
+
+class Recorder(Unconstrained):
+    """Notes every call; a forced projection sets all logits to zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[object] = []
+
+    def bind(self, model: nn.Module, input_size: Any, *, in_channels: int | None = None) -> None:
+        self.calls.append(("bind", input_size, in_channels))
+
+    def penalty(self, model: nn.Module) -> float:
+        self.calls.append("penalty")
+        return 0.0
+
+    def project(self, model: nn.Module, step: int, *, force: bool = False) -> None:
+        self.calls.append(("forced" if force else "project", step))
+        if force:
+            with torch.no_grad():
+                for parameter in model[-1].parameters():  # type: ignore[index]
+                    parameter.zero_()
+
+
+def test_the_constraint_is_called_as_its_protocol_says() -> None:
+    recorder = Recorder()
+    metrics, _ = run(network(), trial(epochs=2), recorder)
+    steps: list[object] = []
+    for step in range(1, 2 * STEPS + 1):
+        steps += ["penalty", ("project", step)]
+    assert recorder.calls == [("bind", 8, 1), *steps, ("forced", 2 * STEPS)]
+    # The last validation sees the projected weights, the one before does not.
+    assert metrics[1].val_loss == pytest.approx(math.log(10))
+    assert metrics[0].val_loss != pytest.approx(math.log(10))
+
+
+OPTIMIZERS: list[tuple[dict[str, Any], type[torch.optim.Optimizer], dict[str, Any]]] = [
+    ({"optimizer": "sgd"}, torch.optim.SGD, {"momentum": 0.9, "nesterov": True}),
+    ({"optimizer": "sgd", "nesterov": False, "momentum": 0.5}, torch.optim.SGD, {"momentum": 0.5}),
+    ({"optimizer": "adam"}, torch.optim.Adam, {}),
+    ({"optimizer": "adam", "amsgrad": True, "eps": 1e-7}, torch.optim.Adam, {"amsgrad": True, "eps": 1e-7}),
+    ({"optimizer": "adamw", "clip_gradient": 0.3}, torch.optim.AdamW, {}),
+    ({"optimizer": "sgd", "label_smoothing": 0.2}, torch.optim.SGD, {"momentum": 0.9, "nesterov": True}),
+    ({"optimizer": "sgd", "clip_gradient": 0.1}, torch.optim.SGD, {"momentum": 0.9, "nesterov": True}),
+]
+
+
+@pytest.mark.parametrize(("chosen", "make", "options"), OPTIMIZERS, ids=lambda value: str(value)[:60])
+@pytest.mark.parametrize("rank", [None, 2])
+def test_the_loop_is_plain_training(
+    chosen: dict[str, Any], make: Callable[..., torch.optim.Optimizer], options: dict[str, Any], rank: int | None
+) -> None:
+    """Beside a loop of torch's own optimizer and schedule, unfused."""
+    config, data, lambda_ort = trial(seed=3, epochs=3, **chosen), dataset(), 0.7
+    ours, plain = network(rank=rank), network(rank=rank)
+    metrics, _ = run(ours, config, Orthogonal(lambda_ort), data)
+
+    settings = config.training
+    torch_optimizer = make(plain.parameters(), lr=settings.lr, weight_decay=settings.weight_decay, **options)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(torch_optimizer, 3 * STEPS)
+    for epoch in range(3):
+        plain.train()
+        losses, right = [], 0
+        for batch in torch.split(epoch_order(COUNT, 3, epoch), BATCH):
+            logits = plain(data.train.images[batch])
+            loss = functional.cross_entropy(
+                logits, data.train.labels[batch], label_smoothing=chosen.get("label_smoothing", 0.0)
+            )
+            orthogonal = orthogonal_loss(plain)
+            total = loss if orthogonal is None else loss + lambda_ort * orthogonal
+            torch_optimizer.zero_grad()
+            torch.autograd.backward(total)
+            if "clip_gradient" in chosen:
+                nn.utils.clip_grad_norm_(plain.parameters(), chosen["clip_gradient"])
+            torch_optimizer.step()
+            schedule.step()
+            losses += [loss.item()] * len(batch)
+            right += int((logits.argmax(1) == data.train.labels[batch]).sum())
+        validation = predict(plain, data.validation.images)
+        assert metrics[epoch].train_loss == pytest.approx(sum(losses) / COUNT, rel=1e-4)
+        assert metrics[epoch].train_accuracy == pytest.approx(right / COUNT)
+        expected = functional.cross_entropy(validation, data.validation.labels).item()
+        assert metrics[epoch].val_loss == pytest.approx(expected, rel=1e-4)
+        orthogonal = orthogonal_loss(plain)
+        expected_loss = None if orthogonal is None else pytest.approx(orthogonal.item(), rel=1e-3)
+        assert metrics[epoch].ort_loss == expected_loss
+    for one, other in zip(ours.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+UNHURRIED = 1e30
+"""A bound on gradients that none exceeds: all are kept for it, and multiplied by 1."""
+
+
+@pytest.mark.parametrize("chosen", [{}, {"optimizer": "adam", "amsgrad": True}, {"ema": 0.9}], ids=str)
+@pytest.mark.parametrize("layer", LAYERS)
+def test_parameters_stepped_within_the_backward_pass_get_the_same_bits(
+    layer: str, chosen: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(optimizers, "_GRADIENT_BYTES", 1000)
+    models = []
+    for options in (chosen, {**chosen, "clip_gradient": UNHURRIED}):
+        with random_state(3, CPU):
+            models.append(create_model("wrn10-1", num_classes=10, in_channels=1, image_size=8, layer=layer, rank=0.25))
+        run(models[-1], trial(epochs=1, lr=0.001, **options), Orthogonal(0.1))
+    assert_equal_models(*models)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "options", "together"), [(0, {}, 1), (50, {}, 3), (0, {"clip_gradient": UNHURRIED}, 7)], ids=str
+)
+def test_gradients_lie_in_memory_together_up_to_some_size(
+    allowed: int, options: dict[str, Any], together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They arrive last to first: 40 and 3840 bytes; 24, 24 and 48; 4 and 72."""
+    monkeypatch.setattr(optimizers, "_GRADIENT_BYTES", allowed)
+    model, seen = network(rank=2), []
+    parameters: list[Any] = list(model.parameters())
+
+    def count(_arrived: Tensor) -> None:
+        seen.append(sum(parameter.grad is not None for parameter in parameters))
+
+    for parameter in parameters:  # before `fit` steps and frees what arrives
+        parameter.register_post_accumulate_grad_hook(count)
+    run(model, trial(epochs=1, **options), Orthogonal(0.1))
+    assert len(seen) == STEPS * len(parameters)
+    assert max(seen) == together
+    assert all(parameter.grad is None for parameter in parameters)
+
+
+class Detached(nn.Module):
+    """Uses its first layer's weight as a constant, too: autograd holds it to the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.twice = nn.Linear(256, 256), nn.Linear(256, 256)
+        self.after = nn.Linear(256, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        hidden = functional.linear(self.before(images.flatten(1).repeat(1, 4)), self.twice.weight.detach())
+        found: Tensor = self.after(self.twice(hidden.relu()))
+        return found
+
+
+class Recomputed(nn.Module):
+    """Its layer is applied in two reentrant checkpoints, each of which has a backward pass of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(256))
+        self.twice, self.after = nn.Linear(256, 256), nn.Linear(256, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        hidden = images.flatten(1).repeat(1, 4) * self.scale
+        for _ in range(2):
+            if self.training:
+                hidden = checkpoint(lambda x: self.twice(x).relu(), hidden, use_reentrant=True)
+        found: Tensor = self.after(hidden)
+        return found
+
+
+@pytest.mark.parametrize("kind", [Detached, Recomputed])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_networks_that_cannot_be_stepped_within_the_backward_pass_are_refused(
+    kind: type[nn.Module], optimizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(optimizers, "_GRADIENT_BYTES", 1000)
+    with pytest.raises(ConfigError, match="clip_gradient") as refused:
+        run(kind(), trial(epochs=1, optimizer=optimizer))
+    assert refused.value.field == "model"
+    run(kind(), trial(epochs=1, optimizer=optimizer, clip_gradient=UNHURRIED))
+    monkeypatch.undo()
+    run(kind(), trial(epochs=1, optimizer=optimizer))  # small enough to be stepped at once
+
+
+def test_a_backward_pass_of_the_caller_steps_nothing() -> None:
+    """Also where a step failed on its way."""
+    model = network()
+
+    def fail(*_: object) -> None:
+        raise ValueError("on its way")
+
+    failing = model[1].register_full_backward_hook(fail)
+    with pytest.raises(ValueError, match="on its way"):
+        run(model, trial(epochs=1))
+    failing.remove()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    torch.autograd.backward(model(dataset().train.images).sum())
+    assert all(map(torch.equal, before, model.parameters()))
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_metrics_say_where_they_are() -> None:
+    metrics, progress = run(network(), trial(epochs=3, schedule="multistep", milestones=[1], gamma=0.5))
+    assert [m.epoch for m in metrics] == [1, 2, 3]
+    assert [m.epochs for m in metrics] == [3, 3, 3]
+    assert [m.lr for m in metrics] == [0.1, 0.05, 0.05]
+    assert all(0 <= m.constraint_seconds <= m.seconds for m in metrics)
+    assert progress.epoch == 3
+    assert progress.train_seconds == pytest.approx(sum(m.seconds for m in metrics))
+    assert progress.constraint_seconds == pytest.approx(sum(m.constraint_seconds for m in metrics))
+
+
+def test_uint8_images_are_scaled() -> None:
+    levels = (dataset().train.images * 255).byte()
+    labels = dataset().train.labels
+    ours, floats = network(), network()
+    run(ours, trial(), data=dataset(Split(levels, labels)))
+    run(floats, trial(), data=dataset(Split(levels / 255, labels)))
+    assert_equal_models(ours, floats)
+
+
+def test_no_value_is_read_in_the_loops_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU each would wait for the device: their number must not grow with the steps."""
+    reads = 0
+
+    def counted(original: Callable[..., Any]) -> Callable[..., Any]:
+        def read(*arguments: Any) -> Any:
+            nonlocal reads
+            reads += 1
+            return original(*arguments)
+
+        return read
+
+    for name in ("item", "tolist", "__bool__", "__float__", "__int__", "numpy", "cpu"):
+        monkeypatch.setattr(Tensor, name, counted(getattr(Tensor, name)))
+    counts = []
+    for batch_size in (COUNT, 2):
+        reads = 0
+        run(network(rank=2), trial(epochs=1, batch_size=batch_size), Orthogonal(1.0))
+        counts.append(reads)
+    assert counts[0] == counts[1] > 0
+
+
+# --- randomness ---
+
+
+def test_random_numbers_follow_from_the_seed_alone() -> None:
+    config = trial(seed=5)
+    models = [network(dropout=0.5) for _ in range(3)]
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    first, _ = run(models[0], config)
+    assert torch.equal(before, torch.get_rng_state())
+    torch.manual_seed(2)
+    training = fit(models[1], dataset(), config, Unconstrained(), device=CPU)
+    second = []
+    for metrics in training:
+        second.append(metrics)
+        torch.rand(3)  # someone else draws meanwhile
+    assert timeless(first) == timeless(second)
+    assert_equal_models(models[0], models[1])
+    other, _ = run(models[2], trial(seed=6))
+    assert timeless(first) != timeless(other)
+
+
+@given(count=st.integers(1, 50), seed=st.integers(0, 2**32 - 1), epoch=st.integers(0, 10_000))
+def test_every_image_is_seen_once(count: int, seed: int, epoch: int) -> None:
+    order = epoch_order(count, seed, epoch)
+    assert sorted(order.tolist()) == list(range(count))
+    assert torch.equal(order, epoch_order(count, seed, epoch))
+
+
+def test_orders_and_seeds_differ() -> None:
+    drawn = {(seed, epoch): tuple(epoch_order(40, seed, epoch).tolist()) for seed in range(9) for epoch in range(9)}
+    assert len(set(drawn.values())) == len(drawn)
+    assert derived_seed(1, "epoch", 11) != derived_seed(11, "epoch", 1) != derived_seed(11, "order", 1)
+
+
+def test_derived_seeds_never_change() -> None:
+    assert derived_seed(0, "weights") == -986524055897382514
+    assert epoch_order(8, 0, 0).tolist() == [0, 7, 2, 5, 4, 6, 1, 3]
+
+
+# --- schedules ---
+
+
+def rates(epochs: int, steps: int, **training: Any) -> list[float]:
+    config = TrainingConfig(epochs=epochs, lr=0.3, **training)
+    return [learning_rate(config, step, steps) for step in range(epochs * steps)]
+
+
+@given(epochs=st.integers(1, 8), steps=st.integers(1, 6))
+def test_schedules_are_torchs(epochs: int, steps: int) -> None:
+    milestones = [m for m in (2, 3, 5) if m < epochs]
+    ours = {
+        "constant": rates(epochs, steps, schedule="constant"),
+        "cosine": rates(epochs, steps, schedule="cosine"),
+        "multistep": rates(epochs, steps, schedule="multistep", milestones=milestones, gamma=0.2),
+        "onecycle": rates(epochs, steps, schedule="onecycle"),
+    }
+    for name, found in ours.items():
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.3)
+        schedule: torch.optim.lr_scheduler.LRScheduler
+        if name == "cosine":
+            schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * steps)
+        elif name == "onecycle":
+            schedule = torch.optim.lr_scheduler.OneCycleLR(
+                optimizer, 0.3, total_steps=epochs * steps, cycle_momentum=False
+            )
+        else:
+            at = [m * steps for m in milestones] if name == "multistep" else []
+            schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, at, gamma=0.2)
+        for rate in found:
+            assert rate == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-9)
+            optimizer.step()
+            if rate is not found[-1]:
+                schedule.step()
+
+
+# --- resuming ---
+
+
+class Warm(Unconstrained):
+    """A constraint with a memory, which its projection uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = 0.0
+
+    def project(self, model: nn.Module, step: int, *, force: bool = False) -> None:
+        self.steps += 1
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1 - 0.001 * self.steps)
+
+    def state_dict(self) -> Any:
+        return {"steps": torch.tensor(self.steps)}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.steps = state["steps"].item()
+
+
+def constraint_of(kind: str) -> Constraint:
+    match kind:
+        case "warm":
+            return Warm()
+        case "divide":
+            return Divide(conv=0.5, linear=0.5, batch_norm=0.9, operator="periodic")
+    return Compose(Orthogonal(0.5), Clip(0.8, every=2, rounds=2))
+
+
+CHOICES: dict[str, dict[str, Any]] = {
+    "sgd": {"optimizer": "sgd"},
+    "adam": {"optimizer": "adam", "amsgrad": True},
+    "averaged": {"optimizer": "adamw", "ema": 0.8},
+    "best": {"select": "best", "lr": 0.8, "ema": 0.5},
+    "bf16": {"precision": "bf16"},
+    "fp16": {"precision": "fp16", "clip_gradient": 0.5},
+    "everything": {"schedule": "onecycle", "recalibrate": True, "validation": "test", "select": "best", "steps": 2},
+}
+
+
+@pytest.mark.parametrize("chosen", CHOICES)
+@pytest.mark.parametrize("kind", ["warm", "clip", "divide"])
+def test_a_broken_run_gives_the_unbroken_numbers(tmp_path: Path, chosen: str, kind: str) -> None:
+    config = trial(5, AugmentationConfig(flip=True, pad=2), epochs=5, **CHOICES[chosen])
+    whole = network(dropout=0.3, rank=3)
+    expected, last = run(whole, config, constraint_of(kind))
+    for stop in range(1, 6):
+        checkpoints = Checkpoints(tmp_path / str(stop), {})
+        model = network(dropout=0.3, rank=3)
+        first = fit(model, dataset(), config, constraint_of(kind), device=CPU, checkpoints=checkpoints)
+        found = [next(first) for _ in range(stop)]
+        first.close()
+        with torch.no_grad():  # what was in memory is lost
+            for parameter in model.parameters():
+                parameter.fill_(math.nan)
+        model, constraint = network(dropout=0.3, rank=3), constraint_of(kind)
+        rest, progress = run(model, config, constraint, checkpoints=checkpoints)
+        assert timeless(found + rest) == timeless(expected)
+        assert_equal_models(model, whole)
+        assert progress.epoch == 5
+        assert (progress.best_epoch, progress.selected_epoch) == (last.best_epoch, last.selected_epoch)
+        assert progress.train_seconds == pytest.approx(sum(m.seconds for m in found + rest))
+        if kind == "clip" and chosen == "sgd":
+            assert constraint.report().projections == 5 * STEPS // 2 + 1
+
+
+def wide_network() -> nn.Sequential:
+    """Its second convolution is computed by Winograd's algorithm at 32 images of 8x8 and more."""
+    with random_state(7, CPU):
+        convolutions = [nn.Conv2d(1, 160, 3, padding=1), nn.ReLU(), nn.Conv2d(160, 160, 3, padding=1, bias=False)]
+        return nn.Sequential(*convolutions, nn.BatchNorm2d(160), nn.ReLU(), nn.Flatten(), nn.Linear(160 * 64, 10))
+
+
+def test_convolutions_of_training_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Winograd's give nearly the numbers of torch's, and the same ones after a break; evaluation has torch's."""
+    compute, calls = convolution.winograd_convolution, []
+
+    def recording(*args: Any) -> Tensor:
+        calls.append(torch.is_grad_enabled())
+        return compute(*args)
+
+    monkeypatch.setattr(convolution, "winograd_convolution", recording)
+    data = dataset(noise(64, 1))
+    configs = {kind: trial(epochs=3, batch_size=32, lr=0.01, convolutions=kind) for kind in CONVOLUTIONS}
+    models = {kind: wide_network() for kind in CONVOLUTIONS}
+    found = {kind: run(models[kind], config, data=data)[0] for kind, config in configs.items()}
+    assert calls == [True] * 6  # two steps in each of three epochs, of one run; no validation
+    for ours, plain in zip(found["winograd"], found["direct"], strict=True):
+        assert ours.val_loss != plain.val_loss
+        assert ours.train_loss == pytest.approx(plain.train_loss, rel=1e-4)
+        assert ours.val_loss == pytest.approx(plain.val_loss, rel=1e-3)
+    checkpoints, model = Checkpoints(tmp_path, {}), wide_network()
+    first = fit(model, data, configs["winograd"], Unconstrained(), device=CPU, checkpoints=checkpoints)
+    broken = [next(first)]
+    first.close()
+    model = wide_network()
+    rest, _ = run(model, configs["winograd"], data=data, checkpoints=checkpoints)
+    assert timeless(broken + rest) == timeless(found["winograd"])
+    assert_equal_models(model, models["winograd"])
+    less = trial(epochs=1, batch_size=32, precision="bf16")
+    calls.clear()
+    run(wide_network(), less, data=data)
+    assert not calls
+
+
+def test_gradients_from_before_are_not_taken_along() -> None:
+    fresh, used = network(), network()
+    torch.autograd.backward(used(torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(0))).sum())
+    used.load_state_dict(fresh.state_dict())  # the statistics of batch norm as they were
+    assert timeless(run(used, trial())[0]) == timeless(run(fresh, trial())[0])
+    assert all(parameter.grad is None for parameter in used.parameters())
+
+
+def test_an_epoch_whose_checkpoint_was_lost_is_trained_again(tmp_path: Path) -> None:
+    config = trial(epochs=4)
+    expected, _ = run(network(), config)
+    checkpoints = Checkpoints(tmp_path, {})
+    first = fit(network(), dataset(), config, Unconstrained(), device=CPU, checkpoints=checkpoints)
+    for _ in range(3):
+        next(first)
+    first.close()
+    (tmp_path / "000003.safetensors").write_bytes(b"cut")
+    rest, _ = run(network(), config, checkpoints=checkpoints)
+    assert timeless(rest) == timeless(expected[2:])
+
+
+# --- what is trained on, and what is evaluated ---
+
+
+def test_few_steps_of_an_epoch() -> None:
+    config = trial(epochs=3, steps=2)
+    recorder = Recorder()
+    run(network(), config, recorder)
+    projections = [call for call in recorder.calls if isinstance(call, tuple) and call[0] == "project"]
+    assert projections == [("project", step) for step in range(1, 7)]
+    assert steps_per_epoch(COUNT, config.training) == 2
+    assert steps_per_epoch(COUNT, trial(steps=99).training) == STEPS
+    seen = [labels for _, labels in batches(dataset().train, config, 1, 2 * BATCH)]
+    assert torch.equal(torch.cat(seen), dataset().train.labels[epoch_order(COUNT, 0, 1)[: 2 * BATCH]])
+
+
+def test_the_authors_way_trains_on_all_and_measures_on_the_test_images() -> None:
+    data = dataset()
+    train, validation = training_splits(data, trial(validation="test").training)
+    assert torch.equal(train.images, torch.cat([data.train.images, data.validation.images]))
+    assert torch.equal(train.labels, torch.cat([data.train.labels, data.validation.labels]))
+    assert validation is data.test
+    assert training_splits(data, trial().training) == (data.train, data.validation)
+    model = network()
+    metrics, _ = run(model, trial(validation="test"), data=data)
+    logits = predict(model, data.test.images)
+    assert metrics[-1].val_loss == pytest.approx(functional.cross_entropy(logits, data.test.labels).item(), rel=1e-6)
+
+
+def test_images_are_varied_anew_in_every_epoch() -> None:
+    train, varied = dataset().train, AugmentationConfig(flip=True, pad=2)
+    config, plain = trial(1, varied), trial(1)
+    first, again, second = (
+        torch.cat([images for images, _ in batches(train, config, epoch, COUNT)]) for epoch in (0, 0, 1)
+    )
+    assert torch.equal(first, again)
+    undone = torch.cat([images for images, _ in batches(train, plain, 0, COUNT)])
+    assert torch.equal(undone, train.images[epoch_order(COUNT, 1, 0)])
+    changed = (first != undone).flatten(1).any(1)
+    assert changed.float().mean() > 0.5
+    by_image = first[epoch_order(COUNT, 1, 0).argsort()], second[epoch_order(COUNT, 1, 1).argsort()]
+    assert (by_image[0] != by_image[1]).flatten(1).any(1).float().mean() > 0.5
+
+
+def test_averaged_weights_are_what_is_evaluated() -> None:
+    """The average of every step's weights, begun at the first step."""
+    decay, history = 0.7, []
+
+    class Watch(Unconstrained):
+        def project(self, model: nn.Module, step: int, *, force: bool = False) -> None:
+            if not force:
+                history.append([parameter.detach().clone() for parameter in model.parameters()])
+
+    model = network()
+    run(model, trial(epochs=2, ema=decay), Watch())
+    expected = history[0]
+    for weights in history[1:]:
+        expected = [decay * old + (1 - decay) * new for old, new in zip(expected, weights, strict=True)]
+    for found, wanted in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_the_best_epoch_is_taken_up_and_constrained() -> None:
+    config = trial(2, epochs=8, lr=0.5, select="best")
+    states, accuracies = [], []
+    model, delta = network(), 0.5
+    training = fit(model, dataset(), config, Clip(delta, every=1000), device=CPU)
+    while True:
+        try:
+            accuracies.append(next(training).val_accuracy)
+        except StopIteration as stop:
+            progress = stop.value
+            break
+        states.append({name: value.clone() for name, value in model.state_dict().items()})
+    best = accuracies.index(max(accuracies))
+    assert 0 < best + 1 < 8, "the case must have its best epoch inside"
+    assert (progress.best_epoch, progress.selected_epoch, progress.epoch) == (best + 1, best + 1, 8)
+    name = "1.weight"  # batch norm's, which the clip leaves alone
+    assert torch.equal(model.state_dict()[name], states[best][name])
+    assert not torch.equal(model.state_dict()[name], states[-1][name])
+    assert conv_norm(model[0].weight, 8, stride=2) <= delta * (1 + 1e-6)  # type: ignore[arg-type]
+
+
+def test_statistics_are_taken_anew() -> None:
+    model, data = network(), dataset()
+    run(model, trial(recalibrate=True), Clip(0.5, every=1), data)
+    with torch.no_grad():
+        hidden = [model[0](images) for images in torch.split(data.train.images, BATCH)]
+    means = torch.stack([part.mean((0, 2, 3)) for part in hidden]).mean(0)
+    variances = torch.stack([part.var((0, 2, 3)) for part in hidden]).mean(0)
+    torch.testing.assert_close(model[1].running_mean, means)
+    torch.testing.assert_close(model[1].running_var, variances)
+
+
+def test_images_of_two_dimensions_are_computed_channels_last() -> None:
+    model = network()
+    run(model, trial(optimizer="adam"))
+    weight = model[0].get_parameter("weight")
+    assert weight.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_less_precision_gives_the_same_conclusion(precision: str, tmp_path: Path) -> None:
+    """On the digits: as accurate within 2 %, and the bound holds in float32 all the same."""
+    data = load_dataset("digits", tmp_path)
+    accuracies = {}
+    for name in ("float32", precision):
+        with random_state(3, CPU):
+            model = create_model("small-cnn", num_classes=10, in_channels=1, image_size=8, layer="tt", rank=16)
+        config = trial(epochs=4, batch_size=64, weight_decay=5e-4, precision=name)
+        metrics, _ = run(model, config, Compose(Orthogonal(1.0), Clip(1.0, every=20)), data)
+        accuracies[name] = metrics[-1].val_accuracy
+        assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
+        assert max(float(values.max()) for values in model_spectra(model, 8).values()) <= 1 + 1e-5
+    assert accuracies["float32"] > 0.9
+    assert abs(accuracies["float32"] - accuracies[precision]) <= 0.02
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("layer", LAYERS)
+def test_every_kind_of_layer_takes_a_step_in_less_precision(layer: str, precision: str) -> None:
+    with random_state(3, CPU):
+        model = create_model("wrn10-1", num_classes=10, in_channels=1, image_size=8, layer=layer, rank=0.25)
+    before = {name: value.clone() for name, value in model.named_parameters()}
+    metrics, _ = run(model, trial(epochs=1, precision=precision), Orthogonal(0.1))
+    assert math.isfinite(metrics[0].val_loss)
+    for name, value in model.named_parameters():
+        assert value.dtype == torch.float32
+        assert value.isfinite().all()
+        assert not value.requires_grad or not torch.equal(value, before[name]), name
+
+
+def test_skew_orthogonal_layers_scale_their_kernel_in_full_precision() -> None:
+    layer = SOC(4, 4, 3).eval()
+    expected = layer.scaled_kernel()
+    seen = []
+    real = functional.conv2d
+
+    def watched(images: Tensor, kernel: Tensor, **options: Any) -> Tensor:
+        seen.append(kernel)
+        return real(images, kernel, **options)
+
+    with pytest.MonkeyPatch.context() as patch, torch.autocast("cpu", torch.bfloat16):
+        patch.setattr(functional, "conv2d", watched)
+        layer(torch.rand(2, 4, 6, 6))
+    assert all(torch.equal(kernel, expected) for kernel in seen)
+    assert len(seen) == layer.eval_terms
+
+
+# --- failures ---
+
+
+def test_a_loss_that_is_not_finite() -> None:
+    with pytest.raises(DivergedError, match=r"loss is (nan|inf) after epoch \d|logits are not finite"):
+        run(network(), trial(lr=1e30, epochs=3))
+
+
+def test_a_weight_that_is_not_finite_under_a_constraint() -> None:
+    images = noise(COUNT, 1)
+    images.images[5] = math.nan
+    with pytest.raises(DivergedError, match="non-finite weights at step"):
+        run(network(), trial(batch_size=4), Clip(1.0, every=1), dataset(images))
+
+
+def test_other_errors_over_weights_that_are_not_finite() -> None:
+    model = nn.Linear(2, 2)
+    with pytest.raises(RuntimeError, match="anything"), known_failures(model):
+        raise RuntimeError("anything")
+    with torch.no_grad():
+        model.weight[0, 0] = math.nan
+    with pytest.raises(DivergedError, match="a weight is not finite"), known_failures(model):
+        torch.linalg.svdvals(model.weight)
+    with pytest.raises(DataError), known_failures(model):
+        raise DataError("kept as it is")
+
+
+class Hungry(nn.Sequential):
+    """Asks for a petabyte, or says that a GPU had none left."""
+
+    def __init__(self, *, gpu: bool) -> None:
+        super().__init__(*network())
+        self.gpu = gpu
+
+    def forward(self, images: Tensor) -> Tensor:
+        if self.gpu:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return torch.empty(2**50, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_out_of_memory(gpu: bool) -> None:
+    with pytest.raises(OutOfMemoryError, match="does not fit the"):
+        run(Hungry(gpu=gpu), trial())
+
+
+def test_a_stopwatch_adds_up() -> None:
+    watch = Stopwatch(CPU)
+    assert watch.read() == 0
+    for _ in range(2):
+        with watch:
+            sum(range(20_000))
+    first = watch.read()
+    assert first > 0
+    assert watch.read() == 0

@@ -1,0 +1,171 @@
+"""How much pooling and padding can enlarge a difference of two images, in the L2 norm."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ttsv.certification.linear_maps import EPS, padding_norm, rounded_up
+from ttsv.certification.reach import Affine, Reach
+from ttsv.certification.trace import Rule, Trace, Traced
+from ttsv.spectral.symbol import Size, as_tuple
+
+
+def max_pooling_bound(
+    size: Sequence[int],
+    outputs: Sequence[int],
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> float:
+    """The root of how many windows see the pixel that most of them see; 1 for windows without overlap.
+
+    A maximum moves by no more than its window's largest difference, hence its L2 norm; each pixel counts once in every
+    window that sees it. All arguments in pixels, one per axis; `outputs` the output's size.
+    """
+    most = 1
+    for n, o, k, s, p, e in zip(size, outputs, kernel_size, stride, padding, dilation, strict=True):
+        starts = torch.arange(o) * s - p
+        places = (starts[:, None] + e * torch.arange(k)).flatten()
+        most *= _most_frequent(places[(places >= 0) & (places < n)])
+    return rounded_up(math.sqrt(most))
+
+
+def adaptive_max_pooling_bound(size: Sequence[int], outputs: Sequence[int]) -> float:
+    """The same for windows from `floor(i n / o)` to `ceil((i + 1) n / o)`."""
+    most = 1
+    for n, o in zip(size, outputs, strict=True):
+        windows = [torch.arange(i * n // o, -(-(i + 1) * n // o)) for i in range(o)]
+        most *= _most_frequent(torch.cat(windows))
+    return rounded_up(math.sqrt(most))
+
+
+def average_pooling_norm(
+    size: Sequence[int],
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor: int | None,
+) -> float:
+    """The norm of average pooling: a Kronecker product of one matrix per axis, each decomposed.
+
+    Arguments as for `torch.nn.AvgPool2d`, one per axis; for disjoint k x k windows 1 / k.
+    """
+    product = 1.0 if divisor is None else 1 / abs(divisor)
+    for n, k, s, p in zip(size, kernel_size, stride, padding, strict=True):
+        basis = torch.eye(n, dtype=torch.float64).reshape(n, 1, n, 1)
+        sums = functional.avg_pool2d(
+            basis, (k, 1), (s, 1), (p, 0), ceil_mode, count_include_pad, None if divisor is None else 1
+        )
+        product *= _norm(sums.flatten(1))
+    return rounded_up(product)
+
+
+def adaptive_average_pooling_norm(size: Sequence[int], outputs: Sequence[int]) -> float:
+    """The same for adaptive average pooling to `outputs` pixels per axis; over all of n x n pixels 1 / n."""
+    product = 1.0
+    for n, o in zip(size, outputs, strict=True):
+        basis = torch.eye(n, dtype=torch.float64)[:, None]
+        product *= _norm(functional.adaptive_avg_pool1d(basis, o).flatten(1))
+    return rounded_up(product)
+
+
+def _norm(matrix: Tensor) -> float:
+    norm: float = torch.linalg.matrix_norm(matrix, 2).item()
+    return norm * (1 + 16 * sum(matrix.shape) * EPS)
+
+
+def _most_frequent(places: Tensor) -> int:
+    """How often the place that occurs most often occurs, at least 1."""
+    return max(1, int(torch.bincount(places).max())) if len(places) else 1
+
+
+def _source(features: Traced, axes: int) -> Reach | Affine:
+    """The reach before something that acts on the last axes; one bound for all channels where theirs is among them.
+
+    torch takes a tensor of one axis less than images of so many axes for a single image: its second axis is of pixels.
+    """
+    return features.reach if features.ndim >= axes + 2 else Reach(features.reach.total)
+
+
+def _max_pooled(axes: int) -> Rule:
+    def rule(
+        trace: Trace,
+        result: Tensor,
+        features: Traced,
+        kernel_size: Size,
+        stride: Size | None = None,
+        padding: Size = 0,
+        dilation: Size = 1,
+        ceil_mode: bool = False,
+        return_indices: bool = False,
+    ) -> Reach:
+        kernel = as_tuple("kernel_size", kernel_size, axes)
+        bound = max_pooling_bound(
+            features.shape[-axes:],
+            result.shape[-axes:],
+            kernel,
+            as_tuple("stride", stride or kernel, axes),
+            as_tuple("padding", padding, axes, least=0),
+            as_tuple("dilation", dilation, axes),
+        )
+        return trace.channelwise(_source(features, axes), bound, "the root of how many windows see a pixel", "max_pool")
+
+    return rule
+
+
+def _average_pooled(axes: int) -> Rule:
+    def rule(
+        trace: Trace,
+        _: Tensor,
+        features: Traced,
+        kernel_size: Size,
+        stride: Size | None = None,
+        padding: Size = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> Reach:
+        kernel = as_tuple("kernel_size", kernel_size, axes)
+        steps = as_tuple("stride", stride or kernel, axes)
+        pads = as_tuple("padding", padding, axes, least=0)
+        size = features.shape[-axes:]
+        norm = average_pooling_norm(size, kernel, steps, pads, ceil_mode, count_include_pad, divisor_override)
+        return trace.channelwise(_source(features, axes), norm, "norm of the pooling's matrix", "avg_pool")
+
+    return rule
+
+
+def _adaptively_pooled(axes: int, bound: Callable[[Sequence[int], Sequence[int]], float]) -> Rule:
+    def rule(trace: Trace, result: Tensor, features: Traced, output_size: Any, return_indices: bool = False) -> Reach:
+        factor = bound(features.shape[-axes:], result.shape[-axes:])
+        return trace.channelwise(_source(features, axes), factor, "norm of the pooling's windows", "adaptive_pool")
+
+    return rule
+
+
+def _padded(
+    trace: Trace, result: Tensor, features: Traced, pad: Sequence[int], mode: str = "constant", value: Any = None
+) -> Reach:
+    if mode == "constant":
+        return Reach(features.reach.total)
+    axes = len(pad) // 2
+    sides = [(pad[2 * axis], pad[2 * axis + 1]) for axis in reversed(range(axes))]
+    norm = padding_norm(features.shape[-axes:], sides, mode)
+    return trace.channelwise(_source(features, axes), norm, "the root of how often a pixel is repeated", "padding")
+
+
+POOLINGS: dict[str, Rule] = {
+    **{f"max_pool{axes}d": _max_pooled(axes) for axes in (1, 2, 3)},
+    **{f"avg_pool{axes}d": _average_pooled(axes) for axes in (1, 2, 3)},
+    **{f"adaptive_avg_pool{axes}d": _adaptively_pooled(axes, adaptive_average_pooling_norm) for axes in (1, 2, 3)},
+    **{f"adaptive_max_pool{axes}d": _adaptively_pooled(axes, adaptive_max_pooling_bound) for axes in (1, 2, 3)},
+    "pad": _padded,
+}
+"""Name of a function of torch -> its rule."""

@@ -1,0 +1,253 @@
+"""How each function and layer changes a bound of the Lipschitz constant (L2), in evaluation mode.
+
+A function's rule has the arguments of torch's function behind the trace and the result's shape. See
+`ttsv.certification.trace`; the rules are those of Gouk et al., Machine Learning 2021, section 3, and their kind.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ttsv.certification.layers import WEIGHTED
+from ttsv.certification.linear_maps import EPS, rounded_up
+from ttsv.certification.pooling import POOLINGS
+from ttsv.certification.reach import SHORTEST_STEP, Affine, Reach
+from ttsv.certification.trace import Rule, Trace, Traced
+
+_CURVES: dict[str, float] = {
+    "relu": 1.0,
+    "relu6": 1.0,
+    "hardtanh": 1.0,
+    "clamp": 1.0,
+    "clip": 1.0,
+    "abs": 1.0,
+    "neg": 1.0,
+    "tanh": 1.0,
+    "sigmoid": 0.25,
+    "hardsigmoid": 0.16667,
+    "hardswish": 1.5,
+    "selu": 1.7581,
+    "silu": 1.0999,
+    "mish": 1.0885,
+    "gelu": 1.1292,
+}
+"""Elementwise functions without parameters that matter -> their steepest slope, rounded up."""
+
+_IN_ORDER = ("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "contiguous", "clone", "detach")
+"""Functions that keep all values, in row-major order."""
+
+_REARRANGEMENTS = (
+    *("permute", "transpose", "movedim", "swapaxes", "chunk", "split", "unbind", "narrow", "select", "flip", "roll"),
+    *("pixel_shuffle", "pixel_unshuffle", "channel_shuffle"),
+)
+"""Functions that put each value in at most one place of each result."""
+
+
+def _elementwise(slope: float) -> Rule:
+    def rule(trace: Trace, result: Tensor, features: Traced, *_: Any, **__: Any) -> Reach:
+        if result.shape != features.shape:
+            raise trace.refuse(
+                f"an option that makes {tuple(result.shape)} of {tuple(features.shape)}", "repeats values: expand it"
+            )
+        return trace.channelwise(features.reach, slope, f"slopes of at most {slope:.4g}")
+
+    return rule
+
+
+def _softplus(trace: Trace, _: Tensor, features: Traced, beta: float = 1.0, threshold: float = 20.0) -> Reach:
+    # torch goes over to the identity at x = threshold / beta by a jump. A value moves by no more than its argument or,
+    # across the jump, by no more than that: the norm of all by no more than the root of the sum of both squares.
+    jump = math.log1p(math.exp(-threshold)) / abs(beta) * math.sqrt(features.numel())
+    total = rounded_up(math.hypot(features.reach.total, jump / SHORTEST_STEP))
+    how = f"slopes of at most 1, and a jump of {jump:.2g} in all at its threshold"
+    return Reach(trace.record("elementwise", [features.reach], total, how))
+
+
+def _at_least_1(slope: float) -> float:
+    """As `max()`, except that what is not a number stays so, and is refused: no order of arguments hides it."""
+    return 1.0 if slope <= 1 else slope
+
+
+def _leaky_relu(trace: Trace, _: Tensor, features: Traced, negative_slope: float = 0.01) -> Reach:
+    return trace.channelwise(features.reach, _at_least_1(abs(negative_slope)), "the steeper of its two slopes")
+
+
+def _elu(trace: Trace, _: Tensor, features: Traced, alpha: float = 1.0) -> Reach:
+    return trace.channelwise(features.reach, _at_least_1(abs(alpha)), "the steeper of its two sides")
+
+
+def _prelu(trace: Trace, _: Tensor, features: Traced, weight: Tensor) -> Reach:
+    return trace.channelwise(features.reach, _at_least_1(weight.abs().max().item()), "the steepest of its slopes")
+
+
+def _dropout(trace: Trace, _: Tensor, features: Traced, p: float = 0.5, training: bool = True) -> Reach | Affine:
+    if training:
+        raise trace.refuse("dropout()", "stays active in evaluation mode: the network is random")
+    return features.reach
+
+
+def _rearranged(trace: Trace, _: Tensor, features: Traced, *__: Any, **___: Any) -> Reach:
+    return Reach(features.reach.total)
+
+
+def _reshaped(trace: Trace, result: Tensor, features: Traced, *shape: Any, **_: Any) -> Reach | Affine:
+    """Where the first two axes stay, channels are still channels; each of many becomes several of flattened ones."""
+    if any(isinstance(part, torch.dtype) for part in shape):
+        raise trace.refuse("a view as another dtype", "has no bound")
+    reach = features.reach
+    if result.shape[:2] == features.shape[:2]:
+        return reach
+    if min(result.ndim, features.ndim) < 2 or result.shape[0] != features.shape[0] or reach.scale is None:
+        return Reach(reach.total)
+    count, rest = divmod(result.shape[1], features.shape[1])
+    return Reach(reach.total) if rest else Reach(reach.base, reach.scale.repeat_interleave(count))
+
+
+def _indexed(trace: Trace, _: Tensor, features: Traced, index: Any) -> Reach:
+    parts = index if isinstance(index, tuple) else (index,)
+    if not all(part is None or part is Ellipsis or isinstance(part, int | slice) for part in parts):
+        raise trace.refuse("indexing by lists or tensors", "may take values twice: use slices")
+    return Reach(features.reach.total)
+
+
+def _scaled(trace: Trace, features: Traced, scale: Tensor, kind: str, how: str) -> Reach:
+    """The reach behind one factor (at least 0) per channel; the scales of a linear map's output go into the map."""
+    source = features.reach
+    if isinstance(source, Affine):
+        reach = Reach(source.scaled(scale, trace.name or kind))
+        trace.record(kind, [reach], reach.total, f"{how}, folded into {source.name or source.kind}")
+        return reach
+    # A product of two scales is off by an eps in each channel.
+    scales = scale if source.scale is None else scale * source.scale * (1 + 2 * EPS)
+    reach = Reach(source.base, scales)
+    trace.record(kind, [source], reach.total, how)
+    return reach
+
+
+def _batch_norm(
+    trace: Trace,
+    _: Tensor,
+    features: Traced,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Reach:
+    if training or running_var is None:
+        raise trace.refuse(
+            "batch_norm()", "has no statistics of its own: with the batch's it has no Lipschitz constant"
+        )
+    gain = torch.ones_like(running_var) if weight is None else weight.detach().abs()
+    scale = gain / (running_var + eps).sqrt() * (1 + 8 * EPS)
+    return _scaled(trace, features, scale, "batch_norm", "|gamma| / sqrt(var + eps) per channel")
+
+
+def _multiplied(trace: Trace, result: Tensor, first: Any, second: Any) -> Reach:
+    features, factor = (first, second) if isinstance(first, Traced) else (second, first)
+    return _times(trace, result, features, torch.as_tensor(factor, dtype=torch.float64))
+
+
+def _divided(
+    trace: Trace, result: Tensor, features: Traced, divisor: Any, *, rounding_mode: str | None = None
+) -> Reach:
+    if rounding_mode is not None:
+        raise trace.refuse("a division with rounding", "has no bound")
+    return _times(trace, result, features, 1 / torch.as_tensor(divisor, dtype=torch.float64))
+
+
+def _times(trace: Trace, result: Tensor, features: Traced, factor: Tensor) -> Reach:
+    magnitude = factor.detach().abs().to(trace.device) * (1 + 2 * EPS)
+    if result.shape == features.shape and features.ndim > 1:
+        channels = features.shape[1]
+        aligned = magnitude.reshape(*(1,) * (features.ndim - magnitude.ndim), *magnitude.shape)
+        if math.prod(aligned.shape) == aligned.shape[1]:
+            scale = aligned.flatten().expand(channels)
+            return _scaled(trace, features, scale, "product", "a constant factor per channel")
+    largest = magnitude.max().item() * _repeated(result, features)
+    total = rounded_up(features.reach.total * largest)
+    return Reach(trace.record("product", [features.reach], total, "the largest constant factor"))
+
+
+def _repeated(result: Tensor, features: Tensor) -> float:
+    """What broadcasting a tensor to a larger one does to its norm."""
+    return math.sqrt(result.numel() / features.numel())
+
+
+def _added(trace: Trace, result: Tensor, first: Any, second: Any, *, alpha: float = 1) -> Reach | Affine:
+    terms = [(term, factor) for term, factor in ((first, 1.0), (second, abs(alpha))) if isinstance(term, Traced)]
+    if len(terms) == 1:
+        ((term, factor),) = terms
+        if factor == 1 and result.shape == term.shape:
+            return Reach(term.reach.base, term.reach.scale) if isinstance(term.reach, Reach) else term.reach
+    total = sum(term.reach.total * factor * _repeated(result, term) for term, factor in terms)
+    reach = Reach(rounded_up(total))
+    trace.record("sum", [term.reach for term, _ in terms], reach.total, "sum of the bounds of its terms")
+    return reach
+
+
+def _subtracted_from(trace: Trace, result: Tensor, features: Traced, other: Any) -> Reach | Affine:
+    return _added(trace, result, features, other)
+
+
+def _concatenated(trace: Trace, _: Tensor, tensors: Sequence[Tensor], *__: Any, **___: Any) -> Reach:
+    sources = [tensor.reach for tensor in tensors if isinstance(tensor, Traced)]
+    # hypot() neither over- nor underflows; the sum of squares would.
+    total = rounded_up(math.hypot(*(source.total for source in sources)))
+    return Reach(trace.record("concatenation", sources, total, "root of the sum of squares of its parts' bounds"))
+
+
+def _reduced(power: float, kind: str) -> Rule:
+    """Sums, means and maxima over axes: of m values each, `m^power` times the norm."""
+
+    def rule(trace: Trace, result: Tensor, features: Traced, dim: Any = None, keepdim: bool = False) -> Reach:
+        axes = range(features.ndim) if dim is None else ([dim] if isinstance(dim, int) else dim)
+        places = {axis % features.ndim for axis in axes}
+        if 0 in places:
+            raise trace.refuse(f"a {kind} over the first axis", "mixes the images of a batch")
+        count = features.numel() // result.numel()
+        factor = rounded_up(count**power)
+        how = f"of {count} values each"
+        if 1 in places:
+            total = rounded_up(features.reach.total * factor)
+            return Reach(trace.record(kind, [features.reach], total, how))
+        return trace.channelwise(features.reach, factor, how, kind)
+
+    return rule
+
+
+JOINS: dict[str, Rule] = {
+    **dict.fromkeys(("cat", "concat", "concatenate", "stack"), _concatenated),
+    **dict.fromkeys(("add", "sub", "__add__", "__radd__", "__sub__"), _added),
+    "__rsub__": _subtracted_from,
+}
+"""As `FUNCTIONS`, for those of which several arguments may depend on the input."""
+
+FUNCTIONS: dict[str, Rule] = {
+    **{name: _elementwise(slope) for name, slope in _CURVES.items()},
+    **dict.fromkeys(_IN_ORDER, _reshaped),
+    **dict.fromkeys(_REARRANGEMENTS, _rearranged),
+    **dict.fromkeys(
+        ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"), _dropout
+    ),
+    **dict.fromkeys(("mul", "__mul__", "__rmul__"), _multiplied),
+    **dict.fromkeys(("div", "true_divide", "__truediv__"), _divided),
+    "__getitem__": _indexed,
+    "mean": _reduced(-0.5, "mean"),
+    "sum": _reduced(0.5, "sum over axes"),
+    "amax": _reduced(0.0, "maximum"),
+    "amin": _reduced(0.0, "maximum"),
+    "softplus": _softplus,
+    "leaky_relu": _leaky_relu,
+    "elu": _elu,
+    "prelu": _prelu,
+    "batch_norm": _batch_norm,
+    **POOLINGS,
+    **WEIGHTED,
+}
+"""Name of a function or method of torch, without the underscore of its in-place form -> its rule."""

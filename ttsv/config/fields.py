@@ -1,0 +1,285 @@
+"""Checked fields: the machinery below `ttsv.config.trial`.
+
+A field of a configuration says in its metadata what it means and which values it takes. From that one
+statement come the check when a configuration is made, the error that names the field and the fix, and the
+JSON schema.
+"""
+
+import dataclasses
+import hashlib
+import itertools
+import json
+import math
+import typing
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, TypeVar
+
+from ttsv.errors import ConfigError
+
+
+class Check(Protocol):
+    """Tells what would be right for a wrong value (None for a right one), and the same as JSON schema."""
+
+    def fix(self, value: Any) -> str | None: ...  # noqa: D102 - the class says it
+    def schema(self) -> dict[str, Any]: ...  # noqa: D102 - the class says it
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """The value is one of some names."""
+
+    names: tuple[str, ...]
+
+    def fix(self, value: Any) -> str | None:
+        """What would be right, or None."""
+        return None if value in self.names else f"must be one of {', '.join(self.names)}"
+
+    def schema(self) -> dict[str, Any]:
+        """As JSON schema."""
+        return {"enum": list(self.names)}
+
+
+@dataclass(frozen=True)
+class Number:
+    """The value is finite, at least `low` (or above it) and at most `high`."""
+
+    low: float
+    high: float = math.inf
+    above: bool = False
+
+    def fix(self, value: float) -> str | None:
+        """What would be right, or None."""
+        if math.isfinite(value) and (value > self.low if self.above else value >= self.low) and value <= self.high:
+            return None
+        upper = f" and at most {self.high:.15g}" if math.isfinite(self.high) else ""
+        return f"must be finite and {'above' if self.above else 'at least'} {self.low:.15g}{upper}"
+
+    def schema(self) -> dict[str, Any]:
+        """As JSON schema."""
+        bounds = {"exclusiveMinimum" if self.above else "minimum": self.low}
+        return bounds | ({"maximum": self.high} if math.isfinite(self.high) else {})
+
+
+@dataclass(frozen=True)
+class Ascending:
+    """The value is an ascending list of epochs."""
+
+    def fix(self, value: tuple[int, ...]) -> str | None:
+        """What would be right, or None."""
+        right = all(v >= 1 for v in value) and all(a < b for a, b in itertools.pairwise(value))
+        return None if right else "must be ascending epochs, each at least 1"
+
+    def schema(self) -> dict[str, Any]:
+        """As JSON schema (which cannot say "ascending")."""
+        return {"items": {"type": "integer", "minimum": 1}}
+
+
+@dataclass(frozen=True)
+class Each:
+    """Every value of a list passes a check."""
+
+    check: Number
+
+    def fix(self, value: tuple[float, ...]) -> str | None:
+        """What would be right, or None."""
+        return next((fix.replace("must be", "must each be", 1) for v in value if (fix := self.check.fix(v))), None)
+
+    def schema(self) -> dict[str, Any]:
+        """As JSON schema."""
+        return {"items": {"type": "number", **self.check.schema()}}
+
+
+def field(default: Any, doc: str, check: Check | None = None) -> Any:
+    """A field with a default, its meaning and its check."""
+    return dataclasses.field(default=default, metadata={"doc": doc, "check": check})
+
+
+def required(doc: str, check: Check) -> Any:
+    """A field without a default, its meaning and its check."""
+    return dataclasses.field(metadata={"doc": doc, "check": check})
+
+
+@dataclass(frozen=True, kw_only=True)
+class FieldInfo:
+    """One field: its dotted path (`training.lr`), the types it takes, its meaning and its check."""
+
+    path: str
+    types: tuple[type, ...]
+    doc: str
+    check: Check | None
+    default: Any
+    element: type | None = None
+    """Of a list."""
+
+    def parse(self, value: Any) -> Any:
+        """The value as the field stores it (ints become floats, lists tuples); raises `ConfigError`.
+
+        A field for whole numbers and fractions stores whole ones as ints, however they are written.
+        """
+        if {int, float} <= set(self.types):
+            if type(value) is float and value.is_integer():
+                value = int(value)
+        elif float in self.types:
+            value = _real(value)
+        elif tuple in self.types and isinstance(value, list | tuple):
+            value = tuple(map(_real, value) if self.element is float else value)
+        if type(value) not in self.types or (type(value) is tuple and not all(type(v) is self.element for v in value)):
+            names = " or ".join(self._type_name(kind) for kind in self.types)
+            raise ConfigError(self.path, value, f"must be {names}")
+        fix = self.check.fix(value) if self.check and value is not None else None
+        if fix:
+            raise ConfigError(self.path, value, fix + (", or null" if type(None) in self.types else ""))
+        return value
+
+    def schema(self) -> dict[str, Any]:
+        """JSON schema of the field's values."""
+        types = [_SCHEMA_NAMES[kind] for kind in self.types]
+        schema: dict[str, Any] = {"type": types[0] if len(types) == 1 else types, "description": self.doc}
+        if self.default is not dataclasses.MISSING:
+            schema["default"] = list(self.default) if isinstance(self.default, tuple) else self.default
+        if self.element is not None:
+            schema["items"] = {"type": _SCHEMA_NAMES[self.element]}
+        return schema | (self.check.schema() if self.check else {})
+
+    def _type_name(self, kind: type) -> str:
+        if kind is tuple:
+            return "a list of whole numbers" if self.element is int else "a list of numbers"
+        return _TYPE_NAMES[kind]
+
+
+def _real(value: Any) -> Any:
+    """A number as a float; anything else as it is."""
+    if type(value) not in (int, float):
+        return value
+    return math.inf if abs(value) >= 2**1000 else float(value) + 0.0  # -0.0 is 0.0, with one fingerprint
+
+
+_TYPE_NAMES: dict[type, str] = {
+    int: "a whole number",
+    float: "a number",
+    str: "a string",
+    bool: "true or false",
+    type(None): "null",
+}
+_SCHEMA_NAMES: dict[type, str] = {
+    int: "integer",
+    float: "number",
+    str: "string",
+    bool: "boolean",
+    tuple: "array",
+    type(None): "null",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """Base of the parts of a configuration: every field is parsed and checked when the part is made.
+
+    Raises `ConfigError` naming the field by its path, its value and the fix.
+    """
+
+    path: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        for name, field in _parts_and_fields(type(self)).items():
+            value = getattr(self, name)
+            if isinstance(field, FieldInfo):
+                parsed = field.parse(value)
+                if parsed is not value:
+                    object.__setattr__(self, name, parsed)
+            elif not isinstance(value, field):
+                raise ConfigError(self.path + name, value, f"must be a {field.__name__}")
+
+
+_Part = TypeVar("_Part", bound=Checked)
+
+
+_KNOWN: dict[type[Checked], dict[str, FieldInfo | type[Checked]]] = {}
+
+
+def _parts_and_fields(cls: type[Checked]) -> dict[str, FieldInfo | type[Checked]]:
+    """Name -> what the field is, or the class of the nested part."""
+    if cls in _KNOWN:
+        return _KNOWN[cls]
+    hints = typing.get_type_hints(cls)
+    found: dict[str, FieldInfo | type[Checked]] = {}
+    for f in dataclasses.fields(cls):
+        hint = hints[f.name]
+        if isinstance(hint, type) and issubclass(hint, Checked):
+            found[f.name] = hint
+            continue
+        listed = typing.get_origin(hint) is tuple
+        kinds = (tuple,) if listed else typing.get_args(hint) or (hint,)
+        found[f.name] = FieldInfo(
+            path=cls.path + f.name,
+            types=kinds,
+            doc=f.metadata["doc"],
+            check=f.metadata["check"],
+            default=f.default,
+            element=typing.get_args(hint)[0] if listed else None,
+        )
+    _KNOWN[cls] = found
+    return found
+
+
+def walk(cls: type[Checked]) -> dict[str, FieldInfo]:
+    """Dotted path -> every field of a configuration and its parts."""
+    found: dict[str, FieldInfo] = {}
+    for part in _parts_and_fields(cls).values():
+        found |= {part.path: part} if isinstance(part, FieldInfo) else walk(part)
+    return found
+
+
+def build(cls: type[_Part], data: Any) -> _Part:
+    """Makes a configuration of nested plain data, defaults for what is left out. Raises `ConfigError`."""
+    known = _parts_and_fields(cls)
+    if not isinstance(data, dict):
+        raise ConfigError(cls.path.rstrip("."), data, f"must be an object with {', '.join(known)}")
+    values: dict[str, Any] = {}
+    for name, value in data.items():
+        if name not in known:
+            raise ConfigError(f"{cls.path}{name}", value, f"unknown; the fields here are {', '.join(known)}")
+        field = known[name]
+        values[name] = value if isinstance(field, FieldInfo) else build(field, value)
+    for name, field in known.items():
+        if isinstance(field, FieldInfo) and field.default is dataclasses.MISSING and name not in values:
+            raise ConfigError(field.path, None, "is required")
+    return cls(**values)
+
+
+def changed(part: _Part, changes: dict[str, Any]) -> _Part:
+    """`dataclasses.replace`, but the very part where nothing changes."""
+    real = {name: value for name, value in changes.items() if getattr(part, name) != value}
+    return dataclasses.replace(part, **real) if real else part
+
+
+def plain(part: Checked) -> dict[str, Any]:
+    """Every field as nested plain data, JSON-ready."""
+    found: dict[str, Any] = {}
+    for name, field in _parts_and_fields(type(part)).items():
+        value = getattr(part, name)
+        if not isinstance(field, FieldInfo):
+            value = plain(value)
+        elif type(value) is tuple:
+            value = list(value)
+        found[name] = value
+    return found
+
+
+def differing(part: Checked) -> dict[str, Any]:
+    """The fields whose values are not their defaults, as nested plain data."""
+    found: dict[str, Any] = {}
+    for name, field in _parts_and_fields(type(part)).items():
+        value = getattr(part, name)
+        if not isinstance(field, FieldInfo):
+            if inner := differing(value):
+                found[name] = inner
+        elif value != field.default:
+            found[name] = value
+    return found
+
+
+def digest(data: dict[str, Any]) -> str:
+    """SHA-256 (hex) of plain data, whatever the order of its keys."""
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,300 @@
+"""What one trial is: plain frozen dataclasses, torch-free.
+
+Two configurations that train the same network the same way, and evaluate it alike, have the same `fingerprint()`.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from ttsv.config.evaluation import EVALUATION, EvaluationConfig
+from ttsv.config.fields import (
+    Ascending,
+    Checked,
+    Each,
+    FieldInfo,
+    Number,
+    OneOf,
+    build,
+    changed,
+    differing,
+    digest,
+    field,
+    plain,
+    required,
+    walk,
+)
+from ttsv.data.catalog import DatasetInfo, DatasetName, dataset_info
+from ttsv.errors import ConfigError
+from ttsv.models.shapes import LAYERS, SMALLEST_STD, layer_shapes, list_models, name_fix, name_patterns
+
+CONSTRAINTS = ("none", "clip", "divide")
+OPERATORS = ("periodic", "zero-padded")
+OPTIMIZERS = ("sgd", "adam", "adamw")
+SCHEDULES = ("constant", "cosine", "multistep", "onecycle")
+_LARGEST_RANK = 1_000_000
+PRECISIONS = ("float32", "bf16", "fp16")
+CONVOLUTIONS = ("winograd", "direct")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig(Checked):
+    """How the network is trained."""
+
+    path = "training."
+
+    epochs: int = field(20, "passes over the training images", Number(1, 100_000))
+    steps: int | None = field(None, "optimizer steps per epoch at most; null: a whole pass", Number(1, 10_000_000))
+    batch_size: int = field(64, "images per step", Number(1, 1_000_000))
+    optimizer: str = field("sgd", "sgd, adam or adamw", OneOf(OPTIMIZERS))
+    lr: float = field(0.05, "learning rate at the start (onecycle: at its peak)", Number(0, above=True))
+    momentum: float = field(0.9, "SGD's momentum", Number(0, 1))
+    nesterov: bool = field(True, "SGD: Nesterov's momentum")
+    amsgrad: bool = field(False, "Adam and AdamW: AMSGrad")
+    eps: float = field(1e-8, "Adam and AdamW: added to the root of the second moment", Number(0, above=True))
+    weight_decay: float = field(1e-4, "L2 penalty on all weights (AdamW: decoupled)", Number(0))
+    schedule: str = field(
+        "cosine", "learning rate over the steps: constant, cosine (to 0), multistep, onecycle", OneOf(SCHEDULES)
+    )
+    milestones: tuple[int, ...] = field((), "multistep: epochs after which lr is multiplied by gamma", Ascending())
+    gamma: float = field(0.1, "multistep: the factor", Number(0, 1, above=True))
+    label_smoothing: float = field(0.0, "share of each label spread over all classes", Number(0, 0.999))
+    clip_gradient: float | None = field(None, "largest norm of the gradient; null: unclipped", Number(0, above=True))
+    ema: float | None = field(
+        None, "decay per step of the averaged weights that are evaluated; null: the weights themselves", Number(0, 1)
+    )
+    precision: str = field(
+        "float32",
+        "of forward and backward passes: float32, bf16, fp16; constraints and evaluation are in float32 or better",
+        OneOf(PRECISIONS),
+    )
+    convolutions: str = field(
+        "winograd",
+        "of training steps in float32 on a CPU: direct, or winograd (layers of 3x3, where it is faster; "
+        "rounding errors of some 2e-6; never the series of SOC)",
+        OneOf(CONVOLUTIONS),
+    )
+    validation: str = field(
+        "held-out",
+        "what each epoch is measured on: held-out (a fixed part of the training images, not trained on), or test, "
+        "the paper's authors' way: all training images are trained on, and the record says so",
+        OneOf(("held-out", "test")),
+    )
+    select: str = field(
+        "last",
+        "which epoch's weights are evaluated: last, or best (on what `validation` names: with test, the authors' way)",
+        OneOf(("last", "best")),
+    )
+    recalibrate: bool = field(
+        False, "take batch norm's statistics anew, over the training images, after the last projection"
+    )
+
+    def canonical(self) -> "TrainingConfig":
+        """The same training with every field that has no effect set to its default."""
+        changes: dict[str, Any] = {}
+        if self.schedule != "multistep":
+            changes |= {"milestones": (), "gamma": 0.1}
+        if self.optimizer == "sgd":
+            changes |= {"amsgrad": False, "eps": 1e-8}
+        else:
+            changes |= {"momentum": 0.9, "nesterov": True}
+        if not self.momentum:
+            changes |= {"nesterov": True}
+        if self.precision != "float32":
+            changes |= {"convolutions": "winograd"}
+        return changed(self, changes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AugmentationConfig(Checked):
+    """How training images are varied, anew in every epoch."""
+
+    path = "augmentation."
+
+    flip: bool = field(False, "mirror each image left to right with probability 1/2")
+    pad: int = field(0, "pixels added on every side before a random crop back to the size", Number(0, 1024))
+    padding: str = field("zeros", "what is added: zeros or symmetric", OneOf(("zeros", "symmetric")))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClippingConfig(Checked):
+    """How singular values are clipped (constraint "clip")."""
+
+    path = "clipping."
+
+    every: int = field(100, "optimizer steps between two clips", Number(1))
+    rounds: int = field(1, "alternations of clip and truncation to the kernel's support", Number(1, 1000))
+    rescale: bool = field(True, "end with a norm of at most delta, by dividing what truncation left")
+    operator: str = field(
+        "periodic",
+        "whose norm is brought to delta by rescale: periodic, or zero-padded (what the layer applies)",
+        OneOf(OPERATORS),
+    )
+    floor: float | None = field(None, "raise smaller singular values to this; null: leave them", Number(0, above=True))
+    linear: bool = field(False, "clip linear layers as well")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DivisionConfig(Checked):
+    """How layers are divided by what their norms exceed (constraint "divide")."""
+
+    path = "division."
+
+    conv: float | None = field(None, "largest norm of a convolution; null: left alone", Number(0, above=True))
+    linear: float | None = field(None, "largest norm of a linear layer; null: left alone", Number(0, above=True))
+    batch_norm: float | None = field(
+        None, "largest max |gamma| / sqrt(var + eps) of batch norm; null: left alone", Number(0, above=True)
+    )
+    every: int = field(1, "optimizer steps between two divisions", Number(1))
+    power_iterations: int | None = field(
+        1, "steps of the power iteration, from the vector of the last time; null: exact norms", Number(1, 10_000)
+    )
+    operator: str = field("zero-padded", "whose norm: periodic, or zero-padded", OneOf(OPERATORS))
+    batch_norm_eps: float | None = field(
+        None, "in place of the layers' own eps (the paper's authors: 1e-6)", Number(0, above=True)
+    )
+
+
+@dataclass(frozen=True)
+class ModelName:
+    """The value names a network."""
+
+    def fix(self, value: Any) -> str | None:
+        """What would be right, or None."""
+        return name_fix(value if isinstance(value, str) else "")
+
+    def schema(self) -> dict[str, Any]:
+        """As JSON schema (which cannot say that a depth is 6 n + 4)."""
+        return {"anyOf": [{"enum": list(list_models())}, *({"pattern": f"^({p})$"} for p in name_patterns())]}
+
+
+@dataclass(frozen=True)
+class Rank:
+    """A whole number of at least 1, or a fraction of the largest channel count."""
+
+    def fix(self, value: float) -> str | None:
+        """What would be right, or None."""
+        right = 1 <= value <= _LARGEST_RANK if isinstance(value, int) else 0 < value < 1
+        fix = f"must be a whole number of at least 1 and at most {_LARGEST_RANK}, or a fraction above 0 and below 1"
+        return None if right else fix
+
+    def schema(self) -> dict[str, Any]:
+        """As JSON schema."""
+        whole = {"type": "integer", "minimum": 1, "maximum": _LARGEST_RANK}
+        fraction = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}
+        return {"anyOf": [whole, fraction, {"type": "null"}]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialConfig(Checked):
+    """One network, one constraint, one seed. `canonical()` is the form that is stored and compared."""
+
+    dataset: str = required("data set", DatasetName())
+    model: str = required("network", ModelName())
+    layer: str = field("dense", "convolution: dense, tt (frame, core, frame), or one that is orthogonal", OneOf(LAYERS))
+    rank: int | float | None = field(
+        None,
+        "largest TT rank of a layer, or a fraction of the largest channel count; null: not decomposed",
+        Rank(),
+    )
+    frames: str = field("free", "frames of TT layers: free, or held orthonormal", OneOf(("free", "orthonormal")))
+    lambda_ort: float = field(0.0, "weight of the orthogonal loss of free frames", Number(0))
+    ort_normalizer: str = field(
+        "paper",
+        "what the orthogonal loss is divided by: paper (r1^2 + r2^2), or code (2 r2^2, the authors' programs, to which "
+        "the published lambda_ort belong)",
+        OneOf(("paper", "code")),
+    )
+    constraint: str = field("none", "what is done to the singular values: none, clip, divide", OneOf(CONSTRAINTS))
+    delta: float | None = field(None, "clipping threshold; null: no clipping", Number(0, above=True))
+    mean: tuple[float, ...] = field(
+        (), "subtracted from the pixels, per channel or once; empty: the data set's own", Each(Number(-1e6, 1e6))
+    )
+    std: tuple[float, ...] = field((), "and divided by; empty: the data set's own", Each(Number(SMALLEST_STD, 1e6)))
+    seed: int = field(0, "of the weights and the order of the data", Number(0, 2**32 - 1))
+    training: TrainingConfig = TrainingConfig()
+    augmentation: AugmentationConfig = AugmentationConfig()
+    clipping: ClippingConfig = ClippingConfig()
+    division: DivisionConfig = DivisionConfig()
+    evaluation: EvaluationConfig = EVALUATION
+
+    def __post_init__(self) -> None:
+        """Checks what concerns several fields."""
+        super().__post_init__()
+        if self.delta is not None and self.clipping.floor is not None and self.clipping.floor > self.delta:
+            raise ConfigError("clipping.floor", self.clipping.floor, f"must be at most delta, {self.delta:g}")
+        self.evaluation.check_dataset(self.dataset, dataset_info(self.dataset))
+
+    def canonical(self) -> "TrialConfig":
+        """The same trial with every field that has no effect set to its default.
+
+        A network without TT layers has no frames, hence no rank and no lambda_ort; frames that are held orthonormal
+        have nothing to lose; without a constraint its options mean nothing. `layer="tt"` without a rank is a dense
+        network, `"soc-tt"` one of SOC layers.
+        """
+        changes: dict[str, Any] = {}
+        if not self.layer.endswith("tt") or self.rank is None:
+            plain_layer = "dense" if self.layer == "tt" else self.layer.removesuffix("-tt")
+            changes |= {"layer": plain_layer, "rank": None, "frames": "free"}
+        if "rank" in changes or self.frames == "orthonormal" or not self.lambda_ort:
+            changes |= {"lambda_ort": 0.0, "ort_normalizer": "paper"}
+        if self.constraint != "clip" or self.delta is None:
+            changes |= {"delta": None, "clipping": ClippingConfig()}
+        divides = any((self.division.conv, self.division.linear, self.division.batch_norm))
+        if self.constraint != "divide" or not divides:
+            changes |= {"division": DivisionConfig()}
+        if {"clipping", "division"} <= changes.keys():
+            changes |= {"constraint": "none"}
+        changes |= {"training": self.training.canonical(), "evaluation": self.evaluation.canonical()}
+        if not self.augmentation.pad:
+            changes["augmentation"] = changed(self.augmentation, {"padding": "zeros"})
+        return changed(self, changes)
+
+    def check_images(self, info: DatasetInfo | None = None) -> None:
+        """Raises `ConfigError` where the network cannot take the data set's images.
+
+        Without `info`, the data set's facts, as far as they are known without files: of the user's own sets nothing is.
+        """
+        info = info or dataset_info(self.dataset)
+        if info is None:
+            return
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if len(values) not in (0, 1, info.channels):
+                fix = f"must be empty, one value, or one per channel of {self.dataset}, {info.channels}"
+                raise ConfigError(name, values, fix)
+        dims = 2
+        if not self.model.startswith("torchvision:"):  # whose layers are known only once they are built
+            try:
+                shapes = layer_shapes(
+                    self.model, in_channels=info.channels, image_size=info.image_size, num_classes=info.classes
+                )
+            except ConfigError as error:
+                raise ConfigError("model", self.model, f"cannot take the images of {self.dataset}: {error}") from error
+            dims = shapes[0].dims
+        if dims != info.dims:
+            fix = f"must be a network for images of {info.dims} dimensions, as {self.dataset} has; it is one for {dims}"
+            raise ConfigError("model", self.model, fix)
+
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) of the canonical trial: of the fields that differ from their defaults.
+
+        A field added later with a default leaves older fingerprints as they are.
+        """
+        return digest(differing(self.canonical()))
+
+    def cell(self) -> str:
+        """The fingerprint without the seed: trials of one cell are averaged on a leaderboard."""
+        return digest({k: v for k, v in differing(self.canonical()).items() if k != "seed"})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data (JSON-ready) with every field."""
+        return plain(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> "TrialConfig":
+        """Inverse of `to_dict`; fields left out take their defaults. Raises `ConfigError`."""
+        return build(cls, data)
+
+
+def field_infos() -> dict[str, FieldInfo]:
+    """Dotted path -> every field of a trial: what a grid axis can be named after."""
+    return walk(TrialConfig)

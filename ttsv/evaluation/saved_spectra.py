@@ -1,0 +1,124 @@
+"""The spectra of a network that a trial saved: read, summarised, written."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils import parametrize
+
+from ttsv.errors import ConfigError, DataError
+from ttsv.layers import layer_input_sizes, spectral_layers
+from ttsv.spectral.network import model_spectra
+from ttsv.spectral.symbol import Size
+from ttsv.training.checkpoint import load_network
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerSpectrum:
+    """All singular values of one layer, descending, in float64; `input_size` is what it sees (linear: empty)."""
+
+    name: str
+    kind: str
+    input_size: tuple[int, ...]
+    values: Tensor
+
+    @property
+    def largest(self) -> float:
+        """The operator's norm."""
+        return float(self.values[0])
+
+    @property
+    def smallest(self) -> float:
+        """The smallest singular value, zeros included (for TT layers: of the core between its frames)."""
+        return float(self.values[-1])
+
+    @property
+    def deciles(self) -> list[float]:
+        """Nine values, ascending, that tenths of the spectrum lie below (interpolated linearly)."""
+        found: list[float] = np.quantile(self.values.numpy(), np.arange(1, 10) / 10).tolist()
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedSpectra:
+    """The spectra of a saved network's layers, in its order, for images of `input_size` pixels, a side or per axis.
+
+    Those of the periodic operators, as `ttsv.spectral.model_spectra` documents; linear layers included.
+    """
+
+    path: Path
+    input_size: Size
+    layers: list[LayerSpectrum]
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, JSON-ready."""
+        layers = [
+            {
+                **{key: value for key, value in asdict(layer).items() if key != "values"},
+                "count": len(layer.values),
+                "largest": layer.largest,
+                "smallest": layer.smallest,
+                "deciles": layer.deciles,
+                "values": layer.values.tolist(),
+            }
+            for layer in self.layers
+        ]
+        return {"model": str(self.path), "input_size": self.input_size, "operator": "periodic", "layers": layers}
+
+
+def saved_spectra(path: Path, input_size: Size | None = None) -> SavedSpectra:
+    """The spectra of the network in `path`, a `model.safetensors` that a trial left.
+
+    `input_size` (pixels, a side or per axis) is that of the images the network was built for unless given. Raises
+    `DataError` for a file that is missing, cut or altered and `ConfigError` for a size that the network cannot take.
+    """
+    model, described = load_described(path)
+    arguments = described["model"]
+    size = arguments["image_size"] if input_size is None else input_size
+    channels = arguments["in_channels"]
+    try:
+        sizes = layer_input_sizes(model, size, in_channels=channels, linear=True)
+    except RuntimeError as error:
+        raise ConfigError("input_size", size, f"is not a size that the network takes: {error}") from error
+    spectra = model_spectra(model, size, in_channels=channels, linear=True)
+    layers = spectral_layers(model, linear=True)
+    found = [
+        LayerSpectrum(
+            name=name,
+            kind=parametrize.type_before_parametrizations(layers[name]).__name__,
+            input_size=sizes[name],
+            values=values.double().flatten().sort(descending=True).values,
+        )
+        for name, values in spectra.items()
+    ]
+    return SavedSpectra(path=path, input_size=size, layers=found)
+
+
+def load_saved(path: Path, *, device: torch.device | None = None) -> torch.nn.Module:
+    """The network in `path`, a `model.safetensors` that a trial left, by that name or another.
+
+    With a `device`, it is there, and laid out in memory as training leaves it: with channels last for images of two
+    dimensions, so that every sum is rounded as it was for the trial.
+
+    Raises `DataError` for any other file, for one that is missing, cut or altered, and for a description that does not
+    fit its weights.
+    """
+    return load_described(path, device=device)[0]
+
+
+def load_described(path: Path, *, device: torch.device | None = None) -> tuple[torch.nn.Module, dict[str, Any]]:
+    """`load_saved`, and what was written of the network, see `ttsv.training.checkpoint.load_network`."""
+    if path.suffix != ".safetensors":
+        raise DataError(f"{path}: give the model.safetensors that a trial left")
+    try:
+        model, described = load_network(path)
+    except (RuntimeError, TypeError, KeyError) as error:
+        raise DataError(f"what is said of {path} does not describe it: {error}") from error
+    if device is not None:
+        model.to(device)
+        if any(parameter.ndim == 4 for parameter in model.parameters()):
+            model.to(memory_format=torch.channels_last)
+    return model, described

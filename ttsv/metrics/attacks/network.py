@@ -1,0 +1,103 @@
+"""A network under attack: as attacks call it, and what is set aside meanwhile."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from ttsv.errors import ConfigError
+from ttsv.precision import own_dtype
+from ttsv.runtime import random_state
+from ttsv.spectral.network import evaluating
+
+MOST_IMAGES = 1024
+"""Largest batch that is chosen: a GPU is busy with it, and progress and resuming go by batches."""
+_CPU_IMAGES = 128
+_CPU_VALUES = 2**19
+_BUFFERS = 24
+"""Arrays of the size of a batch that an attack keeps besides the network's own, generously."""
+
+
+class AttackedNetwork:
+    """A network as a function from float32 pixels to float32 logits (images, classes).
+
+    The logits are the caller's to write to (Square Attack does), and have a gradient, of zero, where they do not depend
+    on the image at all. Raises `ConfigError` for logits of another shape, and on `require_finite` where any so far was
+    not finite: no attack notices these, and a class that is not a number looks like one that is wrong.
+    """
+
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        self.model = model
+        self.device = device
+        self._dtype = own_dtype(model)
+        self._total = torch.zeros((), dtype=torch.float64, device=device)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Logits of the images (count, channels, height, width)."""
+        logits: Tensor = self.model(images.to(self._dtype))
+        if logits.ndim != 2 or len(logits) != len(images):
+            raise ConfigError("model", type(self.model).__name__, f"must give logits ({len(images)}, classes)")
+        # One sum, which nothing that is not finite leaves finite, read later: no waiting for the device.
+        self._total = self._total + logits.detach().sum(dtype=torch.float64)
+        if logits.requires_grad:
+            return logits.float()
+        if torch.is_grad_enabled() and images.requires_grad:
+            return logits.float() + 0 * images.flatten(1).sum(1, keepdim=True)
+        return logits.float().clone()
+
+    def require_finite(self) -> None:
+        """Raises `ConfigError` where a logit was not finite."""
+        if not self._total.isfinite():
+            raise ConfigError("model", type(self.model).__name__, "must give finite logits for every image in [0, 1]")
+
+
+@contextmanager
+def under_attack(model: nn.Module, images: Tensor, seed: int) -> Iterator[AttackedNetwork]:
+    """Inside, the model is in evaluation mode, its weights are constants, and torch's random numbers follow `seed`.
+
+    Afterwards everything is as it was. Constant weights spare the attacks the weights' gradients, which
+    they never read, and let parametrized weights be computed once. The model stays on the device of its parameters;
+    one without parameters is called on that of the images.
+    """
+    device = next((p.device for p in model.parameters()), images.device)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    try:
+        for parameter in trained:
+            parameter.requires_grad_(False)
+        with evaluating(model), parametrize.cached(), random_state(seed, device):
+            yield AttackedNetwork(model, device)
+    finally:
+        for parameter in trained:
+            parameter.requires_grad_(True)
+
+
+def batch_size_for(network: AttackedNetwork, images: Tensor) -> int:
+    """A batch size: on a GPU the largest power of two, at most 1024, that fits; on the CPU a fixed rule.
+
+    That is 128 images, or fewer where these have more than 2**19 values; never more than `images` (count, ...).
+    """
+    values = images[0].numel()
+    if network.device.type != "cuda":
+        return max(1, min(_CPU_IMAGES, _CPU_VALUES // values, len(images)))
+    size = min(MOST_IMAGES, len(images))
+    while size > 1 and not _fits(network, images[:1], size):
+        size = 1 << ((size - 1).bit_length() - 1)  # the next smaller power of two
+    return size
+
+
+def _fits(network: AttackedNetwork, image: Tensor, size: int) -> bool:
+    """Whether a gradient step on so many images, and an attack's own arrays, find room on the GPU."""
+    try:
+        batch = image.to(network.device).expand(size, *image.shape[1:]).clone().requires_grad_()
+        buffers = batch.new_empty((_BUFFERS, *batch.shape))
+        # A randomised network draws numbers, which are not to be missed by the attacks.
+        with torch.random.fork_rng(devices=[network.device]), torch.enable_grad():
+            torch.autograd.grad(network(batch).sum(), batch)
+        del buffers
+    except torch.OutOfMemoryError:
+        return False
+    finally:
+        torch.cuda.empty_cache()
+    return True

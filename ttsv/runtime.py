@@ -1,0 +1,138 @@
+"""A trial's process and its machine: device, random numbers, memory, what torch raises, where it ran."""
+
+import ctypes
+import functools
+import hashlib
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ttsv.errors import ConfigError, DivergedError, OutOfMemoryError, TrialError
+
+
+def describe_environment(device: torch.device) -> dict[str, Any]:
+    """Versions, device, threads and the code's git revision, JSON-ready."""
+    cuda = device.type == "cuda"
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "platform": platform.platform(),
+        "device": device.type,
+        "device_name": torch.cuda.get_device_name(device) if cuda else platform.processor() or platform.machine(),
+        "threads": torch.get_num_threads(),
+        **_git(Path(__file__).parent),
+    }
+
+
+@functools.cache
+def _git(folder: Path) -> dict[str, Any]:
+    """Revision of the checkout that tracks the folder, and whether tracked files differ from it; None without one."""
+
+    def git(*arguments: str) -> str:
+        run = subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True, timeout=10
+        )
+        return run.stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", Path(__file__).name)  # not merely installed below some checkout
+        dirty = bool(git("status", "--porcelain", "--untracked-files=no"))
+        return {"git_revision": git("rev-parse", "HEAD"), "git_dirty": dirty}
+    except (OSError, subprocess.SubprocessError):
+        return {"git_revision": None, "git_dirty": None}
+
+
+def find_device(name: str) -> torch.device:
+    """The device of a name: auto (a GPU if there is one), cpu, cuda or cuda:N. Raises `ConfigError`."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError("device", name, "must be auto, cpu, cuda or cuda:N") from error
+    if device.type == "cpu":
+        return device
+    if device.type != "cuda" or (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError("device", name, f"is not here: there are cpu and {torch.cuda.device_count()} GPUs")
+    return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+
+
+@contextmanager
+def known_failures(model: nn.Module | None = None) -> Iterator[None]:
+    """Turns what torch raises for lack of memory, or over a weight that is not finite, into a `TrialError`."""
+    try:
+        yield
+    except TrialError:
+        raise
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise OutOfMemoryError(f"the trial does not fit the device: {error}") from error
+    except (RuntimeError, ValueError) as error:
+        if "DefaultCPUAllocator" in str(error):
+            raise OutOfMemoryError(f"the trial does not fit the machine's memory: {error}") from error
+        if "Expected more than 1 value per channel when training" in str(error):
+            fix = "batch norm finds no variance in a single value: choose batches of more images, none left over alone"
+            raise ConfigError("training.batch_size", 1, fix) from error
+        if model is not None and not all(p.isfinite().all() for p in model.parameters()):
+            raise DivergedError(f"a weight is not finite: {error}") from error
+        raise
+
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # malloc.h of glibc
+_WHOLE, _ALL = 1 << 30, 2**31 - 1
+
+
+def keep_freed_memory() -> bool:
+    """Lets this process keep what it frees for its next tensors; False where the allocator is not glibc's.
+
+    By default glibc gives the activations of every training step back to the system, or not, by where they happen to
+    lie on its heap, and takes them anew page by page: up to a third of a step of WRN-16-10 on a CPU. Both thresholds
+    are set, as one alone ends the adaptation of the other.
+    """
+    mallopt = _of_glibc("mallopt")
+    return mallopt is not None and bool(mallopt(_MMAP_THRESHOLD, _WHOLE) and mallopt(_TRIM_THRESHOLD, _ALL))
+
+
+def return_freed_memory() -> None:
+    """Gives what this process has freed and kept back to the system, where the allocator is glibc's."""
+    trim = _of_glibc("malloc_trim")
+    if trim is not None:
+        trim(0)
+
+
+def _of_glibc(name: str) -> Callable[..., int] | None:
+    return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
+
+
+def derived_seed(seed: int, *purpose: str | int) -> int:
+    """A seed (64 bits) for one purpose: independent streams from one trial's seed."""
+    return int.from_bytes(hashlib.sha256(repr((seed, *purpose)).encode()).digest()[:8], "little", signed=True)
+
+
+def derived_generator(seed: int, *purpose: str | int) -> torch.Generator:
+    """A generator on the CPU for one purpose: what it draws is the same on any device."""
+    return torch.Generator().manual_seed(derived_seed(seed, *purpose))
+
+
+def epoch_order(count: int, seed: int, epoch: int) -> Tensor:
+    """The order of `count` images in an epoch: it follows from trial seed and epoch, on any device."""
+    return torch.randperm(count, generator=derived_generator(seed, "order", epoch))
+
+
+@contextmanager
+def random_state(seed: int, device: torch.device) -> Iterator[None]:
+    """Inside, torch's random numbers follow from the seed; afterwards they go on as if nothing had been."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.default_generator.manual_seed(seed)
+        if device.type == "cuda":
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        yield

@@ -1,0 +1,201 @@
+"""The largest singular value over all frequencies without decomposing most blocks, and kernels rescaled to a norm."""
+
+import math
+from collections.abc import Iterable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ttsv.precision import full_precision
+from ttsv.spectral.gram import Grams
+from ttsv.spectral.symbol import PeriodicConv, fold
+
+
+@full_precision()
+def periodic_norm(kernel: Tensor, geometry: PeriodicConv) -> float:
+    """Largest singular value of the periodic convolution, to some ten roundings of the kernel's dtype."""
+    scale = binary_scale(kernel)
+    kernel, geometry, _ = fold(kernel / scale, geometry)
+    grams = Grams(kernel, geometry)
+    parts = map(grams.at, grams.batches(geometry.frequencies(kernel.device).index))
+    return scale * math.sqrt(largest_eigenvalue(parts, 32 * torch.finfo(kernel.dtype).eps))
+
+
+def binary_scale(kernel: Tensor) -> float:
+    """A power of two near the largest magnitude (1 for zero): dividing by it is exact and keeps squares in range."""
+    largest = kernel.abs().max().item()
+    return math.ldexp(1.0, math.frexp(largest)[1] - 1) if largest else 1.0
+
+
+def gram(blocks: Tensor) -> Tensor:
+    """`A A^H` or `A^H A`, whichever is smaller, for blocks A (b, rows, columns)."""
+    if blocks.shape[-2] <= blocks.shape[-1]:
+        return blocks @ blocks.mH
+    return blocks.mH @ blocks
+
+
+def exceeding(grams: Tensor, level: float) -> Tensor:
+    """Indices of the Hermitian positive semidefinite `grams (b, n, n)` with an eigenvalue above `level`.
+
+    A Cholesky factorization of `level I - gram` exists exactly where there is none; it costs a small part of an
+    eigendecomposition. Decides up to rounding: `n^2` times the machine epsilon at worst, relative to `level`.
+    """
+    shifted = -grams
+    shifted.diagonal(dim1=-2, dim2=-1).add_(level)
+    info: Tensor = torch.linalg.cholesky_ex(shifted).info
+    return info.nonzero()[:, 0]
+
+
+def largest_eigenvalue(batches: Iterable[Tensor], tolerance: float) -> float:
+    """Largest eigenvalue over batches of Hermitian positive semidefinite matrices (b, n, n).
+
+    Relative error at most `tolerance` from below, plus the rounding of `exceeding` and of the eigenvalues: a running
+    maximum, started by a few power iterations, is held against each matrix by a Cholesky test; only matrices
+    that exceed it have their eigenvalues computed, the most promising first. Where they cannot be decomposed as a
+    batch (`ttsv.spectral.norms`), that is done by matrix products.
+    """
+    largest = 0.0
+    for grams in batches:
+        estimates = power_estimates(grams)
+        largest = max(largest, estimates.max().item())
+        rest = exceeding(grams, largest * (1 + tolerance)) if largest else estimates.new_zeros(0).long()
+        while len(rest):
+            rest = rest[estimates[rest].argsort(descending=True)]
+            tried = -(-len(rest) // 4)
+            largest = max(largest, _largest_eigenvalues(grams[rest[:tried]], tolerance).max().item())
+            rest = rest[tried:]
+            rest = rest[exceeding(grams[rest], largest * (1 + tolerance))]
+    return largest
+
+
+def _largest_eigenvalues(grams: Tensor, tolerance: float) -> Tensor:
+    """Of each matrix (b, n, n) the largest eigenvalue (b,), too small by a share of at most `tolerance`."""
+    if decomposes_in_batches(grams.shape[-1], grams.device):
+        values: Tensor = torch.linalg.eigvalsh(grams)
+        return values[:, -1]
+    return eigenvalues_by_squaring(grams, tolerance)
+
+
+def eigenvalues_by_squaring(grams: Tensor, tolerance: float) -> Tensor:
+    """The largest eigenvalue (b,) of each Hermitian positive semidefinite matrix (b, n, n), by products alone.
+
+    The Rayleigh quotient of the longest column of `gram^m`, m a power of 2 by repeated squaring: not above the
+    eigenvalue and, as that column has at least the n-th part of the leading eigenvector, too small by a share of at
+    most n / (2 e m), whatever the gap. That is at most `tolerance` after 25 products in float32, 40 for 1e-10.
+    """
+    side = grams.shape[-1]
+    power = grams
+    for _ in range(max(1, math.ceil(math.log2(side / (2 * math.e * tolerance))))):
+        size = torch.linalg.matrix_norm(power).clamp_min(torch.finfo(grams.dtype).tiny)
+        power = power / size[:, None, None]
+        power = power @ power
+    longest = power.diagonal(dim1=-2, dim2=-1).real.argmax(dim=-1)
+    vectors = power[torch.arange(len(power), device=power.device), :, longest].unsqueeze(-1)
+    square = torch.linalg.vector_norm(vectors, dim=(-2, -1)).square().clamp_min(torch.finfo(grams.dtype).tiny)
+    quotients: Tensor = (vectors.mH @ (grams @ vectors))[:, 0, 0].real / square
+    return quotients
+
+
+def power_estimates(grams: Tensor, iterations: int = 4) -> Tensor:
+    """Lower bounds (b,) of the largest eigenvalues: power iteration from each matrix's longest column."""
+    lengths = grams.diagonal(dim1=-2, dim2=-1).real
+    start = lengths.argmax(dim=-1)
+    vectors = grams[torch.arange(len(grams), device=grams.device), :, start].unsqueeze(-1)
+    for _ in range(iterations):
+        lengths = torch.linalg.vector_norm(vectors, dim=(-2, -1), keepdim=True)
+        vectors = grams @ (vectors / lengths.clamp_min(torch.finfo(lengths.dtype).tiny))
+    estimates: Tensor = torch.linalg.vector_norm(vectors, dim=(-2, -1))
+    return estimates
+
+
+# Rescaled kernels stay this many roundings of their dtype below delta: `periodic_norm` may be `_ERROR` too small, and
+# entries are rounded.
+_MARGIN = 24
+_ERROR = 16
+
+# Up to so many multiplications (frequencies times the cube of the blocks' side) a norm is measured in float64.
+_CHEAP_WORK = 2**20
+
+
+@full_precision()
+def careful_norm(kernel: Tensor, geometry: PeriodicConv) -> float:
+    """`periodic_norm` of the kernel as it is stored, in float64 where that is cheap or the kernel folds.
+
+    Taps of a folded kernel that fall on the same pixel may cancel, and with them most digits of the dtype.
+    """
+    if not _in_float64(kernel, geometry):
+        return periodic_norm(kernel, geometry)
+    scale = binary_scale(kernel)
+    folded, geometry, error = fold(kernel.detach().double() / scale, geometry)
+    grams = Grams(folded, geometry)
+    parts = map(grams.at, grams.batches(geometry.frequencies(kernel.device).index))
+    return scale * (math.sqrt(largest_eigenvalue(parts, 32 * torch.finfo(torch.float64).eps)) + error)
+
+
+def brought_to(kernel: Tensor, delta: float, geometry: PeriodicConv, norm: float | None = None) -> tuple[Tensor, float]:
+    """The kernel multiplied, where need be, until its periodic norm is at most delta, and that norm.
+
+    `norm` is what `careful_norm` says of the kernel. Where that is not taken in float64 the result is not measured
+    again: the margin covers what rounding may do, and the norm returned is the bound delta.
+    """
+    norm = careful_norm(kernel, geometry) if norm is None else norm
+    eps = torch.finfo(kernel.dtype).eps
+    if not _in_float64(kernel, geometry):
+        if norm <= delta * (1 - _ERROR * eps) or geometry.schur_bound(kernel) <= delta:
+            return kernel, norm
+        return kernel * (min(1.0, delta / norm) * (1 - _MARGIN * eps)), delta
+    while norm > delta:
+        # Rounding the taps of a kernel that folds is no small matter where they cancel.
+        lifted = norm + (eps * geometry.schur_bound(kernel) if geometry.folds else 0.0)
+        kernel = multiplied(kernel, delta / lifted * (1 - _MARGIN * eps))
+        norm = careful_norm(kernel, geometry)
+    return kernel, norm
+
+
+def multiplied(kernel: Tensor, factor: float) -> Tensor:
+    """The kernel times a factor below 1; zeros where that is rounded to the kernel itself, as of subnormal numbers."""
+    found = kernel * factor
+    return torch.zeros_like(kernel) if torch.equal(found, kernel) else found
+
+
+def _in_float64(kernel: Tensor, geometry: PeriodicConv) -> bool:
+    side = min(kernel.shape[0] // geometry.groups, kernel.shape[1] * math.prod(geometry.stride))
+    return geometry.folds or math.prod(geometry.output_size) * geometry.groups * side**3 <= _CHEAP_WORK
+
+
+# Which algorithm works on the Gram matrices of a symbol follows from their side and the device that holds them.
+#
+# `eigh` decomposes each matrix. `krylov` (`ttsv.spectral.krylov`) finds the few eigenpairs above delta squared, and
+# decomposes where there are many. `sign` (`ttsv.spectral.matrix_sign`) multiplies matrices, some 50 times in float32
+# and 85 in float64, and decomposes where rounding spoils the result. All leave out what a Cholesky test shows to need
+# no work.
+#
+# | device | side | clip | norm |
+# | --- | --- | --- | --- |
+# | CPU | below 96 | eigh | power iteration, Cholesky tests, eigenvalues of few matrices |
+# | CPU | 96 and more | krylov | the same |
+# | CUDA | to 32 | eigh | the same |
+# | CUDA | above 32 | sign | the same, with repeated squaring for eigenvalues |
+#
+# A complex product takes a fifth or sixth of a decomposition's time on a CPU: 50 of them never pay. On CUDA a batch of
+# matrices with more than 32 rows may be decomposed one by one, and products run at the device's full rate; that half of
+# the table follows from counts and has not been measured. `benchmarks/clipping.py --device cuda` measures all three
+# algorithms for each shape.
+Algorithm = Literal["eigh", "krylov", "sign"]
+
+LEAST_KRYLOV_SIDE = 96
+BATCHED_SIDE = 32
+"""CUDA's libraries decompose matrices of at most so many rows as a batch, whatever their version."""
+
+
+def clip_algorithm(side: int, device: torch.device) -> Algorithm:
+    """How `ttsv.spectral.clipping` clips blocks whose Gram matrices have `side` rows, unless told: the table above."""
+    if decomposes_in_batches(side, device):
+        return "krylov" if device.type == "cpu" and side >= LEAST_KRYLOV_SIDE else "eigh"
+    return "sign"
+
+
+def decomposes_in_batches(side: int, device: torch.device) -> bool:
+    """Whether decomposing a batch of matrices with `side` rows takes no more than the work in it."""
+    return device.type == "cpu" or side <= BATCHED_SIDE

@@ -1,0 +1,85 @@
+"""Exact singular values of (strided, dilated, grouped, 1/2/3-d) periodic convolutions, and bounds of their norms."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from ttsv.precision import full_precision
+from ttsv.spectral.gram import Grams
+from ttsv.spectral.norms import binary_scale, periodic_norm
+from ttsv.spectral.symbol import PeriodicConv, Size, fold
+from ttsv.tt.decomposition import orthogonalize
+
+
+@full_precision()
+def conv_singular_values(
+    kernel: Tensor, input_size: Size, *, stride: Size = 1, dilation: Size = 1, groups: int = 1
+) -> Tensor:
+    """All singular values of the periodic (circular) convolution with `kernel (c_out, c_in / groups, k_1, ..., k_d)`.
+
+    `input_size`, `stride`, `dilation`: one int or d of them, in pixels; every stride divides its size. A kernel
+    larger than the input is folded modulo its size. float32 and float64 stay what they are; differentiable.
+
+    Blocks are decomposed one by one, but oblong ones of float32 kernels that ask for no gradient: there Gram matrices
+    in float64 take less time, with errors of some 1e-8 of the largest value.
+
+    Returns `(prod(n_i / s_i), min(c_out, prod(s_i) c_in))`, for groups `groups` times the width of one group's
+    block: one row per frequency in row-major order, each descending, zeros included. Theorem 2 of the paper in
+    the corrected form (see `ttsv.spectral.symbol`). Raises `ConfigError` (a `ValueError`) for what cannot be convolved.
+    """
+    geometry = PeriodicConv.of(kernel, input_size, stride=stride, dilation=dilation, groups=groups)
+    kernel, geometry, _ = fold(kernel, geometry)
+    frequencies = geometry.frequencies(kernel.device)
+    sides = kernel.shape[0] // groups, kernel.shape[1] * math.prod(geometry.stride)
+    differentiable = torch.is_grad_enabled() and kernel.requires_grad
+    oblong = max(sides) >= 1.5 * min(sides)
+    decompose = _by_gram if oblong and kernel.dtype == torch.float32 and not differentiable else _by_svd
+    real = geometry.is_real(frequencies.index)
+    parts = [decompose(kernel, geometry, frequencies.index[real == kind], kind) for kind in (True, False)]
+    values = torch.cat(parts)[real.argsort(descending=True, stable=True).argsort()]
+    if groups > 1:
+        values = values.sort(dim=1, descending=True).values
+    return values[frequencies.position]
+
+
+def _by_svd(kernel: Tensor, geometry: PeriodicConv, index: Tensor, real: bool) -> Tensor:
+    """Singular values at flat frequencies, one row each; in real arithmetic where all blocks are real."""
+    parts = []
+    for part in geometry.batches(kernel, index):
+        blocks = geometry.symbol(kernel, part)
+        parts.append(torch.linalg.svdvals(blocks.real if real else blocks).flatten(1))
+    return torch.cat(parts)
+
+
+def _by_gram(kernel: Tensor, geometry: PeriodicConv, index: Tensor, real: bool) -> Tensor:
+    """As `_by_svd`, from Gram matrices in float64; the scale keeps squares in range."""
+    scale = binary_scale(kernel)
+    grams, groups = Grams(kernel.double() / scale, geometry), geometry.groups
+    parts = []
+    for part in grams.batches(index):
+        matrices = grams.at(part)
+        squares = torch.linalg.eigvalsh(matrices.real if real else matrices)
+        parts.append(squares.clamp_min(0).sqrt().flip(-1).reshape(len(part), groups * grams.side))
+    return (torch.cat(parts) * scale).to(kernel.dtype)
+
+
+def tt_singular_values(
+    k1: Tensor, core: Tensor, k3: Tensor, input_size: Size, *, stride: Size = 1, dilation: Size = 1
+) -> Tensor:
+    """The nonzero singular values of the periodic TT convolution: those of its core between orthonormal frames.
+
+    `k1 (c_in, r1)`, `core (r2, r1, k_1, ..., k_d)`, `k3 (r2, c_out)`; the frames need not be orthonormal (QR
+    first, Theorem 1 and Algorithm 1). All other singular values of the whole operator are 0. Returns
+    `(prod(n_i / s_i), min(r2, prod(s_i) r1))`, otherwise as `conv_singular_values`.
+    """
+    return conv_singular_values(orthogonalize(k1, core, k3).core, input_size, stride=stride, dilation=dilation)
+
+
+def conv_norm(kernel: Tensor, input_size: Size, *, stride: Size = 1, dilation: Size = 1, groups: int = 1) -> float:
+    """The largest of `conv_singular_values`, much cheaper; relative error of the order of the dtype's rounding.
+
+    Not differentiable. Arguments and errors as there; `conv_norm_bounds` gives rigorous bounds.
+    """
+    geometry = PeriodicConv.of(kernel, input_size, stride=stride, dilation=dilation, groups=groups)
+    return periodic_norm(kernel.detach(), geometry)

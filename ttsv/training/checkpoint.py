@@ -1,0 +1,233 @@
+"""Training states and models on disk: safetensors beside JSON that holds their SHA-256. Nothing is pickled."""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+from safetensors.torch import load, save
+from torch import Tensor, nn
+
+from ttsv.errors import DataError
+from ttsv.models import create_model
+from ttsv.models.build import Normalize
+
+KEPT = 2
+"""Checkpoints kept: should the newest be damaged, the one before is there."""
+
+_DESCRIPTION = "ttsv"
+"""The entry of a network's file that says how to build it."""
+
+_TENSOR, _STRIDES = "$tensor", "$strides"
+
+
+class Checkpoints:
+    """The checkpoints of one trial in a folder (created), newest last.
+
+    `identity` (JSON-ready) says what the states belong to: those of another identity are not resumed. A state is a
+    tree of dicts with string keys, lists, tensors and JSON values; tensors keep their layout in memory, on which the
+    order of sums and so their rounding depends. A checkpoint is its tensors in `NUMBER.safetensors`, and
+    `NUMBER.json`, written after them: without a whole JSON file there is no checkpoint.
+    """
+
+    def __init__(self, folder: Path, identity: Mapping[str, Any]) -> None:
+        self.folder = folder
+        self.identity = dict(identity)
+        folder.mkdir(parents=True, exist_ok=True)
+        for unfinished in folder.glob("*.tmp"):
+            unfinished.unlink()
+
+    def save(self, number: int, state: Mapping[str, Any]) -> None:
+        """Writes checkpoint `number` (the epochs done), then deletes all but the last two.
+
+        A process killed at any moment leaves the checkpoints before this one whole.
+        """
+        tensors: dict[str, Tensor] = {}
+        body = {"identity": self.identity, "state": _pack(state, "", tensors)}
+        content = save(tensors)
+        _write(self._tensors(number), content)
+        record = {"body": body, "body_sha256": _sha256(_json(body)), "tensors_sha256": _sha256(content)}
+        _write(self._record(number), _json(record))
+        for old in self._numbers()[:-KEPT]:
+            self._delete(old)
+
+    def latest(self) -> dict[str, Any] | None:
+        """The newest state that is whole and has this identity, its tensors on the CPU; None without one.
+
+        Newer ones, damaged or of another identity, are deleted: their numbers are written again.
+        """
+        for number in reversed(self._numbers()):
+            state = self._read(number)
+            if state is not None:
+                return state
+            self._delete(number)
+        return None
+
+    def _delete(self, number: int) -> None:
+        self._record(number).unlink()
+        self._tensors(number).unlink(missing_ok=True)
+
+    def _read(self, number: int) -> dict[str, Any] | None:
+        try:
+            record = json.loads(self._record(number).read_bytes())
+            body = record["body"]
+            content = self._tensors(number).read_bytes()
+            if body["identity"] != self.identity or record["body_sha256"] != _sha256(_json(body)):
+                return None
+            if record["tensors_sha256"] != _sha256(content):
+                return None
+            state: dict[str, Any] = _unpack(body["state"], load(content))
+        except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError):
+            return None
+        return state
+
+    def _numbers(self) -> list[int]:
+        return sorted(int(path.stem) for path in self.folder.glob("*.json") if path.stem.isdecimal())
+
+    def _record(self, number: int) -> Path:
+        return self.folder / f"{number:06d}.json"
+
+    def _tensors(self, number: int) -> Path:
+        return self.folder / f"{number:06d}.safetensors"
+
+
+def save_model(folder: Path, model: nn.Module, arguments: Mapping[str, Any], **facts: Any) -> Path:
+    """Writes `model.safetensors` and `model.json`, from which `load_network` rebuilds the network; returns the former.
+
+    `arguments` are those of `create_model`; `facts` (JSON-ready) are kept beside them. The former alone is enough to
+    rebuild the network: it holds the arguments, and of the facts the configuration (`config`) but its `evaluation`,
+    which are the same whenever the weights are.
+    """
+    tensors = {name: _copy(value) for name, value in model.state_dict().items()}
+    told: dict[str, Any] = {"model": dict(arguments)}
+    if "config" in facts:
+        told["config"] = {name: value for name, value in facts["config"].items() if name != "evaluation"}
+    told["sha256"] = _told_sha256(told, tensors)
+    # A single entry: several have no order of their own in the file.
+    content = save(tensors, metadata={_DESCRIPTION: json.dumps(told)})
+    path = folder / "model.safetensors"
+    _write(path, content)
+    _write(folder / "model.json", _json({"model": dict(arguments), "sha256": _sha256(content), **facts}))
+    return path
+
+
+def restore_weights(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Takes up a saved `state_dict`, and its tensors' layouts in memory: what a step replaces may have another one."""
+    for name, own in model.state_dict(keep_vars=True).items():
+        if own.stride() != state[name].stride():
+            own.data = torch.empty_like(state[name], device=own.device)
+    model.load_state_dict(state)
+
+
+def load_model(folder: Path) -> nn.Module:
+    """The network that `save_model` wrote into the folder, see `load_network`."""
+    return load_network(folder / "model.safetensors")[0]
+
+
+def load_network(path: Path) -> tuple[nn.Module, dict[str, Any]]:
+    """The network that `save_model` wrote, on the CPU, in evaluation mode, and what was written of it.
+
+    `path`: the file of weights, whatever its name is now. It is described by the JSON file of the same name beside it,
+    or where there is none, by itself: that has the `model` and `config` alone. Raises `DataError` where a file is
+    missing, cut or altered.
+    """
+    beside = path.with_suffix(".json")
+    try:
+        content = path.read_bytes()
+        described: dict[str, Any] = json.loads(beside.read_bytes() if beside.exists() else _description(path))
+        arguments, expected = dict(described["model"]), described["sha256"]
+        tensors = load(content)
+    except safetensors.SafetensorError as error:
+        raise DataError(f"{path} is cut or altered: {error}") from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path.parent} holds no whole model ({beside.name}, {path.name}): {error}") from error
+    if (_sha256(content) if beside.exists() else _told_sha256(described, tensors)) != expected:
+        raise DataError(f"{path} is cut or altered: its SHA-256 is not {expected}")
+    with torch.random.fork_rng(devices=[]):
+        model = create_model(**arguments)
+    told = _normalisations(model)
+    model.load_state_dict(tensors)
+    # As near as the least exact type that weights may be kept in.
+    if not all(torch.allclose(*both, rtol=2**-8) for both in zip(told, _normalisations(model), strict=True)):
+        raise DataError(f"{beside} is altered: its mean and std are not those of the weights")
+    return model.eval(), described
+
+
+def _description(path: Path) -> str:
+    """What the file of weights says of its network. Raises `ValueError` for one that says nothing."""
+    with safetensors.safe_open(path, "pt") as file:
+        metadata = file.metadata() or {}
+    if _DESCRIPTION not in metadata:
+        raise ValueError("no JSON file is beside it, and it does not say itself how its network is built")
+    return str(metadata[_DESCRIPTION])
+
+
+def _normalisations(model: nn.Module) -> list[Tensor]:
+    """Copies of what the network's pixels are normalised with, which is in its arguments and among its weights."""
+    return [value.clone() for part in model.modules() if isinstance(part, Normalize) for value in (part.mean, part.std)]
+
+
+def _pack(tree: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+    """The tree as JSON, each tensor replaced by a name, under which a copy goes into `tensors`."""
+    if isinstance(tree, Tensor):
+        name = f"{len(tensors)} {path}"  # a path alone may be that of two tensors: keys can hold dots
+        tensors[name] = _copy(tree)
+        return {_TENSOR: name, _STRIDES: list(tree.stride())}
+    if isinstance(tree, Mapping):
+        if not all(isinstance(key, str) for key in tree):
+            raise TypeError(f"keys of {path or 'a state'} must be strings")
+        return {key: _pack(value, f"{path}.{key}".lstrip("."), tensors) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [_pack(value, f"{path}.{index}".lstrip("."), tensors) for index, value in enumerate(tree)]
+    return tree
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().contiguous().clone()
+
+
+def _unpack(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if isinstance(tree, dict):
+        if tree.keys() == {_TENSOR, _STRIDES}:
+            found = tensors[tree[_TENSOR]]
+            return torch.empty_strided(found.shape, tree[_STRIDES], dtype=found.dtype).copy_(found)
+        return {key: _unpack(value, tensors) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [_unpack(value, tensors) for value in tree]
+    return tree
+
+
+def _json(plain: Any) -> bytes:
+    return json.dumps(plain, sort_keys=True, indent=1).encode()
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _told_sha256(described: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    """Over what is said of a network but this, and its weights: names, types, shapes and values, on the CPU."""
+    digest = hashlib.sha256(_json({name: value for name, value in described.items() if name != "sha256"}))
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Replaces a file as a whole: after a crash at any moment there is the old one or the new one."""
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

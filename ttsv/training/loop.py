@@ -1,0 +1,310 @@
+"""Training: the loop on one screen, and what it needs."""
+
+import math
+import time
+from collections.abc import Generator, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
+
+from ttsv.config.trial import TrainingConfig, TrialConfig
+from ttsv.constraints import Constraint
+from ttsv.data.augment import Augmentation
+from ttsv.data.loading import Dataset, Split, as_pixels
+from ttsv.errors import DivergedError
+from ttsv.layers import orthogonal_loss
+from ttsv.metrics.accuracy import accuracy, cross_entropy, predict
+from ttsv.results import EpochMetrics
+from ttsv.runtime import derived_generator, derived_seed, epoch_order, known_failures, random_state
+from ttsv.training.checkpoint import Checkpoints, restore_weights
+from ttsv.training.optimizers import backward_and_step, learning_rate, make_optimizer, moments, restore_moments, set_lr
+from ttsv.winograd.convolution import WinogradConvolutions, winograd_may_pay
+
+_AUTOCAST = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass
+class Progress:
+    """How far a training is.
+
+    `epoch`: epochs done. `train_seconds` and, of these, `constraint_seconds` are those of all epochs; `first_*`
+    those of the first one, in which memory is laid out and kernels are chosen. `best_epoch` (0: none yet) had the
+    highest accuracy on the validation images, `best_accuracy`. `selected_epoch`: the one whose weights the trained
+    model has.
+    """
+
+    epoch: int = 0
+    train_seconds: float = 0.0
+    constraint_seconds: float = 0.0
+    first_seconds: float = 0.0
+    first_constraint_seconds: float = 0.0
+    best_epoch: int = 0
+    best_accuracy: float = -1.0
+    selected_epoch: int = 0
+
+    def add(self, metrics: EpochMetrics) -> None:
+        """Counts one more epoch."""
+        if self.epoch == 0:
+            self.first_seconds, self.first_constraint_seconds = metrics.seconds, metrics.constraint_seconds
+        self.epoch = self.selected_epoch = metrics.epoch
+        self.train_seconds += metrics.seconds
+        self.constraint_seconds += metrics.constraint_seconds
+
+    def per_step(self, steps: int) -> tuple[float, float]:
+        """Seconds per step, whole and of the constraint, at `steps` per epoch; without the first epoch of several."""
+        if self.epoch < 2:
+            return self.train_seconds / steps, self.constraint_seconds / steps
+        steps *= self.epoch - 1
+        warm_constraint = self.constraint_seconds - self.first_constraint_seconds
+        return (self.train_seconds - self.first_seconds) / steps, warm_constraint / steps
+
+
+def fit(
+    model: nn.Module,
+    data: Dataset,
+    config: TrialConfig,
+    constraint: Constraint,
+    *,
+    device: torch.device,
+    checkpoints: Checkpoints | None = None,
+) -> Generator[EpochMetrics, None, Progress]:
+    """Trains the model in place: yields each epoch's metrics, returns the whole progress.
+
+    Trained on are `data.train`, and `data.validation` too where the trial validates on the test images. With
+    `checkpoints`, goes on after the newest epoch found there, to the same numbers bit for bit (on a CPU, with
+    as many threads), and saves each epoch once its metrics are taken. What is random follows from the seed and the
+    epoch alone; the process's own random state is neither read nor changed. The constraint is bound before
+    the optimizer is made, applied after each step and, forced, to the weights that are evaluated in the end. Images
+    of two dimensions are computed channels last.
+
+    Raises `DivergedError` and `OutOfMemoryError`.
+    """
+    training = config.training
+    with known_failures():
+        train, validation = (split.to(device) for split in training_splits(data, training))
+        model.to(device)
+        if data.info.dims == 2:
+            model.to(memory_format=torch.channels_last)
+        constraint.bind(model, data.info.image_size, in_channels=data.info.channels)
+        run = _Run(model, training, constraint, device)
+        progress = run.restore(checkpoints)
+    steps = steps_per_epoch(len(train.labels), training)
+    count = min(steps * training.batch_size, len(train.labels))
+    constraint_time = Stopwatch(device)
+    while progress.epoch < training.epochs:
+        started, first = time.perf_counter(), progress.epoch * steps
+        totals = torch.zeros(2, device=device)  # summed loss, correct predictions
+        with known_failures(model), random_state(derived_seed(config.seed, "epoch", progress.epoch), device):
+            model.train()
+            for step, (images, labels) in enumerate(batches(train, config, progress.epoch, count), start=first):
+                set_lr(run.optimizer, learning_rate(training, step, steps))
+                with run.autocast(), run.convolutions:
+                    logits = model(as_pixels(images)).float()
+                loss = functional.cross_entropy(logits, labels, label_smoothing=training.label_smoothing)
+                with constraint_time:
+                    penalty = constraint.penalty(model)
+                run.step(loss + penalty)
+                with constraint_time:
+                    constraint.project(model, step + 1)
+                run.average()
+                totals += torch.stack([loss.detach() * len(labels), (logits.argmax(1) == labels).sum()])
+            train_loss, train_accuracy = (totals / count).tolist()
+            seconds, constraint_seconds = time.perf_counter() - started, constraint_time.read()
+            if progress.epoch + 1 == training.epochs:
+                run.finish(train, training.epochs * steps)
+            logits = predict(run.evaluated, validation.images, batch_size=training.batch_size)
+            ort_loss = orthogonal_loss(run.evaluated)
+        metrics = EpochMetrics(
+            epoch=progress.epoch + 1,
+            epochs=training.epochs,
+            train_loss=train_loss,
+            train_accuracy=train_accuracy,
+            val_loss=cross_entropy(logits, validation.labels),
+            val_accuracy=accuracy(logits, validation.labels),
+            ort_loss=None if ort_loss is None else ort_loss.item(),
+            lr=learning_rate(training, first, steps),
+            seconds=seconds,
+            constraint_seconds=constraint_seconds,
+        )
+        _require_finite(metrics)
+        run.note(metrics)
+        try:
+            yield metrics
+        finally:  # also where the caller stops here: it has this epoch
+            if checkpoints is not None:
+                checkpoints.save(progress.epoch, run.state())
+    if training.select == "best" and progress.best_epoch != progress.epoch:
+        with known_failures(model), random_state(derived_seed(config.seed, "selected"), device):
+            run.finish(train, training.epochs * steps, best=True)
+        progress.selected_epoch = progress.best_epoch
+    return progress
+
+
+def training_splits(data: Dataset, training: TrainingConfig) -> tuple[Split, Split]:
+    """The images that are trained on, and those that each epoch is measured on."""
+    if training.validation == "held-out":
+        return data.train, data.validation
+    return Split(*map(torch.cat, zip(data.train, data.validation, strict=True))), data.test
+
+
+def steps_per_epoch(count: int, training: TrainingConfig) -> int:
+    """Optimizer steps of one epoch over `count` images; the last batch may be smaller."""
+    whole = math.ceil(count / training.batch_size)
+    return whole if training.steps is None else min(training.steps, whole)
+
+
+def batches(train: Split, config: TrialConfig, epoch: int, count: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The first `count` images of an epoch's order, varied, and their labels, in batches on their device."""
+    chosen = config.augmentation
+    augmentation = Augmentation(flip=chosen.flip, pad=chosen.pad, padding=chosen.padding)
+    order = epoch_order(len(train.labels), config.seed, epoch)[:count].to(train.labels.device)
+    generator = derived_generator(config.seed, "augmentation", epoch)
+    draws = augmentation.draw(count, train.images.shape[2:], generator).to(train.images.device)
+    for start in range(0, count, config.training.batch_size):
+        part = slice(start, start + config.training.batch_size)
+        yield augmentation.apply(train.images[order[part]], draws[part]), train.labels[order[part]]
+
+
+class _Run:
+    """What changes while a model is trained, beside its weights: all of it is in the checkpoint."""
+
+    def __init__(
+        self, model: nn.Module, training: TrainingConfig, constraint: Constraint, device: torch.device
+    ) -> None:
+        self.model, self.training, self.constraint, self.device = model, training, constraint, device
+        self.optimizer = make_optimizer(model, training)
+        self.optimizer.zero_grad()  # of what was done with the model before
+        self.scaler = torch.amp.GradScaler(device.type, enabled=training.precision == "fp16")
+        self.averaged: AveragedModel | None = None
+        if training.ema is not None:
+            self.averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(training.ema))  # type: ignore[no-untyped-call]
+        self.evaluated = model if self.averaged is None else self.averaged.module
+        self.best: dict[str, Tensor] | None = None
+        self.convolutions = self._convolutions()
+        self.progress = Progress()
+
+    def autocast(self) -> torch.autocast:
+        """The precision of the forward pass."""
+        dtype = _AUTOCAST[self.training.precision]
+        return torch.autocast(self.device.type, dtype, enabled=dtype is not None)
+
+    def _convolutions(self) -> AbstractContextManager[object]:
+        """How those of the forward pass, and of its gradients, are computed."""
+        on_cpu = self.device.type == "cpu" and self.training.precision == "float32"
+        if on_cpu and self.training.convolutions == "winograd" and winograd_may_pay(self.model):
+            return WinogradConvolutions()
+        return nullcontext()
+
+    def step(self, loss: Tensor) -> None:
+        """One step of the optimizer down the loss. Leaves no gradients, which would lie beside the next activations."""
+        if self.training.clip_gradient is None and not self.scaler.is_enabled():
+            backward_and_step(loss, self.optimizer)
+            return
+        torch.autograd.backward(self.scaler.scale(loss))
+        if self.training.clip_gradient is not None:
+            self.scaler.unscale_(self.optimizer)
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.training.clip_gradient)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad()
+
+    def average(self) -> None:
+        """Takes the weights into their moving average."""
+        if self.averaged is not None:
+            self.averaged.update_parameters(self.model)
+
+    def finish(self, train: Split, steps: int, *, best: bool = False) -> None:
+        """Turns the model into what is evaluated: the averaged or the best weights, constrained, recalibrated."""
+        if best:
+            assert self.best is not None
+            self.model.load_state_dict(self.best)
+        elif self.averaged is not None:
+            self.model.load_state_dict(self.averaged.module.state_dict())
+        self.evaluated = self.model
+        self.constraint.project(self.model, steps, force=True)
+        if self.training.recalibrate:
+            update_bn(map(as_pixels, torch.split(train.images, self.training.batch_size)), self.model)
+            self.constraint.project(self.model, steps, force=True)  # what bounds batch norm reads its statistics
+
+    def note(self, metrics: EpochMetrics) -> None:
+        """Counts an epoch, and keeps its weights where they are the best so far and wanted."""
+        self.progress.add(metrics)
+        if metrics.val_accuracy > self.progress.best_accuracy:
+            self.progress.best_epoch, self.progress.best_accuracy = metrics.epoch, metrics.val_accuracy
+            if self.training.select == "best":
+                self.best = {name: value.clone() for name, value in self.evaluated.state_dict().items()}
+
+    def state(self) -> dict[str, Any]:
+        """Everything that training on needs."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": moments(self.optimizer),
+            "scaler": self.scaler.state_dict(),
+            "averaged": None if self.averaged is None else self.averaged.state_dict(),
+            "best": self.best,
+            "constraint": self.constraint.state_dict(),
+            "progress": asdict(self.progress),
+        }
+
+    def restore(self, checkpoints: Checkpoints | None) -> Progress:
+        """Takes up the newest saved state, if there is one."""
+        state = checkpoints.latest() if checkpoints is not None else None
+        if state is not None:
+            restore_weights(self.model, state["model"])
+            restore_moments(self.optimizer, state["optimizer"])
+            self.scaler.load_state_dict(state["scaler"])
+            if self.averaged is not None:
+                restore_weights(self.averaged, state["averaged"])
+            self.best = state["best"]
+            self.constraint.load_state_dict(state["constraint"])
+            self.progress = Progress(**state["progress"])
+        return self.progress
+
+
+def _require_finite(metrics: EpochMetrics) -> None:
+    for name in ("train_loss", "val_loss", "ort_loss"):
+        value = getattr(metrics, name)
+        if value is not None and not math.isfinite(value):
+            raise DivergedError(f"{name} is {value} after epoch {metrics.epoch}")
+
+
+class Stopwatch:
+    """Adds up the seconds spent in `with stopwatch:`, on a GPU in device time and without waiting for it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._seconds = 0.0
+        self._events: list[torch.cuda.Event] = []
+        self._entered = 0.0
+
+    def __enter__(self) -> None:
+        if self._cuda:
+            self._record()
+        else:
+            self._entered = time.perf_counter()
+
+    def __exit__(self, *exception: object) -> None:
+        if self._cuda:
+            self._record()
+        else:
+            self._seconds += time.perf_counter() - self._entered
+
+    def read(self) -> float:
+        """The seconds since the last reading; waits for the device."""
+        if self._cuda:
+            torch.cuda.synchronize()
+            pairs = zip(self._events[::2], self._events[1::2], strict=True)
+            self._seconds = sum(start.elapsed_time(end) for start, end in pairs) / 1000
+            self._events.clear()
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
+
+    def _record(self) -> None:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        self._events.append(event)
