@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.fill import result_row
 from benchmarks.hosting import served
-from service import queue
+from service import leases, queue
 from service.db import Database
 from service.filters import Filters
 from service.grid import ExperimentSpec, expand_grid
@@ -72,7 +72,7 @@ def _ours(values: list[dict[str, Any]], folder: Path) -> dict[str, float]:
     spec = ExperimentSpec(name="runs", base={"dataset": "digits", "model": "small-cnn"}, grid=axes)
     plan = expand_grid(spec, max_trials=len(values) + ALONE)
     database.write(lambda session: create_experiment(session, spec, plan))
-    lease = database.write(lambda session: queue.claim(session, "benchmark", None))
+    lease = database.write(lambda session: leases.claim(session, "benchmark", None))
     assert lease is not None
     with database.read() as session:
         trials = [trial.id for trial in queue.unfinished_trials(session, lease)]

@@ -13,21 +13,7 @@ from sqlalchemy.orm import Session
 from service import events, leases, scores, transitions
 from service.events import EventKind
 from service.grid import PlannedTrial
-from service.leases import (
-    MAX_FRUITLESS_CLAIMS,
-    Lease,
-    Watched,
-    claim,
-    complete,
-    greet,
-    is_held,
-    is_stopping,
-    part,
-    reap,
-    release,
-    renew,
-    watch,
-)
+from service.leases import Lease
 from service.models import (
     OPEN_TRIALS,
     Artifact,
@@ -40,32 +26,6 @@ from service.models import (
     now,
 )
 from service.trial_rows import next_number, trial_columns
-
-__all__ = [
-    "MAX_ATTEMPTS",
-    "MAX_FRUITLESS_CLAIMS",
-    "ArtifactFile",
-    "Lease",
-    "Watched",
-    "add_epoch",
-    "add_trial",
-    "claim",
-    "complete",
-    "early_stop_trial",
-    "fail_trial",
-    "finish_trial",
-    "greet",
-    "is_held",
-    "is_stopping",
-    "lose_trial",
-    "part",
-    "reap",
-    "release",
-    "renew",
-    "start_trial",
-    "unfinished_trials",
-    "watch",
-]
 
 MAX_ATTEMPTS = 5
 """Starts of one trial that may end with its process lost; then the trial failed."""
@@ -83,7 +43,7 @@ class ArtifactFile:
 
 def unfinished_trials(session: Session, lease: Lease) -> Sequence[Trial]:
     """Trials that are still to be run, in the grid's order; raises `LeaseLostError`. Locks nothing."""
-    if not is_held(session, lease):
+    if not leases.is_held(session, lease):
         raise leases.lost(lease)
     query = select(Trial).where(Trial.experiment_id == lease.experiment_id, Trial.state.in_(OPEN_TRIALS))
     return session.scalars(query.order_by(Trial.number)).all()

@@ -17,12 +17,12 @@ from fastapi.testclient import TestClient
 from hypothesis import settings
 from sqlalchemy import create_engine, inspect, make_url, select, text
 
-from service import queue, submission
+from service import leases, queue, submission
 from service.db import Database
 from service.grid import ExperimentSpec, expand_grid
+from service.leases import Lease
 from service.main import create_app
 from service.migrate import migrate
-from service.queue import Lease
 from service.settings import Settings
 from ttsv.results import protocol_fingerprint
 
@@ -185,7 +185,7 @@ def claim(database: Database) -> Callable[..., Lease]:
     """Claims the first experiment, which must be there."""
 
     def claim(worker: str = "worker") -> Lease:
-        lease = database.write(lambda session: queue.claim(session, worker, {"pid": 1}))
+        lease = database.write(lambda session: leases.claim(session, worker, {"pid": 1}))
         assert lease is not None
         return lease
 

@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, NoReturn
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from service import drivers, queue, store
+from service import drivers, leases, queue, store
 from service.db import Database
 from service.errors import LeaseLostError
 from service.grid import ExperimentSpec, search_base
+from service.leases import Lease
 from service.models import TrialState
 from service.observability import configure_logging
 from service.plan import PlannedTrial
-from service.queue import Lease
 from service.settings import Settings
 from service.spec import Asha
 from ttsv.trial import run_trial
@@ -136,7 +136,7 @@ class Driver:
         self._recorder.flush()
 
     def _complete(self) -> bool:
-        return patiently(lambda: self._database.write(partial(queue.complete, lease=self._lease)))
+        return patiently(lambda: self._database.write(partial(leases.complete, lease=self._lease)))
 
     def _await_end(self) -> None:
         """Completes the experiment as soon as nothing is left to do, however long Tune takes to return."""
@@ -157,7 +157,7 @@ class Driver:
             if file is None or file.exists():
                 continue
             with contextlib.suppress(SQLAlchemyError), self._database.read() as session:
-                if queue.is_stopping(session, self._lease):
+                if leases.is_stopping(session, self._lease):
                     logger.info("experiment %d is to stop: no further trial begins", self._lease.experiment_id)
                     file.parent.mkdir(parents=True, exist_ok=True)
                     file.touch()
@@ -191,7 +191,7 @@ class Driver:
             path = None if source is None else paths[source]
             jobs.append(Job(trial.id, self._lease.fence, trial.epoch, trial.config, path))
         mark = [(trial.id, trial.attempts, trial.started_at) for trial in trials]
-        return Todo(jobs, mark, queue.is_stopping(session, self._lease))
+        return Todo(jobs, mark, leases.is_stopping(session, self._lease))
 
     def _make_search(self, spec: ExperimentSpec, todo: Todo) -> "SearchTrials | None":
         """The search as its rows have it: what an earlier driver had of it is gone. None where it is over."""
@@ -246,7 +246,7 @@ class Driver:
         self._recorder.mute()
         self._recorder.flush(FLUSH_SECONDS)
         with contextlib.suppress(LeaseLostError, SQLAlchemyError):
-            self._database.write(partial(queue.release, lease=self._lease, drained=True))
+            self._database.write(partial(leases.release, lease=self._lease, drained=True))
         os._exit(0)
 
 

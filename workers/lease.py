@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from service import queue
+from service import leases
 from service.db import Database
 from service.errors import LeaseLostError
-from service.queue import Lease
+from service.leases import Lease
 from workers.patience import is_away
 
 logger = logging.getLogger(__name__)
@@ -41,11 +41,11 @@ class LeaseKeeper:
         while True:
             try:
                 if time.monotonic() >= next_beat:
-                    self._database.write(lambda session: queue.renew(session, self._lease))
+                    self._database.write(lambda session: leases.renew(session, self._lease))
                     next_beat = time.monotonic() + self._beat_seconds
                 else:
                     with self._database.read() as session:
-                        if not queue.is_held(session, self._lease):
+                        if not leases.is_held(session, self._lease):
                             raise LeaseLostError(f"experiment {self._lease.experiment_id} is no longer ours")
                 if unknown:
                     logger.info("the database is back")

@@ -18,11 +18,11 @@ from types import FrameType
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from service import drivers, queue
+from service import drivers, leases
 from service.db import Database
 from service.errors import LeaseLostError
+from service.leases import Lease
 from service.models import now
-from service.queue import Lease
 from service.settings import Settings
 from workers.cluster import Cluster, ExistingCluster, LocalCluster, local_cpus, local_gpus
 from workers.faults import fault
@@ -163,12 +163,12 @@ class Worker:
         while self._ended:
             lease = self._ended[0]
             with contextlib.suppress(LeaseLostError):
-                self._database.write(partial(queue.release, lease=lease, drained=drained))
+                self._database.write(partial(leases.release, lease=lease, drained=drained))
             self._ended.pop(0)
 
     def _greet(self) -> None:
         if time.monotonic() >= self._greet_after:
-            self._database.write(partial(queue.greet, worker=self.name, cpus=self._cpus, gpus=self._gpus))
+            self._database.write(partial(leases.greet, worker=self.name, cpus=self._cpus, gpus=self._gpus))
             self._greet_after = time.monotonic() + self._settings.beat_seconds
 
     def _sweep(self) -> None:
@@ -185,7 +185,7 @@ class Worker:
     def _reap(self) -> None:
         """Requeues experiments of dead workers; kills drivers of our own whose heartbeat stands still."""
         with self._database.read() as session:
-            running = queue.watch(session)
+            running = leases.watch(session)
         ours = {driver.lease: driver for driver in self._drivers}
         for seen, seconds in self._standstill.look(running):
             expired = seconds >= self._settings.lease_seconds
@@ -198,7 +198,7 @@ class Worker:
             # A claim of our own without a driver: the database's answer to it never arrived.
             unknown = self._identity is not None and seen.process == self._identity
             gone = expired or unknown or is_dead(seen.process)
-            if gone and self._database.write(partial(queue.reap, seen=seen, by=self.name)):
+            if gone and self._database.write(partial(leases.reap, seen=seen, by=self.name)):
                 logger.warning("experiment %d is queued again: %s is gone", seen.experiment_id, seen.worker)
 
     def _claim(self) -> None:
@@ -208,7 +208,7 @@ class Worker:
             and self._cluster.ready()
             and not self._stopping
         ):
-            lease = self._database.write(partial(queue.claim, worker=self.name, process=self._identity))
+            lease = self._database.write(partial(leases.claim, worker=self.name, process=self._identity))
             if lease is None:
                 return
             fault("after_claim")
@@ -249,7 +249,7 @@ class Worker:
         self._cluster.stop()
         try:
             self._release_ended(drained=True)
-            self._database.write(partial(queue.part, worker=self.name))
+            self._database.write(partial(leases.part, worker=self.name))
         except SQLAlchemyError as error:
             logger.warning("the database is away; other workers will find this one's leases: %s", error)
 

@@ -14,8 +14,9 @@ from sqlalchemy.orm import Session
 from service import leases, queue
 from service.db import Database
 from service.errors import LeaseLostError
+from service.leases import Lease
 from service.models import Result
-from service.queue import ArtifactFile, Lease
+from service.queue import ArtifactFile
 from ttsv.trial import TrialResult, protocol_fingerprint
 from workers.patience import MOST_FAILURES, Backoff, is_away, is_in_trouble
 from workers.reports import EpochReport, FailureReport, Report, ResultReport, SkippedReport

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 
-from service.queue import Watched
+from service.leases import Watched
 
 
 class Standstill:

@@ -14,12 +14,13 @@ from fastapi.testclient import TestClient
 from sqlalchemy import event, exc
 from sqlalchemy.orm import Session
 
-from service import queue
+from service import leases, queue
 from service.api import experiments
 from service.db import Database
+from service.leases import Lease
 from service.main import create_app
 from service.models import Experiment, IdempotencyKey, Trial, Worker
-from service.queue import ArtifactFile, Lease
+from service.queue import ArtifactFile
 from service.settings import Settings
 
 Submit = Callable[..., int]
@@ -436,7 +437,7 @@ class TestHealth:
             "checks": {"database": "ok", "schema": "ok", "disk": "ok"},
             "worker_seen_at": None,
         }
-        database.write(lambda session: queue.greet(session, "worker", 1, 0))
+        database.write(lambda session: leases.greet(session, "worker", 1, 0))
         assert api.get("/readyz").json()["worker_seen_at"] is not None
         assert len(table(Worker)) == 1
 

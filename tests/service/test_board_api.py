@@ -13,10 +13,10 @@ from sqlalchemy.orm import Session
 from service import queue
 from service.api.formats import MEDIA_TYPES, Format, _accepted
 from service.db import Database
+from service.leases import Lease
 from service.models import Protocol, Trial
 from service.paper import paper_table
 from service.presets import PAPER
-from service.queue import Lease
 from service.schemas_leaderboard import LeaderboardOut, TableOut
 
 Submit = Callable[..., int]

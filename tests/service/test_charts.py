@@ -19,9 +19,9 @@ from service.dashboard.wording import ago, duration, flat, measured, short, size
 from service.db import Database
 from service.grid import ExperimentSpec, expand_grid
 from service.leaderboard import Question
+from service.leases import Lease
 from service.metric import Metric
 from service.models import now
-from service.queue import Lease
 from service.standings import Standing, standings
 
 VALUES = st.floats(-1e12, 1e12, allow_nan=False).filter(lambda value: value == 0 or abs(value) > 1e-9)

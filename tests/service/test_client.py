@@ -12,12 +12,12 @@ import pytest
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from service import queue, submission
+from service import leases, queue, submission
 from service.client import ApiError, Client
 from service.db import Database
 from service.grid import ExperimentSpec, expand_grid
+from service.leases import Lease
 from service.models import Experiment, IdempotencyKey, TrialState
-from service.queue import Lease
 
 Make = Callable[..., dict[str, Any]]
 SPEC: dict[str, Any] = {
@@ -136,7 +136,7 @@ class TestAgainstAServer:
         experiment_id = client.submit(SPEC | {"grid": {}}).id
 
         def begin(session: Session) -> tuple[Lease, int]:
-            lease = queue.claim(session, "worker", None)
+            lease = leases.claim(session, "worker", None)
             assert lease is not None
             (trial,) = queue.unfinished_trials(session, lease)
             queue.start_trial(session, lease, trial.id)
@@ -145,7 +145,7 @@ class TestAgainstAServer:
 
         def end(session: Session, lease: Lease, trial_id: int) -> None:
             queue.finish_trial(session, lease, trial_id, trial_result(), ("p" * 64, {}))
-            assert queue.complete(session, lease)
+            assert leases.complete(session, lease)
 
         watched = client.watch(experiment_id, every=0.01)
         seen = [next(watched)]
@@ -190,7 +190,7 @@ class TestVerbs:
             client.update(one, name="z", revision=2)
 
         def fail(session: Session) -> None:
-            lease = queue.claim(session, "worker", None)
+            lease = leases.claim(session, "worker", None)
             assert lease is not None
             for trial, failure in zip(queue.unfinished_trials(session, lease), ("", "oom", "diverged"), strict=True):
                 queue.start_trial(session, lease, trial.id)
@@ -198,7 +198,7 @@ class TestVerbs:
                     queue.fail_trial(session, lease, trial.id, failure, "no")
                 else:
                     queue.finish_trial(session, lease, trial.id, trial_result(), ("p" * 64, {}))
-            assert queue.complete(session, lease)
+            assert leases.complete(session, lease)
 
         stored.write(fail)
         assert client.archive(one).archived_at is not None

@@ -17,7 +17,7 @@ import pytest
 from sqlalchemy import insert
 from sqlalchemy.orm import Session
 
-from service import queue, verbs
+from service import leases, queue, verbs
 from service.client import (
     ApiError,
     AsyncClient,
@@ -136,7 +136,7 @@ def finished(
         experiment_id = client.submit(spec).id
 
         def work(session: Session) -> None:
-            lease = queue.claim(session, "worker", None)
+            lease = leases.claim(session, "worker", None)
             assert lease is not None
             for trial in queue.unfinished_trials(session, lease):
                 queue.start_trial(session, lease, trial.id)
@@ -150,7 +150,7 @@ def finished(
                     session.execute(insert(EpochPoint), points)
                 accuracy = 0.5 + trial.id / 100
                 queue.finish_trial(session, lease, trial.id, trial_result(accuracy, **result), ("p" * 64, {}), files)
-            assert queue.complete(session, lease)
+            assert leases.complete(session, lease)
 
         stored.write(work)
         return experiment_id

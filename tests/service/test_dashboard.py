@@ -13,16 +13,16 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy.orm import Session
 
-from service import keys, queue, verbs
+from service import keys, leases, queue, verbs
 from service.dashboard.charts import line_chart
 from service.dashboard.spec_pages import START
 from service.dashboard.wording import counted
 from service.db import Database
 from service.grid import ExperimentSpec, expand_grid
+from service.leases import Lease
 from service.main import create_app
 from service.models import Artifact, Experiment, Protocol, Result, Trial
 from service.presets import presets
-from service.queue import Lease
 from service.security import Scope, installation_secret, new_key
 from service.settings import Settings
 
@@ -336,7 +336,7 @@ class TestActions:
             def work(session: Session) -> None:
                 queue.start_trial(session, lease, trials[1])
                 queue.fail_trial(session, lease, trials[1], "error", "x")
-                queue.complete(session, lease)
+                leases.complete(session, lease)
 
             database.write(work)
 

@@ -11,10 +11,10 @@ from sqlalchemy import insert, text
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.orm import Session
 
-from service import queue, store
+from service import leases, queue, store
 from service.db import Database, sqlite_driver
+from service.leases import Lease
 from service.models import Experiment, Protocol, Trial, TrialState
-from service.queue import Lease
 
 Submit = Callable[..., int]
 Claim = Callable[..., Lease]
@@ -88,14 +88,14 @@ class TestSqlite:
         inside = threading.Event()
 
         def slow(session: Session) -> None:
-            queue.greet(session, "slow", 1, 0)
+            leases.greet(session, "slow", 1, 0)
             inside.set()
             time.sleep(0.3)
 
         thread = threading.Thread(target=first.write, args=(slow,))
         thread.start()
         inside.wait()
-        write(second, queue.greet, "quick", 1, 0)
+        write(second, leases.greet, "quick", 1, 0)
         thread.join()
         first.close()
         second.close()
@@ -181,7 +181,7 @@ class TestBoth:
     def test_reading_stores_nothing(self, database: Database, table: Table) -> None:
         def write_while_reading() -> None:
             with database.read() as session:
-                queue.greet(session, "someone", 1, 0)
+                leases.greet(session, "someone", 1, 0)
 
         if database.engine.dialect.name == "postgresql":
             with pytest.raises(DBAPIError, match="read-only"):

@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 
 from service.db import Database
 from service.estimate import Estimator
-from service.queue import Lease
+from service.leases import Lease
 from ttsv.config.trial import TrialConfig
 from ttsv.data import load_dataset
 from ttsv.data.catalog import training_images

@@ -9,11 +9,12 @@ import pytest
 from fastapi.testclient import TestClient
 from httpx2 import Response
 
-from service import keys, queue
+from service import keys, leases, queue
 from service.db import Database
+from service.leases import Lease
 from service.main import create_app
 from service.models import Artifact, Event, Experiment, Trial
-from service.queue import ArtifactFile, Lease
+from service.queue import ArtifactFile
 from service.security import Scope, installation_secret, new_key
 from service.settings import Settings
 
@@ -182,13 +183,13 @@ def test_metrics_count_what_is_a_project_s_own(
     """Theirs: one experiment, reaped and waiting again, of two trials one finished; how much they ask is not told."""
 
     def work(session: Any) -> None:
-        (seen,) = queue.watch(session)
-        queue.greet(session, "worker", 1, 0)
+        (seen,) = leases.watch(session)
+        leases.greet(session, "worker", 1, 0)
         session.get_one(Trial, theirs.trial_id).run_seconds = 60
         experiment = session.get_one(Experiment, theirs.experiment_id)
         experiment.spec = experiment.spec | {"resources": {"cpus": 1, "gpus": 0.5}}
         session.flush()
-        assert queue.reap(session, seen)
+        assert leases.reap(session, seen)
 
     database.write(work)
     told = {

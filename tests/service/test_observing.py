@@ -12,13 +12,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import Engine, event
 from sqlalchemy.orm import Session
 
-from service import queue
+from service import leases
 from service.api import experiments
 from service.db import Database
+from service.leases import Lease
 from service.main import create_app
 from service.models import Experiment, Trial
 from service.observability import JsonFormatter, TextFormatter, about, configure_logging
-from service.queue import Lease
 from service.settings import LogFormat, Settings
 
 Submit = Callable[..., int]
@@ -150,14 +150,14 @@ class TestMetrics:
             for experiment_id, gpus in ((first, 0.5), (second, 2)):
                 experiment = session.get_one(Experiment, experiment_id)
                 experiment.spec = experiment.spec | {"resources": {"cpus": 1, "gpus": gpus}}
-            queue.greet(session, "worker", 1, 0)
+            leases.greet(session, "worker", 1, 0)
 
         database.write(work)
         lease = claim()
         finish(lease, table(Trial)[0].id)
         claim()
-        (seen, other) = database.write(queue.watch)
-        database.write(lambda session: queue.reap(session, other))
+        (seen, other) = database.write(leases.watch)
+        database.write(lambda session: leases.reap(session, other))
 
         def time_spent(session: Session) -> None:
             for trial in session.query(Trial):

@@ -22,8 +22,9 @@ from sqlalchemy.orm import Session
 
 from service import queue
 from service.db import Database
+from service.leases import Lease
 from service.main import create_app
-from service.queue import ArtifactFile, Lease
+from service.queue import ArtifactFile
 from service.settings import Settings
 
 CASES = int(os.environ.get("TTSV_FUZZ_CASES", "300"))

@@ -15,7 +15,7 @@ from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
 from typer.testing import CliRunner
 
-from service import queue
+from service import leases
 from service.client import Client, UnreachableError
 from service.db import Database, is_full, is_read_only
 from service.errors import UserError
@@ -164,7 +164,7 @@ class TestReadOnly:
         database = Database(sqlite_url)
         event.listen(database.engine, "connect", read_only)
         with pytest.raises(OperationalError) as caught:
-            database.write(lambda session: queue.greet(session, "worker", 1, 0))
+            database.write(lambda session: leases.greet(session, "worker", 1, 0))
         assert is_read_only(caught.value)
         assert not is_full(caught.value)
         assert not is_read_only(OperationalError("BEGIN", {}, ConnectionError("away")))

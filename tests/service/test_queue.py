@@ -8,10 +8,11 @@ import pytest
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from service import queue, store, submission, verbs
+from service import leases, queue, store, submission, verbs
 from service.db import Database
 from service.errors import LeaseLostError
 from service.grid import ExperimentSpec, PlannedTrial, expand_grid
+from service.leases import MAX_FRUITLESS_CLAIMS, Lease, Watched
 from service.models import (
     Artifact,
     EpochPoint,
@@ -25,7 +26,7 @@ from service.models import (
     Worker,
     now,
 )
-from service.queue import MAX_ATTEMPTS, MAX_FRUITLESS_CLAIMS, ArtifactFile, Lease, Watched
+from service.queue import MAX_ATTEMPTS, ArtifactFile
 
 BASE: dict[str, Any] = {"dataset": "digits", "model": "small-cnn", "training": {"epochs": 3}}
 
@@ -65,7 +66,7 @@ def snapshot(table: Table) -> list[tuple[Any, ...]]:
 
 
 def try_claim(database: Database) -> Lease | None:
-    return write(database, queue.claim, "worker", None)
+    return write(database, leases.claim, "worker", None)
 
 
 class TestClaim:
@@ -95,7 +96,7 @@ class TestClaim:
         submit()
         lease = claim()
         started = table(Experiment)[0].started_at
-        write(database, queue.release, lease, drained=True)
+        write(database, leases.release, lease, drained=True)
         claim()
         assert table(Experiment)[0].started_at == started
 
@@ -119,8 +120,8 @@ class TestQuarantine:
             lease = try_claim(database)
             assert lease is not None
             with database.read() as session:
-                (seen,) = queue.watch(session)
-            assert write(database, queue.reap, seen)
+                (seen,) = leases.watch(session)
+            assert write(database, leases.reap, seen)
 
     def test_an_experiment_that_kills_every_worker_fails(
         self, submit: Submit, database: Database, table: Table
@@ -150,7 +151,7 @@ class TestQuarantine:
         write(database, queue.start_trial, lease, trial.id)
         write(database, queue.add_epoch, lease, trial.id, epoch_point(1))
         assert table(Experiment)[0].fruitless_claims == 0
-        write(database, queue.release, lease, drained=False)
+        write(database, leases.release, lease, drained=False)
         self.lose(database, MAX_FRUITLESS_CLAIMS)
         assert try_claim(database) is None
 
@@ -165,7 +166,7 @@ class TestQuarantine:
             trial = table(Trial)[0]
             write(database, queue.start_trial, lease, trial.id)
             write(database, queue.add_epoch, lease, trial.id, epoch_point(1))
-            write(database, queue.release, lease, drained=False)
+            write(database, leases.release, lease, drained=False)
         assert claims == 1 + MAX_FRUITLESS_CLAIMS
         assert table(Experiment)[0].state == ExperimentState.FAILED
 
@@ -187,13 +188,13 @@ class TestQuarantine:
         for _ in range(3 * MAX_FRUITLESS_CLAIMS):
             lease = try_claim(database)
             assert lease is not None
-            write(database, queue.release, lease, drained=True)
+            write(database, leases.release, lease, drained=True)
 
 
 WRITES: dict[str, Callable[[Session, Lease, int, dict[str, Any], dict[str, Any]], object]] = {
-    "renew": lambda session, lease, trial, point, result: queue.renew(session, lease),
-    "release": lambda session, lease, trial, point, result: queue.release(session, lease, drained=False),
-    "drain": lambda session, lease, trial, point, result: queue.release(session, lease, drained=True),
+    "renew": lambda session, lease, trial, point, result: leases.renew(session, lease),
+    "release": lambda session, lease, trial, point, result: leases.release(session, lease, drained=False),
+    "drain": lambda session, lease, trial, point, result: leases.release(session, lease, drained=True),
     "unfinished_trials": lambda session, lease, trial, point, result: queue.unfinished_trials(session, lease),
     "start_trial": lambda session, lease, trial, point, result: queue.start_trial(session, lease, trial),
     "add_epoch": lambda session, lease, trial, point, result: queue.add_epoch(session, lease, trial, point),
@@ -206,7 +207,7 @@ WRITES: dict[str, Callable[[Session, Lease, int, dict[str, Any], dict[str, Any]]
     "lose_trial": lambda session, lease, trial, point, result: queue.lose_trial(session, lease, trial, "gone"),
     "early_stop_trial": lambda session, lease, trial, point, result: queue.early_stop_trial(session, lease, trial),
     "add_trial": lambda session, lease, trial, point, result: queue.add_trial(session, lease, planned(seed=77)),
-    "complete": lambda session, lease, trial, point, result: queue.complete(session, lease),
+    "complete": lambda session, lease, trial, point, result: leases.complete(session, lease),
 }
 
 
@@ -240,13 +241,13 @@ class TestFence:
         write(database, queue.start_trial, lease, trial_id)
         if how in ("reaped", "claimed anew"):
             with database.read() as session:
-                (seen,) = queue.watch(session)
-            assert write(database, queue.reap, seen)
+                (seen,) = leases.watch(session)
+            assert write(database, leases.reap, seen)
             if how == "claimed anew":
                 newer = claim()
                 write(database, queue.start_trial, newer, trial_id)
         elif how == "released":
-            write(database, queue.release, lease, drained=False)
+            write(database, leases.release, lease, drained=False)
         elif how == "cancelled":
             write(database, verbs.cancel, experiment_id)
         elif how == "paused":
@@ -257,7 +258,7 @@ class TestFence:
         elif how == "completed":
             for trial in table(Trial):
                 finish(lease, trial.id)
-            assert write(database, queue.complete, lease)
+            assert write(database, leases.complete, lease)
         else:
             lease = Lease(experiment_id, lease.fence + 1)
         before = snapshot(table)
@@ -270,8 +271,8 @@ class TestFence:
             assert (name, refused) == (name, f"experiment {experiment_id} under fence {lease.fence}")
             assert (name, snapshot(table)) == (name, before)
         with database.read() as session:
-            assert not queue.is_held(session, lease)
-            assert not queue.is_stopping(session, lease)
+            assert not leases.is_held(session, lease)
+            assert not leases.is_stopping(session, lease)
 
     @pytest.mark.parametrize(
         "name", ["start_trial", "add_epoch", "finish_trial", "fail_trial", "lose_trial", "early_stop_trial"]
@@ -304,18 +305,18 @@ class TestFence:
         submit()
         lease = claim()
         with database.read() as session:
-            (before,) = queue.watch(session)
-            assert queue.is_held(session, lease)
-        write(database, queue.renew, lease)
+            (before,) = leases.watch(session)
+            assert leases.is_held(session, lease)
+        write(database, leases.renew, lease)
         with database.read() as session:
-            (after,) = queue.watch(session)
+            (after,) = leases.watch(session)
         assert (after.heartbeat, after.fence) == (before.heartbeat + 1, before.fence)
 
 
 class TestReap:
     def seen(self, database: Database) -> Watched:
         with database.read() as session:
-            (seen,) = queue.watch(session)
+            (seen,) = leases.watch(session)
         return seen
 
     def test_puts_the_experiment_back_and_spends_the_attempt(
@@ -325,7 +326,7 @@ class TestReap:
         lease = claim()
         first = table(Trial)[0]
         write(database, queue.start_trial, lease, first.id)
-        assert write(database, queue.reap, self.seen(database))
+        assert write(database, leases.reap, self.seen(database))
         (experiment,) = table(Experiment)
         assert (experiment.state, experiment.fence) == (ExperimentState.QUEUED, lease.fence + 1)
         assert (experiment.worker, experiment.process) == (None, None)
@@ -339,19 +340,19 @@ class TestReap:
         submit()
         lease = claim()
         seen = self.seen(database)
-        write(database, queue.renew, lease)
+        write(database, leases.renew, lease)
         before = snapshot(table)
-        assert not write(database, queue.reap, seen)
+        assert not write(database, leases.reap, seen)
         assert snapshot(table) == before
 
     def test_not_twice(self, submit: Submit, claim: Claim, database: Database, table: Table) -> None:
         submit()
         claim()
         seen = self.seen(database)
-        assert write(database, queue.reap, seen)
+        assert write(database, leases.reap, seen)
         claim()
         before = snapshot(table)
-        assert not write(database, queue.reap, seen)
+        assert not write(database, leases.reap, seen)
         assert snapshot(table) == before
 
     @pytest.mark.parametrize("end", ["cancel", "release"])
@@ -364,9 +365,9 @@ class TestReap:
         if end == "cancel":
             write(database, verbs.cancel, experiment_id)
         else:
-            write(database, queue.release, lease, drained=False)
+            write(database, leases.release, lease, drained=False)
         before = snapshot(table)
-        assert not write(database, queue.reap, seen)
+        assert not write(database, leases.reap, seen)
         assert snapshot(table) == before
 
     def test_the_fence_never_falls_whatever_the_session_saw_before(
@@ -377,17 +378,17 @@ class TestReap:
         with others.read() as session:
             assert session.get(Experiment, 1) is None  # a database of its own
         others.write(_submit_one)
-        write(others, queue.claim, "other", None)
+        write(others, leases.claim, "other", None)
 
         def work(session: Session) -> bool:
             loaded = store.get_experiment(session, 1)
             assert loaded.fence == 1
             with others.read() as other:
-                (seen,) = queue.watch(other)
-            assert others.write(lambda other: queue.reap(other, seen))
-            assert others.write(lambda other: queue.claim(other, "other", None)) == Lease(1, 3)
-            (now_seen,) = queue.watch(session)
-            return queue.reap(session, now_seen)
+                (seen,) = leases.watch(other)
+            assert others.write(lambda other: leases.reap(other, seen))
+            assert others.write(lambda other: leases.claim(other, "other", None)) == Lease(1, 3)
+            (now_seen,) = leases.watch(session)
+            return leases.reap(session, now_seen)
 
         assert mine.write(work)
         with mine.read() as session:
@@ -416,7 +417,7 @@ class TestRelease:
         submit(seeds=2)
         lease = claim()
         write(database, queue.start_trial, lease, table(Trial)[0].id)
-        write(database, queue.release, lease, drained=drained)
+        write(database, leases.release, lease, drained=drained)
         (experiment,) = table(Experiment)
         assert (experiment.state, experiment.worker, experiment.process) == (ExperimentState.QUEUED, None, None)
         assert experiment.fruitless_claims == fruitless
@@ -432,7 +433,7 @@ class TestRelease:
         lease = claim()
         done, queued = table(Trial)
         finish(lease, done.id)
-        write(database, queue.release, lease, drained=False)
+        write(database, leases.release, lease, drained=False)
         newer = claim()
         trials = write(database, queue.unfinished_trials, newer)
         assert [trial.id for trial in trials] == [queued.id]
@@ -656,14 +657,14 @@ class TestTrials:
 
         database.write(earlier)
         with database.read() as session:
-            (seen,) = queue.watch(session)
+            (seen,) = leases.watch(session)
         ends: dict[str, Callable[[Session], object]] = {
             "finish": lambda session: queue.finish_trial(session, lease, trial.id, trial_result(), PROTOCOL),
             "fail": lambda session: queue.fail_trial(session, lease, trial.id, "oom", "too big"),
             "lose": lambda session: queue.lose_trial(session, lease, trial.id, "gone"),
             "early stop": lambda session: queue.early_stop_trial(session, lease, trial.id),
-            "drain": lambda session: queue.release(session, lease, drained=True),
-            "reap": lambda session: queue.reap(session, seen),
+            "drain": lambda session: leases.release(session, lease, drained=True),
+            "reap": lambda session: leases.reap(session, seen),
             "pause": lambda session: verbs.pause(session, experiment_id),
             "cancel": lambda session: verbs.cancel(session, experiment_id),
         }
@@ -714,7 +715,7 @@ class TestTrials:
             queue.start_trial(session, lease, trial.id)
             queue.add_epoch(session, lease, trial.id, epoch_point(1, val_accuracy=0.25))
             queue.finish_trial(session, lease, trial.id, trial_result(), PROTOCOL)
-            assert queue.complete(session, lease)
+            assert leases.complete(session, lease)
 
         database.write(work)
         (trial,) = table(Trial)
@@ -742,9 +743,9 @@ class TestComplete:
         lease = claim()
         first, second = table(Trial)
         finish(lease, first.id)
-        assert not write(database, queue.complete, lease)
+        assert not write(database, leases.complete, lease)
         write(database, queue.start_trial, lease, second.id)
-        assert not write(database, queue.complete, lease)
+        assert not write(database, leases.complete, lease)
         assert table(Experiment)[0].state == ExperimentState.RUNNING
 
     def test_succeeds_if_every_trial_did(
@@ -754,7 +755,7 @@ class TestComplete:
         lease = claim()
         for trial in table(Trial):
             finish(lease, trial.id)
-        assert write(database, queue.complete, lease)
+        assert write(database, leases.complete, lease)
         (experiment,) = table(Experiment)
         assert (experiment.state, experiment.error) == (ExperimentState.SUCCEEDED, None)
         assert (experiment.worker, experiment.process) == (None, None)
@@ -771,7 +772,7 @@ class TestComplete:
         for trial, failure in ((bad, "diverged"), (worse, "oom")):
             write(database, queue.start_trial, lease, trial.id)
             write(database, queue.fail_trial, lease, trial.id, failure, "no")
-        assert write(database, queue.complete, lease)
+        assert write(database, leases.complete, lease)
         (experiment,) = table(Experiment)
         assert (experiment.state, experiment.error) == (ExperimentState.FAILED, "2 of 4 trials did not succeed")
         assert len(table(Result)) == 2
@@ -785,7 +786,7 @@ class TestComplete:
         finish(lease, best.id)
         write(database, queue.start_trial, lease, worse.id)
         write(database, queue.early_stop_trial, lease, worse.id)
-        assert write(database, queue.complete, lease)
+        assert write(database, leases.complete, lease)
         assert table(Experiment)[0].state == ExperimentState.SUCCEEDED
 
 
@@ -793,8 +794,8 @@ class TestWorkers:
     def test_greeting_and_parting(self, database: Database, table: Table) -> None:
         before = now()
         for cpus in (2.0, 4.0):
-            write(database, queue.greet, "node-1", cpus, 0.5)
-        write(database, queue.greet, "node-2", 1, 0)
+            write(database, leases.greet, "node-1", cpus, 0.5)
+        write(database, leases.greet, "node-2", 1, 0)
         assert [(worker.name, worker.cpus, worker.gpus) for worker in table(Worker)] == [
             ("node-1", 4.0, 0.5),
             ("node-2", 1.0, 0.0),
@@ -804,17 +805,17 @@ class TestWorkers:
         assert seen is not None
         assert before <= seen <= now()
         for _ in range(2):
-            write(database, queue.part, "node-1")
+            write(database, leases.part, "node-1")
         assert [worker.name for worker in table(Worker)] == ["node-2"]
 
     def test_one_that_was_killed_long_ago_is_forgotten(self, database: Database, table: Table) -> None:
         for name in ("killed", "quiet", "here"):
-            write(database, queue.greet, name, 1, 0)
+            write(database, leases.greet, name, 1, 0)
 
         def age(session: Session) -> None:
             session.get_one(Worker, "killed").seen_at = now() - timedelta(hours=25)
             session.get_one(Worker, "quiet").seen_at = now() - timedelta(hours=23)
 
         database.write(age)
-        write(database, queue.greet, "here", 1, 0)
+        write(database, leases.greet, "here", 1, 0)
         assert [worker.name for worker in table(Worker)] == ["here", "quiet"]

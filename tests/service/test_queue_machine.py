@@ -18,10 +18,11 @@ from hypothesis.stateful import (
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from service import queue, store, submission, verbs
+from service import leases, queue, store, submission, verbs
 from service.db import Database
 from service.errors import LeaseLostError, StateError
 from service.grid import ExperimentSpec, PlannedTrial, expand_grid
+from service.leases import MAX_FRUITLESS_CLAIMS, Lease, Watched
 from service.models import (
     OPEN_EXPERIMENTS,
     OPEN_TRIALS,
@@ -34,7 +35,7 @@ from service.models import (
     Trial,
     TrialState,
 )
-from service.queue import MAX_ATTEMPTS, MAX_FRUITLESS_CLAIMS, Lease, Watched
+from service.queue import MAX_ATTEMPTS
 
 POINT = {
     "train_loss": 1.0,
@@ -181,28 +182,28 @@ class QueueMachine(RuleBasedStateMachine):
         queued = [row for row in self.look()[0].values() if row["state"] == ExperimentState.QUEUED]
         queued.sort(key=lambda row: (-row["priority"], row["id"]))
         runnable = [row["id"] for row in queued if row["fruitless_claims"] < MAX_FRUITLESS_CLAIMS]
-        lease = self.database.write(lambda s: queue.claim(s, "worker", None))
+        lease = self.database.write(lambda s: leases.claim(s, "worker", None))
         assert (lease.experiment_id if lease else None) == (runnable[0] if runnable else None)
         return multiple() if lease is None else lease
 
     @rule(lease=leases)
     def renew(self, lease: Lease) -> None:
-        self.write(lease, lambda s: queue.renew(s, lease))
+        self.write(lease, lambda s: leases.renew(s, lease))
 
     @rule(target=sights)
     def watch(self) -> Any:
         with self.database.read() as session:
-            return multiple(*sorted(queue.watch(session), key=lambda seen: seen.experiment_id))
+            return multiple(*sorted(leases.watch(session), key=lambda seen: seen.experiment_id))
 
     @rule(seen=consumes(sights))
     def reap(self, seen: Watched) -> None:
         row = self.look()[0][seen.experiment_id]
         same = (row["fence"], row["heartbeat"], row["state"]) == (seen.fence, seen.heartbeat, ExperimentState.RUNNING)
-        assert self.database.write(lambda s: queue.reap(s, seen)) == same
+        assert self.database.write(lambda s: leases.reap(s, seen)) == same
 
     @rule(lease=leases, drained=st.booleans())
     def release(self, lease: Lease, drained: bool) -> None:
-        self.write(lease, lambda s: queue.release(s, lease, drained=drained))
+        self.write(lease, lambda s: leases.release(s, lease, drained=drained))
 
     @rule(lease=leases, position=positions)
     def start(self, lease: Lease, position: int) -> None:
@@ -231,7 +232,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(lease=leases)
     def complete(self, lease: Lease) -> None:
-        self.write(lease, lambda s: queue.complete(s, lease))
+        self.write(lease, lambda s: leases.complete(s, lease))
 
     @rule(lease=leases)
     def run_all(self, lease: Lease) -> None:
@@ -241,7 +242,7 @@ class QueueMachine(RuleBasedStateMachine):
             for trial in queue.unfinished_trials(session, lease):
                 queue.start_trial(session, lease, trial.id)
                 queue.finish_trial(session, lease, trial.id, RESULT, ("p", {}))
-            assert queue.complete(session, lease)
+            assert leases.complete(session, lease)
 
         self.write(lease, work)
 

@@ -13,9 +13,10 @@ import pytest
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from service import queue, store, verbs
+from service import leases, queue, store, verbs
 from service.db import Database
 from service.errors import LeaseLostError, StateError
+from service.leases import Lease, Watched
 from service.models import (
     OPEN_EXPERIMENTS,
     Experiment,
@@ -25,7 +26,6 @@ from service.models import (
     Trial,
     TrialState,
 )
-from service.queue import Lease, Watched
 
 Submit = Callable[..., int]
 Claim = Callable[..., Lease]
@@ -75,7 +75,7 @@ class TestTwo:
         lease = claim()
         database.write(lambda session: queue.start_trial(session, lease, table(Trial)[0].id))
         with database.read() as session:
-            (seen,) = queue.watch(session)
+            (seen,) = leases.watch(session)
         return seen
 
     @pytest.fixture
@@ -86,7 +86,7 @@ class TestTwo:
         experiment_id = submit()
         lease, _ = overlap(
             database_url,
-            lambda session: queue.claim(session, "worker", None),
+            lambda session: leases.claim(session, "worker", None),
             lambda session: verbs.cancel(session, experiment_id).state,
         )
         assert lease == Lease(experiment_id, 1)
@@ -99,40 +99,40 @@ class TestTwo:
         _, lease = overlap(
             database_url,
             lambda session: verbs.cancel(session, experiment_id).state,
-            lambda session: queue.claim(session, "worker", None),
+            lambda session: leases.claim(session, "worker", None),
         )
         assert lease is None
         assert table(Experiment)[0].state == ExperimentState.CANCELLED
 
     def test_two_claims_of_one(self, submit: Submit, database_url: str) -> None:
         experiment_id = submit()
-        found = overlap(database_url, *[lambda session: queue.claim(session, "worker", None)] * 2)
+        found = overlap(database_url, *[lambda session: leases.claim(session, "worker", None)] * 2)
         assert found == (Lease(experiment_id, 1), None)
 
     def test_two_claims_of_two(self, submit: Submit, database_url: str) -> None:
         """On Postgres the second does not wait for the first."""
         ids, order = [submit(), submit()], list[str]()
-        found = overlap(database_url, *[lambda session: queue.claim(session, "worker", None)] * 2, order=order)
+        found = overlap(database_url, *[lambda session: leases.claim(session, "worker", None)] * 2, order=order)
         assert found == (Lease(ids[0], 1), Lease(ids[1], 1))
         assert order == (["first", "second"] if database_url.startswith("sqlite") else ["second", "first"])
 
     def test_renew_then_reap(self, seen: Watched, lease: Lease, database_url: str, database: Database) -> None:
         _, reaped = overlap(
-            database_url, lambda session: queue.renew(session, lease), lambda session: queue.reap(session, seen)
+            database_url, lambda session: leases.renew(session, lease), lambda session: leases.reap(session, seen)
         )
         assert reaped is False
         with database.read() as session:
-            assert queue.is_held(session, lease)
+            assert leases.is_held(session, lease)
 
     def test_reap_then_renew(self, seen: Watched, lease: Lease, database_url: str) -> None:
         reaped, renewed = overlap(
-            database_url, lambda session: queue.reap(session, seen), lambda session: queue.renew(session, lease)
+            database_url, lambda session: leases.reap(session, seen), lambda session: leases.renew(session, lease)
         )
         assert reaped is True
         assert isinstance(renewed, LeaseLostError)
 
     def test_two_reapers(self, seen: Watched, database_url: str, table: Table) -> None:
-        found = overlap(database_url, *[lambda session: queue.reap(session, seen)] * 2)
+        found = overlap(database_url, *[lambda session: leases.reap(session, seen)] * 2)
         assert found == (True, False)
         assert table(Experiment)[0].fence == seen.fence + 1
 
@@ -141,9 +141,9 @@ class TestTwo:
         self, seen: Watched, lease: Lease, database_url: str, table: Table, trial_result: Make, end: str
     ) -> None:
         ends: dict[str, Work] = {
-            "reap": lambda session: queue.reap(session, seen),
+            "reap": lambda session: leases.reap(session, seen),
             "cancel": lambda session: verbs.cancel(session, seen.experiment_id).id,
-            "release": lambda session: queue.release(session, lease, drained=False),
+            "release": lambda session: leases.release(session, lease, drained=False),
         }
         trial_id = table(Trial)[0].id
         _, finished = overlap(
@@ -161,7 +161,7 @@ class TestTwo:
         self, seen: Watched, lease: Lease, database_url: str, table: Table, trial_result: Make, end: str
     ) -> None:
         ends: dict[str, Work] = {
-            "reap": lambda session: queue.reap(session, seen),
+            "reap": lambda session: leases.reap(session, seen),
             "cancel": lambda session: verbs.cancel(session, seen.experiment_id).id,
         }
         trial_id = table(Trial)[0].id
@@ -181,7 +181,7 @@ class TestTwo:
             finish(lease, trial.id)
         completed, state = overlap(
             database_url,
-            lambda session: queue.complete(session, lease),
+            lambda session: leases.complete(session, lease),
             lambda session: verbs.cancel(session, seen.experiment_id).state,
         )
         assert completed is True
@@ -236,7 +236,7 @@ class TestTwo:
 
         database.write(fail)
         works: list[Work] = [
-            lambda session: queue.complete(session, lease),
+            lambda session: leases.complete(session, lease),
             lambda session: verbs.retry(session, seen.experiment_id).state,
         ]
         overlap(database_url, *(works if complete_first else works[::-1]))
@@ -253,7 +253,7 @@ class TestTwo:
         _, completed = overlap(
             database_url,
             lambda session: verbs.cancel(session, seen.experiment_id).state,
-            lambda session: queue.complete(session, lease),
+            lambda session: leases.complete(session, lease),
         )
         assert isinstance(completed, LeaseLostError)
         assert table(Experiment)[0].state == ExperimentState.CANCELLED
@@ -274,7 +274,7 @@ class TestTwo:
 
 WORKER = """
 import json, sys
-from service import queue
+from service import leases, queue
 from service.db import Database
 from service.errors import LeaseLostError, StateError
 
@@ -284,17 +284,17 @@ database = Database(sys.argv[1])
 finished, claims, lost = [], 0, 0
 def write(function, *args):
     return database.write(lambda session: function(session, *args))
-while (lease := write(queue.claim, sys.argv[2], {{"pid": 1}})) is not None:
+while (lease := write(leases.claim, sys.argv[2], {{"pid": 1}})) is not None:
     claims += 1
     try:
         for trial in write(queue.unfinished_trials, lease):
             write(queue.start_trial, lease, trial.id)
             for epoch in (1, 2):
                 write(queue.add_epoch, lease, trial.id, point | {{"epoch": epoch}})
-            write(queue.renew, lease)
+            write(leases.renew, lease)
             write(queue.finish_trial, lease, trial.id, result, ("p" * 64, {{}}))
             finished.append(trial.id)
-        assert write(queue.complete, lease)
+        assert write(leases.complete, lease)
     except LeaseLostError:
         lost += 1
 database.close()
@@ -313,7 +313,7 @@ class TestCrowd:
             database = Database(database_url)
             barrier.wait()
             try:
-                while (lease := database.write(lambda session: queue.claim(session, "worker", None))) is not None:
+                while (lease := database.write(lambda session: leases.claim(session, "worker", None))) is not None:
                     mine.append(lease.experiment_id)
             except BaseException as error:
                 errors.append(error)
@@ -376,9 +376,9 @@ class TestCrowd:
 
         def reap() -> None:
             with database.read() as session:
-                seen = queue.watch(session)
+                seen = leases.watch(session)
             if seen:
-                database.write(lambda session: queue.reap(session, seen[0]))
+                database.write(lambda session: leases.reap(session, seen[0]))
 
         cancelled = iter(ids[::5])
 

@@ -13,9 +13,10 @@ from sqlalchemy.orm import Session
 from service import queue
 from service.api.parts import revision_matches
 from service.db import Database
+from service.leases import Lease
 from service.listing import METRICS
 from service.models import Artifact, EpochPoint, Experiment, Tag, Trial
-from service.queue import ArtifactFile, Lease
+from service.queue import ArtifactFile
 from service.schemas import ResultOut
 
 Submit = Callable[..., int]

@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 
 from service import leases, queue, scores
 from service.db import Database
+from service.leases import Lease
 from service.metric import Metric
 from service.migrate import migrate
 from service.models import (
@@ -28,7 +29,6 @@ from service.models import (
     TrialState,
     now,
 )
-from service.queue import Lease
 
 Make = Callable[..., dict[str, Any]]
 OPTIONAL = "robust_accuracy"

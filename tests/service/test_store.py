@@ -11,6 +11,7 @@ from service import queue, store, submission
 from service.db import Database
 from service.errors import IdempotencyError, NotFoundError
 from service.grid import ExperimentSpec, Plan, expand_grid
+from service.leases import Lease
 from service.models import (
     Artifact,
     Experiment,
@@ -19,7 +20,7 @@ from service.models import (
     Trial,
     TrialState,
 )
-from service.queue import ArtifactFile, Lease
+from service.queue import ArtifactFile
 
 Submit = Callable[..., int]
 Claim = Callable[..., Lease]

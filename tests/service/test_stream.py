@@ -19,13 +19,14 @@ from fastapi import sse
 from sqlalchemy import insert
 from sqlalchemy.orm import Session
 
-from service import events, queue, verbs
+from service import events, leases, queue, verbs
 from service.client import ApiError, Client, DamagedError
 from service.db import Database
 from service.events import EventKind
+from service.leases import Lease
 from service.main import create_app
 from service.models import EpochPoint, Event, Trial
-from service.queue import ArtifactFile, Lease
+from service.queue import ArtifactFile
 from service.schemas import EventOut, ExperimentUpdate
 from service.settings import Settings
 
@@ -104,7 +105,7 @@ def run_to_the_end(database: Database, claim: Claim, finish: Finish, table: Tabl
     lease = claim()
     for trial in table(Trial):
         finish(lease, trial.id)
-    database.write(lambda session: queue.complete(session, lease))
+    database.write(lambda session: leases.complete(session, lease))
 
 
 def test_from_submission_to_the_end(

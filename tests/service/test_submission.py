@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from sqlalchemy import delete
 from sqlalchemy.orm import Session
 
-from service import queue, store, submission
+from service import leases, queue, store, submission
 from service.db import Database
 from service.errors import StateError
 from service.factoring import factored
 from service.grid import ExperimentSpec, Plan, expand_grid
+from service.leases import Lease
 from service.models import (
     Event,
     Experiment,
@@ -26,7 +27,6 @@ from service.models import (
     Trial,
     TrialState,
 )
-from service.queue import Lease
 
 Submit = Callable[..., int]
 Claim = Callable[..., Lease]
@@ -145,7 +145,7 @@ class TestExtend:
         lease = claim()
         for trial in table(Trial):
             finish(lease, trial.id)
-        assert write(database, queue.complete, lease)
+        assert write(database, leases.complete, lease)
         for _ in range(2):
             answer = post(api, f"{path}/extend", {"grid": {"seed": [1, 4, 3, 4]}})
             assert (answer["state"], answer["trial_count"], answer["grid_points"]) == ("queued", 4, 4)
@@ -309,7 +309,7 @@ class TestReevaluate:
         assert api.get(f"/v1/experiments/{answer['id']}").json()["progress"]["seconds_left"] is None
         for trial in new:
             finish(lease, trial.id)
-        assert write(database, queue.complete, lease)
+        assert write(database, leases.complete, lease)
         assert table(Experiment)[1].state == ExperimentState.SUCCEEDED
         (event,) = [event for event in table(Event) if event.kind == "reevaluated"]
         assert event.detail == {"trials": 2, "source": 1}

@@ -7,8 +7,9 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy.orm import Session
 
-from service import queue, verbs
+from service import leases, queue, verbs
 from service.db import Database
+from service.leases import MAX_FRUITLESS_CLAIMS, Lease
 from service.models import (
     OPEN_EXPERIMENTS,
     EpochPoint,
@@ -22,7 +23,6 @@ from service.models import (
     TrialState,
     now,
 )
-from service.queue import MAX_FRUITLESS_CLAIMS, Lease
 
 Submit = Callable[..., int]
 Claim = Callable[..., Lease]
@@ -151,7 +151,7 @@ class TestPause:
             ("queued", 0, 0),
         ]
         assert kinds(table) == ["submitted", "claimed", "paused"]
-        assert write(database, queue.claim, "other", None) is None
+        assert write(database, leases.claim, "other", None) is None
 
     def test_resumed_it_is_claimed_again(
         self, api: TestClient, submit: Submit, claim: Claim, database: Database, table: Table
@@ -163,7 +163,7 @@ class TestPause:
             for _ in range(2):
                 assert say(api, experiment_id, "resume")["state"] == "queued"
             with database.read() as session:
-                assert not queue.is_held(session, lease)
+                assert not leases.is_held(session, lease)
         assert claim().fence == 6 * MAX_FRUITLESS_CLAIMS + 1
 
 
@@ -175,16 +175,16 @@ class TestStop:
         lease, trial = claim(), table(Trial)[0]
         write(database, queue.start_trial, lease, trial.id)
         with database.read() as session:
-            assert not queue.is_stopping(session, lease)
+            assert not leases.is_stopping(session, lease)
         for _ in range(2):
             answer = say(api, experiment_id, "stop")
             assert (answer["state"], answer["stopping"]) == ("running", True)
             assert answer["progress"]["trials"] == dict.fromkeys(TrialState, 0) | {"running": 1, "cancelled": 2}
         with database.read() as session:
-            assert queue.is_stopping(session, lease)
-        assert not write(database, queue.complete, lease)
+            assert leases.is_stopping(session, lease)
+        assert not write(database, leases.complete, lease)
         write(database, queue.finish_trial, lease, trial.id, trial_result(), ("p" * 64, {}))
-        assert write(database, queue.complete, lease)
+        assert write(database, leases.complete, lease)
         (experiment,) = table(Experiment)
         assert (experiment.state, experiment.error) == (S.STOPPED, None)
         assert kinds(table) == ["submitted", "claimed", "stopping", "trial_finished", "closed"]
@@ -202,7 +202,7 @@ class TestStop:
             assert (answer["state"], answer["progress"]["trials"]["cancelled"]) == ("stopped", 2)
             assert answer["finished_at"] is not None
         with database.read() as session:
-            assert not queue.is_held(session, lease)
+            assert not leases.is_held(session, lease)
 
     def test_the_next_worker_finishes_what_ran(
         self, api: TestClient, submit: Submit, claim: Claim, database: Database, table: Table, finish: Finish
@@ -211,13 +211,13 @@ class TestStop:
         write(database, queue.start_trial, claim(), table(Trial)[0].id)
         say(api, experiment_id, "stop")
         with database.read() as session:
-            (seen,) = queue.watch(session)
-        write(database, queue.reap, seen, "neighbour")
+            (seen,) = leases.watch(session)
+        write(database, leases.reap, seen, "neighbour")
         assert say(api, experiment_id, "stop")["state"] == "queued"
         lease = claim()
         (trial,) = write(database, queue.unfinished_trials, lease)
         finish(lease, trial.id)
-        assert write(database, queue.complete, lease)
+        assert write(database, leases.complete, lease)
         assert table(Experiment)[0].state == S.STOPPED
         reaped = next(event for event in table(Event) if event.kind == "reaped")
         assert (reaped.actor, reaped.detail["worker"]) == ("neighbour", "worker")
@@ -246,7 +246,7 @@ class TestCancel:
         assert [trial.state.value for trial in table(Trial)] == ["succeeded", "cancelled", "cancelled"]
         assert all(trial.finished_at is not None for trial in table(Trial))
         assert (len(table(Result)), len(table(EpochPoint))) == (1, 1)
-        assert write(database, queue.claim, "other", None) is None
+        assert write(database, leases.claim, "other", None) is None
 
     def test_again_changes_nothing(self, api: TestClient, submit: Submit, claim: Claim, table: Table) -> None:
         experiment_id = submit()
@@ -278,7 +278,7 @@ class TestRetry:
             write(database, queue.start_trial, lease, trial.id)
             write(database, queue.add_epoch, lease, trial.id, epoch_point(1))
             write(database, queue.fail_trial, lease, trial.id, failure, "no")
-        assert write(database, queue.complete, lease)
+        assert write(database, leases.complete, lease)
         return experiment_id
 
     def test_runs_what_failed_and_that_only(
@@ -298,7 +298,7 @@ class TestRetry:
         (trial,) = write(database, queue.unfinished_trials, lease)
         assert trial.id == bad.id
         finish(lease, bad.id)
-        assert write(database, queue.complete, lease)
+        assert write(database, leases.complete, lease)
         assert table(Experiment)[0].error == "1 of 3 trials did not succeed"
         assert table(Result)[0].created_at == before.created_at
 
@@ -344,7 +344,7 @@ class TestArchive:
         lease = claim()
         for trial in table(Trial):
             finish(lease, trial.id)
-        write(database, queue.complete, lease)
+        write(database, leases.complete, lease)
         assert [score.seeds for score in table(Score)] == [2]
         for _ in range(2):
             answer = say(api, experiment_id, "archive")
@@ -420,7 +420,7 @@ class TestEvents:
         write(database, queue.lose_trial, lease, two, "signal 9")
         write(database, queue.start_trial, lease, three)
         write(database, queue.fail_trial, lease, three, "oom", "too big")
-        write(database, queue.release, lease, drained=True)
+        write(database, leases.release, lease, drained=True)
         say(api, experiment_id, "cancel")
         found = api.get(f"/v1/experiments/{experiment_id}/events").json()["items"]
         assert [(event["actor"], event["kind"], event["trial_id"]) for event in found] == [

@@ -21,11 +21,11 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from service import queue, verbs, webhook_post, webhooks
+from service import leases, queue, verbs, webhook_post, webhooks
 from service.db import Database
 from service.events import EventKind
+from service.leases import Lease
 from service.models import Event, Webhook, WebhookDelivery, now
-from service.queue import Lease
 from service.settings import Settings
 from service.webhook_post import NotDeliveredError, Target, post, resolved, signature, targets
 
@@ -108,7 +108,7 @@ class TestDeliveries:
             (trial,) = queue.unfinished_trials(session, lease)
             queue.start_trial(session, lease, trial.id)
             queue.fail_trial(session, lease, trial.id, "oom", "x" * 5000)
-            assert queue.complete(session, lease)
+            assert leases.complete(session, lease)
 
         enrolled.write(fail)
         told = take(enrolled, (EventKind.CLOSED, EventKind.TRIAL_FAILED))

@@ -14,7 +14,7 @@ from rich.console import Console
 from sqlalchemy.orm import Session
 from typer.testing import CliRunner, Result
 
-from service import queue
+from service import leases, queue
 from service.client import Client
 from service.db import Database
 from service.queue import ArtifactFile
@@ -58,7 +58,7 @@ def finished(server: str, stored: Database, trial_result: Make, epoch_point: Mak
             experiment_id = client.submit(SPEC).id
 
         def work(session: Session) -> None:
-            lease = queue.claim(session, "worker", None)
+            lease = leases.claim(session, "worker", None)
             assert lease is not None
             good, bad = queue.unfinished_trials(session, lease)
             folder = tmp_path / "data" / f"trials/{good.id}/1"
@@ -77,7 +77,7 @@ def finished(server: str, stored: Database, trial_result: Make, epoch_point: Mak
                 queue.add_epoch(session, lease, trial.id, epoch_point(1))
             queue.finish_trial(session, lease, good.id, trial_result(0.875), ("p" * 64, {}), files)
             queue.fail_trial(session, lease, bad.id, "oom", "out of memory")
-            assert queue.complete(session, lease)
+            assert leases.complete(session, lease)
 
         stored.write(work)
         return experiment_id

@@ -13,7 +13,7 @@ from sqlalchemy import insert
 from sqlalchemy.orm import Session
 from typer.testing import CliRunner, Result
 
-from service import queue
+from service import leases, queue
 from service.client import Client
 from service.db import Database
 from service.models import EpochPoint
@@ -42,7 +42,7 @@ def experiment(server: str, stored: Database, trial_result: Make, epoch_point: M
         experiment_id = client.submit(SPEC).id
 
     def work(session: Session) -> None:
-        lease = queue.claim(session, "worker", None)
+        lease = leases.claim(session, "worker", None)
         assert lease is not None
         good, bad, running, _ = queue.unfinished_trials(session, lease)
         for trial in (good, bad, running):
@@ -139,7 +139,7 @@ def test_mlflow(
     # One trial goes on; a kind of file is asked for that was not before.
     def work(session: Session) -> None:
         session.execute(insert(EpochPoint), [epoch_point(3, trial_id=3)])
-        lease = queue.Lease(1, 1)
+        lease = leases.Lease(1, 1)
         queue.early_stop_trial(session, lease, 3)
 
     stored.write(work)

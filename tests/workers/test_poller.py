@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from service import queue, verbs
-from service.queue import Lease
+from service import leases, verbs
+from service.leases import Lease
 from service.settings import Settings
 from ttsv.results import CHECKPOINTS
 from workers.poller import Worker
@@ -132,7 +132,7 @@ def test_silent_neighbour_is_reaped_after_its_lease(lab: Lab) -> None:
     rig = Rig(lab, SLEEP, lease_seconds=1)
     for _ in range(5):
         rig.worker._turn()
-        lab.database.write(lambda session: queue.renew(session, lease))
+        lab.database.write(lambda session: leases.renew(session, lease))
     assert lab.experiment(experiment_id).worker == "elsewhere"
     rig.turn_until(lambda: lab.experiment(experiment_id).worker == rig.worker.name)
     rig.worker._drain()
@@ -190,7 +190,7 @@ def test_greets_and_parts(lab: Lab) -> None:
 
 
 def _claim(lab: Lab, worker: str, process: dict[str, Any] | None) -> Lease:
-    lease = lab.database.write(lambda session: queue.claim(session, worker, process))
+    lease = lab.database.write(lambda session: leases.claim(session, worker, process))
     assert lease is not None
     return lease
 

@@ -12,10 +12,10 @@ import pytest
 from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
-from service import queue, verbs
+from service import leases, queue, verbs
 from service.db import Database
+from service.leases import Lease
 from service.models import Result, Trial
-from service.queue import Lease
 from tests.results import made_result
 from ttsv.trial import EpochMetrics
 from workers.lease import LeaseKeeper
@@ -57,7 +57,7 @@ class Bench:
         self.lab = lab
         self.database = lab.database
         self.experiment_id = lab.post([0, 1, 2])
-        lease = self.database.write(lambda session: queue.claim(session, "worker", None))
+        lease = self.database.write(lambda session: leases.claim(session, "worker", None))
         assert lease is not None
         self.lease: Lease = lease
         self.lost = threading.Event()
@@ -228,8 +228,8 @@ class TestTrouble:
         assert line.getMessage() == f"the database fails for good; given up with reports of trials [{first}]"
         assert bench.trials()[0].state == "running"
         left[0] = 0
-        bench.database.write(lambda session: queue.release(session, bench.lease, drained=False))
-        lease = bench.database.write(lambda session: queue.claim(session, "next", None))
+        bench.database.write(lambda session: leases.release(session, bench.lease, drained=False))
+        lease = bench.database.write(lambda session: leases.claim(session, "next", None))
         assert lease is not None
         again = Recorder(bench.database, lease, bench.lost.set)
         again.open()

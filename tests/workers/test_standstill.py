@@ -1,4 +1,4 @@
-from service.queue import Watched
+from service.leases import Watched
 from workers.standstill import Standstill
 
 
