@@ -14,14 +14,15 @@ from typing import Any
 
 from benchmarks.fill import result_row
 from benchmarks.hosting import served
-from service import leases, queue
-from service.db import Database
-from service.filters import Filters
-from service.grid import ExperimentSpec, expand_grid
-from service.leaderboard import Question, leaderboard
-from service.metric import Metric
+from service.database.engine import Database
+from service.experiments.submission import create_experiment
+from service.leaderboards.filters import Filters
+from service.leaderboards.leaderboard import Question, leaderboard
+from service.leaderboards.metrics import Metric
 from service.migrate import migrate
-from service.submission import create_experiment
+from service.queue import leases
+from service.queue import trials as queue
+from service.specs.grid import ExperimentSpec, expand_grid
 from ttsv.results import TrialResult
 from workers.recorder import Recorder
 from workers.reports import ResultReport

@@ -8,11 +8,11 @@ from typing import Any
 from sqlalchemy import insert, text
 from sqlalchemy.orm import Session
 
-from service import scores
-from service.db import Database
-from service.metric import Metric
+from service.database import Experiment, ExperimentState, Protocol, Result, Trial, TrialState, now
+from service.database.engine import Database
+from service.leaderboards import cell_scores
+from service.leaderboards.metrics import Metric
 from service.migrate import migrate
-from service.models import Experiment, ExperimentState, Protocol, Result, Trial, TrialState, now
 from ttsv.config.trial import TrialConfig
 
 DATASET = "cifar10"
@@ -62,7 +62,7 @@ def fill(url: str, trials: int, points: int) -> int:
         if connection.dialect.name == "postgresql":
             connection.execute(text("SET LOCAL statement_timeout = 0"))
         with Session(connection) as session:
-            scores.refresh_all(session)
+            cell_scores.refresh_all(session)
             session.commit()
     with database.writer.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         # As autovacuum would within a minute.

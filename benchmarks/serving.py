@@ -28,7 +28,7 @@ import httpx2 as httpx
 from benchmarks.beside_mlflow import against_mlflow
 from benchmarks.fill import CELLS_SEEDS, DATASET, fill
 from benchmarks.hosting import cpu_seconds, databases, resident_mib, served
-from service.metric import Metric
+from service.leaderboards.metrics import Metric
 
 HERE = Path(__file__).parent
 BOUNDS = {

@@ -10,8 +10,8 @@ import typer
 import yaml
 from typer.cli import get_docs_for_click
 
+from service.leaderboards.metrics import Metric
 from service.main import create_app
-from service.metric import Metric
 from service.settings import Settings
 from ttsv.config.fields import FieldInfo
 from ttsv.config.trial import field_infos

@@ -2,7 +2,7 @@
 
 from alembic import context
 
-from service.models import Base
+from service.database import Base
 
 context.configure(
     connection=context.config.attributes["connection"],

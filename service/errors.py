@@ -1,4 +1,4 @@
-"""What can be wrong with a request, in terms of the experiment model; `service.api.problems` gives it HTTP form."""
+"""What can be wrong with a request, in terms of the experiment model; `service.api` gives it HTTP form."""
 
 from dataclasses import dataclass
 

@@ -8,33 +8,30 @@ from importlib.metadata import version
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.routing import APIRoute
 
+from service.access.keys import refuse_without_keys
 from service.api import (
     artifacts,
     events,
+    experiment_actions,
     experiments,
     health,
     keys,
     leaderboards,
     logs,
-    metrics,
-    observing,
     presets,
-    problems,
     stream,
     tables,
     trials,
-    verbs,
 )
-from service.api.body import BodyGuard
-from service.api.heads import HeadAsGet
-from service.api.hosts import HostGuard
-from service.api.known import known_parameters_only
-from service.api.observing import Observatory, RequestObserver
+from service.api.http import observability, problems
+from service.api.http.body import BodyGuard
+from service.api.http.dependencies import known_parameters_only
+from service.api.http.middleware import HeadAsGet, HostGuard
+from service.api.http.observability import Observatory, RequestObserver
 from service.dashboard import site
-from service.db import Database
-from service.keys import refuse_without_keys
+from service.database.engine import Database
+from service.experiments.subscriptions import Watching
 from service.settings import Settings
-from service.watching import Watching
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -77,10 +74,9 @@ def create_app(settings: Settings) -> FastAPI:
     problems.install(app)
     for module in (
         experiments,
-        verbs,
+        experiment_actions,
         events,
         trials,
-        metrics,
         artifacts,
         logs,
         stream,
@@ -90,7 +86,7 @@ def create_app(settings: Settings) -> FastAPI:
         keys,
     ):
         app.include_router(_summarised(module.router), dependencies=[Depends(known_parameters_only)])
-    for open_to_all in (health, observing):
+    for open_to_all in (health, observability):
         app.include_router(_summarised(open_to_all.router))
     site.install(app)
     return app

@@ -13,8 +13,9 @@ from sqlalchemy import Connection, text
 from sqlalchemy.orm import Session
 
 import migrations
-from service import scores, tally
-from service.db import Database
+from service.database import trial_counts
+from service.database.engine import Database
+from service.leaderboards import cell_scores
 
 
 def migrate(database: Database) -> None:
@@ -23,11 +24,11 @@ def migrate(database: Database) -> None:
         if connection.dialect.name == "postgresql":
             # One at a time; the second finds nothing left to do. (SQLite: BEGIN IMMEDIATE.)
             connection.execute(text("SELECT pg_advisory_xact_lock(hashtextextended('ttsv migrate', 0))"))
-        tally.uninstall(connection)
+        trial_counts.uninstall(connection)
         command.upgrade(alembic_config(connection), "head")
-        tally.install(connection)
+        trial_counts.install(connection)
         with Session(connection) as session:  # the transaction stays the connection's
-            scores.fill_missing(session)
+            cell_scores.fill_missing(session)
             session.commit()
         if connection.dialect.name == "sqlite" and connection.execute(text("PRAGMA foreign_key_check")).first():
             raise RuntimeError("a migration left rows that refer to nothing; it was taken back")

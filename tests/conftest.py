@@ -17,13 +17,15 @@ from fastapi.testclient import TestClient
 from hypothesis import settings
 from sqlalchemy import create_engine, inspect, make_url, select, text
 
-from service import leases, queue, submission
-from service.db import Database
-from service.grid import ExperimentSpec, expand_grid
-from service.leases import Lease
+from service.database.engine import Database
+from service.experiments import submission
 from service.main import create_app
 from service.migrate import migrate
+from service.queue import leases
+from service.queue import trials as queue
+from service.queue.leases import Lease
 from service.settings import Settings
+from service.specs.grid import ExperimentSpec, expand_grid
 from ttsv.results import protocol_fingerprint
 
 # The same cases in every run, so that a failure is the change's; HYPOTHESIS_PROFILE=explore draws new ones.

@@ -24,9 +24,9 @@ from typing import Any
 import pytest
 
 from service.client import Client
-from service.grid import ExperimentSpec, expand_grid
-from service.models import ExperimentState
-from service.yaml_document import read_yaml
+from service.database import ExperimentState
+from service.specs.documents import read_yaml
+from service.specs.grid import ExperimentSpec, expand_grid
 from workers.processes import spawn, stop
 
 ROOT = Path(__file__).parent.parent

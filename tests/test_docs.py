@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from service.grid import ExperimentSpec, expand_grid
-from service.yaml_document import read_yaml
+from service.specs.documents import read_yaml
+from service.specs.grid import ExperimentSpec, expand_grid
 
 ROOT = Path(__file__).parent.parent
 

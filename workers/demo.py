@@ -6,11 +6,11 @@ from typing import Any
 from rich.console import Console
 
 from service.client import Client
+from service.database import OPEN_EXPERIMENTS, ExperimentState
 from service.errors import UserError
-from service.models import OPEN_EXPERIMENTS, ExperimentState
-from service.schemas import ExperimentOut
+from service.schemas.experiments import ExperimentOut
 from service.settings import Settings
-from service.upgrades import upgrade
+from service.specs.versions import upgrade
 from workers.display import LiveLine, duration, show_leaderboard
 from workers.local import LocalStack
 

@@ -10,11 +10,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from service.metric import Metric
-from service.schemas import ArtifactOut, ExperimentOut, TrialDetailOut, TrialOut
-from service.schemas_dry_run import DryRunOut
-from service.schemas_leaderboard import BoardOut, LeaderboardOut, RowOut
-from service.states import OPEN_TRIALS, TrialState
+from service.database.states import OPEN_TRIALS, TrialState
+from service.leaderboards.metrics import Metric
+from service.schemas.experiments import ArtifactOut, DryRunOut, ExperimentOut, TrialDetailOut, TrialOut
+from service.schemas.leaderboards import BoardOut, LeaderboardOut, RowOut
 
 if TYPE_CHECKING:
     from rich.progress import Progress

@@ -21,16 +21,18 @@ from typing import TYPE_CHECKING, NoReturn
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from service import drivers, leases, queue, store
-from service.db import Database
+from service.database import TrialState
+from service.database.engine import Database
 from service.errors import LeaseLostError
-from service.grid import ExperimentSpec, search_base
-from service.leases import Lease
-from service.models import TrialState
+from service.experiments import store
 from service.observability import configure_logging
-from service.plan import PlannedTrial
+from service.queue import driver_reads, leases
+from service.queue import trials as queue
+from service.queue.leases import Lease
 from service.settings import Settings
-from service.spec import Asha
+from service.specs.grid import ExperimentSpec, search_base
+from service.specs.planner import PlannedTrial
+from service.specs.spec import Asha
 from ttsv.trial import run_trial
 from workers.folder import remove_checkpoints, remove_tune_folders, tune_folder
 from workers.lease import LeaseKeeper
@@ -179,13 +181,13 @@ class Driver:
         session.flush()
         trials = queue.unfinished_trials(session, self._lease)
         sources = {trial.id: trial.source_trial_id for trial in trials if trial.source_trial_id is not None}
-        paths = drivers.model_paths(session, list(sources.values()))
+        paths = driver_reads.model_paths(session, list(sources.values()))
         jobs = []
         for trial in trials:
             source = sources.get(trial.id)
             if source is not None and source not in paths:
                 queue.start_trial(session, self._lease, trial.id)
-                reason = f"trial {source}, which this one evaluates, left no `{drivers.MODEL}`; run that one again"
+                reason = f"trial {source}, which this one evaluates, left no `{driver_reads.MODEL}`; run that one again"
                 queue.fail_trial(session, self._lease, trial.id, "bad_data", reason)
                 continue
             path = None if source is None else paths[source]
@@ -200,20 +202,20 @@ class Driver:
         from workers.searching import SearchTrials  # brings Optuna
 
         with self._database.read() as session:
-            history = drivers.tried(session, self._lease, spec.search.metric)
+            history = driver_reads.tried(session, self._lease, spec.search.metric)
         search = SearchTrials(spec.search, search_base(spec), history, todo.jobs, self._add)
         return search if search.most else None
 
     def _add(self, planned: PlannedTrial, point: dict[str, object]) -> Job:
-        trial_id = self._database.write(lambda session: drivers.add_tried(session, self._lease, planned, point))
+        trial_id = self._database.write(lambda session: driver_reads.add_tried(session, self._lease, planned, point))
         return Job(trial_id, self._lease.fence, 0, planned.config.to_dict())
 
-    def _earlier(self, spec: ExperimentSpec) -> list[drivers.Curve]:
+    def _earlier(self, spec: ExperimentSpec) -> list[driver_reads.Curve]:
         """What a scheduler has to know of the trials that are final."""
         if not isinstance(spec.scheduler, Asha):
             return []
         with self._database.read() as session:
-            return drivers.final_curves(session, self._lease, spec.scheduler.metric)
+            return driver_reads.final_curves(session, self._lease, spec.scheduler.metric)
 
     def _refuse(self, session: Session, spec: ExperimentSpec, problem: str) -> None:
         """Fails every trial, of a search the first one: none of them could ever run here."""

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from service.states import ExperimentState, TrialState
+from service.database.states import ExperimentState, TrialState
 from workers.connected import ExperimentId, Json, TrialId, connected, console, print_json, print_table
 
 if TYPE_CHECKING:
     from service.client import Client
-    from service.schemas_dry_run import DryRunOut
+    from service.schemas.experiments import DryRunOut
 
 experiments_app = typer.Typer()
 
@@ -145,7 +145,7 @@ def watch(client: "Client", experiment_id: ExperimentId, as_json: Json = False) 
 def _tagged(spec: dict[str, Any], tags: Sequence[str]) -> dict[str, Any]:
     """The spec with these tags besides its own."""
     from service.errors import UserError
-    from service.upgrades import upgrade
+    from service.specs.versions import upgrade
 
     try:
         newest = upgrade(spec)  # the first version has none

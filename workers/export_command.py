@@ -45,7 +45,7 @@ def export(
 
 def _write_csv(client: "Client", experiment_id: int, file: Path) -> None:
     from service.errors import UserError
-    from service.exports import to_csv
+    from service.leaderboards.text_tables import to_csv
 
     frame = client.results(experiment_id).reset_index().astype(object)
     rows = frame.where(frame.notna(), None).to_numpy().tolist()

@@ -75,7 +75,7 @@ class Journal:
 
 
 def manifest(artifacts: Mapping[str, Path], data_dir: Path) -> list[dict[str, Any]]:
-    """Makes files durable and describes each: the fields of `service.queue.ArtifactFile`."""
+    """Makes files durable and describes each: the fields of `service.queue.trials.ArtifactFile`."""
     return [_describe(kind, path, data_dir) for kind, path in artifacts.items()]
 
 

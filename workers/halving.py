@@ -7,9 +7,9 @@ from typing import Any
 
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
 
-from service.drivers import Curve
-from service.search import best_direction
-from service.spec import Asha, Fifo
+from service.queue.driver_reads import Curve
+from service.specs.search import best_direction
+from service.specs.spec import Asha, Fifo
 from workers.trainable import COMPARED_EPOCH
 
 

@@ -13,7 +13,7 @@ from workers.plain_errors import plain_errors
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
-    from service.db import Database
+    from service.database.engine import Database
 
 keys_app = typer.Typer(help="Keys that open the API to others, and the projects they belong to.", no_args_is_help=True)
 
@@ -31,10 +31,10 @@ def create(
     days: Annotated[float | None, typer.Option(min=0.01, help="Valid so long; for ever by default.")] = None,
 ) -> None:
     """Make a key and print it, this once."""
-    from service import keys
+    from service.access import keys
+    from service.access.security import Scope, installation_secret, new_key
+    from service.database import now
     from service.errors import UserError
-    from service.models import now
-    from service.security import Scope, installation_secret, new_key
     from service.settings import Settings
 
     known = [s.value for s in Scope]
@@ -60,7 +60,7 @@ def list_keys() -> None:
     """List keys, without their secrets."""
     from rich.table import Table
 
-    from service import keys
+    from service.access import keys
 
     table = Table("id", "project", "owner", "scopes", "made", "used", "until")
     with _database() as database, database.read() as session:
@@ -76,7 +76,7 @@ def list_keys() -> None:
 @plain_errors
 def revoke(key_id: Annotated[str, typer.Argument(help="As `ttsv keys ls` lists it.")]) -> None:
     """Make a key useless at once."""
-    from service import keys
+    from service.access import keys
 
     with _database() as database:
         database.write(lambda session: keys.revoke_key(session, key_id))
@@ -91,7 +91,7 @@ def project(
     max_gpu_hours: Annotated[float | None, typer.Option(min=0, help="GPU-hours in all.")] = None,
 ) -> None:
     """Make a project, or set its quotas anew (those left out are none)."""
-    from service import keys
+    from service.access import keys
 
     quotas = {"max_queued_trials": max_queued_trials, "max_gpu_hours": max_gpu_hours}
     with _database() as database:
@@ -106,7 +106,7 @@ def project(
 
 @contextmanager
 def _database() -> "Iterator[Database]":
-    from service.db import Database
+    from service.database.engine import Database
     from service.migrate import migrate
     from service.settings import Settings
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from service import leases
-from service.db import Database
+from service.database.engine import Database
 from service.errors import LeaseLostError
-from service.leases import Lease
+from service.queue import leases
+from service.queue.leases import Lease
 from workers.patience import is_away
 
 logger = logging.getLogger(__name__)

@@ -11,9 +11,9 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Self
 
-from service.db import Database
+from service.access.keys import refuse_without_keys
+from service.database.engine import Database
 from service.errors import UserError
-from service.keys import refuse_without_keys
 from service.migrate import migrate
 from service.settings import Settings
 from workers.processes import spawn, stop

@@ -18,11 +18,11 @@ from types import FrameType
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from service import drivers, leases
-from service.db import Database
+from service.database import now
+from service.database.engine import Database
 from service.errors import LeaseLostError
-from service.leases import Lease
-from service.models import now
+from service.queue import driver_reads, leases
+from service.queue.leases import Lease
 from service.settings import Settings
 from workers.cluster import Cluster, ExistingCluster, LocalCluster, local_cpus, local_gpus
 from workers.faults import fault
@@ -177,7 +177,7 @@ class Worker:
             return
         since = now() - _SWEPT_AFTER if self._swept else None
         with self._database.read() as session:
-            trial_ids = drivers.cancelled_trials(session, since)
+            trial_ids = driver_reads.cancelled_trials(session, since)
         for trial_id in trial_ids:
             remove_checkpoints(self._settings.data_dir, trial_id)
         self._sweep_after, self._swept = time.monotonic() + SWEEP_SECONDS, True

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.presets import Protocol, Scale, preset_spec, presets
+from service.paper.presets import Protocol, Scale, preset_spec, presets
 from workers.connected import connected, print_table
 from workers.plain_errors import plain_errors
 

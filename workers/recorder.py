@@ -11,12 +11,13 @@ from functools import partial
 
 from sqlalchemy.orm import Session
 
-from service import leases, queue
-from service.db import Database
+from service.database import Result
+from service.database.engine import Database
 from service.errors import LeaseLostError
-from service.leases import Lease
-from service.models import Result
-from service.queue import ArtifactFile
+from service.queue import leases
+from service.queue import trials as queue
+from service.queue.leases import Lease
+from service.queue.trials import ArtifactFile
 from ttsv.trial import TrialResult, protocol_fingerprint
 from workers.patience import MOST_FAILURES, Backoff, is_away, is_in_trouble
 from workers.reports import EpochReport, FailureReport, Report, ResultReport, SkippedReport

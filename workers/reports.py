@@ -34,7 +34,7 @@ class EpochReport:
 
 @dataclass(frozen=True)
 class ResultReport:
-    """The trial succeeded. `artifacts` are the fields of `service.queue.ArtifactFile`: the files are on disk."""
+    """The trial succeeded. `artifacts` are the fields of `service.queue.trials.ArtifactFile`: the files are on disk."""
 
     result: TrialResult
     artifacts: list[dict[str, Any]]

@@ -14,11 +14,11 @@ from ray.tune.search.optuna import OptunaSearch
 from ray.tune.search.sample import Domain as TuneDomain
 from sqlalchemy.exc import SQLAlchemyError
 
-from service.drivers import Tried
+from service.database import TrialState
 from service.errors import LeaseLostError
-from service.models import TrialState
-from service.plan import PlannedTrial, Planner
-from service.search import Domain, Search, domains
+from service.queue.driver_reads import Tried
+from service.specs.planner import PlannedTrial, Planner
+from service.specs.search import Domain, Search, domains
 from ttsv.errors import ConfigError
 from workers.reports import EpochReport, Job, ResultReport
 

@@ -33,7 +33,7 @@ def serve(port: Annotated[int | None, typer.Option(help="Instead of TTSV_PORT; 0
 @plain_errors
 def migrate() -> None:
     """Bring the database to the newest schema."""
-    from service.db import Database
+    from service.database.engine import Database
     from service.migrate import migrate as run
     from service.migrate import newest
     from service.settings import Settings
@@ -52,9 +52,9 @@ def api(
     """Serve the API on TTSV_HOST and TTSV_PORT (the database must be migrated)."""
     import uvicorn
 
-    from service.db import Database
+    from service.access.keys import refuse_without_keys
+    from service.database.engine import Database
     from service.errors import UserError
-    from service.keys import refuse_without_keys
     from service.observability import configure_logging
     from service.settings import Settings
 
@@ -86,7 +86,7 @@ def api(
 @plain_errors
 def worker() -> None:
     """Claim experiments and run them on Ray, until SIGTERM or Ctrl-C. Tells webhooks, where they are configured."""
-    from service.db import Database
+    from service.database.engine import Database
     from service.errors import UserError
     from service.observability import configure_logging
     from service.settings import Settings

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from service.errors import UserError
-from service.json_document import read_json
-from service.yaml_document import yaml_as_json
+from service.specs.documents import read_json, yaml_as_json
 
 _WHAT = "the spec"
 

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 
-from service.leases import Watched
+from service.queue.leases import Watched
 
 
 class Standstill:

@@ -12,9 +12,9 @@ import ray
 from ray import tune
 from ray.tune.experiment import Trial
 
-from service.drivers import Curve
-from service.grid import ExperimentSpec, Resources
-from service.spec import Fifo
+from service.queue.driver_reads import Curve
+from service.specs.grid import ExperimentSpec, Resources
+from service.specs.spec import Fifo
 from workers.attempts import Attempts
 from workers.board_logs import BoardLogs
 from workers.halving import make_scheduler

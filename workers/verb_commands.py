@@ -9,7 +9,7 @@ from workers.connected import ExperimentId, Json, connected, print_json
 
 if TYPE_CHECKING:
     from service.client import Client
-    from service.schemas import ExperimentOut
+    from service.schemas.experiments import ExperimentOut
 
 verbs_app = typer.Typer()
 
@@ -180,7 +180,7 @@ def _list(path: str, text: str) -> list[Any]:
 
 def _value(path: str, text: str) -> Any:
     from service.errors import UserError
-    from service.json_document import DocumentError, NotJsonError, read_json
+    from service.specs.documents import DocumentError, NotJsonError, read_json
 
     try:
         return read_json(text, "the value")

@@ -10,12 +10,12 @@ from typing import Self
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from service import webhooks
-from service.db import Database
-from service.events import EventKind
+from service.database.engine import Database
+from service.experiments import webhooks
+from service.experiments.events import EventKind
+from service.experiments.webhooks import Delivery
 from service.settings import Settings
 from service.webhook_post import NotDeliveredError, Target, post, targets
-from service.webhooks import Delivery
 
 logger = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-from service import tally
+from service.database import trial_counts
 
 revision = "0003"
 down_revision = "0002"
@@ -36,6 +36,6 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    tally.uninstall(op.get_bind())  # `service.migrate` makes the triggers after every upgrade
+    trial_counts.uninstall(op.get_bind())  # `service.migrate` makes the triggers after every upgrade
     op.drop_index("ix_events_kind", "events")
     op.drop_table("tallies")

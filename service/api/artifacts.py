@@ -6,14 +6,14 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Path, Request, Response
 from fastapi.responses import FileResponse
 
-from service import store
-from service.api.access import Reader
-from service.api.examples import shown
-from service.api.parts import MAX_ID, UNCHANGED, Answer, Config, Db, TrialId, is_known
-from service.api.problems import RESPONSES, problem, refusals
-from service.api.trial_examples import ARTIFACTS
-from service.manifest import content_of
-from service.schemas import ArtifactList, ArtifactOut
+from service.api.http.authentication import Reader
+from service.api.http.dependencies import MAX_ID, UNCHANGED, Answer, Config, Db, TrialId, is_known
+from service.api.http.problems import RESPONSES, problem, refusals
+from service.api.openapi_examples.experiments import shown
+from service.api.openapi_examples.trials import ARTIFACTS
+from service.experiments import store
+from service.experiments.artifacts import content_of
+from service.schemas.experiments import ArtifactList, ArtifactOut
 
 router = APIRouter(prefix="/v1", tags=["artifacts"], responses=RESPONSES)
 

@@ -6,14 +6,14 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query, Response
 from sqlalchemy.orm import Session
 
-from service import store
-from service.api.access import Reader
-from service.api.examples import EVENT, page, shown
-from service.api.parts import MAX_ID, UNCHANGED, Answer, Db, ExperimentId, FieldNames, Limit, Reply
-from service.api.problems import RESPONSES
-from service.events import EventKind, list_events
-from service.fields import Fields
-from service.schemas import EventOut, EventPage, SelectionEvents
+from service.api.http.authentication import Reader
+from service.api.http.dependencies import MAX_ID, UNCHANGED, Answer, Db, ExperimentId, FieldNames, Limit, Reply
+from service.api.http.problems import RESPONSES
+from service.api.openapi_examples.experiments import EVENT, page, shown
+from service.experiments import store
+from service.experiments.events import EventKind, list_events
+from service.schemas.experiments import EventOut, EventPage, SelectionEvents
+from service.schemas.field_selection import Fields
 
 router = APIRouter(prefix="/v1", tags=["events"], responses=RESPONSES)
 

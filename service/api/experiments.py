@@ -1,29 +1,113 @@
 """/v1/experiments."""
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Header, Response
+from fastapi import APIRouter, Body, Header, Query, Response
+from fastapi.responses import JSONResponse
+from sqlalchemy.orm import Session
 
-from service import store
-from service.api.access import Reader, Submitter
-from service.api.answers import experiments_out, trial_page
-from service.api.dry_run import DRY_RUN, DryRun, dry_run
-from service.api.examples import CREATED, EXPERIMENT, SPEC, page, shown
-from service.api.filters import ExperimentSort, TrialSort, WhichExperiments, WhichTrials
-from service.api.parts import UNCHANGED, Answer, Config, Cursor, Db, ExperimentId, FieldNames, Limit
-from service.api.problems import RESPONSES
-from service.api.storing import New, store_new
-from service.api.trial_examples import TRIAL
-from service.db import Database
-from service.fields import Fields
-from service.grid import PRINTABLE, ExperimentSpec, expand_grid
-from service.idle_fields import warnings
-from service.listing import list_experiments
-from service.schemas import ExperimentOut, ExperimentPage, NewExperimentOut, Selection, SelectionPage, TrialPage
-from service.security import Principal
+from service.access.keys import check_quota
+from service.access.security import ANYONE, Principal
+from service.api.http.authentication import Reader, Submitter
+from service.api.http.dependencies import UNCHANGED, Answer, Config, Cursor, Db, ExperimentId, FieldNames, Limit
+from service.api.http.problems import RESPONSES
+from service.api.http.query_filters import ExperimentSort, TrialSort, WhichExperiments, WhichTrials
+from service.api.http.responses import experiment_out, experiments_out, trial_page
+from service.api.openapi_examples.experiments import CREATED, EXPERIMENT, SPEC, page, shown
+from service.api.openapi_examples.trials import TRIAL
+from service.database import Experiment
+from service.database.engine import Database
+from service.experiments import store, submission
+from service.experiments.events import EventKind
+from service.experiments.listing import list_experiments
+from service.experiments.submission import Draft
+from service.schemas.experiments import (
+    SHOWN,
+    DryRunOut,
+    DryTotals,
+    DryTrialOut,
+    ExperimentOut,
+    ExperimentPage,
+    NewExperimentOut,
+    Selection,
+    SelectionPage,
+    TrialPage,
+)
+from service.schemas.field_selection import Fields
 from service.settings import Settings
-from service.submission import Draft
+from service.specs.estimate import Estimate, Estimator
+from service.specs.grid import PRINTABLE, ExperimentSpec, expand_grid
+from service.specs.planner import warnings
+
+DryRun = Annotated[
+    bool, Query(description="Store nothing: answer (200) with the trials and what they would cost.", alias="dry_run")
+]
+
+_EXAMPLE = {
+    "grid_points": 24,
+    "trial_count": 20,
+    "totals": {"steps": 5040, "seconds": None},
+    "warnings": [],
+    "trials": [
+        {name: TRIAL[name] for name in ("fingerprint", "cell", "config")}
+        | {
+            "number": 0,
+            "parameters": 2486,
+            "compression": 35.5,
+            "multiply_accumulates": 45_000,
+            "steps": 252,
+            "seconds": None,
+            "basis": None,
+            "reasons": ["nothing was measured yet from which the time could be told"],
+        }
+    ],
+}
+
+DRY_RUN: dict[int | str, dict[str, Any]] = {
+    200: {
+        "model": DryRunOut,
+        "description": "With dry_run: what would be stored.",
+        "content": {"application/json": {"example": _EXAMPLE}},
+    }
+}
+
+
+def dry_run(spec: ExperimentSpec, who: Principal, database: Database, settings: Settings) -> JSONResponse:
+    """The answer to a spec that is only to be looked at."""
+    plan = expand_grid(spec, max_trials=settings.max_trials)
+    with database.read() as session:
+        estimator = Estimator(session, (planned.config for planned in plan.trials), who.project_id)
+    estimates = [estimator.estimate(planned.config) for planned in plan.trials]
+    trials = [
+        DryTrialOut(
+            number=number,
+            fingerprint=planned.fingerprint,
+            cell=planned.cell,
+            config=planned.config.to_dict(),
+            **asdict(estimate) | {"reasons": list(estimate.reasons)},
+        )
+        for number, (planned, estimate) in enumerate(zip(plan.trials[:SHOWN], estimates, strict=False))
+    ]
+    found = DryRunOut(
+        grid_points=plan.points,
+        trial_count=len(plan.trials),
+        totals=_totals(estimates),
+        warnings=warnings(spec, plan),
+        trials=trials,
+    )
+    return JSONResponse(found.model_dump(mode="json"))
+
+
+def _totals(estimates: list[Estimate]) -> DryTotals:
+    steps = [estimate.steps for estimate in estimates]
+    seconds = [estimate.seconds for estimate in estimates]
+    return DryTotals(
+        steps=None if None in steps or not steps else sum(step or 0 for step in steps),
+        seconds=None if None in seconds or not seconds else sum(second or 0.0 for second in seconds),
+    )
+
 
 YAML_BODY = {
     "requestBody": {"content": {"application/yaml": {"schema": {"$ref": "#/components/schemas/ExperimentSpec"}}}}
@@ -140,3 +224,57 @@ def store_experiment(
     new = New(Draft(spec, plan))
     answer = store_new(database, who, new, response, idempotency_key, spec.model_dump(mode="json"))
     return answer | {"warnings": warnings(spec, plan)}
+
+
+@dataclass(frozen=True)
+class New:
+    """An experiment to be stored, and how it came about: `origin` is the experiment that it was made from."""
+
+    draft: Draft
+    kind: EventKind = EventKind.SUBMITTED
+    origin: int | None = None
+
+
+def store_new(
+    database: Database, who: Principal, new: New, response: Response, key: str | None, request: dict[str, Any]
+) -> dict[str, Any]:
+    """Stores an experiment in the project of who asks, within its quota, once per Idempotency-Key; the answer."""
+
+    def work(session: Session) -> Experiment:
+        check_quota(session, who, len(new.draft.plan.trials))
+        return submission.create_experiment(
+            session,
+            new.draft.spec,
+            new.draft.plan,
+            sources=new.draft.sources,
+            kind=new.kind,
+            origin=new.origin,
+            project_id=who.project_id,
+            owner=None if who == ANYONE else who.name,
+            actor=who.name,
+        )
+
+    answer = once(database, who, key, request, work)
+    response.headers["Location"] = f"/v1/experiments/{answer['id']}"
+    return answer
+
+
+def once(
+    database: Database,
+    who: Principal,
+    key: str | None,
+    request: dict[str, Any],
+    work: Callable[[Session], Experiment],
+) -> dict[str, Any]:
+    """Does something once per key; the experiment as plain data. `request` says what is asked, and of what."""
+
+    def answer(session: Session) -> dict[str, Any]:
+        return store.answer_once(
+            session,
+            key,
+            request,
+            lambda: experiment_out(session, work(session)).model_dump(mode="json"),
+            project_id=who.project_id,
+        )
+
+    return database.write(answer)

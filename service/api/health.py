@@ -5,10 +5,10 @@ import shutil
 from fastapi import APIRouter, Response
 from sqlalchemy.exc import DBAPIError
 
-from service import store
-from service.api.examples import READINESS, shown
-from service.api.parts import Config, Db
-from service.schemas_service import Liveness, Readiness
+from service.api.http.dependencies import Config, Db
+from service.api.openapi_examples.experiments import READINESS, shown
+from service.experiments import store
+from service.schemas.service import Liveness, Readiness
 
 router = APIRouter(tags=["health"])
 

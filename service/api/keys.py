@@ -6,16 +6,16 @@ from fastapi import APIRouter, Body, Path
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.orm import Session
 
-from service import keys
-from service.api.access import Admin, Reader
-from service.api.examples import shown
-from service.api.filters import Instant
-from service.api.parts import MAX_ID, Config, Db
-from service.api.problems import RESPONSES
-from service.grid import PRINTABLE
-from service.models import Project
-from service.schemas_keys import KeyOut, MeOut, NewKeyOut, ProjectOut
-from service.security import Scope, installation_secret, new_key
+from service.access import keys
+from service.access.security import Scope, installation_secret, new_key
+from service.api.http.authentication import Admin, Reader
+from service.api.http.dependencies import MAX_ID, Config, Db
+from service.api.http.problems import RESPONSES
+from service.api.http.query_filters import Instant
+from service.api.openapi_examples.experiments import shown
+from service.database import Project
+from service.schemas.service import KeyOut, MeOut, NewKeyOut, ProjectOut
+from service.specs.grid import PRINTABLE
 
 router = APIRouter(prefix="/v1", tags=["keys"], responses=RESPONSES)
 

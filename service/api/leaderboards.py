@@ -7,23 +7,23 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Query, Response
 
-from service import store
-from service.api.access import Reader
-from service.api.filters import Rank
-from service.api.formats import AskedFormat, forms
-from service.api.leaderboard_examples import LEADERBOARD, LEADERBOARD_TEXT
-from service.api.parts import MAX_ID, Cursor, Db
-from service.api.problems import RESPONSES, refusals
-from service.board_records import board_records
-from service.board_sheets import board_sheets
+from service.api.http.authentication import Reader
+from service.api.http.dependencies import MAX_ID, Cursor, Db
+from service.api.http.formats import AskedFormat, forms
+from service.api.http.problems import RESPONSES, refusals
+from service.api.http.query_filters import Rank
+from service.api.openapi_examples.leaderboards import LEADERBOARD, LEADERBOARD_TEXT
 from service.errors import FieldProblem, NotFoundError, QueryError
-from service.filters import Filters, GroupBy
-from service.grid import PRINTABLE
-from service.leaderboard import Leaderboard, Question, leaderboard
-from service.metric import HEADLINE, Metric
-from service.schemas_leaderboard import LeaderboardOut
-from service.score_source import Position
-from service.scores import EVERYONE
+from service.experiments import store
+from service.leaderboards.cell_scores import EVERYONE
+from service.leaderboards.filters import Filters, GroupBy
+from service.leaderboards.leaderboard import Leaderboard, Question, leaderboard
+from service.leaderboards.metrics import HEADLINE, Metric
+from service.leaderboards.sheets import board_records, board_sheets
+from service.leaderboards.source import Position
+from service.paper.reference import references
+from service.schemas.leaderboards import LeaderboardOut
+from service.specs.grid import PRINTABLE
 from ttsv.data.catalog import DatasetName
 
 router = APIRouter(prefix="/v1/leaderboards", tags=["leaderboards"], responses=RESPONSES | refusals(406))
@@ -122,7 +122,7 @@ def show(
     with database.read() as session:
         if filters.experiment_id is not None:
             store.get_experiment(session, filters.experiment_id, project_id=who.project_id)
-        found = leaderboard(session, question)
+        found = leaderboard(session, question, references)
     wanted = tuple(m for m in Metric if metrics not in (None, "all") and (m == metric or m in question.columns))
     return asked.answer(
         lambda: _plain(found, question),

@@ -9,14 +9,14 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import StreamingResponse
 
-from service import logs, store
-from service.api.access import Reader
-from service.api.examples import LOG
-from service.api.parts import Config, Db, ExperimentId, TrialId, Watched
-from service.api.problems import RESPONSES
+from service.api.http.authentication import Reader
+from service.api.http.dependencies import Config, Db, ExperimentId, TrialId, Watched
+from service.api.http.problems import RESPONSES
+from service.api.openapi_examples.experiments import LOG
+from service.database import OPEN_EXPERIMENTS, OPEN_TRIALS
 from service.errors import NotFoundError
-from service.models import OPEN_EXPERIMENTS, OPEN_TRIALS
-from service.watching import Watching
+from service.experiments import logs, store
+from service.experiments.subscriptions import Watching
 
 router = APIRouter(prefix="/v1", tags=["logs"], responses=RESPONSES)
 

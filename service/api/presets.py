@@ -4,15 +4,14 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Response
 
-from service.api.access import Reader, Submitter
-from service.api.dry_run import DRY_RUN, DryRun, dry_run
-from service.api.examples import CREATED, PRESET_SPEC, PRESETS, shown
-from service.api.experiments import IdempotencyKey, store_experiment
-from service.api.parts import Config, Db
-from service.api.problems import RESPONSES
-from service.grid import ExperimentSpec
-from service.presets import PAPER, Protocol, Scale, preset_spec, presets
-from service.schemas import ExperimentOut, PresetOut
+from service.api.experiments import DRY_RUN, DryRun, IdempotencyKey, dry_run, store_experiment
+from service.api.http.authentication import Reader, Submitter
+from service.api.http.dependencies import Config, Db
+from service.api.http.problems import RESPONSES
+from service.api.openapi_examples.experiments import CREATED, PRESET_SPEC, PRESETS, shown
+from service.paper.presets import PAPER, Protocol, Scale, preset_spec, presets
+from service.schemas.experiments import ExperimentOut, PresetOut
+from service.specs.grid import ExperimentSpec
 
 router = APIRouter(prefix="/v1/presets", tags=["presets"], responses=RESPONSES)
 

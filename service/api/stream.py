@@ -9,14 +9,14 @@ from fastapi import APIRouter, Depends, Header, Query
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.exceptions import HTTPException
 
-from service import store
-from service.api.access import Reader
-from service.api.answers import progress_out
-from service.api.examples import STREAM
-from service.api.parts import MAX_ID, Db, ExperimentId, Watched
-from service.api.problems import RESPONSES
-from service.models import OPEN_EXPERIMENTS
-from service.schemas import EventOut, ExperimentUpdate
+from service.api.http.authentication import Reader
+from service.api.http.dependencies import MAX_ID, Db, ExperimentId, Watched
+from service.api.http.problems import RESPONSES
+from service.api.http.responses import progress_out
+from service.api.openapi_examples.experiments import STREAM
+from service.database import OPEN_EXPERIMENTS
+from service.experiments import store
+from service.schemas.experiments import EventOut, ExperimentUpdate
 
 router = APIRouter(prefix="/v1/experiments", tags=["experiments"], responses=RESPONSES)
 

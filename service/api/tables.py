@@ -4,19 +4,19 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query, Response
 
-from service import store
-from service.api.access import Reader
-from service.api.formats import AskedFormat, forms
-from service.api.leaderboard_examples import TABLE, TABLE_TEXT
-from service.api.parts import MAX_ID, Db
-from service.api.problems import RESPONSES, refusals
+from service.api.http.authentication import Reader
+from service.api.http.dependencies import MAX_ID, Db
+from service.api.http.formats import AskedFormat, forms
+from service.api.http.problems import RESPONSES, refusals
+from service.api.openapi_examples.leaderboards import TABLE, TABLE_TEXT
 from service.errors import FieldProblem, QueryError
-from service.paper import paper_table
-from service.presets import PAPER, Scale
-from service.schemas_leaderboard import TableOut
-from service.scores import EVERYONE
-from service.table_sheets import table_records, table_sheet
-from service.tables import reproduce
+from service.experiments import store
+from service.leaderboards.cell_scores import EVERYONE
+from service.paper.presets import PAPER, Scale
+from service.paper.reference import paper_table
+from service.paper.reproduction import reproduce
+from service.paper.sheets import table_records, table_sheet
+from service.schemas.leaderboards import TableOut
 
 router = APIRouter(prefix="/v1/tables", tags=["leaderboards"], responses=RESPONSES | refusals(406))
 

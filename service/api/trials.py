@@ -1,31 +1,33 @@
-"""/v1/trials: lists over experiments, single trials, their results and the spectra of their layers."""
+"""/v1/trials: lists over experiments, single trials, their results and epochs, the spectra of their layers."""
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 
-from service import points, store
-from service.api.access import Reader
-from service.api.answers import result_out, trial_out, trial_page
-from service.api.examples import page, shown
-from service.api.filters import TrialSort, WhichTrials
-from service.api.parts import UNCHANGED, Answer, Cursor, Db, FieldNames, Limit, TrialId
-from service.api.problems import RESPONSES
-from service.api.trial_examples import RESULT, SPECTRA, TRIAL, TRIAL_DETAIL
+from service.api.http.authentication import Reader
+from service.api.http.dependencies import UNCHANGED, Answer, Cursor, Db, FieldNames, Limit, TrialId
+from service.api.http.problems import RESPONSES
+from service.api.http.query_filters import TrialSort, WhichTrials
+from service.api.http.responses import result_out, trial_out, trial_page
+from service.api.openapi_examples.experiments import page, shown
+from service.api.openapi_examples.trials import METRICS, RESULT, SPECTRA, TRIAL, TRIAL_DETAIL
+from service.database import Result
 from service.errors import NotFoundError
-from service.fields import Fields
-from service.models import Result
-from service.schemas import (
+from service.experiments import epoch_points, store
+from service.experiments.store import TrialDetail
+from service.schemas.experiments import (
     ArtifactOut,
     EpochOut,
+    MetricsPage,
     ResultDetailOut,
     Selection,
+    SelectionMetrics,
     SelectionPage,
     SpectraOut,
     TrialDetailOut,
     TrialPage,
 )
-from service.store import TrialDetail
+from service.schemas.field_selection import Fields
 
 router = APIRouter(prefix="/v1/trials", tags=["trials"], responses=RESPONSES)
 
@@ -65,7 +67,7 @@ def show(trial_id: TrialId, answer: Answer, who: Reader, database: Db, field_nam
     with database.read() as session:
         found = store.trial_detail(session, trial_id, project_id=who.project_id)
         epochs = "epoch_metrics" in wanted
-        drawn = points.sample(session, trial_id, points.METRICS, MAX_POINTS_SHOWN) if epochs else []
+        drawn = epoch_points.sample(session, trial_id, epoch_points.METRICS, MAX_POINTS_SHOWN) if epochs else []
         plain = trial_out(found.trial, found.result)
     values = dict(plain) | {
         "epoch_metrics": [EpochOut.model_construct(**point) for point in drawn],
@@ -117,3 +119,43 @@ def _result(detail: TrialDetail) -> Result:
     if detail.result is None:
         raise NotFoundError(f"trial {detail.trial.id} has no result: it is {detail.trial.state.value}")
     return detail.result
+
+
+@router.get(
+    "/{trial_id}/metrics",
+    operation_id="listTrialMetrics",
+    responses=shown(METRICS) | UNCHANGED,
+    response_model=MetricsPage | SelectionMetrics,
+)
+def metrics(
+    trial_id: TrialId,
+    answer: Answer,
+    who: Reader,
+    database: Db,
+    limit: Limit = 100,
+    after: Annotated[int, Query(ge=0, le=2**31 - 1, description="Only later epochs: `next` of the page before.")] = 0,
+    count: Annotated[
+        int | None, Query(alias="points", ge=3, le=10_000, description="Instead of a page: so many epochs of all.")
+    ] = None,
+    field_names: FieldNames = None,
+) -> Any:
+    """A page of a trial's epochs in their order, or with `points` at most so many of them that draw the same curves.
+
+    Those are epochs as they are, no means: the first, the last, and between them what largest-triangle-three-buckets
+    chooses over all metrics asked for (`fields`), each in units of its range. `epoch` is always among the fields.
+    """
+    wanted = Fields(EpochOut, field_names)
+    metrics = [name for name in epoch_points.METRICS if name in wanted]
+    with database.read() as session:
+        store.get_trial(session, trial_id, project_id=who.project_id)
+        following = None
+        if count is None:
+            found = epoch_points.page(session, trial_id, metrics, limit=limit + 1, after=after)
+            if len(found) > limit:
+                found.pop()
+                following = found[-1]["epoch"]
+        else:
+            found = epoch_points.sample(session, trial_id, metrics, count, after=after)
+    url = None if following is None else str(answer.url.include_query_params(after=following))
+    body = {"items": found, "next": following, "sampled": count is not None}
+    return answer(body, following_url=url)

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from service.client.calls import Call, covers, parsed, parsed_list, text
-from service.schemas_keys import KeyOut, MeOut, NewKeyOut, ProjectOut
-from service.schemas_service import Liveness, Readiness
+from service.schemas.service import KeyOut, Liveness, MeOut, NewKeyOut, ProjectOut, Readiness
 
 
 @covers("getMe")

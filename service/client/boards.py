@@ -6,8 +6,8 @@ from typing import Any
 import httpx2 as httpx
 
 from service.client.calls import Call, Paged, covers, joined, parsed, parsed_list, query, segment, text
-from service.schemas import PresetOut
-from service.schemas_leaderboard import LeaderboardOut, RowOut, TableOut
+from service.schemas.experiments import PresetOut
+from service.schemas.leaderboards import LeaderboardOut, RowOut, TableOut
 
 
 @covers("getLeaderboard")

@@ -7,7 +7,7 @@ from typing import BinaryIO, Self
 import httpx2 as httpx
 
 from service.client.errors import DamagedError
-from service.schemas import ArtifactOut
+from service.schemas.experiments import ArtifactOut
 
 _CHUNK = 1 << 20
 

@@ -4,8 +4,8 @@ import json
 
 import httpx2 as httpx
 
-from service.json_document import DocumentError
-from service.schemas_service import Problem, ProblemField
+from service.schemas.service import Problem, ProblemField
+from service.specs.documents import DocumentError
 
 
 class ApiError(RuntimeError):

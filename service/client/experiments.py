@@ -8,8 +8,7 @@ import httpx2 as httpx
 from pydantic import TypeAdapter
 
 from service.client.calls import Call, Paged, by_cursor, by_number, covers, idempotent, parsed, query, segment
-from service.schemas import EventOut, EventPage, ExperimentOut, ExperimentPage, NewExperimentOut
-from service.schemas_dry_run import DryRunOut
+from service.schemas.experiments import DryRunOut, EventOut, EventPage, ExperimentOut, ExperimentPage, NewExperimentOut
 
 _ROOT = "/v1/experiments"
 _ALL_BUT_SPEC = ",".join(name for name in ExperimentOut.model_fields if name != "spec")
@@ -194,7 +193,7 @@ def events(
 ) -> Paged[EventOut]:
     """What happened to one experiment, or to any: after event `after`, oldest first (`sort` "-id": newest first).
 
-    Pages are fetched as needed. `kind` is one of `service.events.EventKind`, or several.
+    Pages are fetched as needed. `kind` is one of `service.experiments.events.EventKind`, or several.
     """
     path = "/v1/events" if experiment_id is None else f"{_ROOT}/{experiment_id}/events"
     first = Call("GET", path, parsed(EventPage), params=query(kind=kind, after=after, sort=sort, limit=1000))

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from service.schemas import EpochOut, ResultOut, TrialOut
+from service.schemas.experiments import EpochOut, ResultOut, TrialOut
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -15,9 +15,9 @@ from service.client.sending import Line, pause
 from service.client.streams import Feed, updated
 from service.client.trials import epochs, trials
 from service.client.wire import Wire
-from service.json_document import DocumentError, refuse_beyond_json
-from service.schemas import ArtifactOut, EventOut, ExperimentOut, ExperimentUpdate
-from service.states import OPEN_EXPERIMENTS
+from service.database.states import OPEN_EXPERIMENTS
+from service.schemas.experiments import ArtifactOut, EventOut, ExperimentOut, ExperimentUpdate
+from service.specs.documents import DocumentError, refuse_beyond_json
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from service.schemas import EventOut, ExperimentOut, ExperimentUpdate
+from service.schemas.experiments import EventOut, ExperimentOut, ExperimentUpdate
 
 
 @dataclass

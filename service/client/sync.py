@@ -14,7 +14,7 @@ from service.client.calls import Call, Paged, Text, covers
 from service.client.sending import Line
 from service.client.session import Session
 from service.client.wire import BlockingWire, iterate, run
-from service.schemas import ArtifactOut, EventOut, ExperimentOut, ExperimentUpdate
+from service.schemas.experiments import ArtifactOut, EventOut, ExperimentOut, ExperimentUpdate
 
 if TYPE_CHECKING:
     import pandas as pd

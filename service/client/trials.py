@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from service.client.calls import Call, Paged, Text, by_cursor, by_number, covers, parsed, query, text
-from service.schemas import (
+from service.schemas.experiments import (
     ArtifactList,
     ArtifactOut,
     EpochOut,

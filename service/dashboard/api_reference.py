@@ -3,11 +3,11 @@
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
-from service.api.access import COOKIE, principal_of
-from service.api.parts import Config, Db
+from service.access.security import Principal
+from service.api.http.authentication import COOKIE, principal_of
+from service.api.http.dependencies import Config, Db
 from service.dashboard.rendering import html
 from service.errors import KeyRefusedError
-from service.security import Principal
 
 router = APIRouter(include_in_schema=False)
 

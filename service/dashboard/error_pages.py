@@ -7,7 +7,7 @@ from starlette.datastructures import Headers
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.api.problems import MEDIA_TYPE
+from service.api.http.problems import MEDIA_TYPE
 from service.dashboard.rendering import HEADERS, html
 
 

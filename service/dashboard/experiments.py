@@ -5,17 +5,17 @@ from dataclasses import dataclass, replace
 from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 
-from service import store
-from service.api.answers import experiments_out
-from service.api.filters import ExperimentSort, TrialSort, WhichExperiments, WhichTrials
-from service.api.parts import Config, Cursor, Db, ExperimentId
+from service.api.http.dependencies import Config, Cursor, Db, ExperimentId
+from service.api.http.query_filters import ExperimentSort, TrialSort, WhichExperiments, WhichTrials
+from service.api.http.responses import experiments_out
 from service.dashboard.rendering import PageRoute, PageSize, Show
-from service.events import list_events
-from service.fields import Fields
-from service.listing import list_experiments, list_trials
-from service.logs import experiment_log, tail
-from service.models import OPEN_EXPERIMENTS, Experiment, ExperimentState, TrialState
-from service.schemas import ExperimentOut, ExperimentProgress
+from service.database import OPEN_EXPERIMENTS, Experiment, ExperimentState, TrialState
+from service.experiments import store
+from service.experiments.events import list_events
+from service.experiments.listing import list_experiments, list_trials
+from service.experiments.logs import experiment_log, tail
+from service.schemas.experiments import ExperimentOut, ExperimentProgress
+from service.schemas.field_selection import Fields
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -137,7 +137,7 @@ def shares(progress: ExperimentProgress) -> list[Share]:
 
 
 def actions(experiment: Experiment, progress: ExperimentProgress) -> list[Action]:
-    """The verbs of `service.verbs` that would change something now."""
+    """The verbs of `service.experiments.actions` that would change something now."""
     state, found = experiment.state, []
     if state in OPEN_EXPERIMENTS:
         if state == ExperimentState.PAUSED:

@@ -7,27 +7,26 @@ from urllib.parse import quote, urlencode
 from fastapi import APIRouter, Depends, Path, Query
 from fastapi.responses import HTMLResponse
 
-from service import store
-from service.api.access import Reader
+from service.api.http.authentication import Reader
+from service.api.http.dependencies import MAX_ID, Db
 from service.api.leaderboards import asked_filters
-from service.api.parts import MAX_ID, Db
-from service.board_sheets import board_sheets
 from service.dashboard.charts import Scatter, scatter
 from service.dashboard.meanings import MEANINGS
 from service.dashboard.rendering import PageRoute, Show
 from service.dashboard.wording import short
 from service.errors import NotFoundError
-from service.filters import Filters, GroupBy
-from service.leaderboard import Board, Question, leaderboard
-from service.metric import HEADLINE, Metric
-from service.paper import paper_table
-from service.plane import Plane, plane
-from service.presets import PAPER, Scale, presets
-from service.score_source import Position
-from service.scores import EVERYONE
-from service.standings import standings
-from service.table_sheets import table_sheet
-from service.tables import reproduce
+from service.experiments import store
+from service.leaderboards.cell_scores import EVERYONE
+from service.leaderboards.filters import Filters, GroupBy
+from service.leaderboards.leaderboard import Board, Question, leaderboard, standings
+from service.leaderboards.metrics import HEADLINE, Metric
+from service.leaderboards.scatter import Plane, plane
+from service.leaderboards.sheets import board_sheets
+from service.leaderboards.source import Position
+from service.paper.presets import PAPER, Scale, presets
+from service.paper.reference import paper_table, references
+from service.paper.reproduction import reproduce
+from service.paper.sheets import table_sheet
 from ttsv.data.catalog import DatasetName
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -94,7 +93,7 @@ def board(
     with database.read() as session:
         if filters.experiment_id is not None:
             store.get_experiment(session, filters.experiment_id, project_id=who.project_id)
-        found = leaderboard(session, question)
+        found = leaderboard(session, question, references)
         cells = max(map(_cells, found.boards), default=0)
         drawn = x is not y and (cells <= _FEW_CELLS if draw is None else draw)
         points = plane(session, question, x, y) if drawn else None

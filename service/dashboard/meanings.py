@@ -1,6 +1,6 @@
 """What the metrics mean, in a sentence each: the legend of results and leaderboards."""
 
-from service.metric import Metric
+from service.leaderboards.metrics import Metric
 
 MEANINGS: dict[Metric, str] = {
     Metric.ACCURACY: "Share of test images whose class is right.",

@@ -11,10 +11,10 @@ from starlette.datastructures import QueryParams
 from starlette.responses import HTMLResponse, RedirectResponse
 from starlette.staticfiles import StaticFiles
 
-from service.api.access import Reader
-from service.api.parts import Config
+from service.access.security import Scope
+from service.api.http.authentication import Reader
+from service.api.http.dependencies import Config
 from service.dashboard.wording import FILTERS
-from service.security import Scope
 
 PageSize = Annotated[int, Query(ge=1, le=200)]
 """Rows of a list on one page."""

@@ -5,8 +5,8 @@ from urllib.parse import parse_qs
 from fastapi import APIRouter, Request
 from starlette.responses import RedirectResponse, Response
 
-from service.api.access import COOKIE, principal_of, sent_from_our_pages
-from service.api.parts import Config, Db
+from service.api.http.authentication import COOKIE, principal_of, sent_from_our_pages
+from service.api.http.dependencies import Config, Db
 from service.dashboard.rendering import HEADERS, html
 from service.errors import KeyRefusedError
 

@@ -5,15 +5,15 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from fastapi.responses import HTMLResponse
 
-from service import store
-from service.api.access import Reader
-from service.api.parts import MAX_ID, Db
+from service.api.http.authentication import Reader
+from service.api.http.dependencies import MAX_ID, Db
 from service.dashboard.rendering import PageRoute, Show
 from service.dashboard.wording import document
 from service.errors import NotFoundError
-from service.paper import paper_table
-from service.presets import PAPER, Preset, Protocol, Scale, preset_spec, presets
-from service.spec import ExperimentSpec
+from service.experiments import store
+from service.paper.presets import PAPER, Preset, Protocol, Scale, preset_spec, presets
+from service.paper.reference import paper_table
+from service.specs.spec import ExperimentSpec
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 

@@ -7,18 +7,18 @@ from typing import Any
 from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 
-from service import points, store
-from service.api.access import Reader
-from service.api.filters import TrialSort, WhichTrials
-from service.api.parts import Config, Cursor, Db, TrialId
+from service.api.http.authentication import Reader
+from service.api.http.dependencies import Config, Cursor, Db, TrialId
+from service.api.http.query_filters import TrialSort, WhichTrials
 from service.dashboard.charts import LineChart, line_chart
 from service.dashboard.meanings import MEANINGS
 from service.dashboard.rendering import PageRoute, PageSize, Show
-from service.listing import list_trials
-from service.logs import tail, trial_log
-from service.metric import Metric
-from service.models import OPEN_TRIALS, Result, TrialState
-from service.schemas import ArtifactOut
+from service.database import OPEN_TRIALS, Result, TrialState
+from service.experiments import epoch_points, store
+from service.experiments.listing import list_trials
+from service.experiments.logs import tail, trial_log
+from service.leaderboards.metrics import Metric
+from service.schemas.experiments import ArtifactOut
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -69,7 +69,7 @@ def trial(trial_id: TrialId, show: Show, who: Reader, database: Db, settings: Co
     with database.read() as session:
         found = store.trial_detail(session, trial_id, project_id=who.project_id)
         experiment = store.get_experiment(session, found.trial.experiment_id)
-        epochs = points.sample(session, trial_id, _COLUMNS, _POINTS)
+        epochs = epoch_points.sample(session, trial_id, _COLUMNS, _POINTS)
         artifacts = [ArtifactOut.of(artifact) for artifact in found.artifacts]
         name = experiment.name
         session.expunge_all()
@@ -93,7 +93,7 @@ def trial(trial_id: TrialId, show: Show, who: Reader, database: Db, settings: Co
     )
 
 
-def curves(epochs: Sequence[points.Point]) -> list[LineChart]:
+def curves(epochs: Sequence[epoch_points.Point]) -> list[LineChart]:
     """What a trial's epochs draw."""
     xs = [float(point["epoch"]) for point in epochs]
 

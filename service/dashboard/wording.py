@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from service.metric import Metric
-from service.models import now
+from service.database import now
+from service.leaderboards.metrics import Metric
 
 NONE = "\u2013"
 """What stands for a value that there is not."""

@@ -14,10 +14,10 @@ from sqlalchemy import ClauseElement, Connection, inspect, select, text
 from sqlalchemy.orm import Session
 
 import migrations
-from service import db, scores
-from service.db import Database
+from service.database import Base, Experiment, Result, Score, ScoreRank, Trial, engine
+from service.database.engine import Database
+from service.leaderboards import cell_scores
 from service.migrate import alembic_config, migrate, newest
-from service.models import Base, Experiment, Result, Score, ScoreRank, Trial
 
 
 @pytest.fixture
@@ -129,12 +129,12 @@ class TestUpgrade:
 
         def change() -> None:
             if (answer := answers.pop(0)) is not None:
-                raise db.sqlite_driver.OperationalError(answer)
+                raise engine.sqlite_driver.OperationalError(answer)
 
-        db._patiently(change)
+        engine._patiently(change)
         assert answers == ["disk I/O error"]
-        with pytest.raises(db.sqlite_driver.OperationalError, match="disk"):
-            db._patiently(change)
+        with pytest.raises(engine.sqlite_driver.OperationalError, match="disk"):
+            engine._patiently(change)
 
     def test_a_migration_offers_a_way_back(self) -> None:
         folder = Path(migrations.__file__).parent / "versions"
@@ -292,5 +292,5 @@ class TestFifth:
         with Session(empty.engine) as session:
             (score,) = session.scalars(select(Score))
             ranks = {rank.metric: (rank.score_id, rank.mean, rank.tie) for rank in session.scalars(select(ScoreRank))}
-            assert (score.cell, ranks["accuracy"]) == ("c", (score.id, 0.5, scores.tie_of("c")))
+            assert (score.cell, ranks["accuracy"]) == ("c", (score.id, 0.5, cell_scores.tie_of("c")))
             assert session.get_one(Experiment, 7).progressed_at is None

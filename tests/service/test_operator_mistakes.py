@@ -15,11 +15,11 @@ from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
 from typer.testing import CliRunner
 
-from service import leases
 from service.client import Client, UnreachableError
-from service.db import Database, is_full, is_read_only
+from service.database.engine import Database, is_full, is_read_only
 from service.errors import UserError
 from service.main import create_app
+from service.queue import leases
 from service.settings import Settings
 from workers.cli import app
 

@@ -12,11 +12,11 @@ import psutil
 import pytest
 from sqlalchemy import select
 
-from service import store, submission
-from service.db import Database
-from service.grid import ExperimentSpec, expand_grid
-from service.models import Artifact, Base, EpochPoint, Event, Experiment, Result, Trial, TrialState
+from service.database import Artifact, Base, EpochPoint, Event, Experiment, Result, Trial, TrialState
+from service.database.engine import Database
+from service.experiments import store, submission
 from service.settings import Settings
+from service.specs.grid import ExperimentSpec, expand_grid
 from workers.cluster import LocalCluster
 
 HERE = Path(__file__).parent

@@ -4,7 +4,7 @@ import logging
 import sys
 from pathlib import Path
 
-from service.db import Database
+from service.database.engine import Database
 from service.settings import Settings
 from workers.poller import Worker
 

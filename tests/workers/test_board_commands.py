@@ -6,8 +6,8 @@ from typing import Any
 
 from rich.console import Console
 
-from service.api.leaderboard_examples import LEADERBOARD
-from service.schemas_leaderboard import LeaderboardOut
+from service.api.openapi_examples.leaderboards import LEADERBOARD
+from service.schemas.leaderboards import LeaderboardOut
 from workers.display import show_leaderboard
 
 

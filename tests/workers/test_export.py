@@ -13,11 +13,12 @@ from sqlalchemy import insert
 from sqlalchemy.orm import Session
 from typer.testing import CliRunner, Result
 
-from service import leases, queue
 from service.client import Client
-from service.db import Database
-from service.models import EpochPoint
-from service.queue import ArtifactFile
+from service.database import EpochPoint
+from service.database.engine import Database
+from service.queue import leases
+from service.queue import trials as queue
+from service.queue.trials import ArtifactFile
 from workers.cli import app
 
 Make = Callable[..., dict[str, Any]]

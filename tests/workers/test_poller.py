@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from service import leases, verbs
-from service.leases import Lease
+from service.experiments import actions
+from service.queue import leases
+from service.queue.leases import Lease
 from service.settings import Settings
 from ttsv.results import CHECKPOINTS
 from workers.poller import Worker
@@ -178,7 +179,7 @@ def test_cluster_that_died(lab: Lab) -> None:
 
 
 def test_greets_and_parts(lab: Lab) -> None:
-    from service import store
+    from service.experiments import store
 
     rig = Rig(lab, SLEEP)
     rig.worker._turn()
@@ -205,12 +206,12 @@ def test_checkpoints_of_cancelled_trials_go_and_others_stay(lab: Lab, monkeypatc
         folders[experiment_id] = lab.data_dir / "trials" / str(trial.id) / "1" / CHECKPOINTS
         folders[experiment_id].mkdir(parents=True)
         folders[experiment_id].with_name("model").touch()
-    lab.database.write(lambda session: verbs.cancel(session, cancelled))
-    lab.database.write(lambda session: verbs.pause(session, paused))
+    lab.database.write(lambda session: actions.cancel(session, cancelled))
+    lab.database.write(lambda session: actions.pause(session, paused))
     rig = Rig(lab, SLEEP)
     rig.worker._sweep()
     assert {experiment_id for experiment_id, folder in folders.items() if folder.exists()} == {paused, queued, later}
     assert folders[cancelled].with_name("model").exists()
-    lab.database.write(lambda session: verbs.cancel(session, later))
+    lab.database.write(lambda session: actions.cancel(session, later))
     rig.worker._sweep()
     assert not folders[later].exists()

@@ -2,7 +2,7 @@ import json
 
 from typer.testing import CliRunner
 
-from service.presets import presets
+from service.paper.presets import presets
 from workers.cli import app
 
 

@@ -12,10 +12,12 @@ import pytest
 from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
-from service import leases, queue, verbs
-from service.db import Database
-from service.leases import Lease
-from service.models import Result, Trial
+from service.database import Result, Trial
+from service.database.engine import Database
+from service.experiments import actions
+from service.queue import leases
+from service.queue import trials as queue
+from service.queue.leases import Lease
 from tests.results import made_result
 from ttsv.trial import EpochMetrics
 from workers.lease import LeaseKeeper
@@ -306,7 +308,7 @@ class TestAway:
 
 def test_lost_lease_writes_nothing(bench: Bench) -> None:
     first = bench.trials()[0].id
-    bench.database.write(lambda session: verbs.cancel(session, bench.experiment_id))
+    bench.database.write(lambda session: actions.cancel(session, bench.experiment_id))
     bench.recorder.started(first)
     bench.recorder.reported(first, epoch(1))
     assert bench.lost.wait(5)
@@ -329,7 +331,7 @@ def test_keeper_renews_until_the_lease_is_lost(bench: Bench, monkeypatch: pytest
     LeaseKeeper(bench.database, bench.lease, 0.1, lost.set).start()
     bench.lab.wait_for(lambda: bench.lab.experiment(bench.experiment_id).heartbeat >= 3, 10)
     assert not lost.is_set()
-    bench.database.write(lambda session: verbs.cancel(session, bench.experiment_id))
+    bench.database.write(lambda session: actions.cancel(session, bench.experiment_id))
     started = time.monotonic()
     assert lost.wait(2)
     assert time.monotonic() - started < 1

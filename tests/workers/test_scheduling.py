@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from service import verbs
+from service.experiments import actions
 
 if TYPE_CHECKING:
     from tests.workers.conftest import Lab
@@ -86,7 +86,7 @@ def test_stop_lets_the_running_trial_finish(quick_lab: Lab) -> None:
     experiment_id = quick_lab.post([0, 1, 2, 3], epochs=8, seconds=0.25, max_concurrent_trials=1)
     quick_lab.start_worker()
     quick_lab.wait_for_epochs(experiment_id, 1)
-    quick_lab.database.write(lambda session: verbs.stop(session, experiment_id))
+    quick_lab.database.write(lambda session: actions.stop(session, experiment_id))
     assert quick_lab.wait_until_final(experiment_id).state == "stopped"
     trials = quick_lab.trials(experiment_id)
     assert [trial.state for trial in trials] == ["succeeded", "cancelled", "cancelled", "cancelled"]

@@ -9,12 +9,12 @@ import pytest
 from ray.tune.search import Searcher
 from sqlalchemy.exc import OperationalError
 
-from service.drivers import Curve, Tried
+from service.database import TrialState
 from service.errors import LeaseLostError
-from service.models import TrialState
-from service.plan import PlannedTrial
-from service.search import Search
-from service.spec import Asha, Fifo
+from service.queue.driver_reads import Curve, Tried
+from service.specs.planner import PlannedTrial
+from service.specs.search import Search
+from service.specs.spec import Asha, Fifo
 from workers.attempts import Attempts
 from workers.halving import make_scheduler
 from workers.reports import EpochReport, FailureReport, Job

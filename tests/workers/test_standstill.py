@@ -1,4 +1,4 @@
-from service.leases import Watched
+from service.queue.leases import Watched
 from workers.standstill import Standstill
 
 

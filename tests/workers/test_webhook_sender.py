@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from service import verbs
+from service.experiments import actions
 from service.settings import Settings
 from workers import webhook_sender
 from workers.webhook_sender import WebhookSender
@@ -61,18 +61,18 @@ def test_one_worker_after_another(
 ) -> None:
     """What happens while none runs is told by the next; what was refused is sent again; nothing comes twice."""
     monkeypatch.setattr(webhook_sender, "LOOK_SECONDS", 0.05)
-    monkeypatch.setattr("service.webhooks._FIRST_PAUSE", 0.1)
+    monkeypatch.setattr("service.experiments.webhooks._FIRST_PAUSE", 0.1)
     caplog.set_level(logging.INFO)
     one, two, three = (lab.post([seed]) for seed in range(3))
     told = settings(lab, receiver.url)
     with WebhookSender(told, lab.database):
         lab.wait_for(lambda: _enrolled(lab))
         receiver.answers = [500]
-        lab.database.write(lambda session: verbs.cancel(session, one))
+        lab.database.write(lambda session: actions.cancel(session, one))
         lab.wait_for(lambda: len(receiver.got) == 2)
-    lab.database.write(lambda session: verbs.cancel(session, two))
+    lab.database.write(lambda session: actions.cancel(session, two))
     with WebhookSender(told, lab.database), WebhookSender(told, lab.database):
-        lab.database.write(lambda session: verbs.cancel(session, three))
+        lab.database.write(lambda session: actions.cancel(session, three))
         lab.wait_for(lambda: len(receiver.got) >= 4)
     assert [message["experiment"]["id"] for message in receiver.got] == [one, one, two, three]
     (record,) = [record for record in caplog.records if "it answered 500" in record.message]
@@ -87,7 +87,7 @@ def test_nothing_is_configured(lab: Lab) -> None:
 
 
 def _enrolled(lab: Lab) -> bool:
-    from service.models import Webhook
+    from service.database import Webhook
 
     with lab.database.read() as session:
         return session.query(Webhook).count() == 1

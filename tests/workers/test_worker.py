@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from service import verbs
-from service.db import sqlite_driver
+from service.database.engine import sqlite_driver
+from service.experiments import actions
 
 if TYPE_CHECKING:
     from tests.workers.conftest import Lab
@@ -82,7 +82,7 @@ def test_cancel_stops_running_trials(quick_lab: Lab) -> None:
     quick_lab.wait_for_epochs(experiment_id, 2)
     pids = quick_lab.pids(experiment_id)
     assert pids
-    quick_lab.database.write(lambda session: verbs.cancel(session, experiment_id))
+    quick_lab.database.write(lambda session: actions.cancel(session, experiment_id))
     before = quick_lab.points(experiment_id)
     quick_lab.wait_for(lambda: quick_lab.all_gone(pids.values()), 3)
     quick_lab.wait_for(lambda: not quick_lab.drivers(), 3)

@@ -1,0 +1,188 @@
+"""SQL of projects, their keys and their quotas. Functions take a Session; callers commit."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from service.access.security import NewKey, Principal, Scope, same_hash
+from service.database import OPEN_TRIALS, ApiKey, Experiment, Project, Trial, now
+from service.database.engine import Database
+from service.errors import ConflictError, NotFoundError, QuotaError
+from service.settings import Settings
+
+_USED_EVERY = timedelta(minutes=1)
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a project has used: trials that wait or run now, and GPU-hours of all attempts that ended."""
+
+    open_trials: int
+    gpu_hours: float
+
+
+def create_project(
+    session: Session, name: str, *, max_queued_trials: int | None = None, max_gpu_hours: float | None = None
+) -> Project:
+    """A new project; raises `ConflictError` where the name is taken."""
+    if session.scalar(select(Project.id).where(Project.name == name)) is not None:
+        raise ConflictError("name", f"there is a project {name!r} already")
+    project = Project(name=name, max_queued_trials=max_queued_trials, max_gpu_hours=max_gpu_hours)
+    session.add(project)
+    session.flush()
+    return project
+
+
+def update_project(
+    session: Session, project_id: int, name: str, *, max_queued_trials: int | None, max_gpu_hours: float | None
+) -> Project:
+    """Changes name and quotas; raises `NotFoundError`, and `ConflictError` where the name is another's."""
+    project = get_project(session, project_id)
+    other = project_named(session, name)
+    if other is not None and other.id != project_id:
+        raise ConflictError("name", f"there is a project {name!r} already")
+    project.name, project.max_queued_trials, project.max_gpu_hours = name, max_queued_trials, max_gpu_hours
+    return project
+
+
+def list_projects(session: Session) -> Sequence[Project]:
+    """All projects by name."""
+    return session.scalars(select(Project).order_by(Project.name)).all()
+
+
+def get_project(session: Session, project_id: int) -> Project:
+    """A project; raises `NotFoundError`."""
+    project = session.get(Project, project_id)
+    if project is None:
+        raise NotFoundError(f"there is no project {project_id}")
+    return project
+
+
+def project_named(session: Session, name: str) -> Project | None:
+    """The project of that name."""
+    return session.scalar(select(Project).where(Project.name == name))
+
+
+def usage(session: Session, project_id: int) -> Usage:
+    """What a project has used."""
+    waiting = (
+        select(func.count())
+        .select_from(Trial)
+        .join(Experiment)
+        .where(Experiment.project_id == project_id, Trial.state.in_(OPEN_TRIALS))
+    )
+    spent = (
+        select(Experiment.spec, func.sum(Trial.run_seconds))
+        .join(Trial, Trial.experiment_id == Experiment.id)
+        .where(Experiment.project_id == project_id)
+        .group_by(Experiment.id)
+    )
+    seconds = sum(float(total) * spec.get("resources", {}).get("gpus", 0) for spec, total in session.execute(spent))
+    return Usage(session.scalar(waiting) or 0, seconds / 3600)
+
+
+def check_quota(session: Session, principal: Principal, trials: int) -> None:
+    """Raises `QuotaError` if the principal's project may not have so many more trials waiting, or used up its GPUs."""
+    if principal.project_id is None or trials == 0:
+        return
+    # Locked, so that two requests at once do not both take the last place.
+    project = session.scalar(select(Project).where(Project.id == principal.project_id).with_for_update())
+    if project is None or (project.max_queued_trials is None and project.max_gpu_hours is None):
+        return
+    used = usage(session, project.id)
+    limit = project.max_queued_trials
+    if limit is not None and used.open_trials + trials > limit:
+        raise QuotaError(
+            f"project {project.name!r} may have {limit} trials waiting or running: {used.open_trials} are, and this "
+            f"adds {trials}; wait for some to finish, or ask an admin for a larger quota"
+        )
+    if project.max_gpu_hours is not None and used.gpu_hours >= project.max_gpu_hours:
+        raise QuotaError(
+            f"project {project.name!r} has used {used.gpu_hours:.1f} of its {project.max_gpu_hours:g} GPU-hours; "
+            "ask an admin for more"
+        )
+
+
+def add_key(
+    session: Session,
+    project_id: int,
+    key: NewKey,
+    *,
+    owner: str,
+    scopes: Collection[Scope],
+    expires_at: datetime | None = None,
+) -> ApiKey:
+    """Stores a new key of a project; raises `NotFoundError`."""
+    get_project(session, project_id)
+    row = ApiKey(
+        id=key.id,
+        project_id=project_id,
+        owner=owner,
+        secret_hash=key.secret_hash,
+        scopes=sorted(scopes),
+        expires_at=expires_at,
+    )
+    session.add(row)
+    session.flush()
+    return row
+
+
+def list_keys(session: Session, project_id: int | None = None) -> Sequence[ApiKey]:
+    """Keys, oldest first; of one project or of all."""
+    query = select(ApiKey).order_by(ApiKey.created_at, ApiKey.id)
+    if project_id is not None:
+        query = query.where(ApiKey.project_id == project_id)
+    return session.scalars(query).all()
+
+
+def revoke_key(session: Session, key_id: str) -> ApiKey:
+    """Makes a key useless from now on; again it changes nothing. Raises `NotFoundError`."""
+    row = session.get(ApiKey, key_id)
+    if row is None:
+        raise NotFoundError(f"there is no key {key_id}")
+    row.revoked_at = row.revoked_at or now()
+    return row
+
+
+def has_keys(session: Session) -> bool:
+    """Whether any key could open the API."""
+    return session.scalar(select(ApiKey.id).where(ApiKey.revoked_at.is_(None)).limit(1)) is not None
+
+
+def refuse_without_keys(database: Database, settings: Settings) -> None:
+    """Raises `ValueError` if the API would listen on a network that nobody could use it from."""
+    if settings.on_loopback or not settings.keys_required:
+        return
+    with database.read() as session:
+        if not has_keys(session):
+            raise ValueError(
+                f"TTSV_HOST = {settings.host!r}: requests from elsewhere need a key, and there is none yet; make one "
+                "with `ttsv keys create PROJECT --owner NAME`, or use TTSV_HOST=127.0.0.1"
+            )
+
+
+def authenticate(session: Session, key_id: str, secret_hash: str) -> Principal | None:
+    """Who a key belongs to, or None if it is unknown, revoked, expired or not this secret's."""
+    row = session.get(ApiKey, key_id)
+    # Compared in every case, so that the time does not tell which ids there are.
+    if not same_hash(row.secret_hash if row else "0" * 64, secret_hash) or row is None:
+        return None
+    if row.revoked_at is not None or (row.expires_at is not None and row.expires_at <= now()):
+        return None
+    scopes = frozenset(Scope(name) for name in row.scopes)
+    return Principal(row.owner, None if Scope.ADMIN in scopes else row.project_id, scopes)
+
+
+def needs_mark(session: Session, key_id: str) -> bool:
+    """Whether a key's last use is worth writing down again."""
+    used = session.scalar(select(ApiKey.last_used_at).where(ApiKey.id == key_id))
+    return used is None or now() - used > _USED_EVERY
+
+
+def mark_used(session: Session, key_id: str) -> None:
+    """Notes that a key was used just now."""
+    if row := session.get(ApiKey, key_id):
+        row.last_used_at = now()

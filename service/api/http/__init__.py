@@ -1,0 +1,1 @@
+"""HTTP as every resource has it: who asks, what may be asked and how it is answered; nothing about one resource."""

@@ -1,0 +1,83 @@
+"""Who sends a request, and whether its key allows it: what every route under /v1 depends on."""
+
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from fastapi import Request, Security
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityScopes
+
+from service.access import keys
+from service.access.security import ANYONE, Principal, Scope, hash_secret, installation_secret, split_key
+from service.api.http.dependencies import Config, Db
+from service.database.engine import Database
+from service.errors import KeyRefusedError, ScopeError
+from service.settings import Settings
+
+COOKIE = "ttsv_key"
+"""Where the pages keep a key that was typed in; to change something it serves the pages of this service alone."""
+
+_SAFE = ("GET", "HEAD")
+
+_bearer = HTTPBearer(
+    auto_error=False,
+    scheme_name="key",
+    description="A key made by `ttsv keys create`. None is needed where the service listens on loopback only.",
+)
+
+
+def _principal(
+    wanted: SecurityScopes,
+    request: Request,
+    database: Db,
+    settings: Config,
+    credentials: Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)] = None,
+) -> Principal:
+    """Raises `KeyRefusedError` without a valid key, `ScopeError` where it does not allow this."""
+    if not settings.keys_required:
+        if request.method not in _SAFE and "origin" in request.headers and not sent_from_our_pages(request):
+            # Without keys this is all that keeps a page on another site from cancelling what its reader runs here.
+            raise ScopeError("another site's page sent this request; only this service's own pages may")
+        return ANYONE
+    text = credentials.credentials if credentials else None
+    if text is None and (request.method in _SAFE or sent_from_our_pages(request)):
+        text = request.cookies.get(COOKIE)
+    if text is None:
+        raise KeyRefusedError("send a key: Authorization: Bearer ttsv_...; an admin makes one by `ttsv keys create`")
+    found = principal_of(text, database, settings)
+    missing = [scope for scope in wanted.scopes if not found.may(Scope(scope))]
+    if missing:
+        raise ScopeError(f"the key does not have the scope {missing[0]}; it has {', '.join(sorted(found.scopes))}")
+    return found
+
+
+def principal_of(text: str, database: Database, settings: Settings) -> Principal:
+    """Whose key this is; raises `KeyRefusedError`."""
+    parts = split_key(text)
+    if parts is None:
+        raise KeyRefusedError("this is no key: a key is ttsv_<16 hex digits>_<43 characters>, as it was shown once")
+    key_id, secret = parts
+    with database.read() as session:
+        found = keys.authenticate(session, key_id, hash_secret(installation_secret(settings.data_dir), secret))
+        mark = found is not None and keys.needs_mark(session, key_id)
+    if found is None:
+        raise KeyRefusedError("the key is unknown, revoked or expired")
+    if mark:
+        database.write(lambda session: keys.mark_used(session, key_id))
+    return found
+
+
+def sent_from_our_pages(request: Request) -> bool:
+    """Whether a browser says that a page of this very service sends the request.
+
+    Browsers put Origin on every request that could change something, and no script can alter it. Where it names us the
+    cookie is as good as the header: it is SameSite=Strict besides, and hidden from scripts, which a key kept for them
+    in sessionStorage would not be. The scheme is left out: behind a proxy that ends TLS we see another one.
+    """
+    origin = request.headers.get("origin")
+    return origin is not None and urlsplit(origin).netloc == request.headers.get("host")
+
+
+Reader = Annotated[Principal, Security(_principal, scopes=[Scope.READ])]
+Submitter = Annotated[Principal, Security(_principal, scopes=[Scope.SUBMIT])]
+Canceller = Annotated[Principal, Security(_principal, scopes=[Scope.CANCEL])]
+Admin = Annotated[Principal, Security(_principal, scopes=[Scope.ADMIN])]

@@ -1,0 +1,184 @@
+"""Errors as RFC 9457 problem documents: the only place where an exception becomes an HTTP status."""
+
+import logging
+from collections.abc import Iterable, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from starlette.exceptions import HTTPException
+from starlette.routing import Match
+
+from service.api.openapi_examples.experiments import PROBLEM
+from service.database.engine import is_full, is_read_only
+from service.errors import (
+    ConflictError,
+    FieldProblem,
+    GoneError,
+    IdempotencyError,
+    KeyRefusedError,
+    NotFoundError,
+    PreconditionError,
+    QuotaError,
+    ScopeError,
+    SpecError,
+    StateError,
+)
+from service.observability import request_id
+from service.schemas.service import Problem, ProblemField
+from service.specs.validation_errors import wrong_fields
+
+log = logging.getLogger(__name__)
+
+MEDIA_TYPE = "application/problem+json"
+_METHODS = ("DELETE", "GET", "OPTIONS", "PATCH", "POST", "PUT")
+_READ_ONLY = (
+    "the database is read-only; nothing was stored: make its file, its folder and the disk under them writable for the "
+    "service, then send the request again"
+)
+MAX_ERRORS = 100
+"""A body can hold thousands of wrong values; so many of them are named."""
+
+
+def problem(
+    status: int,
+    detail: str,
+    *,
+    instance: str | None = None,
+    errors: Sequence[ProblemField] = (),
+    headers: dict[str, str] | None = None,
+) -> JSONResponse:
+    """A problem document."""
+    body = Problem(
+        title=HTTPStatus(status).phrase,
+        status=status,
+        detail=detail,
+        instance=instance,
+        errors=list(errors)[:MAX_ERRORS],
+        request_id=request_id(),
+    )
+    return JSONResponse(body.model_dump(), status_code=status, media_type=MEDIA_TYPE, headers=headers)
+
+
+def _schema() -> dict[str, Any]:
+    """The document's JSON schema in one piece: a reference inside would not be found from the OpenAPI document."""
+    schema = Problem.model_json_schema()
+    schema["properties"]["errors"]["items"] = schema.pop("$defs")[ProblemField.__name__]
+    return schema
+
+
+def refusals(*codes: int) -> dict[int | str, dict[str, Any]]:
+    """What the OpenAPI document says of errors with these statuses."""
+    content = {MEDIA_TYPE: {"schema": _schema(), "example": PROBLEM}}
+    return {code: {"description": HTTPStatus(code).phrase, "content": content} for code in codes}
+
+
+ANY_OTHER: dict[int | str, dict[str, Any]] = {
+    "default": {
+        "description": "Any other error",
+        "content": {MEDIA_TYPE: {"schema": _schema(), "example": PROBLEM}},
+    }
+}
+"""What it says of what any route may answer: a body that cannot be read, a wrong Host, a database that is away."""
+
+RESPONSES = refusals(401, 403, 404, 422)
+"""What the OpenAPI document says of errors."""
+
+
+def install(app: FastAPI) -> None:
+    """Turns every error of the app into a problem document."""
+
+    @app.exception_handler(SpecError)
+    def _spec(request: Request, error: SpecError) -> JSONResponse:
+        return _answer(request, error.problems)
+
+    @app.exception_handler(RequestValidationError)
+    def _validation(request: Request, error: RequestValidationError) -> JSONResponse:
+        return _answer(request, wrong_fields(error.errors(), error.body))
+
+    @app.exception_handler(NotFoundError)
+    def _not_found(request: Request, error: NotFoundError) -> JSONResponse:
+        return problem(404, str(error), instance=request.url.path)
+
+    @app.exception_handler(GoneError)
+    def _gone(request: Request, error: GoneError) -> JSONResponse:
+        return problem(410, str(error), instance=request.url.path)
+
+    @app.exception_handler(KeyRefusedError)
+    def _key(request: Request, error: KeyRefusedError) -> JSONResponse:
+        return problem(401, str(error), instance=request.url.path, headers={"WWW-Authenticate": "Bearer"})
+
+    @app.exception_handler(ScopeError)
+    def _scope(request: Request, error: ScopeError) -> JSONResponse:
+        return problem(403, str(error), instance=request.url.path)
+
+    @app.exception_handler(ConflictError)
+    def _conflict(request: Request, error: ConflictError) -> JSONResponse:
+        field = ProblemField(field=error.field, message=str(error))
+        return problem(409, str(error), instance=request.url.path, errors=[field])
+
+    @app.exception_handler(StateError)
+    def _state(request: Request, error: StateError) -> JSONResponse:
+        return problem(409, str(error), instance=request.url.path)
+
+    @app.exception_handler(PreconditionError)
+    def _precondition(request: Request, error: PreconditionError) -> JSONResponse:
+        field = ProblemField(field="If-Match", message=str(error))
+        return problem(412, str(error), instance=request.url.path, errors=[field])
+
+    @app.exception_handler(QuotaError)
+    def _quota(request: Request, error: QuotaError) -> JSONResponse:
+        return problem(429, str(error), instance=request.url.path)
+
+    @app.exception_handler(IdempotencyError)
+    def _idempotency(request: Request, error: IdempotencyError) -> JSONResponse:
+        field = ProblemField(field="Idempotency-Key", message=str(error))
+        return problem(422, str(error), instance=request.url.path, errors=[field])
+
+    @app.exception_handler(HTTPException)
+    def _http(request: Request, error: HTTPException) -> Response:
+        if error.status_code == 204:
+            return Response(status_code=204)
+        path, detail, headers = request.url.path, str(error.detail), dict(error.headers or {})
+        if error.status_code == 404:
+            detail = f"there is nothing at {path}; /docs lists what there is"
+        elif error.status_code == 405:
+            headers["Allow"] = ", ".join(_allowed(request)) or headers.get("Allow", "")
+            detail = f"{path} takes {headers['Allow']}, not {request.method}"
+        return problem(error.status_code, detail, instance=path, headers=headers)
+
+    @app.exception_handler(DBAPIError)
+    @app.exception_handler(PoolTimeoutError)  # no connection became free
+    def _database(request: Request, error: DBAPIError | PoolTimeoutError) -> JSONResponse:
+        if isinstance(error, IntegrityError | DataError):  # the service's own mistake: sent again, it comes again
+            raise error
+        log.error("database error on %s %s: %s", request.method, request.url.path, error)
+        if is_read_only(error):  # without Retry-After: waiting alone mends nothing
+            return problem(503, _READ_ONLY, instance=request.url.path)
+        what = "the database has no room left on its disk" if is_full(error) else "the database does not answer"
+        detail = f"{what}; nothing was stored, so the request can be sent again"
+        return problem(503, detail, instance=request.url.path, headers={"Retry-After": "5"})
+
+
+def _answer(request: Request, problems: Iterable[FieldProblem]) -> JSONResponse:
+    fields = [ProblemField(field=problem.field, message=problem.message) for problem in problems]
+    return problem(422, _summary(fields), instance=request.url.path, errors=fields)
+
+
+def _allowed(request: Request) -> list[str]:
+    """The methods that a route takes at the request's path: the router itself names those of the first route alone."""
+    scopes = [{**request.scope, "method": method} for method in _METHODS]
+    routes = request.app.routes
+    taken = {scope["method"] for scope in scopes if any(route.matches(scope)[0] is Match.FULL for route in routes)}
+    return sorted(taken | {"HEAD"} if "GET" in taken else taken)
+
+
+def _summary(fields: Sequence[ProblemField]) -> str:
+    if len(fields) == 1:
+        return f"{fields[0].field}: {fields[0].message}"
+    more = ", ..." if len(fields) > 10 else ""
+    return f"{len(fields)} fields are wrong: " + ", ".join(field.field for field in fields[:10]) + more

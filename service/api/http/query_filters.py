@@ -1,0 +1,127 @@
+"""Which experiments and trials a list shall hold: the query parameters."""
+
+import re
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Annotated, Any
+
+from fastapi import Depends, Query
+from pydantic import BeforeValidator, Field, WithJsonSchema
+
+from service.api.http.authentication import Reader
+from service.api.http.dependencies import MAX_ID
+from service.database import ExperimentState, TrialState
+from service.experiments.listing import EXPERIMENT_ORDERS, TRIAL_ORDERS, ExperimentFilter, TrialFilter
+from service.specs.spec import PRINTABLE
+from service.specs.validation_errors import shown
+
+_INSTANT = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d{1,6})?([Zz]|[+-]\d\d:\d\d)")
+_YEARS = range(1970, 9000)
+
+
+def _instant(text: Any) -> datetime:
+    fix = "must be an instant with its zone, such as 2026-11-21T03:30:31Z"
+    if not isinstance(text, str) or not _INSTANT.fullmatch(text):
+        raise ValueError(fix)
+    try:
+        found = datetime.fromisoformat(text.upper())
+    except ValueError:
+        raise ValueError(fix) from None
+    if found.year not in _YEARS:
+        raise ValueError(f"{fix}; the year in {_YEARS.start} to {_YEARS.stop - 1}")
+    return found.astimezone(UTC)
+
+
+Instant = Annotated[datetime, BeforeValidator(_instant), WithJsonSchema({"type": "string", "format": "date-time"})]
+Text = Annotated[str, Field(min_length=1, max_length=200, pattern=PRINTABLE)]
+Tag = Annotated[str, Field(min_length=1, max_length=64, pattern=PRINTABLE)]
+
+
+_RANK = re.compile(r"[0-9]{1,7}(\.[0-9]{1,20})?")
+
+
+def _rank(text: Any) -> float | str:
+    if isinstance(text, str) and _RANK.fullmatch(text):
+        return float(text)
+    if text != "none":
+        raise ValueError(f"must be a number such as 8 or 0.25, or none (not decomposed), not {shown(text)}")
+    return "none"
+
+
+Rank = Annotated[
+    float | str,
+    BeforeValidator(_rank),
+    WithJsonSchema({"type": "string", "pattern": rf"^(none|{_RANK.pattern})$"}),
+]
+"""Of a cell or trial: a number, or `none`."""
+
+
+class Archived(StrEnum):
+    """Whether archived experiments are wanted."""
+
+    FALSE = "false"
+    TRUE = "true"
+    ANY = "any"
+
+
+def _sort(names: Iterable[str]) -> Any:
+    every = [sign + name for name in names for sign in ("", "-")]
+    text = "The order; - before it: largest first. Rows without a value come last, equal ones by their id."
+    return Query(max_length=64, description=text, json_schema_extra={"enum": every})
+
+
+ExperimentSort = Annotated[str, _sort(EXPERIMENT_ORDERS)]
+TrialSort = Annotated[str, _sort(TRIAL_ORDERS)]
+
+
+def _experiments(
+    who: Reader,
+    state: Annotated[list[ExperimentState], Query(default_factory=list, max_length=7, description="Any of these.")],
+    tag: Annotated[list[Tag], Query(default_factory=list, max_length=10, description="All of these.")],
+    name: Annotated[Text | None, Query(description="Part of the name, in upper or lower case.")] = None,
+    owner: Annotated[Text | None, Query(description="Whose key posted it.")] = None,
+    created_after: Annotated[Instant | None, Query(description="At this instant or later.")] = None,
+    created_before: Annotated[Instant | None, Query(description="Before this instant.")] = None,
+    archived: Annotated[Archived, Query(description="Those that were archived, or the others.")] = Archived.FALSE,
+) -> ExperimentFilter:
+    return ExperimentFilter(
+        project_id=who.project_id,
+        states=state,
+        name=name,
+        tags=tag,
+        owner=owner,
+        created_after=created_after,
+        created_before=created_before,
+        archived={Archived.FALSE: False, Archived.TRUE: True, Archived.ANY: None}[archived],
+    )
+
+
+def _trials(
+    who: Reader,
+    state: Annotated[list[TrialState], Query(default_factory=list, max_length=7, description="Any of these.")],
+    dataset: Annotated[Text | None, Query(examples=["digits"])] = None,
+    model: Annotated[Text | None, Query(examples=["small-cnn"])] = None,
+    layer: Annotated[Text | None, Query(examples=["tt"])] = None,
+    constraint: Annotated[Text | None, Query(examples=["clip"])] = None,
+    rank: Annotated[Rank | None, Query(description="`none`: trials without a rank.")] = None,
+    seed: Annotated[int | None, Query(ge=0, le=MAX_ID)] = None,
+    cell: Annotated[Text | None, Query(description="Fingerprint of the configuration without its seed.")] = None,
+    failure: Annotated[Text | None, Query(description="Class of what went wrong.", examples=["diverged"])] = None,
+) -> TrialFilter:
+    return TrialFilter(
+        project_id=who.project_id,
+        states=state,
+        dataset=dataset,
+        model=model,
+        layer=layer,
+        constraint=constraint,
+        rank=rank,
+        seed=seed,
+        cell=cell,
+        failure=failure,
+    )
+
+
+WhichExperiments = Annotated[ExperimentFilter, Depends(_experiments)]
+WhichTrials = Annotated[TrialFilter, Depends(_trials)]

@@ -1,0 +1,1 @@
+"""Examples in the API's schema, all from one run of the quickstart."""

@@ -1,0 +1,40 @@
+"""The database: tables, states, and the engine of SQLite or PostgreSQL under them.
+
+`engine` opens it and says what a transaction is; `trial_counts` are kept by triggers. Only errors may be imported.
+"""
+
+from service.database.access import ApiKey, Project
+from service.database.base import Base, Timestamp, now
+from service.database.experiments import EPOCHS_DONE, Artifact, EpochPoint, Event, Experiment, Tag, Tally, Trial
+from service.database.results import Protocol, Result, Score, ScoreBoard, ScoreRank
+from service.database.running import IdempotencyKey, Webhook, WebhookDelivery, Worker
+from service.database.states import OPEN_EXPERIMENTS, OPEN_TRIALS, ExperimentState, TrialState
+
+__all__ = [
+    "EPOCHS_DONE",
+    "OPEN_EXPERIMENTS",
+    "OPEN_TRIALS",
+    "ApiKey",
+    "Artifact",
+    "Base",
+    "EpochPoint",
+    "Event",
+    "Experiment",
+    "ExperimentState",
+    "IdempotencyKey",
+    "Project",
+    "Protocol",
+    "Result",
+    "Score",
+    "ScoreBoard",
+    "ScoreRank",
+    "Tag",
+    "Tally",
+    "Timestamp",
+    "Trial",
+    "TrialState",
+    "Webhook",
+    "WebhookDelivery",
+    "Worker",
+    "now",
+]

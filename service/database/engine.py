@@ -1,0 +1,200 @@
+"""Engine and transactions on SQLite and PostgreSQL."""
+
+import os
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from sqlite3 import SQLITE_FULL, SQLITE_READONLY
+from types import ModuleType
+from typing import Any, TypeVar
+
+from pydantic_core import from_json, to_json  # several times as fast as the package json
+from sqlalchemy import (
+    ARRAY,
+    URL,
+    ColumnElement,
+    CursorResult,
+    Engine,
+    UpdateBase,
+    any_,
+    create_engine,
+    event,
+    literal,
+    make_url,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import InstrumentedAttribute, Session
+
+from service.errors import UserError
+
+_T = TypeVar("_T")
+
+_PATIENCE = 30
+"""Seconds that a connection to SQLite waits for others."""
+
+# SQLite 3.7.0 to 3.51.2 can corrupt a WAL database that several connections checkpoint at once.
+_FIRST_SOUND_WAL = (3, 51, 3)
+_RETRIED_STATES = {"40001", "40P01"}  # serialization failure, deadlock
+_DISK_FULL = "53100"
+_WRITE_ATTEMPTS = 5
+
+
+def _newest_sqlite() -> ModuleType:
+    """SQLite of today where there is a wheel of it, else the one of this Python."""
+    try:
+        return import_module("pysqlite3.dbapi2")
+    except ImportError:
+        return import_module("sqlite3")
+
+
+sqlite_driver = _newest_sqlite()
+
+
+def _to_text(value: Any) -> str:
+    return to_json(value).decode()
+
+
+_JSON: dict[str, Any] = {"json_serializer": _to_text, "json_deserializer": from_json}
+
+
+class Database:
+    """One database: `read` gives a session that writes nothing, `write` runs a function in one transaction.
+
+    Raises `UserError` where the folder of an SQLite file can neither be made nor written.
+    """
+
+    def __init__(self, url: str | URL) -> None:
+        parsed = make_url(url)
+        self.engine = _sqlite(parsed) if parsed.get_backend_name() == "sqlite" else _postgres(parsed)
+        self.writer = self.engine.execution_options(ttsv_begin="BEGIN IMMEDIATE")
+        self._reader = self.engine
+        if self.engine.dialect.name == "postgresql":  # SQLite's readers see one moment anyhow
+            self._reader = self.engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+
+    @contextmanager
+    def read(self) -> Iterator[Session]:
+        """A session on one transaction that sees one moment and is rolled back at the end."""
+        with Session(self._reader) as session:
+            yield session
+
+    def write(self, work: Callable[[Session], _T]) -> _T:
+        """Runs `work` in one transaction and commits; deadlocks and serialization failures are tried again."""
+        for attempt in range(1, _WRITE_ATTEMPTS + 1):
+            try:
+                with Session(self.writer, expire_on_commit=False) as session, session.begin():
+                    return work(session)
+            except OperationalError as error:
+                if is_read_only(error):
+                    self.engine.dispose()  # a file that was opened so stays so, whatever is mended
+                state = getattr(error.orig, "sqlstate", None)
+                if state not in _RETRIED_STATES or attempt == _WRITE_ATTEMPTS:
+                    raise
+                time.sleep(random.uniform(0, 0.05 * 2**attempt))
+        raise AssertionError("unreachable")
+
+    def close(self) -> None:
+        """Closes every connection."""
+        self.engine.dispose()
+
+
+def is_postgres(session: Session) -> bool:
+    """Whether the session's database is PostgreSQL."""
+    return session.get_bind().dialect.name == "postgresql"
+
+
+def among(
+    session: Session, column: ColumnElement[_T] | InstrumentedAttribute[_T], values: Sequence[_T]
+) -> ColumnElement[bool]:
+    """That a column has one of many values.
+
+    PostgreSQL takes them as one array: the statement is short and stays the same, so that it is prepared only once.
+    """
+    if is_postgres(session):
+        return column == any_(literal(values, ARRAY(column.type)))
+    return column.in_(values)
+
+
+def upsert(session: Session) -> Any:
+    """The database's own INSERT, which knows what to do with a row that exists."""
+    return postgresql.insert if is_postgres(session) else sqlite.insert
+
+
+def is_full(error: Exception) -> bool:
+    """Whether the database's disk is."""
+    cause = getattr(error, "orig", None)
+    return getattr(cause, "sqlite_errorcode", None) == SQLITE_FULL or getattr(cause, "sqlstate", None) == _DISK_FULL
+
+
+def is_read_only(error: Exception) -> bool:
+    """Whether SQLite may not write its file, or nothing beside it."""
+    code = getattr(getattr(error, "orig", None), "sqlite_errorcode", None)
+    return code is not None and code & 0xFF == SQLITE_READONLY
+
+
+def changed_rows(session: Session, change: UpdateBase) -> int:
+    """Executes an UPDATE or DELETE; how many rows it met."""
+    result = session.execute(change)
+    assert isinstance(result, CursorResult), "of such a statement it always is"
+    return result.rowcount
+
+
+def _sqlite(url: URL) -> Engine:
+    if url.database and url.database != ":memory:":
+        _make_folder(Path(url.database))
+    # Autocommit in the driver: transactions begin where we say. A deferred BEGIN that turns into a write fails at
+    # once, whatever the timeout, when another connection wrote in between; writers therefore take the lock first.
+    connect = {"isolation_level": None, "timeout": _PATIENCE}
+    engine = create_engine(url, module=sqlite_driver, connect_args=connect, **_JSON)
+    journal = "WAL" if sqlite_driver.sqlite_version_info >= _FIRST_SOUND_WAL else "DELETE"
+
+    @event.listens_for(engine, "connect")
+    def _configure(connection: Any, _record: Any) -> None:
+        _patiently(partial(connection.execute, f"PRAGMA journal_mode={journal}"))
+        for pragma in ("foreign_keys=ON", "synchronous=FULL"):
+            connection.execute(f"PRAGMA {pragma}")
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Any) -> None:
+        connection.exec_driver_sql(connection.get_execution_options().get("ttsv_begin", "BEGIN"))
+
+    return engine
+
+
+def _make_folder(file: Path) -> None:
+    """Makes a database's folder. Raises `UserError` where that cannot be, or where a new file cannot stand in it."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if file.exists() or os.access(file.parent, os.W_OK | os.X_OK):
+            return
+        reason: str | None = "it may not be written"
+    except OSError as error:
+        reason = error.strerror
+    raise UserError(
+        f"no database can be made in {file.parent} ({reason}): let TTSV_DATA_DIR, "
+        "or TTSV_DATABASE_URL where it is set, name a folder that can be written"
+    )
+
+
+def _patiently(change: Callable[[], object]) -> None:
+    """Changes a new file's journal, again while others do: SQLite refuses all but one at once, whatever the timeout."""
+    last = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            change()
+        except sqlite_driver.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > last:
+                raise
+            time.sleep(random.uniform(0.005, 0.05))
+        else:
+            return
+
+
+def _postgres(url: URL) -> Engine:
+    limits = "-c statement_timeout=30s -c lock_timeout=10s -c idle_in_transaction_session_timeout=60s"
+    connect = {"options": limits, "connect_timeout": 5}
+    return create_engine(url, pool_pre_ping=True, connect_args=connect, **_JSON)

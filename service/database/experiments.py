@@ -1,0 +1,190 @@
+"""Experiments, their trials, and what happened to them."""
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    ForeignKey,
+    Index,
+    String,
+    UniqueConstraint,
+    case,
+    false,
+)
+from sqlalchemy.orm import Mapped, mapped_column
+
+from service.database.base import Base, Id, now
+from service.database.states import OPEN_TRIALS, ExperimentState, TrialState
+
+
+class Experiment(Base):
+    """A posted grid, and the lease under which a worker runs it.
+
+    `fence` grows with every claim, reaping and cancelling and guards every write of a worker. `heartbeat` counts
+    the lease's renewals; who watches it stand still may take the experiment over. `epochs_at_claim` were done
+    when the last claim began, others by `progressed_at`: their pace tells the time left. `revision` grows with
+    every change that people make (its ETag). `stopping`: running trials finish, no other begins. Without a project
+    it was posted without a key.
+    """
+
+    __tablename__ = "experiments"
+    __table_args__ = (
+        Index("ix_experiments_state_priority_id", "state", "priority", "id"),
+        Index("ix_experiments_project_id_id", "project_id", "id"),
+        {"sqlite_autoincrement": True},
+    )
+
+    id: Mapped[int] = mapped_column(Id, primary_key=True)
+    name: Mapped[str] = mapped_column(String(200))
+    spec: Mapped[dict[str, Any]]
+    state: Mapped[ExperimentState] = mapped_column(default=ExperimentState.QUEUED)
+    error: Mapped[str | None]
+    priority: Mapped[int] = mapped_column(default=0)
+    grid_points: Mapped[int]
+    trial_count: Mapped[int]
+    created_at: Mapped[datetime] = mapped_column(default=now)
+    started_at: Mapped[datetime | None]
+    finished_at: Mapped[datetime | None]
+    claimed_at: Mapped[datetime | None]
+    epochs_at_claim: Mapped[int] = mapped_column(default=0)
+    progressed_at: Mapped[datetime | None]
+    fence: Mapped[int] = mapped_column(default=0)
+    heartbeat: Mapped[int] = mapped_column(default=0)
+    fruitless_claims: Mapped[int] = mapped_column(default=0)
+    worker: Mapped[str | None] = mapped_column(String(200))
+    process: Mapped[dict[str, Any] | None]
+    project_id: Mapped[int | None] = mapped_column(Id, ForeignKey("projects.id"))
+    owner: Mapped[str | None] = mapped_column(String(100))
+    revision: Mapped[int] = mapped_column(default=0, server_default="0")
+    stopping: Mapped[bool] = mapped_column(default=False, server_default=false())
+    archived_at: Mapped[datetime | None]
+
+
+class Tag(Base):
+    """A word by which experiments are found."""
+
+    __tablename__ = "tags"
+    __table_args__ = (Index("ix_tags_name", "name"),)
+
+    experiment_id: Mapped[int] = mapped_column(Id, ForeignKey("experiments.id", ondelete="CASCADE"), primary_key=True)
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+
+
+class Event(Base):
+    """What happened to an experiment or a trial, and who did it: a person's key, or a worker."""
+
+    __tablename__ = "events"
+    __table_args__ = (
+        Index("ix_events_experiment_id_id", "experiment_id", "id"),
+        Index("ix_events_kind", "kind"),
+        {"sqlite_autoincrement": True},
+    )
+
+    id: Mapped[int] = mapped_column(Id, primary_key=True)
+    experiment_id: Mapped[int | None] = mapped_column(Id, ForeignKey("experiments.id", ondelete="CASCADE"))
+    trial_id: Mapped[int | None] = mapped_column(Id, ForeignKey("trials.id", ondelete="CASCADE"), index=True)
+    at: Mapped[datetime] = mapped_column(default=now)
+    actor: Mapped[str] = mapped_column(String(200))
+    kind: Mapped[str] = mapped_column(String(32))
+    detail: Mapped[dict[str, Any]] = mapped_column(default=dict)
+
+
+class Trial(Base):
+    """One cell and seed of a grid. The headline fields of `config` stand in columns of their own.
+
+    `run_seconds` are those of all attempts that ended. With `source_trial_id` it trains nothing: it evaluates what that
+    trial left.
+    """
+
+    __tablename__ = "trials"
+    __table_args__ = (
+        UniqueConstraint("experiment_id", "number"),
+        UniqueConstraint("experiment_id", "fingerprint"),
+        Index("ix_trials_experiment_id_state", "experiment_id", "state"),
+        Index("ix_trials_dataset_cell", "dataset", "cell"),
+        Index("ix_trials_dataset_state_cell", "dataset", "state", "cell"),
+        {"sqlite_autoincrement": True},
+    )
+
+    id: Mapped[int] = mapped_column(Id, primary_key=True)
+    experiment_id: Mapped[int] = mapped_column(Id, ForeignKey("experiments.id", ondelete="CASCADE"))
+    number: Mapped[int]
+    fingerprint: Mapped[str] = mapped_column(String(64))
+    cell: Mapped[str] = mapped_column(String(64))
+    config: Mapped[dict[str, Any]]
+    dataset: Mapped[str] = mapped_column(String(200))
+    model: Mapped[str] = mapped_column(String(200))
+    layer: Mapped[str] = mapped_column(String(32))
+    rank: Mapped[float | None]
+    lambda_ort: Mapped[float]
+    constraint: Mapped[str] = mapped_column(String(32))
+    delta: Mapped[float | None]
+    seed: Mapped[int] = mapped_column(BigInteger)
+    epochs: Mapped[int]
+    epoch: Mapped[int] = mapped_column(default=0)
+    best_val_accuracy: Mapped[float | None]
+    state: Mapped[TrialState] = mapped_column(default=TrialState.QUEUED)
+    attempts: Mapped[int] = mapped_column(default=0)
+    failure: Mapped[str | None] = mapped_column(String(32))
+    error: Mapped[str | None]
+    started_at: Mapped[datetime | None]
+    finished_at: Mapped[datetime | None]
+    run_seconds: Mapped[float] = mapped_column(default=0.0, server_default="0")
+    source_trial_id: Mapped[int | None] = mapped_column(Id, ForeignKey("trials.id"), index=True)
+
+
+class Tally(Base):
+    """An experiment's trials of one state, counted: triggers keep it up to date (`trial_counts`), no code writes it.
+
+    `epoch`, `epochs` and `run_seconds` are sums over these trials; the best accuracies those of any trial that ever was
+    in this state, `best_accuracy` of valid results alone.
+    """
+
+    __tablename__ = "tallies"
+
+    experiment_id: Mapped[int] = mapped_column(
+        Id, ForeignKey("experiments.id", ondelete="CASCADE"), primary_key=True, autoincrement=False
+    )
+    state: Mapped[TrialState] = mapped_column(primary_key=True)
+    trials: Mapped[int]
+    epoch: Mapped[int] = mapped_column(BigInteger)
+    epochs: Mapped[int] = mapped_column(BigInteger)
+    run_seconds: Mapped[float]
+    best_val_accuracy: Mapped[float | None]
+    best_accuracy: Mapped[float | None]
+
+
+EPOCHS_DONE = case((Trial.state.in_(OPEN_TRIALS), Trial.epoch), else_=Trial.epochs)
+"""Epochs of a trial that need not be run any more: of a final one all, whether it ran them or not."""
+
+
+class EpochPoint(Base):
+    """What one epoch of one trial gave (`ttsv.trial.EpochMetrics`)."""
+
+    __tablename__ = "epoch_points"
+
+    trial_id: Mapped[int] = mapped_column(Id, ForeignKey("trials.id", ondelete="CASCADE"), primary_key=True)
+    epoch: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    train_loss: Mapped[float]
+    train_accuracy: Mapped[float]
+    val_loss: Mapped[float]
+    val_accuracy: Mapped[float]
+    ort_loss: Mapped[float | None]
+    lr: Mapped[float]
+    seconds: Mapped[float]
+    constraint_seconds: Mapped[float]
+
+
+class Artifact(Base):
+    """The manifest of one file a trial left: only files listed here exist. `path` is relative to the data folder."""
+
+    __tablename__ = "artifacts"
+    __table_args__ = (UniqueConstraint("trial_id", "kind"), {"sqlite_autoincrement": True})
+
+    id: Mapped[int] = mapped_column(Id, primary_key=True)
+    trial_id: Mapped[int] = mapped_column(Id, ForeignKey("trials.id", ondelete="CASCADE"))
+    kind: Mapped[str] = mapped_column(String(64))
+    path: Mapped[str]
+    sha256: Mapped[str] = mapped_column(String(64))
+    size: Mapped[int] = mapped_column(BigInteger)

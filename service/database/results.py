@@ -1,0 +1,150 @@
+"""Results, the protocols under which they were measured, and the scores that leaderboards read."""
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    ForeignKey,
+    Index,
+    String,
+    UniqueConstraint,
+    text,
+    true,
+)
+from sqlalchemy.orm import Mapped, mapped_column
+
+from service.database.base import Base, Id, now
+
+
+class Protocol(Base):
+    """How results were measured; results of different protocols are never ranked together."""
+
+    __tablename__ = "protocols"
+
+    fingerprint: Mapped[str] = mapped_column(String(64), primary_key=True)
+    record: Mapped[dict[str, Any]]
+
+
+class Result(Base):
+    """What a succeeded trial is worth (`ttsv.trial.TrialResult`): at most one per trial.
+
+    What the trial's `evaluation` did not ask for is null. A result with `violations` is no number to be shown: what it
+    says cannot be true.
+    """
+
+    __tablename__ = "results"
+    __table_args__ = (
+        CheckConstraint("accuracy >= 0 AND accuracy <= 1", name="accuracy"),
+        Index("ix_results_invalid", "trial_id", sqlite_where=text("valid = 0"), postgresql_where=text("NOT valid")),
+    )
+
+    trial_id: Mapped[int] = mapped_column(Id, ForeignKey("trials.id", ondelete="CASCADE"), primary_key=True)
+    protocol: Mapped[str] = mapped_column(String(64), ForeignKey("protocols.fingerprint"), index=True)
+    fence: Mapped[int]
+    accuracy: Mapped[float]
+    loss: Mapped[float]
+    ece: Mapped[float]
+    max_singular_value: Mapped[float]
+    compression: Mapped[float]
+    parameters: Mapped[int] = mapped_column(BigInteger)
+    multiply_accumulates: Mapped[int] = mapped_column(BigInteger)
+    train_seconds: Mapped[float]
+    constraint_seconds: Mapped[float]
+    step_seconds: Mapped[float]
+    constraint_step_seconds: Mapped[float]
+    eval_seconds: Mapped[float]
+    spectrum_seconds: Mapped[float]
+    latency_seconds: Mapped[float]
+    batch_seconds: Mapped[float]
+    peak_memory: Mapped[int | None] = mapped_column(BigInteger)
+    spectrum_memory: Mapped[int | None] = mapped_column(BigInteger)
+    selected_epoch: Mapped[int]
+    top5_accuracy: Mapped[float | None]
+    max_calibration_error: Mapped[float | None]
+    adaptive_ece: Mapped[float | None]
+    brier: Mapped[float | None]
+    temperature: Mapped[float | None]
+    scaled_ece: Mapped[float | None]
+    scaled_loss: Mapped[float | None]
+    robust_accuracy: Mapped[float | None]
+    pgd_accuracy: Mapped[float | None]
+    attack_seconds: Mapped[float | None]
+    corruption_accuracy: Mapped[float | None]
+    mce: Mapped[float | None]
+    lipschitz_bound: Mapped[float | None]
+    certified_36: Mapped[float | None]
+    certified_72: Mapped[float | None]
+    certified_108: Mapped[float | None]
+    certified_255: Mapped[float | None]
+    assumed_certified_36: Mapped[float | None]
+    assumed_certified_72: Mapped[float | None]
+    assumed_certified_108: Mapped[float | None]
+    lipschitz_fgsm: Mapped[float | None]
+    lipschitz_ascent: Mapped[float | None]
+    merged_latency_seconds: Mapped[float | None]
+    merged_batch_seconds: Mapped[float | None]
+    valid: Mapped[bool] = mapped_column(default=True, server_default=true())
+    violations: Mapped[list[str] | None]
+    evaluation: Mapped[dict[str, Any] | None]
+    layers: Mapped[list[dict[str, Any]]]
+    environment: Mapped[dict[str, Any]]
+    created_at: Mapped[datetime] = mapped_column(default=now)
+
+
+class ScoreBoard(Base):
+    """What is ranked together: one data set and protocol, within a scope: a project, or 0 for all trials there are."""
+
+    __tablename__ = "score_boards"
+    __table_args__ = (UniqueConstraint("scope", "dataset", "protocol"), {"sqlite_autoincrement": True})
+
+    id: Mapped[int] = mapped_column(Id, primary_key=True)
+    scope: Mapped[int] = mapped_column(Id)
+    dataset: Mapped[str] = mapped_column(String(200))
+    protocol: Mapped[str] = mapped_column(String(64), ForeignKey("protocols.fingerprint"))
+
+
+class Score(Base):
+    """One cell over its seeds on one board (`service.leaderboards.cell_scores`): what leaderboards are read from.
+
+    `metrics` are all its means and spreads  over `seeds` results; `trial_id` is the newest
+    trial among them, whose configuration is the cell's. The fields by which rows are filtered are kept here too.
+    """
+
+    __tablename__ = "scores"
+    __table_args__ = (
+        UniqueConstraint("cell", "board_id"),
+        Index("ix_scores_filters", "board_id", "model", "layer", "constraint", "rank", "seeds"),
+        {"sqlite_autoincrement": True},
+    )
+
+    id: Mapped[int] = mapped_column(Id, primary_key=True)
+    board_id: Mapped[int] = mapped_column(Id, ForeignKey("score_boards.id", ondelete="CASCADE"))
+    cell: Mapped[str] = mapped_column(String(64))
+    trial_id: Mapped[int] = mapped_column(Id, ForeignKey("trials.id", ondelete="CASCADE"), index=True)
+    model: Mapped[str] = mapped_column(String(200))
+    layer: Mapped[str] = mapped_column(String(32))
+    constraint: Mapped[str] = mapped_column(String(32))
+    rank: Mapped[float | None]
+    seeds: Mapped[int]
+    metrics: Mapped[dict[str, Any]]
+
+
+class ScoreRank(Base):
+    """The means of `Score.metrics` in an order that an index can walk: a board's first rows are read, no others.
+
+    `tie` is a number of the cell (`service.leaderboards.cell_scores.tie_of`), by which equal means are ordered.
+    """
+
+    __tablename__ = "score_ranks"
+    __table_args__ = (
+        Index("ix_score_ranks_order", "board_id", "metric", "mean", "tie", "score_id"),
+        {"sqlite_with_rowid": False},
+    )
+
+    score_id: Mapped[int] = mapped_column(Id, ForeignKey("scores.id", ondelete="CASCADE"), primary_key=True)
+    metric: Mapped[str] = mapped_column(String(40), primary_key=True)
+    board_id: Mapped[int] = mapped_column(Id)
+    mean: Mapped[float]
+    tie: Mapped[int] = mapped_column(BigInteger)

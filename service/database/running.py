@@ -1,0 +1,63 @@
+"""What keeps the service going: answered requests, webhooks, workers."""
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    ForeignKey,
+    String,
+)
+from sqlalchemy.orm import Mapped, mapped_column
+
+from service.database.base import Base, Id, now
+
+
+class IdempotencyKey(Base):
+    """A POST that was answered: the same key and body get the same answer again."""
+
+    __tablename__ = "idempotency_keys"
+
+    key: Mapped[str] = mapped_column(String(200), primary_key=True)
+    body_sha256: Mapped[str] = mapped_column(String(64))
+    response: Mapped[dict[str, Any]]
+    created_at: Mapped[datetime] = mapped_column(default=now)
+
+
+class Webhook(Base):
+    """An address that is told of events (`service.experiments.webhooks`): those numbered up to `after` are settled.
+
+    `endpoint` is the SHA-256 of its URL, which may hold a secret.
+    """
+
+    __tablename__ = "webhooks"
+
+    endpoint: Mapped[str] = mapped_column(String(64), primary_key=True)
+    after: Mapped[int] = mapped_column(BigInteger)
+
+
+class WebhookDelivery(Base):
+    """An event that an address is told of, due at `due_at`; null: it was delivered, or given up."""
+
+    __tablename__ = "webhook_deliveries"
+
+    endpoint: Mapped[str] = mapped_column(
+        String(64), ForeignKey("webhooks.endpoint", ondelete="CASCADE"), primary_key=True
+    )
+    event_id: Mapped[int] = mapped_column(
+        Id, ForeignKey("events.id", ondelete="CASCADE"), primary_key=True, autoincrement=False, index=True
+    )
+    attempts: Mapped[int] = mapped_column(default=0)
+    due_at: Mapped[datetime | None]
+
+
+class Worker(Base):
+    """A worker and when it was last heard of, for readiness and for people."""
+
+    __tablename__ = "workers"
+
+    name: Mapped[str] = mapped_column(String(200), primary_key=True)
+    cpus: Mapped[float]
+    gpus: Mapped[float]
+    started_at: Mapped[datetime] = mapped_column(default=now)
+    seen_at: Mapped[datetime] = mapped_column(default=now)

@@ -1,0 +1,78 @@
+"""SQL of epoch points: pages of a trial's epochs, or a selection that draws the same curves."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from service.database import EpochPoint
+
+METRICS = tuple(c.key for c in EpochPoint.__table__.columns if c.key not in ("trial_id", "epoch"))
+_READ_AT_ONCE = 1000
+
+Point = dict[str, Any]
+"""One epoch: its number under "epoch", and the metrics asked for."""
+
+
+def page(session: Session, trial_id: int, metrics: Sequence[str], *, limit: int, after: int = 0) -> list[Point]:
+    """At most `limit` epochs numbered above `after`, in their order; only these columns are read."""
+    names = ("epoch", *metrics)
+    query = (
+        select(*(getattr(EpochPoint, name) for name in names))
+        .where(EpochPoint.trial_id == trial_id, EpochPoint.epoch > after)
+        .order_by(EpochPoint.epoch)
+        .limit(limit)
+    )
+    return [dict(zip(names, row, strict=True)) for row in session.execute(query)]
+
+
+def sample(session: Session, trial_id: int, metrics: Sequence[str], points: int, *, after: int = 0) -> list[Point]:
+    """At most `points` (3 or more) of the epochs above `after`, the first and the last among them (`thin`)."""
+    every: list[Point] = []
+    while len(found := page(session, trial_id, metrics, limit=_READ_AT_ONCE, after=after)) == _READ_AT_ONCE:
+        every += found
+        after = found[-1]["epoch"]
+    return thin(every + found, metrics, points)
+
+
+def thin(every: list[Point], metrics: Sequence[str], points: int) -> list[Point]:
+    """Largest-triangle-three-buckets (Steinarsson 2013): epochs as they are, no means.
+
+    The inner epochs are cut into `points` - 2 buckets; of each, the epoch is kept that spans the largest triangle with
+    the one kept before and the mean of the next bucket, summed over the metrics, each in units of its range. A metric
+    that is null at a corner does not count there.
+    """
+    if len(every) <= points:
+        return every
+    kept = [every[0]]
+    inner = len(every) - 2
+    edges = [1 + bucket * inner // (points - 2) for bucket in range(points - 1)]
+    scales = {name: scale for name in metrics if (scale := _range(every, name)) > 0}
+    for (start, end), following in zip(pairwise(edges), [*edges[2:], len(every)], strict=True):
+        ahead = every[end:following]
+        epoch = sum(point["epoch"] for point in ahead) / len(ahead)
+        means = {name: mean for name in scales if (mean := _mean(ahead, name)) is not None}
+
+        def area(point: Point, last: Point = kept[-1], epoch: float = epoch, means: Point = means) -> float:
+            total = 0.0
+            for name, mean in means.items():
+                a, b = last[name], point[name]
+                if a is not None and b is not None:
+                    width, reach = epoch - last["epoch"], point["epoch"] - last["epoch"]
+                    total += abs(width * (b - a) - reach * (mean - a)) / scales[name]
+            return total
+
+        kept.append(max(every[start:end], key=area))
+    return [*kept, every[-1]]
+
+
+def _range(points: Sequence[Point], name: str) -> float:
+    values = [point[name] for point in points if point[name] is not None]
+    return float(max(values) - min(values)) if values else 0.0
+
+
+def _mean(points: Sequence[Point], name: str) -> float | None:
+    values = [point[name] for point in points if point[name] is not None]
+    return sum(values) / len(values) if values else None

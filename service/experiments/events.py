@@ -1,0 +1,81 @@
+"""Events: what happened to an experiment or a trial, and who did it.
+
+An event is written in the transaction of what it tells, and none is ever deleted but with its experiment. Those of one
+experiment are numbered in the order in which they happened: each is written under the lock of the experiment's row.
+Over several experiments an event may become visible after one with a larger number, by as long as its transaction took.
+"""
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from service.database import Event, Experiment, Trial
+
+ANONYMOUS = "anonymous"
+"""Who asks without a key."""
+
+
+class EventKind(StrEnum):
+    """What can happen: the verbs of people, then what workers do with experiments, then with trials."""
+
+    SUBMITTED = "submitted"
+    CLONED = "cloned"
+    REEVALUATED = "reevaluated"
+    PAUSED = "paused"
+    RESUMED = "resumed"
+    STOPPING = "stopping"
+    CANCELLED = "cancelled"
+    RETRIED = "retried"
+    EXTENDED = "extended"
+    ARCHIVED = "archived"
+    UNARCHIVED = "unarchived"
+    UPDATED = "updated"
+    CLAIMED = "claimed"
+    RELEASED = "released"
+    REAPED = "reaped"
+    CLOSED = "closed"
+    TRIAL_SUGGESTED = "trial_suggested"
+    TRIAL_FINISHED = "trial_finished"
+    TRIAL_EARLY_STOPPED = "trial_early_stopped"
+    TRIAL_FAILED = "trial_failed"
+    TRIAL_LOST = "trial_lost"
+
+
+def record(session: Session, kind: EventKind, actor: str, experiment: Experiment, **detail: Any) -> None:
+    """Adds an event of an experiment; `detail` is JSON."""
+    session.add(Event(experiment_id=experiment.id, actor=actor, kind=kind.value, detail=detail))
+
+
+def record_trial(session: Session, kind: EventKind, actor: str, trial: Trial, **detail: Any) -> None:
+    """Adds an event of a trial, with its number and attempt; `detail` is JSON."""
+    facts = {"number": trial.number, "attempt": trial.attempts} | detail
+    session.add(Event(experiment_id=trial.experiment_id, trial_id=trial.id, actor=actor, kind=kind.value, detail=facts))
+
+
+def list_events(
+    session: Session,
+    *,
+    limit: int,
+    after: int | None = None,
+    newest_first: bool = False,
+    experiment_id: int | None = None,
+    project_id: int | None = None,
+    kinds: Sequence[EventKind] = (),
+) -> Sequence[Event]:
+    """Events by their numbers: of one experiment, of a project's experiments, or of all.
+
+    Those that come after number `after` in this order; of these kinds, or where none is named of every kind.
+    """
+    query = select(Event).order_by(Event.id.desc() if newest_first else Event.id).limit(limit)
+    if after is not None:
+        query = query.where(Event.id < after if newest_first else Event.id > after)
+    if experiment_id is not None:
+        query = query.where(Event.experiment_id == experiment_id)
+    if kinds:
+        query = query.where(Event.kind.in_(kinds))
+    if project_id is not None:
+        query = query.join(Experiment, Experiment.id == Event.experiment_id).where(Experiment.project_id == project_id)
+    return session.scalars(query).all()

@@ -1,0 +1,196 @@
+"""SQL of the lists of experiments and trials: filters, orders, pages. Functions take a Session and write nothing."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Generic, TypeVar
+
+from sqlalchemy import ColumnElement, Select, select
+from sqlalchemy.orm import Session, defer
+
+from service.database import Experiment, ExperimentState, Result, Tag, Trial, TrialState
+from service.experiments.pagination import Orders, order
+
+_Row = TypeVar("_Row")
+
+EXPERIMENT_ORDERS: Orders = {
+    "id": Experiment.id,
+    "name": Experiment.name,
+    "created_at": Experiment.created_at,
+    "started_at": Experiment.started_at,
+    "finished_at": Experiment.finished_at,
+    "state": Experiment.state,
+    "priority": Experiment.priority,
+    "trial_count": Experiment.trial_count,
+}
+
+_TRIAL_COLUMNS = (
+    "id",
+    "number",
+    "state",
+    "model",
+    "layer",
+    "rank",
+    "lambda_ort",
+    "constraint",
+    "delta",
+    "seed",
+    "epoch",
+    "epochs",
+    "attempts",
+    "best_val_accuracy",
+    "started_at",
+    "finished_at",
+    "run_seconds",
+)
+_NO_METRICS = {"trial_id", "fence"}
+METRICS = tuple(
+    column.key
+    for column in Result.__table__.columns
+    if column.type.python_type in (int, float) and column.key not in _NO_METRICS
+)
+TRIAL_ORDERS: Orders = {name: getattr(Trial, name) for name in _TRIAL_COLUMNS} | {
+    name: getattr(Result, name) for name in METRICS
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExperimentFilter:
+    """Which experiments: all conditions hold. `project_id` None: those of every project.
+
+    `name` is part of a name, in upper or lower case; an experiment has every one of `tags`; `archived` None: either.
+    """
+
+    project_id: int | None = None
+    states: Sequence[ExperimentState] = ()
+    name: str | None = None
+    tags: Sequence[str] = ()
+    owner: str | None = None
+    created_after: datetime | None = None
+    created_before: datetime | None = None
+    archived: bool | None = False
+
+    def conditions(self) -> list[ColumnElement[bool]]:
+        """For a WHERE over experiments."""
+        found: list[ColumnElement[bool]] = []
+        if self.project_id is not None:
+            found.append(Experiment.project_id == self.project_id)
+        if self.states:
+            found.append(Experiment.state.in_(self.states))
+        if self.name:
+            found.append(Experiment.name.icontains(self.name, autoescape=True))
+        found += [Experiment.id.in_(select(Tag.experiment_id).where(Tag.name == tag)) for tag in self.tags]
+        if self.owner is not None:
+            found.append(Experiment.owner == self.owner)
+        if self.created_after is not None:
+            found.append(Experiment.created_at >= self.created_after)
+        if self.created_before is not None:
+            found.append(Experiment.created_at < self.created_before)
+        if self.archived is not None:
+            found.append(Experiment.archived_at.is_not(None) if self.archived else Experiment.archived_at.is_(None))
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialFilter:
+    """Which trials: all conditions hold. `rank` "none": those without one. `project_id` as in `ExperimentFilter`."""
+
+    project_id: int | None = None
+    experiment_id: int | None = None
+    states: Sequence[TrialState] = ()
+    dataset: str | None = None
+    model: str | None = None
+    layer: str | None = None
+    constraint: str | None = None
+    rank: float | str | None = None
+    seed: int | None = None
+    cell: str | None = None
+    failure: str | None = None
+
+    def conditions(self) -> list[ColumnElement[bool]]:
+        """For a WHERE over trials."""
+        found: list[ColumnElement[bool]] = []
+        if self.project_id is not None:
+            mine = select(Experiment.id).where(Experiment.project_id == self.project_id)
+            found.append(Trial.experiment_id.in_(mine))
+        if self.states:
+            found.append(Trial.state.in_(self.states))
+        if self.rank is not None:
+            found.append(Trial.rank.is_(None) if isinstance(self.rank, str) else Trial.rank == self.rank)
+        plain = ("experiment_id", "dataset", "model", "layer", "constraint", "seed", "cell", "failure")
+        found += [getattr(Trial, name) == value for name in plain if (value := getattr(self, name)) is not None]
+        return found
+
+
+@dataclass(frozen=True)
+class Page(Generic[_Row]):
+    """Rows of a list, and the cursor of those that follow."""
+
+    rows: list[_Row]
+    next: str | None
+
+
+def list_experiments(
+    session: Session,
+    wanted: ExperimentFilter,
+    *,
+    limit: int,
+    sort: str = "-id",
+    cursor: str | None = None,
+    with_spec: bool = True,
+) -> Page[Experiment]:
+    """Experiments in the order of `EXPERIMENT_ORDERS`; raises `QueryError`. Without `with_spec` it is not even read."""
+    by = order(EXPERIMENT_ORDERS, sort, Experiment.id)
+    query = select(Experiment).where(*wanted.conditions()).options(defer(Experiment.process, raiseload=True))
+    if not with_spec:
+        query = query.options(defer(Experiment.spec, raiseload=True))
+    found = session.scalars(by.page(query, cursor, limit + 1)).all()
+    rows, more = list(found[:limit]), len(found) > limit
+    return Page(rows, by.cursor(getattr(rows[-1], by.column.key), rows[-1].id) if more else None)
+
+
+def list_trials(
+    session: Session,
+    wanted: TrialFilter,
+    *,
+    limit: int,
+    sort: str = "number",
+    cursor: str | None = None,
+    with_config: bool = True,
+    with_result: bool = True,
+) -> Page[tuple[Trial, Result | None]]:
+    """Trials with their results in the order of `TRIAL_ORDERS`; raises `QueryError`.
+
+    What `with_config` and `with_result` leave out is not read; layers and environments never are.
+    """
+    by = order(TRIAL_ORDERS, sort, Trial.id)
+    query: Select[Any] = select(Trial)
+    if with_result:
+        query = query.add_columns(Result)
+        heavy = (Result.layers, Result.environment, Result.evaluation)
+        query = query.options(*(defer(column, raiseload=True) for column in heavy))
+    elif by.column.class_ is Result:
+        query = query.add_columns(by.column)
+    if with_result or by.column.class_ is Result:
+        query = query.outerjoin(Result, Result.trial_id == Trial.id)
+    if not with_config:
+        query = query.options(defer(Trial.config, raiseload=True))
+    found = session.execute(by.page(query.where(*wanted.conditions()), cursor, limit + 1)).all()
+    rows, following = found[:limit], None
+    if len(found) > limit:
+        last = rows[-1]
+        if by.column.class_ is Trial:
+            value = getattr(last[0], by.column.key)
+        else:
+            value = (last[1] and getattr(last[1], by.column.key)) if with_result else last[1]
+        following = by.cursor(value, last[0].id)
+    return Page([(row[0], row[1] if with_result else None) for row in rows], following)
+
+
+def tags_of(session: Session, experiment_ids: Sequence[int]) -> dict[int, list[str]]:
+    """Every experiment's tags, in alphabetical order."""
+    found: dict[int, list[str]] = {i: [] for i in experiment_ids}
+    query = select(Tag.experiment_id, Tag.name).where(Tag.experiment_id.in_(experiment_ids)).order_by(Tag.name)
+    for experiment_id, name in session.execute(query):
+        found[experiment_id].append(name)
+    return found

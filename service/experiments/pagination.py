@@ -1,0 +1,125 @@
+"""Pages of a list in any order: a page begins after the row with which the one before ended (keyset pagination).
+
+Rows that come or go meanwhile move nothing. Among equal values the row's id decides, in the same direction; rows
+without a value come last in both.
+"""
+
+import base64
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import ColumnElement, Select, and_, or_
+from sqlalchemy.orm import InstrumentedAttribute
+
+from service.database import Timestamp
+from service.errors import FieldProblem, QueryError
+
+Column = InstrumentedAttribute[Any]
+Orders = Mapping[str, Column]
+"""The names a list can be sorted by, each with its column."""
+
+_MAX_ID = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class Order:
+    """How a list is sorted: `name` as the request has it (`-accuracy`), `column`, and `identity` to break ties."""
+
+    name: str
+    column: Column
+    identity: Column
+    nullable: bool
+
+    @property
+    def descending(self) -> bool:
+        """Largest first."""
+        return self.name.startswith("-")
+
+    def cursor(self, value: Any, identity: int) -> str:
+        """Where a page ended, for the next one: opaque to clients."""
+        plain = value.isoformat() if isinstance(value, datetime) else value
+        text = json.dumps([self.name, plain, identity], separators=(",", ":"))
+        return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+    def page(self, query: Select[Any], cursor: str | None, limit: int) -> Select[Any]:
+        """The query's rows after the cursor, at most `limit`; raises `QueryError` for a cursor of another list."""
+        if cursor is not None:
+            query = query.where(self._after(*self._position(cursor)))
+        direction = [c.desc() if self.descending else c.asc() for c in dict.fromkeys((self.column, self.identity))]
+        nulls_last = [self.column.is_(None)] if self.nullable else []
+        return query.order_by(*nulls_last, *direction).limit(limit)
+
+    def _after(self, value: Any, identity: int) -> ColumnElement[bool]:
+        further = self.identity < identity if self.descending else self.identity > identity
+        if value is None:
+            return and_(self.column.is_(None), further)
+        if self.column is self.identity:
+            return further
+        beyond = self.column < value if self.descending else self.column > value
+        # Said twice, so that an index over the column can be used.
+        reached = self.column <= value if self.descending else self.column >= value
+        after = and_(reached, or_(beyond, further))
+        return or_(after, self.column.is_(None)) if self.nullable else after
+
+    def _position(self, cursor: str) -> tuple[Any, int]:
+        try:
+            found = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+            name, plain, identity = found
+            if not isinstance(name, str) or type(identity) is not int or not 0 <= identity <= _MAX_ID:
+                raise ValueError
+            if name != self.name:
+                fix = f"take `next` of a page with sort={self.name}, or leave it out"
+                raise _refused(f"belongs to sort={ascii(name)[1:-1][:64]}; {fix}")
+            value = self._value(plain)
+        except QueryError:
+            raise
+        except (ValueError, TypeError, RecursionError):  # binascii.Error and UnicodeError among them
+            raise _refused("not a cursor; take `next` of the page before") from None
+        return value, identity
+
+    def _value(self, plain: Any) -> Any:
+        """What stands in a cursor, as the column has it; raises ValueError."""
+        if plain is None:
+            if not self.nullable:
+                raise ValueError
+            return None
+        if isinstance(self.column.type, Timestamp):
+            value = datetime.fromisoformat(plain)
+            if value.tzinfo is None or not 1970 <= value.year <= 9000:
+                raise ValueError
+            return value
+        kind: type = self.column.type.python_type
+        if issubclass(kind, StrEnum):
+            return kind(plain)
+        if kind is float and type(plain) is int:
+            plain = float(plain)
+        if type(plain) is not kind:
+            raise ValueError
+        if isinstance(plain, str):
+            plain.encode()  # half a character
+            if "\x00" in plain:
+                raise ValueError
+        if isinstance(plain, float) and not math.isfinite(plain):
+            raise ValueError
+        if isinstance(plain, int) and abs(plain) > _MAX_ID:
+            raise ValueError
+        return plain
+
+
+def order(orders: Orders, name: str, identity: Column) -> Order:
+    """The order a request asks for (`name`, or `-name` for the largest first); raises `QueryError`."""
+    column = orders.get(name.removeprefix("-"))
+    if column is None:
+        known = ", ".join(orders)
+        raise QueryError([FieldProblem("sort", f"unknown; sort by one of {known}, with - before it largest first")])
+    nullable = column.class_ is not identity.class_ or column.property.columns[0].nullable
+    return Order(name, column, identity, nullable)
+
+
+def _refused(message: str) -> QueryError:
+    return QueryError([FieldProblem("cursor", message)])

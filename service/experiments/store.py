@@ -1,0 +1,167 @@
+"""Every SQL statement about experiments and trials as people see them; `service.queue.trials` has the workers' side.
+
+Functions take a Session; callers commit.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import func, select, text
+from sqlalchemy.orm import Session, defer
+
+from service.database import (
+    OPEN_TRIALS,
+    Artifact,
+    Event,
+    Experiment,
+    IdempotencyKey,
+    Protocol,
+    Result,
+    Tally,
+    Trial,
+    TrialState,
+    Worker,
+)
+from service.errors import IdempotencyError, NotFoundError
+
+
+@dataclass
+class Progress:
+    """How far an experiment is: trials by state, epochs done and planned, the best accuracies so far."""
+
+    trials: dict[TrialState, int] = field(default_factory=lambda: dict.fromkeys(TrialState, 0))
+    epochs_done: int = 0
+    epochs: int = 0
+    best_accuracy: float | None = None
+    best_val_accuracy: float | None = None
+
+    def add(self, tally: Tally) -> None:
+        """Adds the trials of one state. Of those that ended early no more epochs are planned than were done."""
+        succeeded = tally.state == TrialState.SUCCEEDED
+        self.trials[tally.state] += tally.trials
+        self.epochs_done += tally.epochs if succeeded else tally.epoch
+        self.epochs += tally.epochs if succeeded or tally.state in OPEN_TRIALS else tally.epoch
+        self.best_accuracy = _larger(self.best_accuracy, tally.best_accuracy)
+        self.best_val_accuracy = _larger(self.best_val_accuracy, tally.best_val_accuracy)
+
+
+def _larger(a: float | None, b: float | None) -> float | None:
+    return max((value for value in (a, b) if value is not None), default=None)
+
+
+@dataclass(frozen=True)
+class TrialDetail:
+    """A trial with everything known of it but its epochs."""
+
+    trial: Trial
+    result: Result | None
+    protocol: dict[str, Any] | None
+    artifacts: Sequence[Artifact]
+
+
+def answer_once(
+    session: Session,
+    key: str | None,
+    body: Any,
+    answer: Callable[[], dict[str, Any]],
+    *,
+    project_id: int | None = None,
+) -> dict[str, Any]:
+    """`answer()`, or what was answered to the same key before; raises `IdempotencyError` if the body differs.
+
+    Keys of different projects never meet: nobody gets another's answer.
+    """
+    if key is None:
+        return answer()
+    digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    mine = key if project_id is None else f"project {project_id}: {hashlib.sha256(key.encode()).hexdigest()}"
+    if session.bind is not None and session.bind.dialect.name == "postgresql":
+        # Two first requests at once: the second waits here for the first one's commit. (SQLite has one writer.)
+        session.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:key, 0))"), {"key": mine})
+    if known := session.get(IdempotencyKey, mine):
+        if known.body_sha256 != digest:
+            raise IdempotencyError(f"Idempotency-Key {key!r} was used before with another body; use a new key")
+        return known.response
+    response = answer()
+    session.add(IdempotencyKey(key=mine, body_sha256=digest, response=response))
+    return response
+
+
+def get_experiment(session: Session, experiment_id: int, *, project_id: int | None = None) -> Experiment:
+    """The experiment, of this project if one is given; raises `NotFoundError`."""
+    experiment = session.get(Experiment, experiment_id)
+    if experiment is None or (project_id is not None and experiment.project_id != project_id):
+        raise NotFoundError(f"there is no experiment {experiment_id}")
+    return experiment
+
+
+def get_experiments(session: Session, experiment_ids: Sequence[int]) -> Sequence[Experiment]:
+    """Those that are there of several experiments, without their specs."""
+    query = select(Experiment).where(Experiment.id.in_(experiment_ids)).options(defer(Experiment.spec, raiseload=True))
+    return session.scalars(query).all()
+
+
+def newest_events(session: Session, experiment_ids: Sequence[int]) -> dict[int, int]:
+    """The number of the newest event of each experiment that has one."""
+    query = select(Event.experiment_id, func.max(Event.id)).where(Event.experiment_id.in_(experiment_ids))
+    rows = session.execute(query.group_by(Event.experiment_id))
+    return {experiment_id: newest for experiment_id, newest in rows if experiment_id is not None}
+
+
+def progress(session: Session, experiment_ids: Sequence[int]) -> dict[int, Progress]:
+    """Progress of several experiments: the database keeps the counts, so no trial is read."""
+    found = {i: Progress() for i in experiment_ids}
+    query = select(Tally).where(Tally.experiment_id.in_(experiment_ids))
+    for tally in session.scalars(query.execution_options(populate_existing=True)):  # triggers change them unseen
+        found[tally.experiment_id].add(tally)
+    return found
+
+
+def get_trial(session: Session, trial_id: int, *, project_id: int | None = None) -> Trial:
+    """The trial, of this project's experiments if one is given; raises `NotFoundError`."""
+    query = select(Trial).where(Trial.id == trial_id)
+    if project_id is not None:
+        query = query.join(Experiment).where(Experiment.project_id == project_id)
+    trial = session.scalar(query)
+    if trial is None:
+        raise NotFoundError(f"there is no trial {trial_id}")
+    return trial
+
+
+def trial_detail(session: Session, trial_id: int, *, project_id: int | None = None) -> TrialDetail:
+    """A trial with its result and artifacts; raises `NotFoundError`."""
+    trial = get_trial(session, trial_id, project_id=project_id)
+    result = session.get(Result, trial_id)
+    protocol = session.get(Protocol, result.protocol) if result else None
+    return TrialDetail(trial, result, protocol.record if protocol else None, artifacts_of(session, trial_id))
+
+
+def artifacts_of(session: Session, trial_id: int) -> Sequence[Artifact]:
+    """The files in a trial's manifest, by kind."""
+    return session.scalars(select(Artifact).where(Artifact.trial_id == trial_id).order_by(Artifact.kind)).all()
+
+
+def get_artifact(session: Session, artifact_id: int, *, project_id: int | None = None) -> Artifact:
+    """A file of some trial's manifest, of this project's if one is given; raises `NotFoundError`."""
+    query = select(Artifact).where(Artifact.id == artifact_id)
+    if project_id is not None:
+        query = query.join(Trial).join(Experiment).where(Experiment.project_id == project_id)
+    artifact = session.scalar(query)
+    if artifact is None:
+        raise NotFoundError(f"there is no artifact {artifact_id}")
+    return artifact
+
+
+def last_worker_sign(session: Session) -> datetime | None:
+    """When any worker was last heard of."""
+    return session.scalar(select(func.max(Worker.seen_at)))
+
+
+def database_head(session: Session) -> str | None:
+    """The migration the database stands at; raises `sqlalchemy.exc.DBAPIError` where it was never migrated."""
+    head: str | None = session.scalar(text("SELECT version_num FROM alembic_version"))
+    return head

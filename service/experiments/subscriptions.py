@@ -1,0 +1,145 @@
+"""What watchers of experiments are told: one look at the database a second for all of them, however many they are."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
+
+import anyio
+from sqlalchemy.exc import SQLAlchemyError
+
+from service.database import Event, Experiment
+from service.database.engine import Database
+from service.experiments import store
+from service.experiments.events import list_events
+
+logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+_THREADS = 4
+_EVENTS_AT_ONCE = 500
+
+
+@dataclass(frozen=True)
+class Seen:
+    """An experiment as the last look found it: its row, its counts, and the number of its newest event."""
+
+    experiment: Experiment = field(compare=False)
+    state: str
+    error: str | None
+    progress: store.Progress
+    newest_event: int
+
+
+@dataclass
+class _Feed:
+    """One watched experiment: `changed` is replaced whenever something new was seen."""
+
+    watchers: int = 0
+    seen: Seen | None = None
+    gone: bool = False
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def tell(self) -> None:
+        told, self.changed = self.changed, asyncio.Event()
+        told.set()
+
+
+class Watching:
+    """Looks at all watched experiments in one transaction per `every` seconds, in a thread; nobody else's waits.
+
+    Reads of all streams together use few threads and connections, so that many watchers leave the API its own.
+    """
+
+    def __init__(self, database: Database, every: float = 1.0) -> None:
+        self.every = every
+        self._database = database
+        self._feeds: dict[int, _Feed] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._limiter: anyio.CapacityLimiter | None = None
+
+    async def changes(self, experiment_id: int) -> AsyncGenerator[Seen, None]:
+        """What is seen of the experiment, now and whenever it changes; ends if the experiment is gone."""
+        async with self._feed(experiment_id) as feed:
+            told: Seen | None = None
+            while not feed.gone:
+                changed = feed.changed
+                if feed.seen is not None and feed.seen != told:
+                    told = feed.seen
+                    yield told
+                else:
+                    await changed.wait()
+
+    async def events(self, experiment_id: int, after: int) -> Sequence[Event]:
+        """The next events of an experiment, at most 500."""
+
+        def read() -> Sequence[Event]:
+            with self._database.read() as session:
+                found = list_events(session, limit=_EVENTS_AT_ONCE, after=after, experiment_id=experiment_id)
+                session.expunge_all()
+                return found
+
+        return await self.aside(read)
+
+    async def aside(self, work: Callable[[], _T]) -> _T:
+        """Runs `work` in one of the few threads that all streams share."""
+        if self._limiter is None:
+            self._limiter = anyio.CapacityLimiter(_THREADS)
+        return await anyio.to_thread.run_sync(work, limiter=self._limiter)
+
+    async def close(self) -> None:
+        """Ends the looking."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    @asynccontextmanager
+    async def _feed(self, experiment_id: int) -> AsyncIterator[_Feed]:
+        feed = self._feeds.setdefault(experiment_id, _Feed())
+        feed.watchers += 1
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._look_on())
+        try:
+            yield feed
+        finally:
+            feed.watchers -= 1
+            if feed.watchers == 0 and self._feeds.get(experiment_id) is feed:
+                del self._feeds[experiment_id]
+
+    async def _look_on(self) -> None:
+        while self._feeds:
+            try:
+                ids = list(self._feeds)
+                found = await self.aside(partial(self._look, ids))
+            except SQLAlchemyError as error:
+                logger.warning("%d watched experiments wait for the database: %s", len(self._feeds), error)
+            else:
+                for experiment_id in ids:
+                    feed = self._feeds.get(experiment_id)
+                    if feed is None:
+                        continue
+                    seen = found.get(experiment_id)
+                    if seen is None or seen != feed.seen:
+                        feed.seen, feed.gone = seen, seen is None
+                        feed.tell()
+            await asyncio.sleep(self.every if all(feed.seen for feed in self._feeds.values()) else 0.05)
+
+    def _look(self, ids: Sequence[int]) -> dict[int, Seen]:
+        with self._database.read() as session:
+            experiments = store.get_experiments(session, ids)
+            progress = store.progress(session, ids)
+            newest = store.newest_events(session, ids)
+            session.expunge_all()
+        return {
+            experiment.id: Seen(
+                experiment,
+                experiment.state.value,
+                experiment.error,
+                progress[experiment.id],
+                newest.get(experiment.id, 0),
+            )
+            for experiment in experiments
+        }

@@ -1,0 +1,78 @@
+"""Changes of state that workers and people both make, and the lock under which all of them are made.
+
+Functions take a Session; callers commit. The experiment must be locked.
+"""
+
+from collections.abc import Sequence
+
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
+
+from service.database import Experiment, ExperimentState, Trial, TrialState, now
+from service.database.engine import changed_rows
+from service.errors import NotFoundError
+from service.experiments import events
+from service.experiments.events import EventKind
+
+
+def lock(session: Session, experiment_id: int, project_id: int | None = None) -> Experiment:
+    """The experiment, of this project if one is given, its row locked until the transaction ends.
+
+    Raises `NotFoundError`.
+    """
+    # What the session may have loaded before the lock was its own is read again.
+    query = select(Experiment).where(Experiment.id == experiment_id).with_for_update()
+    experiment = session.scalar(query.execution_options(populate_existing=True))
+    if experiment is None or (project_id is not None and experiment.project_id != project_id):
+        raise NotFoundError(f"there is no experiment {experiment_id}")
+    return experiment
+
+
+def running_trials(session: Session, experiment: Experiment) -> Sequence[Trial]:
+    """The experiment's trials that run now, as the database has them."""
+    query = select(Trial).where(Trial.experiment_id == experiment.id, Trial.state == TrialState.RUNNING)
+    return session.scalars(query.order_by(Trial.number).execution_options(populate_existing=True)).all()
+
+
+def end_attempt(trial: Trial) -> None:
+    """Counts the time of the attempt that ends now; of a process that died unseen it ends when that is noticed."""
+    if trial.started_at is not None:
+        trial.run_seconds += max(0.0, (now() - trial.started_at).total_seconds())
+
+
+def requeue(session: Session, experiment: Experiment, state: ExperimentState, *, spend: bool) -> None:
+    """Takes the experiment from its worker and its running trials back into the queue.
+
+    `state` is QUEUED or PAUSED. Without `spend` neither the claim nor the trials' attempts count.
+    """
+    experiment.state = state
+    experiment.worker = experiment.process = None
+    if not spend:
+        experiment.fruitless_claims = max(0, experiment.fruitless_claims - 1)
+    for trial in running_trials(session, experiment):
+        end_attempt(trial)
+        trial.state = TrialState.QUEUED
+        if not spend:
+            trial.attempts -= 1
+
+
+def drop_queued(session: Session, experiment: Experiment) -> int:
+    """Cancels the trials that wait; how many."""
+    waiting = Trial.experiment_id == experiment.id, Trial.state == TrialState.QUEUED
+    return changed_rows(session, update(Trial).where(*waiting).values(state=TrialState.CANCELLED, finished_at=now()))
+
+
+def drop_running(session: Session, experiment: Experiment) -> int:
+    """Cancels the trials that run, whose worker must be fenced off; how many."""
+    running = running_trials(session, experiment)
+    for trial in running:
+        end_attempt(trial)
+        trial.state, trial.finished_at = TrialState.CANCELLED, now()
+    return len(running)
+
+
+def close(session: Session, experiment: Experiment, state: ExperimentState, actor: str, error: str | None) -> None:
+    """Makes the experiment final. Its trials must be."""
+    experiment.state, experiment.error, experiment.finished_at = state, error, now()
+    experiment.worker = experiment.process = None
+    events.record(session, EventKind.CLOSED, actor, experiment, state=state.value, error=error)

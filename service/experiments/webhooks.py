@@ -1,0 +1,144 @@
+"""Which events an address is still to be told of. Functions take a Session; callers commit.
+
+At least once: an event is told again until the address took it, and twice where an answer was lost. Events of several
+experiments may become visible out of the order of their numbers, so a cursor alone would miss some:
+`Webhook.after` stays behind by longer than any transaction lasts, and the events past it are compared one by one with
+the deliveries there are.
+"""
+
+import random
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import delete, exists, func, insert, select, update
+from sqlalchemy.orm import Session
+
+from service.database import Event, Experiment, Trial, Webhook, WebhookDelivery, now
+from service.database.engine import upsert
+from service.experiments.events import EventKind
+
+MAX_ATTEMPTS = 16
+"""Of one delivery: over nine hours; then it is given up."""
+_SETTLED_AFTER = timedelta(minutes=10)
+"""No transaction lasts so long: events this old are all visible."""
+_TAKEN_FOR = timedelta(minutes=1)
+"""A delivery that was taken and not heard of again is due again after this."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 3600.0
+_LONGEST_ERROR = 1000
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """An event to be sent, for the `attempt`th time."""
+
+    endpoint: str
+    event_id: int
+    attempt: int
+    message: dict[str, Any]
+
+
+def enrol(session: Session, endpoint: str) -> None:
+    """Begins to tell an address of what happens from now on; one that is known goes on where it was."""
+    newest = session.scalar(select(func.max(Event.id))) or 0
+    session.execute(upsert(session)(Webhook).values(endpoint=endpoint, after=newest).on_conflict_do_nothing())
+
+
+def has_work(session: Session, endpoint: str, kinds: Collection[EventKind]) -> bool:
+    """Whether `take` would find anything: a look that locks nothing."""
+    after = session.scalar(select(Webhook.after).where(Webhook.endpoint == endpoint))
+    if after is None:
+        return False
+    new = exists().where(*_untold(endpoint, after, kinds))
+    due = exists().where(WebhookDelivery.endpoint == endpoint, WebhookDelivery.due_at <= now())
+    return bool(session.scalar(select(new | due)))
+
+
+def take(session: Session, endpoint: str, kinds: Collection[EventKind], limit: int) -> list[Delivery]:
+    """What is due now, oldest first. Nobody else is given it for a minute: say by then what came of it (`settle`)."""
+    after = session.scalar(select(Webhook.after).where(Webhook.endpoint == endpoint).with_for_update())
+    if after is None:
+        return []
+    moment = now()
+    found = select(Event.id).where(*_untold(endpoint, after, kinds))
+    rows = [
+        {"endpoint": endpoint, "event_id": event_id, "attempts": 0, "due_at": moment}
+        for event_id in session.scalars(found)
+    ]
+    if rows:
+        session.execute(insert(WebhookDelivery), rows)
+    _settle_old(session, endpoint, after)
+    query = (
+        select(WebhookDelivery, Event, Experiment, Trial)
+        .join(Event, Event.id == WebhookDelivery.event_id)
+        .outerjoin(Experiment, Experiment.id == Event.experiment_id)
+        .outerjoin(Trial, Trial.id == Event.trial_id)
+        .where(WebhookDelivery.endpoint == endpoint, WebhookDelivery.due_at <= moment)
+        .order_by(WebhookDelivery.event_id)
+        .limit(limit)
+    )
+    taken = []
+    for delivery, event, experiment, trial in session.execute(query):
+        delivery.attempts += 1
+        delivery.due_at = moment + _TAKEN_FOR
+        taken.append(Delivery(endpoint, event.id, delivery.attempts, _message(event, experiment, trial)))
+    return taken
+
+
+def settle(session: Session, delivery: Delivery, *, delivered: bool) -> bool:
+    """Writes what came of a delivery; whether it is over: delivered, or given up after `MAX_ATTEMPTS`."""
+    over = delivered or delivery.attempt >= MAX_ATTEMPTS
+    pause = min(_FIRST_PAUSE * 2 ** (delivery.attempt - 1), _LONGEST_PAUSE) * random.uniform(0.5, 1)
+    this = (WebhookDelivery.endpoint == delivery.endpoint, WebhookDelivery.event_id == delivery.event_id)
+    due = None if over else now() + timedelta(seconds=pause)
+    session.execute(update(WebhookDelivery).where(*this).values(due_at=due))
+    return over
+
+
+def _untold(endpoint: str, after: int, kinds: Collection[EventKind]) -> Sequence[Any]:
+    told = exists().where(WebhookDelivery.endpoint == endpoint, WebhookDelivery.event_id == Event.id)
+    return Event.id > after, Event.kind.in_(kinds), ~told
+
+
+def _settle_old(session: Session, endpoint: str, after: int) -> None:
+    """Moves `after` on, and forgets the deliveries up to it that are over."""
+    settled = session.scalar(select(func.max(Event.id)).where(Event.id > after, Event.at < now() - _SETTLED_AFTER))
+    if settled is None:
+        return
+    session.execute(update(Webhook).where(Webhook.endpoint == endpoint).values(after=settled))
+    over = (WebhookDelivery.endpoint == endpoint, WebhookDelivery.event_id <= settled, WebhookDelivery.due_at.is_(None))
+    session.execute(delete(WebhookDelivery).where(*over))
+
+
+def _message(event: Event, experiment: Experiment | None, trial: Trial | None) -> dict[str, Any]:
+    """What is sent: small whatever the experiment holds, and with no part of its spec."""
+    message: dict[str, Any] = {
+        "id": event.id,
+        "kind": event.kind,
+        "at": event.at.isoformat(),
+        "experiment": None,
+        "trial": None,
+    }
+    if experiment is not None:
+        message["experiment"] = {
+            "id": experiment.id,
+            "name": experiment.name,
+            "state": event.detail.get("state", experiment.state.value),
+            "error": _short(experiment.error if trial else event.detail.get("error")),
+            "trials": experiment.trial_count,
+            "path": f"/v1/experiments/{experiment.id}",
+        }
+    if trial is not None:
+        message["trial"] = {
+            "id": trial.id,
+            "number": trial.number,
+            "failure": event.detail.get("failure"),
+            "error": _short(trial.error),
+            "path": f"/v1/trials/{trial.id}",
+        }
+    return message
+
+
+def _short(text: str | None) -> str | None:
+    return text if text is None or len(text) <= _LONGEST_ERROR else f"{text[: _LONGEST_ERROR - 4]} ..."

@@ -1,0 +1,267 @@
+"""Scores: every cell's mean and spread over its seeds, kept up to date so that leaderboards need not add anything up.
+
+A cell's results count where they are valid and their experiment is not archived; a trial that ran more than once (the
+same fingerprint in several experiments) counts once per protocol, with its newest result. There is one board for every
+scope, data set and protocol: scope 0 has the trials of all projects, the others those of one.
+"""
+
+import hashlib
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, delete, event, func, insert, select, text, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Session
+
+from service.database import Experiment, Result, Score, ScoreBoard, ScoreRank, Trial
+from service.database.engine import is_postgres
+from service.leaderboards.metrics import Measures, Metric, measures
+
+EVERYONE = 0
+"""The scope of all projects."""
+METRIC_COLUMNS = tuple(getattr(Result, metric.value) for metric in Metric)
+_FIELDS = ("model", "layer", "constraint", "rank")
+_BATCH = 500
+"""Cells written at a time by `refresh_all`."""
+
+_RESULTS = (
+    select(Trial.id, Trial.fingerprint, Experiment.project_id, Result.protocol)
+    .add_columns(*METRIC_COLUMNS, *(getattr(Trial, name) for name in _FIELDS))
+    .join(Result, Result.trial_id == Trial.id)
+    .join(Experiment, Experiment.id == Trial.experiment_id)
+    .where(Experiment.archived_at.is_(None), Result.valid)
+)
+_IN_CELLS: Any = bindparam("cell_names", expanding=True)
+_CELL_RESULTS = _RESULTS.add_columns(Trial.cell).where(
+    Trial.dataset == bindparam("dataset_name"), Trial.cell.in_(_IN_CELLS)
+)
+_CELL_SCORES = (
+    select(Score.id, Score.board_id, Score.cell, Score.trial_id, Score.metrics)
+    .add_columns(ScoreBoard.scope, ScoreBoard.protocol)
+    .join(ScoreBoard, ScoreBoard.id == Score.board_id)
+    .where(Score.cell.in_(_IN_CELLS), ScoreBoard.dataset == bindparam("dataset_name"))
+)
+_LOCK = text("SELECT pg_advisory_xact_lock(:of_scores, slot) FROM unnest(CAST(:slots AS int[])) AS slot")
+_OF_SCORES = 0x7C07E5
+_SLOTS = 256
+"""Locks that all cells share, as a server has room for some thousands in all."""
+_BOARD = select(ScoreBoard.id).where(
+    ScoreBoard.scope == bindparam("scope_name"),
+    ScoreBoard.dataset == bindparam("dataset_name"),
+    ScoreBoard.protocol == bindparam("protocol_name"),
+)
+_ENTER = insert(Score).returning(Score.id, sort_by_parameter_order=True)
+_CHANGE = update(Score).where(Score.id == bindparam("score_id"))
+_PLACE = insert(ScoreRank)
+_UNPLACE = delete(ScoreRank).where(
+    ScoreRank.score_id == bindparam("of_score"), ScoreRank.metric == bindparam("of_metric")
+)
+_TOUCHED = "touched cells"
+
+
+@dataclass(frozen=True)
+class Counted:
+    """One result as it enters a score; `values` in the order of `Metric`."""
+
+    trial_id: int
+    fingerprint: str
+    project_id: int | None
+    protocol: str
+    values: Sequence[float | None]
+    fields: Sequence[Any] = ()
+    """Of its cell, by which rows are filtered."""
+
+
+def newest(results: Iterable[Counted]) -> list[Counted]:
+    """Of results that share fingerprint and protocol the newest, in the order of their trials."""
+    ordered = sorted(results, key=lambda counted: counted.trial_id)
+    return list({(counted.fingerprint, counted.protocol): counted for counted in ordered}.values())
+
+
+def tie_of(cell: str) -> int:
+    """By what cells of equal means are ordered: 56 bits of the cell itself, the same in every database and query."""
+    return int.from_bytes(hashlib.blake2b(cell.encode(), digest_size=7).digest())
+
+
+def touch(session: Session, dataset: str, cell: str) -> None:
+    """A cell's results change in this transaction: its scores are made anew when it commits."""
+    session.info.setdefault(_TOUCHED, set()).add((dataset, cell))
+
+
+@event.listens_for(Session, "before_commit")
+def _refresh_touched(session: Session) -> None:
+    if cells := session.info.pop(_TOUCHED, None):
+        refresh_cells(session, cells)
+
+
+def refresh_experiment(session: Session, experiment_id: int) -> None:
+    """Makes the scores of all cells of an experiment anew: for archiving it and bringing it back."""
+    cells = select(Trial.dataset, Trial.cell).where(Trial.experiment_id == experiment_id).distinct()
+    refresh_cells(session, [(row[0], row[1]) for row in session.execute(cells)])
+
+
+def refresh_cells(session: Session, cells: Iterable[tuple[str, str]]) -> None:
+    """Makes the scores of cells (data set, cell) anew from their results, in the caller's transaction."""
+    session.flush()
+    cells = sorted(set(cells))
+    if is_postgres(session):
+        # Two trials of one cell that end at once: the second must see the first one's result. (SQLite has one writer.)
+        slots = sorted({zlib.crc32(f"{dataset} {cell}".encode()) % _SLOTS for dataset, cell in cells})
+        session.execute(_LOCK, {"of_scores": _OF_SCORES, "slots": slots})  # in one order: no deadlocks
+    for dataset, group in groupby(cells, key=lambda pair: pair[0]):
+        names = [cell for _, cell in group]
+        for first in range(0, len(names), _BATCH):
+            _refresh(session.connection(), dataset, names[first : first + _BATCH])
+
+
+def _refresh(connection: Connection, dataset: str, cells: Sequence[str]) -> None:
+    # Statements made once, and no objects: this runs whenever a trial finishes.
+    asked = {"dataset_name": dataset, "cell_names": cells}
+    results: dict[str, list[Counted]] = {}
+    for row in connection.execute(_CELL_RESULTS, asked):
+        results.setdefault(row[-1], []).append(_counted(row))
+    known = {(row.cell, row.scope, row.protocol): row for row in connection.execute(_CELL_SCORES, asked)}
+    wanted = {
+        (cell, scope, protocol): _row(counted)
+        for cell, of_cell in results.items()
+        for (scope, protocol), counted in _by_board(of_cell).items()
+    }
+    if gone := [known[key].id for key in known.keys() - wanted.keys()]:
+        connection.execute(delete(Score).where(Score.id.in_(gone)))
+    ranks = _Ranks()
+    changed: list[dict[str, Any]] = []
+    new: list[dict[str, Any]] = []
+    boards: dict[tuple[int, str], int] = {}
+    for (cell, scope, protocol), score in wanted.items():
+        if old := known.get((cell, scope, protocol)):
+            if (old.trial_id, old.metrics) != (score["trial_id"], score["metrics"]):
+                changed.append({"score_id": old.id, **score})
+                ranks.change(old.id, old.board_id, cell, score["metrics"], old.metrics)
+        else:
+            if (scope, protocol) not in boards:
+                boards[scope, protocol] = _board(connection, scope, dataset, protocol)
+            new.append({"board_id": boards[scope, protocol], "cell": cell, **score})
+    if changed:
+        connection.execute(_CHANGE, changed)
+    if new:
+        for (score_id,), score in zip(connection.execute(_ENTER, new), new, strict=True):
+            ranks.change(score_id, score["board_id"], score["cell"], score["metrics"], {})
+    ranks.write(connection)
+
+
+def refresh_all(session: Session) -> None:
+    """Makes all scores anew, in bulk: after a migration, or to mend them."""
+    session.execute(delete(ScoreRank))
+    session.execute(delete(Score))
+    session.execute(delete(ScoreBoard))
+    last = int(session.scalar(select(func.max(Score.id))) or 0)
+    boards: dict[tuple[int, str, str], int] = {}
+    batch: list[dict[str, Any]] = []
+    for dataset, cell, results in _all_cells(session):
+        for (scope, protocol), mine in _by_board(results).items():
+            key = (scope, dataset, protocol)
+            if key not in boards:
+                boards[key] = _board(session.connection(), *key)
+            last += 1
+            batch.append({"id": last, "board_id": boards[key], "cell": cell, **_row(mine)})
+        if len(batch) >= _BATCH:
+            _store(session, batch)
+            batch = []
+    if batch:
+        _store(session, batch)
+    if is_postgres(session):  # the ids were given here, not by the sequence
+        table = Score.__tablename__
+        session.execute(text(f"SELECT setval(pg_get_serial_sequence('{table}', 'id'), :last)"), {"last": max(last, 1)})
+
+
+def fill_missing(session: Session) -> None:
+    """Makes the scores of a database that was filled before there were any."""
+    if session.scalar(select(ScoreBoard.id).limit(1)) is None and session.scalar(select(Result.trial_id).limit(1)):
+        refresh_all(session)
+
+
+def _counted(row: Any) -> Counted:
+    values = 4 + len(METRIC_COLUMNS)
+    return Counted(row[0], row[1], row[2], row[3], row[4:values], row[values : values + len(_FIELDS)])
+
+
+def _row(results: Sequence[Counted]) -> dict[str, Any]:
+    """What a score says of a cell's results, oldest first."""
+    newest_one = results[-1]
+    fields = dict(zip(_FIELDS, newest_one.fields, strict=True))
+    made = measures(counted.values for counted in results)
+    return {"trial_id": newest_one.trial_id, "seeds": len(results), "metrics": made, **fields}
+
+
+def _by_board(results: Iterable[Counted]) -> dict[tuple[int, str], list[Counted]]:
+    """(scope, protocol) -> the results that count there, oldest first."""
+    found: dict[tuple[int, str], list[Counted]] = {}
+    by_scope: dict[int, list[Counted]] = {}
+    for counted in results:
+        for scope in (EVERYONE, counted.project_id):
+            if scope is not None:
+                by_scope.setdefault(scope, []).append(counted)
+    for scope, mine in by_scope.items():
+        for counted in newest(mine):
+            found.setdefault((scope, counted.protocol), []).append(counted)
+    return found
+
+
+def _all_cells(session: Session) -> Iterator[tuple[str, str, list[Counted]]]:
+    query = _RESULTS.add_columns(Trial.dataset, Trial.cell).order_by(Trial.dataset, Trial.cell)
+    rows = session.execute(query.execution_options(yield_per=2000))
+    for (dataset, cell), mine in groupby(rows, key=lambda row: (row[-2], row[-1])):
+        yield dataset, cell, [_counted(row) for row in mine]
+
+
+def _board(connection: Connection, scope: int, dataset: str, protocol: str) -> int:
+    key = {"scope": scope, "dataset": dataset, "protocol": protocol}
+    found = {f"{name}_name": value for name, value in key.items()}
+    if (board_id := connection.scalar(_BOARD, found)) is None:
+        connection.execute(_insert(connection)(ScoreBoard).values(**key).on_conflict_do_nothing())
+        board_id = connection.execute(_BOARD, found).scalar_one()
+    return board_id
+
+
+class _Ranks:
+    """What changes of the ordered index of means: only that is written."""
+
+    def __init__(self) -> None:
+        self._gone: list[dict[str, Any]] = []
+        self._new: list[dict[str, Any]] = []
+
+    def change(self, score_id: int, board_id: int, cell: str, made: Measures, old: Measures) -> None:
+        """One score's means."""
+        tie = tie_of(cell)
+        self._gone += [
+            {"of_score": score_id, "of_metric": name}
+            for name, values in old.items()
+            if name not in made or made[name][1] != values[1]
+        ]
+        self._new += [
+            {"score_id": score_id, "metric": name, "board_id": board_id, "mean": values[1], "tie": tie}
+            for name, values in made.items()
+            if name not in old or old[name][1] != values[1]
+        ]
+
+    def write(self, connection: Connection) -> None:
+        """Into the database."""
+        if self._gone:
+            connection.execute(_UNPLACE, self._gone)
+        if self._new:
+            connection.execute(_PLACE, self._new)
+
+
+def _store(session: Session, scores: list[dict[str, Any]]) -> None:
+    session.execute(insert(Score), scores)
+    ranks = _Ranks()
+    for score in scores:
+        ranks.change(score["id"], score["board_id"], score["cell"], score["metrics"], {})
+    ranks.write(session.connection())
+
+
+def _insert(connection: Connection) -> Any:
+    return postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert

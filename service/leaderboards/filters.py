@@ -1,0 +1,69 @@
+"""Which trials a leaderboard is about."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import ColumnElement, select
+
+from service.database import Experiment, Score, Tag, Trial
+
+
+class GroupBy(StrEnum):
+    """Fields of a trial that stand in columns of their own, by which rows can be grouped."""
+
+    MODEL = "model"
+    LAYER = "layer"
+    RANK = "rank"
+    LAMBDA_ORT = "lambda_ort"
+    CONSTRAINT = "constraint"
+    DELTA = "delta"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filters:
+    """None: no filter. `rank` "none" asks for cells that are not decomposed.
+
+    `experiment_id` and `tag` choose among trials, so that other seeds of a cell may be left out; the others choose
+    whole cells. `min_seeds` is of results under one protocol.
+    """
+
+    experiment_id: int | None = None
+    tag: str | None = None
+    model: str | None = None
+    layer: str | None = None
+    constraint: str | None = None
+    rank: float | str | None = None
+    protocol: str | None = None
+    min_seeds: int = 1
+
+    @property
+    def choose_trials(self) -> bool:
+        """Whether other seeds of a cell may be left out, so that stored scores do not serve."""
+        return self.experiment_id is not None or self.tag is not None
+
+    def of_cells(self, kept: type[Trial] | type[Score] = Trial) -> list[ColumnElement[bool]]:
+        """Conditions on a cell's trial, or on its score."""
+        named: dict[str, Any] = {"model": self.model, "layer": self.layer, "constraint": self.constraint}
+        found: list[ColumnElement[bool]] = [
+            getattr(kept, name) == value for name, value in named.items() if value is not None
+        ]
+        if self.rank is not None:
+            found.append(kept.rank.is_(None) if self.rank == "none" else kept.rank == self.rank)
+        return found
+
+    def of_trials(self, dataset: str, scope: int) -> list[ColumnElement[bool]]:
+        """Conditions on trials joined with their experiments: those of the data set that are to be seen."""
+        return [Trial.dataset == dataset, *self.of_cells(), *self.of_experiments(scope)]
+
+    def of_experiments(self, scope: int) -> list[ColumnElement[bool]]:
+        """The part of these conditions that does not say what is trained."""
+        found: list[ColumnElement[bool]] = [Experiment.archived_at.is_(None)]
+        if scope:
+            found.append(Experiment.project_id == scope)
+        if self.experiment_id is not None:
+            found.append(Trial.experiment_id == self.experiment_id)
+        if self.tag is not None:
+            tagged = select(Tag.experiment_id).where(Tag.name == self.tag)
+            found.append(Trial.experiment_id.in_(tagged))
+        return found

@@ -1,0 +1,147 @@
+"""What no leaderboard shows: missing seeds, cells without a result, results that cannot be true."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, false, func, select
+from sqlalchemy.orm import Session
+
+from service.database import Experiment, Result, Score, ScoreBoard, Trial, TrialState
+from service.database.engine import among
+from service.leaderboards.filters import Filters
+
+MOST_LISTED = 100
+"""Holes and invalid results that an answer names; all are counted."""
+
+
+@dataclass(frozen=True)
+class Hole:
+    """A cell none of whose trials has a valid result."""
+
+    cell: str
+    config: dict[str, Any]
+    trials: int
+
+
+@dataclass(frozen=True)
+class Invalid:
+    """A result that cannot be true, and why: it ranks nowhere."""
+
+    trial_id: int
+    cell: str
+    config: dict[str, Any]
+    protocol: str
+    reasons: list[str]
+
+
+class SeenTrials:
+    """The trials of the cells that are shown, to say which seeds are missing."""
+
+    def __init__(
+        self, session: Session, dataset: str, scope: int, filters: Filters, shown: Iterable[tuple[str, int]]
+    ) -> None:
+        """Counts the trials of cells shown with so many results, and reads those of cells with fewer than trials."""
+        conditions = filters.of_trials(dataset, scope)
+        fewest: dict[str, int] = {}
+        for cell, results in shown:
+            fewest[cell] = min(results, fewest.get(cell, results))
+        counted = select(Trial.cell, func.count(Trial.fingerprint.distinct())).join(Experiment).group_by(Trial.cell)
+        counted = counted.where(*conditions, among(session, Trial.cell, list(fewest)))
+        self._trials = dict(session.execute(counted).all())
+        self._seeds: dict[str, dict[str, int]] = {}
+        self._done: dict[tuple[str, str], set[str]] = {}
+        open_cells = [cell for cell, count in self._trials.items() if count > fewest[cell]]
+        query = (
+            select(Trial.cell, Trial.fingerprint, Trial.seed, Result.protocol, Result.valid)
+            .join(Experiment, Experiment.id == Trial.experiment_id)
+            .outerjoin(Result, Result.trial_id == Trial.id)
+            .where(*conditions, among(session, Trial.cell, open_cells))
+        )
+        for cell, fingerprint, seed, protocol, valid in session.execute(query) if open_cells else ():
+            self._seeds.setdefault(cell, {})[fingerprint] = seed
+            if valid:
+                self._done.setdefault((cell, protocol), set()).add(fingerprint)
+
+    def missing(self, cell: str, protocol: str) -> tuple[list[int], int]:
+        """Seeds without a result under a protocol, and how many different trials the cell has."""
+        seeds, done = self._seeds.get(cell, {}), self._done.get((cell, protocol), set())
+        return sorted(seed for fingerprint, seed in seeds.items() if fingerprint not in done), self._trials.get(cell, 0)
+
+
+def find_holes(
+    session: Session, dataset: str, scope: int, filters: Filters, is_invalid: ColumnElement[bool] | None
+) -> tuple[list[Hole], int]:
+    """Cells without a valid result, in the order in which they were asked for: the first ones, and how many."""
+    conditions = filters.of_trials(dataset, scope)
+    # Trials that are not done, along an index; cells whose results are all invalid are found by those.
+    undone = Trial.dataset == dataset, Trial.state.in_([s for s in TrialState if s is not TrialState.SUCCEEDED])
+    if is_invalid is None and session.scalar(select(Trial.id).where(*undone).limit(1)) is None:
+        return [], 0
+    without: ColumnElement[bool]
+    if filters.choose_trials:
+        valid = select(Trial.cell).join(Result, Result.trial_id == Trial.id).join(Experiment)
+        without = Trial.cell.not_in(valid.where(*conditions, Result.valid))
+    else:
+        measured = (
+            select(Score.cell)
+            .join(ScoreBoard, ScoreBoard.id == Score.board_id)
+            .where(Score.cell == Trial.cell, ScoreBoard.dataset == dataset, ScoreBoard.scope == scope)
+            .correlate(Trial)
+        )
+        without = ~measured.exists()
+    open_cells = select(Trial.cell).join(Experiment).where(*conditions, *undone, without)
+    bad = false() if is_invalid is None else is_invalid
+    bad_cells = select(Trial.cell).join(Experiment).where(*conditions, bad, without)
+    # Cells may come twice: UNION would sort them, and read them all in the order of an index for it.
+    cells = open_cells.union_all(bad_cells).subquery()
+    grouped = (
+        select(Trial.cell, func.count(Trial.fingerprint.distinct()).label("trials"), func.min(Trial.id).label("first"))
+        .join(Experiment)
+        .where(*conditions, Trial.cell.in_(select(cells.c.cell)))
+        .group_by(Trial.cell)
+        .subquery()
+    )
+    query = (
+        select(grouped.c.cell, Trial.config, grouped.c.trials, func.count().over())
+        .join(Trial, Trial.id == grouped.c.first)
+        .order_by(grouped.c.first)
+        .limit(MOST_LISTED)
+    )
+    rows = session.execute(query).all()
+    return [Hole(cell, _cell_of(config), trials) for cell, config, trials, _ in rows], rows[0][3] if rows else 0
+
+
+def find_invalid(
+    session: Session, dataset: str, scope: int, filters: Filters, is_invalid: ColumnElement[bool] | None
+) -> tuple[list[Invalid], int]:
+    """Results that do not count, the first ones, and how many."""
+    if is_invalid is None:
+        return [], 0
+    query = (
+        select(Trial.id, Trial.cell, Trial.config, Result.protocol, Result.violations, func.count().over())
+        .join(Result, Result.trial_id == Trial.id)
+        .join(Experiment)
+        .where(*filters.of_trials(dataset, scope), is_invalid)
+        .order_by(Trial.id)
+        .limit(MOST_LISTED)
+    )
+    rows = session.execute(query).all()
+    found = [Invalid(row[0], row[1], _cell_of(row[2]), row[3], row[4] or []) for row in rows]
+    return found, rows[0][5] if rows else 0
+
+
+def invalid_condition(session: Session) -> ColumnElement[bool] | None:
+    """That a trial has an invalid result; None if no trial has.
+
+    Few have, and a planner that is told which looks at no others.
+    """
+    query = select(Result.trial_id).where(~Result.valid)
+    few = session.scalars(query.limit(MOST_LISTED + 1)).all()
+    if not few:
+        return None
+    return Trial.id.in_(few if len(few) <= MOST_LISTED else query)
+
+
+def _cell_of(config: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in config.items() if name != "seed"}

@@ -1,0 +1,148 @@
+"""Leaderboards' rows added up from the results of the trials that were asked for."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from service.database import Experiment, Protocol, Result, Trial
+from service.leaderboards import cell_scores
+from service.leaderboards.cell_scores import Counted
+from service.leaderboards.filters import Filters, GroupBy
+from service.leaderboards.metrics import Metric, measures, spread
+from service.leaderboards.source import BoardKey, Contender, Entry, Position, front_of
+
+_BATCH = 10_000
+"""Values that one statement names; SQLite takes 32,766."""
+
+
+class ChosenTrials:
+    """Rows added up from the results of the trials that an experiment or a tag names.
+
+    `metrics` are those by which rows are ranked and compared, `shown` those of whole rows.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        dataset: str,
+        scope: int,
+        filters: Filters,
+        metrics: Sequence[Metric],
+        shown: Sequence[Metric],
+        group: GroupBy | None,
+    ) -> None:
+        self._session = session
+        self._metrics = list(dict.fromkeys(metrics))
+        self._shown = tuple(shown)
+        columns = [getattr(Result, metric.value) for metric in self._metrics]
+        query = (
+            select(Trial.id, Trial.fingerprint, Result.protocol, Trial.cell, getattr(Trial, group or "model"), *columns)
+            .join(Result, Result.trial_id == Trial.id)
+            .join(Experiment, Experiment.id == Trial.experiment_id)
+            .where(*filters.of_trials(dataset, scope), Result.valid)
+        )
+        if filters.protocol is not None:
+            query = query.where(Result.protocol == filters.protocol)
+        cells: dict[int, str] = {}
+        groups: dict[int, Any] = {}
+        counted = []
+        for trial_id, fingerprint, protocol, cell, value, *values in session.execute(query):
+            cells[trial_id], groups[trial_id] = cell, value
+            counted.append(Counted(trial_id, fingerprint, None, protocol, values))
+        boards: dict[str, dict[str, list[Counted]]] = {}
+        for result in cell_scores.newest(counted):
+            boards.setdefault(result.protocol, {}).setdefault(cells[result.trial_id], []).append(result)
+        self._protocols = sorted(boards)
+        # A row's key is its newest trial.
+        self._rows: list[dict[int, list[Counted]]] = [
+            {rows[-1].trial_id: rows for rows in boards[name].values() if len(rows) >= filters.min_seeds}
+            for name in self._protocols
+        ]
+        self._cells, self._groups = cells, groups
+        self._positions: dict[tuple[int, Metric], dict[int, Position]] = {}
+
+    def boards(self, metric: Metric) -> list[BoardKey]:
+        """All boards."""
+        query = select(Protocol.fingerprint, Protocol.record).where(Protocol.fingerprint.in_(self._protocols))
+        records = {row[0]: row[1] for row in self._session.execute(query)}
+        found = [
+            BoardKey(index, name, records[name], 0, len(self._rows[index]))
+            for index, name in enumerate(self._protocols)
+            if self._rows[index]
+        ]
+        return [
+            BoardKey(board.id, board.protocol, board.record, len(self.positions(board, metric)), board.cells)
+            for board in found
+        ]
+
+    def ranked(self, board: BoardKey, metric: Metric, limit: int, after: Position | None) -> dict[int, Position]:
+        """The best rows, or those after a position, in their order."""
+        ordered = self._ordered(board, metric)
+        first = 0 if after is None else self.ahead(board, metric, after)[1]
+        return dict(ordered[first : first + limit])
+
+    def ahead(self, board: BoardKey, metric: Metric, position: Position) -> tuple[int, int]:
+        """How many rows have a better mean, and how many stand up to and with the position."""
+        more = metric.more_is_better
+        others = self.positions(board, metric).values()
+        better = sum(other.mean > position.mean if more else other.mean < position.mean for other in others)
+        return better, sum(other >= position if more else other <= position for other in others)
+
+    def positions(self, board: BoardKey, metric: Metric) -> dict[int, Position]:
+        """All rows, in any order."""
+        if (board.id, metric) not in self._positions:
+            column = self._metrics.index(metric)
+            found = self._positions[board.id, metric] = {}
+            for key, rows in self._rows[board.id].items():
+                known = [float(value) for row in rows if (value := row.values[column]) is not None]
+                if known:
+                    found[key] = Position(spread(known)[1], cell_scores.tie_of(self._cells[key]))
+        return self._positions[board.id, metric]
+
+    def front(self, board: BoardKey, metrics: Sequence[Metric]) -> list[int]:
+        """Of the rows that have all of these metrics those that no other beats, best in the first metric first."""
+        first, *others = [self.positions(board, metric) for metric in metrics]
+        keys = set(first).intersection(*others)
+        rows: list[Contender] = [
+            (key, first[key].tie, first[key].mean, *(other[key].mean for other in others)) for key in keys
+        ]
+        return front_of(rows, metrics)
+
+    def groups(self, board: BoardKey, field: GroupBy) -> dict[int, Any]:
+        """All rows' values of the field that the source was made for."""
+        return {key: self._groups[key] for key in self._rows[board.id]}
+
+    def entries(self, keys: Sequence[int]) -> dict[int, Entry]:
+        """Whole rows, of one board or several."""
+        rows = {key: row for board in self._rows for key, row in board.items()}
+        trials = [result.trial_id for key in keys for result in rows[key]]
+        values: dict[int, Sequence[float | None]] = {}
+        for first in range(0, len(trials), _BATCH):
+            some = Result.trial_id.in_(trials[first : first + _BATCH])
+            query = select(Result.trial_id, *(getattr(Result, metric.value) for metric in self._shown)).where(some)
+            values |= {row[0]: row[1:] for row in self._session.execute(query)}
+        chosen = select(Trial.id, Trial.config).where(Trial.id.in_(keys))
+        configs = {row[0]: row[1] for row in self._session.execute(chosen)}
+        return {
+            key: Entry(
+                self._cells[key],
+                configs[key],
+                len(rows[key]),
+                measures((values[result.trial_id] for result in rows[key]), self._shown),
+            )
+            for key in keys
+        }
+
+    def cells(self, keys: Sequence[int]) -> dict[int, str]:
+        """The cells of rows."""
+        return {key: self._cells[key] for key in keys}
+
+    def find(self, board: BoardKey, cell: str) -> int | None:
+        """The key of a cell."""
+        return next((key for key in self._rows[board.id] if self._cells[key] == cell), None)
+
+    def _ordered(self, board: BoardKey, metric: Metric) -> list[tuple[int, Position]]:
+        placed = self.positions(board, metric).items()
+        return sorted(placed, key=lambda row: row[1], reverse=metric.more_is_better)

@@ -1,0 +1,74 @@
+"""The cells of one leaderboard as points in the plane of two metrics, with their Pareto front."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from sqlalchemy.orm import Session
+
+from service.leaderboards.leaderboard import Question, source_of
+from service.leaderboards.metrics import Metric
+from service.leaderboards.pareto import on_front
+from service.leaderboards.source import BoardKey, Entry, ScoreSource
+
+MOST_NAMED = 500
+"""Cells of the front that are named; the others are drawn without a name."""
+_ACROSS, _UP = 60, 40
+"""Of points that lie in the same of so many fields one is drawn: on paper they are one."""
+
+
+@dataclass(frozen=True)
+class PlanePoint:
+    """A cell: its means in both metrics, and who it is (None: it is only drawn)."""
+
+    x: float
+    y: float
+    on_front: bool
+    entry: Entry | None
+
+
+@dataclass(frozen=True)
+class Plane:
+    """The points that are drawn, of `cells` that have both metrics; `front` of them are on the front."""
+
+    protocol: str
+    points: list[PlanePoint]
+    cells: int
+    front: int
+
+    @property
+    def front_cells(self) -> set[str]:
+        """The cells on the front, the first `MOST_NAMED` of them."""
+        return {point.entry.cell for point in self.points if point.on_front and point.entry is not None}
+
+
+def plane(session: Session, question: Question, x: Metric, y: Metric) -> Plane | None:
+    """The board with most rows, or that of the question's protocol; None where no cell has both metrics."""
+    source = source_of(session, replace(question, front=(x, y)))
+    boards = sorted(source.boards(question.metric), key=lambda board: (-board.ranked, -board.cells, board.protocol))
+    return _plane(source, boards[0], x, y) if boards else None
+
+
+def _plane(source: ScoreSource, board: BoardKey, x: Metric, y: Metric) -> Plane | None:
+    across, up = source.positions(board, x), source.positions(board, y)
+    keys = sorted(across.keys() & up.keys(), key=across.__getitem__)
+    xs, ys = {key: across[key].mean for key in keys}, {key: up[key].mean for key in keys}
+    if not keys:
+        return None
+    front = on_front([(xs[key], ys[key]) for key in keys], [x.more_is_better, y.more_is_better])
+    best = [key for key, keep in zip(keys, front, strict=True) if keep]
+    named = source.entries(best[:MOST_NAMED])
+    chosen = set(best)
+    others = [key for key in _apart(keys, xs, ys) if key not in chosen]
+    points = [PlanePoint(xs[key], ys[key], key in chosen, named.get(key)) for key in [*others, *best]]
+    return Plane(board.protocol, points, len(keys), len(best))
+
+
+def _apart(keys: Sequence[int], xs: dict[int, float], ys: dict[int, float]) -> list[int]:
+    """One key of each small field of the plane."""
+    fields: dict[tuple[int, int], int] = {}
+    left, right = min(xs[key] for key in keys), max(xs[key] for key in keys)
+    low, high = min(ys[key] for key in keys), max(ys[key] for key in keys)
+    for key in keys:
+        across = round(_ACROSS * (xs[key] - left) / (right - left or 1))
+        fields.setdefault((across, round(_UP * (ys[key] - low) / (high - low or 1))), key)
+    return list(fields.values())

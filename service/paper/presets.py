@@ -1,0 +1,355 @@
+"""The tables and figures of the paper (Senderovich et al., NeurIPS 2022) as specs that can be posted."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from service.errors import NotFoundError
+
+PAPER = "senderovich2022"
+
+Plain = dict[str, Any]
+
+
+class Scale(StrEnum):
+    """How much of a preset is run."""
+
+    FULL = "full"
+    """As in the paper."""
+    SMOKE = "smoke"
+    """Every path with few steps, small networks and synthetic images: minutes on a CPU, and no result."""
+
+
+class Protocol(StrEnum):
+    """Where the paper's text and its authors' programs differ: which of them is followed."""
+
+    CODE = "code"
+    """The programs, from which the printed numbers come: learning rates of WRN-16-10 fall to 0.2 (text: 0.1) of what
+    they were, LipConvNet-30 with SOC-TT starts at 0.05 (0.1), two power iterations (one), and the orthogonal loss is
+    divided by the sum of 2 r2^2 (r1^2 + r2^2), to which the published lambda_ort belong."""
+    TEXT = "text"
+    """The text."""
+    AUTHORS = "authors"
+    """The programs, and the epoch chosen by its accuracy on the test images, as the authors did: not comparable."""
+
+
+@dataclass(frozen=True)
+class Preset:
+    """One table or figure; `name` is what it is asked for by."""
+
+    name: str
+    title: str
+    build: Callable[[Protocol], Plain]
+
+
+def presets() -> list[Preset]:
+    """All of them, in the paper's order."""
+    return list(_PRESETS)
+
+
+def preset_spec(name: str, *, scale: Scale = Scale.FULL, protocol: Protocol = Protocol.CODE) -> Plain:
+    """A preset as a spec to post. Raises `NotFoundError` for an unknown name."""
+    found = next((preset for preset in _PRESETS if preset.name == name), None)
+    if found is None:
+        names = ", ".join(preset.name for preset in _PRESETS)
+        raise NotFoundError(f"there is no preset {name!r}; there are {names}")
+    spec = found.build(protocol)
+    notes = f"{found.title}. Protocol: {protocol.value}. " + _NOTES[protocol]
+    if scale is Scale.SMOKE:
+        spec = smaller(spec)
+        notes += " Scale smoke: it shows that every path works and measures nothing."
+    label = f"{name} ({scale.value}, {protocol.value})"
+    return {"spec_version": 1, "name": label, "notes": notes, **spec}
+
+
+_NOTES = {
+    Protocol.CODE: (
+        "Hyperparameters as in the authors' programs; trained on all training images, no epoch is chosen: "
+        "the last one counts."
+    ),
+    Protocol.TEXT: (
+        "Hyperparameters as in the paper's text; trained on all training images, no epoch is chosen: "
+        "the last one counts."
+    ),
+    Protocol.AUTHORS: (
+        "Hyperparameters as in the authors' programs, and the epoch is chosen by its accuracy on the test images."
+    ),
+}
+
+_SEEDS = [3407, 3408, 3409]
+"""The first is the default of the authors' programs."""
+
+_SELECTED_LAMBDA = {5: 5e3, 20: 7e4, 30: 2e5}
+"""Depth of a LipConvNet -> lambda_ort at the selected points of table 3."""
+
+_TABLE3 = {
+    5: [5e3, 8e3, 1e4, 3e4, 4e4, 5e4],
+    20: [7e4, 8e4, 1e5, 2e5, 3e5, 4e5],
+    30: [2e5, 3e5, 5e5, 7e5, 9e5, 1.2e6],
+}
+
+
+def _frames(protocol: Protocol) -> Plain:
+    return {"ort_normalizer": "paper" if protocol is Protocol.TEXT else "code"}
+
+
+def _choice(protocol: Protocol) -> Plain:
+    """All training images are trained on; by the authors' protocol the best epoch on the test images counts."""
+    return {"validation": "test", "select": "best" if protocol is Protocol.AUTHORS else "last"}
+
+
+_EVALUATION = {
+    "attack": "autoattack",
+    "attack_norm": "L2",
+    "attack_eps": 0.5,
+    "attack_version": "standard",
+    "corruptions": "published",
+    "certified": True,
+}
+"""The paper's columns, of all test images: AutoAttack (here in pixels), CIFAR-C, and certificates beside its p.r."""
+
+
+def _lipconvnet(protocol: Protocol) -> Plain:
+    return {
+        "dataset": "cifar10",
+        "evaluation": _EVALUATION,
+        "mean": [0.4914, 0.4822, 0.4465],
+        "std": [0.2507],
+        **_frames(protocol),
+        "training": {
+            "epochs": 200,
+            "batch_size": 128,
+            "optimizer": "sgd",
+            "momentum": 0.9,
+            "nesterov": False,
+            "schedule": "multistep",
+            "milestones": [100, 150],
+            "gamma": 0.1,
+            **_choice(protocol),
+        },
+        "augmentation": {"flip": True, "pad": 4, "padding": "zeros"},
+    }
+
+
+def _soc(depth: int) -> Plain:
+    return {"model": f"lipconvnet-{depth}", "layer": "soc", "training": {"lr": 0.1, "weight_decay": 5e-4}}
+
+
+def _soc_tt(depth: int, rank: int, lambda_ort: float, protocol: Protocol) -> Plain:
+    slow = depth == 20 or (depth == 30 and protocol is not Protocol.TEXT)
+    return {
+        "model": f"lipconvnet-{depth}",
+        "layer": "soc-tt",
+        "rank": rank,
+        "lambda_ort": lambda_ort,
+        "training": {"lr": 0.05 if slow else 0.1, "weight_decay": 0.0},
+    }
+
+
+def _table1(protocol: Protocol) -> Plain:
+    variants = []
+    for depth, lambda_ort in _SELECTED_LAMBDA.items():
+        variants.append(_soc(depth))
+        variants += [_soc_tt(depth, rank, lambda_ort, protocol) for rank in (128, 256)]
+    return {"base": _lipconvnet(protocol), "variants": variants, "grid": {"seed": _SEEDS}}
+
+
+def _table3(protocol: Protocol) -> Plain:
+    variants = [_soc_tt(depth, 256, value, protocol) for depth, values in _TABLE3.items() for value in values]
+    return {"base": _lipconvnet(protocol), "variants": variants, "grid": {"seed": _SEEDS[:1]}}
+
+
+def _figure_lipschitz(protocol: Protocol) -> Plain:
+    """Table 3's networks beside those of SOC layers: their empirical Lipschitz constants are the figure."""
+    spec = _table3(protocol)
+    base = spec["base"] | {"evaluation": _EVALUATION | {"lipschitz": "both"}}
+    return spec | {"base": base, "variants": [*map(_soc, _TABLE3), *spec["variants"]]}
+
+
+def _clip(delta: float) -> Plain:
+    """The authors' clip: one round, and what truncation to the kernel's taps leaves above delta stays."""
+    return {
+        "constraint": "clip",
+        "delta": delta,
+        "clipping": {"every": 100, "rounds": 1, "rescale": False},
+    }
+
+
+def _divide(conv: float, linear: float, batch_norm: float, iterations: int) -> Plain:
+    division = {
+        "conv": conv,
+        "linear": linear,
+        "batch_norm": batch_norm,
+        "every": 1,
+        "power_iterations": iterations,
+        "batch_norm_eps": 1e-6,
+    }
+    return {"constraint": "divide", "division": division}
+
+
+def _wide_resnet(dataset: str, division: Plain, protocol: Protocol) -> Plain:
+    base = {
+        "dataset": dataset,
+        "evaluation": _EVALUATION,
+        "model": "wrn16-10",
+        "layer": "tt",
+        "lambda_ort": 1e5,
+        "mean": [0.5],
+        "std": [0.5],
+        **_frames(protocol),
+        "training": {
+            "epochs": 200,
+            "batch_size": 128,
+            "optimizer": "sgd",
+            "lr": 0.1,
+            "momentum": 0.9,
+            "nesterov": True,
+            "weight_decay": 1e-4,
+            "schedule": "multistep",
+            "milestones": [60, 120, 160],
+            "gamma": 0.1 if protocol is Protocol.TEXT else 0.2,
+            **_choice(protocol),
+        },
+        "augmentation": {"flip": True, "pad": 4, "padding": "symmetric"},
+    }
+    variants = [{"constraint": "none"}, _clip(1.0), _clip(2.0), division]
+    return {"base": base, "variants": variants, "grid": {"rank": [None, 192, 256, 320], "seed": _SEEDS[:1]}}
+
+
+def _iterations(protocol: Protocol) -> int:
+    return 1 if protocol is Protocol.TEXT else 2
+
+
+def _table2(protocol: Protocol) -> Plain:
+    return _wide_resnet("cifar10", _divide(7.0, 7.0, 10.0, _iterations(protocol)), protocol)
+
+
+def _table4(protocol: Protocol) -> Plain:
+    division = _divide(10.0, 3.9, 6.1, _iterations(protocol)) | {"training": {"weight_decay": 5e-5}}
+    return _wide_resnet("cifar100", division, protocol)
+
+
+def _figure_vgg(protocol: Protocol) -> Plain:
+    """The paper's figure names no ranks: 192, 256 and 320 here, as for WRN-16-10."""
+    base = {
+        "model": "vgg19",
+        "evaluation": _EVALUATION,
+        "layer": "tt",
+        "lambda_ort": 1e5,
+        "mean": [0.5],
+        "std": [0.5],
+        **_frames(protocol),
+        "training": {
+            "epochs": 140,
+            "batch_size": 128,
+            "optimizer": "adam",
+            "amsgrad": True,
+            "eps": 1e-7,
+            "lr": 1e-4,
+            "weight_decay": 0.0,
+            "schedule": "multistep",
+            "milestones": [100, 120],
+            "gamma": 0.1,
+            **_choice(protocol),
+        },
+        "augmentation": {"flip": True, "pad": 4, "padding": "zeros"},
+    }
+    variants = [{"constraint": "none"}, _clip(0.5), _divide(1.5, 1.5, 8.0, 1)]
+    axes = {"dataset": ["cifar10", "cifar100"], "rank": [None, 192, 256, 320], "seed": _SEEDS[:1]}
+    return {"base": base, "variants": variants, "grid": axes}
+
+
+def _one_layer(layer: str, channels: list[int], ranks: list[float | None]) -> Plain:
+    """One convolution of n = 16 and no training to speak of: what is wanted are the times that every trial records."""
+    base = {
+        "model": "single-conv",
+        "layer": layer,
+        "training": {"epochs": 1, "steps": 1, "batch_size": 16},
+    }
+    variants = [{"dataset": one_layer_images(count)} for count in channels]
+    return {"base": base, "variants": variants, "grid": {"rank": ranks}}
+
+
+def _figure_speedup(protocol: Protocol) -> Plain:
+    """Time and memory of the exact spectrum over channels and ranks."""
+    return _one_layer("tt", [128, 192, 256, 384, 512], [None, 0.25, 1 / 3, 0.5])
+
+
+def _figure_soc_speedup(protocol: Protocol) -> Plain:
+    """Inference time of one SOC-TT layer over channels."""
+    return _one_layer("soc-tt", [128, 256, 512, 1024], [None, 0.25, 0.5])
+
+
+_PRESETS = tuple(
+    Preset(f"{PAPER}/{name}", title, build)
+    for name, title, build in (
+        ("table1", "SOC and SOC-TT in LipConvNet-5, -20 and -30 on CIFAR-10", _table1),
+        ("table2", "Clipping and division in WRN-16-10 on CIFAR-10", _table2),
+        ("table3", "lambda_ort of SOC-TT in LipConvNet-5, -20 and -30, rank 256, on CIFAR-10", _table3),
+        ("table4", "Clipping and division in WRN-16-10 on CIFAR-100", _table4),
+        ("figure-vgg", "TT, clipping and division in VGG-19 on CIFAR-10 and CIFAR-100", _figure_vgg),
+        ("figure-lipschitz", "Empirical Lipschitz constants of LipConvNets over lambda_ort", _figure_lipschitz),
+        ("figure-speedup", "Time and memory of the exact spectrum of a TT layer, n = 16", _figure_speedup),
+        ("figure-soc-speedup", "Inference time of a SOC-TT layer, n = 16", _figure_soc_speedup),
+    )
+)
+
+
+# The same made small: every path in minutes on a CPU, and no result.
+
+_NETWORKS = {
+    "wrn16-10": "wrn10-1",
+    "vgg19": "vgg11",
+    "lipconvnet-20": "lipconvnet-5",
+    "lipconvnet-30": "lipconvnet-5",
+}
+_IMAGES = {"cifar10": "synthetic:3x32x32:10:100", "cifar100": "synthetic:3x32x32:100:1000"}
+_RANKS = {128: 0.125, 192: 0.3, 256: 0.25, 320: 0.5}
+"""As fractions, so that they mean something in smaller networks too."""
+_MOST_VARIANTS = 4
+_SMALL_EVALUATION = {
+    "attack": "pgd",
+    "attack_images": 4,
+    "corruptions": "generated",
+    "corruption_images": 1,
+}
+
+
+def one_layer_images(channels: int) -> str:
+    """The data set of a figure about one layer: images as its input has them."""
+    return f"synthetic:{channels}x16x16:10:100"
+
+
+def smaller(spec: dict[str, Any]) -> dict[str, Any]:
+    """Two short epochs, in smaller networks on synthetic images, of the first variants, ranks and seeds."""
+    variants = [_smaller(part) for part in spec["variants"]][:_MOST_VARIANTS]
+    grid = dict(spec["grid"])
+    if "seed" in grid:
+        grid["seed"] = grid["seed"][:1]
+    if "dataset" in grid:
+        grid["dataset"] = [_IMAGES[name] for name in grid["dataset"]]
+    if "rank" in grid:
+        grid["rank"] = [_RANKS.get(rank, rank) for rank in grid["rank"]][:2]
+    return {"base": _smaller(spec["base"]), "variants": variants, "grid": grid}
+
+
+def _smaller(fields: dict[str, Any]) -> dict[str, Any]:
+    fields = dict(fields)
+    layers = {one_layer_images(channels): one_layer_images(channels // 8) for channels in range(8, 2048, 8)}
+    for name, values in (("model", _NETWORKS), ("dataset", _IMAGES | layers), ("rank", _RANKS)):
+        if name in fields:
+            fields[name] = values.get(fields[name], fields[name])
+    if "lambda_ort" in fields:  # its loss is divided by the sizes of the frames, which are small here
+        fields["lambda_ort"] /= 1000
+    if "epochs" in fields.get("training", {}):
+        fields["training"] = fields["training"] | {"epochs": 2, "steps": 2, "batch_size": 8}
+        if "milestones" in fields["training"]:
+            fields["training"]["milestones"] = [1]
+    if "evaluation" in fields:
+        fields["evaluation"] = fields["evaluation"] | _SMALL_EVALUATION
+        if "lipschitz" in fields["evaluation"]:
+            fields["evaluation"] |= {"lipschitz": "fgsm", "lipschitz_images": 2}
+    if "clipping" in fields:
+        fields["clipping"] = fields["clipping"] | {"every": 2}
+    return fields

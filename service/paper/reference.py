@@ -1,0 +1,211 @@
+"""The paper's tables: what was printed, of which configuration, and how that differs from what was measured here."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import yaml
+
+from service.errors import NotFoundError
+from service.leaderboards.leaderboard import PaperReference, Printed
+from service.leaderboards.metrics import Metric
+from service.leaderboards.protocols import differences
+from service.paper.presets import PAPER, preset_spec, smaller
+from service.specs.grid import ExperimentSpec, expand_grid
+from ttsv.config.trial import TrialConfig
+from ttsv.errors import ConfigError
+
+Plain = dict[str, Any]
+
+SPEEDUP, SAVING = RATIOS = ("speedup", "memory_saving")
+"""Columns of their own: a time, or a memory, of the uncompressed network's row over that of the row."""
+_PRINTED = {
+    "accuracy": Metric.ACCURACY,
+    "autoattack": Metric.ROBUST_ACCURACY,
+    "corruptions": Metric.CORRUPTION_ACCURACY,
+    "ece": Metric.ECE,
+    "certified": Metric.ASSUMED_CERTIFIED_36,
+    "compression": Metric.COMPRESSION,
+    "max_empirical_lipschitz": Metric.LIPSCHITZ_FGSM,
+}
+_HEADLINE = ("dataset", "model", "layer", "rank", "constraint", "delta", "lambda_ort")
+"""Equal fields make a trial one of a printed row; whatever else differs is said."""
+
+
+@dataclass(frozen=True)
+class PrintedRow:
+    """One row: its labels, its values, the configuration that it stands for and that one's small stand-in."""
+
+    labels: Plain
+    values: dict[str, Printed]
+    config: Plain
+    smoke: Plain
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What a trial of the row has in common with it."""
+        return headline(self.config)
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """A table or figure. `columns` are metrics and `RATIOS`; `ratios` names the metric that each of these compares.
+
+    `beside`: what the rows' values are, the paper's printed ones ("paper") or those that its formulas predict.
+    """
+
+    name: str
+    title: str
+    seeds: str
+    labels: tuple[str, ...]
+    columns: tuple[str, ...]
+    ratios: dict[str, Metric]
+    ratio_notes: tuple[str, ...]
+    beside: str
+    rows: tuple[PrintedRow, ...]
+
+
+def headline(config: Plain) -> tuple[Any, ...]:
+    """The fields of a trial by which it belongs to a printed row."""
+    return tuple(map(config.get, _HEADLINE))
+
+
+def paper_table(paper: str, name: str) -> PaperTable:
+    """A table or figure of the paper; raises `NotFoundError`."""
+    tables = _tables()
+    if paper != PAPER or name not in tables:
+        raise NotFoundError(f"there is no table {paper}/{name}; there are {', '.join(f'{PAPER}/{n}' for n in tables)}")
+    return tables[name]
+
+
+def references(config: Plain, record: Plain) -> list[PaperReference]:
+    """The printed rows that a cell's configuration corresponds to, with the differences of its protocol's record."""
+    found = _by_headline().get(headline(config), [])
+    return [
+        PaperReference(table.name, row.labels, row.values, notes(table, row, config, record)) for table, row in found
+    ]
+
+
+def notes(table: PaperTable, row: PrintedRow, config: Plain, record: Plain) -> list[str]:
+    """In words: in what a measured cell and its protocol differ from a printed row."""
+    said = [str(d).replace(" there", " in the paper") for d in differences(complete(config), row.config)]
+    protocol = _published()["protocol"]
+    if (weights := record.get("weights")) != "best epoch on the test images":
+        said.append(f"weights: {weights or 'not recorded'} here; in the paper {protocol['selection']}")
+    if Metric.ROBUST_ACCURACY in row.values:
+        said.append(f"AutoAttack: in the paper {protocol['autoattack']}")
+        images = _images(record)
+        if images is not None and images != protocol["autoattack_images"]:
+            said.append(f"AutoAttack: {images} images here, {protocol['autoattack_images']} in the paper")
+    if Metric.ASSUMED_CERTIFIED_36 in row.values:
+        said.append(f"p.r.: {protocol['certified']}")
+    if Metric.LIPSCHITZ_FGSM in row.values:
+        said.append(f"empirical Lipschitz constant: {protocol['max_empirical_lipschitz']}")
+    if row.values and table.beside == "paper":
+        said.append(f"seeds: {table.seeds} in the paper")
+    return said
+
+
+def _images(record: Plain) -> int | None:
+    """How many images were attacked, if the record says so."""
+    images = record.get("images")
+    attacked = images.get("autoattack") if isinstance(images, dict) else None
+    return attacked if isinstance(attacked, int) else None
+
+
+def complete(config: Plain) -> Plain:
+    """With the defaults of fields that were added later, without what makes no other network."""
+    try:
+        config = TrialConfig.from_dict(config).to_dict()
+    except ConfigError:  # a field that is no more
+        config = dict(config)
+    return {name: value for name, value in config.items() if name not in ("seed", "evaluation")}
+
+
+@cache
+def _published() -> Plain:
+    text = files("service.paper").joinpath(f"{PAPER}.yaml").read_text(encoding="utf-8")
+    data: Plain = yaml.safe_load(text)
+    return data
+
+
+@cache
+def _tables() -> dict[str, PaperTable]:
+    return {name: _table(name, data) for name, data in _published().items() if name != "protocol"}
+
+
+@cache
+def _by_headline() -> dict[tuple[Any, ...], list[tuple[PaperTable, PrintedRow]]]:
+    found: dict[tuple[Any, ...], list[tuple[PaperTable, PrintedRow]]] = {}
+    for table in _tables().values():
+        for row in table.rows:
+            if row.values and table.beside == "paper":
+                found.setdefault(row.key, []).append((table, row))
+    return found
+
+
+def _table(name: str, data: Plain) -> PaperTable:
+    points = list(_points(data["preset"]))
+    printed = data.get("rows") or [{} for _ in points]
+    labels = tuple(data["labels"])
+    rows = []
+    for (config, smoke), values in zip(points, printed, strict=True):
+        said = {label: _label(label, config) for label in labels}
+        rows.append(PrintedRow(said, _values(values), config, smoke))
+    return PaperTable(
+        name,
+        data["title"],
+        data["seeds"],
+        labels,
+        tuple(data["columns"]),
+        {ratio: Metric(data[ratio]) for ratio in RATIOS if ratio in data},
+        tuple(f"{ratio.replace('_', ' ')}: {data[f'{ratio}_note']}" for ratio in RATIOS if ratio in data),
+        data.get("beside", "paper"),
+        tuple(rows),
+    )
+
+
+def _points(preset: str) -> Iterator[tuple[Plain, Plain]]:
+    """The preset's rows in order, seeds apart: each configuration with its small stand-in."""
+    spec = preset_spec(preset)
+    axes = {path: values for path, values in spec["grid"].items() if path != "seed"}
+    for variant, point in itertools.product(spec["variants"], itertools.product(*axes.values())):
+        one = {
+            "base": spec["base"],
+            "variants": [variant],
+            "grid": {path: [value] for path, value in zip(axes, point, strict=True)},
+        }
+        yield _config(one), _config(smaller(one))
+
+
+def _config(spec: Plain) -> Plain:
+    plan = expand_grid(ExperimentSpec.model_validate({"name": "row", **spec}), max_trials=1)
+    return complete(plan.trials[0].config.to_dict())
+
+
+def _values(printed: Plain) -> dict[str, Printed]:
+    found = {}
+    for name, value in printed.items():
+        metric = name if name in RATIOS else _PRINTED.get(name)
+        if metric is None or value is None:
+            continue
+        mean, spread = value if isinstance(value, list) else (value, None)
+        factor = 1.0 if metric in RATIOS else Metric(metric).reading.factor
+        scaled = None if spread is None else round(spread / factor, 10)
+        found[str(metric)] = Printed(round(mean / factor, 10), scaled, metric is not Metric.ROBUST_ACCURACY)
+    return found
+
+
+def _label(label: str, config: Plain) -> Any:
+    if label == "method":
+        if config["constraint"] == "clip":
+            return f"clip to {config['delta']:g}"
+        return "division" if config["constraint"] == "divide" else "baseline"
+    if label == "depth":
+        return int(config["model"].rpartition("-")[2])
+    if label == "channels":
+        return int(config["dataset"].split(":")[1].split("x")[0])
+    return config[label] if label != "lambda_ort" else config[label] or None

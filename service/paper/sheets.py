@@ -1,0 +1,102 @@
+"""A table of the paper as a table for people and as flat rows for programs."""
+
+from service.leaderboards.metrics import Metric
+from service.leaderboards.text_tables import Cell, Measured, Sheet
+from service.paper.reference import RATIOS
+from service.paper.reproduction import Reproduction, TableRow
+
+Value = str | int | float | bool | None
+
+
+def table_sheet(found: Reproduction) -> Sheet:
+    """Each column twice where the paper prints it: ours and the paper's."""
+    printed = [column for column in found.columns if any(column in row.paper for row in found.rows)]
+    headings = [label.replace("_", " ") for label in found.labels]
+    numeric = [label not in ("method", "dataset", "layer") for label in found.labels]
+    for column in found.columns:
+        headings += [_title(column), *([found.beside] if column in printed else [])]
+        numeric += [True, *([True] if column in printed else [])]
+    best = {column: _best(found, column) for column in found.columns}
+    rows: list[list[Cell]] = []
+    for row in found.rows:
+        cells: list[Cell] = [row.labels[label] for label in found.labels]
+        for column in found.columns:
+            cells.append(_ours(row, column, best[column]))
+            if column in printed:
+                cells.append(_theirs(row, column))
+        rows.append([*cells, row.status])
+    notes = list(found.notes)
+    if found.protocols:
+        names = list(found.protocols.values())
+        named = names[0][:12] if len(names) == 1 else ", ".join(f"{p[:12]} ({d})" for d, p in found.protocols.items())
+        notes.insert(0, f"protocol {named}; mean ± sample standard deviation over seeds; best of ours bold")
+    if found.other_protocols:
+        notes.append(f"results under {len(found.other_protocols)} other protocols are not shown")
+    for row in found.rows:
+        named = ", ".join(f"{name} {'-' if value is None else value}" for name, value in row.labels.items())
+        notes += [f"{named}: {note}" for note in row.notes]
+    return Sheet(f"{found.name}: {found.title}", [*headings, "status"], [*numeric, False], rows, notes)
+
+
+def table_records(found: Reproduction) -> tuple[list[str], list[list[Value]]]:
+    """Header and rows for CSV, all numbers in the API's units."""
+    metrics = [column for column in found.columns if column not in RATIOS]
+    ratios = [column for column in found.columns if column in RATIOS]
+    printed = [column for column in found.columns if any(column in row.paper for row in found.rows)]
+    header = [*found.labels, "status", "seeds", "trials"]
+    header += [f"{metric}_{part}" for metric in metrics for part in ("mean", "std")]
+    header += ratios
+    header += [f"{found.beside}_{column}_{part}" for column in printed for part in ("mean", "std")]
+    rows: list[list[Value]] = []
+    for row in found.rows:
+        values: list[Value] = [*(row.labels[label] for label in found.labels), row.status, row.seeds, row.trials]
+        for metric in metrics:
+            spread = row.metrics.get(metric)
+            values += [None, None] if spread is None else [spread["mean"], spread["std"]]
+        values += [getattr(row, ratio) for ratio in ratios]
+        for column in printed:
+            value = row.paper.get(column)
+            values += [None, None] if value is None else [value.mean, value.spread]
+        rows.append(values)
+    return header, rows
+
+
+def _title(column: str) -> str:
+    return column.replace("_", " ") if column in RATIOS else Metric(column).reading.title
+
+
+def _scale(column: str) -> tuple[float, int]:
+    if column in RATIOS:
+        return 1, 1
+    reading = Metric(column).reading
+    return reading.factor, reading.decimals
+
+
+def _mean(row: TableRow, column: str) -> float | None:
+    if column in RATIOS:
+        ratio: float | None = getattr(row, column)
+        return ratio
+    return row.metrics[column]["mean"] if column in row.metrics else None
+
+
+def _best(found: Reproduction, column: str) -> float | None:
+    more = column in RATIOS or Metric(column).more_is_better
+    known = [mean for row in found.rows if (mean := _mean(row, column)) is not None]
+    return (max if more else min)(known, default=None)
+
+
+def _ours(row: TableRow, column: str, best: float | None) -> Cell:
+    mean = _mean(row, column)
+    if mean is None:
+        return None
+    factor, decimals = _scale(column)
+    std = row.metrics[column]["std"] if column in row.metrics else None
+    return Measured(mean * factor, None if std is None else std * factor, decimals, mean == best)
+
+
+def _theirs(row: TableRow, column: str) -> Cell:
+    value = row.paper.get(column)
+    if value is None:
+        return None
+    factor, decimals = _scale(column)
+    return Measured(value.mean * factor, None if value.spread is None else value.spread * factor, decimals)

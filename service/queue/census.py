@@ -1,0 +1,66 @@
+"""SQL of what there is and what happened, in a handful of numbers: for Prometheus. Functions take a Session."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from service.database import Event, Experiment, ExperimentState, Tally, TrialState, Worker, now
+from service.experiments.events import EventKind
+
+_SEEN_WITHIN = timedelta(minutes=1)
+
+
+@dataclass(frozen=True)
+class Census:
+    """Experiments and trials by state, archived ones too; `queued_trials` are those of experiments that may run.
+
+    `gpu_seconds` are those of all attempts that ended, a fraction of a GPU counting as such.
+    """
+
+    experiments: Mapping[ExperimentState, int]
+    trials: Mapping[TrialState, int]
+    queued_trials: int
+    gpu_seconds: float
+    lost_leases: int
+    workers: int
+
+
+def take_census(session: Session, project_id: int | None = None) -> Census:
+    """Counts everything, or what belongs to a project (workers are everybody's); no trial is read."""
+    mine = () if project_id is None else (Experiment.project_id == project_id,)
+    experiments = dict.fromkeys(ExperimentState, 0)
+    by_state = select(Experiment.state, func.count()).where(*mine).group_by(Experiment.state)
+    for state, count in session.execute(by_state):
+        experiments[state] = count
+    trials = dict.fromkeys(TrialState, 0)
+    tallied = select(Tally.state, func.sum(Tally.trials)).group_by(Tally.state)
+    if mine:
+        tallied = tallied.join(Experiment, Experiment.id == Tally.experiment_id).where(*mine)
+    for trial_state, count in session.execute(tallied):
+        trials[trial_state] = int(count)
+    waiting = (
+        select(func.sum(Tally.trials))
+        .join(Experiment, Experiment.id == Tally.experiment_id)
+        .where(
+            Tally.state == TrialState.QUEUED,
+            Experiment.state.in_((ExperimentState.QUEUED, ExperimentState.RUNNING)),
+            *mine,
+        )
+    )
+    gpus = Experiment.spec["resources"]["gpus"].as_float()
+    spent = select(func.sum(Tally.run_seconds * gpus)).join(Experiment, Experiment.id == Tally.experiment_id)
+    lost = select(func.count()).select_from(Event).where(Event.kind == EventKind.REAPED.value)
+    if mine:
+        lost = lost.join(Experiment, Experiment.id == Event.experiment_id).where(*mine)
+    seen = select(func.count()).where(Worker.seen_at >= now() - _SEEN_WITHIN)
+    return Census(
+        experiments=experiments,
+        trials=trials,
+        queued_trials=int(session.scalar(waiting) or 0),
+        gpu_seconds=float(session.scalar(spent.where(*mine)) or 0),
+        lost_leases=session.scalar(lost) or 0,
+        workers=session.scalar(seen) or 0,
+    )

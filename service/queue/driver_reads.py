@@ -1,0 +1,103 @@
+"""What a driver asks the database about the trials it runs, besides `service.queue.trials`.
+
+Functions take a Session; callers commit.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from service.database import OPEN_TRIALS, Artifact, EpochPoint, Event, Experiment, Trial, TrialState
+from service.experiments import events
+from service.experiments.events import EventKind
+from service.queue import leases
+from service.queue import trials as queue
+from service.queue.leases import Lease
+from service.specs.planner import PlannedTrial
+
+MODEL = "model"
+"""Kind of the artifact that a re-evaluation takes up."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One metric of a final trial's epochs, in order: (epoch, value)."""
+
+    trial_id: int
+    points: list[tuple[int, float]]
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A point that a search tried. `value` is the metric after the newest epoch, None before the first."""
+
+    trial_id: int
+    fingerprint: str
+    state: TrialState
+    point: dict[str, Any]
+    value: float | None
+
+
+def model_paths(session: Session, trial_ids: Sequence[int]) -> dict[int, str]:
+    """Trial -> path, relative to the data folder, of the network it left. Trials that left none are absent."""
+    query = select(Artifact.trial_id, Artifact.path).where(Artifact.trial_id.in_(trial_ids), Artifact.kind == MODEL)
+    return {row[0]: row[1] for row in session.execute(query)}
+
+
+def cancelled_trials(session: Session, since: datetime | None = None) -> Sequence[int]:
+    """The cancelled trials of experiments that became final `since` then (None: ever)."""
+    query = (
+        select(Trial.id)
+        .join(Experiment, Experiment.id == Trial.experiment_id)
+        .where(Experiment.finished_at.is_not(None), Trial.state == TrialState.CANCELLED)
+    )
+    return session.scalars(query if since is None else query.where(Experiment.finished_at > since)).all()
+
+
+def final_curves(session: Session, lease: Lease, metric: str) -> list[Curve]:
+    """A metric's course over the epochs of every trial of the experiment that is final."""
+    query = (
+        select(EpochPoint.trial_id, EpochPoint.epoch, getattr(EpochPoint, metric))
+        .join(Trial, Trial.id == EpochPoint.trial_id)
+        .where(Trial.experiment_id == lease.experiment_id, Trial.state.not_in(OPEN_TRIALS))
+        .order_by(EpochPoint.trial_id, EpochPoint.epoch)
+    )
+    curves: dict[int, Curve] = {}
+    for trial_id, epoch, value in session.execute(query):
+        curves.setdefault(trial_id, Curve(trial_id, [])).points.append((epoch, value))
+    return list(curves.values())
+
+
+def add_tried(session: Session, lease: Lease, planned: PlannedTrial, point: dict[str, Any]) -> int:
+    """The row of a point that a search is about to try, and an event with the point; raises `LeaseLostError`.
+
+    The trial's configuration is canonical: where it says nothing of a value that has no effect, the event does. A row
+    that is there already stays as it is.
+    """
+    experiment = leases.hold(session, lease)
+    known = select(Trial.id).where(Trial.experiment_id == experiment.id, Trial.fingerprint == planned.fingerprint)
+    if (trial_id := session.scalar(known)) is not None:
+        return trial_id
+    trial = session.get_one(Trial, queue.add_trial(session, lease, planned))
+    events.record_trial(session, EventKind.TRIAL_SUGGESTED, leases.actor(experiment), trial, point=point)
+    return trial.id
+
+
+def tried(session: Session, lease: Lease, metric: str) -> list[Tried]:
+    """Every point that the search tried so far, in its order."""
+    suggested = Event.kind == EventKind.TRIAL_SUGGESTED.value
+    query = (
+        select(Trial.id, Trial.fingerprint, Trial.state, Event.detail, getattr(EpochPoint, metric))
+        .outerjoin(Event, (Event.trial_id == Trial.id) & suggested)
+        .outerjoin(EpochPoint, (EpochPoint.trial_id == Trial.id) & (EpochPoint.epoch == Trial.epoch))
+        .where(Trial.experiment_id == lease.experiment_id)
+        .order_by(Trial.number)
+    )
+    return [
+        Tried(trial_id, fingerprint, state, (detail or {}).get("point", {}), value)
+        for trial_id, fingerprint, state, detail, value in session.execute(query)
+    ]

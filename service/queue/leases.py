@@ -1,0 +1,247 @@
+"""Claims of experiments, and the leases under which workers run them.
+
+An experiment is claimed whole. Every claim, reaping, pause and cancelling makes its `fence` grow, and every write of a
+worker first locks the experiment's row under the fence it was given: a stale worker can write nothing. Whether a
+lease still lives is told by its heartbeat counter, which the reaper watches on its own monotonic clock
+(`workers.poller`), so no clock has to agree with another.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import delete, func, select, update
+from sqlalchemy.orm import Session, SessionTransaction
+
+from service.database import EPOCHS_DONE, OPEN_TRIALS, Experiment, ExperimentState, Trial, TrialState, Worker, now
+from service.database.engine import changed_rows, upsert
+from service.errors import LeaseLostError
+from service.experiments import events, transitions
+from service.experiments.events import EventKind
+
+MAX_FRUITLESS_CLAIMS = 3
+"""Claims in a row that may end without a new epoch; then the experiment failed."""
+FORGOTTEN_AFTER = timedelta(days=1)
+"""A worker unseen for so long was killed: it is taken off the list."""
+
+
+@dataclass(frozen=True)
+class Lease:
+    """The right to run one experiment: what a claim gives."""
+
+    experiment_id: int
+    fence: int
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A running experiment as a reaper sees it: when (fence, heartbeat) stands still, its worker is gone."""
+
+    experiment_id: int
+    fence: int
+    heartbeat: int
+    worker: str
+    process: dict[str, Any] | None
+
+
+def greet(session: Session, worker: str, cpus: float, gpus: float) -> None:
+    """Says that a worker is there; called again and again. Takes those off the list that were killed long ago."""
+    insert = upsert(session)(Worker).values(name=worker, cpus=cpus, gpus=gpus)
+    values = {"seen_at": now(), "cpus": cpus, "gpus": gpus}
+    session.execute(insert.on_conflict_do_update(index_elements=[Worker.name], set_=values))
+    session.execute(delete(Worker).where(Worker.name != worker, Worker.seen_at < now() - FORGOTTEN_AFTER))
+
+
+def part(session: Session, worker: str) -> None:
+    """Takes a worker off the list."""
+    session.execute(delete(Worker).where(Worker.name == worker))
+
+
+def claim(session: Session, worker: str, process: dict[str, Any] | None) -> Lease | None:
+    """Takes the first queued experiment (highest priority, then oldest), or None.
+
+    `process` identifies the worker's process on its host (`workers.processes`), so that a neighbour can tell at
+    once that it died. An experiment whose last claims all ended without a new epoch fails here instead.
+    """
+    queued = (
+        select(Experiment.id)
+        .where(Experiment.state == ExperimentState.QUEUED)
+        .order_by(Experiment.priority.desc(), Experiment.id)
+        .limit(1)
+        .with_for_update(skip_locked=True)  # SQLite has no such clause: BEGIN IMMEDIATE serves there
+    )
+    while (experiment_id := session.scalar(queued)) is not None:
+        experiment = session.get_one(Experiment, experiment_id, populate_existing=True)
+        experiment.fence += 1
+        if experiment.fruitless_claims >= MAX_FRUITLESS_CLAIMS:
+            reason = f"{MAX_FRUITLESS_CLAIMS} claims in a row ended without a finished epoch: see the workers' logs"
+            _give_up(session, experiment, worker, reason)
+            session.flush()
+            continue
+        experiment.state = ExperimentState.RUNNING
+        experiment.fruitless_claims += 1
+        experiment.started_at = experiment.started_at or now()
+        experiment.claimed_at = now()
+        done = session.scalar(select(func.sum(EPOCHS_DONE)).where(Trial.experiment_id == experiment.id))
+        experiment.epochs_at_claim = int(done or 0)
+        experiment.worker, experiment.process = worker, process
+        events.record(session, EventKind.CLAIMED, worker, experiment, fence=experiment.fence)
+        return Lease(experiment.id, experiment.fence)
+    return None
+
+
+def renew(session: Session, lease: Lease) -> None:
+    """A heartbeat; raises `LeaseLostError`."""
+    beat = update(Experiment).where(*_ours(lease)).values(heartbeat=Experiment.heartbeat + 1)
+    if changed_rows(session, beat) != 1:
+        raise lost(lease)
+
+
+def is_held(session: Session, lease: Lease) -> bool:
+    """Whether the lease still holds: a cheap look between heartbeats."""
+    return session.scalar(select(Experiment.id).where(*_ours(lease))) is not None
+
+
+def is_stopping(session: Session, lease: Lease) -> bool:
+    """Whether the experiment was asked to stop: running trials finish, no other begins. False once it is lost."""
+    return bool(session.scalar(select(Experiment.stopping).where(*_ours(lease))))
+
+
+def watch(session: Session) -> list[Watched]:
+    """All running experiments, for the reaper."""
+    query = select(Experiment.id, Experiment.fence, Experiment.heartbeat, Experiment.worker, Experiment.process).where(
+        Experiment.state == ExperimentState.RUNNING
+    )
+    return [Watched(*row) for row in session.execute(query)]
+
+
+def reap(session: Session, seen: Watched, by: str = "reaper") -> bool:
+    """Puts an experiment whose worker is gone back into the queue, if it still is as it was seen.
+
+    `by` is the worker that found it so.
+    """
+    experiment = session.scalar(
+        select(Experiment)
+        .where(
+            Experiment.id == seen.experiment_id,
+            Experiment.fence == seen.fence,
+            Experiment.heartbeat == seen.heartbeat,
+            Experiment.state == ExperimentState.RUNNING,
+        )
+        .with_for_update()
+        .execution_options(populate_existing=True)
+    )
+    if experiment is None:
+        return False
+    experiment.fence += 1
+    transitions.requeue(session, experiment, ExperimentState.QUEUED, spend=True)
+    events.record(session, EventKind.REAPED, by, experiment, worker=seen.worker, fence=seen.fence)
+    return True
+
+
+def release(session: Session, lease: Lease, *, drained: bool) -> None:
+    """Gives the experiment back. `drained`: the worker was asked to stop, so no attempt is spent.
+
+    Raises `LeaseLostError`.
+    """
+    experiment = hold(session, lease)
+    worker = actor(experiment)
+    transitions.requeue(session, experiment, ExperimentState.QUEUED, spend=not drained)
+    events.record(session, EventKind.RELEASED, worker, experiment, fence=lease.fence, drained=drained)
+
+
+def complete(session: Session, lease: Lease) -> bool:
+    """Ends the experiment if all its trials are final, and says whether they are; raises `LeaseLostError`.
+
+    One that was asked to stop is `stopped`. Else it succeeded if every trial did or was stopped early by its scheduler.
+    """
+    experiment = hold(session, lease)
+    states = select(Trial.state, func.count()).where(Trial.experiment_id == experiment.id).group_by(Trial.state)
+    counts: dict[TrialState, int] = {row[0]: row[1] for row in session.execute(states)}
+    if any(counts.get(state) for state in OPEN_TRIALS):
+        return False
+    worker = actor(experiment)
+    good = (TrialState.SUCCEEDED, TrialState.EARLY_STOPPED)
+    bad = sum(count for state, count in counts.items() if state not in good)
+    if experiment.stopping:
+        transitions.close(session, experiment, ExperimentState.STOPPED, worker, None)
+    elif bad:
+        reason = f"{bad} of {experiment.trial_count} trials did not succeed"
+        transitions.close(session, experiment, ExperimentState.FAILED, worker, reason)
+    else:
+        transitions.close(session, experiment, ExperimentState.SUCCEEDED, worker, None)
+    return True
+
+
+@dataclass
+class Held:
+    """What a transaction holds: the experiment, locked, those of its trials that were read since, known protocols."""
+
+    transaction: SessionTransaction | None
+    experiment: Experiment
+    trials: dict[int, Trial] = field(default_factory=dict)
+    protocols: set[str] = field(default_factory=set)
+
+
+def held(session: Session, lease: Lease) -> Held:
+    """Locks the experiment's row under the lease's fence until the transaction ends; raises `LeaseLostError`."""
+    found: Held | None = session.info.get(Held)
+    of_now = found is not None and found.transaction is session.get_transaction()
+    if found is None or not of_now or found.experiment.id != lease.experiment_id:
+        # What the session may have loaded before the lock was its own is read again.
+        query = select(Experiment).where(*_ours(lease)).with_for_update().execution_options(populate_existing=True)
+        experiment = session.scalar(query)
+        if experiment is None:
+            raise lost(lease)
+        found = session.info[Held] = Held(session.get_transaction(), experiment)
+    # Since it was locked nobody but this transaction can have changed it.
+    if found.experiment.fence != lease.fence or found.experiment.state is not ExperimentState.RUNNING:
+        raise lost(lease)
+    return found
+
+
+def hold(session: Session, lease: Lease) -> Experiment:
+    """The experiment, locked under the lease's fence until the transaction ends; raises `LeaseLostError`."""
+    return held(session, lease).experiment
+
+
+def load_trials(session: Session, lease: Lease, trial_ids: Iterable[int]) -> dict[int, Trial]:
+    """Trials of the lease's experiment, which only the holder of its row may write: each is read once a transaction.
+
+    Raises `LeaseLostError`.
+    """
+    trials = held(session, lease).trials
+    if missing := [trial_id for trial_id in trial_ids if trial_id not in trials]:
+        mine = Trial.id.in_(missing), Trial.experiment_id == lease.experiment_id
+        query = select(Trial).where(*mine).execution_options(populate_existing=True)
+        with session.no_autoflush:  # changes of other trials can wait until all are written together
+            trials |= {trial.id: trial for trial in session.scalars(query)}
+    return trials
+
+
+def lost(lease: Lease) -> LeaseLostError:
+    """The error of a lease that holds no more."""
+    return LeaseLostError(f"experiment {lease.experiment_id} under fence {lease.fence}")
+
+
+def actor(experiment: Experiment) -> str:
+    """The worker that runs it, as events name it."""
+    return experiment.worker or "worker"
+
+
+def _ours(lease: Lease) -> tuple[Any, ...]:
+    return (
+        Experiment.id == lease.experiment_id,
+        Experiment.fence == lease.fence,
+        Experiment.state == ExperimentState.RUNNING,
+    )
+
+
+def _give_up(session: Session, experiment: Experiment, worker: str, reason: str) -> None:
+    session.execute(
+        update(Trial)
+        .where(Trial.experiment_id == experiment.id, Trial.state.in_(OPEN_TRIALS))
+        .values(state=TrialState.FAILED, failure="infrastructure", error=reason, finished_at=now())
+    )
+    transitions.close(session, experiment, ExperimentState.FAILED, worker, reason)

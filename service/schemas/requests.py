@@ -1,0 +1,71 @@
+"""Bodies of requests about an experiment that is there; `service.specs.spec.ExperimentSpec` is what makes one."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, WithJsonSchema
+
+from service.database import TrialState
+from service.specs.json_schema import base_schema, grid_schema
+from service.specs.spec import PRINTABLE, Part, PartialTrial, TagName
+
+_NOTES = r"^[^\x00]*$"  # PostgreSQL's text cannot hold NUL
+_MOST = 10_000
+
+Name = Annotated[str, Field(min_length=1, max_length=200, pattern=PRINTABLE)]
+EvaluationFields = Annotated[dict[str, Any], WithJsonSchema(base_schema()["properties"]["evaluation"])]
+
+
+class Retry(Part):
+    """Which trials are to run again."""
+
+    states: list[Literal["failed", "diverged", "cancelled"]] = Field(
+        default=["failed"],
+        max_length=3,
+        description="`diverged` ones diverge again unless the code changed; `cancelled` are those that were dropped.",
+    )
+
+    def trial_states(self) -> list[TrialState]:
+        """The states as the database has them."""
+        return [TrialState(state) for state in self.states]
+
+
+class Additions(Part):
+    """What an experiment is extended by. What it has already is not added again."""
+
+    grid: Annotated[dict[str, list[Any]], WithJsonSchema(grid_schema())] = Field(
+        default={}, description="More values of axes that the experiment has; a new axis would change its trials."
+    )
+    variants: list[PartialTrial] = Field(default=[], max_length=_MOST, description="More variants.")
+    trials: list[PartialTrial] = Field(default=[], max_length=_MOST, description="More trials beside the grid's.")
+    repeat: int | None = Field(None, ge=1, le=_MOST, description="So many seeds of each trial, instead of fewer.")
+
+
+class Clone(Part):
+    """What a clone is called."""
+
+    name: Name | None = Field(None, description="By default the experiment's own.")
+
+
+class Reevaluation(Part):
+    """How networks that were trained are to be evaluated anew."""
+
+    evaluation: EvaluationFields = Field(description="Laid over each trial's own `evaluation`.")
+    name: Name | None = Field(None, description="By default the experiment's own.")
+
+
+class Change(Part):
+    """What is to be changed; what is left out or null stays."""
+
+    name: Name | None = None
+    notes: str | None = Field(None, max_length=10_000, pattern=_NOTES)
+    tags: list[TagName] | None = Field(
+        None, max_length=32, json_schema_extra={"uniqueItems": True}, description="All of them, in place of the former."
+    )
+    priority: int | None = Field(None, ge=-1000, le=1000, description="From the next claim on.")
+
+    def fields(self) -> dict[str, Any]:
+        """The changes as fields of a spec."""
+        found = self.model_dump(exclude_none=True)
+        if "tags" in found:
+            found["tags"] = list(dict.fromkeys(found["tags"]))
+        return found

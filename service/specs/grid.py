@@ -1,0 +1,260 @@
+"""From a posted spec to its trials, and from trials back to a spec: pure functions."""
+
+import itertools
+import math
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from service.errors import FieldProblem, SpecError
+from service.specs.json_schema import LARGEST
+from service.specs.planner import Plan, PlannedTrial, Planner
+from service.specs.search import domains, space_problems
+from service.specs.spec import PRINTABLE, ExperimentSpec, Resources
+from service.specs.validation_errors import shown
+from ttsv.config.trial import field_infos
+from ttsv.errors import ConfigError
+
+__all__ = ["PRINTABLE", "ExperimentSpec", "Plan", "PlannedTrial", "Resources", "expand_grid", "search_base"]
+
+_PROBES = 32
+"""Points of a search space that are tried when it is posted."""
+
+
+def expand_grid(spec: ExperimentSpec, *, max_trials: int) -> Plan:
+    """Expands a spec. Points that train the same network the same way become one trial; a search has none yet.
+
+    Raises `SpecError` naming every wrong field; a spec of more than `max_trials` points is refused before it is
+    expanded.
+    """
+    problems: list[FieldProblem] = []
+    base = _flatten(spec.base, "base", problems)
+    points = _count(spec)
+    if points > max_trials:
+        problems.append(FieldProblem(_source(spec), f"{_sum(spec)} points; at most {max_trials} are allowed"))
+        raise SpecError(problems)
+    variants = [_flatten(variant, f"variants[{index}]", problems) for index, variant in enumerate(spec.variants)]
+    trials = [_flatten(trial, f"trials[{index}]", problems) for index, trial in enumerate(spec.trials)]
+    _check_axes(spec, base, variants, problems)
+    if spec.repeat > 1 and "seed" in spec.grid:
+        problems.append(FieldProblem("repeat", "gives each trial its seeds; remove it, or the axis grid.seed"))
+    if spec.search is not None:
+        _check_search(spec, base, problems)
+    else:
+        _check_required(spec, base, variants, trials, problems)
+    if problems:
+        raise SpecError(problems)
+    if spec.search is not None:
+        return Plan([], points, _probe(spec, base).idle())
+
+    planner = Planner(_chooser(spec))
+    planned: dict[str, PlannedTrial] = {}
+    for fields in _points(spec, base, variants, trials):
+        try:
+            trial = planner.plan(fields)
+        except ConfigError as error:  # of fields that do not go together
+            raise SpecError([FieldProblem(error.field, f"{error.fix}, not {shown(error.value)}")]) from error
+        planned.setdefault(trial.fingerprint, trial)
+    return Plan(list(planned.values()), points, planner.idle())
+
+
+def search_base(spec: ExperimentSpec) -> dict[str, Any]:
+    """What all trials of a search share, by dotted path."""
+    return _flatten(spec.base, "base", [])
+
+
+def _has_grid(spec: ExperimentSpec) -> bool:
+    """Whether there is a product of variants and axes: of `base` alone it is one unless the trials are listed."""
+    return bool(spec.grid or spec.variants or not spec.trials)
+
+
+def _sizes(spec: ExperimentSpec) -> list[int]:
+    return ([len(spec.variants)] if spec.variants else []) + [len(values) for values in spec.grid.values()]
+
+
+def _count(spec: ExperimentSpec) -> int:
+    """How many points a spec has, duplicates too; of a search how many it may try."""
+    if spec.search is not None:
+        return spec.search.trials
+    return (math.prod(_sizes(spec)) * _has_grid(spec) + len(spec.trials)) * spec.repeat
+
+
+def _source(spec: ExperimentSpec) -> str:
+    """The field that most of the points come from."""
+    if spec.search is not None:
+        return "search.trials"
+    return "grid" if spec.grid else "variants" if spec.variants else "trials" if spec.trials else "repeat"
+
+
+def _sum(spec: ExperimentSpec) -> str:
+    """The count and how it comes about."""
+    product = " x ".join(map(str, _sizes(spec) if _has_grid(spec) else [])) or str(int(_has_grid(spec)))
+    if spec.search is not None:
+        product = str(spec.search.trials)
+    elif spec.trials:
+        product += f" + {len(spec.trials)}"
+    if spec.repeat > 1:
+        product = f"({product}) x {spec.repeat}" if spec.trials else f"{product} x {spec.repeat}"
+    return f"{product} = {_count(spec)}"
+
+
+def _points(
+    spec: ExperimentSpec, base: dict[str, Any], variants: list[dict[str, Any]], trials: list[dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    """The fields of every point, by dotted path."""
+    for fields in itertools.chain(_product(spec, base, variants), (base | trial for trial in trials)):
+        if spec.repeat == 1:
+            yield fields
+        else:
+            first = fields.get("seed", 0)
+            for seed in range(first, first + spec.repeat):
+                yield fields | {"seed": seed}
+
+
+def _product(spec: ExperimentSpec, base: dict[str, Any], variants: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    if not _has_grid(spec):
+        return
+    for variant in variants or [{}]:
+        shared = base | variant
+        for combination in itertools.product(*spec.grid.values()):
+            yield shared | dict(zip(spec.grid, combination, strict=True))
+
+
+def _check_axes(
+    spec: ExperimentSpec, base: dict[str, Any], variants: list[dict[str, Any]], problems: list[FieldProblem]
+) -> None:
+    infos = field_infos()
+    for path, values in spec.grid.items():
+        where = f"grid.{path}"
+        if path not in infos:
+            problems.append(FieldProblem(where, f"unknown; an axis is one of {', '.join(infos)}"))
+        elif not values:
+            problems.append(FieldProblem(where, "an empty axis gives an empty grid; list a value or remove the axis"))
+        elif path in base:
+            problems.append(FieldProblem(where, f"is set in base too; remove it here or base.{path}"))
+        elif places := [index for index, variant in enumerate(variants) if path in variant]:
+            fix = f"is set in variants[{places[0]}] too; remove it here or variants[{places[0]}].{path}"
+            problems.append(FieldProblem(where, fix))
+        else:
+            for index, value in enumerate(values):
+                _try_parse(path, value, f"{where}[{index}]", problems)
+
+
+def _check_required(
+    spec: ExperimentSpec,
+    base: dict[str, Any],
+    variants: list[dict[str, Any]],
+    trials: list[dict[str, Any]],
+    problems: list[FieldProblem],
+) -> None:
+    for path in _REQUIRED:
+        in_grid = path in spec.grid or not _has_grid(spec) or (variants and all(path in v for v in variants))
+        if path not in base and not (in_grid and all(path in trial for trial in trials)):
+            where = "in every trial" if spec.trials else "in every variant or as an axis"
+            problems.append(FieldProblem(f"base.{path}", f"is required, here, {where}; {_choices(path)}"))
+
+
+def _check_search(spec: ExperimentSpec, base: dict[str, Any], problems: list[FieldProblem]) -> None:
+    assert spec.search is not None
+    given = (("grid", spec.grid), ("variants", spec.variants), ("trials", spec.trials), ("repeat", spec.repeat > 1))
+    problems += [
+        FieldProblem(name, "does not go with a search, which finds the trials itself; remove it, or `search`")
+        for name, value in given
+        if value
+    ]
+    problems += space_problems(spec.search.space, base)
+    problems += [
+        FieldProblem(f"base.{path}", f"is required, here or in search.space; {_choices(path)}")
+        for path in _REQUIRED
+        if path not in base and path not in spec.search.space
+    ]
+    if spec.search.mode not in (None, "min" if spec.search.metric == "val_loss" else "max"):
+        better = "min" if spec.search.metric == "val_loss" else "max"
+        problems.append(FieldProblem("search.mode", f"must be {better} for {spec.search.metric}, or null"))
+
+
+def _probe(spec: ExperimentSpec, base: dict[str, Any]) -> Planner:
+    """Has planned some points of the space. Raises `SpecError` where one has fields that do not go together."""
+    assert spec.search is not None
+    source, planner = random.Random(0), Planner(_chooser(spec))
+    space = domains(spec.search.space)
+    for _ in range(_PROBES):
+        point = {path: domain.draw(source) for path, domain in space.items()}
+        try:
+            planner.plan(base | point)
+        except ConfigError as error:
+            where = f"search.space.{error.field}" if error.field in space else error.field
+            problem = FieldProblem(where, f"{error.fix}, not {shown(error.value)}, at the point {shown(point)}")
+            raise SpecError([problem]) from error
+    return planner
+
+
+def _chooser(spec: ExperimentSpec) -> str | None:
+    return "search" if spec.search else "scheduler" if spec.scheduler.type == "asha" else None
+
+
+_REQUIRED = ("dataset", "model")
+
+
+def _choices(path: str) -> str:
+    check = field_infos()[path].check
+    return (check and check.fix(None)) or ""
+
+
+def _try_parse(path: str, value: Any, where: str, problems: list[FieldProblem]) -> None:
+    info = field_infos()[path]
+    if int in info.types and type(value) is int and abs(value) > LARGEST:
+        problems.append(FieldProblem(where, f"must be within ±{LARGEST}, not {shown(value)}"))
+        return
+    try:
+        info.parse(value)
+    except ConfigError as error:
+        problems.append(FieldProblem(where, f"{error.fix}, not {shown(value)}"))
+
+
+def _flatten(part_of_spec: dict[str, Any], where: str, problems: list[FieldProblem]) -> dict[str, Any]:
+    """Nested fields as dotted paths; unknown ones and wrong values as problems."""
+    infos = field_infos()
+    parts = {path.partition(".")[0] for path in infos if "." in path}
+    flat: dict[str, Any] = {}
+    for key, value in part_of_spec.items():
+        if key in infos and "." not in key:
+            flat[key] = value
+        elif key in parts:
+            names = [path.partition(".")[2] for path in infos if path.startswith(f"{key}.")]
+            if not isinstance(value, dict):
+                problems.append(FieldProblem(f"{where}.{key}", f"must be an object with {', '.join(names)}"))
+                continue
+            for name, inner in value.items():
+                if name in names:
+                    flat[f"{key}.{name}"] = inner
+                else:
+                    fix = f"unknown; the fields here are {', '.join(names)}"
+                    problems.append(FieldProblem(f"{where}.{key}.{name}", fix))
+        else:
+            known = ", ".join(sorted(parts | {path for path in infos if "." not in path}))
+            problems.append(FieldProblem(f"{where}.{key}", f"unknown; the fields are {known}"))
+    for path, value in flat.items():
+        _try_parse(path, value, f"{where}.{path}", problems)
+    return flat
+
+
+def factored(configs: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """(base, trials): the fields that all configurations share, and the others of each. Objects are shared by part."""
+    base: dict[str, Any] = {}
+    trials: list[dict[str, Any]] = [{} for _ in configs]
+    for name in configs[0]:
+        values = [config[name] for config in configs]
+        if all(isinstance(value, dict) for value in values):
+            shared, rests = factored(values)
+            if shared:
+                base[name] = shared
+            for trial, rest in zip(trials, rests, strict=True):
+                if rest:
+                    trial[name] = rest
+        elif all(value == values[0] and type(value) is type(values[0]) for value in values):
+            base[name] = values[0]
+        else:
+            for trial, value in zip(trials, values, strict=True):
+                trial[name] = value
+    return base, trials

@@ -1,0 +1,149 @@
+"""From a point's fields to a trial before it has a row, and what is said of fields that have no effect in any trial.
+
+An axis of such a field is a mistake that would go unseen.
+"""
+
+import dataclasses
+import json
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+from service.specs.spec import ExperimentSpec
+from ttsv.config.fields import Checked, build, differing, digest
+from ttsv.config.trial import TrialConfig, field_infos
+from ttsv.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class PlannedTrial:
+    """A trial before it has a row: canonical, with its two fingerprints."""
+
+    config: TrialConfig
+    fingerprint: str
+    cell: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The trials of a spec, each once; `points` counts duplicates too, and of a search what it may try.
+
+    `idle`: given fields, by dotted path, that have no effect in any trial (of a search: in any of the points tried).
+
+    In the order of the variants and, within each, of the grid (last axis fastest), then of the listed trials; seeds of
+    `repeat` are the fastest of all.
+    """
+
+    trials: list[PlannedTrial]
+    points: int
+    idle: tuple[str, ...] = ()
+
+
+class Planner:
+    """Makes planned trials of fields by dotted path.
+
+    Ten thousand points of a grid share most of their parts, and many differ by their seeds alone: each part is made,
+    and each cell worked out, once. `chooser`: the part of the spec (a search, a scheduler) that chooses among the
+    trials by what is measured after their epochs, if one does: that may not be the test images.
+    """
+
+    def __init__(self, chooser: str | None = None) -> None:
+        self._chooser = chooser
+        self._parts: dict[str, Checked] = {}
+        self._cells: dict[str, tuple[TrialConfig, dict[str, Any], str]] = {}
+        self._images: set[tuple[Any, ...]] = set()
+        self._given: set[str] = set()
+        self._effective: set[str] = set()
+
+    def idle(self) -> tuple[str, ...]:
+        """Fields that were set, and are at their default in every canonical trial so far: they have no effect."""
+        return tuple(sorted(self._given - self._effective))
+
+    def plan(self, fields: dict[str, Any]) -> PlannedTrial:
+        """Raises `ConfigError` for fields that do not go together."""
+        rest = {path: value for path, value in fields.items() if path != "seed"}
+        key = _key(rest)
+        if key not in self._cells:
+            self._cells[key] = self._cell(rest)
+        config, different, cell = self._cells[key]
+        if "seed" in fields:
+            config = dataclasses.replace(config, seed=fields["seed"])
+        if not config.seed:
+            return PlannedTrial(config, cell, cell)
+        return PlannedTrial(config, digest(different | {"seed": config.seed}), cell)
+
+    def _cell(self, fields: dict[str, Any]) -> tuple[TrialConfig, dict[str, Any], str]:
+        """The canonical trial with seed 0, its fields that are not defaults, and their digest."""
+        top: dict[str, Any] = {}
+        nested: dict[str, dict[str, Any]] = {}
+        for path, value in fields.items():
+            part, _, name = path.rpartition(".")
+            (nested.setdefault(part, {}) if part else top)[name] = value
+        parts: dict[str, Any] = {name: self._part(name, inner) for name, inner in nested.items()}
+        given = TrialConfig(**top, **parts)
+        config = given.canonical()
+        self._given |= {path for path in fields.keys() - self._given if _is_set(given, path)}
+        self._effective |= {path for path in self._given - self._effective if _is_set(config, path)}
+        if self._chooser and config.training.validation == "test":
+            fix = f"must be held-out: `{self._chooser}` would choose among trials by the test images"
+            raise ConfigError("training.validation", "test", fix)
+        images = (config.dataset, config.model, config.mean, config.std)
+        if images not in self._images:
+            config.check_images()
+            self._images.add(images)
+        different = differing(config)
+        return config, different, digest(different)
+
+    def _part(self, name: str, fields: dict[str, Any]) -> Checked:
+        key = name + _key(fields)
+        if key not in self._parts:
+            self._parts[key] = build(_PARTS[name], fields)
+        return self._parts[key]
+
+
+_PARTS: dict[str, type[Checked]] = {
+    field.name: type(field.default) for field in dataclasses.fields(TrialConfig) if isinstance(field.default, Checked)
+}
+"""Name -> class of the nested parts of a trial."""
+
+
+_DEFAULTS = {path: info.default for path, info in field_infos().items()}
+
+
+def _is_set(config: TrialConfig, path: str) -> bool:
+    return bool(operator.attrgetter(path)(config) != _DEFAULTS[path])
+
+
+def _key(fields: dict[str, Any]) -> str:
+    """Tells fields apart: by order and type too, which costs a duplicate and no more."""
+    return json.dumps(fields)
+
+
+_NEEDS = {
+    "layer": "a rank",
+    "rank": "layer: tt or soc-tt",
+    "frames": "layer: tt and a rank",
+    "lambda_ort": "layers with a rank, and free frames",
+    "ort_normalizer": "a lambda_ort above 0",
+    "constraint": "a delta to clip to, or a norm to divide by in division",
+    "delta": "constraint: clip",
+    "clipping": "constraint: clip and a delta",
+    "division": "constraint: divide, and one of its conv, linear and batch_norm",
+}
+
+
+def warnings(spec: ExperimentSpec, plan: Plan) -> list[str]:
+    """A sentence for every field of the spec that has no effect in any of its trials, with what it would need."""
+    found = []
+    for path in plan.idle:
+        needs = _NEEDS.get(path) or _NEEDS.get(path.partition(".")[0], "other values of the fields beside it")
+        trials = "none of the points tried" if spec.search else "no trial"
+        found.append(f"{_place(spec, path)} has an effect in {trials}: it needs {needs}")
+    return found
+
+
+def _place(spec: ExperimentSpec, path: str) -> str:
+    """Where the spec has the field."""
+    if spec.search and path in spec.search.space:
+        return f"search.space.{path}"
+    return f"grid.{path}" if path in spec.grid else path

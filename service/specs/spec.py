@@ -1,0 +1,139 @@
+"""What is posted: an experiment as a document (JSON or YAML)."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
+
+from service.specs.json_schema import base_schema, grid_schema
+from service.specs.search import Search
+from service.specs.versions import NEWEST, checked_version, upgrade
+
+# No control characters, and none that break lines or turn the direction of what follows.
+PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]*$"
+_NO_NUL = r"^[^\x00]*$"  # PostgreSQL's text cannot hold it
+
+_MOST = 10_000
+
+PartialTrial = Annotated[dict[str, Any], WithJsonSchema(base_schema())]
+TagName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/+-]{0,63}$")]
+Metric = Literal["val_accuracy", "val_loss"]
+
+
+class Part(BaseModel):
+    """Base of what a spec consists of."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Resources(Part):
+    """What Ray reserves for one trial. A GPU fraction shares a GPU between trials; its memory is not divided."""
+
+    cpus: float = Field(1, gt=0, le=1024, allow_inf_nan=False)
+    gpus: float = Field(0, ge=0, le=1024, allow_inf_nan=False, description="A fraction of one, or whole ones.")
+    memory_gib: float | None = Field(
+        None,
+        gt=0,
+        le=2**20,
+        allow_inf_nan=False,
+        description="Main memory in GiB; null: none reserved. Ray counts it and stops no trial that takes more.",
+    )
+
+    @field_validator("gpus")
+    @classmethod
+    def _whole_above_one(cls, gpus: float) -> float:
+        if gpus > 1 and not gpus.is_integer():
+            raise ValueError(f"must be whole above 1 (a trial shares one GPU or has several to itself), not {gpus:g}")
+        return gpus
+
+
+class Fifo(Part):
+    """Every trial runs to its end."""
+
+    type: Literal["fifo"] = "fifo"
+
+
+class Asha(Part):
+    """Asynchronous successive halving (Li et al., MLSys 2020): trials that are worse than their siblings stop early.
+
+    Trials are compared after `grace_epochs`, then each time that `reduction` times as many are done, up to
+    `max_epochs`; the best 1 / `reduction` of those that came as far go on. What has run to its end is never stopped.
+    """
+
+    type: Literal["asha"]
+    grace_epochs: int = Field(1, ge=1, le=100_000, description="The first comparison.")
+    reduction: float = Field(4, gt=1, le=1000, allow_inf_nan=False)
+    max_epochs: int | None = Field(
+        None, ge=1, le=100_000, description="No comparison comes later; null: up to the trials' own end."
+    )
+    metric: Metric = "val_accuracy"
+
+    @model_validator(mode="after")
+    def _some_comparison(self) -> Self:
+        if self.max_epochs is not None and self.max_epochs < self.grace_epochs:
+            raise ValueError(f"max_epochs must be at least grace_epochs, {self.grace_epochs}, not {self.max_epochs}")
+        return self
+
+
+class ExperimentSpec(Part):
+    """An experiment: its trials are a grid, a list, or what a search finds.
+
+    The grid is the product of the variants (without any: of `base` alone) and the axes. `trials` are added to it; where
+    neither an axis nor a variant is named they are all there is. Earlier versions are read as what they meant.
+    """
+
+    spec_version: Annotated[
+        Literal[2], BeforeValidator(checked_version), WithJsonSchema({"enum": [*range(1, NEWEST + 1)]})
+    ] = 2
+    name: str = Field(min_length=1, max_length=200, pattern=PRINTABLE, description="For people; need not be unique.")
+    base: PartialTrial = Field(default={}, description="Fields that all trials share.")
+    grid: Annotated[dict[str, list[Any]], WithJsonSchema(grid_schema())] = Field(
+        default={}, description="Axes by dotted path (`rank`, `training.lr`), each a list of values."
+    )
+    variants: list[PartialTrial] = Field(
+        default=[],
+        max_length=_MOST,
+        description="Partial trials, each laid over `base`: the grid multiplies every one of them.",
+    )
+    trials: list[PartialTrial] = Field(
+        default=[],
+        max_length=_MOST,
+        description="Partial trials, each laid over `base`: one trial each, which the grid does not multiply.",
+    )
+    repeat: int = Field(
+        1,
+        ge=1,
+        le=_MOST,
+        description="Each trial so many times, with the seeds that follow its own. No seed axis then.",
+    )
+    search: Search | None = Field(
+        None, description="Trials that a search finds, over `base`, instead of grid, variants, trials and repeat."
+    )
+    scheduler: Annotated[Fifo | Asha, Field(discriminator="type")] = Field(
+        Fifo(), description="Which trials run to their end."
+    )
+    resources: Resources = Resources()
+    timeout_seconds: float | None = Field(
+        None,
+        gt=0,
+        le=10**8,
+        allow_inf_nan=False,
+        description="A trial that runs longer (each attempt for itself) is killed and failed; null: no limit.",
+    )
+    max_concurrent_trials: int | None = Field(None, ge=1, le=_MOST, description="At most so many at a time.")
+    priority: int = Field(0, ge=-1000, le=1000, description="Higher is claimed first.")
+    tags: Annotated[list[TagName], Field(max_length=32, json_schema_extra={"uniqueItems": True})] = Field(
+        default=[], description="Words by which the experiment is found."
+    )
+    notes: str = Field("", max_length=10_000, pattern=_NO_NUL)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _newest(cls, document: Any) -> Any:
+        return upgrade(document) if isinstance(document, dict) else document
+
+    @field_validator("tags")
+    @classmethod
+    def _once(cls, tags: list[str]) -> list[str]:
+        if twice := next((tag for index, tag in enumerate(tags) if tag in tags[:index]), None):
+            raise ValueError(f"{twice!r} stands twice; name each tag once")
+        return tags

@@ -1,0 +1,191 @@
+"""API keys, scopes, projects and quotas, on SQLite and Postgres."""
+
+import stat
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from service.access import keys
+from service.access.security import Principal, Scope, hash_secret, installation_secret, new_key, split_key
+from service.database import ApiKey, now
+from service.database.engine import Database
+from service.main import create_app
+from service.settings import Settings
+
+SPEC = {
+    "name": "grid",
+    "base": {"dataset": "digits", "model": "small-cnn", "training": {"epochs": 1}},
+    "grid": {"seed": [0, 1]},
+}
+
+
+@pytest.fixture
+def settings(database_url: str, tmp_path: Path) -> Settings:
+    return Settings(database_url=database_url, data_dir=tmp_path / "data", host="127.0.0.1", require_keys=True)
+
+
+@pytest.fixture
+def make(database: Database, settings: Settings) -> Callable[..., str]:
+    """Makes a key and gives its text."""
+
+    def make(project: str = "vision", *scopes: str, owner: str = "ada", **options: Any) -> str:
+        key = new_key(installation_secret(settings.data_dir))
+
+        def work(session: Any) -> None:
+            found = keys.project_named(session, project) or keys.create_project(session, project)
+            wanted = {Scope(scope) for scope in scopes or ("read", "submit", "cancel")}
+            keys.add_key(session, found.id, key, owner=owner, scopes=wanted, **options)
+
+        database.write(work)
+        return key.text
+
+    return make
+
+
+@pytest.fixture
+def guarded(settings: Settings) -> Iterator[TestClient]:
+    """The API that asks for keys."""
+    with TestClient(create_app(settings), raise_server_exceptions=False) as client:
+        yield client
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+class TestKeys:
+    def test_a_key_is_its_id_and_a_secret(self) -> None:
+        key = new_key(b"here")
+        assert split_key(key.text) == (key.id, key.text[len("ttsv_") + 17 :])
+        assert key.text != new_key(b"here").text
+        assert split_key(key.text + "x") is None
+        assert split_key(key.text.upper()) is None
+
+    def test_another_installation_has_other_hashes(self) -> None:
+        assert hash_secret(b"here", "secret") != hash_secret(b"there", "secret")
+
+    def test_the_secret_is_made_once_and_is_ours_alone(self, tmp_path: Path) -> None:
+        with ThreadPoolExecutor(8) as pool:
+            found = list(pool.map(installation_secret, [tmp_path / "data"] * 8))
+        assert len(set(found)) == 1
+        assert len(found[0]) == 32
+        assert [path.name for path in (tmp_path / "data").iterdir()] == ["key-secret"]
+        assert stat.S_IMODE((tmp_path / "data" / "key-secret").stat().st_mode) == 0o600
+
+    def test_no_secret_is_stored(self, make: Callable[..., str], table: Callable[[type], list[Any]]) -> None:
+        text = make()
+        row = table(ApiKey)[0]
+        parts = split_key(text)
+        assert parts is not None
+        assert parts[1] not in str(vars(row))
+
+
+class TestGuard:
+    @pytest.mark.parametrize(
+        "header",
+        [None, "Bearer", "Bearer nonsense", "Basic YTpi", "Bearer ttsv_0123456789abcdef_" + 43 * "x"],
+    )
+    def test_without_a_key_nothing_opens(self, guarded: TestClient, header: str | None) -> None:
+        answer = guarded.get("/v1/experiments", headers={"Authorization": header} if header else {})
+        assert answer.status_code == 401
+        assert answer.headers["www-authenticate"] == "Bearer"
+        assert answer.headers["content-type"] == "application/problem+json"
+
+    def test_health_needs_none(self, guarded: TestClient) -> None:
+        assert guarded.get("/livez").status_code == 200
+        assert guarded.get("/readyz").status_code == 200
+
+    def test_a_key_opens(self, guarded: TestClient, make: Callable[..., str]) -> None:
+        answer = guarded.get("/v1/me", headers=bearer(make(owner="grace")))
+        assert answer.json()["name"] == "grace"
+
+    def test_a_changed_secret_does_not(self, guarded: TestClient, make: Callable[..., str]) -> None:
+        key = make()
+        wrong = key[:-1] + ("A" if key[-1] != "A" else "B")
+        assert guarded.get("/v1/me", headers=bearer(wrong)).status_code == 401
+
+    def test_an_expired_one_does_not(self, guarded: TestClient, make: Callable[..., str]) -> None:
+        key = make(expires_at=now() - timedelta(seconds=1))
+        assert guarded.get("/v1/me", headers=bearer(key)).status_code == 401
+
+    def test_a_revoked_one_does_not(self, guarded: TestClient, make: Callable[..., str]) -> None:
+        admin, key = make("ops", "admin"), make()
+        parts = split_key(key)
+        assert parts is not None
+        for _ in range(2):
+            answer = guarded.delete(f"/v1/keys/{parts[0]}", headers=bearer(admin))
+            assert answer.status_code == 200
+            assert answer.json()["revoked_at"] is not None
+        assert guarded.get("/v1/me", headers=bearer(key)).status_code == 401
+
+    def test_a_scope_that_is_missing_is_named(self, guarded: TestClient, make: Callable[..., str]) -> None:
+        key = make("vision", "read")
+        answer = guarded.post("/v1/experiments", json=SPEC, headers=bearer(key))
+        assert answer.status_code == 403
+        assert "scope submit" in answer.json()["detail"]
+        assert guarded.get("/v1/keys", headers=bearer(key)).status_code == 403
+
+    def test_its_last_use_is_known(
+        self, guarded: TestClient, make: Callable[..., str], table: Callable[[type], list[Any]]
+    ) -> None:
+        key = make()
+        assert table(ApiKey)[0].last_used_at is None
+        guarded.get("/v1/me", headers=bearer(key))
+        assert table(ApiKey)[0].last_used_at is not None
+
+    def test_a_made_key_opens(self, guarded: TestClient, make: Callable[..., str]) -> None:
+        admin = bearer(make("ops", "admin"))
+        project = guarded.post("/v1/projects", json={"name": "speech"}, headers=admin).json()
+        body = {"project_id": project["id"], "owner": "bob", "scopes": ["read"]}
+        made = guarded.post("/v1/keys", json=body, headers=admin)
+        assert made.status_code == 201
+        me = guarded.get("/v1/me", headers=bearer(made.json()["key"])).json()
+        assert me == {"name": "bob", "project_id": project["id"], "scopes": ["read"]}
+        assert "key" not in guarded.get("/v1/keys", headers=admin).json()[0]
+
+    def test_a_project_s_name_is_taken_once(self, guarded: TestClient, make: Callable[..., str]) -> None:
+        admin = bearer(make("ops", "admin"))
+        answer = guarded.post("/v1/projects", json={"name": "ops"}, headers=admin)
+        assert answer.status_code == 409
+        assert answer.json()["errors"][0]["field"] == "name"
+
+
+class TestStart:
+    def test_an_open_address_needs_a_key_first(
+        self, database_url: str, tmp_path: Path, make: Callable[..., str]
+    ) -> None:
+        settings = Settings(database_url=database_url, data_dir=tmp_path / "data", host="0.0.0.0")
+        assert settings.keys_required
+        with pytest.raises(ValueError, match="ttsv keys create"):
+            create_app(settings)
+        make()
+        with TestClient(create_app(settings)) as client:
+            assert client.get("/livez").status_code == 200
+
+    def test_an_open_address_without_asking_for_keys_is_refused(self, tmp_path: Path) -> None:
+        settings = Settings(data_dir=tmp_path, host="0.0.0.0", require_keys=False)
+        with pytest.raises(ValueError, match="TTSV_TRUST_NETWORK"):
+            create_app(settings)
+
+    @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
+    def test_loopback_asks_for_none(self, host: str) -> None:
+        assert not Settings(host=host).keys_required
+
+
+class TestQuota:
+    def test_usage_counts_open_trials_and_gpu_hours(self, database: Database, make: Callable[..., str]) -> None:
+        make()
+        with database.read() as session:
+            project = keys.project_named(session, "vision")
+            assert project is not None
+            assert keys.usage(session, project.id) == keys.Usage(0, 0.0)
+
+    def test_nobody_s_requests_have_none(self, database: Database) -> None:
+        anyone = Principal("anonymous", None, frozenset(Scope))
+        with database.read() as session:
+            keys.check_quota(session, anyone, 10**9)

@@ -1,0 +1,121 @@
+"""Dry runs: what a spec would become and cost, with nothing stored."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from service.database.engine import Database
+from service.queue.leases import Lease
+from service.specs.estimate import Estimator
+from ttsv.config.trial import TrialConfig
+from ttsv.data import load_dataset
+from ttsv.data.catalog import training_images
+
+SPEC: dict[str, Any] = {
+    "name": "dry",
+    "base": {"dataset": "digits", "model": "small-cnn", "layer": "tt", "training": {"epochs": 3, "batch_size": 64}},
+    "grid": {"rank": [None, 4], "seed": [0, 1]},
+}
+
+
+@pytest.mark.parametrize("name", ["digits", "synthetic:1x8x8:7:300"])
+@pytest.mark.parametrize("validation", ["held-out", "test"])
+def test_training_images_are_those_of_the_split(name: str, validation: str, tmp_path: Path) -> None:
+    data = load_dataset(name, tmp_path)
+    expected = len(data.train.labels) + (len(data.validation.labels) if validation == "test" else 0)
+    assert training_images(name, validation) == expected
+
+
+def test_published_training_images() -> None:
+    assert [training_images(name, "test") for name in ("cifar10", "cifar100", "fashion-mnist", "svhn")] == [
+        50_000,
+        50_000,
+        60_000,
+        73_257,
+    ]
+    assert training_images("cifar100") == 45_000
+    assert training_images("npz:mine") is None
+
+
+def test_nothing_is_stored(api: TestClient) -> None:
+    response = api.post("/v1/experiments?dry_run=true", json=SPEC)
+    assert response.status_code == 200, response.text
+    found = response.json()
+    assert api.get("/v1/experiments").json()["items"] == []
+    assert (found["grid_points"], found["trial_count"]) == (4, 4)
+    steps = 3 * math.ceil(1295 / 64)
+    assert [trial["steps"] for trial in found["trials"]] == [steps] * 4
+    assert found["totals"] == {"steps": 4 * steps, "seconds": None}
+    dense, small = found["trials"][0], found["trials"][2]
+    # Three 3x3 convolutions, their batch norms and the head, by hand.
+    assert dense["parameters"] == 9 * (1 * 32 + 32 * 64 + 64 * 64) + 2 * (32 + 64 + 64) + 64 * 10 + 10
+    assert (dense["compression"], dense["config"]["rank"], small["config"]["rank"]) == (1.0, None, 4)
+    assert small["parameters"] < dense["parameters"]
+    assert "nothing was measured" in dense["reasons"][0]
+    real = api.post("/v1/experiments", json=SPEC).json()
+    stored = api.get(f"/v1/experiments/{real['id']}/trials").json()["items"]
+    for name in ("fingerprint", "cell", "config", "number"):
+        assert [trial[name] for trial in found["trials"]] == [trial[name] for trial in stored]
+
+
+def test_wrong_specs_are_refused_all_the_same(sqlite_api: TestClient) -> None:
+    response = sqlite_api.post("/v1/experiments?dry_run=true", json=SPEC | {"grid": {"rank": [0]}})
+    assert response.status_code == 422
+    assert "grid.rank[0]" in response.json()["detail"]
+
+
+def test_presets_too(sqlite_api: TestClient) -> None:
+    found = sqlite_api.post("/v1/presets/senderovich2022/table2?dry_run=true").json()
+    assert found["trial_count"] == len(found["trials"]) > 5
+    assert found["totals"]["steps"] > 0
+    assert sqlite_api.get("/v1/experiments").json()["items"] == []
+
+
+def test_a_large_grid_shows_its_first_thousand(sqlite_api: TestClient) -> None:
+    found = sqlite_api.post("/v1/experiments?dry_run=true", json=SPEC | {"grid": {"seed": list(range(3000))}}).json()
+    assert (found["trial_count"], len(found["trials"])) == (3000, 1000)
+    assert found["totals"]["steps"] == 3000 * found["trials"][0]["steps"]
+
+
+def test_networks_that_are_known_only_once_built(sqlite_api: TestClient) -> None:
+    base = SPEC["base"] | {"model": "torchvision:resnet18", "dataset": "npz:mine"}
+    (trial,) = sqlite_api.post("/v1/experiments?dry_run=true", json={"name": "x", "base": base}).json()["trials"]
+    assert (trial["parameters"], trial["steps"], trial["seconds"]) == (None, None, None)
+    assert len(trial["reasons"]) == 2
+    assert all("npz:mine" in reason for reason in trial["reasons"])
+
+
+def test_time_from_what_was_measured(
+    database: Database, submit: Callable[..., int], claim: Callable[..., Lease], finish: Callable[..., None]
+) -> None:
+    """Of the same network and layer its own steps; of another one by its multiply-accumulates."""
+    submit(seeds=2)
+    lease = claim()
+    finish(lease, 1, step_seconds=0.5, multiply_accumulates=100_000)
+    finish(lease, 2, step_seconds=0.25, multiply_accumulates=100_000)
+    base = {"dataset": "digits", "model": "small-cnn", "training": {"epochs": 2, "batch_size": 64}}
+    same = TrialConfig.from_dict(base).canonical()
+    half = TrialConfig.from_dict(base | {"training": {"epochs": 2, "batch_size": 32}}).canonical()
+    other = TrialConfig.from_dict(base | {"layer": "tt", "rank": 4}).canonical()
+    with database.read() as session:
+        estimator = Estimator(session, [same, half, other])
+        nobodys = Estimator(session, [same], project_id=7)
+    steps = 2 * math.ceil(1295 / 64)
+    found = estimator.estimate(same)
+    assert found.steps == steps
+    assert found.seconds == pytest.approx(steps * 0.25)
+    assert "trial 2" in (found.basis or "")
+    found = estimator.estimate(half)
+    assert found.seconds == pytest.approx(2 * math.ceil(1295 / 32) * 0.25 / 2)
+    assert "of 64 images each" in (found.basis or "")
+    found = estimator.estimate(other)
+    assert found.multiply_accumulates is not None
+    assert found.seconds == pytest.approx(steps * found.multiply_accumulates * 0.25 / 100_000)
+    assert nobodys.estimate(same).seconds is None
+    large = estimator.estimate(TrialConfig.from_dict(base | {"dataset": "cifar10", "model": "wrn16-10"}).canonical())
+    assert large.seconds is None  # a step of five billion multiply-accumulates is not told from one of 100,000
+    assert "nothing was measured" in large.reasons[0]

@@ -1,0 +1,599 @@
+"""Every endpoint: what it answers and how it refuses, on SQLite and Postgres."""
+
+import re
+import shutil
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import jsonschema  # type: ignore[import-untyped]
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import event, exc
+from sqlalchemy.orm import Session
+
+from service.api import experiments
+from service.database import Experiment, IdempotencyKey, Trial, Worker
+from service.database.engine import Database
+from service.main import create_app
+from service.queue import leases
+from service.queue import trials as queue
+from service.queue.leases import Lease
+from service.queue.trials import ArtifactFile
+from service.settings import Settings
+
+Submit = Callable[..., int]
+Claim = Callable[..., Lease]
+Finish = Callable[..., None]
+Table = Callable[[type], list[Any]]
+Make = Callable[..., dict[str, Any]]
+
+SPEC: dict[str, Any] = {
+    "name": "ranks",
+    "base": {"dataset": "digits", "model": "small-cnn", "layer": "tt", "training": {"epochs": 4}},
+    "grid": {"rank": [None, 8], "lambda_ort": [0.0, 1.0], "seed": [0, 1]},
+}
+
+
+def problem(response: Any, status: int, *fields: str) -> dict[str, Any]:
+    """The answer as a problem document that names exactly these fields."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    body: dict[str, Any] = response.json()
+    assert set(body) == {"type", "title", "status", "detail", "instance", "errors", "request_id"}
+    assert body["request_id"] == response.headers["x-request-id"]
+    assert body["type"] == "about:blank"
+    assert body["status"] == status
+    assert body["title"]
+    assert body["detail"]
+    assert body["instance"] == response.request.url.path
+    assert [error["field"] for error in body["errors"]] == list(fields)
+    assert all(error["message"] for error in body["errors"])
+    return body
+
+
+class TestCreate:
+    def test_stores_and_answers(self, api: TestClient, table: Table) -> None:
+        response = api.post("/v1/experiments", json=SPEC)
+        assert response.status_code == 201
+        body = response.json()
+        assert response.headers["location"] == f"/v1/experiments/{body['id']}"
+        assert (body["name"], body["state"], body["error"]) == ("ranks", "queued", None)
+        assert (body["grid_points"], body["trial_count"]) == (8, 6)
+        assert body["progress"]["trials"] == {
+            "queued": 6,
+            "running": 0,
+            "succeeded": 0,
+            "early_stopped": 0,
+            "failed": 0,
+            "diverged": 0,
+            "cancelled": 0,
+        }
+        assert (body["progress"]["epochs_done"], body["progress"]["epochs"]) == (0, 24)
+        assert body["spec"]["grid"] == SPEC["grid"]
+        assert body.pop("warnings") == []
+        assert api.get(response.headers["location"]).json() == body
+        assert len(table(Trial)) == 6
+
+    def test_the_example_of_the_documentation_can_be_posted(self, api: TestClient) -> None:
+        examples = api.get("/openapi.json").json()["paths"]["/v1/experiments"]["post"]["requestBody"]["content"]
+        for example in examples["application/json"]["examples"].values():
+            assert api.post("/v1/experiments", json=example["value"]).status_code == 201
+
+    def test_every_wrong_field_is_named(self, api: TestClient, table: Table) -> None:
+        spec = {
+            "name": "x",
+            "base": {"dataset": "cifar11", "model": "small-cnn", "rank": 0, "training": {"lr": "fast"}},
+            "grid": {"delta": [-1.0, 1.0], "seed": []},
+        }
+        fields = ["base.dataset", "base.rank", "base.training.lr", "grid.delta[0]", "grid.seed"]
+        body = problem(api.post("/v1/experiments", json=spec), 422, *fields)
+        assert body["detail"].startswith("5 fields are wrong: base.dataset, ")
+        assert table(Experiment) == []
+
+    @pytest.mark.parametrize(
+        ("change", "field"),
+        [
+            ({"name": ""}, "name"),
+            ({"name": None}, "name"),
+            ({"nmae": "x"}, "nmae"),
+            ({"priority": 5000}, "priority"),
+            ({"priority": "high"}, "priority"),
+            ({"resources": {"cpus": 0}}, "resources.cpus"),
+            ({"grid": {"seed": 3}}, "grid.seed"),
+            ({"grid": {"seed": list(range(20_001))}}, "grid"),
+            ({"grid": {"seed": [0], "sede": [1]}}, "grid.sede"),
+            ({"base": {"dataset": "digits", "model": "small-cnn", "layer": "fourier"}}, "base.layer"),
+            ({"base": {"dataset": "digits", "model": "small-cnn", "constraint": "?"}}, "base.constraint"),
+            ({"base": {"dataset": "digits", "model": "lenet-1"}}, "base.model"),
+            ({"spec_version": 3}, "spec_version"),
+        ],
+    )
+    def test_one_wrong_field(self, sqlite_api: TestClient, change: dict[str, Any], field: str) -> None:
+        body = problem(sqlite_api.post("/v1/experiments", json=SPEC | change), 422, field)
+        assert body["detail"].startswith(f"{field}: ")
+        assert sqlite_api.get("/v1/experiments").json()["items"] == []
+
+    @pytest.mark.parametrize("body", ["[]", '"text"', "3", "null", "true"])
+    def test_a_body_that_is_no_object(self, sqlite_api: TestClient, body: str) -> None:
+        headers = {"Content-Type": "application/json"}
+        problem(sqlite_api.post("/v1/experiments", content=body, headers=headers), 422, "body")
+        assert sqlite_api.get("/v1/experiments").json()["items"] == []
+
+    def test_a_thousand_trials_within_seconds(self, sqlite_api: TestClient) -> None:
+        spec = {"name": "many", "base": {"dataset": "digits", "model": "small-cnn"}}
+        sqlite_api.post("/v1/experiments", json=spec)
+        start = time.process_time()
+        response = sqlite_api.post("/v1/experiments", json=spec | {"grid": {"seed": list(range(1000))}})
+        assert time.process_time() - start < 3
+        assert response.json()["trial_count"] == 1000
+
+
+class TestIdempotency:
+    def test_same_key_and_body_get_the_same_answer(self, api: TestClient, table: Table) -> None:
+        first, second = (api.post("/v1/experiments", json=SPEC, headers={"Idempotency-Key": "k-1"}) for _ in range(2))
+        assert (first.status_code, second.status_code) == (201, 201)
+        assert first.content == second.content
+        assert first.headers["location"] == second.headers["location"]
+        assert (len(table(Experiment)), len(table(IdempotencyKey))) == (1, 1)
+
+    def test_the_answer_stays_what_it_was(self, api: TestClient, claim: Claim) -> None:
+        first = api.post("/v1/experiments", json=SPEC, headers={"Idempotency-Key": "k-1"})
+        claim()
+        assert api.post("/v1/experiments", json=SPEC, headers={"Idempotency-Key": "k-1"}).json() == first.json()
+
+    def test_another_body_is_refused(self, api: TestClient, table: Table) -> None:
+        api.post("/v1/experiments", json=SPEC, headers={"Idempotency-Key": "k-1"})
+        response = api.post("/v1/experiments", json=SPEC | {"name": "other"}, headers={"Idempotency-Key": "k-1"})
+        assert "use a new key" in problem(response, 422, "Idempotency-Key")["detail"]
+        assert len(table(Experiment)) == 1
+
+    @pytest.mark.parametrize("key", ["", "x" * 201])
+    def test_keys_have_a_length(self, sqlite_api: TestClient, key: str) -> None:
+        headers = {"Idempotency-Key": key}
+        problem(sqlite_api.post("/v1/experiments", json=SPEC, headers=headers), 422, "Idempotency-Key")
+        assert sqlite_api.get("/v1/experiments").json()["items"] == []
+
+    @pytest.mark.parametrize("key", [b"caf\xe9", b"a\x00b", b"\xf0\x9f\x8c\xb3"])
+    def test_keys_of_any_bytes_are_no_outage(self, api: TestClient, key: bytes) -> None:
+        response = api.post("/v1/experiments", json=SPEC, headers={b"Idempotency-Key": key})
+        assert response.status_code in (201, 422)
+
+    def test_a_refused_request_leaves_its_key_free(self, api: TestClient) -> None:
+        headers = {"Idempotency-Key": "k-1"}
+        problem(api.post("/v1/experiments", json=SPEC | {"priority": 5000}, headers=headers), 422, "priority")
+        assert api.post("/v1/experiments", json=SPEC, headers=headers).status_code == 201
+
+
+class TestExperiments:
+    def pages(self, api: TestClient, url: str) -> list[dict[str, Any]]:
+        """Follows the Link headers; the cursor in the body says the same."""
+        found: list[dict[str, Any]] = []
+        while True:
+            response = api.get(url)
+            assert response.status_code == 200
+            body = response.json()
+            found += body["items"]
+            assert len(found) < 100, "the pages go round"
+            link = response.headers.get("link")
+            if link is None:
+                assert body["next"] is None
+                return found
+            match = re.fullmatch(r'<(.+)>; rel="next"', link)
+            assert match is not None
+            url = match[1]
+            assert f"cursor={body['next']}" in url
+
+    @pytest.mark.parametrize("limit", [1, 2, 5, 6, 1000])
+    def test_pages_hold_everything_once(self, api: TestClient, submit: Submit, limit: int) -> None:
+        ids = [submit(seeds=1) for _ in range(5)]
+        assert [item["id"] for item in self.pages(api, f"/v1/experiments?limit={limit}")] == ids[::-1]
+
+    @pytest.mark.parametrize("limit", [1, 3, 7, 8])
+    def test_trials_in_pages(self, api: TestClient, submit: Submit, limit: int) -> None:
+        submit(seeds=2)
+        experiment_id = submit(seeds=7)
+        items = self.pages(api, f"/v1/experiments/{experiment_id}/trials?limit={limit}&state=queued")
+        assert [item["number"] for item in items] == list(range(7))
+        assert {item["experiment_id"] for item in items} == {experiment_id}
+
+    def test_filters_by_state_over_pages(self, api: TestClient, submit: Submit, claim: Claim) -> None:
+        ids = [submit(seeds=1) for _ in range(5)]
+        claim()
+        found = self.pages(api, "/v1/experiments?limit=2&state=queued")
+        assert [item["id"] for item in found] == ids[:0:-1]
+        assert [item["id"] for item in self.pages(api, "/v1/experiments?state=running")] == ids[:1]
+
+    def test_new_experiments_do_not_move_the_pages(self, api: TestClient, submit: Submit) -> None:
+        ids = [submit(seeds=1) for _ in range(4)]
+        first = api.get("/v1/experiments?limit=2").json()
+        submit(seeds=1)
+        second = api.get("/v1/experiments", params={"limit": 2, "cursor": first["next"]}).json()
+        assert [item["id"] for page in (first, second) for item in page["items"]] == ids[::-1]
+
+    def test_an_empty_list(self, api: TestClient) -> None:
+        response = api.get("/v1/experiments")
+        assert response.json() == {"items": [], "next": None}
+        assert "link" not in response.headers
+
+    @pytest.mark.parametrize(
+        ("query", "field"),
+        [
+            ("limit=0", "limit"),
+            ("limit=1001", "limit"),
+            ("limit=many", "limit"),
+            ("state=lost", "state[0]"),
+            ("state=queued&state=lost", "state[1]"),
+            ("sort=speed", "sort"),
+            ("fields=nmae", "fields"),
+            ("fields=id,,state", "fields"),
+            ("fields=id.x", "fields"),
+            ("cursor=", "cursor"),
+            ("cursor=abc", "cursor"),
+            ("cursor=%C3%A4", "cursor"),
+            ("cursor=djE6MQ", "cursor"),  # of an older release
+        ],
+    )
+    @pytest.mark.parametrize("path", ["/v1/experiments", "/v1/experiments/1/trials"])
+    def test_wrong_queries(self, sqlite_api: TestClient, path: str, query: str, field: str) -> None:
+        sqlite_api.post("/v1/experiments", json=SPEC)
+        problem(sqlite_api.get(f"{path}?{query}"), 422, field)
+
+    @pytest.mark.parametrize("path", ["/v1/experiments/{}", "/v1/experiments/{}/trials", "/v1/trials/{}"])
+    def test_what_is_not_there(self, api: TestClient, path: str) -> None:
+        kind = "trial" if path.startswith("/v1/trials") else "experiment"
+        assert problem(api.get(path.format(7)), 404)["detail"] == f"there is no {kind} 7"
+        assert "no" in problem(api.get(path.format(2**63 - 1)), 404)["detail"]
+        for wrong in ("0", "-1", "x", "1.5", str(2**63)):
+            problem(api.get(path.format(wrong)), 422, f"{kind}_id")
+
+    def test_progress_of_a_running_experiment(
+        self,
+        api: TestClient,
+        submit: Submit,
+        claim: Claim,
+        finish: Finish,
+        database: Database,
+        table: Table,
+        epoch_point: Make,
+    ) -> None:
+        experiment_id = submit(seeds=2)
+        lease = claim()
+        first, second = table(Trial)
+        finish(lease, first.id, 0.75)
+        database.write(lambda session: queue.start_trial(session, lease, second.id))
+        database.write(lambda session: queue.add_epoch(session, lease, second.id, epoch_point(1)))
+        body = api.get(f"/v1/experiments/{experiment_id}").json()
+        assert body["state"] == "running"
+        assert body["started_at"] is not None
+        progress = body["progress"]
+        assert (progress["epochs_done"], progress["epochs"]) == (4, 6)
+        assert (progress["best_accuracy"], progress["best_val_accuracy"]) == (0.75, 0.7)
+        assert progress["seconds_left"] >= 0
+        for path in (f"/v1/experiments/{experiment_id}", "/v1/experiments"):
+            tag = api.get(path).headers["etag"]  # it does not change with the clock
+            assert api.get(path, headers={"If-None-Match": tag}).status_code == 304
+        assert api.get("/v1/experiments").json()["items"][0]["progress"]["trials"] == progress["trials"]
+
+    def test_time_left_at_the_pace_of_what_is_done(
+        self, api: TestClient, submit: Submit, claim: Claim, finish: Finish, database: Database, table: Table
+    ) -> None:
+        """Six epochs of nine in 60 seconds: 30 more."""
+        experiment_id = submit(seeds=3)
+        lease = claim()
+        for trial in table(Trial)[:2]:
+            finish(lease, trial.id)
+
+        def a_minute(session: Session) -> None:
+            experiment = session.get_one(Experiment, experiment_id)
+            assert experiment.progressed_at is not None
+            experiment.claimed_at = experiment.progressed_at - timedelta(seconds=60)
+
+        database.write(a_minute)
+        assert api.get(f"/v1/experiments/{experiment_id}").json()["progress"]["seconds_left"] == 30
+
+
+class TestTrials:
+    def test_everything_about_one(
+        self,
+        api: TestClient,
+        submit: Submit,
+        claim: Claim,
+        database: Database,
+        table: Table,
+        epoch_point: Make,
+        trial_result: Make,
+    ) -> None:
+        experiment_id = submit(seeds=1)
+        lease, trial_id = claim(), table(Trial)[0].id
+        bare = api.get(f"/v1/trials/{trial_id}").json()
+        assert (bare["state"], bare["result"], bare["protocol"], bare["epoch_metrics"]) == ("queued", None, None, [])
+
+        def work(session: Session) -> None:
+            queue.start_trial(session, lease, trial_id)
+            for epoch in (1, 2):
+                queue.add_epoch(session, lease, trial_id, epoch_point(epoch, ort_loss=0.125))
+            file = ArtifactFile("model", "trials/1/model.safetensors", "ab" * 32, 9)
+            queue.finish_trial(session, lease, trial_id, trial_result(0.5), ("p" * 64, {"split": "test"}), [file])
+
+        database.write(work)
+        body = api.get(f"/v1/trials/{trial_id}").json()
+        assert (body["state"], body["epoch"], body["epochs"], body["attempts"]) == ("succeeded", 2, 3, 1)
+        assert body["epoch_metrics"] == [epoch_point(epoch, ort_loss=0.125) for epoch in (1, 2)]
+        expected = {name: v for name, v in trial_result(0.5).items() if name not in ("layers", "environment")}
+        found = {name: value for name, value in body["result"].items() if name in expected}
+        assert found == expected
+        assert (body["result"]["protocol"], body["result"]["valid"]) == ("p" * 64, True)
+        assert {
+            value
+            for name, value in body["result"].items()
+            if name not in (*expected, "protocol", "valid", "violations")
+        } == {None}
+        assert (body["protocol"], body["layers"]) == ({"split": "test"}, trial_result()["layers"])
+        assert body["environment"] == {"torch": "2"}
+        (artifact,) = body["artifacts"]
+        assert (artifact["kind"], artifact["sha256"], artifact["size"]) == ("model", "ab" * 32, 9)
+        assert "trials/1" not in str(artifact), "no path leaves the service"
+        (listed,) = api.get(f"/v1/experiments/{experiment_id}/trials").json()["items"]
+        assert listed == {name: body[name] for name in listed}
+
+    def test_a_failure_says_why(
+        self, api: TestClient, submit: Submit, claim: Claim, database: Database, table: Table
+    ) -> None:
+        submit(seeds=1)
+        lease, trial_id = claim(), table(Trial)[0].id
+        database.write(lambda session: queue.start_trial(session, lease, trial_id))
+        database.write(lambda session: queue.fail_trial(session, lease, trial_id, "bad_data", "run `ttsv data fetch`"))
+        body = api.get(f"/v1/trials/{trial_id}").json()
+        assert (body["state"], body["failure"], body["error"]) == ("failed", "bad_data", "run `ttsv data fetch`")
+
+
+class TestCancel:
+    def test_cancels_once(self, api: TestClient, submit: Submit, claim: Claim, table: Table, finish: Finish) -> None:
+        experiment_id = submit(seeds=3)
+        finish(claim(), table(Trial)[0].id)
+        first, second = (api.post(f"/v1/experiments/{experiment_id}/cancel") for _ in range(2))
+        assert first.status_code == 200
+        assert first.json() == second.json()
+        assert first.json()["state"] == "cancelled"
+        trials = first.json()["progress"]["trials"]
+        assert (trials["succeeded"], trials["cancelled"]) == (1, 2)
+        assert table(Experiment)[0].fence == 2
+
+    def test_nothing_to_cancel(self, api: TestClient) -> None:
+        problem(api.post("/v1/experiments/7/cancel"), 404)
+
+
+class TestLeaderboard:
+    def test_ranks(self, api: TestClient, submit: Submit, claim: Claim, table: Table, finish: Finish) -> None:
+        experiment_id = submit(seeds=2, **{"training.lr": [0.1, 0.2, 0.3]})
+        lease = claim()
+        for trial, accuracy in zip(table(Trial), (0.25, 0.75, 0.875, 0.625), strict=False):
+            finish(lease, trial.id, accuracy)
+        body = api.get("/v1/leaderboards/digits").json()
+        assert (body["dataset"], body["metric"]) == ("digits", "accuracy")
+        (board,) = body["boards"]
+        assert board["record"] == {"split": "test", "samples": 360}
+        assert [(row["place"], row["config"]["training"]["lr"]) for row in board["rows"]] == [(1, 0.2), (2, 0.1)]
+        first = board["rows"][0]
+        assert (first["trials"], first["seeds"], first["complete"]) == (2, 2, True)
+        assert first["metrics"]["accuracy"] == {
+            "seeds": 2,
+            "mean": 0.75,
+            "std": pytest.approx(0.125 * 2**0.5),
+            "min": 0.625,
+            "max": 0.875,
+        }
+        assert [hole["config"]["training"]["lr"] for hole in body["holes"]] == [0.3]
+        same = api.get(f"/v1/leaderboards/digits?experiment={experiment_id}&metric=loss").json()
+        assert same["metric"] == "loss"
+        assert [row["place"] for row in same["boards"][0]["rows"]] == [1, 1]
+
+    def test_of_nothing(self, api: TestClient) -> None:
+        body = api.get("/v1/leaderboards/cifar10").json()
+        assert (body["boards"], body["holes"]) == ([], [])
+
+    def test_refusals(self, api: TestClient) -> None:
+        body = problem(api.get("/v1/leaderboards/imagenet"), 404)
+        assert body["detail"].startswith("there is no data set 'imagenet': the name must be one of digits, cifar10")
+        problem(api.get("/v1/leaderboards/digits?metric=speed"), 422, "metric")
+        problem(api.get("/v1/leaderboards/digits?experiment=0"), 422, "experiment")
+        problem(api.get("/v1/leaderboards/digits?experiment=7"), 404)
+        problem(api.get(f"/v1/leaderboards/{'x' * 201}"), 422, "dataset")
+
+
+class TestRoutes:
+    @pytest.mark.parametrize("path", ["/v1", "/v2/experiments", "/v1/experiments/1/nothing", "/v1/trials/1/nothing"])
+    def test_unknown_routes(self, sqlite_api: TestClient, path: str) -> None:
+        assert path in problem(sqlite_api.get(path), 404)["detail"]
+
+    @pytest.mark.parametrize(
+        ("method", "path", "allowed"),
+        [
+            ("DELETE", "/v1/experiments", {"GET", "HEAD", "POST"}),
+            ("PUT", "/v1/experiments/1", {"GET", "HEAD", "PATCH"}),
+            ("GET", "/v1/experiments/1/cancel", {"POST"}),
+            ("POST", "/livez", {"GET", "HEAD"}),
+        ],
+    )
+    def test_methods_that_are_not_there(
+        self, sqlite_api: TestClient, method: str, path: str, allowed: set[str]
+    ) -> None:
+        response = sqlite_api.request(method, path)
+        problem(response, 405)
+        assert set(response.headers["allow"].split(", ")) == allowed
+
+
+class TestHealth:
+    def test_live(self, api: TestClient) -> None:
+        assert api.get("/livez").json() == {"status": "ok"}
+
+    def test_ready(self, api: TestClient, database: Database, table: Table) -> None:
+        response = api.get("/readyz")
+        assert response.status_code == 200
+        assert response.json() == {
+            "status": "ok",
+            "checks": {"database": "ok", "schema": "ok", "disk": "ok"},
+            "worker_seen_at": None,
+        }
+        database.write(lambda session: leases.greet(session, "worker", 1, 0))
+        assert api.get("/readyz").json()["worker_seen_at"] is not None
+        assert len(table(Worker)) == 1
+
+    def test_not_ready_before_the_migration(self, empty_url: str, tmp_path: Path) -> None:
+        settings = Settings(database_url=empty_url, data_dir=tmp_path / "data", host="127.0.0.1")
+        with TestClient(create_app(settings), raise_server_exceptions=False) as api:
+            response = api.get("/readyz")
+            assert response.status_code == 503
+            assert response.json()["status"] == "not ready"
+            assert "ttsv migrate" in str(response.json()["checks"])
+            assert api.get("/livez").status_code == 200
+            assert problem(api.get("/v1/experiments"), 503)
+
+    def test_not_ready_at_another_revision(self, api: TestClient, database: Database) -> None:
+        from sqlalchemy import text
+
+        database.write(lambda session: session.execute(text("UPDATE alembic_version SET version_num = '0000'")))
+        response = api.get("/readyz")
+        assert response.status_code == 503
+        assert "at 0000" in response.json()["checks"]["schema"]
+        assert "ttsv migrate" in response.json()["checks"]["schema"]
+
+    def test_not_ready_on_a_full_disk(self, sqlite_api: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+        usage = shutil.disk_usage("/")._replace(free=5 * 2**20)
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+        response = sqlite_api.get("/readyz")
+        assert response.status_code == 503
+        assert response.json()["checks"]["disk"].startswith("5 MiB free")
+
+
+REQUESTS = [
+    ("GET", "/v1/experiments"),
+    ("POST", "/v1/experiments"),
+    ("GET", "/v1/experiments/1"),
+    ("GET", "/v1/experiments/1/trials"),
+    ("POST", "/v1/experiments/1/cancel"),
+    ("GET", "/v1/trials/1"),
+    ("GET", "/v1/leaderboards/digits"),
+]
+
+
+class TestDatabaseGone:
+    def gone(self, url: str, folder: Path) -> None:
+        settings = Settings(database_url=url, data_dir=folder / "data", host="127.0.0.1")
+        application = create_app(settings)
+        if url.startswith("sqlite"):
+            shutil.rmtree(Path(url.removeprefix("sqlite:///")).parent)
+        with TestClient(application, raise_server_exceptions=False) as api:
+            for method, path in REQUESTS:
+                body = SPEC if path == "/v1/experiments" and method == "POST" else None
+                response = api.request(method, path, json=body)
+                assert "can be sent again" in problem(response, 503)["detail"]
+                assert response.headers["retry-after"] == "5"
+            assert api.get("/livez").status_code == 200
+            ready = api.get("/readyz")
+            assert ready.status_code == 503
+            assert "does it run" in ready.json()["checks"]["database"]
+
+    def test_the_file_is_gone(self, sqlite_url: str, tmp_path: Path) -> None:
+        self.gone(sqlite_url, tmp_path)
+
+    def test_the_server_is_gone(self, tmp_path: Path) -> None:
+        self.gone(f"postgresql://nobody@/nothing?host={tmp_path}", tmp_path)
+
+    def test_no_connection_is_free(self, sqlite_api: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+        def full(*_: object, **__: object) -> None:
+            raise exc.TimeoutError("QueuePool limit of size 5 overflow 10 reached")
+
+        monkeypatch.setattr(experiments, "list_experiments", full)
+        problem(sqlite_api.get("/v1/experiments"), 503)
+
+    def test_a_full_disk_is_named(self, sqlite_url: str, tmp_path: Path) -> None:
+        def full(connection: Any, _record: Any) -> None:
+            connection.execute("PRAGMA max_page_count=1")  # taken as the pages that there are
+
+        application = create_app(Settings(database_url=sqlite_url, data_dir=tmp_path / "data", host="127.0.0.1"))
+        engine = application.state.database.engine
+        spec = SPEC | {"notes": "n" * 9000, "grid": {"seed": [*range(500)]}}
+        with TestClient(application, raise_server_exceptions=False) as api:
+            engine.dispose()
+            event.listen(engine, "connect", full)
+            body = problem(api.post("/v1/experiments", json=spec), 503)
+            assert body["detail"].startswith("the database has no room left on its disk; nothing was stored")
+            event.remove(engine, "connect", full)
+            engine.dispose()
+            assert api.get("/v1/experiments").json()["items"] == []
+            assert api.post("/v1/experiments", json=spec).status_code == 201
+
+    def test_an_error_of_ours_is_a_problem_too(self, sqlite_api: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+        def broken(*_: object, **__: object) -> None:
+            raise ZeroDivisionError("secret detail")
+
+        monkeypatch.setattr(experiments, "list_experiments", broken)
+        assert "secret" not in problem(sqlite_api.get("/v1/experiments"), 500)["detail"]
+
+
+class TestOpenApi:
+    @pytest.fixture
+    def document(self, sqlite_api: TestClient) -> dict[str, Any]:
+        document: dict[str, Any] = sqlite_api.get("/openapi.json").json()
+        return document
+
+    def test_every_operation_has_an_id_and_a_summary(self, document: dict[str, Any]) -> None:
+        operations = {
+            f"{method.upper()} {path}": operation["operationId"]
+            for path, methods in document["paths"].items()
+            for method, operation in methods.items()
+            if operation["summary"] and operation["description"]
+        }
+        every = [operation for methods in document["paths"].values() for operation in methods.values()]
+        assert len(operations) == len(every), "an operation has no summary or no description"
+        assert len(set(operations.values())) == len(every)
+        assert all(re.fullmatch(r"[a-z]+([A-Z][a-z]*)+", name) for name in operations.values())
+        assert operations["POST /v1/experiments"] == "createExperiment"
+
+    def test_every_reference_leads_somewhere(self, document: dict[str, Any]) -> None:
+        def references(value: object) -> list[str]:
+            if isinstance(value, dict):
+                here = [value["$ref"]] if isinstance(value.get("$ref"), str) else []
+                return here + [ref for inner in value.values() for ref in references(inner)]
+            return [ref for inner in value for ref in references(inner)] if isinstance(value, list) else []
+
+        for reference in set(references(document)):
+            target: Any = document
+            for part in reference.removeprefix("#/").split("/"):
+                assert part in target, reference
+                target = target[part]
+
+    def test_the_schemas_are_schemas(self, document: dict[str, Any]) -> None:
+        assert document["openapi"].startswith("3.1")
+        for schema in document["components"]["schemas"].values():
+            jsonschema.Draft202012Validator.check_schema(schema)
+
+    def test_the_example_fits_its_schema(self, document: dict[str, Any]) -> None:
+        content = document["paths"]["/v1/experiments"]["post"]["requestBody"]["content"]["application/json"]
+        validator = jsonschema.Draft202012Validator(document | content["schema"])
+        for example in content["examples"].values():
+            validator.validate(example["value"])
+
+    def test_a_refusal_fits_its_schema(self, sqlite_api: TestClient, document: dict[str, Any]) -> None:
+        responses = document["paths"]["/v1/experiments"]["post"]["responses"]
+        schema = responses["422"]["content"]["application/problem+json"]["schema"]
+        body = sqlite_api.post("/v1/experiments", json={"name": ""}).json()
+        jsonschema.Draft202012Validator(document | schema).validate(body)
+        assert body["errors"]
+
+    def test_the_answers_fit_their_schemas(self, sqlite_api: TestClient, document: dict[str, Any]) -> None:
+        created = sqlite_api.post("/v1/experiments", json=SPEC).json()
+        trial = sqlite_api.get(f"/v1/experiments/{created['id']}/trials").json()["items"][0]
+        for path, name in (
+            (f"/v1/experiments/{created['id']}", "ExperimentOut"),
+            ("/v1/experiments", "ExperimentPage"),
+            (f"/v1/trials/{trial['id']}", "TrialDetailOut"),
+            ("/v1/leaderboards/digits", "LeaderboardOut"),
+            ("/readyz", "Readiness"),
+        ):
+            schema = document | {"$ref": f"#/components/schemas/{name}"}
+            jsonschema.Draft202012Validator(schema).validate(sqlite_api.get(path).json())

@@ -1,0 +1,668 @@
+"""The pages, on SQLite and Postgres: what they show, that names are inert in them, and who may press their buttons."""
+
+import json
+import math
+import re
+import statistics
+from collections.abc import Callable, Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy.orm import Session
+
+from service.access import keys
+from service.access.security import Scope, installation_secret, new_key
+from service.dashboard.charts import line_chart
+from service.dashboard.spec_pages import START
+from service.dashboard.wording import counted
+from service.database import Artifact, Experiment, Protocol, Result, Trial
+from service.database.engine import Database
+from service.experiments import actions
+from service.main import create_app
+from service.paper.presets import presets
+from service.queue import leases
+from service.queue import trials as queue
+from service.queue.leases import Lease
+from service.settings import Settings
+from service.specs.grid import ExperimentSpec, expand_grid
+
+BROWSER = {"Accept": "text/html,application/xhtml+xml;q=0.9,*/*;q=0.8"}
+HOSTILE = "\"'><canary onclick=alert(1) style=x>{{7*7}}</pre></textarea></script>javascript:alert(1)"
+VOID = {"meta", "link", "input", "img", "br"}
+FOREIGN = {"path", "rect", "circle", "line"}
+"""SVG's, which may be closed at once."""
+
+
+class Page(HTMLParser):
+    """A page taken apart: its elements with their attributes, and its text. Fails on tags that do not match."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self._open: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert len({name for name, _ in attrs}) == len(attrs), f"<{tag}> has an attribute twice"
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert tag in VOID | FOREIGN, f"<{tag}/>"
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        """The attributes of every element of this name."""
+        return [attributes for name, attributes in self.elements if name == tag]
+
+    def links(self) -> list[str]:
+        """Where the page leads to."""
+        return [found["href"] or "" for found in self.all("a")]
+
+
+def sound(page: Page) -> None:
+    """Nothing inline, nothing from elsewhere, and what assistive technology needs."""
+    for tag, attributes in page.elements:
+        assert tag != "canary"
+        assert "style" not in attributes, tag
+        assert not [name for name in attributes if name.startswith("on")], tag
+        for name in ("href", "src", "action"):
+            where = attributes.get(name)
+            assert where is None or where[:1] in ("/", "?", "#"), f"{tag} {name}={where}"
+            assert where is None or not where.startswith("//")
+    assert all("src" in script for script in page.all("script"))
+    assert len(page.all("h1")) == len(page.all("main")) == 1
+    assert page.elements[[tag for tag, _ in page.elements].index("title") - 1][0] == "meta"
+    assert all(heading.get("scope") for heading in page.all("th"))
+    assert all("alt" in image for image in page.all("img"))
+    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    named = {attributes["for"] for attributes in page.all("label") if "for" in attributes}
+    for tag in ("input", "select", "textarea"):
+        for attributes in page.all(tag):
+            inside_label = attributes.get("type") != "hidden" and "id" not in attributes
+            assert inside_label or attributes.get("type") == "hidden" or attributes["id"] in named
+    for _, attributes in page.elements:
+        for name in ("aria-labelledby", "aria-describedby"):
+            assert name not in attributes or attributes[name] in ids
+
+
+@pytest.fixture
+def show(api: TestClient) -> Callable[[str], Page]:
+    """Asks for a page as a browser does, and looks whether it is sound."""
+
+    def show(path: str) -> Page:
+        answer = api.get(path, headers=BROWSER)
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["content-type"] == "text/html; charset=utf-8"
+        policy = answer.headers["content-security-policy"]
+        assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self';")
+        assert "unsafe" not in policy
+        assert "frame-ancestors 'none'" in policy
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["referrer-policy"] == "same-origin"
+        page = Page(answer.text)
+        sound(page)
+        return page
+
+    return show
+
+
+@pytest.fixture
+def world(
+    api: TestClient,
+    database: Database,
+    claim: Callable[..., Lease],
+    epoch_point: Callable[..., dict[str, Any]],
+    trial_result: Callable[..., dict[str, Any]],
+    protocol: Callable[..., tuple[str, dict[str, Any]]],
+    tmp_path: Path,
+) -> int:
+    """An experiment whose every free text is hostile: trials 1 (result), 2 (invalid), 3 (failed), 4 (running)."""
+    spec = {
+        "name": HOSTILE,
+        "notes": HOSTILE,
+        "tags": ["thesis"],
+        "base": {"dataset": "digits", "model": "small-cnn", "layer": "tt", "rank": 4, "training": {"epochs": 3}},
+        "grid": {"lambda_ort": [0.1, 0.2, 0.3, 0.4]},
+    }
+    experiment_id: int = api.post("/v1/experiments", json=spec).json()["id"]
+    lease = claim(worker=HOSTILE)
+    layer = {"name": HOSTILE, "kind": HOSTILE, "shape": {HOSTILE: [3]}, "largest": 2.0, "smallest": 0.5}
+    result = trial_result(0.9, layers=[layer], environment={HOSTILE: HOSTILE})
+
+    def work(session: Session) -> None:
+        queue.start_trial(session, lease, 1)
+        for epoch in (1, 2, 3):
+            queue.add_epoch(session, lease, 1, epoch_point(epoch))
+        queue.finish_trial(session, lease, 1, result, protocol(split=HOSTILE))
+        queue.start_trial(session, lease, 2)
+        violations = {"valid": False, "violations": [f"accuracy 123 {HOSTILE}"]}
+        queue.finish_trial(session, lease, 2, result | violations, protocol(split=HOSTILE))
+        queue.start_trial(session, lease, 3)
+        queue.fail_trial(session, lease, 3, "error", HOSTILE)
+        queue.start_trial(session, lease, 4)
+        session.add(Artifact(trial_id=1, kind=HOSTILE[:60], path="trials/1/x.svg", sha256="0" * 64, size=3))
+        found = session.get(Experiment, experiment_id)
+        assert found is not None
+        found.owner = found.error = HOSTILE
+
+    database.write(work)
+    for path in ("trials/1/1/trial.log", f"logs/experiment-{experiment_id}-1.log"):
+        file = tmp_path / "data" / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(HOSTILE + "\x1b[31m\xff")
+    return experiment_id
+
+
+class TestPages:
+    def test_empty_ones_say_what_to_do_next(self, show: Callable[[str], Page]) -> None:
+        for path in ("/", "/leaderboards", "/leaderboards/digits", "/trials", "/presets", "/submit"):
+            text = show(path).text
+            assert any(word in text for word in ("ttsv submit", "Submit an experiment", "ttsv presets submit")), path
+
+    def test_hostile_texts_are_texts_everywhere(self, show: Callable[[str], Page], world: int) -> None:
+        for path, times in {
+            "/": 2,  # name, owner
+            f"/experiments/{world}": 7,  # title, heading, error, notes, owner, actor, spec, log ...
+            "/trials/1": 8,  # the experiment's name, protocol, environment, layer, kind, shape, artifact, log
+            "/trials/2": 2,
+            "/trials/3": 2,
+            "/trials/4": 1,
+            "/leaderboards/digits": 2,  # protocol, violation
+            f"/submit?experiment={world}": 2,
+        }.items():
+            page = show(path)
+            shown = page.text + "".join(value or "" for _, attributes in page.elements for value in attributes.values())
+            assert shown.count("<canary") >= times, path
+        for path in (f"/?name={HOSTILE}", f"/?tag={HOSTILE[:60]}", f"/trials?cell={HOSTILE}&model={HOSTILE}"):
+            assert "<canary" in str(show(path).elements)
+
+    def test_fits_what_the_rows_say(self, show: Callable[[str], Page], world: int) -> None:
+        text = show(f"/experiments/{world}").text
+        assert "90.00 %" in text
+        assert "2.00 %" in text  # ECE
+        assert "1 failed" in text
+        text = show("/trials/1").text
+        assert "90.00 %" in text
+        assert "1.2500" not in text
+        assert "AutoAttack accuracy" in text.partition("Not measured")[2]
+        assert "Not measured" not in show("/trials/4").text
+
+    def test_an_invalid_result_is_shown_loudly(self, show: Callable[[str], Page], world: int) -> None:
+        page = show("/trials/2")
+        assert {"class": "alarm", "role": "alert", "aria-labelledby": "invalid"} in page.all("section")
+        assert "accuracy 123" in page.text
+        assert [table for table in page.all("table") if table["class"] == "rows void"]
+        assert "invalid" in show(f"/experiments/{world}?state=succeeded").text
+        board = show("/leaderboards/digits")
+        assert "counted nowhere: 1" in board.text
+        assert "/trials/2" in board.links()
+
+    def test_what_is_live_can_be_found_again(self, show: Callable[[str], Page], world: int) -> None:
+        """live.js exchanges parts by their id, whatever the state."""
+        for path in ("/", f"/experiments/{world}", "/trials/4"):
+            page = show(path)
+            (body,) = page.all("body")
+            assert "data-stream" in body or "data-poll" in body
+            assert all("id" in attributes for _, attributes in page.elements if "data-live" in attributes)
+
+    def test_scripts_styles_and_their_names_fit(self, api: TestClient, show: Callable[[str], Page], world: int) -> None:
+        asked = set()
+        for path in ("/", f"/experiments/{world}", "/submit", "/trials/4", "/docs"):
+            page = show(path)
+            asked |= {script["src"] for script in page.all("script")} | {link["href"] for link in page.all("link")}
+        asked = {name for name in asked if not str(name).startswith("/static/swagger-ui/")}
+        assert len(asked) == 6
+        folder = Path(__file__).parents[3] / "service" / "dashboard" / "static"
+        served = {f"/static/{file.name}" for file in folder.iterdir()}
+        imported = set(re.findall(r'from "(/static/[^"]+)"', "".join(f.read_text() for f in folder.glob("*.js"))))
+        assert asked | imported == served
+        for name in served:
+            answer = api.get(name)
+            assert answer.status_code == 200
+            assert answer.headers["x-content-type-options"] == "nosniff"
+            kind = {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}[name.rpartition(".")[2]]
+            assert answer.headers["content-type"].startswith(kind)
+        assert api.get("/static/../main.py").status_code == 404
+        assert api.get("/static/%2e%2e/site.py").status_code == 404
+
+    def test_the_form_has_what_its_script_looks_for(self, show: Callable[[str], Page]) -> None:
+        script = Path(__file__).parents[3] / "service" / "dashboard" / "static" / "submit.js"
+        ids = {attributes.get("id") for _, attributes in show("/submit").elements}
+        wanted = set(re.findall(r'getElementById\("([^"]+)"\)', script.read_text()))
+        assert {"spec", "problem", "stored", "preview"} <= wanted <= ids
+
+
+class TestWords:
+    def test_one_is_not_many(self) -> None:
+        assert [counted(count, "trial") for count in (0, 1, 2, 1000)] == [
+            "0 trials",
+            "1 trial",
+            "2 trials",
+            "1\u202f000 trials",
+        ]
+
+    @pytest.mark.parametrize(
+        ("low", "high"), [(0.022, 0.045), (0.0123, 0.0187), (1.2e-14, 1.9e-14), (0.021, 0.02100001), (3e7, 4e7)]
+    )
+    def test_a_narrow_logarithmic_axis_has_ticks(self, low: float, high: float) -> None:
+        """None of these ranges holds two of 1, 2 and 5 times a power of ten."""
+        chart = line_chart("Orthogonal loss", "epoch", [1.0, 2.0], {"training": [high, low]}, log=True)
+        assert chart is not None
+        assert chart.y.log
+        assert 2 <= len(chart.y.ticks) <= 8
+        heights = [tick.at for tick in chart.y.ticks]
+        assert heights == sorted(heights, reverse=True)
+        assert all(chart.y.end <= height <= chart.y.start for height in heights)
+        assert all(float(tick.label) > 0 for tick in chart.y.ticks)
+
+    def test_values_that_differ_by_a_rounding_make_a_chart(self) -> None:
+        value = 0.7
+        chart = line_chart("x", "epoch", [1, 2], {"x": [value, math.nextafter(value, 1)]}, log=True)
+        assert chart is not None
+        assert len(chart.y.ticks) >= 2
+
+
+class TestLists:
+    def test_filters_and_sort(
+        self, api: TestClient, database: Database, submit: Callable[..., int], show: Callable[[str], Page]
+    ) -> None:
+        names = ["alpha", "beta", "Gamma"]
+        for name in names:
+            submit(name=name)
+        database.write(lambda session: actions.cancel(session, 2))
+        database.write(lambda session: actions.change(session, 3, {"tags": ["thesis"]}, expected=lambda _: True))
+
+        def listed(query: str) -> list[str]:
+            links = [link for link in show(f"/{query}").links() if re.fullmatch(r"/experiments/\d+", link)]
+            return list(dict.fromkeys(link.rpartition("/")[2] for link in links))
+
+        assert listed("") == ["3", "2", "1"]
+        assert listed("?sort=name") == sorted(["1", "2", "3"], key=lambda number: names[int(number) - 1])
+        assert listed("?state=cancelled") == ["2"]
+        assert listed("?name=GAM") == ["3"]
+        assert listed("?tag=thesis") == ["3"]
+        assert listed("?archived=true") == []
+        empty = api.get("/?name=&state=&tag=thesis&owner=", headers=BROWSER, follow_redirects=False)
+        assert (empty.status_code, empty.headers["location"]) == (303, "?tag=thesis")
+        assert api.get("/?name=", follow_redirects=False).headers["location"] == "/"
+
+    def test_pages_hold_everything_once(self, submit: Callable[..., int], show: Callable[[str], Page]) -> None:
+        experiment = submit(seeds=7)
+        seen, path = [], f"/experiments/{experiment}?limit=3&sort=-seed"
+        while True:
+            page = show(path)
+            seen += [link for link in page.links() if re.fullmatch(r"/trials/\d+", link) and link not in seen]
+            following = [a["href"] for a in page.all("a") if a.get("rel") == "next"]
+            if not following:
+                break
+            path = f"/experiments/{experiment}{following[0]}"
+        assert seen == [f"/trials/{number}" for number in range(7, 0, -1)]
+
+
+class TestActions:
+    def test_every_button_is_allowed(
+        self,
+        api: TestClient,
+        database: Database,
+        submit: Callable[..., int],
+        claim: Callable[..., Lease],
+        finish: Callable[..., None],
+        show: Callable[[str], Page],
+    ) -> None:
+        """In each state the API takes what a button would send, and what is not offered it refuses or ignores."""
+
+        def running(experiment: int) -> None:
+            database.write(
+                lambda session: actions.change(session, experiment, {"priority": 9}, expected=lambda _: True)
+            )
+            claim()
+
+        def failed(experiment: int) -> None:
+            running(experiment)
+            lease = Lease(experiment, 1)
+            trials = [t["id"] for t in api.get(f"/v1/experiments/{experiment}/trials").json()["items"]]
+            finish(lease, trials[0])
+
+            def work(session: Session) -> None:
+                queue.start_trial(session, lease, trials[1])
+                queue.fail_trial(session, lease, trials[1], "error", "x")
+                leases.complete(session, lease)
+
+            database.write(work)
+
+        def after(*said: str) -> Callable[[int], None]:
+            def say(experiment: int) -> None:
+                for verb in said:
+                    api.post(f"/v1/experiments/{experiment}/{verb}").raise_for_status()
+
+            return say
+
+        states = {
+            "queued": after(),
+            "paused": after("pause"),
+            "running": running,
+            "cancelled": after("cancel"),
+            "stopped": after("stop"),
+            "failed": failed,
+            "archived": after("cancel", "archive"),
+        }
+        expected = {
+            "queued": {"pause", "stop", "cancel"},
+            "paused": {"resume", "stop", "cancel"},
+            "running": {"pause", "stop", "cancel"},
+            "cancelled": {"archive"},
+            "stopped": {"archive"},
+            "failed": {"retry", "archive"},
+            "archived": {"unarchive"},
+        }
+        for name, prepare in states.items():
+            offered = expected[name]
+            for verb in sorted(offered):
+                experiment = submit()
+                prepare(experiment)
+                page = show(f"/experiments/{experiment}")
+                sent = {button["data-action"] for button in page.all("button") if "data-action" in button}
+                assert sent == {f"/v1/experiments/{experiment}/{one}" for one in offered}, name
+                before = api.get(f"/v1/experiments/{experiment}").json()["revision"]
+                answer = api.post(f"/v1/experiments/{experiment}/{verb}")
+                assert answer.status_code == 200, (name, verb, answer.text)
+                assert answer.json()["revision"] > before, (name, verb)
+
+    def test_presets_and_the_form_begin_with_valid_specs(self, show: Callable[[str], Page]) -> None:
+        def document(path: str) -> dict[str, Any]:
+            page = show(path)
+            found: dict[str, Any] = json.loads(page.text[page.text.index("{") : page.text.rindex("}") + 1])
+            return found
+
+        assert document("/submit") == START
+        assert len(expand_grid(ExperimentSpec.model_validate(START), max_trials=100).trials) == 8
+        links = [link for link in show("/presets").links() if link.startswith("/submit?")]
+        assert len(links) == 2 * len(presets())
+        for link in links[:4]:
+            expand_grid(ExperimentSpec.model_validate(document(link)), max_trials=1000)
+
+
+class TestBoards:
+    def test_means_and_spreads(
+        self,
+        submit: Callable[..., int],
+        claim: Callable[..., Lease],
+        finish: Callable[..., None],
+        show: Callable[[str], Page],
+    ) -> None:
+        values = [0.91, 0.934, 0.9275]
+        submit(seeds=4)
+        lease = claim()
+        for trial, value in enumerate(values, 1):
+            finish(lease, trial, value)
+        mean, std = 100 * statistics.mean(values), 100 * statistics.stdev(values)
+        page = show("/leaderboards/digits")
+        assert f"{mean:.2f} ± {std:.2f}" in page.text
+        assert "3 of 4" in page.text
+        assert "missing seed 3" in page.text
+        assert "digits" in show("/leaderboards").text
+        by_ece = show("/leaderboards/digits?metric=ece&column=ece&column=brier&x=ece&y=brier")
+        assert "Brier score" in by_ece.text
+        assert [a for a in by_ece.all("th") if a.get("aria-sort") == "ascending"]
+
+    def test_protocols_stand_apart_with_the_reason(
+        self,
+        submit: Callable[..., int],
+        claim: Callable[..., Lease],
+        finish: Callable[..., None],
+        show: Callable[[str], Page],
+        table: Callable[[type], list[Any]],
+    ) -> None:
+        submit(seeds=1, **{"training.lr": [0.1, 0.2, 0.3]})
+        lease = claim()
+        for trial, under in ((1, "test"), (2, "test"), (3, "other")):
+            finish(lease, trial, 0.5 + trial / 10, under=under)
+        page = show("/leaderboards/digits")
+        assert len(table(Protocol)) == 2
+        assert "split: other here, test there" in page.text
+        few = show("/leaderboards/digits?limit=1")
+        following = next(a["href"] for a in few.all("a") if a.get("rel") == "next")
+        second = show(f"/leaderboards/digits{following}")
+        assert "60.00" in second.text
+        assert "70.00" not in second.text.partition("compression and accuracy")[0]
+
+    def test_downloads_answer(
+        self,
+        api: TestClient,
+        submit: Callable[..., int],
+        claim: Callable[..., Lease],
+        finish: Callable[..., None],
+        show: Callable[[str], Page],
+    ) -> None:
+        submit()
+        finish(claim(), 1)
+        for path in (
+            "/leaderboards/digits?layer=dense&rank=none&min_seeds=1&metric=ece&column=brier&group_by=layer",
+            "/tables/senderovich2022/table2",
+            "/tables/senderovich2022/table1?experiment=1&scale=smoke",
+        ):
+            links = [link for link in show(path).links() if "format=" in link]
+            assert len(links) == 4
+            for link in links:
+                assert api.get(link).status_code == 200, link
+
+    def test_the_paper_s_values_stand_alone_where_nothing_was_measured(self, show: Callable[[str], Page]) -> None:
+        page = show("/tables/senderovich2022/table2")
+        assert "95.52" in page.text
+        assert "ttsv presets submit senderovich2022/table2" in page.text
+        tables = [link for link in show("/leaderboards").links() if link.startswith("/tables/")]
+        assert "/tables/senderovich2022/table4" in tables
+        for link in tables:
+            show(link)
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        ("path", "status", "said"),
+        [
+            ("/experiments/99", 404, "there is no experiment 99"),
+            ("/trials/99", 404, "there is no trial 99"),
+            ("/leaderboards/nix", 404, "there is no data set"),
+            ("/tables/senderovich2022/table9", 404, "there is no table"),
+            ("/submit?preset=nix", 404, "there is no preset"),
+            ("/submit?experiment=99", 404, "there is no experiment 99"),
+            ("/experiments/x", 422, "experiment_id"),
+            ("/?sort=nix", 422, "unknown"),
+            ("/leaderboards/digits?metric=nix", 422, "metric"),
+            (f"/{HOSTILE}", 404, "there is nothing at"),
+            ("/v1/artifacts/99", 404, "there is no artifact 99"),
+        ],
+    )
+    def test_browsers_get_pages_and_others_problems(
+        self, sqlite_api: TestClient, path: str, status: int, said: str
+    ) -> None:
+        answer = sqlite_api.get(path, headers=BROWSER)
+        assert answer.status_code == status
+        page = Page(answer.text)
+        sound(page)
+        assert said in page.text
+        assert "default-src 'none'" in answer.headers["content-security-policy"]
+        assert answer.headers["x-request-id"] in page.text
+        plain = sqlite_api.get(path)
+        assert plain.status_code == status
+        assert plain.headers["content-type"] == "application/problem+json"
+
+    def test_a_refused_verb_too(self, sqlite_api: TestClient) -> None:
+        spec = {"name": "x", "base": {"dataset": "digits", "model": "small-cnn"}, "grid": {"seed": [0]}}
+        assert sqlite_api.post("/v1/experiments", json=spec).status_code == 201
+        sqlite_api.post("/v1/experiments/1/cancel").raise_for_status()
+        answer = sqlite_api.post("/v1/experiments/1/pause", headers=BROWSER)
+        assert answer.status_code == 409
+        assert "cancelled" in Page(answer.text).text
+
+    def test_a_page_of_another_site_changes_nothing(self, sqlite_api: TestClient) -> None:
+        """A POST without a body needs no leave of ours: a browser sends it from any page."""
+        spec = {"name": "x", "base": {"dataset": "digits", "model": "small-cnn"}, "grid": {"seed": [0]}}
+        for origin in ("https://evil.example", "null", "http://testserver.evil.example", "http://testserver:1"):
+            refused = sqlite_api.post("/v1/experiments", json=spec, headers={"Origin": origin})
+            assert refused.status_code == 403
+        assert sqlite_api.get("/v1/experiments", headers={"Origin": "https://evil.example"}).json()["items"] == []
+        assert sqlite_api.post("/v1/experiments", json=spec, headers={"Origin": "http://testserver"}).is_success
+
+
+class TestKeys:
+    @pytest.fixture
+    def settings(self, database_url: str, tmp_path: Path) -> Settings:
+        return Settings(database_url=database_url, data_dir=tmp_path / "data", host="127.0.0.1", require_keys=True)
+
+    @pytest.fixture
+    def make(self, database: Database, settings: Settings) -> Callable[..., str]:
+        """Makes a key and gives its text."""
+
+        def make(project: str = "vision", *scopes: str) -> str:
+            key = new_key(installation_secret(settings.data_dir))
+
+            def work(session: Session) -> None:
+                found = keys.project_named(session, project) or keys.create_project(session, project)
+                wanted = {Scope(scope) for scope in scopes or ("read", "submit", "cancel")}
+                keys.add_key(session, found.id, key, owner="ada", scopes=wanted)
+
+            database.write(work)
+            return key.text
+
+        return make
+
+    @pytest.fixture
+    def site(self, settings: Settings) -> Iterator[TestClient]:
+        """The pages of a service that asks for keys, as a browser sees them."""
+        with TestClient(create_app(settings), headers=BROWSER, follow_redirects=False) as client:
+            yield client
+
+    def login(self, site: TestClient, key: str, **more: str) -> Any:
+        return site.post("/login", data={"key": key, **more}, headers={"Origin": "http://testserver"})
+
+    def test_without_a_key_there_is_the_login_page(self, site: TestClient, make: Callable[..., str]) -> None:
+        make()
+        for path in (
+            "/",
+            "/experiments/1",
+            "/trials/1",
+            "/leaderboards",
+            "/leaderboards/digits",
+            "/presets",
+            "/submit",
+        ):
+            answer = site.get(f"{path}?limit=3")
+            assert answer.status_code == 303, path
+            assert answer.headers["location"] == f"/login?next={path.replace('/', '%2F')}%3Flimit%3D3"
+        assert site.get("/", headers={"Accept": "*/*"}).status_code == 401
+        page = Page(site.get("/login?next=/trials/1").text)
+        sound(page)
+        assert {"type": "hidden", "name": "next", "value": "/trials/1"} in page.all("input")
+
+    def test_a_key_is_kept_out_of_scripts_reach(self, site: TestClient, make: Callable[..., str]) -> None:
+        wrong = self.login(site, "ttsv_x")
+        assert wrong.status_code == 401
+        assert "no key" in Page(wrong.text).text
+        assert "set-cookie" not in wrong.headers
+        right = self.login(site, make(), next="/trials?state=failed")
+        assert (right.status_code, right.headers["location"]) == (303, "/trials?state=failed")
+        kept = right.headers["set-cookie"].lower()
+        assert "httponly" in kept
+        assert "samesite=strict" in kept
+        assert "secure" not in kept
+        page = Page(site.get("/").text)
+        assert "ada" in page.text
+        assert {"method": "post", "action": "/logout", "class": "who"} in page.all("form")
+        gone = site.post("/logout", headers={"Origin": "http://testserver"})
+        assert gone.headers["location"] == "/login"
+        assert site.get("/").status_code == 303
+
+    def test_over_https_it_travels_over_https_alone(self, settings: Settings, make: Callable[..., str]) -> None:
+        with TestClient(create_app(settings), base_url="https://testserver", follow_redirects=False) as site:
+            answer = site.post("/login", data={"key": make()}, headers={"Origin": "https://testserver"})
+            assert "secure" in answer.headers["set-cookie"].lower()
+
+    def test_it_leads_to_no_other_site(self, site: TestClient, make: Callable[..., str]) -> None:
+        key = make()
+        others = (
+            "//evil.example",
+            "https://evil.example",
+            "/\\evil.example",
+            "\t//evil",
+            "/\n/evil",
+            "login",
+            "/login",
+        )
+        for where in others:
+            assert self.login(site, key, next=where).headers["location"] == "/", where
+
+    def test_buttons_work_from_our_pages_alone(self, site: TestClient, make: Callable[..., str]) -> None:
+        self.login(site, make())
+        spec = {"name": "x", "base": {"dataset": "digits", "model": "small-cnn"}, "grid": {"seed": [0]}}
+        plain = {"Accept": "application/json"}
+        for origin in ({}, {"Origin": "https://evil.example"}, {"Origin": "null"}, {"Origin": "http://testserver:81"}):
+            assert site.post("/v1/experiments", json=spec, headers=plain | origin).status_code == 401
+            assert site.post("/login", data={"key": "x"}, headers=origin).status_code == 403
+            assert site.post("/logout", headers=origin).status_code == 403
+        ours = plain | {"Origin": "http://testserver"}
+        made = site.post("/v1/experiments", json=spec, headers=ours)
+        assert made.status_code == 201
+        assert made.json()["owner"] == "ada"
+        assert site.post("/v1/experiments/1/pause", headers=ours).status_code == 200
+
+    def test_projects_do_not_see_each_other(
+        self,
+        site: TestClient,
+        make: Callable[..., str],
+        claim: Callable[..., Lease],
+        finish: Callable[..., None],
+    ) -> None:
+        mine, theirs = make("vision"), make("speech")
+        spec = {"name": "secret-name", "base": {"dataset": "digits", "model": "small-cnn"}, "grid": {"seed": [0]}}
+        headers = {"Authorization": f"Bearer {mine}"}
+        assert site.post("/v1/experiments", json=spec, headers=headers).status_code == 201
+        finish(claim(), 1, 0.777)
+        self.login(site, theirs)
+        for path in ("/experiments/1", "/trials/1", "/submit?experiment=1", "/leaderboards/digits?experiment=1"):
+            assert site.get(path).status_code == 404, path
+        for path in ("/", "/trials", "/leaderboards", "/leaderboards/digits", "/trials?dataset=digits"):
+            text = site.get(path).text
+            assert "secret-name" not in text
+            assert "77.7" not in text
+            assert "/trials/1" not in text
+        assert '<a href="/leaderboards/digits">' not in site.get("/leaderboards").text
+        self.login(site, mine)
+        assert "secret-name" in site.get("/").text
+        assert "77.70" in site.get("/leaderboards/digits").text
+        assert '<a href="/leaderboards/digits">' in site.get("/leaderboards").text
+
+    def test_who_may_only_read_sees_no_buttons(self, site: TestClient, make: Callable[..., str]) -> None:
+        headers = {"Authorization": f"Bearer {make()}"}
+        spec = {"name": "x", "base": {"dataset": "digits", "model": "small-cnn"}, "grid": {"seed": [0]}}
+        assert site.post("/v1/experiments", json=spec, headers=headers).status_code == 201
+        self.login(site, make("vision", "read"))
+        page = Page(site.get("/experiments/1").text)
+        assert not [button for button in page.all("button") if "data-action" in button]
+        assert "may read and not submit" in Page(site.get("/submit").text).text
+
+
+def test_a_trial_s_page_needs_no_experiment_of_its_own_state(
+    submit: Callable[..., int], show: Callable[[str], Page], table: Callable[[type], list[Any]]
+) -> None:
+    submit(seeds=1)
+    assert table(Result) == []
+    (trial,) = table(Trial)
+    page = show(f"/trials/{trial.id}")
+    assert "No epoch is done yet." in page.text
+    assert "It is not finished yet." in page.text

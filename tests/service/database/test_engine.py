@@ -1,0 +1,232 @@
+"""Transactions: what Database promises on each backend."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import pytest
+from sqlalchemy import insert, text
+from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
+from sqlalchemy.orm import Session
+
+from service.database import Experiment, Protocol, Trial, TrialState
+from service.database.engine import Database, sqlite_driver
+from service.experiments import store
+from service.queue import leases
+from service.queue import trials as queue
+from service.queue.leases import Lease
+
+Submit = Callable[..., int]
+Claim = Callable[..., Lease]
+Table = Callable[[type], list[Any]]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def write(database: Database, function: Callable[Concatenate[Session, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """One call in one transaction."""
+    return database.write(lambda session: function(session, *args, **kwargs))
+
+
+@pytest.fixture
+def sqlite_database(sqlite_url: str) -> Iterator[Database]:
+    database = Database(sqlite_url)
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def postgres_database(postgres_url: str) -> Iterator[Database]:
+    database = Database(postgres_url)
+    yield database
+    database.close()
+
+
+def _path(url: str) -> str:
+    return url.removeprefix("sqlite:///")
+
+
+class TestSqlite:
+    def test_a_writer_takes_the_lock_before_it_reads(self, sqlite_database: Database, sqlite_url: str) -> None:
+        other = sqlite_driver.connect(_path(sqlite_url), timeout=0, isolation_level=None)
+
+        def work(session: Session) -> None:
+            session.scalar(text("SELECT 1"))  # begins the transaction
+            with pytest.raises(sqlite_driver.OperationalError, match="locked"):
+                other.execute("BEGIN IMMEDIATE")
+
+        sqlite_database.write(work)
+        other.execute("BEGIN IMMEDIATE")
+        other.execute("ROLLBACK")
+        other.close()
+
+    def test_a_reader_leaves_the_lock(self, sqlite_database: Database, sqlite_url: str) -> None:
+        other = sqlite_driver.connect(_path(sqlite_url), timeout=0, isolation_level=None)
+        with sqlite_database.read() as session:
+            store.get_experiments(session, [1])
+            other.execute("BEGIN IMMEDIATE")
+            other.execute("ROLLBACK")
+        other.close()
+
+    def test_the_pragmas(self, sqlite_database: Database) -> None:
+        with sqlite_database.read() as session:
+            found = {
+                name: session.scalar(text(f"PRAGMA {name}"))
+                for name in ("foreign_keys", "synchronous", "busy_timeout", "journal_mode")
+            }
+        wal = sqlite_driver.sqlite_version_info >= (3, 51, 3)
+        assert found == {
+            "foreign_keys": 1,
+            "synchronous": 2,
+            "busy_timeout": 30_000,
+            "journal_mode": "wal" if wal else "delete",
+        }
+
+    def test_a_writer_waits_for_another(self, sqlite_url: str) -> None:
+        first, second = Database(sqlite_url), Database(sqlite_url)
+        inside = threading.Event()
+
+        def slow(session: Session) -> None:
+            leases.greet(session, "slow", 1, 0)
+            inside.set()
+            time.sleep(0.3)
+
+        thread = threading.Thread(target=first.write, args=(slow,))
+        thread.start()
+        inside.wait()
+        write(second, leases.greet, "quick", 1, 0)
+        thread.join()
+        first.close()
+        second.close()
+
+    def test_makes_the_folder_of_its_file(self, tmp_path: Path) -> None:
+        database = Database(f"sqlite:///{tmp_path / 'a' / 'b' / 'ttsv.db'}")
+        with database.read() as session:
+            assert session.scalar(text("SELECT 1")) == 1
+        database.close()
+        assert (tmp_path / "a" / "b" / "ttsv.db").exists()
+
+
+class TestPostgres:
+    def test_the_limits(self, postgres_database: Database) -> None:
+        with postgres_database.read() as session:
+            found = {
+                name: session.scalar(text(f"SHOW {name}"))
+                for name in ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout")
+            }
+        assert found == {
+            "statement_timeout": "30s",
+            "lock_timeout": "10s",
+            "idle_in_transaction_session_timeout": "1min",
+        }
+
+    def test_a_deadlock_is_tried_again(self, postgres_database: Database) -> None:
+        """Two workers enter the same two new protocols the other way round."""
+        barrier = threading.Barrier(2)
+        tries: list[str] = []
+
+        def work(session: Session, order: str) -> None:
+            tries.append(order)
+            for name in order:
+                session.add(Protocol(fingerprint=f"{order}{name}", record={}))
+                session.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": ord(name)})
+                session.flush()
+                if name == order[0] and len(tries) <= 2:
+                    barrier.wait()
+
+        threads = [
+            threading.Thread(target=postgres_database.write, args=(lambda session, order=order: work(session, order),))
+            for order in ("ab", "ba")
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(tries) == 3
+        with postgres_database.read() as session:
+            assert session.query(Protocol).count() == 4
+
+    def test_a_connection_that_broke_is_replaced(self, postgres_database: Database) -> None:
+        with postgres_database.read() as session:
+            pid = session.scalar(text("SELECT pg_backend_pid()"))
+        killer = Database(postgres_database.engine.url.render_as_string(hide_password=False))
+        killer.write(lambda session: session.execute(text("SELECT pg_terminate_backend(:pid)"), {"pid": pid}))
+        killer.close()
+        with postgres_database.read() as session:
+            assert session.scalar(text("SELECT pg_backend_pid()")) != pid
+
+
+class TestBoth:
+    def test_a_reader_sees_one_moment(
+        self, submit: Submit, claim: Claim, database: Database, table: Table, database_url: str
+    ) -> None:
+        """What a page shows of an experiment and of its trials must fit together, whatever is written meanwhile."""
+        experiment_id = submit(seeds=1)
+        lease, trial_id = claim(), table(Trial)[0].id
+        with database.read() as session:
+            before = store.progress(session, [experiment_id])[experiment_id]
+
+            def start() -> None:  # on SQLite the commit waits for the reader
+                write(database, queue.start_trial, lease, trial_id)
+
+            thread = threading.Thread(target=start)
+            thread.start()
+            thread.join(0.3)
+            after = store.progress(session, [experiment_id])[experiment_id]
+        thread.join()
+        assert before == after
+        assert table(Trial)[0].state == TrialState.RUNNING
+
+    def test_reading_stores_nothing(self, database: Database, table: Table) -> None:
+        def write_while_reading() -> None:
+            with database.read() as session:
+                leases.greet(session, "someone", 1, 0)
+
+        if database.engine.dialect.name == "postgresql":
+            with pytest.raises(DBAPIError, match="read-only"):
+                write_while_reading()
+        else:
+            write_while_reading()
+        with database.read() as session:
+            assert store.last_worker_sign(session) is None
+
+    def test_a_failed_write_leaves_nothing(self, database: Database, table: Table, submit: Submit) -> None:
+        submit(seeds=1)
+
+        def work(session: Session) -> None:
+            session.get_one(Experiment, 1).name = "changed"
+            session.flush()
+            raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            database.write(work)
+        assert table(Experiment)[0].name == "grid"
+
+    def test_what_would_fail_again_is_not_tried_again(self, database: Database) -> None:
+        tries = []
+
+        def work(session: Session) -> None:
+            tries.append(1)
+            session.execute(insert(Protocol), [{"fingerprint": "a", "record": {}}] * 2)
+
+        with pytest.raises(IntegrityError):
+            database.write(work)
+        assert len(tries) == 1
+
+    def test_gives_up_after_some_tries(self, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+        class DeadlockError(Exception):
+            sqlstate = "40P01"
+
+        monkeypatch.setattr(time, "sleep", lambda seconds: None)
+        tries = []
+
+        def work(session: Session) -> None:
+            tries.append(1)
+            raise OperationalError("statement", {}, DeadlockError())
+
+        with pytest.raises(OperationalError):
+            database.write(work)
+        assert len(tries) == 5

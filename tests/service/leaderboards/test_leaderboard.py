@@ -1,0 +1,503 @@
+"""Leaderboards against the same sums in plain Python, on SQLite and Postgres: from stored scores, and added up."""
+
+import itertools
+import math
+import random
+import statistics
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import event
+from sqlalchemy.orm import Session
+
+from service.database import Experiment, ExperimentState, Protocol, Result, Tag, Trial, TrialState, now
+from service.database.engine import Database
+from service.errors import NotFoundError
+from service.leaderboards import cell_scores
+from service.leaderboards.filters import Filters, GroupBy
+from service.leaderboards.leaderboard import Board, Change, Group, Leaderboard, Question, Row, leaderboard
+from service.leaderboards.metrics import Metric
+from service.leaderboards.missing import Hole
+from service.paper.reference import references
+
+Make = Callable[..., dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A trial as these tests draw it: its cell, seed and what it gave under which protocol, if anything."""
+
+    cell: int
+    seed: int
+    protocol: str | None = "a"
+    accuracy: float = 0.5
+    loss: float = 1.0
+    dataset: str = "digits"
+    valid: bool = True
+    model: str = "small-cnn"
+
+
+def store_runs(session: Session, experiments: list[list[Run]], trial_result: Make, *, tags: bool = False) -> None:
+    """Enters experiments whose trials have the ids 1, 2, 3 ... in the order given; scores as finished trials make them.
+
+    `tags`: all have the tag "all".
+    """
+    for name in ("a", "b"):
+        session.add(Protocol(fingerprint=name, record={"name": name}))
+    session.flush()
+    trial_id = 0
+    for number, runs in enumerate(experiments, start=1):
+        state = ExperimentState.SUCCEEDED
+        counts = {"grid_points": len(runs), "trial_count": len(runs)}
+        session.add(Experiment(id=number, name="drawn", spec={}, state=state, **counts))
+        session.flush()
+        if tags:
+            session.add(Tag(experiment_id=number, name="all"))
+        for run in runs:
+            trial_id += 1
+            trial = Trial(
+                id=trial_id,
+                experiment_id=number,
+                number=trial_id,
+                fingerprint=f"{run.cell}-{run.seed}",
+                cell=f"cell {run.cell}",
+                config={"rank": run.cell, "seed": run.seed},
+                dataset=run.dataset,
+                model=run.model,
+                layer="dense",
+                rank=run.cell,
+                lambda_ort=0.0,
+                constraint="none",
+                seed=run.seed,
+                epochs=1,
+                state=TrialState.SUCCEEDED if run.protocol else TrialState.FAILED,
+            )
+            session.add(trial)
+            session.flush()
+            if run.protocol:
+                values = trial_result(run.accuracy, loss=run.loss, parameters=10**9 + run.cell, layers=[])
+                reasons = {} if run.valid else {"valid": False, "violations": ["certified, and broken"]}
+                session.add(Result(trial_id=trial_id, protocol=run.protocol, fence=1, **(values | reasons)))
+                cell_scores.refresh_cells(session, [(run.dataset, f"cell {run.cell}")])
+    session.flush()
+
+
+def brute_force(experiments: list[list[Run]], metric: str, only: int | None) -> tuple[dict[str, Any], list[str]]:
+    """Board -> rows (place, cell, trials, seeds, mean, std, min, max) in order, and the holes."""
+    runs = [run for number, runs in enumerate(experiments, 1) if only in (None, number) for run in runs]
+    cells = list(dict.fromkeys(run.cell for run in runs))
+    boards: dict[str, Any] = {}
+    holes = []
+    for cell in cells:
+        mine = [run for run in runs if run.cell == cell]
+        newest = {(run.protocol, run.seed): run for run in mine if run.protocol}  # later ones replace
+        trials = len({run.seed for run in mine})
+        if not newest:
+            holes.append(f"cell {cell}")
+        for protocol in sorted({protocol for protocol, _ in newest if protocol}):
+            values = [getattr(run, metric) for (name, _), run in newest.items() if name == protocol]
+            std = statistics.stdev(values) if len(values) > 1 else None
+            row = (f"cell {cell}", trials, len(values), statistics.mean(values), std, min(values), max(values))
+            boards.setdefault(protocol, []).append(row)
+    for rows in boards.values():
+        rows.sort(key=lambda row: row[3], reverse=metric == "accuracy")
+    return boards, holes
+
+
+exact = st.integers(0, 64).map(lambda k: k / 64)  # sums of these are exact, so equal means are equal
+free = st.floats(1e-3, 1e3)
+
+
+@st.composite
+def drawn_experiments(draw: st.DrawFn) -> list[list[Run]]:
+    keys = st.tuples(st.integers(0, 3), st.integers(0, 3))
+    experiments = []
+    for _ in range(draw(st.integers(1, 3))):
+        cells = draw(st.lists(keys, min_size=1, max_size=8, unique=True))
+        protocols = st.sampled_from(["a", "a", "b", None])
+        experiments.append([Run(*key, draw(protocols), draw(exact), draw(free)) for key in cells])
+    return experiments
+
+
+@pytest.fixture
+def session(database: Database) -> Iterator[Session]:
+    """Nothing of it is ever committed."""
+    with Session(database.writer) as session:
+        yield session
+
+
+def ask(session: Session, metric: str = "accuracy", only: int | None = None, **question: Any) -> Leaderboard:
+    filters = question.pop("filters", Filters(experiment_id=only))
+    return leaderboard(
+        session, Question(dataset="digits", metric=Metric(metric), filters=filters, **question), references
+    )
+
+
+@contextmanager
+def statements(session: Session) -> Iterator[list[str]]:
+    """What the session sends to its database meanwhile."""
+    sent: list[str] = []
+    engine = session.connection().engine
+
+    def note(*about: Any) -> None:
+        sent.append(about[2])
+
+    event.listen(engine, "before_cursor_execute", note)
+    yield sent
+    event.remove(engine, "before_cursor_execute", note)
+
+
+class TestBruteForce:
+    @pytest.mark.parametrize("metric", ["accuracy", "loss"])
+    @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(experiments=drawn_experiments(), by=st.sampled_from(["scores", "scores", "tag", "experiment"]))
+    def test_agrees(
+        self, session: Session, trial_result: Make, metric: str, experiments: list[list[Run]], by: str
+    ) -> None:
+        store_runs(session, experiments, trial_result, tags=True)
+        only = 1 if by == "experiment" else None
+        found = ask(session, metric, filters=Filters(experiment_id=only, tag="all" if by == "tag" else None))
+        session.rollback()
+        session.expunge_all()
+        boards, holes = brute_force(experiments, metric, only)
+        assert {board.protocol for board in found.boards} == set(boards)
+        assert [hole.cell for hole in found.holes] == holes
+        assert found.hole_count == len(holes)
+        for board in found.boards:
+            assert board.record == {"name": board.protocol}
+            expected = boards[board.protocol]
+            assert board.total == len(expected)
+            means = [row.metrics[metric]["mean"] for row in board.rows]
+            assert means == pytest.approx([row[3] for row in expected], rel=1e-12)
+            if metric == "accuracy":  # exact means: equals share a place
+                places = [1 + sum(other > mean for other in means) for mean in means]
+                assert [row.place for row in board.rows] == places
+            by_cell = {row[0]: row for row in expected}
+            assert {row.cell for row in board.rows} == set(by_cell)
+            for row in board.rows:
+                _, trials, seeds, _, std, low, high = by_cell[row.cell]
+                assert (row.trials, row.seeds, row.complete) == (trials, seeds, trials == seeds)
+                assert len(row.missing_seeds) == trials - seeds
+                spread = row.metrics[metric]
+                assert (spread["seeds"], spread["min"], spread["max"]) == (seeds, low, high)
+                assert (spread["std"] is None) == (std is None)
+                if spread["std"] is not None:
+                    assert spread["std"] == pytest.approx(std, rel=1e-9, abs=1e-12)
+        sizes = [len(board.rows) for board in found.boards]
+        assert sizes == sorted(sizes, reverse=True)
+
+
+@pytest.fixture
+def rank(session: Session, trial_result: Make) -> Callable[..., Leaderboard]:
+    def rank(*experiments: list[Run], **question: Any) -> Leaderboard:
+        store_runs(session, list(experiments), trial_result, tags=True)
+        return ask(session, **question)
+
+    return rank
+
+
+Rank = Callable[..., Leaderboard]
+
+
+def only_board(found: Leaderboard) -> Board:
+    (board,) = found.boards
+    return board
+
+
+def only_row(found: Leaderboard) -> Row:
+    (row,) = only_board(found).rows
+    return row
+
+
+class TestRules:
+    def test_nothing(self, session: Session) -> None:
+        assert ask(session) == Leaderboard([], [], 0, [], 0)
+
+    def test_a_row_says_its_cell_without_the_seed(self, rank: Rank) -> None:
+        row = only_row(rank([Run(3, 0), Run(3, 7)]))
+        assert (row.cell, row.config, row.seeds) == ("cell 3", {"rank": 3}, 2)
+        assert row.metrics["parameters"]["mean"] == 10**9 + 3
+        assert "robust_accuracy" not in row.metrics  # nobody asked for it
+
+    @pytest.mark.parametrize("filters", [Filters(), Filters(tag="all")], ids=["scores", "added up"])
+    def test_shown_metrics_are_to_the_last_digit_those_of_all(
+        self, session: Session, trial_result: Make, filters: Filters
+    ) -> None:
+        seeds = [Run(cell, seed, accuracy=1 / (3 + seed), loss=math.pi / 7**seed) for cell in (0, 1) for seed in (0, 1)]
+        store_runs(session, [seeds], trial_result, tags=True)
+        every = only_board(ask(session)).rows
+        assert len(every[0].metrics) > 10
+        chosen = only_board(ask(session, columns=(Metric.LOSS, Metric.ROBUST_ACCURACY), filters=filters)).rows
+        assert [list(row.metrics) for row in chosen] == [["accuracy", "loss"]] * 2  # none has robust_accuracy
+        for row, whole in zip(chosen, every, strict=True):
+            assert row.metrics == {name: whole.metrics[name] for name in ("accuracy", "loss")}
+
+    def test_another_board_costs_one_statement_more(self, session: Session, trial_result: Make) -> None:
+        runs = [Run(0, 0, "a"), Run(1, 0, "a"), Run(1, 1, None), Run(0, 1, "b"), Run(2, 0, "b"), Run(2, 1, "b")]
+        store_runs(session, [runs], trial_result)
+        with statements(session) as of_one:
+            assert len(ask(session, filters=Filters(protocol="a")).boards) == 1
+        with statements(session) as of_two:
+            assert len(ask(session).boards) == 2
+        assert len(of_two) == len(of_one) + 1  # the order of its rows; whole rows and their trials are read together
+
+    def test_a_front_costs_two_statements_more(self, session: Session, trial_result: Make) -> None:
+        store_runs(session, [[Run(0, 0, accuracy=0.5, loss=2.0), Run(1, 0, accuracy=0.75, loss=3.0)]], trial_result)
+        with statements(session) as plain:
+            ask(session)
+        with statements(session) as with_front:
+            found = only_board(ask(session, front=(Metric.ACCURACY, Metric.LOSS, Metric.ECE)))
+        assert found.front == ["cell 1", "cell 0"]
+        assert len(with_front) == len(plain) + 2  # all metrics of all rows, and who is on it
+
+    def test_a_trial_in_two_experiments_counts_once_with_its_newest_result(self, rank: Rank) -> None:
+        row = only_row(rank([Run(0, 0, accuracy=0.25)], [Run(0, 0, accuracy=0.75)]))
+        assert (row.trials, row.seeds, row.complete) == (1, 1, True)
+        assert row.metrics["accuracy"]["mean"] == 0.75
+
+    def test_a_later_failure_does_not_take_a_result_away(self, rank: Rank) -> None:
+        row = only_row(rank([Run(0, 0, accuracy=0.25)], [Run(0, 0, None)]))
+        assert (row.seeds, row.complete, row.metrics["accuracy"]["mean"]) == (1, True, 0.25)
+
+    def test_protocols_are_never_mixed(self, rank: Rank) -> None:
+        found = rank([Run(0, 0, "a", 0.5), Run(0, 1, "b", 1.0), Run(1, 0, "b", 0.25)])
+        means = {board.protocol: [row.metrics["accuracy"]["mean"] for row in board.rows] for board in found.boards}
+        assert means == {"b": [1.0, 0.25], "a": [0.5]}
+        assert list(means) == ["b", "a"]  # the board with more rows first
+
+    def test_a_cell_with_some_results_is_incomplete_and_one_without_is_a_hole(self, rank: Rank) -> None:
+        found = rank([Run(0, 0), Run(0, 1, None), Run(1, 0, None), Run(1, 1, None)])
+        row = only_row(found)
+        assert (row.trials, row.seeds, row.complete) == (2, 1, False)
+        assert found.holes == [Hole("cell 1", {"rank": 1}, 2)]
+
+    def test_equal_means_share_a_place(self, rank: Rank) -> None:
+        accuracies = [0.5, 0.75, 0.5, 0.25]
+        rows = only_board(rank([Run(cell, 0, "a", value) for cell, value in enumerate(accuracies)])).rows
+        places = sorted((row.place, row.cell) for row in rows)
+        assert places == [(1, "cell 1"), (2, "cell 0"), (2, "cell 2"), (4, "cell 3")]
+
+    def test_one_seed_has_no_deviation(self, rank: Rank) -> None:
+        assert only_row(rank([Run(0, 0)])).metrics["accuracy"]["std"] is None
+
+    @pytest.mark.parametrize("value", [0.1, 1 / 3, 0.975])
+    def test_equal_values_do_not_deviate(self, rank: Rank, value: float) -> None:
+        row = only_row(rank([Run(0, seed, "a", value, value) for seed in range(7)]))
+        for name in ("accuracy", "loss"):
+            spread = row.metrics[name]
+            assert spread["std"] is not None
+            assert spread["std"] < 1e-15
+            assert (spread["min"], spread["max"]) == (value, value)
+
+    def test_a_small_spread_keeps_its_digits(self, rank: Rank) -> None:
+        """A sum of squares minus a squared mean would lose all of them."""
+        losses = [1000 + k * 1e-6 for k in range(4)]
+        spread = only_row(rank([Run(0, seed, "a", 0.5, loss) for seed, loss in enumerate(losses)])).metrics["loss"]
+        assert spread["std"] == pytest.approx(statistics.stdev(losses), rel=1e-6)
+        assert math.isclose(spread["std"] or 0, 1e-6 * math.sqrt(5 / 3), rel_tol=1e-5)
+
+    def test_every_metric_knows_its_direction(self, session: Session, trial_result: Make) -> None:
+        store_runs(session, [[Run(0, 0, None), Run(1, 0, None)]], trial_result)
+        for trial_id, value in ((1, 1), (2, 0)):
+            values = trial_result(0.5) | {metric.value: value for metric in Metric}
+            session.add(Result(trial_id=trial_id, protocol="a", fence=1, **values))
+            cell_scores.refresh_cells(session, [("digits", f"cell {trial_id - 1}")])
+        for metric in Metric:
+            more = "accuracy" in metric or "certified" in metric or metric == "compression"
+            assert metric.more_is_better == more
+            for only in (None, 1):
+                first = only_board(ask(session, metric, only)).rows[0]
+                assert first.cell == ("cell 0" if more else "cell 1"), metric
+
+    def test_one_experiment_alone(self, rank: Rank) -> None:
+        found = rank([Run(0, 0, "a", 0.25), Run(0, 1, "a", 0.75)], [Run(0, 0, "a", 0.5), Run(1, 0, None)], only=2)
+        row = only_row(found)
+        assert (row.trials, row.seeds, row.metrics["accuracy"]["mean"]) == (1, 1, 0.5)
+        assert [hole.cell for hole in found.holes] == ["cell 1"]
+
+    def test_other_data_sets_are_elsewhere(self, rank: Rank) -> None:
+        found = rank([Run(0, 0), Run(1, 0, dataset="cifar10"), Run(2, 0, None, dataset="cifar10")])
+        assert only_row(found).cell == "cell 0"
+        assert found.holes == []
+
+    def test_archived_experiments_do_not_count(self, session: Session, rank: Rank) -> None:
+        rank([Run(0, 0, "a", 0.25), Run(1, 0)], [Run(0, 0, "a", 0.75)])
+        session.get_one(Experiment, 2).archived_at = now()
+        cell_scores.refresh_experiment(session, 2)
+        rows = only_board(ask(session)).rows
+        assert [(row.cell, row.metrics["accuracy"]["mean"]) for row in rows] == [("cell 1", 0.5), ("cell 0", 0.25)]
+        session.get_one(Experiment, 1).archived_at = now()
+        cell_scores.refresh_experiment(session, 1)
+        assert ask(session) == Leaderboard([], [], 0, [], 0)
+        session.get_one(Experiment, 2).archived_at = None
+        cell_scores.refresh_experiment(session, 2)
+        assert only_row(ask(session)).metrics["accuracy"]["mean"] == 0.75
+
+    def test_an_invalid_result_is_listed_and_ranks_nowhere(self, rank: Rank) -> None:
+        found = rank([Run(0, 0, accuracy=0.25), Run(0, 1, accuracy=1.0, valid=False), Run(1, 0, valid=False)])
+        row = only_row(found)
+        assert (row.metrics["accuracy"]["mean"], row.seeds, row.trials, row.missing_seeds) == (0.25, 1, 2, [1])
+        assert [(bad.trial_id, bad.reasons) for bad in found.invalid] == [
+            (2, ["certified, and broken"]),
+            (3, ["certified, and broken"]),
+        ]
+        assert found.invalid_count == 2
+        assert [hole.cell for hole in found.holes] == ["cell 1"]
+
+    def test_boards_apart_say_why(self, session: Session, rank: Rank) -> None:
+        rank([Run(0, 0), Run(1, 0)], [Run(0, 0, "b")])
+        records = {"a": {"split": {"seed": 0}, "eps": 0.5}, "b": {"split": {"seed": 1}, "eps": 0.5, "weights": "last"}}
+        for name, record in records.items():
+            session.get_one(Protocol, name).record = record
+        session.flush()
+        first, second = ask(session).boards
+        assert first.apart == []
+        assert [str(d) for d in second.apart] == ["split.seed: 1 here, 0 there", "weights: last here, none there"]
+
+
+MODES = pytest.mark.parametrize("tag", [None, "all"])  # from scores, and added up
+
+
+class TestQuestions:
+    @MODES
+    def test_pages_are_the_board_in_pieces(self, rank: Rank, session: Session, tag: str | None) -> None:
+        accuracies = [0.5, 0.75, 0.5, 0.25, 0.5, 1.0, 0.0]
+        whole = only_board(rank([Run(cell, 0, "a", value) for cell, value in enumerate(accuracies)])).rows
+        filters, rows, after, pages = Filters(protocol="a", tag=tag), [], None, 0
+        while pages == 0 or after is not None:
+            board = only_board(ask(session, filters=filters, limit=2, after=after))
+            assert board.total == len(accuracies)
+            rows += board.rows
+            after, pages = board.next, pages + 1
+        assert pages == 4
+        assert [row.place for row in rows] == [1, 2, 3, 3, 3, 6, 7]
+        assert [row.cell for row in rows] == [row.cell for row in whole]
+
+    def test_equal_means_stand_in_one_order_however_they_are_asked_for(self, rank: Rank, session: Session) -> None:
+        """Their cells' order: neither that of rows, which were stored in another order here, nor that of trials."""
+        again = [Run(cell, 1) for cell in (3, 0, 5, 1)]
+        stored = only_board(rank([Run(cell, 0) for cell in range(8)], again, front=(Metric.ACCURACY, Metric.LOSS)))
+        cells = sorted((f"cell {cell}" for cell in range(8)), key=cell_scores.tie_of, reverse=True)
+        assert [row.cell for row in stored.rows] == stored.front == cells != sorted(cells)
+        for filters in (Filters(tag="all"), Filters(model="small-cnn"), Filters(tag="all", protocol="a")):
+            board = only_board(ask(session, filters=filters, front=(Metric.ACCURACY, Metric.LOSS)))
+            assert [row.cell for row in board.rows] == board.front == cells
+            by_loss = only_board(ask(session, Metric.LOSS, filters=filters, group_by=GroupBy.RANK))
+            assert [row.cell for row in by_loss.rows] == cells[::-1]
+
+    @pytest.mark.parametrize(
+        "respects",
+        [
+            *itertools.permutations([Metric.ACCURACY, Metric.LOSS, Metric.PARAMETERS], 2),
+            (Metric.ACCURACY, Metric.LOSS, Metric.PARAMETERS),
+        ],
+    )
+    def test_fronts_of_few_values_and_many_ties(
+        self, rank: Rank, session: Session, respects: tuple[Metric, ...]
+    ) -> None:
+        source = random.Random(7)
+        drawn = [(source.randrange(5) / 4, float(source.randrange(5))) for _ in range(40)]
+        rank([Run(cell, 0, "a", *pair, model="ab"[cell % 2]) for cell, pair in enumerate(drawn)])
+        points = {
+            cell: {Metric.ACCURACY: -accuracy, Metric.LOSS: loss, Metric.PARAMETERS: cell}
+            for cell, (accuracy, loss) in enumerate(drawn)
+        }
+        for model in (None, "a"):
+            mine = [[point[m] for m in respects] for cell, point in points.items() if model is None or cell % 2 == 0]
+            cells = [cell for cell in points if model is None or cell % 2 == 0]
+            expected = {
+                f"cell {cell}"
+                for cell, here in zip(cells, mine, strict=True)
+                if not any(there != here and all(a <= b for a, b in zip(there, here, strict=True)) for there in mine)
+            }
+            for tag in (None, "all"):
+                board = only_board(ask(session, filters=Filters(model=model, tag=tag), front=respects))
+                assert len(board.front or ()) == len(expected)
+                assert set(board.front or ()) == expected == {row.cell for row in board.rows if row.on_front}
+
+    def test_a_cursor_serves_any_choice_of_the_same_trials(self, rank: Rank, session: Session) -> None:
+        rank([Run(cell, 0) for cell in range(4)])
+        first = only_board(ask(session, limit=1))
+        second = only_board(ask(session, filters=Filters(tag="all", protocol="a"), limit=1, after=first.next))
+        third = only_board(ask(session, filters=Filters(protocol="a"), limit=2, after=second.next))
+        shown = [*first.rows, *second.rows, *third.rows]
+        assert [row.cell for row in shown] == [row.cell for row in only_board(ask(session)).rows]
+
+    @MODES
+    @pytest.mark.parametrize(
+        ("filters", "cells"),
+        [
+            ({"model": "vgg11"}, [0, 1]),
+            ({"layer": "tt"}, []),
+            ({"constraint": "none"}, [0, 1, 2]),
+            ({"rank": 2.0}, [2]),
+            ({"rank": "none"}, []),
+            ({"min_seeds": 2}, [1]),
+            ({"protocol": "b"}, []),
+        ],
+    )
+    def test_filters(
+        self, rank: Rank, session: Session, tag: str | None, filters: dict[str, Any], cells: list[int]
+    ) -> None:
+        rank([Run(0, 0, model="vgg11"), Run(1, 0, model="vgg11"), Run(1, 1, model="vgg11"), Run(2, 0)])
+        boards = ask(session, filters=Filters(tag=tag, **filters)).boards
+        assert sorted(row.cell for board in boards for row in board.rows) == [f"cell {cell}" for cell in cells]
+        assert sum(board.total for board in boards) == len(cells)
+
+    def test_an_unknown_tag_has_nothing(self, rank: Rank, session: Session) -> None:
+        rank([Run(0, 0)])
+        assert ask(session, filters=Filters(tag="none")).boards == []
+
+    @MODES
+    def test_groups_show_their_best_cell(self, rank: Rank, session: Session, tag: str | None) -> None:
+        runs = [Run(0, 0, "a", 0.5, model="vgg11"), Run(1, 0, "a", 0.75, model="vgg11"), Run(2, 0, "a", 0.625)]
+        rank(runs)
+        board = only_board(ask(session, filters=Filters(tag=tag), group_by=GroupBy.MODEL))
+        assert [(row.place, row.cell, row.group) for row in board.rows] == [
+            (1, "cell 1", Group(GroupBy.MODEL, "vgg11", 2)),
+            (2, "cell 2", Group(GroupBy.MODEL, "small-cnn", 1)),
+        ]
+        assert board.total == 2
+
+    @MODES
+    def test_the_front_is_marked(self, rank: Rank, session: Session, tag: str | None) -> None:
+        points = [(0.5, 1.0), (0.75, 2.0), (0.25, 3.0), (0.75, 2.0), (1.0, 4.0)]  # accuracy up, loss down
+        rank([Run(cell, 0, "a", *point) for cell, point in enumerate(points)])
+        front = (Metric.ACCURACY, Metric.LOSS)
+        board = only_board(ask(session, filters=Filters(tag=tag), front=front, limit=2))
+        expected = {"cell 0", "cell 1", "cell 3", "cell 4"}
+        assert set(board.front or ()) == expected
+        assert [row.on_front for row in board.rows] == [row.cell in expected for row in board.rows]
+        whole = only_board(ask(session, filters=Filters(tag=tag), front=front))
+        assert {row.cell for row in whole.rows if row.on_front} == expected
+
+    @MODES
+    def test_differences_to_a_baseline(self, rank: Rank, session: Session, tag: str | None) -> None:
+        values = {0: [0.5, 0.625, 0.5], 1: [0.75, 1.0], 2: [0.25]}
+        rank([Run(cell, seed, "a", value) for cell, mine in values.items() for seed, value in enumerate(mine)])
+        rows = only_board(ask(session, filters=Filters(tag=tag), baseline="cell 0")).rows
+        changes = {row.cell: row.difference["accuracy"] for row in rows if row.difference}
+        assert changes["cell 0"].mean == 0
+        error = math.sqrt(statistics.variance(values[0]) / 3 + statistics.variance(values[1]) / 2)
+        assert changes["cell 1"].error == pytest.approx(error)
+        assert changes["cell 1"].mean == pytest.approx(0.875 - statistics.mean(values[0]))
+        assert changes["cell 2"] == Change(0.25 - statistics.fmean(values[0]), None)
+        with pytest.raises(NotFoundError, match="cell 9"):
+            ask(session, filters=Filters(tag=tag), baseline="cell 9")
+
+    @MODES
+    def test_columns_asked_for(self, rank: Rank, session: Session, tag: str | None) -> None:
+        rank([Run(0, 0)])
+        row = only_row(ask(session, "loss", filters=Filters(tag=tag), columns=(Metric.ECE, Metric.MCE)))
+        assert list(row.metrics) == ["ece", "loss"]
+
+    @MODES
+    def test_cells_without_the_metric_are_counted(self, rank: Rank, session: Session, tag: str | None) -> None:
+        rank([Run(0, 0), Run(1, 0)])
+        board = only_board(ask(session, "robust_accuracy", filters=Filters(tag=tag)))
+        assert (board.rows, board.total, board.unmeasured) == ([], 0, 2)

@@ -1,0 +1,156 @@
+"""Tables as text: hostile names stay text in CSV, Markdown and LaTeX."""
+
+import csv
+import io
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.leaderboards.text_tables import (
+    Measured,
+    Sheet,
+    defused,
+    escape_latex,
+    escape_markdown,
+    to_csv,
+    to_latex,
+    to_markdown,
+)
+
+HOSTILE = [
+    "=HYPERLINK(1)",
+    "+1+1",
+    "-2+3",
+    "@SUM(A1)",
+    "\t=1",
+    "\r=1",
+    " =1",
+    "\n=1",
+    "a|b",
+    "<script>alert(1)</script>",
+    "[x](javascript:alert(1))",
+    "`code` *bold* _em_ ~s~ # & http://example.org",
+    "\\input{/etc/passwd}",
+    "\\write18{id}",
+    "\\\\[1cm]",
+    "[1cm]",
+    "100% $x$ _a ^b #c &d {e} ~f",
+    "^^5cinput",
+    '"quoted" `` ?`',
+    "\u202eright to left\u200b",
+    "a\x00b\x07\x1b[31m\x85\u2028c",
+    "中文 é ß ÿ 🎉 \ufeff",
+    "line\nbreak",
+    "",
+]
+
+
+def sheet(names: list[str]) -> Sheet:
+    rows = [[name, 1, 0.25, Measured(97.125, 0.5, 2, best=True), Measured(96.0, None, 2), None] for name in names]
+    numeric = [False, True, True, True, True, True]
+    return Sheet(names[0], [names[-1], "#", "lr", "accuracy (%)", "ECE (%)", "none"], numeric, rows, names)
+
+
+class TestCsv:
+    @pytest.mark.parametrize("text", HOSTILE)
+    def test_no_cell_is_a_formula(self, text: str) -> None:
+        (row,) = list(csv.reader(io.StringIO(to_csv([text], []), newline="")))
+        assert row[0] in (text, f"'{text}")
+        assert row[0].lstrip(" \n\r\t")[:1] not in tuple("=+-@")
+
+    @given(st.text(max_size=8))
+    def test_whatever_the_text(self, text: str) -> None:
+        assert defused(text) in (text, f"'{text}")
+        first = defused(text).lstrip(" \n")[:1]
+        assert first == "" or first not in "=+-@\t\r"
+
+    def test_numbers_stay_numbers(self) -> None:
+        text = to_csv(["a", "b", "c"], [[-0.125, 1e-7, None], [-3, True, "-3"]])
+        assert text == "a,b,c\r\n-0.125,1e-07,\r\n-3,True,'-3\r\n"
+
+    def test_line_breaks_and_commas_stay_in_their_cell(self) -> None:
+        rows = list(csv.reader(io.StringIO(to_csv(["a,b", 'c"d', "e\nf"], []), newline="")))
+        assert rows == [["a,b", 'c"d', "e\nf"]]
+
+
+class TestMarkdown:
+    def test_a_table(self) -> None:
+        text = to_markdown(
+            [Sheet("t", ["name", "x"], [False, True], [["a", Measured(1.5, 0.25, 1, best=True)]], ["n"])]
+        )
+        assert text == "**t**\n\n| name | x |\n| --- | ---: |\n| a | **1.5** ± 0.2 |\n\n- n\n"
+
+    @pytest.mark.parametrize("text", HOSTILE)
+    def test_text_is_text(self, text: str) -> None:
+        escaped = escape_markdown(text)
+        assert "<" not in escaped
+        assert ">" not in escaped
+        assert "\n" not in escaped
+        assert not re.search(r"(?<!\\)[|`*_\[\]~#]", escaped)
+        assert escaped.isprintable()
+
+    def test_columns_are_equal(self) -> None:
+        lines = [line for line in to_markdown([sheet(HOSTILE)]).splitlines() if line.startswith("|")]
+        assert len(lines) == 2 + len(HOSTILE)
+        assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {7}
+
+
+COMMANDS = {
+    *("begin", "end", "centering", "caption", "small", "toprule", "midrule", "bottomrule", "textbf", "pm", "medskip"),
+    *("parbox", "linewidth", "footnotesize", "raggedright", "textbackslash", "textasciicircum", "textasciitilde"),
+    *("textless", "textgreater", "textbar", "resizebox", "ifdim", "width", "else", "fi"),
+}
+
+
+class TestLatex:
+    @pytest.mark.parametrize("text", HOSTILE)
+    def test_text_is_text(self, text: str) -> None:
+        escaped = escape_latex(text)
+        assert set(re.findall(r"\\([a-zA-Z]+)", escaped)) <= COMMANDS
+        assert "^^" not in escaped
+        assert all(" " <= c <= "~" or "À" <= c <= "ÿ" for c in escaped)
+        bare = re.sub(r"\\([{}$&#%_]|[a-z]+)", "", escaped).replace("$$", "")
+        assert not set(bare) & set("\\$&#%_^~")
+        assert bare.count("{") == bare.count("}")
+
+    def test_structure(self) -> None:
+        """Commands that are ours, balanced braces and environments, equal columns."""
+        text = to_latex([sheet(HOSTILE)])
+        assert set(re.findall(r"\\([a-zA-Z]+)", text)) - {"usepackage"} <= COMMANDS
+        opened = re.findall(r"\\(begin|end)\{(\w+)\}", text)
+        assert opened == [("begin", "table"), ("begin", "tabular"), ("end", "tabular"), ("end", "table")]
+        bare = re.sub(r"\\[\\{}$&#%_]", "", text.replace("{%", "{"))
+        assert bare.count("{") == bare.count("}")
+        body = text[text.index("\\toprule") : text.index("\\bottomrule")]
+        rows = [line for line in body.splitlines() if line.endswith("\\\\")]
+        assert len(rows) == 1 + len(HOSTILE)
+        assert {len(re.findall(r"(?<!\\)&", row)) for row in rows} == {5}
+        assert "\\textbf{97.12} $\\pm$ 0.50" in text
+
+    def test_it_compiles(self, tmp_path: Path) -> None:
+        """Alone, and put into a document as the comment says."""
+        program = shutil.which("pdflatex")
+        if program is None:
+            pytest.skip("there is no TeX here; the structure is checked in any case")
+        packages = "\\usepackage{booktabs}\n\\usepackage{graphicx}"
+        around = f"\\documentclass{{article}}\n{packages}\n\\begin{{document}}\n%s\n\\end{{document}}\n"
+        wide = Sheet("wide", ["a long heading"] * 24, [True] * 24, [[1.5] * 24] * 3, ["a note"])
+        documents = {
+            "alone": to_latex([sheet(HOSTILE)], standalone=True),
+            "wide": to_latex([wide], standalone=True),
+            "inside": around % to_latex([sheet(HOSTILE)]),
+            "wide inside": around % to_latex([wide]),
+        }
+        for name, text in documents.items():
+            (tmp_path / f"{name}.tex").write_text(text)
+            command = [program, "-interaction=nonstopmode", "-halt-on-error", "-no-shell-escape", f"{name}.tex"]
+            done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, errors="replace", check=False)
+            assert done.returncode == 0, done.stdout[-2000:]
+            assert "Missing character" not in done.stdout
+            assert "wide" not in name or "Overfull" not in done.stdout
+            assert (tmp_path / f"{name}.pdf").stat().st_size > 1000

@@ -1,0 +1,189 @@
+"""The paper's tables and figures as specs."""
+
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from service.errors import NotFoundError
+from service.paper.presets import Protocol, Scale, preset_spec, presets
+from service.specs.grid import ExperimentSpec, Plan, expand_grid
+from ttsv.config.evaluation import EVALUATION
+from ttsv.config.trial import TrialConfig
+from ttsv.data.catalog import dataset_info
+from ttsv.models.shapes import layer_shapes, shape_compression
+
+NAMES = [preset.name for preset in presets()]
+
+
+def plan(name: str, **options: Any) -> Plan:
+    return expand_grid(ExperimentSpec.model_validate(preset_spec(f"senderovich2022/{name}", **options)), max_trials=500)
+
+
+def configs(name: str, **options: Any) -> list[TrialConfig]:
+    return [planned.config for planned in plan(name, **options).trials]
+
+
+def test_every_table_and_figure_is_there() -> None:
+    assert [name.removeprefix("senderovich2022/") for name in NAMES] == [
+        "table1",
+        "table2",
+        "table3",
+        "table4",
+        "figure-vgg",
+        "figure-lipschitz",
+        "figure-speedup",
+        "figure-soc-speedup",
+    ]
+
+
+@pytest.mark.parametrize("protocol", Protocol)
+@pytest.mark.parametrize("scale", Scale)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_trial_has_a_network_for_its_images(name: str, scale: Scale, protocol: Protocol) -> None:
+    found = plan(name.removeprefix("senderovich2022/"), scale=scale, protocol=protocol)
+    assert scale is Scale.SMOKE or found.points == len(found.trials), "no two cells are one"
+    for planned in found.trials:
+        config = planned.config
+        info = dataset_info(config.dataset)
+        assert info is not None
+        shapes = layer_shapes(
+            config.model, in_channels=info.channels, image_size=info.image_size, num_classes=info.classes
+        )
+        assert shapes
+        if scale is Scale.SMOKE:
+            assert info.embedded
+            assert config.training.epochs * (config.training.steps or 99) <= 4
+
+
+def test_an_unknown_name_is_answered_with_those_there_are() -> None:
+    with pytest.raises(NotFoundError, match="no preset 'table1'; there are senderovich2022/table1, "):
+        preset_spec("table1")
+
+
+COMPRESSIONS: dict[tuple[str, float | None], float] = {  # of every compressed row that the paper prints
+    ("lipconvnet-5", 128): 2.9,
+    ("lipconvnet-5", 256): 1.2,
+    ("lipconvnet-20", 128): 3.3,
+    ("lipconvnet-20", 256): 1.4,
+    ("lipconvnet-30", 128): 3.5,
+    ("lipconvnet-30", 256): 1.5,
+    ("wrn16-10", 192): 3.6,
+    ("wrn16-10", 256): 2.4,
+    ("wrn16-10", 320): 1.8,
+}
+
+
+@pytest.mark.parametrize("name", ["table1", "table2", "table4"])
+def test_compressions_are_those_printed(name: str) -> None:
+    seen = set()
+    for config in configs(name):
+        shapes = layer_shapes(config.model, num_classes=10)
+        found = shape_compression(shapes, config.rank, config.layer)
+        key = (config.model, config.rank)
+        assert round(found, 1) == COMPRESSIONS.get(key, 1.0)
+        seen.add(key)
+    assert len(seen) == (9 if name == "table1" else 4)
+
+
+def test_rows_are_those_printed() -> None:
+    table1 = {(c.model, c.layer, c.rank) for c in configs("table1")}
+    assert table1 == {
+        (f"lipconvnet-{depth}", "soc" if rank is None else "soc-tt", rank)
+        for depth in (5, 20, 30)
+        for rank in (None, 128, 256)
+    }
+    for name, dataset in (("table2", "cifar10"), ("table4", "cifar100")):
+        rows = {(c.constraint, c.delta, c.rank) for c in configs(name)}
+        assert rows == {
+            (constraint, delta, rank)
+            for constraint, delta in (("none", None), ("clip", 1.0), ("clip", 2.0), ("divide", None))
+            for rank in (None, 192, 256, 320)
+        }
+        assert {c.dataset for c in configs(name)} == {dataset}
+    table3 = {(c.model, c.lambda_ort) for c in configs("table3")}
+    assert len(table3) == len(configs("table3")) == 18
+    assert {("lipconvnet-5", 5e3), ("lipconvnet-20", 4e5), ("lipconvnet-30", 1.2e6)} <= table3
+
+
+def test_where_text_and_programs_differ_both_are_there() -> None:
+    both = (Protocol.CODE, Protocol.TEXT)
+    assert [{c.training.gamma for c in configs("table2", protocol=p)} for p in both] == [{0.2}, {0.1}]
+    normalizers = [{c.ort_normalizer for c in configs("table3", protocol=p)} for p in both]
+    assert normalizers == [{"code"}, {"paper"}]
+    rates = [
+        {c.training.lr for c in configs("table1", protocol=p) if c.model == "lipconvnet-30" and c.rank} for p in both
+    ]
+    assert rates == [{0.05}, {0.1}]
+    iterations = [
+        {c.division.power_iterations for c in configs("table2", protocol=p) if c.constraint == "divide"} for p in both
+    ]
+    assert iterations == [{2}, {1}]
+    selections = [{c.training.select for c in configs("table2", protocol=p)} for p in Protocol]
+    assert selections == [{"last"}, {"last"}, {"best"}]
+
+
+def test_networks_are_evaluated_as_the_paper_does() -> None:
+    for name in ("table1", "table2", "table3", "table4", "figure-vgg", "figure-lipschitz"):
+        for config in configs(name):
+            found = config.evaluation
+            assert (found.attack, found.attack_norm, found.attack_eps, found.attack_version) == (
+                "autoattack",
+                "L2",
+                0.5,
+                "standard",
+            )
+            assert (found.attack_images, found.corruptions, found.corruption_images) == (None, "published", None)
+            assert found.certified
+            assert (found.lipschitz == "both") == (name == "figure-lipschitz")
+        for config in configs(name, scale=Scale.SMOKE):
+            found = config.evaluation
+            assert (found.attack, found.corruptions, found.certified) == ("pgd", "generated", True)
+            assert (found.attack_images, found.corruption_images) == (4, 1)
+            assert (found.lipschitz, found.lipschitz_images) == (
+                ("fgsm", 2) if name == "figure-lipschitz" else ("none", None)
+            )
+    for name in ("figure-speedup", "figure-soc-speedup"):
+        assert {config.evaluation for config in configs(name)} == {EVALUATION}
+
+
+def test_cells_with_other_hyperparameters() -> None:
+    decays = {c.constraint: c.training.weight_decay for c in configs("table4")}
+    assert decays == {"none": 1e-4, "clip": 1e-4, "divide": 5e-5}
+    for config in configs("table1"):
+        assert config.training.weight_decay == (5e-4 if config.layer == "soc" else 0.0)
+        assert (config.training.nesterov, config.augmentation.padding) == (False, "zeros")
+        assert config.mean == (0.4914, 0.4822, 0.4465)
+        assert config.std == (0.2507,)
+    vgg = configs("figure-vgg")
+    assert {c.training.amsgrad for c in vgg} == {True}
+    assert {(c.dataset, c.rank, c.constraint) for c in vgg} == {
+        (dataset, rank, constraint)
+        for dataset in ("cifar10", "cifar100")
+        for rank in (None, 192, 256, 320)
+        for constraint in ("none", "clip", "divide")
+    }
+
+
+class TestApi:
+    def test_listing_showing_posting(self, api: TestClient) -> None:
+        assert [preset["name"] for preset in api.get("/v1/presets").json()] == NAMES
+        shown = api.get("/v1/presets/senderovich2022/table2", params={"scale": "smoke", "protocol": "text"}).json()
+        assert shown["name"] == "senderovich2022/table2 (smoke, text)"
+        headers = {"Idempotency-Key": "once"}
+        url = "/v1/presets/senderovich2022/table2?scale=smoke&protocol=text"
+        first, again = (api.post(url, headers=headers) for _ in range(2))
+        assert first.status_code == 201
+        assert first.json() == again.json()
+        assert first.headers["Location"] == f"/v1/experiments/{first.json()['id']}"
+        assert first.json()["trial_count"] == 8
+        posted = api.post("/v1/experiments", json=shown).json()
+        assert posted["spec"] == first.json()["spec"]
+
+    def test_refusals(self, api: TestClient) -> None:
+        for answer in (api.get("/v1/presets/senderovich2022/table9"), api.post("/v1/presets/x/y")):
+            assert answer.status_code == 404
+            assert "senderovich2022/table1" in answer.json()["detail"]
+        wrong = api.get("/v1/presets/senderovich2022/table1?scale=large")
+        assert wrong.status_code == 422
+        assert wrong.json()["errors"][0]["field"] == "scale"

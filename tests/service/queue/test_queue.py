@@ -1,0 +1,823 @@
+"""The queue's contract, the same on SQLite and Postgres."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import pytest
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from service.database import (
+    Artifact,
+    EpochPoint,
+    Event,
+    Experiment,
+    ExperimentState,
+    Protocol,
+    Result,
+    Trial,
+    TrialState,
+    Worker,
+    now,
+)
+from service.database.engine import Database
+from service.errors import LeaseLostError
+from service.experiments import actions, store, submission
+from service.queue import leases
+from service.queue import trials as queue
+from service.queue.leases import MAX_FRUITLESS_CLAIMS, Lease, Watched
+from service.queue.trials import MAX_ATTEMPTS, ArtifactFile
+from service.specs.grid import ExperimentSpec, PlannedTrial, expand_grid
+
+BASE: dict[str, Any] = {"dataset": "digits", "model": "small-cnn", "training": {"epochs": 3}}
+
+Submit = Callable[..., int]
+Claim = Callable[..., Lease]
+Finish = Callable[..., None]
+Table = Callable[[type], list[Any]]
+Make = Callable[..., dict[str, Any]]
+MakeProtocol = Callable[..., tuple[str, dict[str, Any]]]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def write(database: Database, function: Callable[Concatenate[Session, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """One call in one transaction."""
+    return database.write(lambda session: function(session, *args, **kwargs))
+
+
+PROTOCOL = ("p" * 64, {"split": "test"})
+
+
+def planned(**fields: Any) -> PlannedTrial:
+    """A trial as a searcher suggests it."""
+    spec = ExperimentSpec(name="one", base=BASE | fields)
+    return expand_grid(spec, max_trials=1).trials[0]
+
+
+def snapshot(table: Table) -> list[tuple[Any, ...]]:
+    """Everything that is stored, to be compared."""
+    kinds = (Experiment, Trial, EpochPoint, Protocol, Result, Artifact, Event)
+    return [
+        (kind.__name__, *(getattr(row, column.key) for column in kind.__table__.columns))
+        for kind in kinds
+        for row in table(kind)
+    ]
+
+
+def try_claim(database: Database) -> Lease | None:
+    return write(database, leases.claim, "worker", None)
+
+
+class TestClaim:
+    def test_an_empty_queue_gives_nothing(self, database: Database) -> None:
+        assert try_claim(database) is None
+
+    def test_the_highest_priority_comes_first_and_the_oldest_among_equals(
+        self, submit: Submit, database: Database
+    ) -> None:
+        ids = [submit(name=str(priority), priority=priority) for priority in (0, 5, -3, 5, 0)]
+        claimed = [lease.experiment_id for lease in iter(lambda: try_claim(database), None)]
+        assert claimed == [ids[1], ids[3], ids[0], ids[4], ids[2]]
+
+    def test_marks_the_experiment_and_leaves_its_trials(self, submit: Submit, claim: Claim, table: Table) -> None:
+        submit()
+        lease = claim("first")
+        (experiment,) = table(Experiment)
+        assert lease == Lease(experiment.id, 1)
+        assert (experiment.state, experiment.fence, experiment.fruitless_claims) == (ExperimentState.RUNNING, 1, 1)
+        assert (experiment.worker, experiment.process) == ("first", {"pid": 1})
+        assert experiment.started_at is not None
+        assert {trial.state for trial in table(Trial)} == {TrialState.QUEUED}
+
+    def test_a_second_claim_keeps_the_first_start(
+        self, submit: Submit, claim: Claim, table: Table, database: Database
+    ) -> None:
+        submit()
+        lease = claim()
+        started = table(Experiment)[0].started_at
+        write(database, leases.release, lease, drained=True)
+        claim()
+        assert table(Experiment)[0].started_at == started
+
+    @pytest.mark.parametrize("state", [state for state in ExperimentState if state != ExperimentState.QUEUED])
+    def test_only_queued_experiments_can_be_claimed(
+        self, submit: Submit, database: Database, state: ExperimentState
+    ) -> None:
+        experiment_id = submit()
+
+        def change(session: Session) -> None:
+            store.get_experiment(session, experiment_id).state = state
+
+        database.write(change)
+        assert try_claim(database) is None
+
+
+class TestQuarantine:
+    def lose(self, database: Database, times: int) -> None:
+        """Claims, and dies without a word, so many times."""
+        for _ in range(times):
+            lease = try_claim(database)
+            assert lease is not None
+            with database.read() as session:
+                (seen,) = leases.watch(session)
+            assert write(database, leases.reap, seen)
+
+    def test_an_experiment_that_kills_every_worker_fails(
+        self, submit: Submit, database: Database, table: Table
+    ) -> None:
+        submit(name="bad", priority=1)
+        good = submit(name="good")
+        self.lose(database, MAX_FRUITLESS_CLAIMS)
+        lease = try_claim(database)
+        assert lease is not None
+        assert lease.experiment_id == good
+        bad = table(Experiment)[0]
+        assert bad.state == ExperimentState.FAILED
+        assert "3 claims in a row" in bad.error
+        assert bad.finished_at is not None
+        trials = [trial for trial in table(Trial) if trial.experiment_id == bad.id]
+        assert {(trial.state, trial.failure, trial.error) for trial in trials} == {
+            (TrialState.FAILED, "infrastructure", bad.error)
+        }
+        assert {trial.state for trial in table(Trial) if trial.experiment_id == good} == {TrialState.QUEUED}
+
+    def test_a_new_epoch_starts_the_count_anew(
+        self, submit: Submit, claim: Claim, database: Database, table: Table, epoch_point: Make
+    ) -> None:
+        submit(seeds=1)
+        self.lose(database, MAX_FRUITLESS_CLAIMS - 1)
+        lease, trial = claim(), table(Trial)[0]
+        write(database, queue.start_trial, lease, trial.id)
+        write(database, queue.add_epoch, lease, trial.id, epoch_point(1))
+        assert table(Experiment)[0].fruitless_claims == 0
+        write(database, leases.release, lease, drained=False)
+        self.lose(database, MAX_FRUITLESS_CLAIMS)
+        assert try_claim(database) is None
+
+    def test_an_epoch_that_was_there_before_is_no_progress(
+        self, submit: Submit, database: Database, table: Table, epoch_point: Make
+    ) -> None:
+        """A trial that kills its worker in epoch 2 and starts from epoch 1 again would go on for ever."""
+        submit(seeds=1)
+        claims = 0
+        while (lease := try_claim(database)) is not None and claims < 20:
+            claims += 1
+            trial = table(Trial)[0]
+            write(database, queue.start_trial, lease, trial.id)
+            write(database, queue.add_epoch, lease, trial.id, epoch_point(1))
+            write(database, leases.release, lease, drained=False)
+        assert claims == 1 + MAX_FRUITLESS_CLAIMS
+        assert table(Experiment)[0].state == ExperimentState.FAILED
+
+    @pytest.mark.parametrize("end", ["finish", "fail"])
+    def test_a_final_trial_is_progress(
+        self, submit: Submit, claim: Claim, database: Database, table: Table, finish: Finish, end: str
+    ) -> None:
+        submit(seeds=2)
+        lease, trial = claim(), table(Trial)[0]
+        if end == "finish":
+            finish(lease, trial.id)
+        else:
+            write(database, queue.start_trial, lease, trial.id)
+            write(database, queue.fail_trial, lease, trial.id, "oom", "too large")
+        assert table(Experiment)[0].fruitless_claims == 0
+
+    def test_draining_is_not_held_against_an_experiment(self, submit: Submit, database: Database) -> None:
+        submit()
+        for _ in range(3 * MAX_FRUITLESS_CLAIMS):
+            lease = try_claim(database)
+            assert lease is not None
+            write(database, leases.release, lease, drained=True)
+
+
+WRITES: dict[str, Callable[[Session, Lease, int, dict[str, Any], dict[str, Any]], object]] = {
+    "renew": lambda session, lease, trial, point, result: leases.renew(session, lease),
+    "release": lambda session, lease, trial, point, result: leases.release(session, lease, drained=False),
+    "drain": lambda session, lease, trial, point, result: leases.release(session, lease, drained=True),
+    "unfinished_trials": lambda session, lease, trial, point, result: queue.unfinished_trials(session, lease),
+    "start_trial": lambda session, lease, trial, point, result: queue.start_trial(session, lease, trial),
+    "add_epoch": lambda session, lease, trial, point, result: queue.add_epoch(session, lease, trial, point),
+    "finish_trial": lambda session, lease, trial, point, result: queue.finish_trial(
+        session, lease, trial, result, PROTOCOL
+    ),
+    "fail_trial": lambda session, lease, trial, point, result: queue.fail_trial(
+        session, lease, trial, "oom", "too big"
+    ),
+    "lose_trial": lambda session, lease, trial, point, result: queue.lose_trial(session, lease, trial, "gone"),
+    "early_stop_trial": lambda session, lease, trial, point, result: queue.early_stop_trial(session, lease, trial),
+    "add_trial": lambda session, lease, trial, point, result: queue.add_trial(session, lease, planned(seed=77)),
+    "complete": lambda session, lease, trial, point, result: leases.complete(session, lease),
+}
+
+
+def test_every_function_that_takes_a_lease_is_in_the_fence_tests() -> None:
+    taking = {
+        name
+        for name, function in vars(queue).items()
+        if callable(function) and not name.startswith("_") and "lease" in getattr(function, "__annotations__", {})
+    }
+    assert taking - {"is_held", "is_stopping"} == set(WRITES) - {"drain"}
+
+
+class TestFence:
+    @pytest.mark.parametrize(
+        "how", ["reaped", "claimed anew", "released", "cancelled", "paused", "stopped", "completed", "invented"]
+    )
+    def test_a_stale_lease_writes_nothing(
+        self,
+        submit: Submit,
+        claim: Claim,
+        database: Database,
+        table: Table,
+        epoch_point: Make,
+        trial_result: Make,
+        finish: Finish,
+        how: str,
+    ) -> None:
+        experiment_id = submit(seeds=2)
+        lease = claim()
+        trial_id = table(Trial)[0].id
+        write(database, queue.start_trial, lease, trial_id)
+        if how in ("reaped", "claimed anew"):
+            with database.read() as session:
+                (seen,) = leases.watch(session)
+            assert write(database, leases.reap, seen)
+            if how == "claimed anew":
+                newer = claim()
+                write(database, queue.start_trial, newer, trial_id)
+        elif how == "released":
+            write(database, leases.release, lease, drained=False)
+        elif how == "cancelled":
+            write(database, actions.cancel, experiment_id)
+        elif how == "paused":
+            write(database, actions.pause, experiment_id)
+        elif how == "stopped":
+            write(database, queue.fail_trial, lease, trial_id, "oom", "too big")
+            write(database, actions.stop, experiment_id)
+        elif how == "completed":
+            for trial in table(Trial):
+                finish(lease, trial.id)
+            assert write(database, leases.complete, lease)
+        else:
+            lease = Lease(experiment_id, lease.fence + 1)
+        before = snapshot(table)
+        for name, call in WRITES.items():
+            refused = None
+            try:
+                write(database, call, lease, trial_id, epoch_point(), trial_result())
+            except LeaseLostError as error:
+                refused = str(error)
+            assert (name, refused) == (name, f"experiment {experiment_id} under fence {lease.fence}")
+            assert (name, snapshot(table)) == (name, before)
+        with database.read() as session:
+            assert not leases.is_held(session, lease)
+            assert not leases.is_stopping(session, lease)
+
+    @pytest.mark.parametrize(
+        "name", ["start_trial", "add_epoch", "finish_trial", "fail_trial", "lose_trial", "early_stop_trial"]
+    )
+    def test_a_lease_writes_to_its_own_trials_only(
+        self,
+        submit: Submit,
+        claim: Claim,
+        database: Database,
+        table: Table,
+        epoch_point: Make,
+        trial_result: Make,
+        name: str,
+    ) -> None:
+        submit(seeds=1)
+        submit(seeds=1)
+        first, second = claim(), claim()
+        other = next(trial for trial in table(Trial) if trial.experiment_id == second.experiment_id)
+        if name != "start_trial":
+            write(database, queue.start_trial, second, other.id)
+
+        def stored() -> list[tuple[Any, ...]]:
+            return [row for row in snapshot(table) if row[0] != "Experiment"]
+
+        before = stored()
+        database.write(lambda session: WRITES[name](session, first, other.id, epoch_point(), trial_result()))
+        assert stored() == before
+
+    def test_renewing_moves_the_heartbeat_only(self, submit: Submit, claim: Claim, database: Database) -> None:
+        submit()
+        lease = claim()
+        with database.read() as session:
+            (before,) = leases.watch(session)
+            assert leases.is_held(session, lease)
+        write(database, leases.renew, lease)
+        with database.read() as session:
+            (after,) = leases.watch(session)
+        assert (after.heartbeat, after.fence) == (before.heartbeat + 1, before.fence)
+
+
+class TestReap:
+    def seen(self, database: Database) -> Watched:
+        with database.read() as session:
+            (seen,) = leases.watch(session)
+        return seen
+
+    def test_puts_the_experiment_back_and_spends_the_attempt(
+        self, submit: Submit, claim: Claim, database: Database, table: Table
+    ) -> None:
+        submit(seeds=2)
+        lease = claim()
+        first = table(Trial)[0]
+        write(database, queue.start_trial, lease, first.id)
+        assert write(database, leases.reap, self.seen(database))
+        (experiment,) = table(Experiment)
+        assert (experiment.state, experiment.fence) == (ExperimentState.QUEUED, lease.fence + 1)
+        assert (experiment.worker, experiment.process) == (None, None)
+        assert [(trial.state, trial.attempts) for trial in table(Trial)] == [
+            (TrialState.QUEUED, 1),
+            (TrialState.QUEUED, 0),
+        ]
+        assert claim().fence == lease.fence + 2
+
+    def test_not_after_a_heartbeat(self, submit: Submit, claim: Claim, database: Database, table: Table) -> None:
+        submit()
+        lease = claim()
+        seen = self.seen(database)
+        write(database, leases.renew, lease)
+        before = snapshot(table)
+        assert not write(database, leases.reap, seen)
+        assert snapshot(table) == before
+
+    def test_not_twice(self, submit: Submit, claim: Claim, database: Database, table: Table) -> None:
+        submit()
+        claim()
+        seen = self.seen(database)
+        assert write(database, leases.reap, seen)
+        claim()
+        before = snapshot(table)
+        assert not write(database, leases.reap, seen)
+        assert snapshot(table) == before
+
+    @pytest.mark.parametrize("end", ["cancel", "release"])
+    def test_not_what_ended_meanwhile(
+        self, submit: Submit, claim: Claim, database: Database, table: Table, end: str
+    ) -> None:
+        experiment_id = submit()
+        lease = claim()
+        seen = self.seen(database)
+        if end == "cancel":
+            write(database, actions.cancel, experiment_id)
+        else:
+            write(database, leases.release, lease, drained=False)
+        before = snapshot(table)
+        assert not write(database, leases.reap, seen)
+        assert snapshot(table) == before
+
+    def test_the_fence_never_falls_whatever_the_session_saw_before(
+        self, submit: Submit, claim: Claim, postgres_url: str
+    ) -> None:
+        """A session that loaded the experiment long ago must not count on from the fence of then."""
+        mine, others = Database(postgres_url), Database(postgres_url)
+        with others.read() as session:
+            assert session.get(Experiment, 1) is None  # a database of its own
+        others.write(_submit_one)
+        write(others, leases.claim, "other", None)
+
+        def work(session: Session) -> bool:
+            loaded = store.get_experiment(session, 1)
+            assert loaded.fence == 1
+            with others.read() as other:
+                (seen,) = leases.watch(other)
+            assert others.write(lambda other: leases.reap(other, seen))
+            assert others.write(lambda other: leases.claim(other, "other", None)) == Lease(1, 3)
+            (now_seen,) = leases.watch(session)
+            return leases.reap(session, now_seen)
+
+        assert mine.write(work)
+        with mine.read() as session:
+            assert store.get_experiment(session, 1).fence == 4
+        mine.close()
+        others.close()
+
+
+def _submit_one(session: Session) -> None:
+    spec = ExperimentSpec(name="one", base={"dataset": "digits", "model": "small-cnn"})
+    submission.create_experiment(session, spec, expand_grid(spec, max_trials=1))
+
+
+class TestRelease:
+    @pytest.mark.parametrize(("drained", "attempts", "fruitless"), [(True, 0, 0), (False, 1, 1)])
+    def test_draining_spends_nothing(
+        self,
+        submit: Submit,
+        claim: Claim,
+        database: Database,
+        table: Table,
+        drained: bool,
+        attempts: int,
+        fruitless: int,
+    ) -> None:
+        submit(seeds=2)
+        lease = claim()
+        write(database, queue.start_trial, lease, table(Trial)[0].id)
+        write(database, leases.release, lease, drained=drained)
+        (experiment,) = table(Experiment)
+        assert (experiment.state, experiment.worker, experiment.process) == (ExperimentState.QUEUED, None, None)
+        assert experiment.fruitless_claims == fruitless
+        assert [(trial.state, trial.attempts) for trial in table(Trial)] == [
+            (TrialState.QUEUED, attempts),
+            (TrialState.QUEUED, 0),
+        ]
+
+    def test_final_trials_stay(
+        self, submit: Submit, claim: Claim, database: Database, table: Table, finish: Finish
+    ) -> None:
+        submit(seeds=2)
+        lease = claim()
+        done, queued = table(Trial)
+        finish(lease, done.id)
+        write(database, leases.release, lease, drained=False)
+        newer = claim()
+        trials = write(database, queue.unfinished_trials, newer)
+        assert [trial.id for trial in trials] == [queued.id]
+        assert len(table(Result)) == 1
+
+
+class TestTrials:
+    def test_unfinished_trials_come_in_the_grids_order(
+        self, submit: Submit, claim: Claim, database: Database, table: Table, finish: Finish
+    ) -> None:
+        submit(seeds=5)
+        lease = claim()
+        ids = [trial.id for trial in table(Trial)]
+        finish(lease, ids[2])
+        write(database, queue.start_trial, lease, ids[3])
+        trials = write(database, queue.unfinished_trials, lease)
+        assert [trial.id for trial in trials] == [ids[0], ids[1], ids[3], ids[4]]
+        assert [trial.attempts for trial in trials] == [0, 0, 1, 0]
+
+    def test_unfinished_trials_can_be_read_without_writing(
+        self, submit: Submit, claim: Claim, database: Database
+    ) -> None:
+        submit(seeds=2)
+        lease = claim()
+        with database.read() as session:
+            assert len(queue.unfinished_trials(session, lease)) == 2
+
+    def test_starting_twice_counts_once(self, submit: Submit, claim: Claim, database: Database, table: Table) -> None:
+        submit(seeds=1)
+        lease, trial = claim(), table(Trial)[0]
+        for _ in range(2):
+            write(database, queue.start_trial, lease, trial.id)
+        (trial,) = table(Trial)
+        assert (trial.state, trial.attempts) == (TrialState.RUNNING, 1)
+        assert trial.started_at is not None
+
+    def test_an_epoch_again_replaces(
+        self, submit: Submit, claim: Claim, database: Database, table: Table, epoch_point: Make
+    ) -> None:
+        submit(seeds=1)
+        lease, trial = claim(), table(Trial)[0]
+        write(database, queue.start_trial, lease, trial.id)
+        for epoch, accuracy in ((1, 0.5), (2, 0.75), (2, 0.625)):
+            point = epoch_point(epoch, val_accuracy=accuracy)
+            write(database, queue.add_epoch, lease, trial.id, point)
+        assert [(point.epoch, point.val_accuracy) for point in table(EpochPoint)] == [(1, 0.5), (2, 0.625)]
+        (trial,) = table(Trial)
+        assert (trial.epoch, trial.best_val_accuracy) == (2, 0.75)
+
+    def test_an_epoch_repeated_after_a_crash_does_not_turn_progress_back(
+        self, submit: Submit, claim: Claim, database: Database, table: Table, epoch_point: Make
+    ) -> None:
+        submit(seeds=1)
+        lease, trial = claim(), table(Trial)[0]
+        write(database, queue.start_trial, lease, trial.id)
+        for epoch in (1, 2, 3, 2):
+            write(database, queue.add_epoch, lease, trial.id, epoch_point(epoch))
+        assert table(Trial)[0].epoch == 3
+
+    @pytest.mark.parametrize("ended", [False, True])
+    def test_epochs_belong_to_running_trials(
+        self,
+        submit: Submit,
+        claim: Claim,
+        database: Database,
+        table: Table,
+        finish: Finish,
+        epoch_point: Make,
+        ended: bool,
+    ) -> None:
+        submit(seeds=1)
+        lease, trial = claim(), table(Trial)[0]
+        if ended:
+            finish(lease, trial.id)
+        write(database, queue.add_epoch, lease, trial.id, epoch_point())
+        assert table(EpochPoint) == []
+
+    def test_a_result_comes_whole_and_once(
+        self,
+        submit: Submit,
+        claim: Claim,
+        database: Database,
+        table: Table,
+        trial_result: Make,
+        protocol: MakeProtocol,
+    ) -> None:
+        """Again after a lost reply to COMMIT, with other numbers to tell them apart."""
+        submit(seeds=1)
+        lease, trial = claim(), table(Trial)[0]
+        write(database, queue.start_trial, lease, trial.id)
+        file = ArtifactFile("model", "trials/1/model.safetensors", "0" * 64, 2**40)
+        for accuracy in (0.9, 0.1):
+            result = trial_result(accuracy)
+            write(database, queue.finish_trial, lease, trial.id, result, protocol(), [file])
+        (trial,) = table(Trial)
+        assert trial.state == TrialState.SUCCEEDED
+        assert trial.finished_at is not None
+        (stored,) = table(Result)
+        assert {name: getattr(stored, name) for name in trial_result()} == trial_result(0.9)
+        assert (stored.trial_id, stored.fence) == (trial.id, lease.fence)
+        (known,) = table(Protocol)
+        assert (known.fingerprint, known.record) == protocol()
+        (artifact,) = table(Artifact)
+        assert (artifact.kind, artifact.path, artifact.size) == ("model", "trials/1/model.safetensors", 2**40)
+
+    def test_a_result_that_is_refused_leaves_the_trial_running(
+        self,
+        submit: Submit,
+        claim: Claim,
+        database: Database,
+        table: Table,
+        trial_result: Make,
+    ) -> None:
+        submit(seeds=1)
+        lease, trial = claim(), table(Trial)[0]
+        write(database, queue.start_trial, lease, trial.id)
+        before = snapshot(table)
+        with pytest.raises(IntegrityError):
+            write(database, queue.finish_trial, lease, trial.id, trial_result(1.5), PROTOCOL)
+        assert snapshot(table) == before
+
+    def test_a_queued_trial_gets_no_result(
+        self, submit: Submit, claim: Claim, database: Database, table: Table, trial_result: Make
+    ) -> None:
+        submit(seeds=1)
+        lease, trial = claim(), table(Trial)[0]
+        write(database, queue.finish_trial, lease, trial.id, trial_result(), PROTOCOL)
+        assert table(Result) == []
+
+    @pytest.mark.parametrize(
+        ("failure", "state"), [("diverged", TrialState.DIVERGED), ("oom", TrialState.FAILED), ("error", "failed")]
+    )
+    def test_failing(
+        self, submit: Submit, claim: Claim, database: Database, table: Table, failure: str, state: TrialState
+    ) -> None:
+        submit(seeds=1)
+        lease, trial = claim(), table(Trial)[0]
+        write(database, queue.start_trial, lease, trial.id)
+        for message in ("first", "second"):
+            write(database, queue.fail_trial, lease, trial.id, failure, message)
+        (trial,) = table(Trial)
+        assert (trial.state, trial.failure, trial.error) == (state, failure, "first")
+        assert trial.finished_at is not None
+
+    @pytest.mark.parametrize("lose", [False, True])
+    def test_an_error_of_any_bytes_can_be_stored(
+        self, submit: Submit, claim: Claim, database: Database, table: Table, lose: bool
+    ) -> None:
+        """Exceptions quote what they choke on: NUL, which Postgres has not, and file names that are not UTF-8."""
+        submit(seeds=1)
+        lease, trial = claim(), table(Trial)[0]
+        write(database, queue.start_trial, lease, trial.id)
+        message = "bad \x00 and \udcff: ü"
+        if lose:
+            write(database, queue.lose_trial, lease, trial.id, message)
+        else:
+            write(database, queue.fail_trial, lease, trial.id, "error", message)
+        error = table(Trial)[0].error
+        assert error.startswith("bad ")
+        assert error.endswith(": ü")
+
+    def test_a_lost_trial_is_tried_again_so_often(
+        self, submit: Submit, claim: Claim, database: Database, table: Table
+    ) -> None:
+        submit(seeds=1)
+        lease, trial = claim(), table(Trial)[0]
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            (trial,) = table(Trial)
+            assert (trial.state, trial.attempts) == (TrialState.QUEUED, attempt - 1)
+            write(database, queue.start_trial, lease, trial.id)
+            for _ in range(2):
+                write(database, queue.lose_trial, lease, trial.id, f"signal {attempt}")
+        (trial,) = table(Trial)
+        assert (trial.state, trial.failure, trial.attempts) == (TrialState.FAILED, "crashed", MAX_ATTEMPTS)
+        assert trial.error == "the trial's process was lost 5 times; the last time: signal 5"
+        assert trial.finished_at is not None
+
+    def test_an_early_stopped_trial_keeps_its_epochs_and_has_no_result(
+        self, submit: Submit, claim: Claim, database: Database, table: Table, epoch_point: Make, trial_result: Make
+    ) -> None:
+        submit(seeds=1)
+        lease, trial = claim(), table(Trial)[0]
+        write(database, queue.early_stop_trial, lease, trial.id)
+        assert table(Trial)[0].state == TrialState.QUEUED  # only what runs can be stopped
+        write(database, queue.start_trial, lease, trial.id)
+        write(database, queue.add_epoch, lease, trial.id, epoch_point(1))
+        write(database, queue.early_stop_trial, lease, trial.id)
+        write(database, queue.finish_trial, lease, trial.id, trial_result(), PROTOCOL)
+        (trial,) = table(Trial)
+        assert (trial.state, trial.epoch, trial.failure) == (TrialState.EARLY_STOPPED, 1, None)
+        assert trial.finished_at is not None
+        assert (len(table(EpochPoint)), table(Result)) == (1, [])
+
+    def test_starting_says_whether_the_trial_may_run(
+        self, submit: Submit, claim: Claim, database: Database, table: Table, finish: Finish
+    ) -> None:
+        experiment_id = submit(seeds=3)
+        lease = claim()
+        done, running, waiting = (trial.id for trial in table(Trial))
+        finish(lease, done)
+        assert write(database, queue.start_trial, lease, running)
+        assert write(database, queue.start_trial, lease, running)
+        assert not write(database, queue.start_trial, lease, done)
+        write(database, actions.stop, experiment_id)
+        assert not write(database, queue.start_trial, lease, waiting)
+        assert [trial.attempts for trial in table(Trial)] == [1, 1, 0]
+
+    @pytest.mark.parametrize("end", ["finish", "fail", "lose", "early stop", "drain", "reap", "pause", "cancel"])
+    def test_the_time_of_every_attempt_counts(
+        self, submit: Submit, claim: Claim, database: Database, table: Table, trial_result: Make, end: str
+    ) -> None:
+        experiment_id = submit(seeds=1)
+        lease, trial = claim(), table(Trial)[0]
+        write(database, queue.start_trial, lease, trial.id)
+
+        def earlier(session: Session) -> None:
+            trial = session.get_one(Trial, 1)
+            assert trial.started_at is not None
+            trial.started_at -= timedelta(seconds=100)
+            trial.run_seconds = 1000.0
+
+        database.write(earlier)
+        with database.read() as session:
+            (seen,) = leases.watch(session)
+        ends: dict[str, Callable[[Session], object]] = {
+            "finish": lambda session: queue.finish_trial(session, lease, trial.id, trial_result(), PROTOCOL),
+            "fail": lambda session: queue.fail_trial(session, lease, trial.id, "oom", "too big"),
+            "lose": lambda session: queue.lose_trial(session, lease, trial.id, "gone"),
+            "early stop": lambda session: queue.early_stop_trial(session, lease, trial.id),
+            "drain": lambda session: leases.release(session, lease, drained=True),
+            "reap": lambda session: leases.reap(session, seen),
+            "pause": lambda session: actions.pause(session, experiment_id),
+            "cancel": lambda session: actions.cancel(session, experiment_id),
+        }
+        database.write(ends[end])
+        assert 1100 <= table(Trial)[0].run_seconds < 1160
+
+    def test_a_searchers_trial_comes_after_the_last(
+        self, submit: Submit, claim: Claim, database: Database, table: Table
+    ) -> None:
+        submit(seeds=2)
+        lease = claim()
+        first, again, known = (
+            write(database, queue.add_trial, lease, planned(seed=seed, layer="tt", rank=4)) for seed in (5, 5, 6)
+        )
+        assert first == again != known
+        assert write(database, queue.add_trial, lease, planned(seed=1)) == table(Trial)[1].id
+        trials = table(Trial)
+        assert [(trial.number, trial.seed, trial.rank, trial.state) for trial in trials[2:]] == [
+            (2, 5, 4, TrialState.QUEUED),
+            (3, 6, 4, TrialState.QUEUED),
+        ]
+        assert trials[2].config == planned(seed=5, layer="tt", rank=4).config.to_dict()
+        assert table(Experiment)[0].trial_count == 4
+
+    def test_a_searchers_trial_in_an_experiment_that_stops_never_runs(
+        self, submit: Submit, claim: Claim, database: Database, table: Table
+    ) -> None:
+        experiment_id = submit(seeds=1)
+        lease, trial = claim(), table(Trial)[0]
+        write(database, queue.start_trial, lease, trial.id)
+        write(database, actions.stop, experiment_id)
+        added = write(database, queue.add_trial, lease, planned(seed=9))
+        assert not write(database, queue.start_trial, lease, added)
+        assert table(Trial)[1].state == TrialState.CANCELLED
+
+    def test_many_writes_in_one_transaction(
+        self, submit: Submit, claim: Claim, database: Database, table: Table, epoch_point: Make, trial_result: Make
+    ) -> None:
+        """As a recorder does that was without its database for a while."""
+        submit(seeds=1)
+        lease, trial = claim(), table(Trial)[0]
+
+        def work(session: Session) -> None:
+            for _ in range(2):
+                queue.start_trial(session, lease, trial.id)
+                queue.add_epoch(session, lease, trial.id, epoch_point(1, val_accuracy=0.5))
+                queue.lose_trial(session, lease, trial.id, "gone")
+            queue.start_trial(session, lease, trial.id)
+            queue.add_epoch(session, lease, trial.id, epoch_point(1, val_accuracy=0.25))
+            queue.finish_trial(session, lease, trial.id, trial_result(), PROTOCOL)
+            assert leases.complete(session, lease)
+
+        database.write(work)
+        (trial,) = table(Trial)
+        assert (trial.state, trial.attempts, trial.best_val_accuracy) == (TrialState.SUCCEEDED, 3, 0.5)
+        assert [point.val_accuracy for point in table(EpochPoint)] == [0.25]
+        assert table(Experiment)[0].state == ExperimentState.SUCCEEDED
+
+    def test_a_trial_that_succeeded_in_the_end_carries_no_error(
+        self, submit: Submit, claim: Claim, database: Database, table: Table, finish: Finish
+    ) -> None:
+        submit(seeds=1)
+        lease, trial = claim(), table(Trial)[0]
+        write(database, queue.start_trial, lease, trial.id)
+        write(database, queue.lose_trial, lease, trial.id, "signal 9")
+        assert table(Trial)[0].error == "signal 9"
+        finish(lease, trial.id)
+        assert table(Trial)[0].error is None
+
+
+class TestComplete:
+    def test_not_while_a_trial_is_open(
+        self, submit: Submit, claim: Claim, database: Database, table: Table, finish: Finish
+    ) -> None:
+        submit(seeds=2)
+        lease = claim()
+        first, second = table(Trial)
+        finish(lease, first.id)
+        assert not write(database, leases.complete, lease)
+        write(database, queue.start_trial, lease, second.id)
+        assert not write(database, leases.complete, lease)
+        assert table(Experiment)[0].state == ExperimentState.RUNNING
+
+    def test_succeeds_if_every_trial_did(
+        self, submit: Submit, claim: Claim, database: Database, table: Table, finish: Finish
+    ) -> None:
+        submit(seeds=2)
+        lease = claim()
+        for trial in table(Trial):
+            finish(lease, trial.id)
+        assert write(database, leases.complete, lease)
+        (experiment,) = table(Experiment)
+        assert (experiment.state, experiment.error) == (ExperimentState.SUCCEEDED, None)
+        assert (experiment.worker, experiment.process) == (None, None)
+        assert experiment.finished_at is not None
+
+    def test_fails_if_some_did_not(
+        self, submit: Submit, claim: Claim, database: Database, table: Table, finish: Finish
+    ) -> None:
+        submit(seeds=4)
+        lease = claim()
+        good, bad, worse, fine = table(Trial)
+        finish(lease, good.id)
+        finish(lease, fine.id)
+        for trial, failure in ((bad, "diverged"), (worse, "oom")):
+            write(database, queue.start_trial, lease, trial.id)
+            write(database, queue.fail_trial, lease, trial.id, failure, "no")
+        assert write(database, leases.complete, lease)
+        (experiment,) = table(Experiment)
+        assert (experiment.state, experiment.error) == (ExperimentState.FAILED, "2 of 4 trials did not succeed")
+        assert len(table(Result)) == 2
+
+    def test_early_stopped_trials_are_no_failure(
+        self, submit: Submit, claim: Claim, database: Database, table: Table, finish: Finish
+    ) -> None:
+        submit(seeds=2)
+        lease = claim()
+        best, worse = table(Trial)
+        finish(lease, best.id)
+        write(database, queue.start_trial, lease, worse.id)
+        write(database, queue.early_stop_trial, lease, worse.id)
+        assert write(database, leases.complete, lease)
+        assert table(Experiment)[0].state == ExperimentState.SUCCEEDED
+
+
+class TestWorkers:
+    def test_greeting_and_parting(self, database: Database, table: Table) -> None:
+        before = now()
+        for cpus in (2.0, 4.0):
+            write(database, leases.greet, "node-1", cpus, 0.5)
+        write(database, leases.greet, "node-2", 1, 0)
+        assert [(worker.name, worker.cpus, worker.gpus) for worker in table(Worker)] == [
+            ("node-1", 4.0, 0.5),
+            ("node-2", 1.0, 0.0),
+        ]
+        with database.read() as session:
+            seen = store.last_worker_sign(session)
+        assert seen is not None
+        assert before <= seen <= now()
+        for _ in range(2):
+            write(database, leases.part, "node-1")
+        assert [worker.name for worker in table(Worker)] == ["node-2"]
+
+    def test_one_that_was_killed_long_ago_is_forgotten(self, database: Database, table: Table) -> None:
+        for name in ("killed", "quiet", "here"):
+            write(database, leases.greet, name, 1, 0)
+
+        def age(session: Session) -> None:
+            session.get_one(Worker, "killed").seen_at = now() - timedelta(hours=25)
+            session.get_one(Worker, "quiet").seen_at = now() - timedelta(hours=23)
+
+        database.write(age)
+        write(database, leases.greet, "here", 1, 0)
+        assert [worker.name for worker in table(Worker)] == ["here", "quiet"]

@@ -1,0 +1,409 @@
+"""Two at the queue at once: every interleaving that matters, and a crowd."""
+
+import contextlib
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from service.database import OPEN_EXPERIMENTS, Experiment, ExperimentState, Result, Score, Trial, TrialState
+from service.database.engine import Database
+from service.errors import LeaseLostError, StateError
+from service.experiments import actions, store
+from service.queue import leases
+from service.queue import trials as queue
+from service.queue.leases import Lease, Watched
+
+Submit = Callable[..., int]
+Claim = Callable[..., Lease]
+Finish = Callable[..., None]
+Table = Callable[[type], list[Any]]
+Make = Callable[..., dict[str, Any]]
+Work = Callable[[Session], Any]
+
+
+def overlap(url: str, first: Work, second: Work, *, order: list[str] | None = None) -> tuple[object, object]:
+    """Runs `second` while `first` has written but not committed. What each returned, or raised.
+
+    `order` receives their names as they end.
+    """
+    written, outcomes = threading.Event(), dict[str, object]()
+
+    def attempt(name: str, work: Work) -> None:
+        database = Database(url)
+        try:
+            outcomes[name] = database.write(work)
+        except Exception as error:
+            outcomes[name] = error
+        if order is not None:
+            order.append(name)
+        database.close()
+
+    def slow(session: Session) -> object:
+        found = first(session)
+        session.flush()
+        written.set()
+        time.sleep(0.2)
+        return found
+
+    one = threading.Thread(target=attempt, args=("first", slow))
+    one.start()
+    written.wait()
+    attempt("second", second)
+    one.join()
+    return outcomes["first"], outcomes["second"]
+
+
+class TestTwo:
+    @pytest.fixture
+    def seen(self, submit: Submit, claim: Claim, database: Database, table: Table) -> Watched:
+        """A running experiment with one running trial."""
+        submit(seeds=2)
+        lease = claim()
+        database.write(lambda session: queue.start_trial(session, lease, table(Trial)[0].id))
+        with database.read() as session:
+            (seen,) = leases.watch(session)
+        return seen
+
+    @pytest.fixture
+    def lease(self, seen: Watched) -> Lease:
+        return Lease(seen.experiment_id, seen.fence)
+
+    def test_claim_then_cancel(self, submit: Submit, database_url: str, table: Table) -> None:
+        experiment_id = submit()
+        lease, _ = overlap(
+            database_url,
+            lambda session: leases.claim(session, "worker", None),
+            lambda session: actions.cancel(session, experiment_id).state,
+        )
+        assert lease == Lease(experiment_id, 1)
+        (experiment,) = table(Experiment)
+        assert (experiment.state, experiment.fence) == (ExperimentState.CANCELLED, 2)
+        assert {trial.state for trial in table(Trial)} == {TrialState.CANCELLED}
+
+    def test_cancel_then_claim(self, submit: Submit, database_url: str, table: Table) -> None:
+        experiment_id = submit()
+        _, lease = overlap(
+            database_url,
+            lambda session: actions.cancel(session, experiment_id).state,
+            lambda session: leases.claim(session, "worker", None),
+        )
+        assert lease is None
+        assert table(Experiment)[0].state == ExperimentState.CANCELLED
+
+    def test_two_claims_of_one(self, submit: Submit, database_url: str) -> None:
+        experiment_id = submit()
+        found = overlap(database_url, *[lambda session: leases.claim(session, "worker", None)] * 2)
+        assert found == (Lease(experiment_id, 1), None)
+
+    def test_two_claims_of_two(self, submit: Submit, database_url: str) -> None:
+        """On Postgres the second does not wait for the first."""
+        ids, order = [submit(), submit()], list[str]()
+        found = overlap(database_url, *[lambda session: leases.claim(session, "worker", None)] * 2, order=order)
+        assert found == (Lease(ids[0], 1), Lease(ids[1], 1))
+        assert order == (["first", "second"] if database_url.startswith("sqlite") else ["second", "first"])
+
+    def test_renew_then_reap(self, seen: Watched, lease: Lease, database_url: str, database: Database) -> None:
+        _, reaped = overlap(
+            database_url, lambda session: leases.renew(session, lease), lambda session: leases.reap(session, seen)
+        )
+        assert reaped is False
+        with database.read() as session:
+            assert leases.is_held(session, lease)
+
+    def test_reap_then_renew(self, seen: Watched, lease: Lease, database_url: str) -> None:
+        reaped, renewed = overlap(
+            database_url, lambda session: leases.reap(session, seen), lambda session: leases.renew(session, lease)
+        )
+        assert reaped is True
+        assert isinstance(renewed, LeaseLostError)
+
+    def test_two_reapers(self, seen: Watched, database_url: str, table: Table) -> None:
+        found = overlap(database_url, *[lambda session: leases.reap(session, seen)] * 2)
+        assert found == (True, False)
+        assert table(Experiment)[0].fence == seen.fence + 1
+
+    @pytest.mark.parametrize("end", ["reap", "cancel", "release"])
+    def test_a_result_that_comes_too_late(
+        self, seen: Watched, lease: Lease, database_url: str, table: Table, trial_result: Make, end: str
+    ) -> None:
+        ends: dict[str, Work] = {
+            "reap": lambda session: leases.reap(session, seen),
+            "cancel": lambda session: actions.cancel(session, seen.experiment_id).id,
+            "release": lambda session: leases.release(session, lease, drained=False),
+        }
+        trial_id = table(Trial)[0].id
+        _, finished = overlap(
+            database_url,
+            ends[end],
+            lambda session: queue.finish_trial(session, lease, trial_id, trial_result(), ("p" * 64, {})),
+        )
+        assert isinstance(finished, LeaseLostError)
+        assert table(Result) == []
+        expected = TrialState.CANCELLED if end == "cancel" else TrialState.QUEUED
+        assert table(Trial)[0].state == expected
+
+    @pytest.mark.parametrize("end", ["reap", "cancel"])
+    def test_a_result_that_comes_just_in_time(
+        self, seen: Watched, lease: Lease, database_url: str, table: Table, trial_result: Make, end: str
+    ) -> None:
+        ends: dict[str, Work] = {
+            "reap": lambda session: leases.reap(session, seen),
+            "cancel": lambda session: actions.cancel(session, seen.experiment_id).id,
+        }
+        trial_id = table(Trial)[0].id
+        overlap(
+            database_url,
+            lambda session: queue.finish_trial(session, lease, trial_id, trial_result(), ("p" * 64, {})),
+            ends[end],
+        )
+        assert [result.trial_id for result in table(Result)] == [trial_id]
+        assert table(Trial)[0].state == TrialState.SUCCEEDED
+        assert table(Experiment)[0].fence == seen.fence + 1
+
+    def test_complete_then_cancel(
+        self, seen: Watched, lease: Lease, database_url: str, table: Table, finish: Finish
+    ) -> None:
+        for trial in table(Trial):
+            finish(lease, trial.id)
+        completed, state = overlap(
+            database_url,
+            lambda session: leases.complete(session, lease),
+            lambda session: actions.cancel(session, seen.experiment_id).state,
+        )
+        assert completed is True
+        assert isinstance(state, StateError)
+        assert table(Experiment)[0].state == ExperimentState.SUCCEEDED
+
+    def test_pause_then_finish(
+        self, seen: Watched, lease: Lease, database_url: str, table: Table, trial_result: Make
+    ) -> None:
+        trial_id = table(Trial)[0].id
+        _, finished = overlap(
+            database_url,
+            lambda session: actions.pause(session, seen.experiment_id).state,
+            lambda session: queue.finish_trial(session, lease, trial_id, trial_result(), ("p" * 64, {})),
+        )
+        assert isinstance(finished, LeaseLostError)
+        assert (table(Result), table(Experiment)[0].state) == ([], ExperimentState.PAUSED)
+        assert {trial.state for trial in table(Trial)} == {TrialState.QUEUED}
+
+    def test_start_then_stop(self, seen: Watched, lease: Lease, database_url: str, table: Table) -> None:
+        """What began just before still finishes."""
+        waiting = table(Trial)[1].id
+        started, _ = overlap(
+            database_url,
+            lambda session: queue.start_trial(session, lease, waiting),
+            lambda session: actions.stop(session, seen.experiment_id).state,
+        )
+        assert started is True
+        assert table(Trial)[1].state == TrialState.RUNNING
+        assert table(Experiment)[0].state == ExperimentState.RUNNING
+
+    def test_stop_then_start(self, seen: Watched, lease: Lease, database_url: str, table: Table) -> None:
+        waiting = table(Trial)[1].id
+        _, started = overlap(
+            database_url,
+            lambda session: actions.stop(session, seen.experiment_id).state,
+            lambda session: queue.start_trial(session, lease, waiting),
+        )
+        assert started is False
+        assert table(Trial)[1].state == TrialState.CANCELLED
+
+    @pytest.mark.parametrize("complete_first", [True, False])
+    def test_retry_and_complete(
+        self, seen: Watched, lease: Lease, database: Database, database_url: str, table: Table, complete_first: bool
+    ) -> None:
+        """Whoever is first: the failed trials wait again, and nobody takes the experiment for finished."""
+
+        def fail(session: Session) -> None:
+            for trial in table(Trial):
+                queue.start_trial(session, lease, trial.id)
+                queue.fail_trial(session, lease, trial.id, "oom", "too big")
+
+        database.write(fail)
+        works: list[Work] = [
+            lambda session: leases.complete(session, lease),
+            lambda session: actions.retry(session, seen.experiment_id).state,
+        ]
+        overlap(database_url, *(works if complete_first else works[::-1]))
+        (experiment,) = table(Experiment)
+        assert experiment.state == (ExperimentState.QUEUED if complete_first else ExperimentState.RUNNING)
+        assert (experiment.error, experiment.finished_at) == (None, None)
+        assert {trial.state for trial in table(Trial)} == {TrialState.QUEUED}
+
+    def test_cancel_then_complete(
+        self, seen: Watched, lease: Lease, database_url: str, table: Table, finish: Finish
+    ) -> None:
+        for trial in table(Trial):
+            finish(lease, trial.id)
+        _, completed = overlap(
+            database_url,
+            lambda session: actions.cancel(session, seen.experiment_id).state,
+            lambda session: leases.complete(session, lease),
+        )
+        assert isinstance(completed, LeaseLostError)
+        assert table(Experiment)[0].state == ExperimentState.CANCELLED
+        assert len(table(Result)) == 2
+
+    def test_the_same_result_twice_at_once(
+        self, lease: Lease, database_url: str, table: Table, trial_result: Make
+    ) -> None:
+        """A worker that gave up waiting for COMMIT sends it again while the first is still on its way."""
+        trial_id = table(Trial)[0].id
+
+        def work(session: Session) -> None:
+            queue.finish_trial(session, lease, trial_id, trial_result(), ("p" * 64, {}))
+
+        assert overlap(database_url, work, work) == (None, None)
+        assert len(table(Result)) == 1
+
+
+WORKER = """
+import json, sys
+from service import leases, queue
+from service.database.engine import Database
+from service.errors import LeaseLostError, StateError
+
+point = {point}
+result = {result}
+database = Database(sys.argv[1])
+finished, claims, lost = [], 0, 0
+def write(function, *args):
+    return database.write(lambda session: function(session, *args))
+while (lease := write(leases.claim, sys.argv[2], {{"pid": 1}})) is not None:
+    claims += 1
+    try:
+        for trial in write(queue.unfinished_trials, lease):
+            write(queue.start_trial, lease, trial.id)
+            for epoch in (1, 2):
+                write(queue.add_epoch, lease, trial.id, point | {{"epoch": epoch}})
+            write(leases.renew, lease)
+            write(queue.finish_trial, lease, trial.id, result, ("p" * 64, {{}}))
+            finished.append(trial.id)
+        assert write(leases.complete, lease)
+    except LeaseLostError:
+        lost += 1
+database.close()
+print(json.dumps({{"finished": finished, "claims": claims, "lost": lost}}))
+"""
+
+
+class TestCrowd:
+    def test_claimers_never_share(self, submit: Submit, database_url: str, table: Table) -> None:
+        ids = [submit(seeds=1, priority=n % 3) for n in range(20)]
+        claimed: list[list[int]] = [[] for _ in range(5)]
+        errors: list[BaseException] = []
+        barrier = threading.Barrier(len(claimed))
+
+        def run(mine: list[int]) -> None:
+            database = Database(database_url)
+            barrier.wait()
+            try:
+                while (lease := database.write(lambda session: leases.claim(session, "worker", None))) is not None:
+                    mine.append(lease.experiment_id)
+            except BaseException as error:
+                errors.append(error)
+            database.close()
+
+        threads = [threading.Thread(target=run, args=(mine,)) for mine in claimed]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert errors == []
+        assert sorted(one for mine in claimed for one in mine) == ids
+        assert {experiment.fence for experiment in table(Experiment)} == {1}
+
+    @pytest.mark.slow
+    def test_nothing_is_lost_or_doubled(
+        self,
+        submit: Submit,
+        database: Database,
+        database_url: str,
+        table: Table,
+        epoch_point: Make,
+        trial_result: Make,
+    ) -> None:
+        """Worker processes at work, while one thread reads, one takes experiments away and one cancels some."""
+        ids = [submit(seeds=3) for _ in range(16)]
+        program = WORKER.format(point=epoch_point(), result=trial_result())
+        workers = [
+            subprocess.Popen(
+                [sys.executable, "-c", program, database_url, f"worker-{n}"],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for n in range(3)
+        ]
+        stop, errors, reads = threading.Event(), list[BaseException](), list[int]()
+
+        def again(pause: float, work: Callable[[], object]) -> threading.Thread:
+            def run() -> None:
+                try:
+                    while not stop.wait(pause):
+                        work()
+                except BaseException as error:
+                    errors.append(error)
+
+            thread = threading.Thread(target=run)
+            thread.start()
+            return thread
+
+        def read() -> None:
+            with database.read() as session:
+                found = store.progress(session, ids)
+                succeeded = sum(progress.trials[TrialState.SUCCEEDED] for progress in found.values())
+                scored = session.scalars(select(Score.seeds)).all()
+                reads.append(succeeded)
+                with_results = session.scalar(select(func.count()).select_from(Result))
+            assert with_results == succeeded  # one moment
+            assert (sum(scored) > 0) == (succeeded > 0)
+
+        def reap() -> None:
+            with database.read() as session:
+                seen = leases.watch(session)
+            if seen:
+                database.write(lambda session: leases.reap(session, seen[0]))
+
+        cancelled = iter(ids[::5])
+
+        def cancel() -> None:
+            if (experiment_id := next(cancelled, None)) is not None:
+                with contextlib.suppress(StateError):  # it was finished already
+                    database.write(lambda session: actions.cancel(session, experiment_id))
+
+        threads = [again(0.005, read), again(0.15, reap), again(0.3, cancel)]
+        reports = []
+        for worker in workers:
+            out, err = worker.communicate(timeout=60)
+            assert (worker.returncode, err) == (0, "")
+            reports.append(json.loads(out))
+        stop.set()
+        for thread in threads:
+            thread.join()
+        assert errors == []
+        # What was taken from the last worker at its end.
+        last = subprocess.run(
+            [sys.executable, "-c", program, database_url, "last"], capture_output=True, text=True, check=True
+        )
+        reports.append(json.loads(last.stdout))
+
+        assert all(experiment.state not in OPEN_EXPERIMENTS for experiment in table(Experiment))
+        finished = [trial_id for report in reports for trial_id in report["finished"]]
+        results = [result.trial_id for result in table(Result)]
+        assert sorted(finished) == sorted(results)
+        assert [trial.id for trial in table(Trial) if trial.state == TrialState.SUCCEEDED] == results
+        assert reads == sorted(reads)
+        assert sum(report["claims"] for report in reports) >= len(ids) - len(ids[::5])
+        fences = {experiment.id: experiment.fence for experiment in table(Experiment)}
+        owner = {trial.id: trial.experiment_id for trial in table(Trial)}
+        assert all(result.fence <= fences[owner[result.trial_id]] for result in table(Result))
