@@ -24,8 +24,8 @@ from service.queue import leases
 from service.queue import trials as queue
 from service.specs.grid import ExperimentSpec, expand_grid
 from ttsv.results import TrialResult
-from workers.recorder import Recorder
-from workers.reports import ResultReport
+from workers.driver.recorder import Recorder
+from workers.trial_process.messages import ResultReport
 
 ALONE = 100
 """Further runs, recorded one at a time."""

@@ -26,7 +26,7 @@ from typing import Any
 
 from service.client import ApiError, Client
 from service.settings import Settings
-from workers.local import LocalStack
+from workers.worker.single_machine import LocalStack
 
 HERE = Path(__file__).parent
 BOUNDS = {

@@ -16,7 +16,7 @@ from service.settings import Settings
 from ttsv.config.fields import FieldInfo
 from ttsv.config.trial import field_infos
 from ttsv.results import EpochMetrics, TrialResult
-from workers.cli import app
+from workers.cli.__main__ import app
 
 HERE = Path(__file__).parent
 

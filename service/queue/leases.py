@@ -3,7 +3,7 @@
 An experiment is claimed whole. Every claim, reaping, pause and cancelling makes its `fence` grow, and every write of a
 worker first locks the experiment's row under the fence it was given: a stale worker can write nothing. Whether a
 lease still lives is told by its heartbeat counter, which the reaper watches on its own monotonic clock
-(`workers.poller`), so no clock has to agree with another.
+(`workers.worker.poller`), so no clock has to agree with another.
 """
 
 from collections.abc import Iterable
@@ -61,7 +61,7 @@ def part(session: Session, worker: str) -> None:
 def claim(session: Session, worker: str, process: dict[str, Any] | None) -> Lease | None:
     """Takes the first queued experiment (highest priority, then oldest), or None.
 
-    `process` identifies the worker's process on its host (`workers.processes`), so that a neighbour can tell at
+    `process` identifies the worker's process on its host (`workers.worker.processes`), so that a neighbour can tell at
     once that it died. An experiment whose last claims all ended without a new epoch fails here instead.
     """
     queued = (

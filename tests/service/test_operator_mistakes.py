@@ -21,7 +21,7 @@ from service.errors import UserError
 from service.main import create_app
 from service.queue import leases
 from service.settings import Settings
-from workers.cli import app
+from workers.cli.__main__ import app
 
 SPEC = {"name": "x", "base": {"dataset": "digits", "model": "small-cnn"}}
 COMMANDS = [("serve",), ("migrate",), ("keys", "ls"), ("api",), ("worker",)]

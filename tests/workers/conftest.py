@@ -17,7 +17,7 @@ from service.database.engine import Database
 from service.experiments import store, submission
 from service.settings import Settings
 from service.specs.grid import ExperimentSpec, expand_grid
-from workers.cluster import LocalCluster
+from workers.worker.ray_cluster import LocalCluster
 
 HERE = Path(__file__).parent
 

@@ -14,7 +14,7 @@ from ttsv.config.trial import TrialConfig
 from ttsv.errors import DivergedError
 from ttsv.results import StageProgress
 from ttsv.trial import EpochMetrics, TrialResult
-from workers.driver import main
+from workers.driver.__main__ import main
 
 
 def run_trial(

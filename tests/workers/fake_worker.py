@@ -6,7 +6,7 @@ from pathlib import Path
 
 from service.database.engine import Database
 from service.settings import Settings
-from workers.poller import Worker
+from workers.worker.poller import Worker
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")

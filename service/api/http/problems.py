@@ -13,7 +13,6 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
-from service.api.openapi_examples.experiments import PROBLEM
 from service.database.engine import is_full, is_read_only
 from service.errors import (
     ConflictError,
@@ -31,6 +30,16 @@ from service.errors import (
 from service.observability import request_id
 from service.schemas.service import Problem, ProblemField
 from service.specs.validation_errors import wrong_fields
+
+EXAMPLE: dict[str, Any] = {
+    "type": "about:blank",
+    "title": "Unprocessable Entity",
+    "status": 422,
+    "detail": "grid.rank[0]: must be finite and at least 1, or null, not 0",
+    "instance": "/v1/experiments",
+    "errors": [{"field": "grid.rank[0]", "message": "must be finite and at least 1, or null, not 0"}],
+    "request_id": "3f6c1f0e9b2a4b1d8c7e5a4d3b2c1f0e",
+}
 
 log = logging.getLogger(__name__)
 
@@ -73,14 +82,14 @@ def _schema() -> dict[str, Any]:
 
 def refusals(*codes: int) -> dict[int | str, dict[str, Any]]:
     """What the OpenAPI document says of errors with these statuses."""
-    content = {MEDIA_TYPE: {"schema": _schema(), "example": PROBLEM}}
+    content = {MEDIA_TYPE: {"schema": _schema(), "example": EXAMPLE}}
     return {code: {"description": HTTPStatus(code).phrase, "content": content} for code in codes}
 
 
 ANY_OTHER: dict[int | str, dict[str, Any]] = {
     "default": {
         "description": "Any other error",
-        "content": {MEDIA_TYPE: {"schema": _schema(), "example": PROBLEM}},
+        "content": {MEDIA_TYPE: {"schema": _schema(), "example": EXAMPLE}},
     }
 }
 """What it says of what any route may answer: a body that cannot be read, a wrong Host, a database that is away."""

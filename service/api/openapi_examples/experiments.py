@@ -125,16 +125,6 @@ READINESS: Plain = {
     "worker_seen_at": "2026-11-21T03:33:01.124077Z",
 }
 
-PROBLEM: Plain = {
-    "type": "about:blank",
-    "title": "Unprocessable Entity",
-    "status": 422,
-    "detail": "grid.rank[0]: must be finite and at least 1, or null, not 0",
-    "instance": "/v1/experiments",
-    "errors": [{"field": "grid.rank[0]", "message": "must be finite and at least 1, or null, not 0"}],
-    "request_id": "3f6c1f0e9b2a4b1d8c7e5a4d3b2c1f0e",
-}
-
 
 def shown(example: Plain | list[Plain], status: int = 200) -> dict[int | str, Plain]:
     """A route's `responses`, with the example for one status."""

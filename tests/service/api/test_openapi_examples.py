@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from service.api.http import problems
 from service.api.openapi_examples import experiments, leaderboards, trials
 from service.main import create_app
 from service.schemas.experiments import (
@@ -39,7 +40,7 @@ from service.specs.grid import ExperimentSpec
         (LeaderboardOut, leaderboards.LEADERBOARD),
         (TableOut, leaderboards.TABLE),
         (Readiness, experiments.READINESS),
-        (Problem, experiments.PROBLEM),
+        (Problem, problems.EXAMPLE),
     ],
 )
 def test_example_is_an_answer(model: type[BaseModel], example: dict[str, Any]) -> None:

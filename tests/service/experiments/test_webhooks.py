@@ -21,7 +21,6 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from service import webhook_post
 from service.database import Event, Webhook, WebhookDelivery, now
 from service.database.engine import Database
 from service.experiments import actions, webhooks
@@ -30,7 +29,8 @@ from service.queue import leases
 from service.queue import trials as queue
 from service.queue.leases import Lease
 from service.settings import Settings
-from service.webhook_post import NotDeliveredError, Target, post, resolved, signature, targets
+from workers.worker import webhooks as sender
+from workers.worker.webhooks import NotDeliveredError, Target, post, resolved, signature, targets
 
 Submit = Callable[..., int]
 Claim = Callable[..., Lease]
@@ -289,7 +289,7 @@ class TestPost:
     def test_a_dripping_answer_is_not_waited_for(
         self, receive: Callable[..., Receiver], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(webhook_post, "SECONDS", 0.3)
+        monkeypatch.setattr(sender, "SECONDS", 0.3)
 
         def drip(handler: BaseHTTPRequestHandler) -> None:
             for byte in b"HTTP/1.1 200 OK\r\n":

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from service.specs.documents import read_yaml
-from workers.cli import app
+from workers.cli.__main__ import app
 
 YAML = {"Content-Type": "application/yaml"}
 SPEC = """\

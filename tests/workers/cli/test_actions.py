@@ -1,0 +1,84 @@
+"""The verbs at the terminal, against a real server."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from service.client import Client
+from workers.cli.__main__ import app
+
+Run = Callable[..., Result]
+SPEC = {
+    "name": "x",
+    "base": {"dataset": "digits", "model": "small-cnn"},
+    "grid": {"seed": [0, 1], "training.lr": [0.1]},
+}
+
+
+@pytest.fixture
+def run(server: str) -> Run:
+    """Runs a command; it must end with this code."""
+
+    def run(*arguments: object, code: int = 0) -> Result:
+        done = CliRunner().invoke(app, [str(argument) for argument in arguments], env={"TTSV_URL": server})
+        assert done.exit_code == code, done.output
+        return done
+
+    return run
+
+
+@pytest.fixture
+def experiment(server: str) -> int:
+    with Client(server) as client:
+        return client.submit(SPEC).id
+
+
+def test_what_is_said(run: Run, experiment: int) -> None:
+    said = [
+        run(*command).stdout.strip()
+        for command in (
+            ("pause", experiment),
+            ("resume", experiment),
+            ("extend", experiment, "seed=2,3", "training.lr=0.01"),
+            ("stop", experiment),
+            ("retry", experiment, "--cancelled"),
+            ("cancel", experiment),
+            ("archive", experiment),
+            ("unarchive", experiment),
+            ("clone", experiment, "--name", "twin"),
+        )
+    ]
+    assert said == [
+        "experiment 1 is paused: 2 queued",
+        "experiment 1 is queued: 2 queued",
+        "experiment 1 is queued: 8 queued",
+        "experiment 1 is stopped: 8 cancelled",
+        "experiment 1 is queued: 8 queued",
+        "experiment 1 is cancelled: 8 cancelled",
+        "experiment 1 is cancelled, archived: 8 cancelled",
+        "experiment 1 is cancelled: 8 cancelled",
+        "experiment 2 is queued: 8 queued",
+    ]
+
+
+def test_for_scripts(run: Run, experiment: int) -> None:
+    assert json.loads(run("pause", experiment, "--json").stdout)["state"] == "paused"
+    lines = run("events", experiment, "--json").stdout.splitlines()
+    assert [json.loads(line)["kind"] for line in lines] == ["submitted", "paused"]
+    assert "anonymous: paused (experiment 1)" in run("events").stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        (("resume", 7), "404 Not Found: there is no experiment 7"),
+        (("archive", 1), "409 Conflict: experiment 1 is queued: it can be archived while it is succeeded, "),
+        (("reevaluate", 1, "attack=pgd"), "has no trial that succeeded"),
+        (("extend", 1, "seed"), "write PATH=VALUE"),
+        (("extend", 1, "rank=4"), "grid.rank: is no axis of this experiment"),
+    ],
+)
+def test_refusals(run: Run, experiment: int, command: tuple[object, ...], reason: str) -> None:
+    assert reason in run(*command, code=1).stderr

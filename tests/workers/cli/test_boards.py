@@ -1,0 +1,53 @@
+"""How a terminal shows leaderboards."""
+
+import copy
+import io
+from typing import Any
+
+from rich.console import Console
+
+from service.api.openapi_examples.leaderboards import LEADERBOARD
+from service.schemas.leaderboards import LeaderboardOut
+from workers.cli.tables import show_leaderboard
+
+
+def shown(change: dict[str, Any] | None = None, *, extra: tuple[str, ...] = (), **top: Any) -> str:
+    plain = copy.deepcopy(LEADERBOARD) | top
+    plain["boards"][0]["rows"][0] |= change or {}
+    console = Console(width=160, record=True, file=io.StringIO())
+    show_leaderboard(console, LeaderboardOut.model_validate(plain), extra)
+    return console.export_text()
+
+
+def test_a_row() -> None:
+    text = shown()
+    assert "digits, small-cnn: by accuracy" in text
+    assert "98.75 ± 0.20" in text
+    assert "paper" not in text
+
+
+def test_missing_metrics_and_seeds() -> None:
+    text = shown({"metrics": {}, "complete": False, "trials": 3})
+    assert "2 of 3" in text
+
+
+def test_the_ranked_metric_and_others_have_columns() -> None:
+    text = shown(metric="loss", extra=("latency_seconds", "ece"))
+    assert "loss (nats)" in text
+    assert "0.0448 ± 0.0012" in text
+    assert "inference of 1 image (ms)" in text
+    assert text.count("ECE") == 1
+
+
+def test_what_does_not_count_is_said() -> None:
+    bad = {"trial_id": 7, "cell": "c", "config": {}, "protocol": "p", "reasons": ["certified, and broken"]}
+    hole = {"cell": "c", "config": {}, "trials": 2}
+    text = shown(invalid=[bad], invalid_count=1, holes=[hole], hole_count=4)
+    assert "trial 7 does not count: certified, and broken" in text
+    assert "4 cells (2 trials) have no result yet" in text
+
+
+def test_the_papers_value_stands_beside() -> None:
+    values = {"accuracy": {"mean": 0.9527, "spread": None, "comparable": True}}
+    text = shown({"paper": [{"table": "table2", "row": {}, "values": values, "notes": []}]})
+    assert "95.27" in text

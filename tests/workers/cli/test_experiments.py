@@ -1,0 +1,279 @@
+"""The command line against a real server: what it prints, for people and for scripts, and how it ends."""
+
+import hashlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from sqlalchemy.orm import Session
+from typer.testing import CliRunner, Result
+
+from service.client import Client
+from service.database.engine import Database
+from service.queue import leases
+from service.queue import trials as queue
+from service.queue.trials import ArtifactFile
+from workers.cli.__main__ import app
+
+Run = Callable[..., Result]
+Make = Callable[..., dict[str, Any]]
+SPEC = {
+    "name": "[bold]a name[/bold]",
+    "base": {"dataset": "digits", "model": "small-cnn", "layer": "tt", "rank": 4},
+    "grid": {"seed": [0, 1]},
+}
+
+
+@pytest.fixture
+def run(server: str, tmp_path: Path) -> Run:
+    """Runs a command; it must end with this code."""
+
+    def run(*arguments: object, code: int = 0, stdin: str | None = None) -> Result:
+        command = [str(argument) for argument in arguments]
+        done = CliRunner().invoke(app, command, env={"TTSV_URL": server}, input=stdin)
+        assert done.exit_code == code, (done.output, done.exception)
+        return done
+
+    return run
+
+
+@pytest.fixture
+def stored(sqlite_url: str) -> Iterator[Database]:
+    database = Database(sqlite_url)
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def finished(server: str, stored: Database, trial_result: Make, epoch_point: Make, tmp_path: Path) -> Callable[[], int]:
+    """An experiment, posted and run: one trial failed."""
+
+    def finished() -> int:
+        with Client(server) as client:
+            experiment_id = client.submit(SPEC).id
+
+        def work(session: Session) -> None:
+            lease = leases.claim(session, "worker", None)
+            assert lease is not None
+            good, bad = queue.unfinished_trials(session, lease)
+            folder = tmp_path / "data" / f"trials/{good.id}/1"
+            folder.mkdir(parents=True)
+            (folder / "model.safetensors").write_bytes(b"weights")
+            (folder / "trial.log").write_text("one\ntwo\n")
+            files = [
+                ArtifactFile(kind, f"trials/{good.id}/1/{name}", hashlib.sha256(data).hexdigest(), len(data))
+                for kind, name, data in (
+                    ("model", "model.safetensors", b"weights"),
+                    ("log", "trial.log", b"one\ntwo\n"),
+                )
+            ]
+            for trial in (good, bad):
+                queue.start_trial(session, lease, trial.id)
+                queue.add_epoch(session, lease, trial.id, epoch_point(1))
+            queue.finish_trial(session, lease, good.id, trial_result(0.875), ("p" * 64, {}), files)
+            queue.fail_trial(session, lease, bad.id, "oom", "out of memory")
+            assert leases.complete(session, lease)
+
+        stored.write(work)
+        return experiment_id
+
+    return finished
+
+
+def rows(done: Result) -> list[list[str]]:
+    return [line.split("\t") for line in done.stdout.splitlines()]
+
+
+class TestSubmit:
+    @pytest.fixture
+    def file(self, tmp_path: Path) -> Path:
+        path = tmp_path / "spec.json"
+        path.write_text(json.dumps(SPEC | {"tags": ["a"]}))
+        return path
+
+    def test_from_a_file_or_standard_input(self, run: Run, file: Path) -> None:
+        assert run("submit", file).stdout == "experiment 1: 2 trials; ttsv watch 1\n"
+        assert run("submit", file, "--quiet").stdout == "2\n"
+        assert json.loads(run("submit", "-", "--json", stdin=file.read_text()).stdout)["id"] == 3
+        yaml = "name: y\nbase: {dataset: digits, model: small-cnn}\n"
+        assert run("submit", "-", "-q", stdin=yaml).stdout == "4\n"
+
+    def test_tags(self, run: Run, file: Path) -> None:
+        found = json.loads(run("submit", file, "--tag", "b", "--tag", "a", "--json").stdout)
+        assert sorted(found["tags"]) == ["a", "b"]
+        first = json.dumps(SPEC | {"spec_version": 1})
+        assert json.loads(run("submit", "-", "--tag", "b", "--json", stdin=first).stdout)["tags"] == ["b"]
+
+    def test_dry(self, run: Run, file: Path) -> None:
+        done = run("submit", file, "--dry-run")
+        heading, first, second, total = rows(done)[:4]
+        assert heading[:5] == ["#", "network", "layer", "rank", "lambda_ort"]
+        assert (first[1:4], first[6], second[6]) == (["small-cnn", "tt", "4"], "0", "1")
+        assert total == ["2 grid points, 2 different trials; nothing was stored"]
+        would = json.loads(run("submit", file, "--dry-run", "--json").stdout)
+        assert str(would["trials"][0]["parameters"]) == first[7]
+        assert rows(run("ls"))[1:] == []
+
+    def test_fields_without_effect_are_warned_of(self, run: Run) -> None:
+        spec = json.dumps(SPEC | {"base": {"dataset": "digits", "model": "small-cnn", "delta": 1.0}})
+        for arguments in (["--dry-run"], ["--quiet"]):
+            said = run("submit", "-", *arguments, stdin=spec).stderr.splitlines()
+            assert "ttsv: warning: delta has an effect in no trial: it needs constraint: clip" in said
+
+    def test_what_is_wrong_is_said(self, run: Run, tmp_path: Path) -> None:
+        wrong = json.dumps(SPEC | {"grid": {"rank": [0]}, "base": {"dataset": "digits", "model": "?"}})
+        said = run("submit", "-", stdin=wrong, code=1).stderr
+        assert "base.model" in said
+        assert "grid.rank[0]" in said
+        assert "no-such-file" in run("submit", tmp_path / "no-such-file", code=1).stderr
+        run("submit", "-", "--tag", code=2)
+
+
+class TestLooking:
+    def test_ls(self, run: Run, finished: Callable[[], int]) -> None:
+        done, other = finished(), 2
+        run("submit", "-", "-q", "--tag", "t", stdin=json.dumps(SPEC | {"name": "other"}))
+        assert [row[:3] for row in rows(run("ls"))] == [
+            ["id", "name", "state"],
+            [str(other), "other", "queued"],
+            [str(done), "[bold]a name[/bold]", "failed"],
+        ]
+        assert rows(run("ls"))[2][3:6] == ["2", "1", "87.50%"]
+        for options, ids in (
+            (("--state", "failed"), [done]),
+            (("--state", "failed", "--state", "queued", "--sort", "id"), [done, other]),
+            (("--tag", "t"), [other]),
+            (("--name", "NAME"), [done]),
+            (("--limit", 1), [other]),
+            (("--archived", "true"), []),
+        ):
+            found = json.loads(run("ls", "--json", *options).stdout)
+            assert [experiment["id"] for experiment in found] == ids, options
+        run("ls", "--state", "nonsense", code=2)
+
+    def test_show_and_trial(self, run: Run, finished: Callable[[], int]) -> None:
+        number = finished()
+        lines = run("show", number).stdout.splitlines()
+        assert lines[0] == f"{number} [bold]a name[/bold]"
+        assert lines[1].startswith("failed    | trials 2/2 (0 running) | epochs ")
+        assert lines[3].startswith("id\tnetwork\tlayer\trank")
+        assert lines[4].split("\t")[-1] == "87.50"
+        assert lines[-1] == "trial 2: oom: out of memory"
+        whole = json.loads(run("show", number, "--json").stdout)
+        assert [item["id"] for item in whole] == [number, 1, 2]
+        assert len(json.loads(run("show", number, "--json", "--state", "failed").stdout)) == 2
+        assert rows(run("trial", 1))[2][:2] == ["epoch", "train loss"]
+        assert json.loads(run("trial", 1, "--json").stdout)["result"]["accuracy"] == 0.875
+
+    def test_in_a_terminal_there_are_tables(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+        run("submit", "-", stdin=json.dumps(SPEC))
+        screen = Console(force_terminal=True, width=100, record=True)
+        monkeypatch.setattr("workers.cli.client_options.console", lambda: screen)
+        run("ls")
+        shown = screen.export_text()
+        assert "┃ id ┃" in shown
+        assert "[bold]a name[/bold]" in shown
+
+    def test_watch(self, run: Run, finished: Callable[[], int]) -> None:
+        number = finished()
+        assert run("watch", number, code=1).stdout.startswith("failed    | trials 2/2")
+        (line,) = run("watch", number, "--json", code=1).stdout.splitlines()
+        assert json.loads(line)["state"] == "failed"
+
+    def test_logs(self, run: Run, finished: Callable[[], int]) -> None:
+        finished()
+        assert run("logs", 1).stdout == "one\ntwo\n"
+        assert run("logs", 1, "--tail", 1).stdout == "two\n"
+        assert run("logs", 1, "--follow").stdout == "one\ntwo\n"
+        assert "experiment 1 has no log" in run("logs", 1, "--experiment", code=1).stderr
+
+    def test_artifacts(self, run: Run, finished: Callable[[], int], tmp_path: Path) -> None:
+        finished()
+        assert [row[:3] for row in rows(run("artifacts", "ls", 1))] == [
+            ["kind", "name", "bytes"],
+            ["log", "trial-1-log.log", "8"],
+            ["model", "trial-1-model.safetensors", "7"],
+        ]
+        target = tmp_path / "new" / "folder"
+        assert run("artifacts", "get", 1, "model", "--to", target).stdout == f"{target}/trial-1-model.safetensors\n"
+        assert (target / "trial-1-model.safetensors").read_bytes() == b"weights"
+        assert len(run("artifacts", "get", 1, "--to", target).stdout.splitlines()) == 2
+        assert "left no 'x'; there are log, model" in run("artifacts", "get", 1, "x", code=1).stderr
+
+    def test_boards(self, run: Run, finished: Callable[[], int]) -> None:
+        finished()
+        assert "digits, small-cnn: by accuracy" in run("leaderboard", "digits").stdout
+        as_json = json.loads(run("leaderboard", "digits", "--json").stdout)
+        assert json.loads(run("leaderboard", "digits", "--format", "json").stdout) == as_json
+        assert as_json["boards"][0]["rows"][0]["metrics"]["accuracy"]["mean"] == 0.875
+        assert "0.875" in run("leaderboard", "digits", "--format", "csv", "--pareto", "accuracy,compression").stdout
+        assert r"\toprule" in run("leaderboard", "digits", "--format", "latex").stdout
+        assert "there is no metric 'x'" in run("leaderboard", "digits", "--metrics", "x", code=1).stderr
+        assert "**table2" in run("table", "senderovich2022/table2").stdout
+        assert json.loads(run("table", "senderovich2022/table2", "--json").stdout)["name"] == "table2"
+
+    def test_update(self, run: Run) -> None:
+        run("submit", "-", stdin=json.dumps(SPEC))
+        changed = json.loads(run("update", 1, "--name", "n", "--tag", "a", "--priority", 3, "--json").stdout)
+        assert (changed["name"], changed["tags"], changed["priority"]) == ("n", ["a"], 3)
+
+
+class TestEnds:
+    def test_nobody_answers(self) -> None:
+        done = CliRunner().invoke(app, ["ls", "--url", "http://127.0.0.1:9"])
+        assert done.exit_code == 3
+        assert "http://127.0.0.1:9 does not answer" in done.stderr
+
+    def test_health_checks_do_not_wait(self, run: Run) -> None:
+        run("ready")
+        assert "no worker was heard of" in run("ready", "--worker", code=1).stderr
+        began = time.monotonic()
+        assert CliRunner().invoke(app, ["ready", "--url", "http://127.0.0.1:9"]).exit_code == 3
+        assert time.monotonic() - began < 1.5, "asked once"
+
+    def test_the_key_is_sent(self, run: Run, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        seen: list[str | None] = []
+        init = Client.__init__
+
+        def spy(self: Client, url: str | None = None, *, key: str | None = None, **more: Any) -> None:
+            seen.append(key)
+            init(self, url, key=key, **more)
+
+        monkeypatch.setattr(Client, "__init__", spy)
+        run("ls", "--key", "a")
+        monkeypatch.setenv("TTSV_KEY", "b")
+        run("ls")
+        assert seen == ["a", "b"]
+
+    def test_wrong_settings_are_said(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setenv("TTSV_DATA_DIR", str(tmp_path))
+        monkeypatch.setenv("TTSV_WEBHOOK_URL", "https://example.com")
+        done = CliRunner().invoke(app, ["worker"])
+        assert (done.exit_code, "TTSV_WEBHOOK_SECRET_FILE" in done.stderr) == (1, True)
+
+    def test_completion_is_offered(self) -> None:
+        assert "--install-completion" in CliRunner().invoke(app, ["--help"]).stdout
+
+
+def test_ls_starts_quickly(server: str) -> None:
+    """By CPU seconds of the fastest of three: other processes' load is no matter of ours."""
+    program = (
+        "import sys, time\nfrom workers.cli.__main__ import app\n"
+        "try:\n    app(['ls'])\nexcept SystemExit as end:\n    assert not end.code\n"
+        "heavy = {'sqlalchemy', 'fastapi', 'torch', 'ray', 'pandas', 'numpy', 'pydantic_settings', 'mlflow'}\n"
+        "print(time.process_time(), sorted(heavy & set(sys.modules)))"
+    )
+    seconds = []
+    for _ in range(3):
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env={"TTSV_URL": server})
+        used, _, loaded = done.stdout.splitlines()[-1].partition(" ")
+        assert loaded == "[]"
+        seconds.append(float(used))
+    assert min(seconds) < 1.5, "half a second on a machine that has nothing else to do"

@@ -1,0 +1,155 @@
+"""`ttsv export`: a CSV file, a folder of models, and a real MLflow store."""
+
+import csv
+import hashlib
+import io
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import insert
+from sqlalchemy.orm import Session
+from typer.testing import CliRunner, Result
+
+from service.client import Client
+from service.database import EpochPoint
+from service.database.engine import Database
+from service.queue import leases
+from service.queue import trials as queue
+from service.queue.trials import ArtifactFile
+from workers.cli.__main__ import app
+
+Make = Callable[..., dict[str, Any]]
+SPEC: dict[str, Any] = {
+    "name": "=HYPERLINK('x')",
+    "base": {"dataset": "digits", "model": "small-cnn", "layer": "tt"},
+    "grid": {"rank": [None, 4], "seed": [0, 1]},
+}
+
+
+@pytest.fixture
+def stored(sqlite_url: str) -> Iterator[Database]:
+    database = Database(sqlite_url)
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def experiment(server: str, stored: Database, trial_result: Make, epoch_point: Make, tmp_path: Path) -> int:
+    """Four trials: one succeeded and left a model, one diverged, one runs, one waits."""
+    with Client(server) as client:
+        experiment_id = client.submit(SPEC).id
+
+    def work(session: Session) -> None:
+        lease = leases.claim(session, "worker", None)
+        assert lease is not None
+        good, bad, running, _ = queue.unfinished_trials(session, lease)
+        for trial in (good, bad, running):
+            queue.start_trial(session, lease, trial.id)
+            for epoch in (1, 2):
+                queue.add_epoch(session, lease, trial.id, epoch_point(epoch))
+        path = "trials/1/1/model.safetensors"
+        (tmp_path / "data" / path).parent.mkdir(parents=True)
+        (tmp_path / "data" / path).write_bytes(b"weights")
+        file = ArtifactFile("model", path, hashlib.sha256(b"weights").hexdigest(), 7)
+        queue.finish_trial(session, lease, good.id, trial_result(0.875), ("p" * 64, {}), [file])
+        queue.fail_trial(session, lease, bad.id, "diverged", "=1+1")
+
+    stored.write(work)
+    return experiment_id
+
+
+@pytest.fixture
+def export(server: str, experiment: int) -> Callable[..., Result]:
+    def export(*arguments: object, code: int = 0) -> Result:
+        command = ["export", str(experiment), *map(str, arguments)]
+        done = CliRunner().invoke(app, command, env={"TTSV_URL": server})
+        assert done.exit_code == code, (done.output, done.exception)
+        return done
+
+    return export
+
+
+def test_csv(export: Callable[..., Result], tmp_path: Path) -> None:
+    assert "4 trials are in" in export("--csv", tmp_path / "out.csv").stdout
+    text = (tmp_path / "out.csv").read_text()
+    assert export("--csv", "-").stdout.replace("\r\n", "\n") == text
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert [(row["number"], row["state"], row["rank"], row["seed"], row["accuracy"]) for row in rows] == [
+        ("0", "succeeded", "", "0", "0.875"),
+        ("1", "diverged", "", "1", ""),
+        ("2", "running", "4.0", "0", ""),
+        ("3", "queued", "4.0", "1", ""),
+    ]
+    assert rows[1]["error"] == "'=1+1", "no formula"
+    assert rows[0]["training.milestones"].startswith("[")
+
+
+def test_models(export: Callable[..., Result], tmp_path: Path) -> None:
+    assert "1 models are in" in export("--models", tmp_path / "models").stdout
+    assert (tmp_path / "models" / "trial-1-model.safetensors").read_bytes() == b"weights"
+
+
+def test_nowhere_is_a_wrong_command_line(export: Callable[..., Result]) -> None:
+    assert "--csv FILE" in export(code=2).stderr
+
+
+def test_mlflow_is_missing(export: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    assert "pip install 'ttsv[mlflow]'" in export("--mlflow", "sqlite:///x.db", code=1).stderr
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # by MLflow, of SQLAlchemy
+def test_mlflow(
+    export: Callable[..., Result], stored: Database, epoch_point: Make, trial_result: Make, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    from mlflow import MlflowClient
+
+    monkeypatch.chdir(tmp_path)  # MLflow puts files where it is
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    assert "4 runs made, 0 updated, 0 same" in export("--mlflow", uri).stdout
+    store = MlflowClient(tracking_uri=uri)
+    (target,) = [found for found in store.search_experiments() if found.name != "Default"]
+    assert target.name.startswith("=HYPERLINK('x') (ttsv 1, ")
+
+    def runs() -> list[Any]:
+        found = store.search_runs([target.experiment_id], max_results=100)
+        return sorted(found, key=lambda run: run.data.tags["ttsv.trial"])
+
+    good, bad, running, queued = runs()
+    assert [run.info.status for run in (good, bad, running, queued)] == ["FINISHED", "FAILED", "RUNNING", "SCHEDULED"]
+    params = [(run.data.params["training.lr"], run.data.params["rank"]) for run in (good, queued)]
+    assert params == [("0.05", "None"), ("0.05", "4")]
+    expected = {name: value for name, value in trial_result(0.875).items() if isinstance(value, (int, float))}
+    del expected["valid"]
+    assert {name: good.data.metrics[name] for name in expected} == expected
+    assert (good.data.tags["ttsv.protocol"], good.data.tags["ttsv.valid"]) == ("p" * 64, "true")
+    assert (bad.data.tags["ttsv.state"], bad.data.tags["ttsv.error"]) == ("diverged", "=1+1")
+    history = store.get_metric_history(running.info.run_id, "epoch/train_loss")
+    assert [(point.step, point.value) for point in history] == [(1, 1.0), (2, 0.5)]
+    assert "accuracy" not in running.data.metrics
+
+    before = [(run.info.run_id, run.data.tags, run.data.metrics, run.info.end_time) for run in runs()]
+    assert "0 runs made, 0 updated, 4 same" in export("--mlflow", uri).stdout
+    assert [(run.info.run_id, run.data.tags, run.data.metrics, run.info.end_time) for run in runs()] == before
+
+    # One trial goes on; a kind of file is asked for that was not before.
+    def work(session: Session) -> None:
+        session.execute(insert(EpochPoint), [epoch_point(3, trial_id=3)])
+        lease = leases.Lease(1, 1)
+        queue.early_stop_trial(session, lease, 3)
+
+    stored.write(work)
+    assert "0 runs made, 2 updated, 2 same" in export("--mlflow", uri, "--attach", "model").stdout
+    good, _, stopped, _ = runs()
+    assert stopped.info.run_id == running.info.run_id
+    assert (stopped.info.status, stopped.data.tags["ttsv.state"]) == ("KILLED", "early_stopped")
+    history = store.get_metric_history(stopped.info.run_id, "epoch/train_loss")
+    assert [point.step for point in history] == [1, 2, 3]
+    (file,) = store.list_artifacts(good.info.run_id)
+    assert (file.path, file.file_size) == ("trial-1-model.safetensors", 7)
+    assert "4 same" in export("--mlflow", uri, "--attach", "model").stdout

@@ -1,0 +1,26 @@
+import json
+
+from typer.testing import CliRunner
+
+from service.paper.presets import presets
+from workers.cli.__main__ import app
+
+
+def test_presets_are_listed_and_shown() -> None:
+    listed = CliRunner().invoke(app, ["presets", "ls"], env={"COLUMNS": "150"})
+    assert listed.exit_code == 0
+    assert all(preset.name in listed.stdout for preset in presets())
+    shown = CliRunner().invoke(app, ["presets", "show", presets()[0].name, "--scale", "smoke"])
+    assert json.loads(shown.stdout)["name"] == f"{presets()[0].name} (smoke, code)"
+
+
+def test_an_unknown_preset_is_said(server: str) -> None:
+    for arguments in (["show", "table1"], ["submit", "table1/x", "--url", server]):
+        done = CliRunner().invoke(app, ["presets", *arguments])
+        assert done.exit_code == 1
+        assert "senderovich2022/table1" in done.stderr
+
+
+def test_one_is_posted(server: str) -> None:
+    arguments = ["presets", "submit", presets()[0].name, "--scale", "smoke", "--quiet", "--url", server]
+    assert CliRunner().invoke(app, arguments).stdout == "1\n"

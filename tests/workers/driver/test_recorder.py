@@ -1,0 +1,337 @@
+"""The recorder and the lease's keeper over a real database."""
+
+from __future__ import annotations
+
+import dataclasses
+import sqlite3
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from sqlalchemy import Connection, create_engine, text
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
+
+from service.database import Result, Trial
+from service.database.engine import Database
+from service.experiments import actions
+from service.queue import leases
+from service.queue import trials as queue
+from service.queue.leases import Lease
+from tests.results import made_result
+from ttsv.trial import EpochMetrics
+from workers.driver.database_retry import MOST_FAILURES, is_away, is_in_trouble
+from workers.driver.lease_keeper import LeaseKeeper
+from workers.driver.recorder import Recorder
+from workers.trial_process.messages import EpochReport, FailureReport, ResultReport
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.workers.conftest import Lab
+
+
+def epoch(number: int) -> EpochReport:
+    point = EpochMetrics(
+        epoch=number,
+        epochs=3,
+        train_loss=1.0,
+        train_accuracy=0.5,
+        val_loss=1.0,
+        val_accuracy=number / 10,
+        ort_loss=None,
+        lr=0.1,
+        seconds=0.1,
+        constraint_seconds=0.0,
+    )
+    return EpochReport([point])
+
+
+def result(accuracy: float = 0.5) -> ResultReport:
+    value = made_result(accuracy=accuracy)
+    return ResultReport(value, [{"kind": "model", "path": "trials/1/1/model", "sha256": "0" * 64, "size": 7}])
+
+
+class Bench:
+    """A claimed experiment of three trials and a recorder for it."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
+        self.database = lab.database
+        self.experiment_id = lab.post([0, 1, 2])
+        lease = self.database.write(lambda session: leases.claim(session, "worker", None))
+        assert lease is not None
+        self.lease: Lease = lease
+        self.lost = threading.Event()
+        self.recorder = Recorder(self.database, lease, self.lost.set)
+        self.recorder.open()
+
+    def trials(self) -> list[Trial]:
+        return self.lab.trials(self.experiment_id)
+
+
+@pytest.fixture
+def bench(lab: Lab) -> Bench:
+    return Bench(lab)
+
+
+def test_everything_arrives(bench: Bench) -> None:
+    first, second, third = (trial.id for trial in bench.trials())
+    bench.recorder.started(first)
+    for number in (1, 2, 3):
+        bench.recorder.reported(first, epoch(number))
+    bench.recorder.reported(first, result())
+    bench.recorder.started(second)
+    bench.recorder.reported(second, FailureReport("oom", "too large"))
+    bench.recorder.died(third, "killed")
+    assert bench.recorder.flush(5)
+    bench.recorder.mute()
+    bench.recorder.started(third)
+    assert bench.recorder.flush(5)
+    trials = bench.trials()
+    assert [(trial.state, trial.attempts) for trial in trials] == [("succeeded", 1), ("failed", 1), ("queued", 1)]
+    assert (trials[1].failure, trials[1].error, trials[2].error) == ("oom", "too large", "killed")
+    assert trials[0].best_val_accuracy == 0.3
+    assert bench.lab.points(bench.experiment_id) == [(first, 1), (first, 2), (first, 3)]
+    assert bench.lab.artifact_paths(first) == ["trials/1/1/model"]
+
+
+def test_who_lost_its_process_keeps_its_checkpoints(lab: Lab) -> None:
+    """For `retry`: `ended`, upon which they are removed, is said of results and of failures of the trial's own."""
+    bench, ended = Bench(lab), list[int]()
+    recorder = Recorder(bench.database, bench.lease, bench.lost.set, ended.append)
+    recorder.open()
+    first, second, third = (trial.id for trial in bench.trials())
+    for _ in range(queue.MAX_ATTEMPTS):
+        recorder.died(first, "signal 9")
+    recorder.started(second)
+    recorder.reported(second, FailureReport("oom", "too large"))
+    recorder.started(third)
+    recorder.reported(third, result())
+    assert recorder.flush(5)
+    assert [(trial.state, trial.failure) for trial in bench.trials()][:2] == [("failed", "crashed"), ("failed", "oom")]
+    assert ended == [second, third]
+
+
+def test_an_invalid_result_is_stored_as_such(bench: Bench) -> None:
+    """With what contradicts itself, its evaluation's columns and its whole record."""
+    first = bench.trials()[0].id
+    value = dataclasses.replace(
+        result().result,
+        pgd_accuracy=0.25,
+        certified_36=0.5,
+        valid=False,
+        violations=["pgd broke 3 images within the L2 radius for which they are certified"],
+        evaluation={"images": 4, "seconds": {"pgd": 0.5}},
+    )
+    bench.recorder.started(first)
+    bench.recorder.reported(first, ResultReport(value, []))
+    assert bench.recorder.flush(5)
+    with bench.database.read() as session:
+        stored = session.get(Result, first)
+        assert stored is not None
+        assert (stored.valid, stored.violations, stored.evaluation) == (False, value.violations, value.evaluation)
+        assert (stored.pgd_accuracy, stored.certified_36, stored.robust_accuracy) == (0.25, 0.5, None)
+
+
+def test_one_bad_event_spoils_no_other(bench: Bench) -> None:
+    """An accuracy that the database refuses fails its trial, in the middle of a batch."""
+    first, second, _ = (trial.id for trial in bench.trials())
+    lock = bench.database.writer.connect()
+    lock.begin()  # so that all queue up into one batch
+    bench.recorder.started(first)
+    bench.recorder.started(second)
+    bench.recorder.reported(first, result(accuracy=7.0))
+    bench.recorder.reported(second, result())
+    lock.close()
+    assert bench.recorder.flush(10)
+    bad, good, _ = bench.trials()
+    assert (bad.state, bad.failure) == ("failed", "error")
+    assert "could not be stored" in (bad.error or "")
+    assert good.state == "succeeded"
+    assert not bench.lost.is_set()
+
+
+def test_database_away(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports wait; a COMMIT whose reply was lost is repeated without harm."""
+    first = bench.trials()[0].id
+    write, failures = bench.database.write, iter(["before", "after", "before"])
+
+    def flaky(work: Any) -> Any:
+        when = next(failures, None)
+        if when == "after":
+            write(work)
+        if when:
+            raise OperationalError("COMMIT", {}, ConnectionError("the database is away"))
+        return write(work)
+
+    monkeypatch.setattr(bench.database, "write", flaky)
+    bench.recorder.started(first)
+    bench.recorder.reported(first, epoch(1))
+    bench.recorder.reported(first, result())
+    assert bench.recorder.flush(10)
+    assert next(failures, None) is None
+    assert bench.trials()[0].state == "succeeded"
+    assert [trial.attempts for trial in bench.trials()] == [1, 0, 0]
+    assert bench.lab.points(bench.experiment_id) == [(first, 1)]
+
+
+def disk_full() -> OperationalError:
+    """As SQLite says it."""
+    error = sqlite3.OperationalError("database or disk is full")
+    error.sqlite_errorcode = sqlite3.SQLITE_FULL
+    return OperationalError("COMMIT", {}, error)
+
+
+class TestTrouble:
+    """A database that answers and fails."""
+
+    @pytest.fixture(autouse=True)
+    def impatient(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("workers.driver.recorder.Backoff.failed", lambda _self: 0.0)
+
+    def fail(self, bench: Bench, monkeypatch: pytest.MonkeyPatch, times: int) -> list[int]:
+        """Writes fail so many times; counts what is still to fail."""
+        write, left = bench.database.write, [times]
+
+        def full(work: Any) -> Any:
+            if left[0] > 0:
+                left[0] -= 1
+                raise disk_full()
+            return write(work)
+
+        monkeypatch.setattr(bench.database, "write", full)
+        return left
+
+    def test_that_passes_costs_nothing(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A good result is no failure because the disk was full for a while."""
+        first = bench.trials()[0].id
+        left = self.fail(bench, monkeypatch, MOST_FAILURES - 1)
+        bench.recorder.started(first)
+        bench.recorder.reported(first, epoch(1))
+        bench.recorder.reported(first, result())
+        assert bench.recorder.flush(10)
+        assert left == [0]
+        assert (bench.trials()[0].state, bench.trials()[0].attempts) == ("succeeded", 1)
+        assert not bench.lost.is_set()
+
+    def test_that_stays_gives_the_lease_up_and_says_so(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """What was not written runs again under the next claim, and its result is stored once."""
+        first = bench.trials()[0].id
+        bench.recorder.started(first)
+        assert bench.recorder.flush(5)
+        left = self.fail(bench, monkeypatch, 10**6)
+        bench.recorder.reported(first, result())
+        assert bench.lost.wait(10)
+        assert 10**6 - left[0] == MOST_FAILURES
+        (line,) = [record for record in caplog.records if record.levelname == "ERROR"]
+        assert line.getMessage() == f"the database fails for good; given up with reports of trials [{first}]"
+        assert bench.trials()[0].state == "running"
+        left[0] = 0
+        bench.database.write(lambda session: leases.release(session, bench.lease, drained=False))
+        lease = bench.database.write(lambda session: leases.claim(session, "next", None))
+        assert lease is not None
+        again = Recorder(bench.database, lease, bench.lost.set)
+        again.open()
+        again.started(first)
+        again.reported(first, result())
+        assert again.flush(5)
+        assert (bench.trials()[0].state, bench.trials()[0].attempts) == ("succeeded", 2)
+
+    def test_a_failure_that_cannot_be_recorded_gives_the_lease_up(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Neither tried for ever nor the end of the thread without a word."""
+
+        def broken(*_args: Any, **_named: Any) -> None:
+            raise ValueError("cannot be recorded")
+
+        monkeypatch.setattr(queue, "fail_trial", broken)
+        first = bench.trials()[0].id
+        bench.recorder.started(first)
+        bench.recorder.reported(first, result(accuracy=7.0))
+        assert bench.lost.wait(10)
+        assert bench.trials()[0].state == "running"
+
+
+class TestAway:
+    """What means that the database is away or busy, of what the databases really say."""
+
+    def caught(self, database: Database, work: Callable[[Connection], Any]) -> Exception:
+        with pytest.raises(SQLAlchemyError) as caught, database.writer.connect() as connection:
+            work(connection)
+        database.close()
+        return caught.value
+
+    def test_nobody_listens(self) -> None:
+        error = self.caught(Database("postgresql+psycopg://nobody@127.0.0.1:9/none"), lambda _: None)
+        assert is_away(error)
+
+    def test_the_server_ends_the_connection(self, postgres_url: str) -> None:
+        kill = text("SELECT pg_terminate_backend(pg_backend_pid())")
+        assert is_away(self.caught(Database(postgres_url), lambda connection: connection.execute(kill)))
+
+    @pytest.mark.parametrize(
+        ("state", "away"),
+        [("55P03", True), ("57014", True), ("53300", True), ("57P03", True), ("53100", False), ("53200", False)],
+    )
+    def test_states_of_postgres(self, postgres_url: str, state: str, away: bool) -> None:
+        raising = text(f"DO $$ BEGIN RAISE EXCEPTION 'x' USING ERRCODE = '{state}'; END $$")
+        error = self.caught(Database(postgres_url), lambda connection: connection.execute(raising))
+        assert (is_away(error), is_in_trouble(error)) == (away, True)
+
+    def test_sqlite_locked(self, sqlite_url: str) -> None:
+        holder = sqlite3.connect(sqlite_url.removeprefix("sqlite:///"), isolation_level=None)
+        holder.execute("BEGIN IMMEDIATE")
+        impatient = create_engine(sqlite_url, connect_args={"timeout": 0, "isolation_level": None})
+        with pytest.raises(SQLAlchemyError) as caught, impatient.connect() as connection:
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+        assert is_away(caught.value)
+        holder.close()
+
+    @pytest.mark.parametrize("pragma", ["query_only = ON", "max_page_count = 1"])
+    def test_sqlite_read_only_or_full(self, sqlite_url: str, pragma: str) -> None:
+        def fill(connection: Connection) -> None:
+            connection.exec_driver_sql(f"PRAGMA {pragma}")
+            connection.exec_driver_sql("CREATE TABLE much AS SELECT zeroblob(10000000)")
+
+        error = self.caught(Database(sqlite_url), fill)
+        assert (is_away(error), is_in_trouble(error)) == (False, True)
+
+    def test_what_the_database_refuses(self, sqlite_url: str) -> None:
+        twice = text("INSERT INTO protocols (fingerprint, record) VALUES ('a', '{}'), ('a', '{}')")
+        error = self.caught(Database(sqlite_url), lambda connection: connection.execute(twice))
+        assert not is_in_trouble(error)
+
+
+def test_lost_lease_writes_nothing(bench: Bench) -> None:
+    first = bench.trials()[0].id
+    bench.database.write(lambda session: actions.cancel(session, bench.experiment_id))
+    bench.recorder.started(first)
+    bench.recorder.reported(first, epoch(1))
+    assert bench.lost.wait(5)
+    assert bench.trials()[0].state == "cancelled"
+    assert bench.lab.points(bench.experiment_id) == []
+
+
+def test_keeper_renews_until_the_lease_is_lost(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A database that is away for a while is no reason to stop."""
+    read, outages = bench.database.read, iter([True, True])
+
+    def flaky() -> Any:
+        if threading.current_thread().name == "lease" and next(outages, False):
+            raise OperationalError("SELECT", {}, ConnectionError("the database is away"))
+        return read()
+
+    monkeypatch.setattr(bench.database, "read", flaky)
+    monkeypatch.setattr("workers.driver.lease_keeper.LOOK_SECONDS", 0.02)
+    lost = threading.Event()
+    LeaseKeeper(bench.database, bench.lease, 0.1, lost.set).start()
+    bench.lab.wait_for(lambda: bench.lab.experiment(bench.experiment_id).heartbeat >= 3, 10)
+    assert not lost.is_set()
+    bench.database.write(lambda session: actions.cancel(session, bench.experiment_id))
+    started = time.monotonic()
+    assert lost.wait(2)
+    assert time.monotonic() - started < 1

@@ -1,0 +1,307 @@
+"""The trainable without Ray around it: what it reports, and what a resumed trial does not repeat."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import logging
+import math
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.results import made_result
+from ttsv.config.trial import TrialConfig
+from ttsv.errors import DataError, OutOfMemoryError
+from ttsv.results import StageProgress
+from ttsv.trial import EpochMetrics, TrialResult
+from workers.trial_process.messages import EpochReport, FailureReport, Job, Report, ResultReport, SkippedReport
+from workers.trial_process.trainable import COMPARED_EPOCH, TrialTrainable
+
+CONFIG = TrialConfig(dataset="digits", model="small-cnn").to_dict()
+
+
+def point(epoch: int) -> EpochMetrics:
+    return EpochMetrics(
+        epoch=epoch,
+        epochs=3,
+        train_loss=1.0,
+        train_accuracy=0.5,
+        val_loss=1.0,
+        val_accuracy=0.5,
+        ort_loss=None,
+        lr=0.1,
+        seconds=0.1,
+        constraint_seconds=0.0,
+    )
+
+
+def result(folder: Path, **changes: Any) -> TrialResult:
+    (folder / "model").write_text("weights")
+    value = made_result(
+        layers=[{"largest": 1.0}],
+        artifacts={"model": folder / "model"},
+    )
+    return dataclasses.replace(value, **changes)
+
+
+def good(config: TrialConfig, *, data_dir: Path, folder: Path) -> Iterator[EpochMetrics | TrialResult]:
+    """Resumes behind the epoch its checkpoint names."""
+    checkpoint = folder / "checkpoint"
+    for epoch in range(int(checkpoint.read_text()) + 1 if checkpoint.exists() else 1, 4):
+        yield point(epoch)
+        checkpoint.write_text(str(epoch))
+    yield result(folder)
+
+
+def raising(error: BaseException) -> Any:
+    def run(config: TrialConfig, *, data_dir: Path, folder: Path) -> Iterator[EpochMetrics]:
+        yield point(1)
+        raise error
+
+    return run
+
+
+def config(data_dir: Path, run: Any, **changes: Any) -> dict[str, Any]:
+    fields: dict[str, Any] = {"trial_id": 1, "fence": 1, "stored_epochs": 0, "config": CONFIG} | changes
+    job = Job(**fields)
+    return {
+        "job": dataclasses.asdict(job),
+        "run": run,
+        "data_dir": str(data_dir),
+        "cpus": 1,
+        "stop_file": str(data_dir / "stop"),
+        "every_epoch": False,
+    }
+
+
+def reports(trainable: TrialTrainable) -> list[Report]:
+    found = []
+    while True:
+        step = trainable.step()
+        found.append(step["report"])
+        if step["done"]:
+            return found
+
+
+@pytest.fixture
+def trainable(tmp_path: Path) -> Iterator[TrialTrainable]:
+    """One that has run a trial before."""
+    trainable = TrialTrainable.__new__(TrialTrainable)  # Ray's constructor wants a running cluster
+    trainable.setup(config(tmp_path, good, trial_id=99))
+    yield trainable
+    trainable.cleanup()
+
+
+@pytest.mark.parametrize(("seconds", "together"), [(0, [[1], [2], [3]]), (60, [[1], [2, 3]])])
+def test_epochs_then_the_result(
+    trainable: TrialTrainable,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: float,
+    together: list[list[int]],
+) -> None:
+    """The first epoch at once; those that follow sooner than REPORT_SECONDS together."""
+    monkeypatch.setattr("workers.trial_process.trainable.REPORT_SECONDS", seconds)
+    assert trainable.reset_config(config(tmp_path, good))
+    *epochs, final = reports(trainable)
+    assert epochs == [EpochReport([point(number) for number in numbers]) for numbers in together]
+    assert isinstance(final, ResultReport)
+    assert final.artifacts[0]["path"] == "trials/1/1/model"
+
+
+def test_next_fence_resumes_and_tells_what_was_lost(
+    trainable: TrialTrainable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two epochs ran, the database has one: the other one is told again, not trained again."""
+    monkeypatch.setattr("workers.trial_process.trainable.REPORT_SECONDS", 0)
+    trainable.reset_config(config(tmp_path, good))
+    for _ in range(3):
+        trainable.step()  # the third step writes the second checkpoint
+    trainable.reset_config(config(tmp_path, good, fence=2, stored_epochs=1))
+    first, second, final = reports(trainable)
+    assert first == EpochReport([point(2), point(3)])
+    assert second == EpochReport([point(3)])
+    assert isinstance(final, ResultReport)
+    assert final.artifacts[0]["path"] == "trials/1/2/model"
+
+
+def test_epochs_before_a_failure_are_not_lost(trainable: TrialTrainable, tmp_path: Path) -> None:
+    def run(config: TrialConfig, *, data_dir: Path, folder: Path) -> Iterator[EpochMetrics]:
+        yield point(1)
+        yield point(2)
+        raise DataError("gone")
+
+    trainable.reset_config(config(tmp_path, run))
+    first, second, final = reports(trainable)
+    assert (first, second) == (EpochReport([point(1)]), EpochReport([point(2)]))
+    assert isinstance(final, FailureReport)
+    assert final.message == "gone"
+
+
+@pytest.mark.parametrize(
+    ("error", "failure", "message"),
+    [
+        (DataError("digits is missing: run this"), "bad_data", "digits is missing: run this"),
+        (OutOfMemoryError("too large"), "oom", "too large"),
+        (MemoryError(), "oom", "memory"),
+        (ZeroDivisionError("a bug"), "error", "ZeroDivisionError: a bug"),
+        (PermissionError(errno.EACCES, "no"), "error", "PermissionError"),
+    ],
+)
+def test_failures_are_reported(
+    trainable: TrialTrainable, tmp_path: Path, error: Exception, failure: str, message: str
+) -> None:
+    trainable.reset_config(config(tmp_path, raising(error)))
+    _, final = reports(trainable)
+    assert isinstance(final, FailureReport)
+    assert final.failure == failure
+    assert message in final.message
+
+
+def test_full_disk_is_not_the_trials_fault(trainable: TrialTrainable, tmp_path: Path) -> None:
+    trainable.reset_config(config(tmp_path, raising(OSError(errno.ENOSPC, "no space left"))))
+    trainable.step()
+    with pytest.raises(OSError, match="no space"):
+        trainable.step()
+
+
+def test_unusable_configuration(trainable: TrialTrainable, tmp_path: Path) -> None:
+    trainable.reset_config(config(tmp_path, good, config={**CONFIG, "seed": -1}))
+    (final,) = reports(trainable)
+    assert isinstance(final, FailureReport)
+    assert (final.failure, final.message[:9]) == ("bad_config", "seed = -1")
+
+
+@pytest.mark.parametrize("where", ["layers", "loss", "environment"])
+def test_no_number_that_is_not_finite(trainable: TrialTrainable, tmp_path: Path, where: str) -> None:
+    broken = {"layers": [{"largest": math.inf}], "loss": math.nan, "environment": {"x": {"y": [math.inf]}}}
+
+    def run(config: TrialConfig, *, data_dir: Path, folder: Path) -> Iterator[TrialResult]:
+        yield result(folder, **{where: broken[where]})
+
+    trainable.reset_config(config(tmp_path, run))
+    (final,) = reports(trainable)
+    assert isinstance(final, FailureReport)
+    assert final.failure == "diverged"
+    assert f"the result: {where}" in final.message
+
+
+def test_trial_without_a_result(trainable: TrialTrainable, tmp_path: Path) -> None:
+    def run(config: TrialConfig, *, data_dir: Path, folder: Path) -> Iterator[EpochMetrics]:
+        yield point(1)
+
+    trainable.reset_config(config(tmp_path, run))
+    assert "without a result" in str(reports(trainable)[-1])
+
+
+def test_generator_is_closed_between_trials(trainable: TrialTrainable, tmp_path: Path) -> None:
+    closed = []
+
+    def run(config: TrialConfig, *, data_dir: Path, folder: Path) -> Iterator[EpochMetrics]:
+        try:
+            yield point(1)
+            yield point(2)
+        finally:
+            closed.append(True)
+
+    trainable.reset_config(config(tmp_path, run))
+    trainable.step()
+    trainable.cleanup()
+    assert closed == [True]
+
+
+def test_stopped_experiments_begin_no_trial(trainable: TrialTrainable, tmp_path: Path) -> None:
+    (tmp_path / "stop").touch()
+    trainable.reset_config(config(tmp_path, good))
+    assert reports(trainable) == [SkippedReport()]
+    assert not (tmp_path / "trials" / "1").exists()
+
+
+def test_source_is_handed_on(trainable: TrialTrainable, tmp_path: Path) -> None:
+    sources = []
+
+    def run(config: TrialConfig, *, data_dir: Path, folder: Path, source: Path) -> Iterator[TrialResult]:
+        sources.append(source)
+        yield result(folder)
+
+    (tmp_path / "trials" / "7").mkdir(parents=True)
+    (tmp_path / "trials" / "7" / "model").touch()
+    trainable.reset_config(config(tmp_path, run, source="trials/7/model"))
+    assert isinstance(reports(trainable)[-1], ResultReport)
+    assert sources == [tmp_path / "trials" / "7" / "model"]
+    trainable.reset_config(config(tmp_path, run, source="trials/8/model"))
+    (final,) = reports(trainable)
+    assert isinstance(final, FailureReport)
+    assert final.failure == "bad_data"
+    assert "trials/8/model" in final.message
+
+
+def test_every_epoch_for_itself(trainable: TrialTrainable, tmp_path: Path) -> None:
+    """What a scheduler compares; after the last epoch there is nothing to be stopped."""
+    trainable.reset_config(config(tmp_path, good) | {"every_epoch": True})
+    steps = [trainable.step() for _ in range(4)]
+    assert [step.get(COMPARED_EPOCH) for step in steps] == [1, 2, 0, None]
+    assert [step.get("val_accuracy") for step in steps] == [0.5, 0.5, 0.5, None]
+    assert [step.get("timesteps_total") for step in steps] == [1, 2, 3, None]
+    assert steps[3]["result/accuracy"] == 0.5
+    assert "result/peak_memory" not in steps[3]
+
+
+class TestLog:
+    def lines(self, tmp_path: Path) -> list[str]:
+        return (tmp_path / "trials" / "1" / "1" / "trial.log").read_text().splitlines()
+
+    def test_tells_what_happened(self, trainable: TrialTrainable, tmp_path: Path) -> None:
+        def run(
+            config: TrialConfig, *, data_dir: Path, folder: Path
+        ) -> Iterator[EpochMetrics | StageProgress | TrialResult]:
+            print("printed\rover\nand", "more")
+            print("trouble", file=sys.stderr, end="")
+            logging.getLogger("ttsv.test").info("logged")
+            yield point(1)
+            yield StageProgress(stage="attack", done=3, total=9, seconds_left=12.4)
+            yield result(folder)
+
+        before = sys.stdout, sys.stderr, logging.getLogger().level, list(logging.getLogger().handlers)
+        trainable.reset_config(config(tmp_path, run))
+        reports(trainable)
+        trainable.cleanup()
+        assert before == (sys.stdout, sys.stderr, logging.getLogger().level, list(logging.getLogger().handlers))
+        found = self.lines(tmp_path)
+        for line in found:
+            assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (INFO|WARNING|ERROR) ", line)
+        said = [line.partition(" ")[2] for line in found]
+        assert said[0] == "INFO trial 1 begins, fence 1; 0 epochs are stored"
+        assert said[1:4] == ["INFO over", "INFO and more", "INFO logged"]
+        assert said[4].startswith("INFO epoch 1 of 3: train loss 1, accuracy 0.5000; validation loss 1, ")
+        assert said[5:] == [
+            "INFO attack: 3 of 9, about 12 s left",
+            "INFO the trial succeeded: accuracy 0.5000",
+            "WARNING trouble",
+        ]
+
+    def test_has_the_traceback_of_a_bug(self, trainable: TrialTrainable, tmp_path: Path) -> None:
+        trainable.reset_config(config(tmp_path, raising(ZeroDivisionError("a bug"))))
+        reports(trainable)
+        found = self.lines(tmp_path)
+        assert any(line.endswith("ERROR the trial failed") for line in found)
+        assert found[-1] == "ZeroDivisionError: a bug"
+
+    def test_has_what_is_to_be_done_about_a_known_failure(self, trainable: TrialTrainable, tmp_path: Path) -> None:
+        trainable.reset_config(config(tmp_path, raising(DataError("digits is missing: run this"))))
+        reports(trainable)
+        assert self.lines(tmp_path)[-1].endswith("ERROR bad_data: digits is missing: run this")
+
+    def test_goes_on_under_the_next_fence(self, trainable: TrialTrainable, tmp_path: Path) -> None:
+        trainable.reset_config(config(tmp_path, good))
+        trainable.step()
+        trainable.reset_config(config(tmp_path, good, fence=2, stored_epochs=1))
+        reports(trainable)
+        text = (tmp_path / "trials" / "1" / "2" / "trial.log").read_text()
+        assert "trial 1 begins, fence 1" in text
+        assert "trial 1 begins, fence 2; 1 epochs are stored" in text

@@ -1,0 +1,217 @@
+"""The worker with stand-ins for Ray and for drivers."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from sqlalchemy.exc import OperationalError
+
+from service.experiments import actions
+from service.queue import leases
+from service.queue.leases import Lease
+from service.settings import Settings
+from ttsv.results import CHECKPOINTS
+from workers.worker.poller import Worker
+from workers.worker.processes import identity
+
+if TYPE_CHECKING:
+    from tests.workers.conftest import Lab
+
+
+class StandInCluster:
+    """Always there, until it is told to fail."""
+
+    address = "nowhere"
+
+    def __init__(self) -> None:
+        self.starts = self.stops = 0
+        self.broken = False
+
+    def start(self) -> None:
+        self.starts += 1
+        self.broken = False
+
+    def stop(self) -> None:
+        self.stops += 1
+
+    def ready(self) -> bool:
+        return not self.broken
+
+    def failed(self) -> bool:
+        return self.broken
+
+    def env(self) -> dict[str, str]:
+        return {}
+
+
+class Rig:
+    """A worker whose turns the test takes."""
+
+    def __init__(self, lab: Lab, code: str, **settings: Any) -> None:
+        self.lab = lab
+        self.cluster = StandInCluster()
+        self.settings = Settings(data_dir=lab.data_dir, poll_seconds=0.02, **settings)
+        command = (sys.executable, "-c", code)
+        self.worker = Worker(self.settings, lab.database, driver=command, cluster=self.cluster)
+
+    def turn_until(self, condition: Any, seconds: float = 20) -> None:
+        def turn() -> Any:
+            self.worker._turn()
+            return condition()
+
+        self.lab.wait_for(turn, seconds)
+
+
+SLEEP = "import time; time.sleep(60)"
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.driver.database_retry.random.uniform", lambda low, high: 0.02)
+
+
+def test_driver_that_always_dies_is_quarantined(lab: Lab) -> None:
+    experiment_id = lab.post([0, 1])
+    rig = Rig(lab, "import sys; sys.exit(3)")
+    rig.turn_until(lambda: lab.experiment(experiment_id).state == "failed")
+    assert "3 claims in a row" in (lab.experiment(experiment_id).error or "")
+    logs = sorted(path.name for path in (lab.data_dir / "logs").iterdir())
+    assert logs == [f"experiment-{experiment_id}-{fence}.log" for fence in (1, 2, 3)]
+
+
+def test_driver_gets_the_workers_settings(lab: Lab) -> None:
+    lab.post([0])
+    code = (
+        "from service.settings import Settings; import os;"
+        "print(Settings().model_dump_json(), os.environ['RAY_ADDRESS'], flush=True); import time; time.sleep(60)"
+    )
+    rig = Rig(lab, code, worker_gpus=3, beat_seconds=7)
+    log = lab.data_dir / "logs" / "experiment-1-1.log"
+    rig.turn_until(lambda: log.exists() and "nowhere" in log.read_text())
+    assert log.read_text().strip() == f"{rig.settings.model_dump_json()} nowhere"
+    rig.worker._drain()
+
+
+def test_claims_no_more_than_it_may_run(lab: Lab) -> None:
+    for _ in range(3):
+        lab.post([0])
+    rig = Rig(lab, SLEEP, max_experiments=2)
+    for _ in range(3):
+        rig.worker._turn()
+    assert [lab.experiment(number).state for number in (1, 2, 3)] == ["running", "running", "queued"]
+    rig.worker._drain()
+    assert [lab.experiment(number).state for number in (1, 2, 3)] == ["queued"] * 3
+    assert [lab.experiment(number).fruitless_claims for number in (1, 2, 3)] == [0] * 3
+    assert rig.cluster.stops == 1
+
+
+def test_silent_driver_is_killed(lab: Lab) -> None:
+    """No heartbeat for as long as a lease lasts: hung, or stuck in its start."""
+    experiment_id = lab.post([0])
+    rig = Rig(lab, SLEEP, lease_seconds=0.5)
+    rig.turn_until(lambda: lab.experiment(experiment_id).fence >= 2)
+    rig.worker._drain()
+
+
+def test_dead_neighbour_is_reaped_at_once(lab: Lab) -> None:
+    alive = identity()
+    assert alive is not None
+    experiment_id = lab.post([0])
+    _claim(lab, "neighbour", {**alive, "start": alive["start"] - 1})
+    rig = Rig(lab, SLEEP, lease_seconds=1000)
+    rig.worker._turn()
+    assert lab.experiment(experiment_id).worker == rig.worker.name
+    rig.worker._drain()
+
+
+def test_silent_neighbour_is_reaped_after_its_lease(lab: Lab) -> None:
+    experiment_id = lab.post([0])
+    lease = _claim(lab, "elsewhere", None)
+    rig = Rig(lab, SLEEP, lease_seconds=1)
+    for _ in range(5):
+        rig.worker._turn()
+        lab.database.write(lambda session: leases.renew(session, lease))
+    assert lab.experiment(experiment_id).worker == "elsewhere"
+    rig.turn_until(lambda: lab.experiment(experiment_id).worker == rig.worker.name)
+    rig.worker._drain()
+
+
+def test_claim_whose_reply_was_lost(lab: Lab) -> None:
+    """The database says that we run it, and no driver does."""
+    experiment_id = lab.post([0])
+    rig = Rig(lab, SLEEP, lease_seconds=1000)
+    _claim(lab, rig.worker.name, identity())
+    rig.turn_until(lambda: lab.experiment(experiment_id).fence == 3)
+    rig.worker._drain()
+
+
+def test_database_away(lab: Lab, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Said once, tried again; what ended drivers held is given back afterwards."""
+    experiment_id = lab.post([0])
+    rig = Rig(lab, "import time; time.sleep(0.2)")
+    rig.worker._turn()
+
+    def away(work: object) -> None:
+        raise OperationalError("BEGIN", {}, ConnectionError("away"))
+
+    with monkeypatch.context() as patched, caplog.at_level(logging.INFO):
+        patched.setattr(lab.database, "write", away)
+        rig.turn_until(lambda: caplog.text and not rig.worker._drivers)
+        rig.worker._turn()
+    assert caplog.text.count("does not answer") == 1
+    assert lab.experiment(experiment_id).state == "running"
+    rig.turn_until(lambda: lab.experiment(experiment_id).fence == 2)
+    rig.worker._drain()
+
+
+def test_cluster_that_died(lab: Lab) -> None:
+    """Its drivers are killed, another one starts, the experiment is claimed anew."""
+    experiment_id = lab.post([0])
+    rig = Rig(lab, SLEEP)
+    rig.worker._turn()
+    rig.cluster.broken = True
+    rig.turn_until(lambda: lab.experiment(experiment_id).fence == 2)
+    assert (rig.cluster.starts, rig.cluster.stops) == (1, 1)
+    rig.worker._drain()
+
+
+def test_greets_and_parts(lab: Lab) -> None:
+    from service.experiments import store
+
+    rig = Rig(lab, SLEEP)
+    rig.worker._turn()
+    with lab.database.read() as session:
+        assert store.last_worker_sign(session)
+    rig.worker._drain()
+    with lab.database.read() as session:
+        assert store.last_worker_sign(session) is None
+
+
+def _claim(lab: Lab, worker: str, process: dict[str, Any] | None) -> Lease:
+    lease = lab.database.write(lambda session: leases.claim(session, worker, process))
+    assert lease is not None
+    return lease
+
+
+def test_checkpoints_of_cancelled_trials_go_and_others_stay(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cancelled while nobody ran them; what waits, or is paused, goes on from its checkpoints."""
+    monkeypatch.setattr("workers.worker.poller.SWEEP_SECONDS", 0)
+    cancelled, paused, queued, later = (lab.post([seed]) for seed in range(4))
+    folders = {}
+    for experiment_id in (cancelled, paused, queued, later):
+        (trial,) = lab.trials(experiment_id)
+        folders[experiment_id] = lab.data_dir / "trials" / str(trial.id) / "1" / CHECKPOINTS
+        folders[experiment_id].mkdir(parents=True)
+        folders[experiment_id].with_name("model").touch()
+    lab.database.write(lambda session: actions.cancel(session, cancelled))
+    lab.database.write(lambda session: actions.pause(session, paused))
+    rig = Rig(lab, SLEEP)
+    rig.worker._sweep()
+    assert {experiment_id for experiment_id, folder in folders.items() if folder.exists()} == {paused, queued, later}
+    assert folders[cancelled].with_name("model").exists()
+    lab.database.write(lambda session: actions.cancel(session, later))
+    rig.worker._sweep()
+    assert not folders[later].exists()

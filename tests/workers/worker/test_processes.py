@@ -1,0 +1,84 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from workers.worker.processes import identity, is_dead, spawn, stop
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="identities and death signals need Linux")
+
+SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
+
+
+def test_is_dead_only_if_certain() -> None:
+    alive = identity()
+    assert alive is not None
+    assert not is_dead(alive)
+    assert not is_dead(None)
+    assert is_dead({**alive, "start": alive["start"] - 1})  # another process took the number
+    free = max(psutil.pids()) + 1000
+    assert is_dead({**alive, "pid": free})
+    assert not is_dead({**alive, "pid": free, "boot": "another machine"})
+    assert not is_dead({**alive, "pid": free, "pids": 1})  # another container
+    assert not is_dead({"pid": free})
+
+
+def test_zombie_is_dead() -> None:
+    child = subprocess.Popen(SLEEP)
+    alive = identity()
+    assert alive is not None
+    ticks = int(Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[19])
+    theirs = {**alive, "pid": child.pid, "start": ticks}
+    assert not is_dead(theirs)
+    child.kill()
+    while psutil.Process(child.pid).status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.01)
+    assert is_dead(theirs)
+    child.wait()
+    assert is_dead(theirs)
+
+
+def test_stop_ends_the_whole_session(tmp_path: Path) -> None:
+    """A child that ignores SIGTERM, and its own child."""
+    code = (
+        "import signal, subprocess, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']);"
+        "print(child.pid, flush=True); time.sleep(60)"
+    )
+    log = tmp_path / "logs" / "log"
+    child = spawn([sys.executable, "-c", code], env=os.environ, log=log, death=signal.SIGKILL)
+    while not (grandchild := log.read_text().strip()):
+        time.sleep(0.02)
+    assert os.getsid(int(grandchild)) == child.pid
+    stop(child, grace=0.2)
+    assert child.returncode == -signal.SIGKILL
+    assert not psutil.pid_exists(int(grandchild)) or psutil.Process(int(grandchild)).status() == psutil.STATUS_ZOMBIE
+
+
+def test_spawned_child_dies_with_its_parent(tmp_path: Path) -> None:
+    code = (
+        "import os, pathlib, signal, time; from workers.worker.processes import spawn;"
+        f"child = spawn({SLEEP!r}, env=os.environ, log=pathlib.Path({str(tmp_path / 'log')!r}), death=signal.SIGTERM);"
+        "print(child.pid, flush=True); time.sleep(60)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = psutil.Process(int(parent.stdout.readline()))
+    while "time.sleep" not in " ".join(child.cmdline()):  # it is past its launcher
+        time.sleep(0.02)
+    parent.kill()
+    parent.communicate()
+    psutil.wait_procs([child], timeout=5)
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+def test_launcher_of_a_dead_parent_runs_nothing() -> None:
+    command = [sys.executable, "-m", "workers.worker.processes", "1", "SIGTERM", sys.executable, "-c", "print('ran')"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "parent" in done.stderr

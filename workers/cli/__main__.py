@@ -1,0 +1,43 @@
+"""The console command `ttsv`: top of the arrow. Commands import what they need when they run: `ttsv ls` is quick."""
+
+import typer
+
+from workers.cli.actions import verbs_app
+from workers.cli.boards import boards_app
+from workers.cli.data import data_app
+from workers.cli.evaluate import evaluate
+from workers.cli.experiments import experiments_app, presets_app
+from workers.cli.export import export
+from workers.cli.keys import keys_app
+from workers.cli.logs import artifacts_app, logs_app
+from workers.cli.serve import serve_app
+from workers.cli.spectrum import spectrum
+
+app = typer.Typer(
+    help="Experiments on networks with controlled singular values.",
+    epilog="Ends with 0: done; 1: failed, invalid or refused; 2: wrong command line; 3: no service answers.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(serve_app)
+app.add_typer(experiments_app)
+app.add_typer(logs_app)
+app.add_typer(artifacts_app, name="artifacts")
+app.add_typer(verbs_app)
+app.add_typer(boards_app)
+app.command()(export)
+app.command()(spectrum)
+app.command()(evaluate)
+app.add_typer(presets_app, name="presets")
+app.add_typer(data_app, name="data")
+app.add_typer(keys_app, name="keys")
+
+
+def main() -> None:
+    """Entry point of the `ttsv` command."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""The verbs at the terminal: `ttsv pause`, `resume`, `stop`, `cancel`, `retry` and so on, and `ttsv events`."""
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from workers.cli.client_options import ExperimentId, Json, connected, print_json
+
+if TYPE_CHECKING:
+    from service.client import Client
+    from service.schemas.experiments import ExperimentOut
+
+verbs_app = typer.Typer()
+
+Name = Annotated[str | None, typer.Option(help="By default the experiment's own.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the new experiment's number alone.")]
+Values = Annotated[
+    list[str],
+    typer.Argument(help="PATH=VALUE, or PATH=VALUE,VALUE: dotted paths, values as in JSON.", metavar="PATH=..."),
+]
+
+
+@verbs_app.command()
+@connected
+def pause(client: "Client", experiment_id: ExperimentId, as_json: Json = False) -> None:
+    """Take an experiment off the queue at once; its trials go on from their checkpoints after `ttsv resume`."""
+    _say(client.pause(experiment_id), as_json)
+
+
+@verbs_app.command()
+@connected
+def resume(client: "Client", experiment_id: ExperimentId, as_json: Json = False) -> None:
+    """Put a paused experiment back into the queue."""
+    _say(client.resume(experiment_id), as_json)
+
+
+@verbs_app.command()
+@connected
+def stop(client: "Client", experiment_id: ExperimentId, as_json: Json = False) -> None:
+    """Drop the trials that wait and let those that run finish."""
+    _say(client.stop(experiment_id), as_json)
+
+
+@verbs_app.command()
+@connected
+def cancel(client: "Client", experiment_id: ExperimentId, as_json: Json = False) -> None:
+    """Cancel what is not final; running trials are killed."""
+    _say(client.cancel(experiment_id), as_json)
+
+
+@verbs_app.command()
+@connected
+def retry(
+    client: "Client",
+    experiment_id: ExperimentId,
+    diverged: Annotated[bool, typer.Option("--diverged", help="Also those that diverged.")] = False,
+    cancelled: Annotated[bool, typer.Option("--cancelled", help="Also those that were cancelled or dropped.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Run the failed trials again, and only those."""
+    states = ["failed", *(["diverged"] if diverged else []), *(["cancelled"] if cancelled else [])]
+    _say(client.retry(experiment_id, states), as_json)
+
+
+@verbs_app.command()
+@connected
+def extend(
+    client: "Client",
+    experiment_id: ExperimentId,
+    values: Values = [],  # noqa: B006 - typer reads the default and never changes it
+    repeat: Annotated[int | None, typer.Option(help="So many seeds of each trial, instead of fewer.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Add values to the axes of a grid (`ttsv extend 7 seed=3,4 rank=16`); what is there is not run again."""
+    grid = {path: _list(path, text) for path, text in map(_split, values)}
+    _say(client.extend(experiment_id, grid=grid, repeat=repeat), as_json)
+
+
+@verbs_app.command()
+@connected
+def clone(
+    client: "Client", experiment_id: ExperimentId, name: Name = None, quiet: Quiet = False, as_json: Json = False
+) -> None:
+    """Post an experiment's spec once more."""
+    _say(client.clone(experiment_id, name=name), as_json, quiet)
+
+
+@verbs_app.command()
+@connected
+def reevaluate(
+    client: "Client",
+    experiment_id: ExperimentId,
+    values: Values,
+    name: Name = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Evaluate an experiment's networks anew (`ttsv reevaluate 7 attack=autoattack`), training nothing."""
+    evaluation = {path: _value(path, text) for path, text in map(_split, values)}
+    _say(client.reevaluate(experiment_id, evaluation, name=name), as_json, quiet)
+
+
+@verbs_app.command()
+@connected
+def archive(client: "Client", experiment_id: ExperimentId, as_json: Json = False) -> None:
+    """Leave a final experiment out of lists and leaderboards."""
+    _say(client.archive(experiment_id), as_json)
+
+
+@verbs_app.command()
+@connected
+def unarchive(client: "Client", experiment_id: ExperimentId, as_json: Json = False) -> None:
+    """Take an experiment out of the archive."""
+    _say(client.unarchive(experiment_id), as_json)
+
+
+@verbs_app.command()
+@connected
+def update(
+    client: "Client",
+    experiment_id: ExperimentId,
+    name: Annotated[str | None, typer.Option(help="Another name.")] = None,
+    notes: Annotated[str | None, typer.Option(help="Other notes.")] = None,
+    tag: Annotated[list[str] | None, typer.Option(help="Instead of its tags; may be given several times.")] = None,
+    priority: Annotated[int | None, typer.Option(min=-1000, max=1000, help="Higher is claimed first.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Change an experiment's name, notes, tags or priority."""
+    _say(client.update(experiment_id, name=name, notes=notes, tags=tag or None, priority=priority), as_json)
+
+
+@verbs_app.command()
+@connected
+def events(
+    client: "Client",
+    experiment_id: Annotated[int | None, typer.Argument(help="By default all of them.", metavar="EXPERIMENT")] = None,
+    as_json: Json = False,
+) -> None:
+    """List who did what, and when, oldest first."""
+    for event in client.events(experiment_id):
+        if as_json:
+            typer.echo(event.model_dump_json())
+            continue
+        about = f"experiment {event.experiment_id}" + (f", trial {event.trial_id}" if event.trial_id else "")
+        typer.echo(f"{event.at:%Y-%m-%d %H:%M:%S}  {event.actor}: {event.kind} ({about}) {json.dumps(event.detail)}")
+
+
+def _say(experiment: "ExperimentOut", as_json: bool, quiet: bool = False) -> None:
+    if quiet:
+        typer.echo(experiment.id)
+        return
+    if as_json:
+        print_json(experiment)
+        return
+    counts = ", ".join(f"{count} {state.value}" for state, count in experiment.progress.trials.items() if count)
+    state = (
+        f"{experiment.state.value}, stopping"
+        if experiment.stopping and not experiment.finished_at
+        else experiment.state
+    )
+    archived = ", archived" if experiment.archived_at else ""
+    typer.echo(f"experiment {experiment.id} is {state}{archived}: {counts or 'no trials'}")
+
+
+def _split(text: str) -> tuple[str, str]:
+    from service.errors import UserError
+
+    path, equals, value = text.partition("=")
+    if not equals or not path or not value:
+        raise UserError(f"{text!r}: write PATH=VALUE, as in seed=3,4")
+    return path, value
+
+
+def _list(path: str, text: str) -> list[Any]:
+    """`3,4` or `[3, 4]`: values as in JSON; a word that is no JSON is itself."""
+    whole = _value(path, text)
+    return whole if isinstance(whole, list) else [_value(path, part) for part in text.split(",")]
+
+
+def _value(path: str, text: str) -> Any:
+    from service.errors import UserError
+    from service.specs.documents import DocumentError, NotJsonError, read_json
+
+    try:
+        return read_json(text, "the value")
+    except NotJsonError:
+        return text
+    except DocumentError as error:
+        raise UserError(f"{path}: {error}") from None

@@ -1,0 +1,97 @@
+"""`ttsv leaderboard` and `ttsv table`: results as tables for people, spreadsheets and papers."""
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from workers.cli.client_options import Json, connected, console, print_json
+
+if TYPE_CHECKING:
+    from service.client import Client
+
+boards_app = typer.Typer()
+
+
+class TextForm(StrEnum):
+    """Forms of a table; by default one for people to read."""
+
+    JSON = "json"
+    CSV = "csv"
+    MARKDOWN = "markdown"
+    LATEX = "latex"
+
+
+Form = Annotated[TextForm | None, typer.Option("--format", help="Print it in this form instead.")]
+
+
+@boards_app.command()
+@connected
+def leaderboard(
+    client: "Client",
+    dataset: Annotated[str, typer.Argument(help="The data set's name.")],
+    metric: Annotated[str, typer.Option(help="What the rows are ranked by.")] = "accuracy",
+    metrics: Annotated[str | None, typer.Option(help="Metrics shown, separated by commas.")] = None,
+    experiment: Annotated[int | None, typer.Option(help="Only this experiment's trials.")] = None,
+    tag: Annotated[str | None, typer.Option(help="Only experiments with this tag.")] = None,
+    model: Annotated[str | None, typer.Option(help="Only this network.")] = None,
+    layer: Annotated[str | None, typer.Option(help="Only this kind of layer.")] = None,
+    constraint: Annotated[str | None, typer.Option(help="Only this constraint.")] = None,
+    rank: Annotated[str | None, typer.Option(help="Only this rank; none: not decomposed.")] = None,
+    min_seeds: Annotated[int | None, typer.Option(help="Only cells with so many results.")] = None,
+    group_by: Annotated[str | None, typer.Option(help="Only the best cell of every value of this field.")] = None,
+    pareto: Annotated[str | None, typer.Option(help="Metrics, separated by commas: marks who is best in all.")] = None,
+    baseline: Annotated[str | None, typer.Option(help="A cell: differences to it are shown.")] = None,
+    limit: Annotated[int, typer.Option(help="Rows of every board.")] = 100,
+    form: Form = None,
+    as_json: Json = False,
+) -> None:
+    """Rank the cells of a data set by their mean over seeds."""
+    from workers.cli.tables import SHOWN, show_leaderboard
+
+    asked: dict[str, Any] = {
+        "metric": metric,
+        "metrics": metrics,
+        "experiment_id": experiment,
+        "tag": tag,
+        "model": model,
+        "layer": layer,
+        "constraint": constraint,
+        "rank": rank,
+        "min_seeds": min_seeds,
+        "group_by": group_by,
+        "pareto": pareto,
+        "baseline": baseline,
+        "limit": limit,
+    }
+    if as_json or form is TextForm.JSON:
+        print_json(client.leaderboard(dataset, **asked))
+    elif form is not None:
+        typer.echo(client.leaderboard_text(dataset, format=form.value, **asked), nl=False)
+    else:
+        if metrics is not None:  # beside what the terminal shows in any case
+            asked["metrics"] = [*SHOWN, *(name for name in metrics.split(",") if name not in SHOWN)]
+        found = client.leaderboard(dataset, **asked)
+        # More columns make lines longer than some terminals: they are kept whole.
+        screen = console()
+        if metrics is not None or metric != "accuracy" or pareto is not None:
+            screen.width = max(screen.width, 160)
+        show_leaderboard(screen, found, metrics.split(",") if metrics else ())
+
+
+@boards_app.command()
+@connected
+def table(
+    client: "Client",
+    name: Annotated[str, typer.Argument(help="senderovich2022/table1 ... table4, or a figure's name.")],
+    experiment: Annotated[int | None, typer.Option(help="Only this experiment's trials.")] = None,
+    smoke: Annotated[bool, typer.Option(help="From an experiment's small stand-ins.")] = False,
+    form: Form = None,
+    as_json: Json = False,
+) -> None:
+    """Show a table of the paper beside what was measured here."""
+    asked: dict[str, Any] = {"experiment_id": experiment, "scale": "smoke" if smoke else None}
+    if as_json or form is TextForm.JSON:
+        print_json(client.table(name, **asked))
+    else:
+        typer.echo(client.table_text(name, format=(form or TextForm.MARKDOWN).value, **asked), nl=False)

@@ -1,0 +1,107 @@
+"""`ttsv data`: the data sets of this machine."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from workers.cli.client_options import console, print_table
+from workers.cli.exit_codes import plain_errors
+
+if TYPE_CHECKING:
+    from ttsv.data.shared import Listed
+    from ttsv.data.source import Progress
+
+data_app = typer.Typer(help="Data sets on this machine.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(help="As `ttsv data list` shows it, or synthetic:..., npz:NAME, folder:NAME.")]
+
+
+@data_app.command("list")
+@plain_errors
+def data_list(as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False) -> None:
+    """List the data sets, and which of them are here."""
+    from service.settings import Settings
+    from ttsv.data import list_datasets
+
+    found = list_datasets(Settings().data_dir)
+    if as_json:
+        typer.echo(json.dumps([_plain(listed) for listed in found], indent=2))
+    else:
+        _show(found)
+
+
+@data_app.command("fetch")
+@plain_errors
+def data_fetch(name: Name) -> None:
+    """Download a data set into the data folder and verify it."""
+    from service.settings import Settings
+    from ttsv.data import fetch_dataset
+
+    settings = Settings()
+    with _progress() as progress:
+        fetch_dataset(name, settings.data_dir, progress)
+    typer.echo(f"{name} is in {settings.data_dir}")
+
+
+@data_app.command("verify")
+@plain_errors
+def data_verify(name: Name) -> None:
+    """Check a data set's files against the published checksums and against what they were at first use."""
+    from service.settings import Settings
+    from ttsv.data import verify_dataset
+
+    sha256 = verify_dataset(name, Settings().data_dir)
+    typer.echo(f"{name}: every file is as published, or as at its first use (content SHA-256 {sha256})")
+
+
+@contextmanager
+def _progress() -> "Iterator[Progress | None]":
+    """Bars on a terminal, nothing elsewhere."""
+    screen = console()
+    if not screen.is_terminal:
+        yield None
+        return
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
+    from rich.progress import Progress as Bars
+
+    with Bars(
+        TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), console=screen
+    ) as bars:
+        tasks = {}
+
+        def show(file: str, done: int, total: int | None) -> None:
+            if file not in tasks:
+                tasks[file] = bars.add_task(file, total=total)
+            bars.update(tasks[file], completed=done)
+
+        yield show
+
+
+def _show(found: "list[Listed]") -> None:
+    from rich.table import Table
+
+    table = Table("data set", "images", "classes", "state", box=None)
+    for name, info, sha256 in found:
+        shape = "x".join(map(str, [info.channels, *[info.image_size] * info.dims])) if info else "-"
+        state = f"ready, content {sha256[:12]}" if sha256 else "made at first use"
+        if not sha256 and info is None:
+            state = "not used yet"
+        elif not sha256 and info and not info.embedded:
+            state = f"ttsv data fetch {name}"
+        table.add_row(name, shape, str(info.classes) if info else "-", state)
+    print_table(table)
+
+
+def _plain(listed: "Listed") -> dict[str, object]:
+    info = listed.info
+    return {
+        "name": listed.name,
+        "ready": listed.sha256 is not None,
+        "sha256": listed.sha256,
+        "classes": info.classes if info else None,
+        "shape": [info.channels, *[info.image_size] * info.dims] if info else None,
+        "source": info.source if info else None,
+    }

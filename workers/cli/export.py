@@ -1,0 +1,82 @@
+"""`ttsv export`: an experiment's results for other programs."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from workers.cli.client_options import ExperimentId, connected
+
+if TYPE_CHECKING:
+    from service.client import Client
+
+
+@connected
+def export(
+    client: "Client",
+    experiment_id: ExperimentId,
+    csv: Annotated[
+        Path | None, typer.Option(help="Write a row per trial here, with its configuration and every metric; - prints.")
+    ] = None,
+    models: Annotated[Path | None, typer.Option(help="Fetch every trial's network into this folder.")] = None,
+    mlflow: Annotated[
+        str | None, typer.Option(help="Copy it into this MLflow: a run per trial. Again: only what is new.")
+    ] = None,
+    attach: Annotated[
+        list[str] | None, typer.Option(help="Files that MLflow gets too, by kind (model); may be given several times.")
+    ] = None,
+) -> None:
+    """Copy an experiment's results into a CSV file, a folder of models, or MLflow."""
+    if csv is None and models is None and mlflow is None:
+        raise typer.BadParameter("say where to: --csv FILE, --models FOLDER or --mlflow URI")
+    if csv is not None:
+        _write_csv(client, experiment_id, csv)
+    if models is not None:
+        _fetch_models(client, experiment_id, models)
+    if mlflow is not None:
+        from workers.cli.mlflow import export_experiment
+
+        done = export_experiment(client, experiment_id, mlflow, attach=attach or ())
+        typer.echo(
+            f"MLflow experiment {done.name!r}: {done.created} runs made, {done.updated} updated, {done.same} same"
+        )
+
+
+def _write_csv(client: "Client", experiment_id: int, file: Path) -> None:
+    from service.errors import UserError
+    from service.leaderboards.text_tables import to_csv
+
+    frame = client.results(experiment_id).reset_index().astype(object)
+    rows = frame.where(frame.notna(), None).to_numpy().tolist()
+    text = to_csv([str(name) for name in frame.columns], [[_cell(value) for value in row] for row in rows])
+    if str(file) == "-":
+        typer.echo(text, nl=False)
+        return
+    try:
+        file.write_text(text, newline="")
+    except OSError as error:
+        raise UserError(str(error)) from None
+    typer.echo(f"{len(rows)} trials are in {file}")
+
+
+def _cell(value: Any) -> str | int | float | bool | None:
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    return json.dumps(list(value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _fetch_models(client: "Client", experiment_id: int, folder: Path) -> None:
+    from service.errors import UserError
+
+    count = 0
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for trial in client.trials(experiment_id, state="succeeded"):
+            for artifact in client.artifacts(trial.id):
+                if artifact.kind == "model":
+                    client.download(artifact, folder)
+                    count += 1
+    except OSError as error:
+        raise UserError(str(error)) from None
+    typer.echo(f"{count} models are in {folder}")

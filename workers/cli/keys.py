@@ -1,0 +1,122 @@
+"""`ttsv keys`: projects and their keys, straight in the database: whoever can write there is trusted already."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from workers.cli.client_options import print_table
+from workers.cli.exit_codes import plain_errors
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
+
+    from service.database.engine import Database
+
+keys_app = typer.Typer(help="Keys that open the API to others, and the projects they belong to.", no_args_is_help=True)
+
+Project = Annotated[str, typer.Argument(help="The project's name; it is made if there is none.")]
+
+
+@keys_app.command()
+@plain_errors
+def create(
+    project: Project,
+    owner: Annotated[str, typer.Option(help="Who uses the key.")],
+    scope: Annotated[str, typer.Option(help="Some of read, submit, cancel, admin, with commas between.")] = (
+        "read,submit,cancel"
+    ),
+    days: Annotated[float | None, typer.Option(min=0.01, help="Valid so long; for ever by default.")] = None,
+) -> None:
+    """Make a key and print it, this once."""
+    from service.access import keys
+    from service.access.security import Scope, installation_secret, new_key
+    from service.database import now
+    from service.errors import UserError
+    from service.settings import Settings
+
+    known = [s.value for s in Scope]
+    chosen = [name.strip() for name in scope.split(",")]
+    if wrong := [name for name in chosen if name not in known]:
+        raise UserError(f"--scope {wrong[0]}: must be one of {', '.join(known)}")
+    expires = None if days is None else now() + timedelta(days=days)
+    with _database() as database:
+        key = new_key(installation_secret(Settings().data_dir))
+
+        def work(session: "Session") -> None:
+            found = keys.project_named(session, project) or keys.create_project(session, project)
+            keys.add_key(session, found.id, key, owner=owner, scopes={Scope(s) for s in chosen}, expires_at=expires)
+
+        database.write(work)
+    typer.echo(key.text)
+    typer.echo("It is shown this once. Clients send it as Authorization: Bearer ..., `ttsv` reads TTSV_KEY.", err=True)
+
+
+@keys_app.command("ls")
+@plain_errors
+def list_keys() -> None:
+    """List keys, without their secrets."""
+    from rich.table import Table
+
+    from service.access import keys
+
+    table = Table("id", "project", "owner", "scopes", "made", "used", "until")
+    with _database() as database, database.read() as session:
+        names = {project.id: project.name for project in keys.list_projects(session)}
+        for row in keys.list_keys(session):
+            until = "revoked" if row.revoked_at else _day(row.expires_at)
+            columns = (row.id, names[row.project_id], row.owner, " ".join(row.scopes))
+            table.add_row(*columns, _day(row.created_at), _day(row.last_used_at), until)
+    print_table(table)
+
+
+@keys_app.command()
+@plain_errors
+def revoke(key_id: Annotated[str, typer.Argument(help="As `ttsv keys ls` lists it.")]) -> None:
+    """Make a key useless at once."""
+    from service.access import keys
+
+    with _database() as database:
+        database.write(lambda session: keys.revoke_key(session, key_id))
+    typer.echo(f"key {key_id} opens nothing any more")
+
+
+@keys_app.command()
+@plain_errors
+def project(
+    name: Project,
+    max_queued_trials: Annotated[int | None, typer.Option(min=0, help="Trials that may wait or run.")] = None,
+    max_gpu_hours: Annotated[float | None, typer.Option(min=0, help="GPU-hours in all.")] = None,
+) -> None:
+    """Make a project, or set its quotas anew (those left out are none)."""
+    from service.access import keys
+
+    quotas = {"max_queued_trials": max_queued_trials, "max_gpu_hours": max_gpu_hours}
+    with _database() as database:
+
+        def work(session: "Session") -> None:
+            found = keys.project_named(session, name) or keys.create_project(session, name)
+            keys.update_project(session, found.id, name, **quotas)  # type: ignore[arg-type]
+
+        database.write(work)
+    typer.echo(f"project {name}: {max_queued_trials} trials, {max_gpu_hours} GPU-hours (None: no limit)")
+
+
+@contextmanager
+def _database() -> "Iterator[Database]":
+    from service.database.engine import Database
+    from service.migrate import migrate
+    from service.settings import Settings
+
+    database = Database(Settings().url)
+    try:
+        migrate(database)  # a key can be the first thing there is
+        yield database
+    finally:
+        database.close()
+
+
+def _day(moment: datetime | None) -> str:
+    return "-" if moment is None else f"{moment:%Y-%m-%d}"

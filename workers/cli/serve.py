@@ -1,0 +1,135 @@
+"""The commands that run the service: `ttsv serve`, `migrate`, `api`, `worker`, `ready`, `demo`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from workers.cli.client_options import asking, console
+from workers.cli.exit_codes import plain_errors
+
+if TYPE_CHECKING:
+    from service.client import Client
+
+serve_app = typer.Typer()
+
+
+@serve_app.command()
+@plain_errors
+def serve(port: Annotated[int | None, typer.Option(help="Instead of TTSV_PORT; 0 picks a free one.")] = None) -> None:
+    """Migrate, then serve the API and one worker until Ctrl-C."""
+    from service.settings import Settings
+    from workers.worker.single_machine import LocalStack
+
+    screen = console()
+    with LocalStack(Settings(), port=port) as stack:
+        documents = f"{stack.url}/docs"
+        screen.print(f"API on {stack.url} ({documents}), data in {stack.settings.data_dir}", soft_wrap=True)
+        screen.print("Ctrl-C stops everything; what runs then goes on at the next start")
+        stack.stay()
+
+
+@serve_app.command()
+@plain_errors
+def migrate() -> None:
+    """Bring the database to the newest schema."""
+    from service.database.engine import Database
+    from service.migrate import migrate as run
+    from service.migrate import newest
+    from service.settings import Settings
+
+    database = Database(Settings().url)
+    run(database)
+    database.close()
+    typer.echo(f"the database is at revision {newest()}")
+
+
+@serve_app.command()
+@plain_errors
+def api(
+    fd: Annotated[int | None, typer.Option(hidden=True, help="Listening socket inherited from `ttsv serve`.")] = None,
+) -> None:
+    """Serve the API on TTSV_HOST and TTSV_PORT (the database must be migrated)."""
+    import uvicorn
+
+    from service.access.keys import refuse_without_keys
+    from service.database.engine import Database
+    from service.errors import UserError
+    from service.observability import configure_logging
+    from service.settings import Settings
+
+    settings = Settings()
+    configure_logging(settings)
+    database = Database(settings.url)
+    try:
+        settings.refuse_open_network()
+        refuse_without_keys(database, settings)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    finally:
+        database.close()
+    uvicorn.run(
+        "service.main:application",
+        factory=True,
+        fd=fd,
+        host=settings.host,
+        port=settings.port,
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=5,
+        server_header=False,
+    )
+
+
+@serve_app.command()
+@plain_errors
+def worker() -> None:
+    """Claim experiments and run them on Ray, until SIGTERM or Ctrl-C. Tells webhooks, where they are configured."""
+    from service.database.engine import Database
+    from service.errors import UserError
+    from service.observability import configure_logging
+    from service.settings import Settings
+    from workers.worker.poller import Worker
+    from workers.worker.webhooks import WebhookSender
+
+    settings = Settings()
+    configure_logging(settings)
+    database = Database(settings.url)
+    try:
+        sender = WebhookSender(settings, database)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    with sender:
+        Worker(settings, database).run()
+
+
+@serve_app.command()
+@asking(retries=0, timeout=5)
+def ready(
+    client: "Client",
+    worker: Annotated[
+        bool, typer.Option("--worker", help="Also ask for a worker heard of in the last minute.")
+    ] = False,
+) -> None:
+    """Fail unless the service is ready: for health checks."""
+    from datetime import UTC, datetime
+
+    from service.errors import UserError
+
+    seen = client.ready().worker_seen_at
+    if worker and (seen is None or (datetime.now(UTC) - seen).total_seconds() > 60):
+        raise UserError("no worker was heard of in the last minute")
+
+
+@serve_app.command()
+@plain_errors
+def demo(
+    spec: Annotated[Path, typer.Argument(help="The experiment to run.")] = Path("examples/quickstart.json"),
+) -> None:
+    """Start everything on a free port, run a grid, print its leaderboard, stop everything."""
+    from service.settings import Settings
+    from workers.cli.demo import run
+    from workers.cli.experiments import read_spec
+
+    run(Settings(), read_spec(spec), console(), str(spec))

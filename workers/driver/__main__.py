@@ -1,0 +1,272 @@
+"""The process that runs one claimed experiment: `python -m workers.driver.__main__ --experiment ID --fence N`.
+
+It ends by `os._exit` whenever the lease is lost or it is told to stop: Ray kills the actors of a driver that is gone
+within a fraction of a second, and no step of a stuck Tune loop has to be waited for.
+"""
+
+import argparse
+import contextlib
+import faulthandler
+import logging
+import os
+import signal
+import threading
+import time
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
+
+from service.database import TrialState
+from service.database.engine import Database
+from service.errors import LeaseLostError
+from service.experiments import store
+from service.observability import configure_logging
+from service.queue import driver_reads, leases
+from service.queue import trials as queue
+from service.queue.leases import Lease
+from service.settings import Settings
+from service.specs.grid import ExperimentSpec, search_base
+from service.specs.planner import PlannedTrial
+from service.specs.spec import Asha
+from ttsv.trial import run_trial
+from workers.driver.database_retry import patiently
+from workers.driver.lease_keeper import LeaseKeeper
+from workers.driver.recorder import Recorder
+from workers.trial_process.messages import Job, RunTrial
+from workers.trial_process.trial_folder import remove_checkpoints, remove_tune_folders, tune_folder
+
+if TYPE_CHECKING:
+    from workers.driver.search import SearchTrials
+    from workers.driver.tuner import Passes
+
+logger = logging.getLogger(__name__)
+
+START_SECONDS = 60
+FLUSH_SECONDS = 10.0
+LOOK_SECONDS = 1.0
+"""How long it goes unnoticed at most that the experiment is to stop."""
+_STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}
+
+
+@dataclass(frozen=True)
+class Todo:
+    """What a pass has to run, and a mark that changes with every pass that did anything.
+
+    `stopping`: the experiment was asked to stop; what is still to be run was running then.
+    """
+
+    jobs: list[Job]
+    mark: list[tuple[int, int, datetime | None]]
+    stopping: bool
+
+
+class Driver:
+    """Passes of Ray Tune over the unfinished trials until all are final, the lease is lost, or a signal comes.
+
+    A search is unfinished until as many trials were made as it was asked for, or there is no other.
+    """
+
+    def __init__(self, settings: Settings, lease: Lease, run: RunTrial) -> None:
+        self._settings, self._lease, self._run_trial = settings, lease, run
+        self._database = Database(settings.url)
+        self._recorder = Recorder(self._database, lease, self._lost, self._ended, self._refused)
+        self._all_ended = threading.Event()
+        self._keeper = LeaseKeeper(self._database, lease, settings.beat_seconds, self._lost)
+        self._passes: Passes | None = None
+        self._search: SearchTrials | None = None
+        self._stop_file: Path | None = None
+
+    def run(self) -> None:
+        """Runs the experiment to its end."""
+        self._keeper.start()
+        self._recorder.open()
+        for work in (self._await_signal, self._await_end, self._await_stop):
+            threading.Thread(target=work, name=work.__name__, daemon=True).start()
+        try:
+            self._run()
+        except LeaseLostError:
+            self._lost()
+
+    def _run(self) -> None:
+        # Only now: threads that Ray starts must inherit the blocked signals, and the lease is being renewed already.
+        from workers.driver import tuner
+
+        tuner.connect(os.environ["RAY_ADDRESS"])
+        faulthandler.cancel_dump_traceback_later()
+        spec = patiently(self._read_spec)
+        if problem := tuner.shortage(spec.resources):
+            patiently(lambda: self._database.write(partial(self._refuse, spec=spec, problem=problem)))
+            spec = spec.model_copy(update={"search": None})
+        self._passes = tuner.Passes(self._run_trial, self._recorder, self._all_ended.set)
+        last: list[tuple[int, int, datetime | None]] = []
+        while True:
+            todo = patiently(lambda: self._database.write(self._next))
+            self._search = patiently(partial(self._make_search, spec, todo))
+            if self._search is None and not todo.jobs:
+                if self._complete():
+                    return
+                continue
+            if todo.mark and todo.mark == last:
+                raise RuntimeError("Tune returned without having started a trial")
+            last = todo.mark
+            self._run_pass(self._passes, spec, todo)
+
+    def _run_pass(self, passes: "Passes", spec: ExperimentSpec, todo: Todo) -> None:
+        from workers.driver.tuner import Pass
+
+        self._all_ended.clear()
+        data_dir = self._settings.data_dir
+        remove_tune_folders(data_dir, self._lease.experiment_id, self._lease.fence)
+        board = data_dir / "tensorboard" / str(self._lease.experiment_id)
+        work = Pass(
+            spec=spec,
+            data_dir=data_dir,
+            folder=tune_folder(data_dir, self._lease.experiment_id, self._lease.fence),
+            jobs=todo.jobs,
+            search=self._search,
+            earlier=patiently(partial(self._earlier, spec)),
+            board_folder=board if self._settings.tensorboard else None,
+        )
+        self._stop_file = None if todo.stopping else work.stop
+        passes.run(work)
+        self._stop_file = None
+        self._recorder.flush()
+
+    def _complete(self) -> bool:
+        return patiently(lambda: self._database.write(partial(leases.complete, lease=self._lease)))
+
+    def _await_end(self) -> None:
+        """Completes the experiment as soon as nothing is left to do, however long Tune takes to return."""
+        while True:
+            self._all_ended.wait()
+            self._all_ended.clear()
+            self._recorder.flush()
+            with contextlib.suppress(LeaseLostError):
+                if not self._complete():
+                    continue
+            os._exit(0)
+
+    def _await_stop(self) -> None:
+        """Has no further trial begin once the experiment was asked to stop; those that run go on."""
+        while True:
+            time.sleep(LOOK_SECONDS)
+            file, search = self._stop_file, self._search
+            if file is None or file.exists():
+                continue
+            with contextlib.suppress(SQLAlchemyError), self._database.read() as session:
+                if leases.is_stopping(session, self._lease):
+                    logger.info("experiment %d is to stop: no further trial begins", self._lease.experiment_id)
+                    file.parent.mkdir(parents=True, exist_ok=True)
+                    file.touch()
+                    if search is not None:
+                        search.stop()
+
+    def _read_spec(self) -> ExperimentSpec:
+        with self._database.read() as session:
+            return ExperimentSpec.model_validate(store.get_experiment(session, self._lease.experiment_id).spec)
+
+    def _next(self, session: Session) -> Todo:
+        """What is to be run.
+
+        No Tuner is at work now, so a trial that counts as running lost its process unnoticed.
+        """
+        for trial in queue.unfinished_trials(session, self._lease):
+            if trial.state == TrialState.RUNNING:
+                queue.lose_trial(session, self._lease, trial.id, "its process ended without a word")
+        session.flush()
+        trials = queue.unfinished_trials(session, self._lease)
+        sources = {trial.id: trial.source_trial_id for trial in trials if trial.source_trial_id is not None}
+        paths = driver_reads.model_paths(session, list(sources.values()))
+        jobs = []
+        for trial in trials:
+            source = sources.get(trial.id)
+            if source is not None and source not in paths:
+                queue.start_trial(session, self._lease, trial.id)
+                reason = f"trial {source}, which this one evaluates, left no `{driver_reads.MODEL}`; run that one again"
+                queue.fail_trial(session, self._lease, trial.id, "bad_data", reason)
+                continue
+            path = None if source is None else paths[source]
+            jobs.append(Job(trial.id, self._lease.fence, trial.epoch, trial.config, path))
+        mark = [(trial.id, trial.attempts, trial.started_at) for trial in trials]
+        return Todo(jobs, mark, leases.is_stopping(session, self._lease))
+
+    def _make_search(self, spec: ExperimentSpec, todo: Todo) -> "SearchTrials | None":
+        """The search as its rows have it: what an earlier driver had of it is gone. None where it is over."""
+        if spec.search is None or todo.stopping or (self._search is not None and self._search.exhausted):
+            return None
+        from workers.driver.search import SearchTrials  # brings Optuna
+
+        with self._database.read() as session:
+            history = driver_reads.tried(session, self._lease, spec.search.metric)
+        search = SearchTrials(spec.search, search_base(spec), history, todo.jobs, self._add)
+        return search if search.most else None
+
+    def _add(self, planned: PlannedTrial, point: dict[str, object]) -> Job:
+        trial_id = self._database.write(lambda session: driver_reads.add_tried(session, self._lease, planned, point))
+        return Job(trial_id, self._lease.fence, 0, planned.config.to_dict())
+
+    def _earlier(self, spec: ExperimentSpec) -> list[driver_reads.Curve]:
+        """What a scheduler has to know of the trials that are final."""
+        if not isinstance(spec.scheduler, Asha):
+            return []
+        with self._database.read() as session:
+            return driver_reads.final_curves(session, self._lease, spec.scheduler.metric)
+
+    def _refuse(self, session: Session, spec: ExperimentSpec, problem: str) -> None:
+        """Fails every trial, of a search the first one: none of them could ever run here."""
+        trials = [trial.id for trial in queue.unfinished_trials(session, self._lease)]
+        if spec.search is not None and not trials:
+            from workers.driver.search import any_trial
+
+            trials = [queue.add_trial(session, self._lease, any_trial(spec.search, search_base(spec)))]
+        for trial_id in trials:
+            queue.start_trial(session, self._lease, trial_id)
+            queue.fail_trial(session, self._lease, trial_id, "infrastructure", problem)
+
+    def _refused(self, trial_id: int) -> None:
+        """The trial was cancelled before its process began."""
+        if self._passes is not None:
+            self._passes.refuse(trial_id)
+
+    def _ended(self, trial_id: int) -> None:
+        """The checkpoints of a trial whose end is stored serve nothing more, and they are its largest files."""
+        remove_checkpoints(self._settings.data_dir, trial_id)
+
+    def _lost(self) -> NoReturn:
+        logger.info("experiment %d is no longer ours: stopping", self._lease.experiment_id)
+        os._exit(0)
+
+    def _await_signal(self) -> None:
+        """Stops at once: checkpoints are on disk, and what was reported is written before the lease is given back."""
+        received = signal.Signals(signal.sigwait(_STOP_SIGNALS))
+        logger.info("%s: stopping", received.name)
+        self._recorder.mute()
+        self._recorder.flush(FLUSH_SECONDS)
+        with contextlib.suppress(LeaseLostError, SQLAlchemyError):
+            self._database.write(partial(leases.release, lease=self._lease, drained=True))
+        os._exit(0)
+
+
+def main(run: RunTrial = run_trial) -> None:
+    """The driver's process; `run` is what runs one trial."""
+    # Blocked in every thread that follows; a thread of our own waits for them, so that no Ray call can hold them up.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
+    # A driver that cannot reach its cluster may hang inside Ray: it ends without the interpreter's help.
+    faulthandler.dump_traceback_later(START_SECONDS, exit=True)
+    parser = argparse.ArgumentParser(description="Runs one claimed experiment; workers start it.")
+    parser.add_argument("--experiment", type=int, required=True)
+    parser.add_argument("--fence", type=int, required=True)
+    arguments = parser.parse_args()
+    settings = Settings()
+    configure_logging(settings)
+    Driver(settings, Lease(arguments.experiment, arguments.fence), run).run()
+    os._exit(0)  # nothing is left to do, and Ray takes half a second to say goodbye
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,198 @@
+"""The only writer of results: what trials report, into the database, under the lease's fence."""
+
+import dataclasses
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from sqlalchemy.orm import Session
+
+from service.database import Result
+from service.database.engine import Database
+from service.errors import LeaseLostError
+from service.queue import leases
+from service.queue import trials as queue
+from service.queue.leases import Lease
+from service.queue.trials import ArtifactFile
+from ttsv.trial import TrialResult, protocol_fingerprint
+from workers.driver.database_retry import MOST_FAILURES, Backoff, is_away, is_in_trouble
+from workers.trial_process.messages import EpochReport, FailureReport, Report, ResultReport, SkippedReport
+
+logger = logging.getLogger(__name__)
+
+_BATCH = 500
+_NOT_SAID = {"trial_id", "protocol", "fence", "created_at"}
+_RESULT_COLUMNS = tuple(column.key for column in Result.__table__.columns if column.key not in _NOT_SAID)
+"""What the trial says itself: `TrialResult` has the same names."""
+
+
+@dataclass(frozen=True)
+class _Event:
+    trial_id: int
+    apply: Callable[[Session, Lease], None]
+    final: bool = False
+
+
+class Recorder:
+    """Takes reports without waiting and writes them from a thread of its own, what has queued up in one transaction.
+
+    While the database is away reports are kept and tried again: every write changes nothing the second time. When
+    the lease is lost `lost` is called and nothing is written any more. So too when the database fails for good: what
+    was not written goes with the lease, and whoever claims next runs those trials on from their checkpoints.
+    `ended` is called with each trial whose final report is stored, `refused` with each that began although it is
+    final: it was cancelled meanwhile.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        lease: Lease,
+        lost: Callable[[], None],
+        ended: Callable[[int], None] = lambda _trial_id: None,
+        refused: Callable[[int], None] = lambda _trial_id: None,
+    ) -> None:
+        self._database, self._lease, self._lost, self._ended = database, lease, lost, ended
+        self._refused = refused
+        self._events: deque[_Event] = deque()
+        self._changed = threading.Condition()
+        self._muted = False
+        self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
+
+    def open(self) -> None:
+        """Starts the writer."""
+        self._thread.start()
+
+    def started(self, trial_id: int) -> None:
+        """A process began to work on the trial."""
+        self._put(trial_id, partial(self._start, trial_id=trial_id))
+
+    def reported(self, trial_id: int, report: Report) -> None:
+        """The trial's process says something."""
+        match report:
+            case EpochReport():
+                self._put(trial_id, lambda session, lease: _add_epochs(session, lease, trial_id, report))
+            case ResultReport():
+                finish = partial(_finish, trial_id=trial_id, report=report)
+                self._put(trial_id, finish, final=True)
+            case FailureReport(failure, message):
+                fail = partial(queue.fail_trial, trial_id=trial_id, failure=failure, error=message)
+                self._put(trial_id, fail, final=True)
+            case SkippedReport():
+                pass  # it did not begin: its row says why
+
+    def stopped_early(self, trial_id: int) -> None:
+        """The trial's scheduler stopped it."""
+        self._put(trial_id, partial(queue.early_stop_trial, trial_id=trial_id), final=True)
+
+    def died(self, trial_id: int, reason: str) -> None:
+        """The trial's process died, perhaps before it could begin."""
+        self.started(trial_id)
+        self._put(trial_id, lambda session, lease: queue.lose_trial(session, lease, trial_id, reason))
+
+    def mute(self) -> None:
+        """Takes no more reports; what was taken is still written."""
+        with self._changed:
+            self._muted = True
+
+    def flush(self, seconds: float | None = None) -> bool:
+        """Waits until all is written, at most so long; whether it is."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._events, seconds)
+
+    def _start(self, session: Session, lease: Lease, trial_id: int) -> None:
+        if not queue.start_trial(session, lease, trial_id):
+            self._refused(trial_id)
+
+    def _put(self, trial_id: int, apply: Callable[[Session, Lease], None], *, final: bool = False) -> None:
+        with self._changed:
+            if not self._muted:
+                self._events.append(_Event(trial_id, apply, final))
+                self._changed.notify_all()
+
+    def _run(self) -> None:
+        backoff, stuck = Backoff(), 0
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._events)
+                batch = [self._events[index] for index in range(min(_BATCH, len(self._events)))]
+            try:
+                self._write(batch)
+                backoff.succeeded()
+                stuck = 0
+            except LeaseLostError:
+                self._lost()
+                return
+            except Exception as error:
+                stuck = 0 if is_away(error) else stuck + 1
+                if stuck >= MOST_FAILURES:
+                    trials = sorted({event.trial_id for event in batch})
+                    logger.exception("the database fails for good; given up with reports of trials %s", trials)
+                    self._lost()
+                    return
+                pause = backoff.failed()
+                logger.warning("%d events wait for the database: %s", len(batch), error)
+                time.sleep(pause)
+
+    def _write(self, batch: list[_Event]) -> None:
+        """Writes a batch; where it cannot be written whole, each event for itself."""
+        try:
+            self._database.write(lambda session: self._apply(session, batch))
+            self._forget(len(batch))
+        except LeaseLostError:
+            raise
+        except Exception as error:
+            if is_in_trouble(error):
+                raise
+            for event in batch:
+                self._write_alone(event)
+                self._forget(1)
+
+    def _apply(self, session: Session, batch: list[_Event]) -> None:
+        leases.load_trials(session, self._lease, {event.trial_id for event in batch})
+        for event in batch:
+            event.apply(session, self._lease)
+
+    def _write_alone(self, event: _Event) -> None:
+        """Writes one event; if the database refuses what it says, the trial failed."""
+        try:
+            self._database.write(lambda session: event.apply(session, self._lease))
+        except LeaseLostError:
+            raise
+        except Exception as error:
+            if is_in_trouble(error):
+                raise
+            logger.exception("trial %d: what it reported cannot be stored", event.trial_id)
+            reason = f"what the trial reported could not be stored: {error}"
+            self._database.write(
+                lambda session: queue.fail_trial(session, self._lease, event.trial_id, "error", reason)
+            )
+
+    def _forget(self, count: int) -> None:
+        """Drops what is stored, once its consequences are drawn."""
+        for index in range(count):
+            event = self._events[index]
+            if event.final:
+                self._ended(event.trial_id)
+        with self._changed:
+            for _ in range(count):
+                self._events.popleft()
+            self._changed.notify_all()
+
+
+def _add_epochs(session: Session, lease: Lease, trial_id: int, report: EpochReport) -> None:
+    for metrics in report.points:
+        point = dataclasses.asdict(metrics)
+        del point["epochs"]
+        queue.add_epoch(session, lease, trial_id, point)
+
+
+def _finish(session: Session, lease: Lease, trial_id: int, report: ResultReport) -> None:
+    result: TrialResult = report.result
+    columns = {name: getattr(result, name) for name in _RESULT_COLUMNS}
+    protocol = (protocol_fingerprint(result.protocol), result.protocol)
+    files = [ArtifactFile(**fields) for fields in report.artifacts]
+    queue.finish_trial(session, lease, trial_id, columns, protocol, files)

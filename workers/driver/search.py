@@ -1,0 +1,277 @@
+"""Searches: Ray Tune's searchers, each of whose trials gets its row before it runs."""
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any, Protocol
+
+import numpy as np
+from ray import tune
+from ray.tune.search import Searcher
+from ray.tune.search.optuna import OptunaSearch
+from ray.tune.search.sample import Domain as TuneDomain
+from sqlalchemy.exc import SQLAlchemyError
+
+from service.database import TrialState
+from service.errors import LeaseLostError
+from service.queue.driver_reads import Tried
+from service.specs.planner import PlannedTrial, Planner
+from service.specs.search import Domain, Search, domains
+from ttsv.errors import ConfigError
+from workers.trial_process.messages import EpochReport, Job, ResultReport
+
+logger = logging.getLogger(__name__)
+
+_MOST_REPEATS = 200
+"""Points in a row that were tried before, or whose fields do not go together: then the space has no more."""
+
+_FINAL_WITH_VALUE = (TrialState.SUCCEEDED, TrialState.EARLY_STOPPED)
+
+
+class _Source(Protocol):
+    """Where points come from: an algorithm with its memory."""
+
+    def next(self) -> tuple[str, dict[str, Any]]:
+        """A point and the name under which its outcome is told."""
+
+    def tell(self, name: str, value: float | None) -> None:
+        """What the point was worth; None where its trial gave nothing."""
+
+    def remember(self, point: dict[str, Any], value: float) -> None:
+        """A point that an earlier driver tried."""
+
+
+class SearchTrials(Searcher):
+    """Gives Tune the trials of a search: first those that an earlier driver left open, then new ones.
+
+    `add` stores a planned trial with its point and gives the job that runs it; nothing is handed out before. As long as
+    the database is away there is nothing new; once the lease is lost, or `stop` was called, there is nothing more.
+    `exhausted`: all that were asked for were handed out, or the space has no other point.
+    """
+
+    def __init__(
+        self,
+        search: Search,
+        base: dict[str, Any],
+        history: Sequence[Tried],
+        open_jobs: Sequence[Job],
+        add: Callable[[PlannedTrial, dict[str, Any]], Job],
+    ) -> None:
+        super().__init__(metric=search.metric, mode=search.direction)
+        self._search, self._base, self._add = search, base, add
+        self._planner = Planner("search")
+        self._space = domains(search.space)
+        self._open = list(open_jobs)
+        self._known = {tried.fingerprint for tried in history}
+        self._wanted = search.trials - len(history)
+        self._source = _make_source(search, self._space, len(history))
+        points = {tried.trial_id: tried.point for tried in history}
+        for tried in history:
+            if tried.state in _FINAL_WITH_VALUE and tried.value is not None and tried.point:
+                self._remember(tried.point, tried.value)
+        self._resumed = {job.trial_id: points.get(job.trial_id, {}) for job in open_jobs}
+        self._names: dict[str, str] = {}
+        self._trials: dict[str, int] = {}
+        self._values: dict[str, float] = {}
+        self._waiting: tuple[str, PlannedTrial, dict[str, Any]] | None = None
+        self._stopped = threading.Event()
+        self.exhausted = False
+        self.handed_out = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Searcher, (self.metric, self.mode))  # Tune keeps a pickled copy in its books; nobody uses it
+
+    def stop(self) -> None:
+        """Hands nothing more out."""
+        self._stopped.set()
+
+    @property
+    def most(self) -> int:
+        """How many trials may still be handed out."""
+        return len(self._open) + max(0, self._wanted)
+
+    @property
+    def total(self) -> int | None:
+        """How many trials were handed out, once there will be no more."""
+        return self.handed_out if self.exhausted or self._stopped.is_set() else None
+
+    def suggest(self, trial_id: str) -> Any:
+        """The next trial's configuration, None while it cannot be had, or FINISHED."""
+        if self._stopped.is_set():
+            return Searcher.FINISHED
+        try:
+            job = self._open.pop(0) if self._open else self._new_job(trial_id)
+        except LeaseLostError:
+            self.stop()
+            return Searcher.FINISHED  # the keeper of the lease ends the driver
+        except SQLAlchemyError as error:
+            logger.warning("the next trial waits for the database: %s", error)
+            return None
+        if job is None:
+            self.exhausted = True
+            return Searcher.FINISHED
+        self._trials[trial_id] = job.trial_id
+        self.handed_out += 1
+        if not self._open and self._wanted <= 0:
+            self.exhausted = True
+        return {"job": asdict(job)}
+
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        """Keeps the newest value."""
+        if self.metric in result:
+            self._values[trial_id] = result[self.metric]
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        """Tells the algorithm what its point was worth: nothing where the trial failed or its process died."""
+        self.on_trial_result(trial_id, result or {})
+        value = self._values.pop(trial_id, None)
+        if error or not isinstance((result or {}).get("report"), EpochReport | ResultReport):
+            value = None
+        if trial_id in self._names:
+            self._source.tell(self._names.pop(trial_id), value)
+        elif value is not None and (point := self._resumed.get(self._trials[trial_id])):
+            self._remember(point, value)
+
+    def save(self, checkpoint_path: str) -> None:
+        """Saves nothing: the rows say what was tried."""
+
+    def restore(self, checkpoint_path: str) -> None:
+        """Restores nothing: a search is made anew from its rows."""
+
+    def _remember(self, point: dict[str, Any], value: float) -> None:
+        try:
+            self._source.remember(point, value)
+        except ValueError as error:
+            logger.warning("the search does without an earlier point: %s", error)
+
+    def _new_job(self, trial_id: str) -> Job | None:
+        """Stores the next point that is new; None where there is none."""
+        if self._wanted <= 0:
+            return None
+        if self._waiting is None:
+            self._waiting = self._new_point()
+        if self._waiting is None:
+            logger.warning("the search ends %d trials early: its space has no other point", self._wanted)
+            return None
+        name, planned, point = self._waiting
+        job = self._add(planned, point)
+        self._waiting = None
+        self._known.add(planned.fingerprint)
+        self._names[trial_id] = name
+        self._wanted -= 1
+        return job
+
+    def _new_point(self) -> tuple[str, PlannedTrial, dict[str, Any]] | None:
+        for _ in range(_MOST_REPEATS):
+            name, point = self._source.next()
+            try:
+                planned = self._planner.plan(self._base | point)
+            except ConfigError as error:
+                logger.warning("a point of the space cannot be tried: %s", error)
+            else:
+                if planned.fingerprint not in self._known:
+                    return name, planned, point
+            self._source.tell(name, None)
+        return None
+
+
+def any_trial(search: Search, base: dict[str, Any]) -> PlannedTrial:
+    """Some trial of the space. Raises `ConfigError` where its fields do not go together."""
+    _, point = _Random(domains(search.space), search.seed).next()
+    return Planner("search").plan(base | point)
+
+
+def _make_source(search: Search, space: dict[str, Domain], tried: int) -> _Source:
+    if search.algorithm == "random":
+        return _Random(space, search.seed)
+    return _Optuna(space, search, tried)
+
+
+class _Random:
+    """Independent points from Tune's own distributions.
+
+    The i-th point follows from the seed and i alone: made anew, it comes across the points that were tried, which are
+    passed over, and then goes on as if it had never ended.
+    """
+
+    def __init__(self, space: dict[str, Domain], seed: int) -> None:
+        self._space = {path: _tune_domain(domain) for path, domain in space.items()}
+        self._domains, self._seed, self._count = space, seed, 0
+
+    def next(self) -> tuple[str, dict[str, Any]]:
+        state = np.random.RandomState([self._seed, self._count])
+        self._count += 1
+        drawn = {path: domain.sample(random_state=state) for path, domain in self._space.items()}
+        return str(self._count), _plain(drawn, self._domains)
+
+    def tell(self, name: str, value: float | None) -> None:
+        pass
+
+    def remember(self, point: dict[str, Any], value: float) -> None:
+        pass
+
+
+class _Optuna:
+    """Optuna through Tune's `OptunaSearch`.
+
+    Made anew it draws with another seed: with the first one it would begin with the points it began with before.
+    """
+
+    def __init__(self, space: dict[str, Domain], search: Search, tried: int) -> None:
+        self._domains, self._metric, self._count = space, search.metric, 0
+        converted = OptunaSearch.convert_search_space({path: _tune_domain(d) for path, d in space.items()})
+        self._searcher = OptunaSearch(
+            space=converted, metric=search.metric, mode=search.direction, seed=(search.seed + tried) % 2**32
+        )
+
+    def next(self) -> tuple[str, dict[str, Any]]:
+        self._count += 1
+        name = str(self._count)
+        drawn = self._searcher.suggest(name)
+        assert drawn is not None
+        return name, _plain(drawn, self._domains)
+
+    def tell(self, name: str, value: float | None) -> None:
+        result = None if value is None else {self._metric: value}
+        self._searcher.on_trial_complete(name, result, error=value is None)
+
+    def remember(self, point: dict[str, Any], value: float) -> None:
+        drawn = {
+            path: _place(domain, point[path]) if domain.kind == "choice" else point[path]
+            for path, domain in self._domains.items()
+        }
+        self._searcher.add_evaluated_point(drawn, value)
+
+
+def _tune_domain(domain: Domain) -> TuneDomain:
+    """As Tune has it. Of a choice the place in the list is drawn: its values may be lists."""
+    made: TuneDomain
+    match domain.kind:
+        case "choice":
+            made = tune.choice(list(range(len(domain.values))))
+        case "int":
+            made = tune.randint(domain.values[0], domain.values[1] + 1)
+        case "loguniform":
+            made = tune.loguniform(*map(float, domain.values))
+        case _:
+            made = tune.uniform(*map(float, domain.values))
+    return made
+
+
+def _plain(drawn: dict[str, Any], space: dict[str, Domain]) -> dict[str, Any]:
+    """Values as JSON has them."""
+    return {
+        path: domain.values[int(drawn[path])]
+        if domain.kind == "choice"
+        else int(drawn[path])
+        if domain.kind == "int"
+        else float(drawn[path])
+        for path, domain in space.items()
+    }
+
+
+def _place(domain: Domain, value: Any) -> int:
+    """Where a value stands in a choice; by its text, as 1 and True, or 1 and 1.0, are equal to Python."""
+    return [json.dumps(choice) for choice in domain.values].index(json.dumps(value))

@@ -1,0 +1,290 @@
+"""A trial inside Ray Tune: one process runs many of them, one after the other."""
+
+import dataclasses
+import errno
+import gc
+import logging
+import math
+import sys
+import time
+import traceback
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from io import TextIOBase
+from pathlib import Path
+from typing import Any, TextIO
+
+from ray import tune
+
+from ttsv.config.trial import TrialConfig
+from ttsv.errors import DataError, DivergedError, TrialError
+from ttsv.results import StageProgress
+from ttsv.runtime import keep_freed_memory, return_freed_memory
+from ttsv.trial import EpochMetrics, TrialResult
+from workers.trial_process.messages import EpochReport, FailureReport, Job, Report, ResultReport, SkippedReport
+from workers.trial_process.trial_folder import Journal, manifest, trial_folder
+
+logger = logging.getLogger(__name__)
+
+_DISK_TROUBLE = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE}
+_TRACEBACK_CHARACTERS = 4000
+
+REPORT_SECONDS = 0.5
+"""Epochs shorter than this are reported together, unless each is wanted for itself."""
+
+COMPARED_EPOCH = "compared_epoch"
+"""The epoch at which a scheduler may compare the trial; 0 after its last one, as it is not stopped any more then."""
+
+
+class TrialTrainable(tune.Trainable):
+    """Each step is one epoch; the last one is the result or the failure.
+
+    A failure that would come again is reported, not raised: Ray would take the process down for it. Reading the
+    configuration: `job` (the fields of a `Job`), `run` (in the shape of `run_trial`), `data_dir`, `cpus`, `stop_file`
+    (once it exists no trial begins) and `every_epoch` (whether each is reported for itself).
+
+    A step's result is the report, and beside it the newest numbers for Tune's schedulers and loggers.
+    """
+
+    def setup(self, config: dict[str, Any]) -> None:
+        """Prepares the process, then the first trial."""
+        import torch
+
+        torch.set_num_threads(math.ceil(config["cpus"]))
+        keep_freed_memory()
+        self._begin(config)
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Prepares the next trial in the same process."""
+        self._end()
+        self._begin(new_config)
+        return True
+
+    def step(self) -> dict[str, Any]:
+        """Runs up to the next report."""
+        report = self._guarded()
+        return {"report": report, "done": not isinstance(report, EpochReport), **_numbers(report)}
+
+    def cleanup(self) -> None:
+        """Closes the trial."""
+        self._end()
+
+    def _begin(self, config: dict[str, Any]) -> None:
+        pause = 0.0 if config["every_epoch"] else REPORT_SECONDS
+        self._reports: Iterator[Report] = _reports(
+            Job(**config["job"]), config["run"], Path(config["data_dir"]), Path(config["stop_file"]), pause
+        )
+
+    def _end(self) -> None:
+        """Leaves nothing of the last trial behind, least of all in the GPU's memory."""
+        import torch
+
+        if isinstance(self._reports, Generator):
+            self._reports.close()
+        self._reports = iter(())
+        gc.collect()
+        return_freed_memory()
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.empty_cache()
+
+    def _guarded(self) -> Report:
+        try:
+            return next(self._reports)
+        except TrialError as error:
+            return FailureReport(error.failure, str(error))
+        except MemoryError:
+            return FailureReport("oom", "the trial does not fit into the machine's memory")
+        except OSError as error:
+            if error.errno in _DISK_TROUBLE:
+                raise  # the machine's fault, not the trial's: the attempt counts as lost, and another one may succeed
+            return _bug()
+        except Exception:
+            return _bug()
+
+
+def _reports(job: Job, run: Any, data_dir: Path, stop_file: Path, pause: float) -> Iterator[Report]:
+    """What the trial has to say. The first epoch at once, later ones together, as each report costs a round trip."""
+    if stop_file.exists():
+        yield SkippedReport()
+        return
+    config = TrialConfig.from_dict(job.config)
+    folder = trial_folder(data_dir, job.trial_id, job.fence)
+    with trial_log(folder / LOG):
+        logger.info("trial %d begins, fence %d; %d epochs are stored", job.trial_id, job.fence, job.stored_epochs)
+        try:
+            yield from _told(job, run, config, data_dir, folder, pause)
+        except TrialError as error:
+            logger.error("%s: %s", error.failure, error)
+            raise
+        except Exception:
+            logger.exception("the trial failed")
+            raise
+
+
+def _told(job: Job, run: Any, config: TrialConfig, data_dir: Path, folder: Path, pause: float) -> Iterator[Report]:
+    """Runs the trial and packs what it yields."""
+    journal = Journal(folder)
+    points = journal.after(job.stored_epochs)
+    if points:
+        yield EpochReport(points)
+        points = []
+    reported_at = -math.inf
+    source = {} if job.source is None else {"source": _require_file(data_dir / job.source)}
+    try:
+        for item in run(config, data_dir=data_dir, folder=folder, **source):
+            if isinstance(item, EpochMetrics):
+                _require_finite(item, f"epoch {item.epoch}")
+                journal.append(item)
+                points.append(item)
+                _log_epoch(item)
+                if time.monotonic() - reported_at >= pause:
+                    yield EpochReport(points)
+                    points, reported_at = [], time.monotonic()
+            elif isinstance(item, StageProgress):
+                _log_stage(item)
+            else:
+                _require_finite(item, "the result")
+                files = manifest(item.artifacts, data_dir)
+                logger.info("the trial succeeded: accuracy %.4f", item.accuracy)
+                if points:
+                    yield EpochReport(points)
+                yield ResultReport(item, files)
+                return
+    except Exception:
+        if points:
+            yield EpochReport(points)
+        raise
+    raise RuntimeError("the trial ended without a result")
+
+
+def _require_file(path: Path) -> Path:
+    if not path.is_file():
+        raise DataError(f"{path}, the network to be evaluated, is gone; run the trial that left it again")
+    return path
+
+
+def _log_epoch(item: EpochMetrics) -> None:
+    logger.info(
+        "epoch %d of %d: train loss %.4g, accuracy %.4f; validation loss %.4g, accuracy %.4f; lr %.3g, %.2f s",
+        item.epoch,
+        item.epochs,
+        item.train_loss,
+        item.train_accuracy,
+        item.val_loss,
+        item.val_accuracy,
+        item.lr,
+        item.seconds,
+    )
+
+
+def _log_stage(item: StageProgress) -> None:
+    left = "" if item.seconds_left is None else f", about {item.seconds_left:.0f} s left"
+    logger.info("%s: %s of %s%s", item.stage, item.done, item.total, left)
+
+
+def _numbers(report: Report) -> dict[str, Any]:
+    """The newest numbers, by name; `timesteps_total` is what TensorBoard draws them over."""
+    if isinstance(report, EpochReport):
+        newest = report.points[-1]
+        numbers = {name: value for name, value in dataclasses.asdict(newest).items() if value is not None}
+        compared = newest.epoch if newest.epoch < newest.epochs else 0
+        return {**numbers, COMPARED_EPOCH: compared, "timesteps_total": newest.epoch}
+    if isinstance(report, ResultReport):
+        values = ((f.name, getattr(report.result, f.name)) for f in dataclasses.fields(report.result))
+        return {f"result/{name}": value for name, value in values if type(value) in (int, float)}
+    return {}
+
+
+def _require_finite(item: EpochMetrics | TrialResult, where: str) -> None:
+    """Raises `DivergedError` naming the first number that is not finite: none may reach the database."""
+    for path, value in _leaves(dataclasses.asdict(item), ""):
+        if isinstance(value, float) and not math.isfinite(value):
+            raise DivergedError(f"{where}: {path} is {value}; try a smaller learning rate")
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _leaves(inner, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list | tuple):
+        for index, inner in enumerate(value):
+            yield from _leaves(inner, f"{path}[{index}]")
+    else:
+        yield path, value
+
+
+def _bug() -> FailureReport:
+    """The exception being handled, as a failure that nobody foresaw."""
+    return FailureReport("error", traceback.format_exc()[-_TRACEBACK_CHARACTERS:])
+
+
+LOG = "trial.log"
+"""Its name in the trial's folder. A later attempt goes on in a copy of it."""
+
+_LONGEST_LINE = 10_000
+
+
+@contextmanager
+def trial_log(path: Path) -> Iterator[None]:
+    """Writes what is logged, and what is printed, to a file until the context ends: time (UTC), level, message.
+
+    What is printed goes where it went before, too. One trial at a time in a process.
+    """
+    handler = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
+    formatter = logging.Formatter("%(asctime)s.%(msecs)03dZ %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S")
+    formatter.converter = time.gmtime
+    handler.setFormatter(formatter)
+    root = logging.getLogger()
+    level = root.level
+    root.addHandler(handler)
+    root.setLevel(min(level, logging.INFO))
+    out, err = _Printed(sys.stdout, handler, logging.INFO), _Printed(sys.stderr, handler, logging.WARNING)
+    try:
+        with redirect_stdout(out), redirect_stderr(err):
+            yield
+    finally:
+        out.finish()
+        err.finish()
+        root.setLevel(level)
+        root.removeHandler(handler)
+        handler.close()
+
+
+class _Printed(TextIOBase):
+    """A stream that also leaves its lines in a log.
+
+    It asks the handler itself: a logger might print to this very stream.
+    """
+
+    def __init__(self, stream: TextIO, handler: logging.Handler, level: int) -> None:
+        self._stream, self._handler, self._level = stream, handler, level
+        self._rest = ""
+
+    def write(self, text: str) -> int:
+        self._stream.write(text)
+        *lines, self._rest = (self._rest + text).split("\n")
+        for line in lines:
+            self._say(line)
+        if len(self._rest) > _LONGEST_LINE:  # a progress bar that never ends its line
+            self.finish()
+        return len(text)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def isatty(self) -> bool:
+        return False
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def finish(self) -> None:
+        """Writes the line that was not ended."""
+        self._say(self._rest)
+        self._rest = ""
+
+    def _say(self, line: str) -> None:
+        line = line.rpartition("\r")[2].rstrip()  # of a line that was written over, what was last seen
+        if line:
+            record = logging.LogRecord("printed", self._level, "", 0, line[:_LONGEST_LINE], None, None)
+            self._handler.handle(record)

@@ -1,0 +1,313 @@
+"""The worker: claims experiments, runs each in a process of its own, and takes over from workers that died."""
+
+import contextlib
+import logging
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from types import FrameType
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from service.database import now
+from service.database.engine import Database
+from service.errors import LeaseLostError
+from service.queue import driver_reads, leases
+from service.queue.leases import Lease, Watched
+from service.settings import Settings
+from workers.driver.database_retry import Backoff
+from workers.trial_process.trial_folder import remove_checkpoints, tune_folder
+from workers.worker.processes import identity, is_dead, kill_session, spawn, stop
+from workers.worker.ray_cluster import Cluster, ExistingCluster, LocalCluster, local_cpus, local_gpus
+
+logger = logging.getLogger(__name__)
+
+DRIVER = (sys.executable, "-m", "workers.driver")
+GRACE_SECONDS = 20.0
+"""How long drivers may take to write what they know when the worker is told to stop."""
+SWEEP_SECONDS = 60.0
+"""Between two looks for checkpoints that nobody will resume from."""
+_SWEPT_AFTER = timedelta(hours=1)
+"""What was cancelled longer ago was swept, except before a worker's first look."""
+_HEALTHY_SECONDS = 60.0
+_LONGEST_PAUSE = 60.0
+
+
+@dataclass(frozen=True)
+class _Driver:
+    lease: Lease
+    child: subprocess.Popen[bytes]
+    started: float = field(default_factory=time.monotonic)
+
+
+class Worker:
+    """Call `run` in the main thread: the kernel ends the children together with the thread that started them.
+
+    `driver` is the command that runs one experiment; `cluster` is by default the one that `RAY_ADDRESS` names, or a
+    local one.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        database: Database,
+        *,
+        driver: Sequence[str] = DRIVER,
+        cluster: Cluster | None = None,
+    ) -> None:
+        self._settings, self._database, self._driver_command = settings, database, driver
+        self.name = f"{socket.gethostname()}-{os.getpid()}"
+        self._identity = identity()
+        self._cpus = settings.worker_cpus or local_cpus()
+        self._gpus = local_gpus(os.environ) if settings.worker_gpus is None else settings.worker_gpus
+        self._cluster = cluster or self._choose_cluster()
+        self._cluster_backoff = Backoff(first=1, longest=_LONGEST_PAUSE)
+        self._drivers: list[_Driver] = []
+        self._ended: list[Lease] = []
+        self._deaths = Backoff(first=1, longest=_LONGEST_PAUSE)
+        self._claim_after = 0.0
+        self._greet_after = 0.0
+        self._sweep_after = 0.0
+        self._swept = False
+        self._standstill = Standstill(longest_step=max(1.0, 2 * settings.poll_seconds))
+        self._outage = Backoff(first=settings.poll_seconds)
+        self._stopping = False
+        self._wake_reader, self._wake_writer = os.pipe()
+
+    def run(self) -> None:
+        """Works until SIGTERM or SIGINT, then lets the drivers write what they know, and leaves nothing behind."""
+        logger.info("worker %s: %d CPUs, %d GPUs", self.name, self._cpus, self._gpus)
+        with self._signals():
+            try:
+                self._cluster.start()
+                while not self._stopping:
+                    self._sleep(self._turn())
+            finally:
+                self._drain()
+
+    def _choose_cluster(self) -> Cluster:
+        if address := os.environ.get("RAY_ADDRESS"):
+            return ExistingCluster(address)
+        return LocalCluster(self._settings.data_dir, cpus=self._cpus, gpus=self._gpus)
+
+    def _turn(self) -> float:
+        """One round of everything; how long to pause after it."""
+        self._mind_cluster()
+        self._collect()
+        try:
+            self._release_ended(drained=False)
+            self._greet()
+            self._reap()
+            self._claim()
+            self._sweep()
+        except SQLAlchemyError as error:
+            self._standstill.interrupt()
+            pause = self._outage.failed()
+            if self._outage.failures == 1:
+                logger.warning("the database does not answer, trying again: %s", error)
+            return pause
+        if self._outage.failures:
+            logger.info("the database is back")
+        self._outage.succeeded()
+        return self._settings.poll_seconds
+
+    def _mind_cluster(self) -> None:
+        """Drivers of a dead cluster would hang for a minute: they are killed, and a fresh cluster starts."""
+        if self._cluster.ready():
+            self._cluster_backoff.succeeded()
+        elif self._cluster.failed():
+            logger.error("the Ray cluster is gone; starting another (see %s)", self._settings.data_dir / "logs")
+            for driver in self._drivers:
+                stop(driver.child, grace=0)
+            self._cluster.stop()
+            self._sleep(self._cluster_backoff.failed())
+            self._cluster.start()
+
+    def _collect(self) -> None:
+        """Notices drivers that ended, and keeps the pace of claims down while they die young."""
+        for driver in [driver for driver in self._drivers if driver.child.poll() is not None]:
+            self._drivers.remove(driver)
+            self._clean_up(driver)
+            code = driver.child.returncode
+            if code == 0 or time.monotonic() - driver.started > _HEALTHY_SECONDS:
+                self._deaths.succeeded()
+            if code != 0:
+                pause = self._deaths.failed()
+                self._claim_after = time.monotonic() + pause
+                logger.error(
+                    "the driver of experiment %d ended with code %d; next claim in %.1f s",
+                    driver.lease.experiment_id,
+                    code,
+                    pause,
+                )
+
+    def _clean_up(self, driver: _Driver) -> None:
+        kill_session(driver.child.pid)
+        lease = driver.lease
+        shutil.rmtree(tune_folder(self._settings.data_dir, lease.experiment_id, lease.fence), ignore_errors=True)
+        self._ended.append(lease)
+
+    def _release_ended(self, *, drained: bool) -> None:
+        """Gives back what ended drivers still hold: those that completed or released hold nothing."""
+        while self._ended:
+            lease = self._ended[0]
+            with contextlib.suppress(LeaseLostError):
+                self._database.write(partial(leases.release, lease=lease, drained=drained))
+            self._ended.pop(0)
+
+    def _greet(self) -> None:
+        if time.monotonic() >= self._greet_after:
+            self._database.write(partial(leases.greet, worker=self.name, cpus=self._cpus, gpus=self._gpus))
+            self._greet_after = time.monotonic() + self._settings.beat_seconds
+
+    def _sweep(self) -> None:
+        """Removes what cancelled trials would have resumed from; whoever ran them was killed in the middle of it."""
+        if time.monotonic() < self._sweep_after:
+            return
+        since = now() - _SWEPT_AFTER if self._swept else None
+        with self._database.read() as session:
+            trial_ids = driver_reads.cancelled_trials(session, since)
+        for trial_id in trial_ids:
+            remove_checkpoints(self._settings.data_dir, trial_id)
+        self._sweep_after, self._swept = time.monotonic() + SWEEP_SECONDS, True
+
+    def _reap(self) -> None:
+        """Requeues experiments of dead workers; kills drivers of our own whose heartbeat stands still."""
+        with self._database.read() as session:
+            running = leases.watch(session)
+        ours = {driver.lease: driver for driver in self._drivers}
+        for seen, seconds in self._standstill.look(running):
+            expired = seconds >= self._settings.lease_seconds
+            driver = ours.get(Lease(seen.experiment_id, seen.fence))
+            if driver is not None:
+                if expired:
+                    logger.error("the driver of experiment %d gives no sign of life: killing it", seen.experiment_id)
+                    stop(driver.child, grace=0)
+                continue
+            # A claim of our own without a driver: the database's answer to it never arrived.
+            unknown = self._identity is not None and seen.process == self._identity
+            gone = expired or unknown or is_dead(seen.process)
+            if gone and self._database.write(partial(leases.reap, seen=seen, by=self.name)):
+                logger.warning("experiment %d is queued again: %s is gone", seen.experiment_id, seen.worker)
+
+    def _claim(self) -> None:
+        while (
+            len(self._drivers) < self._settings.max_experiments
+            and time.monotonic() >= self._claim_after
+            and self._cluster.ready()
+            and not self._stopping
+        ):
+            lease = self._database.write(partial(leases.claim, worker=self.name, process=self._identity))
+            if lease is None:
+                return
+            fault("after_claim")
+            self._start_driver(lease)
+
+    def _start_driver(self, lease: Lease) -> None:
+        number, fence = str(lease.experiment_id), str(lease.fence)
+        log = self._settings.data_dir / "logs" / f"experiment-{number}-{fence}.log"
+        command = [*self._driver_command, "--experiment", number, "--fence", fence]
+        child = spawn(command, env=self._driver_environment(), log=log, death=signal.SIGTERM)
+        self._drivers.append(_Driver(lease, child))
+        logger.info("running experiment %s (fence %s, log %s)", number, fence, log)
+
+    def _driver_environment(self) -> dict[str, str]:
+        """Our environment, with our settings in place of what it says of them."""
+        names = {field: f"TTSV_{field.upper()}" for field in Settings.model_fields}
+        env = {name: value for name, value in os.environ.items() if name not in names.values()}
+        values = {names[field]: value for field, value in self._settings.model_dump(mode="json").items()}
+        env |= {  # lists of names are read with commas between them
+            name: ",".join(value) if isinstance(value, list) else str(value)
+            for name, value in values.items()
+            if value is not None
+        }
+        return env | self._cluster.env() | {"RAY_ADDRESS": self._cluster.address}
+
+    def _drain(self) -> None:
+        """Stops the drivers, gives back what they hold without spending an attempt, stops the cluster."""
+        logger.info("worker %s: stopping", self.name)
+        for driver in self._drivers:
+            driver.child.terminate()
+        deadline = time.monotonic() + GRACE_SECONDS
+        for driver in self._drivers:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                driver.child.wait(max(0.0, deadline - time.monotonic()))
+            stop(driver.child, grace=0)
+            self._clean_up(driver)
+        self._drivers = []
+        self._cluster.stop()
+        try:
+            self._release_ended(drained=True)
+            self._database.write(partial(leases.part, worker=self.name))
+        except SQLAlchemyError as error:
+            logger.warning("the database is away; other workers will find this one's leases: %s", error)
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._stopping = True
+        os.write(self._wake_writer, b".")
+
+    def _sleep(self, seconds: float) -> None:
+        """Pauses until a signal comes, at most so long."""
+        select.select([self._wake_reader], [], [], seconds)
+
+
+class Standstill:
+    """Watches the heartbeats of running experiments.
+
+    Only time between two successive looks counts, and of each such interval no more than `longest_step`: while the
+    database was away, this process was stopped or the machine slept, nobody's heartbeat could be seen, so that time
+    is held against no one.
+    """
+
+    def __init__(self, longest_step: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._longest_step, self._clock = longest_step, clock
+        self._last_look: float | None = None
+        self._still: dict[tuple[int, int, int], float] = {}
+
+    def look(self, running: Sequence[Watched]) -> list[tuple[Watched, float]]:
+        """Each running experiment with the seconds for which its heartbeat has stood still."""
+        now = self._clock()
+        step = 0.0 if self._last_look is None else min(now - self._last_look, self._longest_step)
+        self._last_look = now
+        before = self._still
+        self._still = {key: before[key] + step if key in before else 0.0 for key in map(_sign, running)}
+        return [(seen, self._still[_sign(seen)]) for seen in running]
+
+    def interrupt(self) -> None:
+        """A look failed: the time until the next one does not count."""
+        self._last_look = None
+
+
+def _sign(seen: Watched) -> tuple[int, int, int]:
+    return seen.experiment_id, seen.fence, seen.heartbeat
+
+
+def fault(name: str) -> None:
+    """Does what the environment asks for at this point; nothing by default."""
+    wanted, _, what = os.environ.get("TTSV_FAULT", "").partition(":")
+    if wanted != name:
+        return
+    if what == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif what == "sleep":
+        time.sleep(3600)
+    else:
+        raise RuntimeError(f"fault {name}")

@@ -1,0 +1,137 @@
+"""Processes: children that die with us, and telling for certain that a process is gone.
+
+`python -m workers.worker.processes PARENT SIGNAL COMMAND...` becomes COMMAND with that death signal set; `spawn` uses
+it, because code between fork and exec (`preexec_fn`) can deadlock where threads run.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent: int, death: signal.Signals) -> None:
+    """Has the kernel send us `death` when the thread that started us ends; nothing on systems other than Linux.
+
+    Exits at once if the parent, a process id, is gone already.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(death))
+    if os.getppid() != parent:
+        sys.exit("the parent process is gone")
+
+
+def identity() -> dict[str, Any] | None:
+    """What tells this process from all others on its host, JSON-ready; None without Linux's /proc."""
+    try:
+        return {**_host(), "pid": os.getpid(), "start": _start_ticks(os.getpid())}
+    except OSError:
+        return None
+
+
+def is_dead(process: Mapping[str, Any] | None) -> bool:
+    """Whether the process with that identity has certainly ended. False for a process of another host."""
+    if process is None:
+        return False
+    try:
+        if any(process[key] != value for key, value in _host().items()):
+            return False
+        return bool(_start_ticks(process["pid"]) != process["start"])
+    except FileNotFoundError:
+        return Path("/proc/self").exists()
+    except (OSError, KeyError):
+        return False
+
+
+def spawn(
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    log: Path,
+    death: signal.Signals,
+    pass_fds: Sequence[int] = (),
+) -> subprocess.Popen[bytes]:
+    """Starts a command in its own session; it gets `death` when the calling thread ends. Output goes to `log`.
+
+    Call it from a thread that lives as long as the child is wanted, such as the main thread.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    launcher = [sys.executable, "-m", __name__, str(os.getpid()), death.name]
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            [*launcher, *command],
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            pass_fds=pass_fds,
+        )
+
+
+def stop(child: subprocess.Popen[bytes], grace: float) -> None:
+    """SIGTERM to a spawned child; what is left of its session after `grace` seconds gets SIGKILL."""
+    if child.poll() is None:
+        child.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(grace)
+    kill_session(child.pid)
+    child.wait()
+
+
+def kill_session(session: int | None, marks: Sequence[str] = (), patience: float = 5.0) -> None:
+    """SIGKILL to every process of a session, and to every one with a mark in its command line, until none is left."""
+    deadline = time.monotonic() + patience
+    while found := _members(session, marks):
+        for process in found:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        if time.monotonic() > deadline:
+            return
+        time.sleep(0.02)  # not psutil's wait: it would take a child's exit status away from its Popen
+
+
+def _members(session: int | None, marks: Sequence[str]) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, ProcessLookupError):
+            if process.pid == os.getpid() or process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            if os.getsid(process.pid) == session or any(mark in part for part in process.cmdline() for mark in marks):
+                found.append(process)
+    return found
+
+
+def _host() -> dict[str, Any]:
+    """The running kernel and the pid namespace: where a pid means something."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return {"boot": boot, "pids": Path("/proc/self/ns/pid").stat().st_ino}
+
+
+def _start_ticks(pid: int) -> int | None:
+    """When the process started, in ticks since boot; None for a zombie. Raises `FileNotFoundError`."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except ProcessLookupError as error:  # it ended between open and read
+        raise FileNotFoundError(pid) from error
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def _launch() -> None:
+    parent, death, *command = sys.argv[1:]
+    die_with_parent(int(parent), signal.Signals[death])
+    os.execvp(command[0], command)
+
+
+if __name__ == "__main__":
+    _launch()

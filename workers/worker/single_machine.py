@@ -1,0 +1,146 @@
+"""Everything on one machine: migrates, then keeps the API and one worker running as children."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Self
+
+from service.access.keys import refuse_without_keys
+from service.database.engine import Database
+from service.errors import UserError
+from service.migrate import migrate
+from service.settings import Settings
+from workers.worker.processes import spawn, stop
+
+_START_SECONDS = 30.0
+_GRACE_SECONDS = 30.0
+_HEALTHY_SECONDS = 30.0
+_MAX_QUICK_RESTARTS = 5
+
+
+class Child:
+    """A process that is started again when it ends, unless it keeps ending at once."""
+
+    def __init__(self, name: str, start: Callable[[Path], subprocess.Popen[bytes]], log: Path) -> None:
+        self.name = name
+        self.log = log
+        self._start = start
+        self._quick = 0
+        self._launch()
+
+    def _launch(self) -> None:
+        self._started_at = time.monotonic()
+        self.process = self._start(self.log)
+
+    def tend(self) -> None:
+        """Starts it again if it ended; raises `UserError` with the log's end if that does not help."""
+        if self.process.poll() is None:
+            return
+        lived = time.monotonic() - self._started_at
+        self._quick = 0 if lived > _HEALTHY_SECONDS else self._quick + 1
+        if self._quick >= _MAX_QUICK_RESTARTS:
+            tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
+            raise UserError(f"the {self.name} ended {self._quick} times at once; the end of {self.log}:\n{tail}")
+        if lived < 1:
+            time.sleep(0.5)
+        self._launch()
+
+
+class LocalStack:
+    """The API and a worker, as a context manager; nothing is left when it ends, not even after a SIGKILL.
+
+    It listens before the API runs, so a client may connect at once, and a restarted API keeps its address. `port`
+    overrides the settings' (0: a free one); a default port that is taken gives way to a free one.
+    Use it from the main thread: the children end with the thread that started them.
+    """
+
+    def __init__(self, settings: Settings, *, port: int | None = None) -> None:
+        self.settings = settings
+        self._port = port
+        self._children: list[Child] = []
+
+    def __enter__(self) -> Self:
+        database = Database(self.settings.url)
+        try:
+            self.settings.refuse_open_network()
+            migrate(database)
+            refuse_without_keys(database, self.settings)
+        except ValueError as error:
+            raise UserError(str(error)) from None
+        finally:
+            database.close()
+        self._socket = self._listen()
+        host, port = self._socket.getsockname()[:2]
+        self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        # SIGTERM ends us like Ctrl-C, through the `with` block's end.
+        self._previous = signal.signal(signal.SIGTERM, _exit)
+        logs = self.settings.data_dir / "logs"
+        try:
+            self._children.append(Child("API", self._start_api, logs / "api.log"))
+            self._children.append(Child("worker", self._start_worker, logs / "worker.log"))
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.stop()
+        signal.signal(signal.SIGTERM, self._previous)
+
+    def tend(self) -> None:
+        """Starts again what ended; to be called every now and then."""
+        for child in self._children:
+            child.tend()
+
+    def stay(self) -> None:
+        """Tends until Ctrl-C or SIGTERM."""
+        try:
+            while True:
+                self.tend()
+                time.sleep(0.5)
+        except KeyboardInterrupt:
+            return
+
+    def stop(self) -> None:
+        """Ends worker and API in this order: running trials are released, to go on at the next start."""
+        # A second Ctrl-C shall not leave the ending half done; it is bounded by the grace period anyway.
+        previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            while self._children:
+                stop(self._children.pop().process, _GRACE_SECONDS)
+            self._socket.close()
+        finally:
+            signal.signal(signal.SIGINT, previous)
+
+    def _listen(self) -> socket.socket:
+        port = self.settings.port if self._port is None else self._port
+        family = socket.AF_INET6 if ":" in self.settings.host else socket.AF_INET
+        try:
+            return socket.create_server((self.settings.host, port), family=family, backlog=2048)
+        except OSError as error:
+            if self._port is None and "port" not in self.settings.model_fields_set:
+                return socket.create_server((self.settings.host, 0), family=family, backlog=2048)
+            raise UserError(
+                f"cannot listen on {self.settings.host}:{port} ({error.strerror}); --port 0 picks one"
+            ) from None
+
+    def _environment(self) -> dict[str, str]:
+        return os.environ | {"TTSV_DATA_DIR": str(self.settings.data_dir)}
+
+    def _start_api(self, log: Path) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "workers.cli", "api", "--fd", str(self._socket.fileno())]
+        return spawn(command, env=self._environment(), log=log, death=signal.SIGTERM, pass_fds=[self._socket.fileno()])
+
+    def _start_worker(self, log: Path) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "workers.cli", "worker"]
+        return spawn(command, env=self._environment(), log=log, death=signal.SIGTERM)
+
+
+def _exit(_signal: int, _frame: FrameType | None) -> None:
+    raise SystemExit(128 + signal.SIGTERM)
