@@ -20,6 +20,7 @@ from service.api.openapi_examples.trials import TRIAL
 from service.database import Experiment
 from service.database.engine import Database
 from service.experiments import store, submission
+from service.experiments.estimate import Estimate, Estimator
 from service.experiments.events import EventKind
 from service.experiments.listing import list_experiments
 from service.experiments.submission import Draft
@@ -37,7 +38,6 @@ from service.schemas.experiments import (
 )
 from service.schemas.field_selection import Fields
 from service.settings import Settings
-from service.specs.estimate import Estimate, Estimator
 from service.specs.grid import PRINTABLE, ExperimentSpec, expand_grid
 from service.specs.planner import warnings
 

@@ -15,9 +15,9 @@ from service.client.sending import Line, pause
 from service.client.streams import Feed, updated
 from service.client.trials import epochs, trials
 from service.client.wire import Wire
-from service.database.states import OPEN_EXPERIMENTS
 from service.schemas.experiments import ArtifactOut, EventOut, ExperimentOut, ExperimentUpdate
 from service.specs.documents import DocumentError, refuse_beyond_json
+from service.specs.states import OPEN_EXPERIMENTS
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -1,6 +1,6 @@
-"""The database: tables, states, and the engine of SQLite or PostgreSQL under them.
+"""The database: tables, and the engine of SQLite or PostgreSQL under them.
 
-`engine` opens it and says what a transaction is; `trial_counts` are kept by triggers. Only errors may be imported.
+`engine` opens it and says what a transaction is; `trial_counts` are kept by triggers. Specs and errors may be imported.
 """
 
 from service.database.access import ApiKey, Project
@@ -8,7 +8,7 @@ from service.database.base import Base, Timestamp, now
 from service.database.experiments import EPOCHS_DONE, Artifact, EpochPoint, Event, Experiment, Tag, Tally, Trial
 from service.database.results import Protocol, Result, Score, ScoreBoard, ScoreRank
 from service.database.running import IdempotencyKey, Webhook, WebhookDelivery, Worker
-from service.database.states import OPEN_EXPERIMENTS, OPEN_TRIALS, ExperimentState, TrialState
+from service.specs.states import OPEN_EXPERIMENTS, OPEN_TRIALS, ExperimentState, TrialState
 
 __all__ = [
     "EPOCHS_DONE",

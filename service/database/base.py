@@ -16,7 +16,7 @@ from sqlalchemy import (
 from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import DeclarativeBase
 
-from service.database.states import ExperimentState, TrialState
+from service.specs.states import ExperimentState, TrialState
 
 Id = BigInteger().with_variant(Integer, "sqlite")  # only an INTEGER primary key counts up by itself in SQLite
 Json = JSON(none_as_null=True)  # not JSONB, which forgets the order of keys: a grid's axes have one

@@ -15,7 +15,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import Mapped, mapped_column
 
 from service.database.base import Base, Id, now
-from service.database.states import OPEN_TRIALS, ExperimentState, TrialState
+from service.specs.states import OPEN_TRIALS, ExperimentState, TrialState
 
 
 class Experiment(Base):

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, RootModel
 
-from service.database.states import ExperimentState, TrialState
+from service.specs.states import ExperimentState, TrialState
 
 if TYPE_CHECKING:  # clients read these schemas, and need no database for it
     from service.database import Artifact

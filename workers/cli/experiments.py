@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from service.database.states import ExperimentState, TrialState
 from service.errors import UserError
 from service.paper.presets import Protocol, Scale, preset_spec, presets
 from service.specs.documents import read_json, yaml_as_json
+from service.specs.states import ExperimentState, TrialState
 from workers.cli.client_options import ExperimentId, Json, TrialId, connected, console, print_json, print_table
 from workers.cli.exit_codes import plain_errors
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from service.client import Client
 from service.client.frames import flat
-from service.database.states import OPEN_TRIALS, TrialState
 from service.errors import UserError
 from service.schemas.experiments import ArtifactOut, EpochOut, ExperimentOut, TrialOut
+from service.specs.states import OPEN_TRIALS, TrialState
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from service.database.states import OPEN_TRIALS, TrialState
 from service.leaderboards.metrics import Metric
 from service.schemas.experiments import ArtifactOut, DryRunOut, ExperimentOut, TrialDetailOut, TrialOut
 from service.schemas.leaderboards import BoardOut, LeaderboardOut, RowOut
+from service.specs.states import OPEN_TRIALS, TrialState
 
 if TYPE_CHECKING:
     from rich.progress import Progress

@@ -9,8 +9,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.database.engine import Database
+from service.experiments.estimate import Estimator
 from service.queue.leases import Lease
-from service.specs.estimate import Estimator
 from ttsv.config.trial import TrialConfig
 from ttsv.data import load_dataset
 from ttsv.data.catalog import training_images
