@@ -28,6 +28,7 @@ _OWNER = "owner.json"
 _OBJECT_STORE_BYTES = 83_886_080  # little more than the least Ray accepts: trials hand over numbers only
 _STOP_SECONDS = 3.0
 _PARTS = {"gcs_server", "raylet"}
+_BF16_PRODUCT = "import torch; matrix = torch.ones(64, 64, dtype=torch.bfloat16); matrix @ matrix"
 
 
 class Cluster(Protocol):
@@ -113,12 +114,16 @@ class LocalCluster:
         command += [f"--{name}={value}" for name, value in options.items()]
         # Trials hold no credentials: nothing of our settings reaches Ray's processes.
         env = {name: value for name, value in os.environ.items() if not name.startswith(("TTSV_", "RAY_ADDRESS"))}
-        env |= self.env() | {
-            "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
-            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",  # a trial without a GPU sees none
-            # Processes started in advance fit no trial: Tune gives its actors an environment of their own.
-            "RAY_prestart_worker_first_driver": "0",
-        }
+        env |= (
+            usable_instructions()
+            | self.env()
+            | {
+                "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+                "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",  # a trial without a GPU sees none
+                # Processes started in advance fit no trial: Tune gives its actors an environment of their own.
+                "RAY_prestart_worker_first_driver": "0",
+            }
+        )
         self.address = f"127.0.0.1:{port}"
         self._parts, self._deadline = [], time.monotonic() + START_SECONDS
         self._child = spawn(command, env=env, log=self._log, death=signal.SIGTERM)
@@ -181,6 +186,27 @@ def local_gpus(environment: Mapping[str, str]) -> int:
         return 0
     listing = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=False)
     return sum(line.startswith("GPU ") for line in listing.stdout.splitlines())
+
+
+def usable_instructions() -> dict[str, str]:
+    """What trials' environment needs so that torch keeps to instructions that this machine lets them use.
+
+    Some virtual machines show AMX and trap it: a product in bf16 would end every process that computes one by SIGILL.
+    Where a processor shows AMX, a child tries such a product; an ONEDNN_MAX_CPU_ISA that is set already is obeyed.
+    """
+    if "ONEDNN_MAX_CPU_ISA" in os.environ or not _shows_amx():
+        return {}
+    child = subprocess.run([sys.executable, "-c", _BF16_PRODUCT], capture_output=True, check=False)
+    if child.returncode != -signal.SIGILL:
+        return {}
+    logger.warning("this machine shows AMX and lets no process use it: trials compute without")
+    return {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"}
+
+
+def _shows_amx() -> bool:
+    with contextlib.suppress(OSError):
+        return "amx_bf16" in Path("/proc/cpuinfo").read_text()
+    return False
 
 
 def _write_token(path: Path) -> None:
