@@ -89,7 +89,7 @@ class TestInstructions:
     def test_those_that_are_trapped_are_left_out(
         self, monkeypatch: pytest.MonkeyPatch, shows: bool, code: int, kept: bool
     ) -> None:
-        done = subprocess.CompletedProcess([], code)
+        done: subprocess.CompletedProcess[bytes] = subprocess.CompletedProcess([], code)
         monkeypatch.setattr("workers.worker.ray_cluster._shows_amx", lambda: shows)
         monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
         assert usable_instructions() == ({} if kept else {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"})
