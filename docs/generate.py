@@ -112,7 +112,7 @@ def pages() -> dict[Path, str]:
     return {
         HERE / "spec.md": SPEC.format(fields=fields),
         HERE / "settings.md": SETTINGS.format(settings=settings),
-        HERE / "metrics.md": _metrics(),
+        HERE / "metrics.md": metrics_page(),
         HERE / "cli.md": _command_line(),
         HERE / "openapi.json": json.dumps(document, indent=1, sort_keys=True) + "\n",
     }
@@ -135,7 +135,7 @@ def _values(info: FieldInfo) -> str:
     return words + ("; or null" if type(None) in info.types else "")
 
 
-def _metrics() -> str:
+def metrics_page() -> str:
     """Every column of a result: metrics by their sections, and what stands beside them."""
     sections: dict[str, list[str]] = {}
     for info in METRICS.values():
