@@ -23,8 +23,7 @@ PROTOCOLS = 2
 
 def result_row(rng: random.Random) -> dict[str, Any]:
     """A result with a value in each of its 40 metrics."""
-    whole = (Metric.PARAMETERS, Metric.MULTIPLY_ACCUMULATES, Metric.PEAK_MEMORY)
-    values = {m.value: rng.randrange(10**6, 10**9) if m in whole else rng.random() for m in Metric}
+    values = {m.value: rng.randrange(10**6, 10**9) if m.reading.whole else rng.random() for m in Metric}
     return values | {"selected_epoch": 50, "layers": [{"name": "conv1", "largest": 1.0}], "environment": {"torch": "2"}}
 
 

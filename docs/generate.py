@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import typer
-import yaml
 from typer.cli import get_docs_for_click
 
-from service.leaderboards.metrics import Metric
 from service.main import create_app
 from service.settings import Settings
 from ttsv.config.fields import FieldInfo
 from ttsv.config.trial import field_infos
+from ttsv.metrics.catalog import METRICS
 from ttsv.results import EpochMetrics, TrialResult
 from workers.cli.__main__ import app
 
@@ -83,7 +82,7 @@ Environment variables of the service and its workers.
 `RAY_ADDRESS` if that is set, and starts one of its own otherwise.
 """
 
-METRICS = """# Metrics
+METRICS_PAGE = """# Metrics
 
 Every column of a trial's result, as it is stored and as the API gives it: fractions in [0, 1], seconds, bytes. Tables
 for people print the unit of the third column. All of them are of the **test** images, which no choice has seen, unless
@@ -113,7 +112,7 @@ def pages() -> dict[Path, str]:
     return {
         HERE / "spec.md": SPEC.format(fields=fields),
         HERE / "settings.md": SETTINGS.format(settings=settings),
-        HERE / "metrics.md": _metrics(),
+        HERE / "metrics.md": metrics_page(),
         HERE / "cli.md": _command_line(),
         HERE / "openapi.json": json.dumps(document, indent=1, sort_keys=True) + "\n",
     }
@@ -136,30 +135,26 @@ def _values(info: FieldInfo) -> str:
     return words + ("; or null" if type(None) in info.types else "")
 
 
-def _metrics() -> str:
-    """Every column of a result, once: definitions from metrics.yaml, headings, units and directions from the code."""
-    groups: dict[str, dict[str, list[str]]] = yaml.safe_load((HERE / "metrics.yaml").read_text())
-    described = [name for columns in groups.values() for name in columns]
-    columns = {field.name for field in dataclasses.fields(TrialResult)}
-    if sorted(described) != sorted(columns):
-        raise ValueError(f"docs/metrics.yaml and TrialResult differ: {sorted(set(described) ^ columns)}")
+def metrics_page() -> str:
+    """Every column of a result: metrics by their sections, and what stands beside them."""
+    sections: dict[str, list[str]] = {}
+    for info in METRICS.values():
+        row = _metric_row(info.name, info.definition, info.title, info.best, info.protocol, info.source)
+        sections.setdefault(info.group, []).append(row)
+    sections["Beside the numbers"] = [
+        _metric_row(field.name, shown="", best="", **field.metadata)
+        for field in dataclasses.fields(TrialResult)
+        if field.name not in METRICS
+    ]
     text = ""
-    for title, rows in groups.items():
+    for title, rows in sections.items():
         text += f"\n## {title}\n\n| column | definition | in tables | best | protocol | source |\n"
-        text += "| --- | --- | --- | --- | --- | --- |\n"
-        text += "".join(_metric_row(name, *row) for name, row in rows.items())
+        text += "| --- | --- | --- | --- | --- | --- |\n" + "".join(rows)
     epochs = ", ".join(f"`{field.name}`" for field in dataclasses.fields(EpochMetrics) if field.name != "epochs")
-    return METRICS.format(groups=text.rstrip("\n"), epochs=epochs)
+    return METRICS_PAGE.format(groups=text.rstrip("\n"), epochs=epochs)
 
 
-def _metric_row(name: str, definition: str, protocol: str, source: str) -> str:
-    shown = best = ""
-    if name in {metric.value for metric in Metric}:
-        metric = Metric(name)
-        shown, best = (
-            metric.reading.title,
-            ("most" if metric.more_is_better else "least") if metric.has_best else "at 1",
-        )
+def _metric_row(name: str, definition: str, shown: str, best: str, protocol: str, source: str) -> str:
     return f"| `{name}` | {definition} | {shown} | {best} | {protocol and f'`{protocol}`'} | {source} |\n"
 
 

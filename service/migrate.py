@@ -8,14 +8,17 @@ from typing import Any
 
 from alembic import command
 from alembic.config import Config
+from alembic.operations import Operations
+from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, text
+from sqlalchemy import Column, Connection, inspect, text
 from sqlalchemy.orm import Session
 
 import migrations
-from service.database import trial_counts
+from service.database import Result, trial_counts
 from service.database.engine import Database
 from service.leaderboards import cell_scores
+from ttsv.metrics.catalog import METRICS
 
 
 def migrate(database: Database) -> None:
@@ -26,12 +29,32 @@ def migrate(database: Database) -> None:
             connection.execute(text("SELECT pg_advisory_xact_lock(hashtextextended('ttsv migrate', 0))"))
         trial_counts.uninstall(connection)
         command.upgrade(alembic_config(connection), "head")
+        _add_metrics(connection)
         trial_counts.install(connection)
         with Session(connection) as session:  # the transaction stays the connection's
             cell_scores.fill_missing(session)
             session.commit()
         if connection.dialect.name == "sqlite" and connection.execute(text("PRAGMA foreign_key_check")).first():
             raise RuntimeError("a migration left rows that refer to nothing; it was taken back")
+
+
+def lacking_metrics(connection: Connection) -> list[str]:
+    """The catalogue's metrics for which the results have no column yet."""
+    present = {column["name"] for column in inspect(connection).get_columns(Result.__tablename__)}
+    return [name for name in METRICS if name not in present]
+
+
+def _add_metrics(connection: Connection) -> None:
+    """A metric that is new in the catalogue becomes an empty column: it needs no migration.
+
+    Raises `ValueError` for one that every result has: what older results have must be said by a migration.
+    """
+    operations = Operations(MigrationContext.configure(connection))
+    for name in lacking_metrics(connection):
+        column = Result.__table__.c[name]
+        if not column.nullable:
+            raise ValueError(f"older results have no {name}: its presence must be optional, or a migration add it")
+        operations.add_column(Result.__tablename__, Column(name, column.type))
 
 
 @contextmanager

@@ -29,7 +29,8 @@ def live() -> Liveness:
 )
 def ready(response: Response, database: Db, settings: Config) -> Readiness:
     """Whether requests can be served: database, its migrations, room on the disk. Workers are told, not required."""
-    from service.migrate import newest  # brings Alembic, which would make up a fifth of the API's start
+    # Brings Alembic, which would make up a fifth of the API's start.
+    from service.migrate import lacking_metrics, newest
 
     checks = {"database": "ok", "schema": "ok", "disk": "ok"}
     seen = None
@@ -37,8 +38,11 @@ def ready(response: Response, database: Db, settings: Config) -> Readiness:
         with database.read() as session:
             head = store.database_head(session)
             seen = store.last_worker_sign(session)
+            lacking = lacking_metrics(session.connection())
         if head != newest():
             checks["schema"] = f"at {head}, this code needs {newest()}: run `ttsv migrate`"
+        elif lacking:
+            checks["schema"] = f"no column for {', '.join(lacking)}: run `ttsv migrate`"
     except DBAPIError as error:
         checks["database"] = f"{type(error.orig).__name__}: does it run, and was `ttsv migrate` run?"
     free = shutil.disk_usage(settings.data_dir).free

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from service.schemas.experiments import EpochOut, ResultOut, TrialOut
+from ttsv.metrics.catalog import METRICS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,7 +30,7 @@ _TRIAL_COLUMNS = (
 )
 
 # What counts something stays whole beside missing values.
-_WHOLE = ("parameters", "multiply_accumulates", "peak_memory", "spectrum_memory", "selected_epoch", "source_trial_id")
+_WHOLE = (*(name for name, info in METRICS.items() if info.whole), "selected_epoch", "source_trial_id")
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -11,7 +11,6 @@ from service.api.http.authentication import Reader
 from service.api.http.dependencies import MAX_ID, Db
 from service.api.leaderboards import asked_filters
 from service.dashboard.charts import Scatter, scatter
-from service.dashboard.meanings import MEANINGS
 from service.dashboard.rendering import PageRoute, Show
 from service.dashboard.wording import short
 from service.errors import NotFoundError
@@ -107,7 +106,6 @@ def board(
         metrics=list(Metric),
         columns=list(column or HEADLINE),
         by_title=_BY_TITLE,
-        meanings=MEANINGS,
         x=x,
         y=y,
         cells=cells,

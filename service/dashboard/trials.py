@@ -11,7 +11,6 @@ from service.api.http.authentication import Reader
 from service.api.http.dependencies import Config, Cursor, Db, TrialId
 from service.api.http.query_filters import TrialSort, WhichTrials
 from service.dashboard.charts import LineChart, line_chart
-from service.dashboard.meanings import MEANINGS
 from service.dashboard.rendering import PageRoute, PageSize, Show
 from service.database import OPEN_TRIALS, Result, TrialState
 from service.experiments import epoch_points, store
@@ -31,11 +30,10 @@ _COLUMNS = ("train_loss", "val_loss", "train_accuracy", "val_accuracy", "ort_los
 
 @dataclass(frozen=True)
 class Measurement:
-    """A metric of the result, and what is meant by it."""
+    """A metric of the result."""
 
     metric: Metric
     value: float
-    meaning: str
 
 
 @dataclass(frozen=True)
@@ -117,7 +115,7 @@ def curves(epochs: Sequence[epoch_points.Point]) -> list[LineChart]:
 def measurements(result: Result) -> list[Measurement]:
     """All metrics that the result has, in the tables' order."""
     values = [(metric, getattr(result, metric.value)) for metric in Metric]
-    return [Measurement(metric, value, MEANINGS[metric]) for metric, value in values if value is not None]
+    return [Measurement(metric, value) for metric, value in values if value is not None]
 
 
 def layer_ranges(layers: Sequence[Mapping[str, Any]]) -> list[LayerRange]:

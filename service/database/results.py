@@ -6,16 +6,19 @@ from typing import Any
 from sqlalchemy import (
     BigInteger,
     CheckConstraint,
+    Double,
     ForeignKey,
     Index,
+    Integer,
     String,
     UniqueConstraint,
     text,
     true,
 )
-from sqlalchemy.orm import Mapped, mapped_column
+from sqlalchemy.orm import Mapped, MappedColumn, mapped_column
 
 from service.database.base import Base, Id, now
+from ttsv.metrics.catalog import METRICS, in_column_order
 
 
 class Protocol(Base):
@@ -27,11 +30,24 @@ class Protocol(Base):
     record: Mapped[dict[str, Any]]
 
 
-class Result(Base):
+def _numbers() -> dict[str, MappedColumn[Any]]:
+    """The columns between a result's keys and its records: the catalogue's metrics and an epoch."""
+    columns = {
+        name: mapped_column(BigInteger if info.whole else Double, nullable=info.nullable, sort_order=-1)
+        for name, info in METRICS.items()
+    }
+    epoch: MappedColumn[Any] = mapped_column(Integer, nullable=False, sort_order=-1)
+    return in_column_order({**columns, "selected_epoch": epoch})
+
+
+_Numbers: Any = type("_Numbers", (), _numbers())
+
+
+class Result(_Numbers, Base):  # type: ignore[misc] # whose columns are the catalogue's
     """What a succeeded trial is worth (`ttsv.trial.TrialResult`): at most one per trial.
 
-    What the trial's `evaluation` did not ask for is null. A result with `violations` is no number to be shown: what it
-    says cannot be true.
+    The metrics of `ttsv.metrics.catalog`, each a column; what the trial's `evaluation` did not ask for is null. A
+    result with `violations` is no number to be shown: what it says cannot be true.
     """
 
     __tablename__ = "results"
@@ -40,51 +56,11 @@ class Result(Base):
         Index("ix_results_invalid", "trial_id", sqlite_where=text("valid = 0"), postgresql_where=text("NOT valid")),
     )
 
-    trial_id: Mapped[int] = mapped_column(Id, ForeignKey("trials.id", ondelete="CASCADE"), primary_key=True)
-    protocol: Mapped[str] = mapped_column(String(64), ForeignKey("protocols.fingerprint"), index=True)
-    fence: Mapped[int]
-    accuracy: Mapped[float]
-    loss: Mapped[float]
-    ece: Mapped[float]
-    max_singular_value: Mapped[float]
-    compression: Mapped[float]
-    parameters: Mapped[int] = mapped_column(BigInteger)
-    multiply_accumulates: Mapped[int] = mapped_column(BigInteger)
-    train_seconds: Mapped[float]
-    constraint_seconds: Mapped[float]
-    step_seconds: Mapped[float]
-    constraint_step_seconds: Mapped[float]
-    eval_seconds: Mapped[float]
-    spectrum_seconds: Mapped[float]
-    latency_seconds: Mapped[float]
-    batch_seconds: Mapped[float]
-    peak_memory: Mapped[int | None] = mapped_column(BigInteger)
-    spectrum_memory: Mapped[int | None] = mapped_column(BigInteger)
-    selected_epoch: Mapped[int]
-    top5_accuracy: Mapped[float | None]
-    max_calibration_error: Mapped[float | None]
-    adaptive_ece: Mapped[float | None]
-    brier: Mapped[float | None]
-    temperature: Mapped[float | None]
-    scaled_ece: Mapped[float | None]
-    scaled_loss: Mapped[float | None]
-    robust_accuracy: Mapped[float | None]
-    pgd_accuracy: Mapped[float | None]
-    attack_seconds: Mapped[float | None]
-    corruption_accuracy: Mapped[float | None]
-    mce: Mapped[float | None]
-    lipschitz_bound: Mapped[float | None]
-    certified_36: Mapped[float | None]
-    certified_72: Mapped[float | None]
-    certified_108: Mapped[float | None]
-    certified_255: Mapped[float | None]
-    assumed_certified_36: Mapped[float | None]
-    assumed_certified_72: Mapped[float | None]
-    assumed_certified_108: Mapped[float | None]
-    lipschitz_fgsm: Mapped[float | None]
-    lipschitz_ascent: Mapped[float | None]
-    merged_latency_seconds: Mapped[float | None]
-    merged_batch_seconds: Mapped[float | None]
+    trial_id: Mapped[int] = mapped_column(
+        Id, ForeignKey("trials.id", ondelete="CASCADE"), primary_key=True, sort_order=-2
+    )
+    protocol: Mapped[str] = mapped_column(String(64), ForeignKey("protocols.fingerprint"), index=True, sort_order=-2)
+    fence: Mapped[int] = mapped_column(sort_order=-2)
     valid: Mapped[bool] = mapped_column(default=True, server_default=true())
     violations: Mapped[list[str] | None]
     evaluation: Mapped[dict[str, Any] | None]

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 
 from service.database import Experiment, Result, Score, ScoreBoard, ScoreRank, Trial
 from service.database.engine import is_postgres
-from service.leaderboards.metrics import Measures, Metric, measures
+from service.leaderboards.metrics import Measures, Metric, from_stored, measures, to_stored
 
 EVERYONE = 0
 """The scope of all projects."""
@@ -75,6 +75,21 @@ class Counted:
     """Of its cell, by which rows are filtered."""
 
 
+@dataclass(frozen=True)
+class _Made:
+    """A cell's score as its results make it."""
+
+    trial_id: int
+    seeds: int
+    measures: Measures
+    fields: Sequence[Any]
+
+    def columns(self) -> dict[str, Any]:
+        """As they are written."""
+        fields = dict(zip(_FIELDS, self.fields, strict=True))
+        return {"trial_id": self.trial_id, "seeds": self.seeds, "metrics": to_stored(self.measures), **fields}
+
+
 def newest(results: Iterable[Counted]) -> list[Counted]:
     """Of results that share fingerprint and protocol the newest, in the order of their trials."""
     ordered = sorted(results, key=lambda counted: counted.trial_id)
@@ -125,7 +140,7 @@ def _refresh(connection: Connection, dataset: str, cells: Sequence[str]) -> None
         results.setdefault(row[-1], []).append(_counted(row))
     known = {(row.cell, row.scope, row.protocol): row for row in connection.execute(_CELL_SCORES, asked)}
     wanted = {
-        (cell, scope, protocol): _row(counted)
+        (cell, scope, protocol): _made(counted)
         for cell, of_cell in results.items()
         for (scope, protocol), counted in _by_board(of_cell).items()
     }
@@ -133,22 +148,24 @@ def _refresh(connection: Connection, dataset: str, cells: Sequence[str]) -> None
         connection.execute(delete(Score).where(Score.id.in_(gone)))
     ranks = _Ranks()
     changed: list[dict[str, Any]] = []
-    new: list[dict[str, Any]] = []
+    new: list[tuple[int, str, _Made]] = []
     boards: dict[tuple[int, str], int] = {}
-    for (cell, scope, protocol), score in wanted.items():
+    for (cell, scope, protocol), made in wanted.items():
         if old := known.get((cell, scope, protocol)):
-            if (old.trial_id, old.metrics) != (score["trial_id"], score["metrics"]):
-                changed.append({"score_id": old.id, **score})
-                ranks.change(old.id, old.board_id, cell, score["metrics"], old.metrics)
+            measured = from_stored(old.metrics)
+            if (old.trial_id, measured) != (made.trial_id, made.measures):
+                changed.append({"score_id": old.id, **made.columns()})
+                ranks.change(old.id, old.board_id, cell, made.measures, measured)
         else:
             if (scope, protocol) not in boards:
                 boards[scope, protocol] = _board(connection, scope, dataset, protocol)
-            new.append({"board_id": boards[scope, protocol], "cell": cell, **score})
+            new.append((boards[scope, protocol], cell, made))
     if changed:
         connection.execute(_CHANGE, changed)
     if new:
-        for (score_id,), score in zip(connection.execute(_ENTER, new), new, strict=True):
-            ranks.change(score_id, score["board_id"], score["cell"], score["metrics"], {})
+        rows = [{"board_id": board_id, "cell": cell, **made.columns()} for board_id, cell, made in new]
+        for (score_id,), (board_id, cell, made) in zip(connection.execute(_ENTER, rows), new, strict=True):
+            ranks.change(score_id, board_id, cell, made.measures, {})
     ranks.write(connection)
 
 
@@ -159,14 +176,14 @@ def refresh_all(session: Session) -> None:
     session.execute(delete(ScoreBoard))
     last = int(session.scalar(select(func.max(Score.id))) or 0)
     boards: dict[tuple[int, str, str], int] = {}
-    batch: list[dict[str, Any]] = []
+    batch: list[tuple[int, int, str, _Made]] = []
     for dataset, cell, results in _all_cells(session):
         for (scope, protocol), mine in _by_board(results).items():
             key = (scope, dataset, protocol)
             if key not in boards:
                 boards[key] = _board(session.connection(), *key)
             last += 1
-            batch.append({"id": last, "board_id": boards[key], "cell": cell, **_row(mine)})
+            batch.append((last, boards[key], cell, _made(mine)))
         if len(batch) >= _BATCH:
             _store(session, batch)
             batch = []
@@ -188,12 +205,10 @@ def _counted(row: Any) -> Counted:
     return Counted(row[0], row[1], row[2], row[3], row[4:values], row[values : values + len(_FIELDS)])
 
 
-def _row(results: Sequence[Counted]) -> dict[str, Any]:
-    """What a score says of a cell's results, oldest first."""
-    newest_one = results[-1]
-    fields = dict(zip(_FIELDS, newest_one.fields, strict=True))
-    made = measures(counted.values for counted in results)
-    return {"trial_id": newest_one.trial_id, "seeds": len(results), "metrics": made, **fields}
+def _made(results: Sequence[Counted]) -> _Made:
+    """The score of a cell's results, oldest first."""
+    found = measures(counted.values for counted in results)
+    return _Made(results[-1].trial_id, len(results), found, results[-1].fields)
 
 
 def _by_board(results: Iterable[Counted]) -> dict[tuple[int, str], list[Counted]]:
@@ -238,13 +253,13 @@ class _Ranks:
         tie = tie_of(cell)
         self._gone += [
             {"of_score": score_id, "of_metric": name}
-            for name, values in old.items()
-            if name not in made or made[name][1] != values[1]
+            for name, one in old.items()
+            if name not in made or made[name].mean != one.mean
         ]
         self._new += [
-            {"score_id": score_id, "metric": name, "board_id": board_id, "mean": values[1], "tie": tie}
-            for name, values in made.items()
-            if name not in old or old[name][1] != values[1]
+            {"score_id": score_id, "metric": name, "board_id": board_id, "mean": one.mean, "tie": tie}
+            for name, one in made.items()
+            if name not in old or old[name].mean != one.mean
         ]
 
     def write(self, connection: Connection) -> None:
@@ -255,11 +270,12 @@ class _Ranks:
             connection.execute(_PLACE, self._new)
 
 
-def _store(session: Session, scores: list[dict[str, Any]]) -> None:
-    session.execute(insert(Score), scores)
+def _store(session: Session, scores: Sequence[tuple[int, int, str, _Made]]) -> None:
+    rows = [{"id": key, "board_id": board_id, "cell": cell, **made.columns()} for key, board_id, cell, made in scores]
+    session.execute(insert(Score), rows)
     ranks = _Ranks()
-    for score in scores:
-        ranks.change(score["id"], score["board_id"], score["cell"], score["metrics"], {})
+    for key, board_id, cell, made in scores:
+        ranks.change(key, board_id, cell, made.measures, {})
     ranks.write(session.connection())
 
 

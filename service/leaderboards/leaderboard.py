@@ -63,10 +63,9 @@ class Spread(TypedDict):  # of which an answer has thousands: an object takes th
 def spreads(measures: Measures, names: Iterable[str]) -> dict[str, Spread]:
     """Those of the named metrics that have a value."""
     return {
-        name: {"seeds": int(seeds), "mean": mean, "std": std, "min": least, "max": largest}
+        name: {"seeds": one.seeds, "mean": one.mean, "std": one.std, "min": one.least, "max": one.largest}
         for name in names
-        if name in measures
-        for seeds, mean, std, least, largest in (measures[name],)
+        if (one := measures.get(name)) is not None
     }
 
 
@@ -298,9 +297,11 @@ def _differences(metrics: Measures, baseline: Measures, names: Iterable[str]) ->
     for name in names:
         if name not in metrics or name not in baseline:
             continue
-        (count, mean, std, *_), (count0, mean0, std0, *_) = metrics[name], baseline[name]
-        error = None if std is None or std0 is None else math.sqrt(std**2 / count + std0**2 / count0)
-        found[name] = Change(mean - mean0, error)
+        ours, theirs = metrics[name], baseline[name]
+        error = None
+        if ours.std is not None and theirs.std is not None:
+            error = math.sqrt(ours.std**2 / ours.seeds + theirs.std**2 / theirs.seeds)
+        found[name] = Change(ours.mean - theirs.mean, error)
     return found
 
 

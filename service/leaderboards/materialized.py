@@ -9,7 +9,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
 from service.database import Protocol, Result, Score, ScoreBoard, ScoreRank, Trial
 from service.database.engine import among, is_postgres
 from service.leaderboards.filters import Filters, GroupBy
-from service.leaderboards.metrics import Metric
+from service.leaderboards.metrics import Metric, from_stored
 from service.leaderboards.source import BoardKey, Entry, Position, front_of
 
 _MAY_LACK = {metric for metric in Metric if getattr(Result, metric.value).nullable}
@@ -108,7 +108,7 @@ class StoredScores:
         columns = (Score.id, Score.cell, Trial.config, Score.seeds, self._measures())
         query = select(*columns).join(Trial, Trial.id == Score.trial_id).where(among(self._session, Score.id, keys))
         rows = self._session.connection().execute(query).all()
-        return {key: Entry(cell, config, seeds, found or {}) for key, cell, config, seeds, found in rows}
+        return {key: Entry(cell, config, seeds, from_stored(found or {})) for key, cell, config, seeds, found in rows}
 
     def _measures(self) -> ColumnElement[Any]:
         """Those of a score's metrics that are shown: quicker to pick where they lie than to send and read the rest."""

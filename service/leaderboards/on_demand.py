@@ -98,7 +98,7 @@ class ChosenTrials:
             for key, rows in self._rows[board.id].items():
                 known = [float(value) for row in rows if (value := row.values[column]) is not None]
                 if known:
-                    found[key] = Position(spread(known)[1], cell_scores.tie_of(self._cells[key]))
+                    found[key] = Position(spread(known).mean, cell_scores.tie_of(self._cells[key]))
         return self._positions[board.id, metric]
 
     def front(self, board: BoardKey, metrics: Sequence[Metric]) -> list[int]:

@@ -234,7 +234,7 @@ def _row(
         return TableRow(row.labels, status, None, 0, trials, {}, row.values, notes)
     name, cell = item
     known = measured[name]
-    seeds, trials = int(known[Metric.ACCURACY][0]), len(cell.fingerprints)
+    seeds, trials = known[Metric.ACCURACY].seeds, len(cell.fingerprints)
     status = "complete" if seeds == trials else f"{seeds} of {trials} seeds"
     shown = spreads(known, [*(column for column in table.columns if column not in RATIOS), *table.ratios.values()])
     if len(cells) > 1:

@@ -3,9 +3,10 @@
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, RootModel
+from pydantic import BaseModel, ConfigDict, Field, RootModel, create_model
 
 from service.specs.states import ExperimentState, TrialState
+from ttsv.metrics.catalog import METRICS, in_column_order
 
 if TYPE_CHECKING:  # clients read these schemas, and need no database for it
     from service.database import Artifact
@@ -87,60 +88,21 @@ class ExperimentPage(Out):
     next: str | None
 
 
-class ResultOut(Out):
+def _with_numbers() -> Any:
+    """A base of results: the protocol and, as columns are ordered, the catalogue's metrics."""
+    fields: dict[str, Any] = {"selected_epoch": (int, Field(description="The epoch whose weights were evaluated."))}
+    for name, info in METRICS.items():
+        default = None if info.presence == "optional" else ...
+        fields[name] = info.value_type, Field(default, description=info.in_schema or None)
+    return create_model("_Numbers", __base__=Out, protocol=(str, ...), **in_column_order(fields))
+
+
+_Numbers: Any = _with_numbers()
+
+
+class ResultOut(_Numbers, Out):  # type: ignore[misc] # whose fields are the catalogue's
     """What a succeeded trial is worth on the test split, under the protocol named by its fingerprint."""
 
-    protocol: str
-    accuracy: float
-    loss: float
-    ece: float
-    max_singular_value: float = Field(description="Over all convolutions, of the periodic operator.")
-    compression: float
-    parameters: int
-    multiply_accumulates: int = Field(description="Of one image.")
-    train_seconds: float
-    constraint_seconds: float
-    step_seconds: float = Field(description="Mean time of an optimizer step, without the first epoch of several.")
-    constraint_step_seconds: float = Field(description="The part of it that the constraint takes.")
-    eval_seconds: float
-    spectrum_seconds: float = Field(description="Of the exact singular values of all convolutions.")
-    latency_seconds: float = Field(description="Inference of one image.")
-    batch_seconds: float = Field(description="Inference of 128 images.")
-    peak_memory: int | None = Field(description="Of the GPU, in bytes; null on a CPU.")
-    spectrum_memory: int | None = Field(None, description="The most allocated for the singular values, in bytes.")
-    selected_epoch: int = Field(description="The epoch whose weights were evaluated.")
-    top5_accuracy: float | None = Field(None, description="Of more than five classes; else null.")
-    max_calibration_error: float | None = None
-    adaptive_ece: float | None = None
-    brier: float | None = None
-    temperature: float | None = Field(None, description="Fitted on the validation split.")
-    scaled_ece: float | None = Field(None, description="At that temperature.")
-    scaled_loss: float | None = Field(None, description="At that temperature.")
-    robust_accuracy: float | None = Field(None, description="Under AutoAttack, where asked for.")
-    pgd_accuracy: float | None = Field(
-        None,
-        description="Under PGD, which proves little. Null, as all of the following"
-        " are, unless the evaluation asks for it.",
-    )
-    attack_seconds: float | None = None
-    corruption_accuracy: float | None = Field(None, description="Mean over corruptions and severities.")
-    mce: float | None = Field(None, description="Mean corruption error, over that of a stored baseline.")
-    lipschitz_bound: float | None = Field(None, description="Rigorous, L2, with respect to pixels.")
-    certified_36: float | None = Field(None, description="Certified accuracy at radius 36/255.")
-    certified_72: float | None = None
-    certified_108: float | None = None
-    certified_255: float | None = None
-    assumed_certified_36: float | None = Field(
-        None, description="The paper's: by an assumed constant of 1 in normalised coordinates, no certificate."
-    )
-    assumed_certified_72: float | None = None
-    assumed_certified_108: float | None = None
-    lipschitz_fgsm: float | None = Field(None, description="Largest empirical constant, normalised coordinates.")
-    lipschitz_ascent: float | None = Field(None, description="By a stronger search, in pixels.")
-    merged_latency_seconds: float | None = Field(
-        None, description="As latency_seconds, frames merged into kernels; null without."
-    )
-    merged_batch_seconds: float | None = None
     valid: bool = Field(True, description="False: what it says cannot be true (`violations`), so it never ranks.")
     violations: list[str] | None = None
 

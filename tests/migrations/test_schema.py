@@ -17,7 +17,7 @@ import migrations
 from service.database import Base, Experiment, Result, Score, ScoreRank, Trial, engine
 from service.database.engine import Database
 from service.leaderboards import cell_scores
-from service.migrate import alembic_config, migrate, newest
+from service.migrate import alembic_config, lacking_metrics, migrate, newest
 
 
 @pytest.fixture
@@ -294,3 +294,37 @@ class TestFifth:
             ranks = {rank.metric: (rank.score_id, rank.mean, rank.tie) for rank in session.scalars(select(ScoreRank))}
             assert (score.cell, ranks["accuracy"]) == ("c", (score.id, 0.5, cell_scores.tie_of("c")))
             assert session.get_one(Experiment, 7).progressed_at is None
+
+
+class TestNewMetric:
+    """A database that is older than the newest entries of the catalogue of metrics."""
+
+    def test_what_is_new_becomes_an_empty_column(self, empty: Database) -> None:
+        migrate(empty)
+        with empty.writer.begin() as connection:
+            before = described(connection)
+            for statement in TestSecond.FILL:
+                connection.execute(text(statement))
+            for name in ("adaptive_ece", "spectrum_memory"):
+                connection.execute(text(f"ALTER TABLE results DROP COLUMN {name}"))
+            assert lacking_metrics(connection) == ["adaptive_ece", "spectrum_memory"]
+        migrate(empty)
+        with empty.writer.begin() as connection:
+            assert lacking_metrics(connection) == []
+            assert described(connection) == before
+            assert compare_metadata(MigrationContext.configure(connection), Base.metadata) == []
+            connection.execute(text("UPDATE results SET spectrum_memory = 20000000000, adaptive_ece = 0.25"))
+        migrate(empty)
+        with Session(empty.engine) as session:
+            result = session.get_one(Result, 9)
+            assert (result.accuracy, result.adaptive_ece, result.spectrum_memory) == (0.5, 0.25, 20_000_000_000)
+
+    def test_what_every_result_must_have_needs_a_migration(self, empty: Database) -> None:
+        migrate(empty)
+        with empty.writer.begin() as connection:
+            connection.execute(text("ALTER TABLE results DROP COLUMN adaptive_ece"))
+            connection.execute(text("ALTER TABLE results DROP COLUMN compression"))
+        with pytest.raises(ValueError, match="older results have no compression"):
+            migrate(empty)
+        with empty.engine.connect() as connection:
+            assert lacking_metrics(connection) == ["adaptive_ece", "compression"]

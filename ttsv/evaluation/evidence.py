@@ -17,7 +17,8 @@ class Evidence:
 
     `images` (count, channels, ...), `labels` (count,) and `logits` (count, classes) are on the network's device, as is
     nothing else. `bound` is None where none was asked for, `no_bound` says why there is none though one was;
-    `assumed_lipschitz`: see there, None too where no certificates were asked for. `seconds`: those of each stage.
+    `assumed_lipschitz`: see there, None too where no certificates were asked for. `numbers`: metrics, by their names in
+    `ttsv.metrics.catalog`, that a stage gives as they are to be stored. `seconds`: those of each stage.
     """
 
     images: Tensor
@@ -31,6 +32,7 @@ class Evidence:
     assumed_lipschitz: float | None = None
     lipschitz: list[EmpiricalLipschitz] = field(default_factory=list)
     corruption: CorruptionRecord | None = None
+    numbers: dict[str, float | None] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
 
     def per_image(self) -> dict[str, Tensor]:

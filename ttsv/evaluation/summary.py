@@ -12,9 +12,9 @@ from ttsv.evaluation.evidence import Evidence
 from ttsv.evaluation.sanity import checks
 from ttsv.metrics.accuracy import accuracy, cross_entropy, top_accuracy
 from ttsv.metrics.attacks.record import AttackRecord
+from ttsv.metrics.catalog import CERTIFIED_RADII
 
 HISTOGRAM_BINS = 50
-_CERTIFIED = {"certified_36": 36 / 255, "certified_72": 72 / 255, "certified_108": 108 / 255, "certified_255": 1.0}
 
 
 def columns(evidence: Evidence, baseline: Baseline | None) -> dict[str, float | None]:
@@ -42,11 +42,11 @@ def columns(evidence: Evidence, baseline: Baseline | None) -> dict[str, float | 
         "lipschitz_fgsm": _largest(evidence, "fgsm", "normalised"),
         "lipschitz_ascent": _largest(evidence, "ascent", "pixels"),
     }
-    certified = _certified(evidence, tuple(_CERTIFIED.values()))
-    found |= {name: certified.get(radius) for name, radius in _CERTIFIED.items()}
-    assumed = _assumed(evidence, tuple(_CERTIFIED.values()))
-    found |= {f"assumed_{name}": assumed.get(radius) for name, radius in _CERTIFIED.items() if radius < 1}
-    return found
+    certified = _certified(evidence, tuple(CERTIFIED_RADII.values()))
+    found |= {name: certified.get(radius) for name, radius in CERTIFIED_RADII.items()}
+    assumed = _assumed(evidence, tuple(CERTIFIED_RADII.values()))
+    found |= {f"assumed_{name}": assumed.get(radius) for name, radius in CERTIFIED_RADII.items() if radius < 1}
+    return found | evidence.numbers
 
 
 def results(evidence: Evidence, config: EvaluationConfig, baseline: Baseline | None) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def results(evidence: Evidence, config: EvaluationConfig, baseline: Baseline | N
         if baseline is not None:
             value, why = baseline.compare(evidence.corruption)
             found["corruptions"] |= {"mce": value, "why_no_mce": why, "baseline_sha256": baseline.sha256}
-    return found | {"checks": checks(evidence), "seconds": evidence.seconds}
+    return found | evidence.numbers | {"checks": checks(evidence), "seconds": evidence.seconds}
 
 
 def _attack(attack: AttackRecord) -> dict[str, Any]:

@@ -461,6 +461,14 @@ class TestHealth:
         assert "at 0000" in response.json()["checks"]["schema"]
         assert "ttsv migrate" in response.json()["checks"]["schema"]
 
+    def test_not_ready_without_a_column_for_every_metric(self, api: TestClient, database: Database) -> None:
+        from sqlalchemy import text
+
+        database.write(lambda session: session.execute(text("ALTER TABLE results DROP COLUMN brier")))
+        response = api.get("/readyz")
+        assert response.status_code == 503
+        assert response.json()["checks"]["schema"] == "no column for brier: run `ttsv migrate`"
+
     def test_not_ready_on_a_full_disk(self, sqlite_api: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
         usage = shutil.disk_usage("/")._replace(free=5 * 2**20)
         monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)

@@ -1,26 +1,36 @@
 """Means and spreads over seeds."""
 
+import json
 import math
 import statistics
 
 import pytest
 
-from service.leaderboards.metrics import Metric, measures, spread
+from service.leaderboards.metrics import Measure, Metric, from_stored, measures, spread, to_stored
 
 
 def test_a_small_spread_keeps_its_digits() -> None:
     losses = [1000 + k * 1e-6 for k in range(4)]
-    _, mean, std, low, high = spread(losses)
-    assert math.isclose(std, 1e-6 * math.sqrt(5 / 3), rel_tol=1e-6)
-    assert low <= mean <= high
+    found = spread(losses)
+    assert found.std is not None
+    assert math.isclose(found.std, 1e-6 * math.sqrt(5 / 3), rel_tol=1e-6)
+    assert found.least <= found.mean <= found.largest
 
 
 @pytest.mark.parametrize("value", [0.1, 1 / 3, 0.975])
 def test_equal_values_do_not_deviate(value: float) -> None:
-    assert spread([value] * 7) == [7, value, 0.0, value, value]
+    assert spread([value] * 7) == Measure(7, value, 0.0, value, value)
 
 
 def test_metrics_without_a_value_are_absent() -> None:
     nothing: list[float | None] = [None] * (len(Metric) - 1)
     rows = [[None, *nothing], [0.25, *nothing], [0.75, *nothing]]
-    assert measures(rows) == {next(iter(Metric)): [2, 0.5, statistics.stdev([0.25, 0.75]), 0.25, 0.75]}
+    assert measures(rows) == {next(iter(Metric)): Measure(2, 0.5, statistics.stdev([0.25, 0.75]), 0.25, 0.75)}
+
+
+def test_the_database_keeps_lists() -> None:
+    found = {"accuracy": spread([0.25, 0.75]), "loss": spread([1.5])}
+    stored = to_stored(found)
+    assert json.loads(json.dumps(stored)) == stored
+    assert stored["loss"] == [1, 1.5, None, 1.5, 1.5]
+    assert from_stored(stored) == found

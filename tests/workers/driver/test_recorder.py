@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sqlite3
 import threading
 import time
@@ -116,8 +115,7 @@ def test_who_lost_its_process_keeps_its_checkpoints(lab: Lab) -> None:
 def test_an_invalid_result_is_stored_as_such(bench: Bench) -> None:
     """With what contradicts itself, its evaluation's columns and its whole record."""
     first = bench.trials()[0].id
-    value = dataclasses.replace(
-        result().result,
+    value = made_result(
         pgd_accuracy=0.25,
         certified_36=0.5,
         valid=False,
