@@ -20,8 +20,7 @@ from service.leaderboards.filters import Filters
 from service.leaderboards.leaderboard import Question, leaderboard
 from service.leaderboards.metrics import Metric
 from service.migrate import migrate
-from service.queue import leases
-from service.queue import trials as queue
+from service.queue import driver_reads, leases
 from service.specs.grid import ExperimentSpec, expand_grid
 from ttsv.results import TrialResult
 from workers.driver.recorder import Recorder
@@ -76,7 +75,7 @@ def _ours(values: list[dict[str, Any]], folder: Path) -> dict[str, float]:
     lease = database.write(lambda session: leases.claim(session, "benchmark", None))
     assert lease is not None
     with database.read() as session:
-        trials = [trial.id for trial in queue.unfinished_trials(session, lease)]
+        trials = [trial.id for trial in driver_reads.unfinished_trials(session, lease)]
     reports = [_report(row) for row in values]
     recorder = Recorder(database, lease, lost=lambda: None)
     recorder.open()

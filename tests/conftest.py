@@ -22,8 +22,8 @@ from service.experiments import submission
 from service.main import create_app
 from service.migrate import migrate
 from service.queue import leases
-from service.queue import trials as queue
 from service.queue.leases import Lease
+from service.queue.trials import hold
 from service.settings import Settings
 from service.specs.grid import ExperimentSpec, expand_grid
 from ttsv.results import protocol_fingerprint
@@ -285,9 +285,10 @@ def finish(
 
     def finish(lease: Lease, trial_id: int, accuracy: float = 0.9, *, under: str = "test", **metrics: float) -> None:
         def work(session: Any) -> None:
-            queue.start_trial(session, lease, trial_id)
-            result = trial_result(accuracy, **metrics)
-            queue.finish_trial(session, lease, trial_id, result, protocol(split=under))
+            with hold(session, lease) as held:
+                held.start_trial(trial_id)
+                result = trial_result(accuracy, **metrics)
+                held.finish_trial(trial_id, result, protocol(split=under))
 
         database.write(work)
 

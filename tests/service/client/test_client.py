@@ -16,9 +16,9 @@ from service.client import ApiError, Client
 from service.database import Experiment, IdempotencyKey, TrialState
 from service.database.engine import Database
 from service.experiments import submission
-from service.queue import leases
-from service.queue import trials as queue
+from service.queue import driver_reads, leases
 from service.queue.leases import Lease
+from service.queue.trials import hold
 from service.specs.grid import ExperimentSpec, expand_grid
 
 Make = Callable[..., dict[str, Any]]
@@ -140,13 +140,15 @@ class TestAgainstAServer:
         def begin(session: Session) -> tuple[Lease, int]:
             lease = leases.claim(session, "worker", None)
             assert lease is not None
-            (trial,) = queue.unfinished_trials(session, lease)
-            queue.start_trial(session, lease, trial.id)
-            queue.add_epoch(session, lease, trial.id, epoch_point(1))
+            (trial,) = driver_reads.unfinished_trials(session, lease)
+            with hold(session, lease) as held:
+                held.start_trial(trial.id)
+                held.add_epoch(trial.id, epoch_point(1))
             return lease, trial.id
 
         def end(session: Session, lease: Lease, trial_id: int) -> None:
-            queue.finish_trial(session, lease, trial_id, trial_result(), ("p" * 64, {}))
+            with hold(session, lease) as held:
+                held.finish_trial(trial_id, trial_result(), ("p" * 64, {}))
             assert leases.complete(session, lease)
 
         watched = client.watch(experiment_id, every=0.01)
@@ -194,12 +196,15 @@ class TestVerbs:
         def fail(session: Session) -> None:
             lease = leases.claim(session, "worker", None)
             assert lease is not None
-            for trial, failure in zip(queue.unfinished_trials(session, lease), ("", "oom", "diverged"), strict=True):
-                queue.start_trial(session, lease, trial.id)
-                if failure:
-                    queue.fail_trial(session, lease, trial.id, failure, "no")
-                else:
-                    queue.finish_trial(session, lease, trial.id, trial_result(), ("p" * 64, {}))
+            with hold(session, lease) as held:
+                for trial, failure in zip(
+                    driver_reads.unfinished_trials(session, lease), ("", "oom", "diverged"), strict=True
+                ):
+                    held.start_trial(trial.id)
+                    if failure:
+                        held.fail_trial(trial.id, failure, "no")
+                    else:
+                        held.finish_trial(trial.id, trial_result(), ("p" * 64, {}))
             assert leases.complete(session, lease)
 
         stored.write(fail)

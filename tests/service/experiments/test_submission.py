@@ -15,10 +15,11 @@ from service.database import Event, Experiment, ExperimentState, IdempotencyKey,
 from service.database.engine import Database
 from service.errors import StateError
 from service.experiments import store, submission
-from service.queue import leases
-from service.queue import trials as queue
+from service.queue import driver_reads, leases
 from service.queue.leases import Lease
+from service.queue.trials import HeldExperiment
 from service.specs.grid import ExperimentSpec, Plan, expand_grid, factored
+from tests.held import under
 
 Submit = Callable[..., int]
 Claim = Callable[..., Lease]
@@ -146,7 +147,7 @@ class TestExtend:
         assert self.seeds(table) == [(0, 0, "succeeded"), (1, 1, "succeeded"), (2, 4, "queued"), (3, 3, "queued")]
         assert len(table(Result)) == 2
         assert [event.detail for event in table(Event) if event.kind == "extended"] == [{"trials": 2}]
-        assert [trial.seed for trial in write(database, queue.unfinished_trials, claim())] == [4, 3]
+        assert [trial.seed for trial in write(database, driver_reads.unfinished_trials, claim())] == [4, 3]
 
     def test_several_axes_at_once_make_the_whole_product(self, api: TestClient, table: Table) -> None:
         path = submit_spec(api, base=BASE, grid={"rank": [2, 4], "seed": [0]})
@@ -161,7 +162,7 @@ class TestExtend:
         path = f"/v1/experiments/{submit(seeds=1)}"
         lease = claim()
         assert post(api, f"{path}/extend", {"grid": {"seed": [1]}})["state"] == "running"
-        assert [trial.number for trial in write(database, queue.unfinished_trials, lease)] == [0, 1]
+        assert [trial.number for trial in write(database, driver_reads.unfinished_trials, lease)] == [0, 1]
 
     @pytest.mark.parametrize(
         ("spec", "more", "ranks"),
@@ -275,8 +276,8 @@ class TestReevaluate:
         trials = table(Trial)
         finish(lease, trials[0].id)
         finish(lease, trials[3].id)
-        write(database, queue.start_trial, lease, trials[1].id)
-        write(database, queue.fail_trial, lease, trials[1].id, "oom", "no")
+        database.write(under(lease, HeldExperiment.start_trial, trials[1].id))
+        database.write(under(lease, HeldExperiment.fail_trial, trials[1].id, "oom", "no"))
         post(api, f"{path}/cancel", None)
         return path
 
