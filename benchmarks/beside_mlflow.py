@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.fill import result_row
 from benchmarks.hosting import served
 from service.database.engine import Database
-from service.experiments.submission import create_experiment
+from service.experiments.submission import Draft, submit
 from service.leaderboards.filters import Filters
 from service.leaderboards.leaderboard import Question, leaderboard
 from service.leaderboards.metrics import Metric
@@ -71,7 +71,7 @@ def _ours(values: list[dict[str, Any]], folder: Path) -> dict[str, float]:
     axes = {"training.lr": [0.001 * k for k in range(1, len(values) + ALONE + 1)]}
     spec = ExperimentSpec(name="runs", base={"dataset": "digits", "model": "small-cnn"}, grid=axes)
     plan = expand_grid(spec, max_trials=len(values) + ALONE)
-    database.write(lambda session: create_experiment(session, spec, plan))
+    database.write(lambda session: submit(session, Draft(spec, plan)))
     lease = database.write(lambda session: leases.claim(session, "benchmark", None))
     assert lease is not None
     with database.read() as session:

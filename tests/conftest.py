@@ -19,6 +19,7 @@ from sqlalchemy import create_engine, inspect, make_url, select, text
 
 from service.database.engine import Database
 from service.experiments import submission
+from service.experiments.submission import Draft
 from service.main import create_app
 from service.migrate import migrate
 from service.queue import leases
@@ -177,7 +178,7 @@ def submit(database: Database) -> Callable[..., int]:
     def submit(*, seeds: int = 2, name: str = "grid", priority: int = 0, **axes: list[Any]) -> int:
         spec = ExperimentSpec(name=name, priority=priority, base=BASE, grid=axes | {"seed": list(range(seeds))})
         plan = expand_grid(spec, max_trials=10_000)
-        return database.write(lambda session: submission.create_experiment(session, spec, plan).id)
+        return database.write(lambda session: submission.submit(session, Draft(spec, plan)).id)
 
     return submit
 

@@ -16,6 +16,7 @@ from service.client import ApiError, Client
 from service.database import Experiment, IdempotencyKey, TrialState
 from service.database.engine import Database
 from service.experiments import submission
+from service.experiments.submission import Draft
 from service.queue import driver_reads, leases
 from service.queue.leases import Lease
 from service.queue.trials import hold
@@ -120,7 +121,7 @@ class TestAgainstAServer:
     def test_lists_go_over_pages(self, client: Client, stored: Database, monkeypatch: pytest.MonkeyPatch) -> None:
         spec = ExperimentSpec.model_validate(SPEC)
         plan = expand_grid(spec, max_trials=3)
-        ids = stored.write(lambda session: [submission.create_experiment(session, spec, plan).id for _ in range(53)])
+        ids = stored.write(lambda session: [submission.submit(session, Draft(spec, plan)).id for _ in range(53)])
         requests: list[str] = []
         request = client._wire.http.request
 

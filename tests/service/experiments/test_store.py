@@ -11,6 +11,7 @@ from service.database import Artifact, Experiment, IdempotencyKey, Project, Tria
 from service.database.engine import Database
 from service.errors import IdempotencyError, NotFoundError
 from service.experiments import store, submission
+from service.experiments.submission import Draft
 from service.queue.leases import Lease
 from service.queue.trials import ArtifactFile, hold
 from service.specs.grid import ExperimentSpec, Plan, expand_grid
@@ -81,7 +82,7 @@ class TestAnswerOnce:
 
             def work(session: Session) -> dict[str, Any]:
                 return store.answer_once(
-                    session, "key", {}, lambda: {"id": submission.create_experiment(session, SPEC, plan).id}
+                    session, "key", {}, lambda: {"id": submission.submit(session, Draft(SPEC, plan)).id}
                 )
 
             answers.append(database.write(work))

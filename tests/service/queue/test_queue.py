@@ -24,6 +24,7 @@ from service.database import (
 from service.database.engine import Database
 from service.errors import LeaseLostError
 from service.experiments import actions, store, submission
+from service.experiments.submission import Draft
 from service.queue import driver_reads, leases
 from service.queue.leases import MAX_FRUITLESS_CLAIMS, Lease, Watched
 from service.queue.trials import MAX_ATTEMPTS, ArtifactFile, HeldExperiment, hold
@@ -454,7 +455,7 @@ class TestReap:
 
 def _submit_one(session: Session) -> None:
     spec = ExperimentSpec(name="one", base={"dataset": "digits", "model": "small-cnn"})
-    submission.create_experiment(session, spec, expand_grid(spec, max_trials=1))
+    submission.submit(session, Draft(spec, expand_grid(spec, max_trials=1)))
 
 
 class TestRelease:

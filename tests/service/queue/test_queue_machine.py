@@ -33,6 +33,7 @@ from service.database import (
 from service.database.engine import Database
 from service.errors import LeaseLostError, StateError
 from service.experiments import actions, store, submission
+from service.experiments.submission import Draft
 from service.queue import driver_reads, leases
 from service.queue.leases import MAX_FRUITLESS_CLAIMS, Lease, Watched
 from service.queue.trials import MAX_ATTEMPTS, HeldExperiment, hold
@@ -177,7 +178,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(seeds=st.integers(1, 3), priority=st.integers(-1, 1))
     def submit(self, seeds: int, priority: int) -> None:
         spec = ExperimentSpec(name="drawn", base=BASE, grid={"seed": list(range(seeds))}, priority=priority)
-        self.database.write(lambda s: submission.create_experiment(s, spec, expand_grid(spec, max_trials=9)))
+        self.database.write(lambda s: submission.submit(s, Draft(spec, expand_grid(spec, max_trials=9))))
 
     @rule(target=leases)
     def claim(self) -> Any:
@@ -293,11 +294,11 @@ class QueueMachine(RuleBasedStateMachine):
             trial["source_trial_id"] for trial in self.look()[1].values() if trial["experiment_id"] == row["id"]
         )
         allowed = not (stopping or row["archived_at"] or row["state"] == E.CANCELLED or reevaluation)
-        more: dict[str, Any] = {"grid": {"seed": sorted(seeds)}, "variants": [], "trials": [], "repeat": None}
+        more = submission.Additions(grid={"seed": sorted(seeds)})
 
         def work(session: Session) -> None:
             drafted = submission.draft_extension(session, row["id"], more, max_trials=99)
-            submission.extend(session, row["id"], drafted)
+            submission.submit(session, drafted)
 
         self.say(row["id"], allowed, work)
         if allowed:
@@ -311,7 +312,7 @@ class QueueMachine(RuleBasedStateMachine):
 
         def work(session: Session) -> None:
             draft = submission.draft_clone(session, row["id"], name=None, max_trials=99)
-            submission.create_experiment(session, draft.spec, draft.plan, sources=draft.sources)
+            submission.submit(session, draft)
 
         self.database.write(work)
 
@@ -328,7 +329,7 @@ class QueueMachine(RuleBasedStateMachine):
         def work(session: Session) -> int:
             how = {"lipschitz": "fgsm"}
             draft = submission.draft_reevaluation(session, row["id"], how, name=None, max_trials=99)
-            return submission.create_experiment(session, draft.spec, draft.plan, sources=draft.sources).id
+            return submission.submit(session, draft).id
 
         try:
             new = self.database.write(work)
