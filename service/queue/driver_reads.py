@@ -6,7 +6,6 @@ Functions take a Session, and lock nothing.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -15,6 +14,7 @@ from service.database import OPEN_TRIALS, Artifact, EpochPoint, Event, Experimen
 from service.experiments.events import EventKind
 from service.queue import leases
 from service.queue.leases import Lease
+from service.specs.planner import Fields
 
 MODEL = "model"
 """Kind of the artifact that a re-evaluation takes up."""
@@ -35,7 +35,7 @@ class Tried:
     trial_id: int
     fingerprint: str
     state: TrialState
-    point: dict[str, Any]
+    point: Fields
     value: float | None
 
 

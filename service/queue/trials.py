@@ -20,7 +20,7 @@ from service.experiments.submission import next_number, trial_columns
 from service.leaderboards import cell_scores
 from service.queue import leases
 from service.queue.leases import Lease
-from service.specs.planner import PlannedTrial
+from service.specs.planner import Fields, PlannedTrial
 
 MAX_ATTEMPTS = 5
 """Starts of one trial that may end with its process lost; then the trial failed."""
@@ -67,7 +67,7 @@ class HeldExperiment:
             with self._session.no_autoflush:  # changes of other trials can wait until all are written together
                 self._trials |= {trial.id: trial for trial in self._session.scalars(query)}
 
-    def add_trial(self, planned: PlannedTrial, point: Mapping[str, Any] | None = None) -> int:
+    def add_trial(self, planned: PlannedTrial, point: Fields | None = None) -> int:
         """The id of a searcher's trial: queued after the last one, or there already with this fingerprint.
 
         A new one's event has the `point` that the search tries: where the trial's canonical configuration says nothing

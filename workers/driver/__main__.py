@@ -31,7 +31,7 @@ from service.queue.leases import Lease
 from service.queue.trials import hold
 from service.settings import Settings
 from service.specs.grid import ExperimentSpec, search_base
-from service.specs.planner import PlannedTrial
+from service.specs.planner import Fields, PlannedTrial
 from service.specs.spec import Asha
 from ttsv.trial import run_trial
 from workers.driver.database_retry import patiently
@@ -207,7 +207,7 @@ class Driver:
         search = SearchTrials(spec.search, search_base(spec), history, todo.jobs, self._add)
         return search if search.most else None
 
-    def _add(self, planned: PlannedTrial, point: dict[str, object]) -> Job:
+    def _add(self, planned: PlannedTrial, point: Fields) -> Job:
         def work(session: Session) -> int:
             with hold(session, self._lease) as held:
                 return held.add_trial(planned, point)
