@@ -24,7 +24,7 @@ from service.main import create_app
 from service.migrate import migrate
 from service.queue import leases
 from service.queue.leases import Lease
-from service.queue.trials import hold
+from service.queue.trials import ProtocolRecord, hold
 from service.settings import Settings
 from service.specs.grid import ExperimentSpec, expand_grid
 from ttsv.results import protocol_fingerprint
@@ -266,12 +266,12 @@ def trial_result() -> Callable[..., dict[str, Any]]:
 
 
 @pytest.fixture(scope="session")
-def protocol() -> Callable[..., tuple[str, dict[str, Any]]]:
+def protocol() -> Callable[..., ProtocolRecord]:
     """A protocol's fingerprint and record."""
 
-    def protocol(**changes: Any) -> tuple[str, dict[str, Any]]:
+    def protocol(**changes: Any) -> ProtocolRecord:
         record = {"split": "test", "samples": 360} | changes
-        return protocol_fingerprint(record), record
+        return ProtocolRecord(protocol_fingerprint(record), record)
 
     return protocol
 
@@ -280,7 +280,7 @@ def protocol() -> Callable[..., tuple[str, dict[str, Any]]]:
 def finish(
     database: Database,
     trial_result: Callable[..., dict[str, Any]],
-    protocol: Callable[..., tuple[str, dict[str, Any]]],
+    protocol: Callable[..., ProtocolRecord],
 ) -> Callable[..., None]:
     """Starts a trial under a lease and stores its result."""
 

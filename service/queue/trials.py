@@ -6,7 +6,7 @@ writes, and at its end the scores of the cells that they touched are made anew. 
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from sqlalchemy import select
@@ -21,6 +21,7 @@ from service.leaderboards import cell_scores
 from service.queue import leases
 from service.queue.leases import Lease
 from service.specs.planner import Fields, PlannedTrial
+from ttsv.results import EpochMetrics
 
 MAX_ATTEMPTS = 5
 """Starts of one trial that may end with its process lost; then the trial failed."""
@@ -34,6 +35,14 @@ class ArtifactFile:
     path: str
     sha256: str
     size: int
+
+
+@dataclass(frozen=True)
+class ProtocolRecord:
+    """How a result was measured, and the fingerprint of that."""
+
+    fingerprint: str
+    record: Mapping[str, Any]
 
 
 class HeldExperiment:
@@ -99,19 +108,21 @@ class HeldExperiment:
             return True
         return self._trial(trial_id, TrialState.RUNNING) is not None
 
-    def add_epoch(self, trial_id: int, point: Mapping[str, Any]) -> None:
-        """Stores one epoch's metrics (`EpochMetrics` without `epochs`); the same epoch again replaces them.
+    def add_epoch(self, trial_id: int, metrics: EpochMetrics) -> None:
+        """Stores one epoch's metrics; the same epoch again replaces them.
 
         Only an epoch that the trial never reached before is progress.
         """
         trial = self._trial(trial_id, TrialState.RUNNING)
         if trial is None:
             return
-        accuracy, best = point["val_accuracy"], trial.best_val_accuracy
+        accuracy, best = metrics.val_accuracy, trial.best_val_accuracy
         trial.best_val_accuracy = accuracy if best is None else max(accuracy, best)
-        if point["epoch"] > trial.epoch:
-            trial.epoch = point["epoch"]
+        if metrics.epoch > trial.epoch:
+            trial.epoch = metrics.epoch
             self._got_on()
+        point = asdict(metrics)
+        del point["epochs"]
         insert = upsert(self._session)(EpochPoint).values(trial_id=trial_id, **point)
         key = [EpochPoint.trial_id, EpochPoint.epoch]
         with self._session.no_autoflush:
@@ -121,10 +132,10 @@ class HeldExperiment:
         self,
         trial_id: int,
         result: Mapping[str, Any],
-        protocol: tuple[str, dict[str, Any]],
+        protocol: ProtocolRecord,
         artifacts: Sequence[ArtifactFile] = (),
     ) -> None:
-        """Stores the result, its protocol (fingerprint, record), the manifest and the final state together.
+        """Stores the result, its protocol, the manifest and the final state together.
 
         Again for a trial that succeeded already (a lost reply to COMMIT) it changes nothing.
         """
@@ -133,13 +144,12 @@ class HeldExperiment:
             return
         self._end(trial, TrialState.SUCCEEDED)
         trial.error = None
-        fingerprint, record = protocol
-        if fingerprint not in self._protocols:
-            known = upsert(self._session)(Protocol).values(fingerprint=fingerprint, record=record)
+        if protocol.fingerprint not in self._protocols:
+            known = upsert(self._session)(Protocol).values(fingerprint=protocol.fingerprint, record=protocol.record)
             with self._session.no_autoflush:
                 self._session.execute(known.on_conflict_do_nothing())
-            self._protocols.add(fingerprint)
-        self._session.add(Result(trial_id=trial_id, protocol=fingerprint, fence=self._lease.fence, **result))
+            self._protocols.add(protocol.fingerprint)
+        self._session.add(Result(trial_id=trial_id, protocol=protocol.fingerprint, fence=self._lease.fence, **result))
         self._session.add_all(
             Artifact(trial_id=trial_id, kind=file.kind, path=file.path, sha256=file.sha256, size=file.size)
             for file in artifacts

@@ -1,6 +1,5 @@
 """The only writer of results: what trials report, into the database, under the lease's fence."""
 
-import dataclasses
 import logging
 import threading
 import time
@@ -15,7 +14,7 @@ from service.database import Result
 from service.database.engine import Database
 from service.errors import LeaseLostError
 from service.queue.leases import Lease
-from service.queue.trials import ArtifactFile, HeldExperiment, hold
+from service.queue.trials import ArtifactFile, HeldExperiment, ProtocolRecord, hold
 from ttsv.trial import TrialResult, protocol_fingerprint
 from workers.driver.database_retry import MOST_FAILURES, Backoff, is_away, is_in_trouble
 from workers.trial_process.messages import EpochReport, FailureReport, Report, ResultReport, SkippedReport
@@ -181,14 +180,12 @@ class Recorder:
 
 def _add_epochs(held: HeldExperiment, trial_id: int, report: EpochReport) -> None:
     for metrics in report.points:
-        point = dataclasses.asdict(metrics)
-        del point["epochs"]
-        held.add_epoch(trial_id, point)
+        held.add_epoch(trial_id, metrics)
 
 
 def _finish(held: HeldExperiment, trial_id: int, report: ResultReport) -> None:
     result: TrialResult = report.result
     columns = {name: getattr(result, name) for name in _RESULT_COLUMNS}
-    protocol = (protocol_fingerprint(result.protocol), result.protocol)
+    protocol = ProtocolRecord(protocol_fingerprint(result.protocol), result.protocol)
     files = [ArtifactFile(**fields) for fields in report.artifacts]
     held.finish_trial(trial_id, columns, protocol, files)

@@ -16,7 +16,7 @@ from service.database.engine import Database
 from service.main import create_app
 from service.queue import leases
 from service.queue.leases import Lease
-from service.queue.trials import ArtifactFile, hold
+from service.queue.trials import ArtifactFile, ProtocolRecord, hold
 from service.settings import Settings
 
 SECRET = "known-to-nobody-else"
@@ -83,7 +83,7 @@ def theirs(
     settings: Settings,
     claim: Callable[..., Lease],
     trial_result: Callable[..., dict[str, Any]],
-    protocol: Callable[..., tuple[str, dict[str, Any]]],
+    protocol: Callable[..., ProtocolRecord],
     table: Callable[[type], list[Any]],
 ) -> Theirs:
     """An experiment of theirs: one trial has a result and a file, the other waits."""

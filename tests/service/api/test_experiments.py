@@ -20,9 +20,9 @@ from service.database.engine import Database
 from service.main import create_app
 from service.queue import leases
 from service.queue.leases import Lease
-from service.queue.trials import ArtifactFile, HeldExperiment, hold
+from service.queue.trials import ArtifactFile, HeldExperiment, ProtocolRecord, hold
 from service.settings import Settings
-from tests.held import under
+from tests.held import reported, under
 
 Submit = Callable[..., int]
 Claim = Callable[..., Lease]
@@ -264,7 +264,7 @@ class TestExperiments:
         first, second = table(Trial)
         finish(lease, first.id, 0.75)
         database.write(under(lease, HeldExperiment.start_trial, second.id))
-        database.write(under(lease, HeldExperiment.add_epoch, second.id, epoch_point(1)))
+        database.write(under(lease, HeldExperiment.add_epoch, second.id, reported(epoch_point(1))))
         body = api.get(f"/v1/experiments/{experiment_id}").json()
         assert body["state"] == "running"
         assert body["started_at"] is not None
@@ -315,9 +315,9 @@ class TestTrials:
             with hold(session, lease) as held:
                 held.start_trial(trial_id)
                 for epoch in (1, 2):
-                    held.add_epoch(trial_id, epoch_point(epoch, ort_loss=0.125))
+                    held.add_epoch(trial_id, reported(epoch_point(epoch, ort_loss=0.125)))
                 file = ArtifactFile("model", "trials/1/model.safetensors", "ab" * 32, 9)
-                held.finish_trial(trial_id, trial_result(0.5), ("p" * 64, {"split": "test"}), [file])
+                held.finish_trial(trial_id, trial_result(0.5), ProtocolRecord("p" * 64, {"split": "test"}), [file])
 
         database.write(work)
         body = api.get(f"/v1/trials/{trial_id}").json()

@@ -17,7 +17,7 @@ from service.paper.presets import PAPER
 from service.paper.reference import paper_table
 from service.queue import driver_reads
 from service.queue.leases import Lease
-from service.queue.trials import hold
+from service.queue.trials import ProtocolRecord, hold
 from service.schemas.leaderboards import LeaderboardOut, TableOut
 
 Submit = Callable[..., int]
@@ -98,8 +98,8 @@ class TestForms:
             lease = Lease(filled, 1)
             with hold(session, lease) as held:
                 for trial, protocol, more in (
-                    (table(Trial)[3], ("q" * 64, {"split": "train"}), {"robust_accuracy": 0.5}),
-                    (table(Trial)[4], ("p" * 64, {}), {"valid": False, "violations": ["=accuracy of 7"]}),
+                    (table(Trial)[3], ProtocolRecord("q" * 64, {"split": "train"}), {"robust_accuracy": 0.5}),
+                    (table(Trial)[4], ProtocolRecord("p" * 64, {}), {"valid": False, "violations": ["=accuracy of 7"]}),
                 ):
                     held.start_trial(trial.id)
                     held.finish_trial(trial.id, trial_result(0.5) | more, protocol)

@@ -15,7 +15,7 @@ from service.database import Artifact, EpochPoint, Experiment, Tag, Trial
 from service.database.engine import Database
 from service.experiments.listing import METRICS
 from service.queue.leases import Lease
-from service.queue.trials import ArtifactFile, hold
+from service.queue.trials import ArtifactFile, ProtocolRecord, hold
 from service.schemas.experiments import ResultOut
 
 Submit = Callable[..., int]
@@ -43,7 +43,7 @@ def finished(submit: Submit, claim: Claim, database: Database, table: Table, tri
         def work(session: Session) -> None:
             with hold(session, lease) as held:
                 held.start_trial(trial_id)
-                held.finish_trial(trial_id, trial_result(**metrics), ("p" * 64, {"split": "test"}), files)
+                held.finish_trial(trial_id, trial_result(**metrics), ProtocolRecord("p" * 64, {"split": "test"}), files)
 
         database.write(work)
         return int(trial_id)

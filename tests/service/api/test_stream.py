@@ -27,7 +27,7 @@ from service.experiments.events import EventKind
 from service.main import create_app
 from service.queue import leases
 from service.queue.leases import Lease
-from service.queue.trials import ArtifactFile, hold
+from service.queue.trials import ArtifactFile, ProtocolRecord, hold
 from service.schemas.experiments import EventOut, ExperimentUpdate
 from service.settings import Settings
 
@@ -324,7 +324,7 @@ def test_the_client_reads_what_a_trial_left(
             held.start_trial(1)
             session.execute(insert(EpochPoint), [epoch_point(epoch, trial_id=1) for epoch in range(1, 1101)])
             file = ArtifactFile("model", "trials/1/1/model.safetensors", hashlib.sha256(text).hexdigest(), len(text))
-            held.finish_trial(1, trial_result(), ("p" * 64, {}), [file])
+            held.finish_trial(1, trial_result(), ProtocolRecord("p" * 64, {}), [file])
 
     database.write(work)
     with Client(server.url) as client:

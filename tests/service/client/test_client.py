@@ -19,8 +19,9 @@ from service.experiments import submission
 from service.experiments.submission import Draft
 from service.queue import driver_reads, leases
 from service.queue.leases import Lease
-from service.queue.trials import hold
+from service.queue.trials import ProtocolRecord, hold
 from service.specs.grid import ExperimentSpec, expand_grid
+from tests.held import reported
 
 Make = Callable[..., dict[str, Any]]
 SPEC: dict[str, Any] = {
@@ -144,12 +145,12 @@ class TestAgainstAServer:
             (trial,) = driver_reads.unfinished_trials(session, lease)
             with hold(session, lease) as held:
                 held.start_trial(trial.id)
-                held.add_epoch(trial.id, epoch_point(1))
+                held.add_epoch(trial.id, reported(epoch_point(1)))
             return lease, trial.id
 
         def end(session: Session, lease: Lease, trial_id: int) -> None:
             with hold(session, lease) as held:
-                held.finish_trial(trial_id, trial_result(), ("p" * 64, {}))
+                held.finish_trial(trial_id, trial_result(), ProtocolRecord("p" * 64, {}))
             assert leases.complete(session, lease)
 
         watched = client.watch(experiment_id, every=0.01)
@@ -205,7 +206,7 @@ class TestVerbs:
                     if failure:
                         held.fail_trial(trial.id, failure, "no")
                     else:
-                        held.finish_trial(trial.id, trial_result(), ("p" * 64, {}))
+                        held.finish_trial(trial.id, trial_result(), ProtocolRecord("p" * 64, {}))
             assert leases.complete(session, lease)
 
         stored.write(fail)

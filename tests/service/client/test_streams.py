@@ -34,7 +34,7 @@ from service.database import EpochPoint, Experiment
 from service.database.engine import Database
 from service.experiments import actions
 from service.queue import driver_reads, leases
-from service.queue.trials import ArtifactFile, hold
+from service.queue.trials import ArtifactFile, ProtocolRecord, hold
 from service.schemas.experiments import EventOut, ExperimentUpdate
 
 Make = Callable[..., dict[str, Any]]
@@ -151,7 +151,7 @@ def finished(
                         points = [epoch_point(epoch, trial_id=trial.id) for epoch in range(1, 1201)]
                         session.execute(insert(EpochPoint), points)
                     accuracy = 0.5 + trial.id / 100
-                    held.finish_trial(trial.id, trial_result(accuracy, **result), ("p" * 64, {}), files)
+                    held.finish_trial(trial.id, trial_result(accuracy, **result), ProtocolRecord("p" * 64, {}), files)
             assert leases.complete(session, lease)
 
         stored.write(work)

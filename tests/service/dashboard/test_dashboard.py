@@ -25,9 +25,10 @@ from service.main import create_app
 from service.paper.presets import presets
 from service.queue import leases
 from service.queue.leases import Lease
-from service.queue.trials import hold
+from service.queue.trials import ProtocolRecord, hold
 from service.settings import Settings
 from service.specs.grid import ExperimentSpec, expand_grid
+from tests.held import reported
 
 BROWSER = {"Accept": "text/html,application/xhtml+xml;q=0.9,*/*;q=0.8"}
 HOSTILE = "\"'><canary onclick=alert(1) style=x>{{7*7}}</pre></textarea></script>javascript:alert(1)"
@@ -128,7 +129,7 @@ def world(
     claim: Callable[..., Lease],
     epoch_point: Callable[..., dict[str, Any]],
     trial_result: Callable[..., dict[str, Any]],
-    protocol: Callable[..., tuple[str, dict[str, Any]]],
+    protocol: Callable[..., ProtocolRecord],
     tmp_path: Path,
 ) -> int:
     """An experiment whose every free text is hostile: trials 1 (result), 2 (invalid), 3 (failed), 4 (running)."""
@@ -148,7 +149,7 @@ def world(
         with hold(session, lease) as held:
             held.start_trial(1)
             for epoch in (1, 2, 3):
-                held.add_epoch(1, epoch_point(epoch))
+                held.add_epoch(1, reported(epoch_point(epoch)))
             held.finish_trial(1, result, protocol(split=HOSTILE))
             held.start_trial(2)
             violations = {"valid": False, "violations": [f"accuracy 123 {HOSTILE}"]}

@@ -24,8 +24,8 @@ from service.database.engine import Database
 from service.experiments import actions
 from service.queue import driver_reads, leases
 from service.queue.leases import MAX_FRUITLESS_CLAIMS, Lease
-from service.queue.trials import HeldExperiment
-from tests.held import under
+from service.queue.trials import HeldExperiment, ProtocolRecord
+from tests.held import reported, under
 
 Submit = Callable[..., int]
 Claim = Callable[..., Lease]
@@ -144,7 +144,7 @@ class TestPause:
         experiment_id = submit(seeds=2)
         lease, trial = claim(), table(Trial)[0]
         database.write(under(lease, HeldExperiment.start_trial, trial.id))
-        database.write(under(lease, HeldExperiment.add_epoch, trial.id, epoch_point(1)))
+        database.write(under(lease, HeldExperiment.add_epoch, trial.id, reported(epoch_point(1))))
         for _ in range(2):
             assert say(api, experiment_id, "pause")["state"] == "paused"
         (experiment,) = table(Experiment)
@@ -186,7 +186,9 @@ class TestStop:
         with database.read() as session:
             assert leases.is_stopping(session, lease)
         assert not write(database, leases.complete, lease)
-        database.write(under(lease, HeldExperiment.finish_trial, trial.id, trial_result(), ("p" * 64, {})))
+        database.write(
+            under(lease, HeldExperiment.finish_trial, trial.id, trial_result(), ProtocolRecord("p" * 64, {}))
+        )
         assert write(database, leases.complete, lease)
         (experiment,) = table(Experiment)
         assert (experiment.state, experiment.error) == (S.STOPPED, None)
@@ -241,7 +243,7 @@ class TestCancel:
         done, running, _ = table(Trial)
         finish(lease, done.id)
         database.write(under(lease, HeldExperiment.start_trial, running.id))
-        database.write(under(lease, HeldExperiment.add_epoch, running.id, epoch_point()))
+        database.write(under(lease, HeldExperiment.add_epoch, running.id, reported(epoch_point())))
         write(database, actions.cancel, experiment_id)
         (experiment,) = table(Experiment)
         assert (experiment.state, experiment.fence) == (ExperimentState.CANCELLED, lease.fence + 1)
@@ -279,7 +281,7 @@ class TestRetry:
         finish(lease, good.id)
         for trial, failure in ((bad, "oom"), (worse, "diverged")):
             database.write(under(lease, HeldExperiment.start_trial, trial.id))
-            database.write(under(lease, HeldExperiment.add_epoch, trial.id, epoch_point(1)))
+            database.write(under(lease, HeldExperiment.add_epoch, trial.id, reported(epoch_point(1))))
             database.write(under(lease, HeldExperiment.fail_trial, trial.id, failure, "no"))
         assert write(database, leases.complete, lease)
         return experiment_id

@@ -13,8 +13,9 @@ from service.errors import IdempotencyError, NotFoundError
 from service.experiments import store, submission
 from service.experiments.submission import Draft
 from service.queue.leases import Lease
-from service.queue.trials import ArtifactFile, hold
+from service.queue.trials import ArtifactFile, ProtocolRecord, hold
 from service.specs.grid import ExperimentSpec, Plan, expand_grid
+from tests.held import reported
 
 Submit = Callable[..., int]
 Claim = Callable[..., Lease]
@@ -116,7 +117,7 @@ class TestOne:
             with hold(session, lease) as held:
                 held.start_trial(trial_id)
                 files = [ArtifactFile("model", "model.bin", "0" * 64, 1)]
-                held.finish_trial(trial_id, trial_result(), ("p" * 64, {}), files)
+                held.finish_trial(trial_id, trial_result(), ProtocolRecord("p" * 64, {}), files)
 
         database.write(work)
         looks: list[tuple[Callable[..., Any], int]] = [
@@ -144,7 +145,7 @@ class TestOne:
             with hold(session, lease) as held:
                 held.start_trial(trial_id)
                 files = [ArtifactFile(kind, f"{kind}.bin", "0" * 64, 1) for kind in ("model", "log")]
-                held.finish_trial(trial_id, trial_result(), ("p" * 64, {"split": "test"}), files)
+                held.finish_trial(trial_id, trial_result(), ProtocolRecord("p" * 64, {"split": "test"}), files)
 
         database.write(work)
         with database.read() as session:
@@ -173,7 +174,7 @@ class TestProgress:
         def work(session: Session) -> None:
             with hold(session, lease) as held:
                 held.start_trial(ids[1])
-                held.add_epoch(ids[1], epoch_point(1, val_accuracy=0.875))
+                held.add_epoch(ids[1], reported(epoch_point(1, val_accuracy=0.875)))
                 held.start_trial(ids[2])
                 held.fail_trial(ids[2], "diverged", "NaN")
 

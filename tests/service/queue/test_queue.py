@@ -27,9 +27,9 @@ from service.experiments import actions, store, submission
 from service.experiments.submission import Draft
 from service.queue import driver_reads, leases
 from service.queue.leases import MAX_FRUITLESS_CLAIMS, Lease, Watched
-from service.queue.trials import MAX_ATTEMPTS, ArtifactFile, HeldExperiment, hold
+from service.queue.trials import MAX_ATTEMPTS, ArtifactFile, HeldExperiment, ProtocolRecord, hold
 from service.specs.grid import ExperimentSpec, PlannedTrial, expand_grid
-from tests.held import under
+from tests.held import reported, under
 
 BASE: dict[str, Any] = {"dataset": "digits", "model": "small-cnn", "training": {"epochs": 3}}
 
@@ -38,7 +38,7 @@ Claim = Callable[..., Lease]
 Finish = Callable[..., None]
 Table = Callable[[type], list[Any]]
 Make = Callable[..., dict[str, Any]]
-MakeProtocol = Callable[..., tuple[str, dict[str, Any]]]
+MakeProtocol = Callable[..., ProtocolRecord]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -49,7 +49,7 @@ def write(database: Database, function: Callable[Concatenate[Session, P], T], *a
     return database.write(lambda session: function(session, *args, **kwargs))
 
 
-PROTOCOL = ("p" * 64, {"split": "test"})
+PROTOCOL = ProtocolRecord("p" * 64, {"split": "test"})
 
 
 def planned(**fields: Any) -> PlannedTrial:
@@ -152,7 +152,7 @@ class TestQuarantine:
         self.lose(database, MAX_FRUITLESS_CLAIMS - 1)
         lease, trial = claim(), table(Trial)[0]
         database.write(under(lease, HeldExperiment.start_trial, trial.id))
-        database.write(under(lease, HeldExperiment.add_epoch, trial.id, epoch_point(1)))
+        database.write(under(lease, HeldExperiment.add_epoch, trial.id, reported(epoch_point(1))))
         assert table(Experiment)[0].fruitless_claims == 0
         write(database, leases.release, lease, drained=False)
         self.lose(database, MAX_FRUITLESS_CLAIMS)
@@ -168,7 +168,7 @@ class TestQuarantine:
             claims += 1
             trial = table(Trial)[0]
             database.write(under(lease, HeldExperiment.start_trial, trial.id))
-            database.write(under(lease, HeldExperiment.add_epoch, trial.id, epoch_point(1)))
+            database.write(under(lease, HeldExperiment.add_epoch, trial.id, reported(epoch_point(1))))
             write(database, leases.release, lease, drained=False)
         assert claims == 1 + MAX_FRUITLESS_CLAIMS
         assert table(Experiment)[0].state == ExperimentState.FAILED
@@ -203,7 +203,7 @@ WRITES: dict[str, Callable[[Lease, int, dict[str, Any], dict[str, Any]], Callabl
     "unfinished_trials": lambda lease, *_: lambda session: driver_reads.unfinished_trials(session, lease),
     "read_trials": lambda lease, trial, *_: under(lease, HeldExperiment.read_trials, [trial]),
     "start_trial": lambda lease, trial, *_: under(lease, HeldExperiment.start_trial, trial),
-    "add_epoch": lambda lease, trial, point, _: under(lease, HeldExperiment.add_epoch, trial, point),
+    "add_epoch": lambda lease, trial, point, _: under(lease, HeldExperiment.add_epoch, trial, reported(point)),
     "finish_trial": lambda lease, trial, _, result: under(lease, HeldExperiment.finish_trial, trial, result, PROTOCOL),
     "fail_trial": lambda lease, trial, *_: under(lease, HeldExperiment.fail_trial, trial, "oom", "too big"),
     "lose_trial": lambda lease, trial, *_: under(lease, HeldExperiment.lose_trial, trial, "gone"),
@@ -326,7 +326,7 @@ class TestFence:
         writes: dict[str, Callable[[HeldExperiment], object]] = {
             "read_trials": lambda held: held.read_trials([trial_id]),
             "start_trial": lambda held: held.start_trial(trial_id),
-            "add_epoch": lambda held: held.add_epoch(trial_id, epoch_point()),
+            "add_epoch": lambda held: held.add_epoch(trial_id, reported(epoch_point())),
             "finish_trial": lambda held: held.finish_trial(trial_id, trial_result(), PROTOCOL),
             "fail_trial": lambda held: held.fail_trial(trial_id, "oom", "too big"),
             "lose_trial": lambda held: held.lose_trial(trial_id, "gone"),
@@ -534,7 +534,7 @@ class TestTrials:
         database.write(under(lease, HeldExperiment.start_trial, trial.id))
         for epoch, accuracy in ((1, 0.5), (2, 0.75), (2, 0.625)):
             point = epoch_point(epoch, val_accuracy=accuracy)
-            database.write(under(lease, HeldExperiment.add_epoch, trial.id, point))
+            database.write(under(lease, HeldExperiment.add_epoch, trial.id, reported(point)))
         assert [(point.epoch, point.val_accuracy) for point in table(EpochPoint)] == [(1, 0.5), (2, 0.625)]
         (trial,) = table(Trial)
         assert (trial.epoch, trial.best_val_accuracy) == (2, 0.75)
@@ -546,7 +546,7 @@ class TestTrials:
         lease, trial = claim(), table(Trial)[0]
         database.write(under(lease, HeldExperiment.start_trial, trial.id))
         for epoch in (1, 2, 3, 2):
-            database.write(under(lease, HeldExperiment.add_epoch, trial.id, epoch_point(epoch)))
+            database.write(under(lease, HeldExperiment.add_epoch, trial.id, reported(epoch_point(epoch))))
         assert table(Trial)[0].epoch == 3
 
     @pytest.mark.parametrize("ended", [False, True])
@@ -564,7 +564,7 @@ class TestTrials:
         lease, trial = claim(), table(Trial)[0]
         if ended:
             finish(lease, trial.id)
-        database.write(under(lease, HeldExperiment.add_epoch, trial.id, epoch_point()))
+        database.write(under(lease, HeldExperiment.add_epoch, trial.id, reported(epoch_point())))
         assert table(EpochPoint) == []
 
     def test_a_result_comes_whole_and_once(
@@ -591,7 +591,7 @@ class TestTrials:
         assert {name: getattr(stored, name) for name in trial_result()} == trial_result(0.9)
         assert (stored.trial_id, stored.fence) == (trial.id, lease.fence)
         (known,) = table(Protocol)
-        assert (known.fingerprint, known.record) == protocol()
+        assert ProtocolRecord(known.fingerprint, known.record) == protocol()
         (artifact,) = table(Artifact)
         assert (artifact.kind, artifact.path, artifact.size) == ("model", "trials/1/model.safetensors", 2**40)
 
@@ -675,7 +675,7 @@ class TestTrials:
         database.write(under(lease, HeldExperiment.early_stop_trial, trial.id))
         assert table(Trial)[0].state == TrialState.QUEUED  # only what runs can be stopped
         database.write(under(lease, HeldExperiment.start_trial, trial.id))
-        database.write(under(lease, HeldExperiment.add_epoch, trial.id, epoch_point(1)))
+        database.write(under(lease, HeldExperiment.add_epoch, trial.id, reported(epoch_point(1))))
         database.write(under(lease, HeldExperiment.early_stop_trial, trial.id))
         database.write(under(lease, HeldExperiment.finish_trial, trial.id, trial_result(), PROTOCOL))
         (trial,) = table(Trial)
@@ -768,10 +768,10 @@ class TestTrials:
             with hold(session, lease) as held:
                 for _ in range(2):
                     held.start_trial(trial.id)
-                    held.add_epoch(trial.id, epoch_point(1, val_accuracy=0.5))
+                    held.add_epoch(trial.id, reported(epoch_point(1, val_accuracy=0.5)))
                     held.lose_trial(trial.id, "gone")
                 held.start_trial(trial.id)
-                held.add_epoch(trial.id, epoch_point(1, val_accuracy=0.25))
+                held.add_epoch(trial.id, reported(epoch_point(1, val_accuracy=0.25)))
                 held.finish_trial(trial.id, trial_result(), PROTOCOL)
             assert leases.complete(session, lease)
 

@@ -36,9 +36,9 @@ from service.experiments import actions, store, submission
 from service.experiments.submission import Draft
 from service.queue import driver_reads, leases
 from service.queue.leases import MAX_FRUITLESS_CLAIMS, Lease, Watched
-from service.queue.trials import MAX_ATTEMPTS, HeldExperiment, hold
+from service.queue.trials import MAX_ATTEMPTS, HeldExperiment, ProtocolRecord, hold
 from service.specs.grid import ExperimentSpec, PlannedTrial, expand_grid
-from tests.held import under
+from tests.held import reported, under
 
 POINT = {
     "train_loss": 1.0,
@@ -216,12 +216,12 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(lease=leases, position=positions, epoch=st.integers(1, 3))
     def epoch(self, lease: Lease, position: int, epoch: int) -> None:
         trial_id = self.trial_of(lease, position)
-        self.write(lease, under(lease, HeldExperiment.add_epoch, trial_id, POINT | {"epoch": epoch}))
+        self.write(lease, under(lease, HeldExperiment.add_epoch, trial_id, reported(POINT | {"epoch": epoch})))
 
     @rule(lease=leases, position=positions)
     def finish(self, lease: Lease, position: int) -> None:
         trial_id = self.trial_of(lease, position)
-        self.write(lease, under(lease, HeldExperiment.finish_trial, trial_id, RESULT, ("p", {})))
+        self.write(lease, under(lease, HeldExperiment.finish_trial, trial_id, RESULT, ProtocolRecord("p", {})))
 
     @rule(lease=leases, position=positions, failure=st.sampled_from(["oom", "diverged"]))
     def fail(self, lease: Lease, position: int, failure: str) -> None:
@@ -245,7 +245,7 @@ class QueueMachine(RuleBasedStateMachine):
             with hold(session, lease) as held:
                 for trial in driver_reads.unfinished_trials(session, lease):
                     held.start_trial(trial.id)
-                    held.finish_trial(trial.id, RESULT, ("p", {}))
+                    held.finish_trial(trial.id, RESULT, ProtocolRecord("p", {}))
             assert leases.complete(session, lease)
 
         self.write(lease, work)

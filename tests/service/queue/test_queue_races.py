@@ -19,7 +19,7 @@ from service.errors import LeaseLostError, StateError
 from service.experiments import actions, store
 from service.queue import leases
 from service.queue.leases import Lease, Watched
-from service.queue.trials import HeldExperiment, hold
+from service.queue.trials import HeldExperiment, ProtocolRecord, hold
 from tests.held import under
 
 Submit = Callable[..., int]
@@ -144,7 +144,7 @@ class TestTwo:
         _, finished = overlap(
             database_url,
             ends[end],
-            under(lease, HeldExperiment.finish_trial, trial_id, trial_result(), ("p" * 64, {})),
+            under(lease, HeldExperiment.finish_trial, trial_id, trial_result(), ProtocolRecord("p" * 64, {})),
         )
         assert isinstance(finished, LeaseLostError)
         assert table(Result) == []
@@ -162,7 +162,7 @@ class TestTwo:
         trial_id = table(Trial)[0].id
         overlap(
             database_url,
-            under(lease, HeldExperiment.finish_trial, trial_id, trial_result(), ("p" * 64, {})),
+            under(lease, HeldExperiment.finish_trial, trial_id, trial_result(), ProtocolRecord("p" * 64, {})),
             ends[end],
         )
         assert [result.trial_id for result in table(Result)] == [trial_id]
@@ -190,7 +190,7 @@ class TestTwo:
         _, finished = overlap(
             database_url,
             lambda session: actions.pause(session, seen.experiment_id).state,
-            under(lease, HeldExperiment.finish_trial, trial_id, trial_result(), ("p" * 64, {})),
+            under(lease, HeldExperiment.finish_trial, trial_id, trial_result(), ProtocolRecord("p" * 64, {})),
         )
         assert isinstance(finished, LeaseLostError)
         assert (table(Result), table(Experiment)[0].state) == ([], ExperimentState.PAUSED)
@@ -263,7 +263,7 @@ class TestTwo:
 
         def work(session: Session) -> None:
             with hold(session, lease) as held:
-                held.finish_trial(trial_id, trial_result(), ("p" * 64, {}))
+                held.finish_trial(trial_id, trial_result(), ProtocolRecord("p" * 64, {}))
 
         assert overlap(database_url, work, work) == (None, None)
         assert len(table(Result)) == 1
@@ -274,8 +274,8 @@ import json, sys
 from service.database.engine import Database
 from service.errors import LeaseLostError, StateError
 from service.queue import driver_reads, leases
-from service.queue.trials import HeldExperiment
-from tests.held import under
+from service.queue.trials import HeldExperiment, ProtocolRecord
+from tests.held import reported, under
 
 point = {point}
 result = {result}
@@ -289,9 +289,9 @@ while (lease := write(leases.claim, sys.argv[2], {{"pid": 1}})) is not None:
         for trial in write(driver_reads.unfinished_trials, lease):
             database.write(under(lease, HeldExperiment.start_trial, trial.id))
             for epoch in (1, 2):
-                database.write(under(lease, HeldExperiment.add_epoch, trial.id, point | {{"epoch": epoch}}))
+                database.write(under(lease, HeldExperiment.add_epoch, trial.id, reported(point | {{"epoch": epoch}})))
             write(leases.renew, lease)
-            database.write(under(lease, HeldExperiment.finish_trial, trial.id, result, ("p" * 64, {{}})))
+            database.write(under(lease, HeldExperiment.finish_trial, trial.id, result, ProtocolRecord("p" * 64, {{}})))
             finished.append(trial.id)
         assert write(leases.complete, lease)
     except LeaseLostError:

@@ -17,7 +17,8 @@ from typer.testing import CliRunner, Result
 from service.client import Client
 from service.database.engine import Database
 from service.queue import driver_reads, leases
-from service.queue.trials import ArtifactFile, hold
+from service.queue.trials import ArtifactFile, ProtocolRecord, hold
+from tests.held import reported
 from workers.cli.__main__ import app
 
 Run = Callable[..., Result]
@@ -75,8 +76,8 @@ def finished(server: str, stored: Database, trial_result: Make, epoch_point: Mak
             with hold(session, lease) as held:
                 for trial in (good, bad):
                     held.start_trial(trial.id)
-                    held.add_epoch(trial.id, epoch_point(1))
-                held.finish_trial(good.id, trial_result(0.875), ("p" * 64, {}), files)
+                    held.add_epoch(trial.id, reported(epoch_point(1)))
+                held.finish_trial(good.id, trial_result(0.875), ProtocolRecord("p" * 64, {}), files)
                 held.fail_trial(bad.id, "oom", "out of memory")
             assert leases.complete(session, lease)
 

@@ -17,7 +17,8 @@ from service.client import Client
 from service.database import EpochPoint
 from service.database.engine import Database
 from service.queue import driver_reads, leases
-from service.queue.trials import ArtifactFile, hold
+from service.queue.trials import ArtifactFile, ProtocolRecord, hold
+from tests.held import reported
 from workers.cli.__main__ import app
 
 Make = Callable[..., dict[str, Any]]
@@ -49,12 +50,12 @@ def experiment(server: str, stored: Database, trial_result: Make, epoch_point: M
             for trial in (good, bad, running):
                 held.start_trial(trial.id)
                 for epoch in (1, 2):
-                    held.add_epoch(trial.id, epoch_point(epoch))
+                    held.add_epoch(trial.id, reported(epoch_point(epoch)))
             path = "trials/1/1/model.safetensors"
             (tmp_path / "data" / path).parent.mkdir(parents=True)
             (tmp_path / "data" / path).write_bytes(b"weights")
             file = ArtifactFile("model", path, hashlib.sha256(b"weights").hexdigest(), 7)
-            held.finish_trial(good.id, trial_result(0.875), ("p" * 64, {}), [file])
+            held.finish_trial(good.id, trial_result(0.875), ProtocolRecord("p" * 64, {}), [file])
             held.fail_trial(bad.id, "diverged", "=1+1")
 
     stored.write(work)
