@@ -15,13 +15,12 @@ from typing import Any
 from benchmarks.fill import result_row
 from benchmarks.hosting import served
 from service.database.engine import Database
-from service.experiments.submission import create_experiment
+from service.experiments.submission import Draft, submit
 from service.leaderboards.filters import Filters
 from service.leaderboards.leaderboard import Question, leaderboard
 from service.leaderboards.metrics import Metric
 from service.migrate import migrate
-from service.queue import leases
-from service.queue import trials as queue
+from service.queue import driver_reads, leases
 from service.specs.grid import ExperimentSpec, expand_grid
 from ttsv.results import TrialResult
 from workers.driver.recorder import Recorder
@@ -72,11 +71,11 @@ def _ours(values: list[dict[str, Any]], folder: Path) -> dict[str, float]:
     axes = {"training.lr": [0.001 * k for k in range(1, len(values) + ALONE + 1)]}
     spec = ExperimentSpec(name="runs", base={"dataset": "digits", "model": "small-cnn"}, grid=axes)
     plan = expand_grid(spec, max_trials=len(values) + ALONE)
-    database.write(lambda session: create_experiment(session, spec, plan))
+    database.write(lambda session: submit(session, Draft(spec, plan)))
     lease = database.write(lambda session: leases.claim(session, "benchmark", None))
     assert lease is not None
     with database.read() as session:
-        trials = [trial.id for trial in queue.unfinished_trials(session, lease)]
+        trials = [trial.id for trial in driver_reads.unfinished_trials(session, lease)]
     reports = [_report(row) for row in values]
     recorder = Recorder(database, lease, lost=lambda: None)
     recorder.open()

@@ -19,11 +19,12 @@ from sqlalchemy import create_engine, inspect, make_url, select, text
 
 from service.database.engine import Database
 from service.experiments import submission
+from service.experiments.submission import Draft
 from service.main import create_app
 from service.migrate import migrate
 from service.queue import leases
-from service.queue import trials as queue
 from service.queue.leases import Lease
+from service.queue.trials import ProtocolRecord, hold
 from service.settings import Settings
 from service.specs.grid import ExperimentSpec, expand_grid
 from ttsv.results import protocol_fingerprint
@@ -177,7 +178,7 @@ def submit(database: Database) -> Callable[..., int]:
     def submit(*, seeds: int = 2, name: str = "grid", priority: int = 0, **axes: list[Any]) -> int:
         spec = ExperimentSpec(name=name, priority=priority, base=BASE, grid=axes | {"seed": list(range(seeds))})
         plan = expand_grid(spec, max_trials=10_000)
-        return database.write(lambda session: submission.create_experiment(session, spec, plan).id)
+        return database.write(lambda session: submission.submit(session, Draft(spec, plan)).id)
 
     return submit
 
@@ -265,12 +266,12 @@ def trial_result() -> Callable[..., dict[str, Any]]:
 
 
 @pytest.fixture(scope="session")
-def protocol() -> Callable[..., tuple[str, dict[str, Any]]]:
+def protocol() -> Callable[..., ProtocolRecord]:
     """A protocol's fingerprint and record."""
 
-    def protocol(**changes: Any) -> tuple[str, dict[str, Any]]:
+    def protocol(**changes: Any) -> ProtocolRecord:
         record = {"split": "test", "samples": 360} | changes
-        return protocol_fingerprint(record), record
+        return ProtocolRecord(protocol_fingerprint(record), record)
 
     return protocol
 
@@ -279,15 +280,16 @@ def protocol() -> Callable[..., tuple[str, dict[str, Any]]]:
 def finish(
     database: Database,
     trial_result: Callable[..., dict[str, Any]],
-    protocol: Callable[..., tuple[str, dict[str, Any]]],
+    protocol: Callable[..., ProtocolRecord],
 ) -> Callable[..., None]:
     """Starts a trial under a lease and stores its result."""
 
     def finish(lease: Lease, trial_id: int, accuracy: float = 0.9, *, under: str = "test", **metrics: float) -> None:
         def work(session: Any) -> None:
-            queue.start_trial(session, lease, trial_id)
-            result = trial_result(accuracy, **metrics)
-            queue.finish_trial(session, lease, trial_id, result, protocol(split=under))
+            with hold(session, lease) as held:
+                held.start_trial(trial_id)
+                result = trial_result(accuracy, **metrics)
+                held.finish_trial(trial_id, result, protocol(split=under))
 
         database.write(work)
 

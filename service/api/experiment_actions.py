@@ -1,14 +1,13 @@
 """What can be done with an experiment: POST /v1/experiments/{id}/<verb>, and PATCH of the experiment itself."""
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from functools import partial
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Body, Header, Response
-from sqlalchemy.orm import Session
 
-from service.access.keys import check_quota
 from service.access.security import Principal
-from service.api.experiments import IdempotencyKey, New, once, store_new
+from service.api.experiments import IdempotencyKey, store_draft
 from service.api.http.authentication import Canceller, Submitter
 from service.api.http.dependencies import Config, Db, ExperimentId, revision_matches, tag_of, written
 from service.api.http.problems import RESPONSES, refusals
@@ -17,7 +16,6 @@ from service.api.openapi_examples.experiments import CREATED, EXPERIMENT, shown
 from service.database import Experiment
 from service.database.engine import Database
 from service.experiments import actions, submission
-from service.experiments.events import EventKind
 from service.schemas.experiments import ExperimentOut
 from service.schemas.requests import Additions, Change, Clone, Reevaluation, Retry
 
@@ -26,78 +24,59 @@ router = APIRouter(prefix="/v1/experiments", tags=["verbs"], responses=RESPONSES
 PAUSED = EXPERIMENT | {"state": "paused", "finished_at": None}
 QUEUED = EXPERIMENT | {"state": "queued", "finished_at": None}
 
-Verb = Callable[..., Experiment]
+Route = TypeVar("Route", bound=Callable[..., Any])
 
 
-@router.post(
-    "/{experiment_id}/pause", operation_id="pauseExperiment", responses=shown(PAUSED), response_model=ExperimentOut
-)
+def _verb(name: str, example: dict[str, Any], *refused: int) -> Callable[[Route], Route]:
+    """Makes a function the route of a verb: it answers with the experiment, or with one of the statuses `refused`."""
+    return router.post(
+        f"/{{experiment_id}}/{name}",
+        operation_id=f"{name}Experiment",
+        responses=shown(example) | refusals(*refused),
+        response_model=ExperimentOut,
+    )
+
+
+@_verb("pause", PAUSED)
 def pause(experiment_id: ExperimentId, database: Db, who: Canceller) -> ExperimentOut:
     """Takes the experiment off the queue at once, until it is resumed.
 
     Running trials wait again and go on from their last checkpoint. A final experiment cannot be paused.
     """
-    return _do(database, who, actions.pause, experiment_id)
+    return _do(database, who, experiment_id, actions.pause)
 
 
-@router.post(
-    "/{experiment_id}/resume", operation_id="resumeExperiment", responses=shown(QUEUED), response_model=ExperimentOut
-)
+@_verb("resume", QUEUED)
 def resume(experiment_id: ExperimentId, database: Db, who: Canceller) -> ExperimentOut:
     """Puts a paused experiment back into the queue; one that is queued or running stays as it is."""
-    return _do(database, who, actions.resume, experiment_id)
+    return _do(database, who, experiment_id, actions.resume)
 
 
-@router.post(
-    "/{experiment_id}/stop",
-    operation_id="stopExperiment",
-    responses=shown(EXPERIMENT | {"state": "stopped"}),
-    response_model=ExperimentOut,
-)
+@_verb("stop", EXPERIMENT | {"state": "stopped"})
 def stop(experiment_id: ExperimentId, database: Db, who: Canceller) -> ExperimentOut:
     """Drops the trials that wait and lets those that run finish; then the experiment is `stopped`."""
-    return _do(database, who, actions.stop, experiment_id)
+    return _do(database, who, experiment_id, actions.stop)
 
 
-@router.post(
-    "/{experiment_id}/cancel",
-    operation_id="cancelExperiment",
-    responses=shown(EXPERIMENT | {"state": "cancelled"}),
-    response_model=ExperimentOut,
-)
+@_verb("cancel", EXPERIMENT | {"state": "cancelled"})
 def cancel(experiment_id: ExperimentId, database: Db, who: Canceller) -> ExperimentOut:
     """Cancels every trial that is not final; running ones are killed. What ended otherwise cannot be cancelled."""
-    return _do(database, who, actions.cancel, experiment_id)
+    return _do(database, who, experiment_id, actions.cancel)
 
 
-@router.post(
-    "/{experiment_id}/archive",
-    operation_id="archiveExperiment",
-    responses=shown(EXPERIMENT),
-    response_model=ExperimentOut,
-)
+@_verb("archive", EXPERIMENT)
 def archive(experiment_id: ExperimentId, database: Db, who: Canceller) -> ExperimentOut:
     """Leaves a final experiment out of lists and leaderboards. Nothing of it is deleted."""
-    return _do(database, who, actions.archive, experiment_id)
+    return _do(database, who, experiment_id, actions.archive)
 
 
-@router.post(
-    "/{experiment_id}/unarchive",
-    operation_id="unarchiveExperiment",
-    responses=shown(EXPERIMENT),
-    response_model=ExperimentOut,
-)
+@_verb("unarchive", EXPERIMENT)
 def unarchive(experiment_id: ExperimentId, database: Db, who: Canceller) -> ExperimentOut:
     """Takes an experiment out of the archive."""
-    return _do(database, who, actions.unarchive, experiment_id)
+    return _do(database, who, experiment_id, actions.unarchive)
 
 
-@router.post(
-    "/{experiment_id}/retry",
-    operation_id="retryExperiment",
-    responses=shown(QUEUED) | refusals(429),
-    response_model=ExperimentOut,
-)
+@_verb("retry", QUEUED, 429)
 def retry(
     experiment_id: ExperimentId,
     database: Db,
@@ -111,22 +90,14 @@ def retry(
     A final experiment is queued again. What succeeded keeps its results.
     """
     states = (body or Retry()).trial_states()
-
-    def work(session: Session, experiment_id: int, **more: Any) -> Experiment:
-        return actions.retry(session, experiment_id, states, allow=_quota(session, who), **more)
-
-    return _do(database, who, work, experiment_id)
+    return _do(database, who, experiment_id, partial(actions.retry, states=states))
 
 
-@router.post(
-    "/{experiment_id}/extend",
-    operation_id="extendExperiment",
-    responses=shown(QUEUED) | refusals(429),
-    response_model=ExperimentOut,
-)
+@_verb("extend", QUEUED, 429)
 def extend(
     experiment_id: ExperimentId,
     additions: Annotated[Additions, Body(openapi_examples={"more seeds": {"value": {"grid": {"seed": [2, 3]}}}})],
+    response: Response,
     database: Db,
     settings: Config,
     who: Submitter,
@@ -138,17 +109,10 @@ def extend(
     """
     more = additions.model_dump()
     with database.read() as session:
-        extension = submission.draft_extension(
-            session, experiment_id, more, max_trials=settings.max_trials, project_id=who.project_id
+        draft = submission.draft_extension(
+            session, experiment_id, submission.Additions(**more), who, max_trials=settings.max_trials
         )
-
-    def work(session: Session) -> Experiment:
-        allow = _quota(session, who)
-        return submission.extend(
-            session, experiment_id, extension, project_id=who.project_id, actor=who.name, allow=allow
-        )
-
-    return once(database, who, idempotency_key, {"extend": experiment_id} | more, work)
+    return store_draft(database, who, draft, response, idempotency_key, {"extend": experiment_id} | more)
 
 
 @router.post(
@@ -170,12 +134,8 @@ def clone(
     """Stores a new experiment of the same spec, extensions and changes included."""
     name = body.name if body else None
     with database.read() as session:
-        draft = submission.draft_clone(
-            session, experiment_id, name=name, max_trials=settings.max_trials, project_id=who.project_id
-        )
-    request = {"clone": experiment_id, "name": name}
-    new = New(draft, EventKind.CLONED, experiment_id)
-    return store_new(database, who, new, response, idempotency_key, request)
+        draft = submission.draft_clone(session, experiment_id, who, name=name, max_trials=settings.max_trials)
+    return store_draft(database, who, draft, response, idempotency_key, {"clone": experiment_id, "name": name})
 
 
 @router.post(
@@ -205,16 +165,10 @@ def reevaluate(
     """
     with database.read() as session:
         draft = submission.draft_reevaluation(
-            session,
-            experiment_id,
-            body.evaluation,
-            name=body.name,
-            max_trials=settings.max_trials,
-            project_id=who.project_id,
+            session, experiment_id, body.evaluation, who, name=body.name, max_trials=settings.max_trials
         )
     request = {"re-evaluate": experiment_id} | body.model_dump()
-    new = New(draft, EventKind.REEVALUATED, experiment_id)
-    return store_new(database, who, new, response, idempotency_key, request)
+    return store_draft(database, who, draft, response, idempotency_key, request)
 
 
 @router.patch(
@@ -238,29 +192,12 @@ def update(
     The ETag is the one that a GET of the experiment has from then on.
     """
 
-    def work(session: Session, experiment_id: int, **more: Any) -> Experiment:
-        return actions.change(
-            session,
-            experiment_id,
-            body.fields(),
-            expected=lambda revision: revision_matches(if_match, revision),
-            **more,
-        )
-
-    changed = _do(database, who, work, experiment_id)
+    expected = partial(revision_matches, if_match)
+    changed = _do(database, who, experiment_id, partial(actions.change, fields=body.fields(), expected=expected))
     response.headers["ETag"] = tag_of(written(changed), changed.revision)
     return changed
 
 
-def _do(database: Database, who: Principal, verb: Verb, experiment_id: int) -> ExperimentOut:
+def _do(database: Database, who: Principal, experiment_id: int, verb: Callable[..., Experiment]) -> ExperimentOut:
     """Lets somebody do something, and answers with the experiment as it is then."""
-
-    def work(session: Session) -> ExperimentOut:
-        experiment = verb(session, experiment_id, project_id=who.project_id, actor=who.name)
-        return experiment_out(session, experiment)
-
-    return database.write(work)
-
-
-def _quota(session: Session, who: Principal) -> Callable[[int], None]:
-    return lambda trials: check_quota(session, who, trials)
+    return database.write(lambda session: experiment_out(session, verb(session, experiment_id, who=who)))

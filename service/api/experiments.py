@@ -1,15 +1,13 @@
 """/v1/experiments."""
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Header, Query, Response
 from fastapi.responses import JSONResponse
 from sqlalchemy.orm import Session
 
-from service.access.keys import check_quota
-from service.access.security import ANYONE, Principal
+from service.access.security import Principal
 from service.api.http.authentication import Reader, Submitter
 from service.api.http.dependencies import UNCHANGED, Answer, Config, Cursor, Db, ExperimentId, FieldNames, Limit
 from service.api.http.problems import RESPONSES
@@ -17,13 +15,11 @@ from service.api.http.query_filters import ExperimentSort, TrialSort, WhichExper
 from service.api.http.responses import experiment_out, experiments_out, trial_page
 from service.api.openapi_examples.experiments import CREATED, EXPERIMENT, SPEC, page, shown
 from service.api.openapi_examples.trials import TRIAL
-from service.database import Experiment
 from service.database.engine import Database
-from service.experiments import store, submission
+from service.experiments import store
 from service.experiments.estimate import Estimate, Estimator
-from service.experiments.events import EventKind
 from service.experiments.listing import list_experiments
-from service.experiments.submission import Draft
+from service.experiments.submission import Draft, submit
 from service.schemas.experiments import (
     SHOWN,
     DryRunOut,
@@ -37,7 +33,6 @@ from service.schemas.experiments import (
     TrialPage,
 )
 from service.schemas.field_selection import Fields
-from service.settings import Settings
 from service.specs.grid import PRINTABLE, ExperimentSpec, expand_grid
 from service.specs.planner import warnings
 
@@ -74,9 +69,9 @@ DRY_RUN: dict[int | str, dict[str, Any]] = {
 }
 
 
-def dry_run(spec: ExperimentSpec, who: Principal, database: Database, settings: Settings) -> JSONResponse:
-    """The answer to a spec that is only to be looked at."""
-    plan = expand_grid(spec, max_trials=settings.max_trials)
+def dry_run(draft: Draft, who: Principal, database: Database) -> JSONResponse:
+    """The answer to a draft that is only to be looked at."""
+    plan = draft.plan
     with database.read() as session:
         estimator = Estimator(session, (planned.config for planned in plan.trials), who.project_id)
     estimates = [estimator.estimate(planned.config) for planned in plan.trials]
@@ -94,7 +89,7 @@ def dry_run(spec: ExperimentSpec, who: Principal, database: Database, settings: 
         grid_points=plan.points,
         trial_count=len(plan.trials),
         totals=_totals(estimates),
-        warnings=warnings(spec, plan),
+        warnings=warnings(draft.spec, plan),
         trials=trials,
     )
     return JSONResponse(found.model_dump(mode="json"))
@@ -139,9 +134,11 @@ def create(
 
     With an Idempotency-Key the same request can be sent again: it gets the same answer and stores nothing more.
     """
+    draft = Draft(spec, expand_grid(spec, max_trials=settings.max_trials))
     if dry:
-        return dry_run(spec, who, database, settings)
-    return store_experiment(spec, who, response, database, settings, idempotency_key)
+        return dry_run(draft, who, database)
+    answer = store_draft(database, who, draft, response, idempotency_key, spec.model_dump(mode="json"))
+    return answer | {"warnings": warnings(spec, draft.plan)}
 
 
 @router.get(
@@ -211,70 +208,24 @@ def trials(
         return trial_page(session, answer, which, limit=limit, cursor=cursor, sort=sort, field_names=field_names)
 
 
-def store_experiment(
-    spec: ExperimentSpec,
-    who: Principal,
-    response: Response,
-    database: Database,
-    settings: Settings,
-    idempotency_key: str | None,
+def store_draft(
+    database: Database, who: Principal, draft: Draft, response: Response, key: str | None, request: dict[str, Any]
 ) -> dict[str, Any]:
-    """Stores what a spec asks for, once per key; the answer as plain data."""
-    plan = expand_grid(spec, max_trials=settings.max_trials)
-    new = New(Draft(spec, plan))
-    answer = store_new(database, who, new, response, idempotency_key, spec.model_dump(mode="json"))
-    return answer | {"warnings": warnings(spec, plan)}
+    """Submits a draft, once per Idempotency-Key; the experiment as plain data.
 
+    `request` says what is asked, and of what. A new experiment's address becomes the header Location.
+    """
 
-@dataclass(frozen=True)
-class New:
-    """An experiment to be stored, and how it came about: `origin` is the experiment that it was made from."""
-
-    draft: Draft
-    kind: EventKind = EventKind.SUBMITTED
-    origin: int | None = None
-
-
-def store_new(
-    database: Database, who: Principal, new: New, response: Response, key: str | None, request: dict[str, Any]
-) -> dict[str, Any]:
-    """Stores an experiment in the project of who asks, within its quota, once per Idempotency-Key; the answer."""
-
-    def work(session: Session) -> Experiment:
-        check_quota(session, who, len(new.draft.plan.trials))
-        return submission.create_experiment(
-            session,
-            new.draft.spec,
-            new.draft.plan,
-            sources=new.draft.sources,
-            kind=new.kind,
-            origin=new.origin,
-            project_id=who.project_id,
-            owner=None if who == ANYONE else who.name,
-            actor=who.name,
-        )
-
-    answer = once(database, who, key, request, work)
-    response.headers["Location"] = f"/v1/experiments/{answer['id']}"
-    return answer
-
-
-def once(
-    database: Database,
-    who: Principal,
-    key: str | None,
-    request: dict[str, Any],
-    work: Callable[[Session], Experiment],
-) -> dict[str, Any]:
-    """Does something once per key; the experiment as plain data. `request` says what is asked, and of what."""
-
-    def answer(session: Session) -> dict[str, Any]:
+    def work(session: Session) -> dict[str, Any]:
         return store.answer_once(
             session,
             key,
             request,
-            lambda: experiment_out(session, work(session)).model_dump(mode="json"),
+            lambda: experiment_out(session, submit(session, draft, who)).model_dump(mode="json"),
             project_id=who.project_id,
         )
 
-    return database.write(answer)
+    answer = database.write(work)
+    if draft.before is None:
+        response.headers["Location"] = f"/v1/experiments/{answer['id']}"
+    return answer

@@ -4,14 +4,15 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Response
 
-from service.api.experiments import DRY_RUN, DryRun, IdempotencyKey, dry_run, store_experiment
+from service.api.experiments import DRY_RUN, DryRun, IdempotencyKey, dry_run, store_draft
 from service.api.http.authentication import Reader, Submitter
 from service.api.http.dependencies import Config, Db
 from service.api.http.problems import RESPONSES
 from service.api.openapi_examples.experiments import CREATED, PRESET_SPEC, PRESETS, shown
+from service.experiments.submission import Draft
 from service.paper.presets import PAPER, Protocol, Scale, preset_spec, presets
 from service.schemas.experiments import ExperimentOut, PresetOut
-from service.specs.grid import ExperimentSpec
+from service.specs.grid import ExperimentSpec, expand_grid
 
 router = APIRouter(prefix="/v1/presets", tags=["presets"], responses=RESPONSES)
 
@@ -54,6 +55,7 @@ def create(
 ) -> Any:
     """Posts a preset as it is."""
     spec = ExperimentSpec.model_validate(preset_spec(f"{paper}/{name}", scale=scale, protocol=protocol))
+    draft = Draft(spec, expand_grid(spec, max_trials=settings.max_trials))
     if dry:
-        return dry_run(spec, who, database, settings)
-    return store_experiment(spec, who, response, database, settings, idempotency_key)
+        return dry_run(draft, who, database)
+    return store_draft(database, who, draft, response, idempotency_key, spec.model_dump(mode="json"))

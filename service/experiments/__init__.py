@@ -2,5 +2,6 @@
 
 `submission` makes experiments, `actions` are people's verbs, `transitions` the changes of state that workers make,
 too; `store`, `listing`, `epoch_points`, `artifacts`, `logs` read; `events` says what happened, `subscriptions` and
-`webhooks` who is told. Functions take a Session; callers commit. Leaderboards, specs and the database may be imported.
+`webhooks` who is told. Functions take a Session; callers commit. Leaderboards, access, specs and the
+database may be imported.
 """

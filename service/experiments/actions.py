@@ -1,34 +1,35 @@
 """What people do with an experiment that is there; `service.experiments.submission` has what makes or enlarges one.
 
 Every verb can be said again: where the experiment is as asked already, nothing changes. Where its state does not allow
-the verb it raises `StateError`, and `NotFoundError` where there is no such experiment (none of project `project_id`, if
-one is given). What changes something grows the `revision` and leaves an event under the name of `actor`. Functions take
-a Session; callers commit.
+the verb it raises `StateError`, and `NotFoundError` where there is no such experiment that `who` asks may see. What
+changes something grows the `revision` and leaves an event under their name. Functions take a Session; callers commit.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from sqlalchemy import delete, func, insert, select, update
 from sqlalchemy.orm import Session
 
+from service.access.keys import check_quota
+from service.access.security import ANYONE, Principal
 from service.database import OPEN_EXPERIMENTS, Experiment, ExperimentState, Tag, Trial, TrialState, now
 from service.errors import PreconditionError, StateError
 from service.experiments import events, transitions
-from service.experiments.events import ANONYMOUS, EventKind
+from service.experiments.events import EventKind
 from service.leaderboards import cell_scores
 
 RETRIED_BY_DEFAULT = (TrialState.FAILED,)
 """Not the diverged ones, as the same seed would diverge again, and not those that somebody cancelled."""
 
 
-def pause(session: Session, experiment_id: int, *, project_id: int | None = None, actor: str = ANONYMOUS) -> Experiment:
+def pause(session: Session, experiment_id: int, who: Principal = ANYONE) -> Experiment:
     """Takes a queued or running experiment off the queue at once, until `resume`.
 
     Running trials wait again, without an attempt spent; of each the last epoch that has a checkpoint is kept. The fence
     grows, so that the worker notices.
     """
-    experiment = transitions.lock(session, experiment_id, project_id)
+    experiment = transitions.lock(session, experiment_id, who.project_id)
     if experiment.state == ExperimentState.PAUSED:
         return experiment
     _require(experiment, OPEN_EXPERIMENTS, "paused")
@@ -36,27 +37,25 @@ def pause(session: Session, experiment_id: int, *, project_id: int | None = None
         transitions.requeue(session, experiment, ExperimentState.PAUSED, spend=False)
     experiment.state = ExperimentState.PAUSED
     experiment.fence += 1
-    return note(session, experiment, EventKind.PAUSED, actor)
+    return note(session, experiment, EventKind.PAUSED, who)
 
 
-def resume(
-    session: Session, experiment_id: int, *, project_id: int | None = None, actor: str = ANONYMOUS
-) -> Experiment:
+def resume(session: Session, experiment_id: int, who: Principal = ANYONE) -> Experiment:
     """Puts a paused experiment back into the queue; one that is queued or running stays as it is."""
-    experiment = transitions.lock(session, experiment_id, project_id)
+    experiment = transitions.lock(session, experiment_id, who.project_id)
     _require(experiment, OPEN_EXPERIMENTS, "resumed")
     if experiment.state != ExperimentState.PAUSED:
         return experiment
     experiment.state = ExperimentState.QUEUED
-    return note(session, experiment, EventKind.RESUMED, actor)
+    return note(session, experiment, EventKind.RESUMED, who)
 
 
-def stop(session: Session, experiment_id: int, *, project_id: int | None = None, actor: str = ANONYMOUS) -> Experiment:
+def stop(session: Session, experiment_id: int, who: Principal = ANYONE) -> Experiment:
     """Drops the trials that wait and lets those that run finish; the experiment is then `stopped`.
 
     Where none runs it is at once. If the worker dies meanwhile the next one still finishes what was running.
     """
-    experiment = transitions.lock(session, experiment_id, project_id)
+    experiment = transitions.lock(session, experiment_id, who.project_id)
     asked = experiment.stopping and experiment.state != ExperimentState.PAUSED
     if experiment.state == ExperimentState.STOPPED or (asked and experiment.state in OPEN_EXPERIMENTS):
         return experiment
@@ -64,28 +63,26 @@ def stop(session: Session, experiment_id: int, *, project_id: int | None = None,
     running = len(transitions.running_trials(session, experiment))
     dropped = transitions.drop_queued(session, experiment)
     experiment.stopping = True
-    note(session, experiment, EventKind.STOPPING, actor, dropped=dropped, running=running)
+    note(session, experiment, EventKind.STOPPING, who, dropped=dropped, running=running)
     if not running:
         experiment.fence += 1
-        transitions.close(session, experiment, ExperimentState.STOPPED, actor, None)
+        transitions.close(session, experiment, ExperimentState.STOPPED, who.name, None)
     return experiment
 
 
-def cancel(
-    session: Session, experiment_id: int, *, project_id: int | None = None, actor: str = ANONYMOUS
-) -> Experiment:
+def cancel(session: Session, experiment_id: int, who: Principal = ANYONE) -> Experiment:
     """Cancels what is not final yet; running trials are killed.
 
     The fence grows, so that whatever its worker still writes is refused and the worker stops.
     """
-    experiment = transitions.lock(session, experiment_id, project_id)
+    experiment = transitions.lock(session, experiment_id, who.project_id)
     if experiment.state == ExperimentState.CANCELLED:
         return experiment
     _require(experiment, OPEN_EXPERIMENTS, "cancelled")
     dropped = transitions.drop_running(session, experiment) + transitions.drop_queued(session, experiment)
     experiment.fence += 1
-    note(session, experiment, EventKind.CANCELLED, actor, dropped=dropped)
-    transitions.close(session, experiment, ExperimentState.CANCELLED, actor, None)
+    note(session, experiment, EventKind.CANCELLED, who, dropped=dropped)
+    transitions.close(session, experiment, ExperimentState.CANCELLED, who.name, None)
     return experiment
 
 
@@ -93,71 +90,63 @@ def retry(
     session: Session,
     experiment_id: int,
     states: Collection[TrialState] = RETRIED_BY_DEFAULT,
-    *,
-    allow: Callable[[int], None] = lambda _trials: None,
-    project_id: int | None = None,
-    actor: str = ANONYMOUS,
+    who: Principal = ANYONE,
 ) -> Experiment:
     """Queues the trials of these states again, with their attempts counted anew; a final experiment is queued again.
 
     `states` are of FAILED, DIVERGED and CANCELLED. Epochs are kept, and training goes on from the last checkpoint that
-    is left. Trials that succeeded keep their results. `allow` is called with the number of trials, and may refuse.
+    is left. Trials that succeeded keep their results. Raises `QuotaError`.
     """
-    experiment = transitions.lock(session, experiment_id, project_id)
+    experiment = transitions.lock(session, experiment_id, who.project_id)
     _refuse_archived(experiment, "retried")
     _refuse_stopping(experiment, "retried")
     asked = (Trial.experiment_id == experiment.id, Trial.state.in_(states))
     trials = session.scalar(select(func.count()).where(*asked)) or 0
     if not trials:
         return experiment
-    allow(trials)
+    check_quota(session, who, trials)
     fresh = {"state": TrialState.QUEUED, "attempts": 0, "failure": None, "error": None, "finished_at": None}
     session.execute(update(Trial).where(*asked).values(**fresh))
     reopen(experiment)
-    return note(session, experiment, EventKind.RETRIED, actor, trials=trials, states=sorted(states))
+    return note(session, experiment, EventKind.RETRIED, who, trials=trials, states=sorted(states))
 
 
-def archive(
-    session: Session, experiment_id: int, *, project_id: int | None = None, actor: str = ANONYMOUS
-) -> Experiment:
+def archive(session: Session, experiment_id: int, who: Principal = ANYONE) -> Experiment:
     """Leaves a final experiment out of lists and leaderboards, until `unarchive`."""
-    experiment = transitions.lock(session, experiment_id, project_id)
+    experiment = transitions.lock(session, experiment_id, who.project_id)
     if experiment.archived_at is not None:
         return experiment
     final = [state for state in ExperimentState if state not in OPEN_EXPERIMENTS]
     _require(experiment, final, "archived")
     experiment.archived_at = now()
     cell_scores.refresh_experiment(session, experiment_id)
-    return note(session, experiment, EventKind.ARCHIVED, actor)
+    return note(session, experiment, EventKind.ARCHIVED, who)
 
 
-def unarchive(
-    session: Session, experiment_id: int, *, project_id: int | None = None, actor: str = ANONYMOUS
-) -> Experiment:
+def unarchive(session: Session, experiment_id: int, who: Principal = ANYONE) -> Experiment:
     """Takes an experiment out of the archive."""
-    experiment = transitions.lock(session, experiment_id, project_id)
+    experiment = transitions.lock(session, experiment_id, who.project_id)
     if experiment.archived_at is None:
         return experiment
     experiment.archived_at = None
     cell_scores.refresh_experiment(session, experiment_id)
-    return note(session, experiment, EventKind.UNARCHIVED, actor)
+    return note(session, experiment, EventKind.UNARCHIVED, who)
 
 
 def change(
     session: Session,
     experiment_id: int,
-    fields: dict[str, Any],
+    fields: Mapping[str, Any],
+    who: Principal = ANYONE,
     *,
-    project_id: int | None = None,
     expected: Callable[[int], bool] = lambda _revision: True,
-    actor: str = ANONYMOUS,
 ) -> Experiment:
     """Changes any of `name`, `notes`, `tags` and `priority`, in the experiment and in its spec.
 
     Raises `PreconditionError` if the revision is not an `expected` one, unless all is as asked already: then
     the request was sent again.
     """
-    experiment = transitions.lock(session, experiment_id, project_id)
+    experiment = transitions.lock(session, experiment_id, who.project_id)
     news = {name: value for name, value in fields.items() if experiment.spec.get(name) != value}
     if not news:
         return experiment
@@ -171,7 +160,7 @@ def change(
     experiment.priority = experiment.spec["priority"]
     if "tags" in news:
         set_tags(session, experiment, news["tags"])
-    return note(session, experiment, EventKind.UPDATED, actor, fields=sorted(news))
+    return note(session, experiment, EventKind.UPDATED, who, fields=sorted(news))
 
 
 def set_tags(session: Session, experiment: Experiment, tags: Collection[str]) -> None:
@@ -196,10 +185,10 @@ def refuse_growth(experiment: Experiment) -> None:
     _require(experiment, [state for state in ExperimentState if state != ExperimentState.CANCELLED], "extended")
 
 
-def note(session: Session, experiment: Experiment, kind: EventKind, actor: str, **detail: Any) -> Experiment:
+def note(session: Session, experiment: Experiment, kind: EventKind, who: Principal, **detail: Any) -> Experiment:
     """Counts a change that somebody made, and tells it."""
     experiment.revision += 1
-    events.record(session, kind, actor, experiment, **detail)
+    events.record(session, kind, who.name, experiment, **detail)
     return experiment
 
 

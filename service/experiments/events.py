@@ -14,9 +14,6 @@ from sqlalchemy.orm import Session
 
 from service.database import Event, Experiment, Trial
 
-ANONYMOUS = "anonymous"
-"""Who asks without a key."""
-
 
 class EventKind(StrEnum):
     """What can happen: the verbs of people, then what workers do with experiments, then with trials."""

@@ -1,12 +1,12 @@
 """Experiments that are made from a spec or from another experiment, and experiments that grow.
 
-What costs time, validating and expanding, is drafted first (`draft_...`, which only read); storing a draft is one short
-transaction. Functions take a Session; callers commit.
+What costs time, validating and expanding, is drafted first (`draft_...`, which only read); `submit` stores a draft in
+one short transaction. Functions take a Session; callers commit.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import ValidationError
@@ -14,12 +14,15 @@ from pydantic_core import to_json
 from sqlalchemy import func, insert, select, text
 from sqlalchemy.orm import Session
 
+from service.access.keys import check_quota
+from service.access.security import ANYONE, Principal
 from service.database import Experiment, Trial, TrialState
 from service.database.engine import is_postgres
 from service.errors import FieldProblem, SpecError, StateError
-from service.experiments import actions, store, submission, transitions
-from service.experiments.events import ANONYMOUS, EventKind
+from service.experiments import actions, events, store, transitions
+from service.experiments.events import EventKind
 from service.specs.grid import ExperimentSpec, Plan, PlannedTrial, expand_grid, factored
+from service.specs.spec import PartialTrial
 from service.specs.validation_errors import wrong_fields
 from ttsv.config.trial import TrialConfig
 from ttsv.errors import ConfigError
@@ -27,81 +30,105 @@ from ttsv.errors import ConfigError
 
 @dataclass(frozen=True)
 class Draft:
-    """A valid spec with its trials. `sources`, of a re-evaluation: trial to evaluate, by fingerprint."""
+    """A valid spec with its trials, as a new experiment's or, larger than `before`, in place of that of `origin`.
+
+    `kind` says how it came about, `origin` from which experiment. `sources`, of a re-evaluation: trial to evaluate, by
+    fingerprint.
+    """
 
     spec: ExperimentSpec
     plan: Plan
+    kind: EventKind = EventKind.SUBMITTED
+    origin: int | None = None
     sources: Mapping[str, int] | None = None
+    before: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
-class Extension:
-    """A larger spec for an experiment whose spec is still `before`."""
+class Additions:
+    """What an experiment is extended by: values of its axes, variants, listed trials, a larger `repeat`."""
 
-    before: dict[str, Any]
-    spec: ExperimentSpec
-    plan: Plan
+    grid: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    variants: Sequence[PartialTrial] = ()
+    trials: Sequence[PartialTrial] = ()
+    repeat: int | None = None
 
 
-def create_experiment(
-    session: Session,
-    spec: ExperimentSpec,
-    plan: Plan,
-    *,
-    sources: Mapping[str, int] | None = None,
-    kind: EventKind = EventKind.SUBMITTED,
-    origin: int | None = None,
-    project_id: int | None = None,
-    owner: str | None = None,
-    actor: str = ANONYMOUS,
-) -> Experiment:
-    """Inserts the experiment and all its trials. `origin` is the experiment that it was made from, if any."""
+def submit(session: Session, draft: Draft, who: Principal = ANYONE) -> Experiment:
+    """Stores a draft, with an event: a new experiment and all its trials, or those that the extended one lacks.
+
+    The latter are numbered after the last, and a final experiment is queued again; where none is lacking nothing
+    changes. Raises `QuotaError`; of an extension also `NotFoundError`, and `StateError` where no trial may be added or
+    the spec was changed since it was drafted.
+    """
+    if draft.before is not None:
+        return _extend(session, draft, who)
+    check_quota(session, who, len(draft.plan.trials))
     experiment = Experiment(
-        name=spec.name,
-        spec=spec.model_dump(mode="json"),
-        priority=spec.priority,
-        grid_points=plan.points,
-        trial_count=len(plan.trials),
-        project_id=project_id,
-        owner=owner,
+        name=draft.spec.name,
+        spec=draft.spec.model_dump(mode="json"),
+        priority=draft.spec.priority,
+        grid_points=draft.plan.points,
+        trial_count=len(draft.plan.trials),
+        project_id=who.project_id,
+        owner=None if who == ANYONE else who.name,
     )
     session.add(experiment)
     session.flush()
-    actions.set_tags(session, experiment, spec.tags)
-    submission.insert_trials(session, experiment.id, plan.trials, sources=sources)
-    detail = {"trials": len(plan.trials)} | ({"source": origin} if origin is not None else {})
-    actions.note(session, experiment, kind, actor, **detail)
-    experiment.revision = 0
+    actions.set_tags(session, experiment, draft.spec.tags)
+    insert_trials(session, experiment.id, draft.plan.trials, sources=draft.sources)
+    detail = {"trials": len(draft.plan.trials)} | ({"source": draft.origin} if draft.origin is not None else {})
+    events.record(session, draft.kind, who.name, experiment, **detail)
     return experiment
 
 
+def _extend(session: Session, draft: Draft, who: Principal) -> Experiment:
+    assert draft.origin is not None
+    experiment = transitions.lock(session, draft.origin, who.project_id)
+    actions.refuse_growth(experiment)
+    if experiment.spec != draft.before:
+        raise StateError(f"experiment {experiment.id} was changed at the same moment; send the request again")
+    known = set(session.scalars(select(Trial.fingerprint).where(Trial.experiment_id == experiment.id)))
+    fresh = [planned for planned in draft.plan.trials if planned.fingerprint not in known]
+    if not fresh:
+        return experiment
+    check_quota(session, who, len(fresh))
+    insert_trials(session, experiment.id, fresh, first=next_number(session, experiment.id))
+    experiment.spec = draft.spec.model_dump(mode="json")
+    experiment.trial_count += len(fresh)
+    experiment.grid_points = draft.plan.points
+    actions.reopen(experiment)
+    return actions.note(session, experiment, draft.kind, who, trials=len(fresh))
+
+
 def draft_clone(
-    session: Session, experiment_id: int, *, name: str | None, max_trials: int, project_id: int | None = None
+    session: Session, experiment_id: int, who: Principal = ANYONE, *, name: str | None, max_trials: int
 ) -> Draft:
     """The same spec once more; a re-evaluation's clone evaluates the same networks. Raises `NotFoundError`."""
-    experiment = store.get_experiment(session, experiment_id, project_id=project_id)
+    experiment = store.get_experiment(session, experiment_id, project_id=who.project_id)
     spec = _read(experiment.spec | ({"name": name} if name is not None else {}))
     query = select(Trial.fingerprint, Trial.source_trial_id)
     found = session.execute(query.where(Trial.experiment_id == experiment_id, Trial.source_trial_id.is_not(None)))
     sources = {fingerprint: source for fingerprint, source in found if source is not None}
-    return Draft(spec, expand_grid(spec, max_trials=max_trials), sources or None)
+    plan = expand_grid(spec, max_trials=max_trials)
+    return Draft(spec, plan, EventKind.CLONED, experiment_id, sources or None)
 
 
 def draft_reevaluation(
     session: Session,
     experiment_id: int,
-    evaluation: dict[str, Any],
+    evaluation: Mapping[str, Any],
+    who: Principal = ANYONE,
     *,
     name: str | None,
     max_trials: int,
-    project_id: int | None = None,
 ) -> Draft:
     """The trials that have succeeded by now, each with `evaluation` laid over its own: nothing is trained.
 
     The spec lists them: posted as it is, it would train them anew. Trials that differ in their evaluation alone become
     one. Raises `NotFoundError`, `StateError` without any such trial, and `SpecError` naming the wrong field.
     """
-    experiment = store.get_experiment(session, experiment_id, project_id=project_id)
+    experiment = store.get_experiment(session, experiment_id, project_id=who.project_id)
     query = (
         select(Trial.id, Trial.source_trial_id, Trial.config)
         .where(Trial.experiment_id == experiment_id, Trial.state == TrialState.SUCCEEDED)
@@ -127,64 +154,29 @@ def draft_reevaluation(
         {key: experiment.spec[key] for key in kept if key in experiment.spec}
         | {"name": experiment.name if name is None else name, "base": base, "trials": trials}
     )
-    return Draft(spec, expand_grid(spec, max_trials=max_trials), sources)
+    plan = expand_grid(spec, max_trials=max_trials)
+    return Draft(spec, plan, EventKind.REEVALUATED, experiment_id, sources)
 
 
 def draft_extension(
-    session: Session,
-    experiment_id: int,
-    additions: dict[str, Any],
-    *,
-    max_trials: int,
-    project_id: int | None = None,
-) -> Extension:
-    """The experiment's spec with values added to its axes (`grid`), more `variants` or `trials`, or a larger `repeat`.
+    session: Session, experiment_id: int, additions: Additions, who: Principal = ANYONE, *, max_trials: int
+) -> Draft:
+    """The experiment's spec with the additions.
 
     Raises `NotFoundError`, and `SpecError` for what would change trials that there are.
     """
-    experiment = store.get_experiment(session, experiment_id, project_id=project_id)
+    experiment = store.get_experiment(session, experiment_id, project_id=who.project_id)
     if session.scalar(select(Trial.id).where(Trial.experiment_id == experiment_id, Trial.source_trial_id.is_not(None))):
         raise StateError(f"experiment {experiment_id} re-evaluates others' trials: extend those, and re-evaluate them")
     spec = _read(experiment.spec)
     if spec.search is not None:
         raise SpecError([FieldProblem("grid", "this experiment is a search: it has no grid to extend; post another")])
     merged = _read(experiment.spec | _merged(spec, additions))
-    return Extension(experiment.spec, merged, expand_grid(merged, max_trials=max_trials))
+    plan = expand_grid(merged, max_trials=max_trials)
+    return Draft(merged, plan, EventKind.EXTENDED, experiment_id, before=experiment.spec)
 
 
-def extend(
-    session: Session,
-    experiment_id: int,
-    extension: Extension,
-    *,
-    allow: Callable[[int], None] = lambda _trials: None,
-    project_id: int | None = None,
-    actor: str = ANONYMOUS,
-) -> Experiment:
-    """Adds the trials that are not there yet, numbered after the last; a final experiment is queued again.
-
-    Where all are there nothing changes. Raises `NotFoundError`, and `StateError` where no trial may be added or
-    the spec was changed since the extension was drafted. `allow` is called with the number of new trials, and may
-    refuse.
-    """
-    experiment = transitions.lock(session, experiment_id, project_id)
-    actions.refuse_growth(experiment)
-    if experiment.spec != extension.before:
-        raise StateError(f"experiment {experiment_id} was changed at the same moment; send the request again")
-    known = submission.fingerprints(session, experiment_id)
-    fresh = [planned for planned in extension.plan.trials if planned.fingerprint not in known]
-    if not fresh:
-        return experiment
-    allow(len(fresh))
-    submission.insert_trials(session, experiment_id, fresh, first=submission.next_number(session, experiment_id))
-    experiment.spec = extension.spec.model_dump(mode="json")
-    experiment.trial_count += len(fresh)
-    experiment.grid_points = extension.plan.points
-    actions.reopen(experiment)
-    return actions.note(session, experiment, EventKind.EXTENDED, actor, trials=len(fresh))
-
-
-def _merged(spec: ExperimentSpec, additions: dict[str, Any]) -> dict[str, Any]:
+def _merged(spec: ExperimentSpec, additions: Additions) -> dict[str, Any]:
     """The parts of the spec that become larger. Raises `SpecError`."""
     problems = [
         FieldProblem(
@@ -192,26 +184,26 @@ def _merged(spec: ExperimentSpec, additions: dict[str, Any]) -> dict[str, Any]:
             f"is no axis of this experiment ({', '.join(spec.grid) or 'it has none'}), and a new one would change the "
             "trials there are; add variants or trials, or post another experiment",
         )
-        for axis in additions["grid"]
+        for axis in additions.grid
         if axis not in spec.grid
     ]
-    repeat = additions["repeat"] or spec.repeat
+    repeat = additions.repeat or spec.repeat
     if repeat < spec.repeat:
         problems.append(FieldProblem("repeat", f"is {spec.repeat} now and can only grow, not {repeat}"))
     if problems:
         raise SpecError(problems)
-    grid = {axis: _joined(values, additions["grid"].get(axis, [])) for axis, values in spec.grid.items()}
+    grid = {axis: _joined(values, additions.grid.get(axis, [])) for axis, values in spec.grid.items()}
     variants, trials = spec.variants, spec.trials
     # Where nothing is named `base` alone is a trial: it stays one.
     base_alone = not (spec.grid or spec.variants or spec.trials)
-    if additions["variants"]:
-        variants = _joined(variants or ([{}] if spec.grid or base_alone else []), additions["variants"])
-    if additions["trials"]:
-        trials = _joined(trials or ([{}] if base_alone and not variants else []), additions["trials"])
+    if additions.variants:
+        variants = _joined(variants or ([{}] if spec.grid or base_alone else []), additions.variants)
+    if additions.trials:
+        trials = _joined(trials or ([{}] if base_alone and not variants else []), additions.trials)
     return {"grid": grid, "variants": variants, "trials": trials, "repeat": repeat}
 
 
-def _joined(values: list[Any], more: list[Any]) -> list[Any]:
+def _joined(values: Sequence[Any], more: Sequence[Any]) -> list[Any]:
     """The list with what it does not hold yet: 1, 1.0 and true are three values."""
     joined = list(values)
     known = {json.dumps(value, sort_keys=True) for value in values}
@@ -293,8 +285,3 @@ def next_number(session: Session, experiment_id: int) -> int:
     """The number after the last trial's. The experiment must be locked."""
     last = session.scalar(select(func.max(Trial.number)).where(Trial.experiment_id == experiment_id))
     return 0 if last is None else last + 1
-
-
-def fingerprints(session: Session, experiment_id: int) -> set[str]:
-    """The fingerprints of the experiment's trials."""
-    return set(session.scalars(select(Trial.fingerprint).where(Trial.experiment_id == experiment_id)))

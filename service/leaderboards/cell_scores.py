@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, delete, event, func, insert, select, text, update
+from sqlalchemy import Connection, bindparam, delete, func, insert, select, text, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
@@ -59,7 +59,6 @@ _PLACE = insert(ScoreRank)
 _UNPLACE = delete(ScoreRank).where(
     ScoreRank.score_id == bindparam("of_score"), ScoreRank.metric == bindparam("of_metric")
 )
-_TOUCHED = "touched cells"
 
 
 @dataclass(frozen=True)
@@ -99,17 +98,6 @@ def newest(results: Iterable[Counted]) -> list[Counted]:
 def tie_of(cell: str) -> int:
     """By what cells of equal means are ordered: 56 bits of the cell itself, the same in every database and query."""
     return int.from_bytes(hashlib.blake2b(cell.encode(), digest_size=7).digest())
-
-
-def touch(session: Session, dataset: str, cell: str) -> None:
-    """A cell's results change in this transaction: its scores are made anew when it commits."""
-    session.info.setdefault(_TOUCHED, set()).add((dataset, cell))
-
-
-@event.listens_for(Session, "before_commit")
-def _refresh_touched(session: Session) -> None:
-    if cells := session.info.pop(_TOUCHED, None):
-        refresh_cells(session, cells)
 
 
 def refresh_experiment(session: Session, experiment_id: int) -> None:

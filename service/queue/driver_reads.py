@@ -1,23 +1,20 @@
-"""What a driver asks the database about the trials it runs, besides `service.queue.trials`.
+"""What a driver reads of the trials it runs; `service.queue.trials` has what it writes of them.
 
-Functions take a Session; callers commit.
+Functions take a Session, and lock nothing.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from service.database import OPEN_TRIALS, Artifact, EpochPoint, Event, Experiment, Trial, TrialState
-from service.experiments import events
 from service.experiments.events import EventKind
 from service.queue import leases
-from service.queue import trials as queue
 from service.queue.leases import Lease
-from service.specs.planner import PlannedTrial
+from service.specs.planner import Fields
 
 MODEL = "model"
 """Kind of the artifact that a re-evaluation takes up."""
@@ -38,8 +35,16 @@ class Tried:
     trial_id: int
     fingerprint: str
     state: TrialState
-    point: dict[str, Any]
+    point: Fields
     value: float | None
+
+
+def unfinished_trials(session: Session, lease: Lease) -> Sequence[Trial]:
+    """Trials that are still to be run, in the grid's order; raises `LeaseLostError`."""
+    if not leases.is_held(session, lease):
+        raise leases.lost(lease)
+    query = select(Trial).where(Trial.experiment_id == lease.experiment_id, Trial.state.in_(OPEN_TRIALS))
+    return session.scalars(query.order_by(Trial.number)).all()
 
 
 def model_paths(session: Session, trial_ids: Sequence[int]) -> dict[int, str]:
@@ -70,21 +75,6 @@ def final_curves(session: Session, lease: Lease, metric: str) -> list[Curve]:
     for trial_id, epoch, value in session.execute(query):
         curves.setdefault(trial_id, Curve(trial_id, [])).points.append((epoch, value))
     return list(curves.values())
-
-
-def add_tried(session: Session, lease: Lease, planned: PlannedTrial, point: dict[str, Any]) -> int:
-    """The row of a point that a search is about to try, and an event with the point; raises `LeaseLostError`.
-
-    The trial's configuration is canonical: where it says nothing of a value that has no effect, the event does. A row
-    that is there already stays as it is.
-    """
-    experiment = leases.hold(session, lease)
-    known = select(Trial.id).where(Trial.experiment_id == experiment.id, Trial.fingerprint == planned.fingerprint)
-    if (trial_id := session.scalar(known)) is not None:
-        return trial_id
-    trial = session.get_one(Trial, queue.add_trial(session, lease, planned))
-    events.record_trial(session, EventKind.TRIAL_SUGGESTED, leases.actor(experiment), trial, point=point)
-    return trial.id
 
 
 def tried(session: Session, lease: Lease, metric: str) -> list[Tried]:

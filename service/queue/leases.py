@@ -6,13 +6,12 @@ lease still lives is told by its heartbeat counter, which the reaper watches on 
 (`workers.worker.poller`), so no clock has to agree with another.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import delete, func, select, update
-from sqlalchemy.orm import Session, SessionTransaction
+from sqlalchemy.orm import Session
 
 from service.database import EPOCHS_DONE, OPEN_TRIALS, Experiment, ExperimentState, Trial, TrialState, Worker, now
 from service.database.engine import changed_rows, upsert
@@ -145,7 +144,7 @@ def release(session: Session, lease: Lease, *, drained: bool) -> None:
 
     Raises `LeaseLostError`.
     """
-    experiment = hold(session, lease)
+    experiment = lock(session, lease)
     worker = actor(experiment)
     transitions.requeue(session, experiment, ExperimentState.QUEUED, spend=not drained)
     events.record(session, EventKind.RELEASED, worker, experiment, fence=lease.fence, drained=drained)
@@ -156,7 +155,7 @@ def complete(session: Session, lease: Lease) -> bool:
 
     One that was asked to stop is `stopped`. Else it succeeded if every trial did or was stopped early by its scheduler.
     """
-    experiment = hold(session, lease)
+    experiment = lock(session, lease)
     states = select(Trial.state, func.count()).where(Trial.experiment_id == experiment.id).group_by(Trial.state)
     counts: dict[TrialState, int] = {row[0]: row[1] for row in session.execute(states)}
     if any(counts.get(state) for state in OPEN_TRIALS):
@@ -174,50 +173,14 @@ def complete(session: Session, lease: Lease) -> bool:
     return True
 
 
-@dataclass
-class Held:
-    """What a transaction holds: the experiment, locked, those of its trials that were read since, known protocols."""
-
-    transaction: SessionTransaction | None
-    experiment: Experiment
-    trials: dict[int, Trial] = field(default_factory=dict)
-    protocols: set[str] = field(default_factory=set)
-
-
-def held(session: Session, lease: Lease) -> Held:
-    """Locks the experiment's row under the lease's fence until the transaction ends; raises `LeaseLostError`."""
-    found: Held | None = session.info.get(Held)
-    of_now = found is not None and found.transaction is session.get_transaction()
-    if found is None or not of_now or found.experiment.id != lease.experiment_id:
-        # What the session may have loaded before the lock was its own is read again.
-        query = select(Experiment).where(*_ours(lease)).with_for_update().execution_options(populate_existing=True)
-        experiment = session.scalar(query)
-        if experiment is None:
-            raise lost(lease)
-        found = session.info[Held] = Held(session.get_transaction(), experiment)
-    # Since it was locked nobody but this transaction can have changed it.
-    if found.experiment.fence != lease.fence or found.experiment.state is not ExperimentState.RUNNING:
+def lock(session: Session, lease: Lease) -> Experiment:
+    """The experiment, its row locked under the lease's fence until the transaction ends; raises `LeaseLostError`."""
+    # What the session may have loaded before the lock was its own is read again.
+    query = select(Experiment).where(*_ours(lease)).with_for_update().execution_options(populate_existing=True)
+    experiment = session.scalar(query)
+    if experiment is None:
         raise lost(lease)
-    return found
-
-
-def hold(session: Session, lease: Lease) -> Experiment:
-    """The experiment, locked under the lease's fence until the transaction ends; raises `LeaseLostError`."""
-    return held(session, lease).experiment
-
-
-def load_trials(session: Session, lease: Lease, trial_ids: Iterable[int]) -> dict[int, Trial]:
-    """Trials of the lease's experiment, which only the holder of its row may write: each is read once a transaction.
-
-    Raises `LeaseLostError`.
-    """
-    trials = held(session, lease).trials
-    if missing := [trial_id for trial_id in trial_ids if trial_id not in trials]:
-        mine = Trial.id.in_(missing), Trial.experiment_id == lease.experiment_id
-        query = select(Trial).where(*mine).execution_options(populate_existing=True)
-        with session.no_autoflush:  # changes of other trials can wait until all are written together
-            trials |= {trial.id: trial for trial in session.scalars(query)}
-    return trials
+    return experiment
 
 
 def lost(lease: Lease) -> LeaseLostError:

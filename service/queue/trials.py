@@ -1,16 +1,18 @@
-"""The workers' side of the database: claims and leases (`service.queue.leases`), and what they write of trials.
+"""What the worker of an experiment writes of its trials: only while it holds the experiment's row under its fence.
 
-Every write of a trial first locks its experiment's row under the lease's fence: a stale worker writes nothing.
+A transaction's unit of work is `with hold(session, lease) as held`: it begins by locking that row, `held` has the
+writes, and at its end the scores of the cells that they touched are made anew. A stale worker writes nothing.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from service.database import OPEN_TRIALS, Artifact, EpochPoint, Experiment, Protocol, Result, Trial, TrialState, now
+from service.database import Artifact, EpochPoint, Experiment, ExperimentState, Protocol, Result, Trial, TrialState, now
 from service.database.engine import upsert
 from service.experiments import events, transitions
 from service.experiments.events import EventKind
@@ -18,7 +20,8 @@ from service.experiments.submission import next_number, trial_columns
 from service.leaderboards import cell_scores
 from service.queue import leases
 from service.queue.leases import Lease
-from service.specs.grid import PlannedTrial
+from service.specs.planner import Fields, PlannedTrial
+from ttsv.results import EpochMetrics
 
 MAX_ATTEMPTS = 5
 """Starts of one trial that may end with its process lost; then the trial failed."""
@@ -34,163 +37,190 @@ class ArtifactFile:
     size: int
 
 
-def unfinished_trials(session: Session, lease: Lease) -> Sequence[Trial]:
-    """Trials that are still to be run, in the grid's order; raises `LeaseLostError`. Locks nothing."""
-    if not leases.is_held(session, lease):
-        raise leases.lost(lease)
-    query = select(Trial).where(Trial.experiment_id == lease.experiment_id, Trial.state.in_(OPEN_TRIALS))
-    return session.scalars(query.order_by(Trial.number)).all()
+@dataclass(frozen=True)
+class ProtocolRecord:
+    """How a result was measured, and the fingerprint of that."""
+
+    fingerprint: str
+    record: Mapping[str, Any]
 
 
-def add_trial(session: Session, lease: Lease, planned: PlannedTrial) -> int:
-    """The id of a searcher's trial: queued after the last one, or there already with this fingerprint.
+class HeldExperiment:
+    """A running experiment whose row one transaction has locked under a lease's fence (`hold`), and its trials.
 
-    In an experiment that is stopping it is cancelled from the start. Raises `LeaseLostError`.
+    Nobody else may write these trials meanwhile, so each is read once. Trials of other experiments, and those in
+    another state than a write expects, stay as they are. `touched` are the cells (data set, cell) whose results
+    changed. Every method raises `LeaseLostError` where the transaction itself has given the experiment away since.
     """
-    experiment = leases.hold(session, lease)
-    known = select(Trial.id).where(Trial.experiment_id == experiment.id, Trial.fingerprint == planned.fingerprint)
-    if (trial_id := session.scalar(known)) is not None:
-        return trial_id
-    number = next_number(session, experiment.id)
-    trial = Trial(experiment_id=experiment.id, number=number, **trial_columns(planned))
-    if experiment.stopping:
-        trial.state, trial.finished_at = TrialState.CANCELLED, now()
-    session.add(trial)
-    experiment.trial_count += 1
-    session.flush()
-    return trial.id
 
+    def __init__(self, session: Session, lease: Lease) -> None:
+        self._session, self._lease = session, lease
+        self._locked = leases.lock(session, lease)
+        self._trials: dict[int, Trial] = {}
+        self._protocols: set[str] = set()
+        self.touched: set[tuple[str, str]] = set()
 
-def start_trial(session: Session, lease: Lease, trial_id: int) -> bool:
-    """Marks a queued trial as running and counts the attempt; whether it may run. Raises `LeaseLostError`.
+    @property
+    def experiment(self) -> Experiment:
+        """Its row, for as long as the lease holds."""
+        # Since it was locked nobody but this transaction can have changed it.
+        if self._locked.fence != self._lease.fence or self._locked.state is not ExperimentState.RUNNING:
+            raise leases.lost(self._lease)
+        return self._locked
 
-    A trial that is final, as it was cancelled meanwhile, may not.
-    """
-    leases.hold(session, lease)
-    if trial := _trial(session, lease, trial_id, TrialState.QUEUED):
-        trial.state, trial.started_at = TrialState.RUNNING, now()
-        trial.attempts += 1
-        return True
-    return _trial(session, lease, trial_id, TrialState.RUNNING) is not None
+    def read_trials(self, trial_ids: Iterable[int]) -> None:
+        """Reads those trials in one statement that were not read yet; writes read theirs one by one."""
+        mine = Trial.experiment_id == self.experiment.id
+        if missing := [trial_id for trial_id in trial_ids if trial_id not in self._trials]:
+            query = select(Trial).where(mine, Trial.id.in_(missing)).execution_options(populate_existing=True)
+            with self._session.no_autoflush:  # changes of other trials can wait until all are written together
+                self._trials |= {trial.id: trial for trial in self._session.scalars(query)}
 
+    def add_trial(self, planned: PlannedTrial, point: Fields | None = None) -> int:
+        """The id of a searcher's trial: queued after the last one, or there already with this fingerprint.
 
-def add_epoch(session: Session, lease: Lease, trial_id: int, point: dict[str, Any]) -> None:
-    """Stores one epoch's metrics (`EpochMetrics` as a dict without `epochs`); the same epoch again replaces them.
+        A new one's event has the `point` that the search tries: where the trial's canonical configuration says nothing
+        of a value that has no effect, the event does. In an experiment that is stopping it is cancelled from the start.
+        """
+        experiment = self.experiment
+        known = select(Trial.id).where(Trial.experiment_id == experiment.id, Trial.fingerprint == planned.fingerprint)
+        if (trial_id := self._session.scalar(known)) is not None:
+            return trial_id
+        number = next_number(self._session, experiment.id)
+        trial = Trial(experiment_id=experiment.id, number=number, **trial_columns(planned))
+        if experiment.stopping:
+            trial.state, trial.finished_at = TrialState.CANCELLED, now()
+        self._session.add(trial)
+        experiment.trial_count += 1
+        self._session.flush()
+        if point is not None:
+            self._tell(EventKind.TRIAL_SUGGESTED, trial, point=point)
+        return trial.id
 
-    Only an epoch that the trial never reached before is progress. Raises `LeaseLostError`.
-    """
-    experiment = leases.hold(session, lease)
-    trial = _trial(session, lease, trial_id, TrialState.RUNNING)
-    if trial is None:
-        return
-    accuracy, best = point["val_accuracy"], trial.best_val_accuracy
-    trial.best_val_accuracy = accuracy if best is None else max(accuracy, best)
-    if point["epoch"] > trial.epoch:
-        trial.epoch = point["epoch"]
-        _got_on(experiment)
-    insert = upsert(session)(EpochPoint).values(trial_id=trial_id, **point)
-    key = [EpochPoint.trial_id, EpochPoint.epoch]
-    with session.no_autoflush:
-        session.execute(insert.on_conflict_do_update(index_elements=key, set_=point))
+    def start_trial(self, trial_id: int) -> bool:
+        """Marks a queued trial as running and counts the attempt; whether it may run.
 
+        A trial that is final, as it was cancelled meanwhile, may not.
+        """
+        if trial := self._trial(trial_id, TrialState.QUEUED):
+            trial.state, trial.started_at = TrialState.RUNNING, now()
+            trial.attempts += 1
+            return True
+        return self._trial(trial_id, TrialState.RUNNING) is not None
 
-def finish_trial(
-    session: Session,
-    lease: Lease,
-    trial_id: int,
-    result: dict[str, Any],
-    protocol: tuple[str, dict[str, Any]],
-    artifacts: Sequence[ArtifactFile] = (),
-) -> None:
-    """Stores the result, its protocol (fingerprint, record), the manifest and the final state in one transaction.
+    def add_epoch(self, trial_id: int, metrics: EpochMetrics) -> None:
+        """Stores one epoch's metrics; the same epoch again replaces them.
 
-    Again for a trial that succeeded already (a lost reply to COMMIT) it changes nothing. Raises `LeaseLostError`.
-    """
-    experiment = leases.hold(session, lease)
-    trial = _trial(session, lease, trial_id, TrialState.RUNNING)
-    if trial is None:
-        return
-    _end(trial, TrialState.SUCCEEDED)
-    trial.error = None
-    fingerprint, record = protocol
-    protocols = leases.held(session, lease).protocols
-    if fingerprint not in protocols:
-        known = upsert(session)(Protocol).values(fingerprint=fingerprint, record=record)
-        with session.no_autoflush:
-            session.execute(known.on_conflict_do_nothing())
-        protocols.add(fingerprint)
-    session.add(Result(trial_id=trial_id, protocol=fingerprint, fence=lease.fence, **result))
-    session.add_all(
-        Artifact(trial_id=trial_id, kind=file.kind, path=file.path, sha256=file.sha256, size=file.size)
-        for file in artifacts
-    )
-    _got_on(experiment)
-    cell_scores.touch(session, trial.dataset, trial.cell)
-    events.record_trial(session, EventKind.TRIAL_FINISHED, leases.actor(experiment), trial)
+        Only an epoch that the trial never reached before is progress.
+        """
+        trial = self._trial(trial_id, TrialState.RUNNING)
+        if trial is None:
+            return
+        accuracy, best = metrics.val_accuracy, trial.best_val_accuracy
+        trial.best_val_accuracy = accuracy if best is None else max(accuracy, best)
+        if metrics.epoch > trial.epoch:
+            trial.epoch = metrics.epoch
+            self._got_on()
+        point = asdict(metrics)
+        del point["epochs"]
+        insert = upsert(self._session)(EpochPoint).values(trial_id=trial_id, **point)
+        key = [EpochPoint.trial_id, EpochPoint.epoch]
+        with self._session.no_autoflush:
+            self._session.execute(insert.on_conflict_do_update(index_elements=key, set_=point))
 
+    def finish_trial(
+        self,
+        trial_id: int,
+        result: Mapping[str, Any],
+        protocol: ProtocolRecord,
+        artifacts: Sequence[ArtifactFile] = (),
+    ) -> None:
+        """Stores the result, its protocol, the manifest and the final state together.
 
-def early_stop_trial(session: Session, lease: Lease, trial_id: int) -> None:
-    """Ends a trial that its scheduler found worse than its siblings: it keeps its epochs and has no result.
-
-    Raises `LeaseLostError`.
-    """
-    experiment = leases.hold(session, lease)
-    if trial := _trial(session, lease, trial_id, TrialState.RUNNING):
-        _end(trial, TrialState.EARLY_STOPPED)
+        Again for a trial that succeeded already (a lost reply to COMMIT) it changes nothing.
+        """
+        trial = self._trial(trial_id, TrialState.RUNNING)
+        if trial is None:
+            return
+        self._end(trial, TrialState.SUCCEEDED)
         trial.error = None
-        _got_on(experiment)
-        events.record_trial(session, EventKind.TRIAL_EARLY_STOPPED, leases.actor(experiment), trial, epoch=trial.epoch)
+        if protocol.fingerprint not in self._protocols:
+            known = upsert(self._session)(Protocol).values(fingerprint=protocol.fingerprint, record=protocol.record)
+            with self._session.no_autoflush:
+                self._session.execute(known.on_conflict_do_nothing())
+            self._protocols.add(protocol.fingerprint)
+        self._session.add(Result(trial_id=trial_id, protocol=protocol.fingerprint, fence=self._lease.fence, **result))
+        self._session.add_all(
+            Artifact(trial_id=trial_id, kind=file.kind, path=file.path, sha256=file.sha256, size=file.size)
+            for file in artifacts
+        )
+        self._got_on()
+        self.touched.add((trial.dataset, trial.cell))
+        self._tell(EventKind.TRIAL_FINISHED, trial)
+
+    def early_stop_trial(self, trial_id: int) -> None:
+        """Ends a trial that its scheduler found worse than its siblings: it keeps its epochs and has no result."""
+        if trial := self._trial(trial_id, TrialState.RUNNING):
+            self._end(trial, TrialState.EARLY_STOPPED)
+            trial.error = None
+            self._got_on()
+            self._tell(EventKind.TRIAL_EARLY_STOPPED, trial, epoch=trial.epoch)
+
+    def fail_trial(self, trial_id: int, failure: str, error: str) -> None:
+        """Ends a trial for a reason that would come again: `failure` is its class, `error` says what to do."""
+        if trial := self._trial(trial_id, TrialState.RUNNING):
+            self._end(trial, TrialState.DIVERGED if failure == "diverged" else TrialState.FAILED)
+            trial.failure, trial.error = failure, _storable(error)
+            self._got_on()
+            self._tell(EventKind.TRIAL_FAILED, trial, failure=failure)
+
+    def lose_trial(self, trial_id: int, error: str) -> None:
+        """The trial's process died. It is queued again, or fails after `MAX_ATTEMPTS`."""
+        trial = self._trial(trial_id, TrialState.RUNNING)
+        if trial is None:
+            return
+        error = _storable(error)
+        self._tell(EventKind.TRIAL_LOST, trial)
+        if trial.attempts < MAX_ATTEMPTS:
+            transitions.end_attempt(trial)
+            trial.state = TrialState.QUEUED
+            trial.error = error
+        else:
+            self._end(trial, TrialState.FAILED)
+            trial.failure = "crashed"
+            trial.error = f"the trial's process was lost {trial.attempts} times; the last time: {error}"
+            self._tell(EventKind.TRIAL_FAILED, trial, failure=trial.failure)
+
+    def _trial(self, trial_id: int, expected: TrialState) -> Trial | None:
+        """The trial if it belongs to the experiment and is in the expected state."""
+        self.read_trials([trial_id])
+        trial = self._trials.get(trial_id)
+        return trial if trial is not None and trial.state is expected else None
+
+    def _got_on(self) -> None:
+        """More of its epochs are done than before."""
+        self.experiment.fruitless_claims, self.experiment.progressed_at = 0, now()
+
+    def _end(self, trial: Trial, state: TrialState) -> None:
+        transitions.end_attempt(trial)
+        trial.state, trial.finished_at = state, now()
+
+    def _tell(self, kind: EventKind, trial: Trial, **detail: Any) -> None:
+        events.record_trial(self._session, kind, leases.actor(self.experiment), trial, **detail)
 
 
-def fail_trial(session: Session, lease: Lease, trial_id: int, failure: str, error: str) -> None:
-    """Ends a trial for a reason that would come again: `failure` is its class, `error` says what to do.
+@contextmanager
+def hold(session: Session, lease: Lease) -> Iterator[HeldExperiment]:
+    """Locks the lease's experiment until the transaction ends; at the block's end scores follow the results.
 
     Raises `LeaseLostError`.
     """
-    experiment = leases.hold(session, lease)
-    if trial := _trial(session, lease, trial_id, TrialState.RUNNING):
-        _end(trial, TrialState.DIVERGED if failure == "diverged" else TrialState.FAILED)
-        trial.failure, trial.error = failure, _storable(error)
-        _got_on(experiment)
-        events.record_trial(session, EventKind.TRIAL_FAILED, leases.actor(experiment), trial, failure=failure)
-
-
-def lose_trial(session: Session, lease: Lease, trial_id: int, error: str) -> None:
-    """The trial's process died. It is queued again, or fails after `MAX_ATTEMPTS`. Raises `LeaseLostError`."""
-    experiment = leases.hold(session, lease)
-    trial = _trial(session, lease, trial_id, TrialState.RUNNING)
-    if trial is None:
-        return
-    error = _storable(error)
-    worker = leases.actor(experiment)
-    events.record_trial(session, EventKind.TRIAL_LOST, worker, trial)
-    if trial.attempts < MAX_ATTEMPTS:
-        transitions.end_attempt(trial)
-        trial.state = TrialState.QUEUED
-        trial.error = error
-    else:
-        _end(trial, TrialState.FAILED)
-        trial.failure = "crashed"
-        trial.error = f"the trial's process was lost {trial.attempts} times; the last time: {error}"
-        events.record_trial(session, EventKind.TRIAL_FAILED, worker, trial, failure=trial.failure)
-
-
-def _got_on(experiment: Experiment) -> None:
-    """More of its epochs are done than before."""
-    experiment.fruitless_claims, experiment.progressed_at = 0, now()
-
-
-def _end(trial: Trial, state: TrialState) -> None:
-    transitions.end_attempt(trial)
-    trial.state, trial.finished_at = state, now()
+    held = HeldExperiment(session, lease)
+    yield held
+    if held.touched:
+        cell_scores.refresh_cells(session, held.touched)
 
 
 def _storable(text: str) -> str:
     """Without what PostgreSQL or UTF-8 cannot hold: NUL, and the halves that stand for a file name's odd bytes."""
     return text.replace("\x00", "\\x00").encode(errors="backslashreplace").decode()
-
-
-def _trial(session: Session, lease: Lease, trial_id: int, expected: TrialState) -> Trial | None:
-    """The trial if it belongs to the lease's experiment and is in the expected state."""
-    trial = leases.load_trials(session, lease, [trial_id]).get(trial_id)
-    return trial if trial is not None and trial.state is expected else None

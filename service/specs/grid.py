@@ -4,18 +4,30 @@ import itertools
 import math
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from service.errors import FieldProblem, SpecError
 from service.specs.json_schema import LARGEST
-from service.specs.planner import Plan, PlannedTrial, Planner
+from service.specs.planner import Fields, Plan, PlannedTrial, Planner
 from service.specs.search import domains, space_problems
-from service.specs.spec import PRINTABLE, ExperimentSpec, Resources
+from service.specs.spec import PRINTABLE, ExperimentSpec, PartialTrial, Resources
 from service.specs.validation_errors import shown
 from ttsv.config.trial import field_infos
 from ttsv.errors import ConfigError
 
 __all__ = ["PRINTABLE", "ExperimentSpec", "Plan", "PlannedTrial", "Resources", "expand_grid", "search_base"]
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """A spec's base, variants and listed trials, their fields by dotted path."""
+
+    spec: ExperimentSpec
+    base: Fields
+    variants: Sequence[Fields]
+    trials: Sequence[Fields]
+
 
 _PROBES = 32
 """Points of a search space that are tried when it is posted."""
@@ -35,13 +47,14 @@ def expand_grid(spec: ExperimentSpec, *, max_trials: int) -> Plan:
         raise SpecError(problems)
     variants = [_flatten(variant, f"variants[{index}]", problems) for index, variant in enumerate(spec.variants)]
     trials = [_flatten(trial, f"trials[{index}]", problems) for index, trial in enumerate(spec.trials)]
-    _check_axes(spec, base, variants, problems)
+    parts = _Parts(spec, base, variants, trials)
+    _check_axes(parts, problems)
     if spec.repeat > 1 and "seed" in spec.grid:
         problems.append(FieldProblem("repeat", "gives each trial its seeds; remove it, or the axis grid.seed"))
     if spec.search is not None:
         _check_search(spec, base, problems)
     else:
-        _check_required(spec, base, variants, trials, problems)
+        _check_required(parts, problems)
     if problems:
         raise SpecError(problems)
     if spec.search is not None:
@@ -49,7 +62,7 @@ def expand_grid(spec: ExperimentSpec, *, max_trials: int) -> Plan:
 
     planner = Planner(_chooser(spec))
     planned: dict[str, PlannedTrial] = {}
-    for fields in _points(spec, base, variants, trials):
+    for fields in _points(parts):
         try:
             trial = planner.plan(fields)
         except ConfigError as error:  # of fields that do not go together
@@ -58,7 +71,7 @@ def expand_grid(spec: ExperimentSpec, *, max_trials: int) -> Plan:
     return Plan(list(planned.values()), points, planner.idle())
 
 
-def search_base(spec: ExperimentSpec) -> dict[str, Any]:
+def search_base(spec: ExperimentSpec) -> Fields:
     """What all trials of a search share, by dotted path."""
     return _flatten(spec.base, "base", [])
 
@@ -98,41 +111,39 @@ def _sum(spec: ExperimentSpec) -> str:
     return f"{product} = {_count(spec)}"
 
 
-def _points(
-    spec: ExperimentSpec, base: dict[str, Any], variants: list[dict[str, Any]], trials: list[dict[str, Any]]
-) -> Iterator[dict[str, Any]]:
-    """The fields of every point, by dotted path."""
-    for fields in itertools.chain(_product(spec, base, variants), (base | trial for trial in trials)):
-        if spec.repeat == 1:
+def _points(parts: _Parts) -> Iterator[Fields]:
+    """The fields of every point."""
+    repeat = parts.spec.repeat
+    for fields in itertools.chain(_product(parts), ({**parts.base, **trial} for trial in parts.trials)):
+        if repeat == 1:
             yield fields
         else:
             first = fields.get("seed", 0)
-            for seed in range(first, first + spec.repeat):
-                yield fields | {"seed": seed}
+            for seed in range(first, first + repeat):
+                yield {**fields, "seed": seed}
 
 
-def _product(spec: ExperimentSpec, base: dict[str, Any], variants: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    if not _has_grid(spec):
+def _product(parts: _Parts) -> Iterator[Fields]:
+    grid = parts.spec.grid
+    if not _has_grid(parts.spec):
         return
-    for variant in variants or [{}]:
-        shared = base | variant
-        for combination in itertools.product(*spec.grid.values()):
-            yield shared | dict(zip(spec.grid, combination, strict=True))
+    for variant in parts.variants or [{}]:
+        shared = {**parts.base, **variant}
+        for combination in itertools.product(*grid.values()):
+            yield shared | dict(zip(grid, combination, strict=True))
 
 
-def _check_axes(
-    spec: ExperimentSpec, base: dict[str, Any], variants: list[dict[str, Any]], problems: list[FieldProblem]
-) -> None:
+def _check_axes(parts: _Parts, problems: list[FieldProblem]) -> None:
     infos = field_infos()
-    for path, values in spec.grid.items():
+    for path, values in parts.spec.grid.items():
         where = f"grid.{path}"
         if path not in infos:
             problems.append(FieldProblem(where, f"unknown; an axis is one of {', '.join(infos)}"))
         elif not values:
             problems.append(FieldProblem(where, "an empty axis gives an empty grid; list a value or remove the axis"))
-        elif path in base:
+        elif path in parts.base:
             problems.append(FieldProblem(where, f"is set in base too; remove it here or base.{path}"))
-        elif places := [index for index, variant in enumerate(variants) if path in variant]:
+        elif places := [index for index, variant in enumerate(parts.variants) if path in variant]:
             fix = f"is set in variants[{places[0]}] too; remove it here or variants[{places[0]}].{path}"
             problems.append(FieldProblem(where, fix))
         else:
@@ -140,21 +151,16 @@ def _check_axes(
                 _try_parse(path, value, f"{where}[{index}]", problems)
 
 
-def _check_required(
-    spec: ExperimentSpec,
-    base: dict[str, Any],
-    variants: list[dict[str, Any]],
-    trials: list[dict[str, Any]],
-    problems: list[FieldProblem],
-) -> None:
+def _check_required(parts: _Parts, problems: list[FieldProblem]) -> None:
+    spec, variants = parts.spec, parts.variants
     for path in _REQUIRED:
         in_grid = path in spec.grid or not _has_grid(spec) or (variants and all(path in v for v in variants))
-        if path not in base and not (in_grid and all(path in trial for trial in trials)):
+        if path not in parts.base and not (in_grid and all(path in trial for trial in parts.trials)):
             where = "in every trial" if spec.trials else "in every variant or as an axis"
             problems.append(FieldProblem(f"base.{path}", f"is required, here, {where}; {_choices(path)}"))
 
 
-def _check_search(spec: ExperimentSpec, base: dict[str, Any], problems: list[FieldProblem]) -> None:
+def _check_search(spec: ExperimentSpec, base: Fields, problems: list[FieldProblem]) -> None:
     assert spec.search is not None
     given = (("grid", spec.grid), ("variants", spec.variants), ("trials", spec.trials), ("repeat", spec.repeat > 1))
     problems += [
@@ -173,7 +179,7 @@ def _check_search(spec: ExperimentSpec, base: dict[str, Any], problems: list[Fie
         problems.append(FieldProblem("search.mode", f"must be {better} for {spec.search.metric}, or null"))
 
 
-def _probe(spec: ExperimentSpec, base: dict[str, Any]) -> Planner:
+def _probe(spec: ExperimentSpec, base: Fields) -> Planner:
     """Has planned some points of the space. Raises `SpecError` where one has fields that do not go together."""
     assert spec.search is not None
     source, planner = random.Random(0), Planner(_chooser(spec))
@@ -181,7 +187,7 @@ def _probe(spec: ExperimentSpec, base: dict[str, Any]) -> Planner:
     for _ in range(_PROBES):
         point = {path: domain.draw(source) for path, domain in space.items()}
         try:
-            planner.plan(base | point)
+            planner.plan({**base, **point})
         except ConfigError as error:
             where = f"search.space.{error.field}" if error.field in space else error.field
             problem = FieldProblem(where, f"{error.fix}, not {shown(error.value)}, at the point {shown(point)}")
@@ -212,7 +218,7 @@ def _try_parse(path: str, value: Any, where: str, problems: list[FieldProblem]) 
         problems.append(FieldProblem(where, f"{error.fix}, not {shown(value)}"))
 
 
-def _flatten(part_of_spec: dict[str, Any], where: str, problems: list[FieldProblem]) -> dict[str, Any]:
+def _flatten(part_of_spec: PartialTrial, where: str, problems: list[FieldProblem]) -> Fields:
     """Nested fields as dotted paths; unknown ones and wrong values as problems."""
     infos = field_infos()
     parts = {path.partition(".")[0] for path in infos if "." in path}

@@ -6,6 +6,7 @@ An axis of such a field is a mistake that would go unseen.
 import dataclasses
 import json
 import operator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,9 @@ from service.specs.spec import ExperimentSpec
 from ttsv.config.fields import Checked, build, differing, digest
 from ttsv.config.trial import TrialConfig, field_infos
 from ttsv.errors import ConfigError
+
+Fields = Mapping[str, Any]
+"""Values of a trial's fields by dotted path (`training.lr`), as a grid, a listed trial or a search's point has them."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +26,15 @@ class PlannedTrial:
     config: TrialConfig
     fingerprint: str
     cell: str
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """A canonical trial with seed 0, its fields that are not defaults, and their digest: the cell of all its seeds."""
+
+    config: TrialConfig
+    different: Mapping[str, Any]
+    digest: str
 
 
 @dataclass(frozen=True)
@@ -50,7 +63,7 @@ class Planner:
     def __init__(self, chooser: str | None = None) -> None:
         self._chooser = chooser
         self._parts: dict[str, Checked] = {}
-        self._cells: dict[str, tuple[TrialConfig, dict[str, Any], str]] = {}
+        self._cells: dict[str, _Cell] = {}
         self._images: set[tuple[Any, ...]] = set()
         self._given: set[str] = set()
         self._effective: set[str] = set()
@@ -59,21 +72,19 @@ class Planner:
         """Fields that were set, and are at their default in every canonical trial so far: they have no effect."""
         return tuple(sorted(self._given - self._effective))
 
-    def plan(self, fields: dict[str, Any]) -> PlannedTrial:
+    def plan(self, fields: Fields) -> PlannedTrial:
         """Raises `ConfigError` for fields that do not go together."""
         rest = {path: value for path, value in fields.items() if path != "seed"}
         key = _key(rest)
         if key not in self._cells:
             self._cells[key] = self._cell(rest)
-        config, different, cell = self._cells[key]
-        if "seed" in fields:
-            config = dataclasses.replace(config, seed=fields["seed"])
+        cell = self._cells[key]
+        config = dataclasses.replace(cell.config, seed=fields["seed"]) if "seed" in fields else cell.config
         if not config.seed:
-            return PlannedTrial(config, cell, cell)
-        return PlannedTrial(config, digest(different | {"seed": config.seed}), cell)
+            return PlannedTrial(config, cell.digest, cell.digest)
+        return PlannedTrial(config, digest({**cell.different, "seed": config.seed}), cell.digest)
 
-    def _cell(self, fields: dict[str, Any]) -> tuple[TrialConfig, dict[str, Any], str]:
-        """The canonical trial with seed 0, its fields that are not defaults, and their digest."""
+    def _cell(self, fields: Fields) -> _Cell:
         top: dict[str, Any] = {}
         nested: dict[str, dict[str, Any]] = {}
         for path, value in fields.items():
@@ -92,9 +103,9 @@ class Planner:
             config.check_images()
             self._images.add(images)
         different = differing(config)
-        return config, different, digest(different)
+        return _Cell(config, different, digest(different))
 
-    def _part(self, name: str, fields: dict[str, Any]) -> Checked:
+    def _part(self, name: str, fields: Mapping[str, Any]) -> Checked:
         key = name + _key(fields)
         if key not in self._parts:
             self._parts[key] = build(_PARTS[name], fields)
@@ -114,7 +125,7 @@ def _is_set(config: TrialConfig, path: str) -> bool:
     return bool(operator.attrgetter(path)(config) != _DEFAULTS[path])
 
 
-def _key(fields: dict[str, Any]) -> str:
+def _key(fields: Mapping[str, Any]) -> str:
     """Tells fields apart: by order and type too, which costs a duplicate and no more."""
     return json.dumps(fields)
 

@@ -15,6 +15,7 @@ from sqlalchemy import select
 from service.database import Artifact, Base, EpochPoint, Event, Experiment, Result, Trial, TrialState
 from service.database.engine import Database
 from service.experiments import store, submission
+from service.experiments.submission import Draft
 from service.settings import Settings
 from service.specs.grid import ExperimentSpec, expand_grid
 from workers.worker.ray_cluster import LocalCluster
@@ -51,7 +52,7 @@ class Lab:
         parsed = ExperimentSpec.model_validate({"name": "test", "base": base, "grid": grid} | spec)
         plan = expand_grid(parsed, max_trials=100)
         aims = {planned.fingerprint: source for planned, source in zip(plan.trials, sources, strict=False)} or None
-        return self.database.write(lambda session: submission.create_experiment(session, parsed, plan, sources=aims).id)
+        return self.database.write(lambda session: submission.submit(session, Draft(parsed, plan, sources=aims)).id)
 
     def start_worker(self, **environment: str) -> subprocess.Popen[bytes]:
         env = {**os.environ, "OMP_NUM_THREADS": "1", **self.settings, **environment}

@@ -27,11 +27,11 @@ from service.errors import LeaseLostError
 from service.experiments import store
 from service.observability import configure_logging
 from service.queue import driver_reads, leases
-from service.queue import trials as queue
 from service.queue.leases import Lease
+from service.queue.trials import hold
 from service.settings import Settings
 from service.specs.grid import ExperimentSpec, search_base
-from service.specs.planner import PlannedTrial
+from service.specs.planner import Fields, PlannedTrial
 from service.specs.spec import Asha
 from ttsv.trial import run_trial
 from workers.driver.database_retry import patiently
@@ -175,25 +175,26 @@ class Driver:
 
         No Tuner is at work now, so a trial that counts as running lost its process unnoticed.
         """
-        for trial in queue.unfinished_trials(session, self._lease):
-            if trial.state == TrialState.RUNNING:
-                queue.lose_trial(session, self._lease, trial.id, "its process ended without a word")
-        session.flush()
-        trials = queue.unfinished_trials(session, self._lease)
-        sources = {trial.id: trial.source_trial_id for trial in trials if trial.source_trial_id is not None}
-        paths = driver_reads.model_paths(session, list(sources.values()))
-        jobs = []
-        for trial in trials:
-            source = sources.get(trial.id)
-            if source is not None and source not in paths:
-                queue.start_trial(session, self._lease, trial.id)
-                reason = f"trial {source}, which this one evaluates, left no `{driver_reads.MODEL}`; run that one again"
-                queue.fail_trial(session, self._lease, trial.id, "bad_data", reason)
-                continue
-            path = None if source is None else paths[source]
-            jobs.append(Job(trial.id, self._lease.fence, trial.epoch, trial.config, path))
-        mark = [(trial.id, trial.attempts, trial.started_at) for trial in trials]
-        return Todo(jobs, mark, leases.is_stopping(session, self._lease))
+        with hold(session, self._lease) as held:
+            for trial in driver_reads.unfinished_trials(session, self._lease):
+                if trial.state == TrialState.RUNNING:
+                    held.lose_trial(trial.id, "its process ended without a word")
+            session.flush()
+            trials = driver_reads.unfinished_trials(session, self._lease)
+            sources = {trial.id: trial.source_trial_id for trial in trials if trial.source_trial_id is not None}
+            paths = driver_reads.model_paths(session, list(sources.values()))
+            jobs = []
+            for trial in trials:
+                source = sources.get(trial.id)
+                if source is not None and source not in paths:
+                    held.start_trial(trial.id)
+                    model = f"trial {source}, which this one evaluates, left no `{driver_reads.MODEL}`"
+                    held.fail_trial(trial.id, "bad_data", f"{model}; run that one again")
+                    continue
+                path = None if source is None else paths[source]
+                jobs.append(Job(trial.id, self._lease.fence, trial.epoch, trial.config, path))
+            mark = [(trial.id, trial.attempts, trial.started_at) for trial in trials]
+            return Todo(jobs, mark, held.experiment.stopping)
 
     def _make_search(self, spec: ExperimentSpec, todo: Todo) -> "SearchTrials | None":
         """The search as its rows have it: what an earlier driver had of it is gone. None where it is over."""
@@ -206,9 +207,12 @@ class Driver:
         search = SearchTrials(spec.search, search_base(spec), history, todo.jobs, self._add)
         return search if search.most else None
 
-    def _add(self, planned: PlannedTrial, point: dict[str, object]) -> Job:
-        trial_id = self._database.write(lambda session: driver_reads.add_tried(session, self._lease, planned, point))
-        return Job(trial_id, self._lease.fence, 0, planned.config.to_dict())
+    def _add(self, planned: PlannedTrial, point: Fields) -> Job:
+        def work(session: Session) -> int:
+            with hold(session, self._lease) as held:
+                return held.add_trial(planned, point)
+
+        return Job(self._database.write(work), self._lease.fence, 0, planned.config.to_dict())
 
     def _earlier(self, spec: ExperimentSpec) -> list[driver_reads.Curve]:
         """What a scheduler has to know of the trials that are final."""
@@ -219,14 +223,15 @@ class Driver:
 
     def _refuse(self, session: Session, spec: ExperimentSpec, problem: str) -> None:
         """Fails every trial, of a search the first one: none of them could ever run here."""
-        trials = [trial.id for trial in queue.unfinished_trials(session, self._lease)]
-        if spec.search is not None and not trials:
-            from workers.driver.search import any_trial
+        with hold(session, self._lease) as held:
+            trials = [trial.id for trial in driver_reads.unfinished_trials(session, self._lease)]
+            if spec.search is not None and not trials:
+                from workers.driver.search import any_trial
 
-            trials = [queue.add_trial(session, self._lease, any_trial(spec.search, search_base(spec)))]
-        for trial_id in trials:
-            queue.start_trial(session, self._lease, trial_id)
-            queue.fail_trial(session, self._lease, trial_id, "infrastructure", problem)
+                trials = [held.add_trial(any_trial(spec.search, search_base(spec)))]
+            for trial_id in trials:
+                held.start_trial(trial_id)
+                held.fail_trial(trial_id, "infrastructure", problem)
 
     def _refused(self, trial_id: int) -> None:
         """The trial was cancelled before its process began."""

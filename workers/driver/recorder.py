@@ -1,11 +1,10 @@
 """The only writer of results: what trials report, into the database, under the lease's fence."""
 
-import dataclasses
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,10 +13,8 @@ from sqlalchemy.orm import Session
 from service.database import Result
 from service.database.engine import Database
 from service.errors import LeaseLostError
-from service.queue import leases
-from service.queue import trials as queue
 from service.queue.leases import Lease
-from service.queue.trials import ArtifactFile
+from service.queue.trials import ArtifactFile, HeldExperiment, ProtocolRecord, hold
 from ttsv.trial import TrialResult, protocol_fingerprint
 from workers.driver.database_retry import MOST_FAILURES, Backoff, is_away, is_in_trouble
 from workers.trial_process.messages import EpochReport, FailureReport, Report, ResultReport, SkippedReport
@@ -33,7 +30,7 @@ _RESULT_COLUMNS = tuple(column.key for column in Result.__table__.columns if col
 @dataclass(frozen=True)
 class _Event:
     trial_id: int
-    apply: Callable[[Session, Lease], None]
+    write: Callable[[HeldExperiment], None]
     final: bool = False
 
 
@@ -68,30 +65,28 @@ class Recorder:
 
     def started(self, trial_id: int) -> None:
         """A process began to work on the trial."""
-        self._put(trial_id, partial(self._start, trial_id=trial_id))
+        self._put(trial_id, lambda held: self._start(held, trial_id))
 
     def reported(self, trial_id: int, report: Report) -> None:
         """The trial's process says something."""
         match report:
             case EpochReport():
-                self._put(trial_id, lambda session, lease: _add_epochs(session, lease, trial_id, report))
+                self._put(trial_id, lambda held: _add_epochs(held, trial_id, report))
             case ResultReport():
-                finish = partial(_finish, trial_id=trial_id, report=report)
-                self._put(trial_id, finish, final=True)
+                self._put(trial_id, lambda held: _finish(held, trial_id, report), final=True)
             case FailureReport(failure, message):
-                fail = partial(queue.fail_trial, trial_id=trial_id, failure=failure, error=message)
-                self._put(trial_id, fail, final=True)
+                self._put(trial_id, lambda held: held.fail_trial(trial_id, failure, message), final=True)
             case SkippedReport():
                 pass  # it did not begin: its row says why
 
     def stopped_early(self, trial_id: int) -> None:
         """The trial's scheduler stopped it."""
-        self._put(trial_id, partial(queue.early_stop_trial, trial_id=trial_id), final=True)
+        self._put(trial_id, lambda held: held.early_stop_trial(trial_id), final=True)
 
     def died(self, trial_id: int, reason: str) -> None:
         """The trial's process died, perhaps before it could begin."""
         self.started(trial_id)
-        self._put(trial_id, lambda session, lease: queue.lose_trial(session, lease, trial_id, reason))
+        self._put(trial_id, lambda held: held.lose_trial(trial_id, reason))
 
     def mute(self) -> None:
         """Takes no more reports; what was taken is still written."""
@@ -103,14 +98,14 @@ class Recorder:
         with self._changed:
             return self._changed.wait_for(lambda: not self._events, seconds)
 
-    def _start(self, session: Session, lease: Lease, trial_id: int) -> None:
-        if not queue.start_trial(session, lease, trial_id):
+    def _start(self, held: HeldExperiment, trial_id: int) -> None:
+        if not held.start_trial(trial_id):
             self._refused(trial_id)
 
-    def _put(self, trial_id: int, apply: Callable[[Session, Lease], None], *, final: bool = False) -> None:
+    def _put(self, trial_id: int, write: Callable[[HeldExperiment], None], *, final: bool = False) -> None:
         with self._changed:
             if not self._muted:
-                self._events.append(_Event(trial_id, apply, final))
+                self._events.append(_Event(trial_id, write, final))
                 self._changed.notify_all()
 
     def _run(self) -> None:
@@ -140,7 +135,7 @@ class Recorder:
     def _write(self, batch: list[_Event]) -> None:
         """Writes a batch; where it cannot be written whole, each event for itself."""
         try:
-            self._database.write(lambda session: self._apply(session, batch))
+            self._database.write(partial(self._apply, events=batch))
             self._forget(len(batch))
         except LeaseLostError:
             raise
@@ -151,15 +146,16 @@ class Recorder:
                 self._write_alone(event)
                 self._forget(1)
 
-    def _apply(self, session: Session, batch: list[_Event]) -> None:
-        leases.load_trials(session, self._lease, {event.trial_id for event in batch})
-        for event in batch:
-            event.apply(session, self._lease)
+    def _apply(self, session: Session, events: Sequence[_Event]) -> None:
+        with hold(session, self._lease) as held:
+            held.read_trials({event.trial_id for event in events})
+            for event in events:
+                event.write(held)
 
     def _write_alone(self, event: _Event) -> None:
         """Writes one event; if the database refuses what it says, the trial failed."""
         try:
-            self._database.write(lambda session: event.apply(session, self._lease))
+            self._database.write(partial(self._apply, events=[event]))
         except LeaseLostError:
             raise
         except Exception as error:
@@ -167,9 +163,8 @@ class Recorder:
                 raise
             logger.exception("trial %d: what it reported cannot be stored", event.trial_id)
             reason = f"what the trial reported could not be stored: {error}"
-            self._database.write(
-                lambda session: queue.fail_trial(session, self._lease, event.trial_id, "error", reason)
-            )
+            failed = _Event(event.trial_id, lambda held: held.fail_trial(event.trial_id, "error", reason))
+            self._database.write(partial(self._apply, events=[failed]))
 
     def _forget(self, count: int) -> None:
         """Drops what is stored, once its consequences are drawn."""
@@ -183,16 +178,14 @@ class Recorder:
             self._changed.notify_all()
 
 
-def _add_epochs(session: Session, lease: Lease, trial_id: int, report: EpochReport) -> None:
+def _add_epochs(held: HeldExperiment, trial_id: int, report: EpochReport) -> None:
     for metrics in report.points:
-        point = dataclasses.asdict(metrics)
-        del point["epochs"]
-        queue.add_epoch(session, lease, trial_id, point)
+        held.add_epoch(trial_id, metrics)
 
 
-def _finish(session: Session, lease: Lease, trial_id: int, report: ResultReport) -> None:
+def _finish(held: HeldExperiment, trial_id: int, report: ResultReport) -> None:
     result: TrialResult = report.result
     columns = {name: getattr(result, name) for name in _RESULT_COLUMNS}
-    protocol = (protocol_fingerprint(result.protocol), result.protocol)
+    protocol = ProtocolRecord(protocol_fingerprint(result.protocol), result.protocol)
     files = [ArtifactFile(**fields) for fields in report.artifacts]
-    queue.finish_trial(session, lease, trial_id, columns, protocol, files)
+    held.finish_trial(trial_id, columns, protocol, files)

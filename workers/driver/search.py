@@ -17,7 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from service.database import TrialState
 from service.errors import LeaseLostError
 from service.queue.driver_reads import Tried
-from service.specs.planner import PlannedTrial, Planner
+from service.specs.planner import Fields, PlannedTrial, Planner
 from service.specs.search import Domain, Search, domains
 from ttsv.errors import ConfigError
 from workers.trial_process.messages import EpochReport, Job, ResultReport
@@ -33,13 +33,13 @@ _FINAL_WITH_VALUE = (TrialState.SUCCEEDED, TrialState.EARLY_STOPPED)
 class _Source(Protocol):
     """Where points come from: an algorithm with its memory."""
 
-    def next(self) -> tuple[str, dict[str, Any]]:
+    def next(self) -> tuple[str, Fields]:
         """A point and the name under which its outcome is told."""
 
     def tell(self, name: str, value: float | None) -> None:
         """What the point was worth; None where its trial gave nothing."""
 
-    def remember(self, point: dict[str, Any], value: float) -> None:
+    def remember(self, point: Fields, value: float) -> None:
         """A point that an earlier driver tried."""
 
 
@@ -54,10 +54,10 @@ class SearchTrials(Searcher):
     def __init__(
         self,
         search: Search,
-        base: dict[str, Any],
+        base: Fields,
         history: Sequence[Tried],
         open_jobs: Sequence[Job],
-        add: Callable[[PlannedTrial, dict[str, Any]], Job],
+        add: Callable[[PlannedTrial, Fields], Job],
     ) -> None:
         super().__init__(metric=search.metric, mode=search.direction)
         self._search, self._base, self._add = search, base, add
@@ -75,7 +75,7 @@ class SearchTrials(Searcher):
         self._names: dict[str, str] = {}
         self._trials: dict[str, int] = {}
         self._values: dict[str, float] = {}
-        self._waiting: tuple[str, PlannedTrial, dict[str, Any]] | None = None
+        self._waiting: tuple[str, PlannedTrial, Fields] | None = None
         self._stopped = threading.Event()
         self.exhausted = False
         self.handed_out = 0
@@ -140,7 +140,7 @@ class SearchTrials(Searcher):
     def restore(self, checkpoint_path: str) -> None:
         """Restores nothing: a search is made anew from its rows."""
 
-    def _remember(self, point: dict[str, Any], value: float) -> None:
+    def _remember(self, point: Fields, value: float) -> None:
         try:
             self._source.remember(point, value)
         except ValueError as error:
@@ -163,11 +163,11 @@ class SearchTrials(Searcher):
         self._wanted -= 1
         return job
 
-    def _new_point(self) -> tuple[str, PlannedTrial, dict[str, Any]] | None:
+    def _new_point(self) -> tuple[str, PlannedTrial, Fields] | None:
         for _ in range(_MOST_REPEATS):
             name, point = self._source.next()
             try:
-                planned = self._planner.plan(self._base | point)
+                planned = self._planner.plan({**self._base, **point})
             except ConfigError as error:
                 logger.warning("a point of the space cannot be tried: %s", error)
             else:
@@ -177,10 +177,10 @@ class SearchTrials(Searcher):
         return None
 
 
-def any_trial(search: Search, base: dict[str, Any]) -> PlannedTrial:
+def any_trial(search: Search, base: Fields) -> PlannedTrial:
     """Some trial of the space. Raises `ConfigError` where its fields do not go together."""
     _, point = _Random(domains(search.space), search.seed).next()
-    return Planner("search").plan(base | point)
+    return Planner("search").plan({**base, **point})
 
 
 def _make_source(search: Search, space: dict[str, Domain], tried: int) -> _Source:
@@ -200,7 +200,7 @@ class _Random:
         self._space = {path: _tune_domain(domain) for path, domain in space.items()}
         self._domains, self._seed, self._count = space, seed, 0
 
-    def next(self) -> tuple[str, dict[str, Any]]:
+    def next(self) -> tuple[str, Fields]:
         state = np.random.RandomState([self._seed, self._count])
         self._count += 1
         drawn = {path: domain.sample(random_state=state) for path, domain in self._space.items()}
@@ -209,7 +209,7 @@ class _Random:
     def tell(self, name: str, value: float | None) -> None:
         pass
 
-    def remember(self, point: dict[str, Any], value: float) -> None:
+    def remember(self, point: Fields, value: float) -> None:
         pass
 
 
@@ -226,7 +226,7 @@ class _Optuna:
             space=converted, metric=search.metric, mode=search.direction, seed=(search.seed + tried) % 2**32
         )
 
-    def next(self) -> tuple[str, dict[str, Any]]:
+    def next(self) -> tuple[str, Fields]:
         self._count += 1
         name = str(self._count)
         drawn = self._searcher.suggest(name)
@@ -237,7 +237,7 @@ class _Optuna:
         result = None if value is None else {self._metric: value}
         self._searcher.on_trial_complete(name, result, error=value is None)
 
-    def remember(self, point: dict[str, Any], value: float) -> None:
+    def remember(self, point: Fields, value: float) -> None:
         drawn = {
             path: _place(domain, point[path]) if domain.kind == "choice" else point[path]
             for path, domain in self._domains.items()

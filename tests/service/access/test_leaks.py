@@ -15,9 +15,8 @@ from service.database import Artifact, Event, Experiment, Trial
 from service.database.engine import Database
 from service.main import create_app
 from service.queue import leases
-from service.queue import trials as queue
 from service.queue.leases import Lease
-from service.queue.trials import ArtifactFile
+from service.queue.trials import ArtifactFile, ProtocolRecord, hold
 from service.settings import Settings
 
 SECRET = "known-to-nobody-else"
@@ -84,7 +83,7 @@ def theirs(
     settings: Settings,
     claim: Callable[..., Lease],
     trial_result: Callable[..., dict[str, Any]],
-    protocol: Callable[..., tuple[str, dict[str, Any]]],
+    protocol: Callable[..., ProtocolRecord],
     table: Callable[[type], list[Any]],
 ) -> Theirs:
     """An experiment of theirs: one trial has a result and a file, the other waits."""
@@ -99,8 +98,9 @@ def theirs(
     file = ArtifactFile("model", str(path.relative_to(settings.data_dir)), 64 * "0", len(SECRET))
 
     def work(session: Any) -> None:
-        queue.start_trial(session, lease, trial_id)
-        queue.finish_trial(session, lease, trial_id, trial_result(0.876543), protocol(), [file])
+        with hold(session, lease) as held:
+            held.start_trial(trial_id)
+            held.finish_trial(trial_id, trial_result(0.876543), protocol(), [file])
 
     database.write(work)
     return Theirs(posted.json()["id"], trial_id, table(Artifact)[0].id)

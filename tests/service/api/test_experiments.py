@@ -19,10 +19,10 @@ from service.database import Experiment, IdempotencyKey, Trial, Worker
 from service.database.engine import Database
 from service.main import create_app
 from service.queue import leases
-from service.queue import trials as queue
 from service.queue.leases import Lease
-from service.queue.trials import ArtifactFile
+from service.queue.trials import ArtifactFile, HeldExperiment, ProtocolRecord, hold
 from service.settings import Settings
+from tests.held import reported, under
 
 Submit = Callable[..., int]
 Claim = Callable[..., Lease]
@@ -263,8 +263,8 @@ class TestExperiments:
         lease = claim()
         first, second = table(Trial)
         finish(lease, first.id, 0.75)
-        database.write(lambda session: queue.start_trial(session, lease, second.id))
-        database.write(lambda session: queue.add_epoch(session, lease, second.id, epoch_point(1)))
+        database.write(under(lease, HeldExperiment.start_trial, second.id))
+        database.write(under(lease, HeldExperiment.add_epoch, second.id, reported(epoch_point(1))))
         body = api.get(f"/v1/experiments/{experiment_id}").json()
         assert body["state"] == "running"
         assert body["started_at"] is not None
@@ -312,11 +312,12 @@ class TestTrials:
         assert (bare["state"], bare["result"], bare["protocol"], bare["epoch_metrics"]) == ("queued", None, None, [])
 
         def work(session: Session) -> None:
-            queue.start_trial(session, lease, trial_id)
-            for epoch in (1, 2):
-                queue.add_epoch(session, lease, trial_id, epoch_point(epoch, ort_loss=0.125))
-            file = ArtifactFile("model", "trials/1/model.safetensors", "ab" * 32, 9)
-            queue.finish_trial(session, lease, trial_id, trial_result(0.5), ("p" * 64, {"split": "test"}), [file])
+            with hold(session, lease) as held:
+                held.start_trial(trial_id)
+                for epoch in (1, 2):
+                    held.add_epoch(trial_id, reported(epoch_point(epoch, ort_loss=0.125)))
+                file = ArtifactFile("model", "trials/1/model.safetensors", "ab" * 32, 9)
+                held.finish_trial(trial_id, trial_result(0.5), ProtocolRecord("p" * 64, {"split": "test"}), [file])
 
         database.write(work)
         body = api.get(f"/v1/trials/{trial_id}").json()
@@ -344,8 +345,8 @@ class TestTrials:
     ) -> None:
         submit(seeds=1)
         lease, trial_id = claim(), table(Trial)[0].id
-        database.write(lambda session: queue.start_trial(session, lease, trial_id))
-        database.write(lambda session: queue.fail_trial(session, lease, trial_id, "bad_data", "run `ttsv data fetch`"))
+        database.write(under(lease, HeldExperiment.start_trial, trial_id))
+        database.write(under(lease, HeldExperiment.fail_trial, trial_id, "bad_data", "run `ttsv data fetch`"))
         body = api.get(f"/v1/trials/{trial_id}").json()
         assert (body["state"], body["failure"], body["error"]) == ("failed", "bad_data", "run `ttsv data fetch`")
 

@@ -15,8 +15,9 @@ from service.database import Protocol, Trial
 from service.database.engine import Database
 from service.paper.presets import PAPER
 from service.paper.reference import paper_table
-from service.queue import trials as queue
+from service.queue import driver_reads
 from service.queue.leases import Lease
+from service.queue.trials import ProtocolRecord, hold
 from service.schemas.leaderboards import LeaderboardOut, TableOut
 
 Submit = Callable[..., int]
@@ -95,12 +96,13 @@ class TestForms:
 
         def work(session: Session) -> None:
             lease = Lease(filled, 1)
-            for trial, protocol, more in (
-                (table(Trial)[3], ("q" * 64, {"split": "train"}), {"robust_accuracy": 0.5}),
-                (table(Trial)[4], ("p" * 64, {}), {"valid": False, "violations": ["=accuracy of 7"]}),
-            ):
-                queue.start_trial(session, lease, trial.id)
-                queue.finish_trial(session, lease, trial.id, trial_result(0.5) | more, protocol)
+            with hold(session, lease) as held:
+                for trial, protocol, more in (
+                    (table(Trial)[3], ProtocolRecord("q" * 64, {"split": "train"}), {"robust_accuracy": 0.5}),
+                    (table(Trial)[4], ProtocolRecord("p" * 64, {}), {"valid": False, "violations": ["=accuracy of 7"]}),
+                ):
+                    held.start_trial(trial.id)
+                    held.finish_trial(trial.id, trial_result(0.5) | more, protocol)
 
         database.write(work)
 
@@ -217,7 +219,7 @@ class TestTables:
         experiment_id = api.post(f"/v1/presets/{PAPER}/table2?scale={scale}").json()["id"]
         lease = claim()
         with database.read() as session:
-            trials = [(t.id, t.config) for t in queue.unfinished_trials(session, lease)]
+            trials = [(t.id, t.config) for t in driver_reads.unfinished_trials(session, lease)]
         for trial_id, config in trials[:-1]:
             times = 0.4 if config["rank"] is None else 0.1
             if config["constraint"] == "none":  # the orthogonal loss alone takes some
@@ -250,7 +252,7 @@ class TestTables:
         experiment_id = api.post(f"/v1/presets/{PAPER}/figure-speedup").json()["id"]
         lease = claim()
         with database.read() as session:
-            trials = [(t.id, t.config) for t in queue.unfinished_trials(session, lease)]
+            trials = [(t.id, t.config) for t in driver_reads.unfinished_trials(session, lease)]
         for trial_id, config in trials:
             share = config["rank"] or 1.0
             numbers = {"spectrum_seconds": 3 * share**2, "spectrum_memory": round(2**20 * share)}
@@ -286,7 +288,7 @@ class TestTables:
         api.post(f"/v1/presets/{PAPER}/table2")
         lease = claim()
         with database.read() as session:
-            trials = [t.id for t in queue.unfinished_trials(session, lease)]
+            trials = [t.id for t in driver_reads.unfinished_trials(session, lease)]
         finish(lease, trials[0], 0.5)
         finish(lease, trials[1], 0.5)
         finish(lease, trials[2], 0.5, under="other")
@@ -301,7 +303,7 @@ class TestTables:
         api.post(f"/v1/presets/{PAPER}/table1")
         lease = claim()
         with database.read() as session:
-            trials = [t.id for t in queue.unfinished_trials(session, lease)]
+            trials = [t.id for t in driver_reads.unfinished_trials(session, lease)]
         finish(lease, trials[0], 0.5)
         assert api.get(f"/v1/tables/{PAPER}/table1").json()["rows"][0]["status"] == "1 of 3 seeds"
         text = api.get(f"/v1/tables/{PAPER}/table1?format=latex").text

@@ -22,10 +22,10 @@ from sqlalchemy.orm import Session
 
 from service.database.engine import Database
 from service.main import create_app
-from service.queue import trials as queue
 from service.queue.leases import Lease
-from service.queue.trials import ArtifactFile
+from service.queue.trials import ArtifactFile, ProtocolRecord, hold
 from service.settings import Settings
+from tests.held import reported
 
 CASES = int(os.environ.get("TTSV_FUZZ_CASES", "300"))
 KNOWN = {
@@ -62,11 +62,12 @@ def app(
     lease = claim()
 
     def work(session: Session) -> None:
-        queue.start_trial(session, lease, 1)
-        for epoch in (1, 2, 3):
-            queue.add_epoch(session, lease, 1, epoch_point(epoch))
-        file = ArtifactFile("model", "trials/1/1/model.safetensors", hashlib.sha256(b"weights").hexdigest(), 7)
-        queue.finish_trial(session, lease, 1, trial_result(), ("p" * 64, {"split": "test"}), [file])
+        with hold(session, lease) as held:
+            held.start_trial(1)
+            for epoch in (1, 2, 3):
+                held.add_epoch(1, reported(epoch_point(epoch)))
+            file = ArtifactFile("model", "trials/1/1/model.safetensors", hashlib.sha256(b"weights").hexdigest(), 7)
+            held.finish_trial(1, trial_result(), ProtocolRecord("p" * 64, {"split": "test"}), [file])
 
     database.write(work)
     finish(lease, 2, 0.25)

@@ -14,9 +14,8 @@ from service.api.http.dependencies import revision_matches
 from service.database import Artifact, EpochPoint, Experiment, Tag, Trial
 from service.database.engine import Database
 from service.experiments.listing import METRICS
-from service.queue import trials as queue
 from service.queue.leases import Lease
-from service.queue.trials import ArtifactFile
+from service.queue.trials import ArtifactFile, ProtocolRecord, hold
 from service.schemas.experiments import ResultOut
 
 Submit = Callable[..., int]
@@ -42,8 +41,9 @@ def finished(submit: Submit, claim: Claim, database: Database, table: Table, tri
         lease, trial_id = claim(), table(Trial)[-1].id
 
         def work(session: Session) -> None:
-            queue.start_trial(session, lease, trial_id)
-            queue.finish_trial(session, lease, trial_id, trial_result(**metrics), ("p" * 64, {"split": "test"}), files)
+            with hold(session, lease) as held:
+                held.start_trial(trial_id)
+                held.finish_trial(trial_id, trial_result(**metrics), ProtocolRecord("p" * 64, {"split": "test"}), files)
 
         database.write(work)
         return int(trial_id)

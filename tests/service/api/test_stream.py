@@ -26,9 +26,8 @@ from service.experiments import actions, events
 from service.experiments.events import EventKind
 from service.main import create_app
 from service.queue import leases
-from service.queue import trials as queue
 from service.queue.leases import Lease
-from service.queue.trials import ArtifactFile
+from service.queue.trials import ArtifactFile, ProtocolRecord, hold
 from service.schemas.experiments import EventOut, ExperimentUpdate
 from service.settings import Settings
 
@@ -321,10 +320,11 @@ def test_the_client_reads_what_a_trial_left(
     (folder / "trial.log").write_text("one\ntwo\n")
 
     def work(session: Session) -> None:
-        queue.start_trial(session, lease, 1)
-        session.execute(insert(EpochPoint), [epoch_point(epoch, trial_id=1) for epoch in range(1, 1101)])
-        file = ArtifactFile("model", "trials/1/1/model.safetensors", hashlib.sha256(text).hexdigest(), len(text))
-        queue.finish_trial(session, lease, 1, trial_result(), ("p" * 64, {}), [file])
+        with hold(session, lease) as held:
+            held.start_trial(1)
+            session.execute(insert(EpochPoint), [epoch_point(epoch, trial_id=1) for epoch in range(1, 1101)])
+            file = ArtifactFile("model", "trials/1/1/model.safetensors", hashlib.sha256(text).hexdigest(), len(text))
+            held.finish_trial(1, trial_result(), ProtocolRecord("p" * 64, {}), [file])
 
     database.write(work)
     with Client(server.url) as client:

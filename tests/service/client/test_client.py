@@ -16,10 +16,12 @@ from service.client import ApiError, Client
 from service.database import Experiment, IdempotencyKey, TrialState
 from service.database.engine import Database
 from service.experiments import submission
-from service.queue import leases
-from service.queue import trials as queue
+from service.experiments.submission import Draft
+from service.queue import driver_reads, leases
 from service.queue.leases import Lease
+from service.queue.trials import ProtocolRecord, hold
 from service.specs.grid import ExperimentSpec, expand_grid
+from tests.held import reported
 
 Make = Callable[..., dict[str, Any]]
 SPEC: dict[str, Any] = {
@@ -120,7 +122,7 @@ class TestAgainstAServer:
     def test_lists_go_over_pages(self, client: Client, stored: Database, monkeypatch: pytest.MonkeyPatch) -> None:
         spec = ExperimentSpec.model_validate(SPEC)
         plan = expand_grid(spec, max_trials=3)
-        ids = stored.write(lambda session: [submission.create_experiment(session, spec, plan).id for _ in range(53)])
+        ids = stored.write(lambda session: [submission.submit(session, Draft(spec, plan)).id for _ in range(53)])
         requests: list[str] = []
         request = client._wire.http.request
 
@@ -140,13 +142,15 @@ class TestAgainstAServer:
         def begin(session: Session) -> tuple[Lease, int]:
             lease = leases.claim(session, "worker", None)
             assert lease is not None
-            (trial,) = queue.unfinished_trials(session, lease)
-            queue.start_trial(session, lease, trial.id)
-            queue.add_epoch(session, lease, trial.id, epoch_point(1))
+            (trial,) = driver_reads.unfinished_trials(session, lease)
+            with hold(session, lease) as held:
+                held.start_trial(trial.id)
+                held.add_epoch(trial.id, reported(epoch_point(1)))
             return lease, trial.id
 
         def end(session: Session, lease: Lease, trial_id: int) -> None:
-            queue.finish_trial(session, lease, trial_id, trial_result(), ("p" * 64, {}))
+            with hold(session, lease) as held:
+                held.finish_trial(trial_id, trial_result(), ProtocolRecord("p" * 64, {}))
             assert leases.complete(session, lease)
 
         watched = client.watch(experiment_id, every=0.01)
@@ -194,12 +198,15 @@ class TestVerbs:
         def fail(session: Session) -> None:
             lease = leases.claim(session, "worker", None)
             assert lease is not None
-            for trial, failure in zip(queue.unfinished_trials(session, lease), ("", "oom", "diverged"), strict=True):
-                queue.start_trial(session, lease, trial.id)
-                if failure:
-                    queue.fail_trial(session, lease, trial.id, failure, "no")
-                else:
-                    queue.finish_trial(session, lease, trial.id, trial_result(), ("p" * 64, {}))
+            with hold(session, lease) as held:
+                for trial, failure in zip(
+                    driver_reads.unfinished_trials(session, lease), ("", "oom", "diverged"), strict=True
+                ):
+                    held.start_trial(trial.id)
+                    if failure:
+                        held.fail_trial(trial.id, failure, "no")
+                    else:
+                        held.finish_trial(trial.id, trial_result(), ProtocolRecord("p" * 64, {}))
             assert leases.complete(session, lease)
 
         stored.write(fail)

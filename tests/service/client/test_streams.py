@@ -33,9 +33,8 @@ from service.client.sending import Line
 from service.database import EpochPoint, Experiment
 from service.database.engine import Database
 from service.experiments import actions
-from service.queue import leases
-from service.queue import trials as queue
-from service.queue.trials import ArtifactFile
+from service.queue import driver_reads, leases
+from service.queue.trials import ArtifactFile, ProtocolRecord, hold
 from service.schemas.experiments import EventOut, ExperimentUpdate
 
 Make = Callable[..., dict[str, Any]]
@@ -140,18 +139,19 @@ def finished(
         def work(session: Session) -> None:
             lease = leases.claim(session, "worker", None)
             assert lease is not None
-            for trial in queue.unfinished_trials(session, lease):
-                queue.start_trial(session, lease, trial.id)
-                files = []
-                if trial.number == 0:
-                    path = f"trials/{trial.id}/1/model.safetensors"
-                    (tmp_path / "data" / path).parent.mkdir(parents=True)
-                    (tmp_path / "data" / path).write_bytes(CONTENT)
-                    files = [ArtifactFile("model", path, hashlib.sha256(CONTENT).hexdigest(), len(CONTENT))]
-                    points = [epoch_point(epoch, trial_id=trial.id) for epoch in range(1, 1201)]
-                    session.execute(insert(EpochPoint), points)
-                accuracy = 0.5 + trial.id / 100
-                queue.finish_trial(session, lease, trial.id, trial_result(accuracy, **result), ("p" * 64, {}), files)
+            with hold(session, lease) as held:
+                for trial in driver_reads.unfinished_trials(session, lease):
+                    held.start_trial(trial.id)
+                    files = []
+                    if trial.number == 0:
+                        path = f"trials/{trial.id}/1/model.safetensors"
+                        (tmp_path / "data" / path).parent.mkdir(parents=True)
+                        (tmp_path / "data" / path).write_bytes(CONTENT)
+                        files = [ArtifactFile("model", path, hashlib.sha256(CONTENT).hexdigest(), len(CONTENT))]
+                        points = [epoch_point(epoch, trial_id=trial.id) for epoch in range(1, 1201)]
+                        session.execute(insert(EpochPoint), points)
+                    accuracy = 0.5 + trial.id / 100
+                    held.finish_trial(trial.id, trial_result(accuracy, **result), ProtocolRecord("p" * 64, {}), files)
             assert leases.complete(session, lease)
 
         stored.write(work)

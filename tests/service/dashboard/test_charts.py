@@ -17,6 +17,7 @@ from service.dashboard.wording import ago, duration, flat, measured, short, size
 from service.database import now
 from service.database.engine import Database
 from service.experiments import submission
+from service.experiments.submission import Draft
 from service.leaderboards import scatter as planes
 from service.leaderboards.leaderboard import Question, Standing, standings
 from service.leaderboards.metrics import Metric
@@ -187,7 +188,7 @@ def test_standings_count_what_was_measured(
     submit(seeds=1, **{"training.lr": [0.1, 0.2, 0.3]})
     spec = ExperimentSpec(name="x", base={"dataset": "synthetic:1x8x8:2:40", "model": "small-cnn"})
     plan = expand_grid(spec, max_trials=1)
-    database.write(lambda session: submission.create_experiment(session, spec, plan).id)
+    database.write(lambda session: submission.submit(session, Draft(spec, plan)).id)
     lease = claim()
     for trial in range(1, measured + 1):
         finish(lease, trial)

@@ -24,10 +24,11 @@ from service.experiments import actions
 from service.main import create_app
 from service.paper.presets import presets
 from service.queue import leases
-from service.queue import trials as queue
 from service.queue.leases import Lease
+from service.queue.trials import ProtocolRecord, hold
 from service.settings import Settings
 from service.specs.grid import ExperimentSpec, expand_grid
+from tests.held import reported
 
 BROWSER = {"Accept": "text/html,application/xhtml+xml;q=0.9,*/*;q=0.8"}
 HOSTILE = "\"'><canary onclick=alert(1) style=x>{{7*7}}</pre></textarea></script>javascript:alert(1)"
@@ -128,7 +129,7 @@ def world(
     claim: Callable[..., Lease],
     epoch_point: Callable[..., dict[str, Any]],
     trial_result: Callable[..., dict[str, Any]],
-    protocol: Callable[..., tuple[str, dict[str, Any]]],
+    protocol: Callable[..., ProtocolRecord],
     tmp_path: Path,
 ) -> int:
     """An experiment whose every free text is hostile: trials 1 (result), 2 (invalid), 3 (failed), 4 (running)."""
@@ -145,16 +146,17 @@ def world(
     result = trial_result(0.9, layers=[layer], environment={HOSTILE: HOSTILE})
 
     def work(session: Session) -> None:
-        queue.start_trial(session, lease, 1)
-        for epoch in (1, 2, 3):
-            queue.add_epoch(session, lease, 1, epoch_point(epoch))
-        queue.finish_trial(session, lease, 1, result, protocol(split=HOSTILE))
-        queue.start_trial(session, lease, 2)
-        violations = {"valid": False, "violations": [f"accuracy 123 {HOSTILE}"]}
-        queue.finish_trial(session, lease, 2, result | violations, protocol(split=HOSTILE))
-        queue.start_trial(session, lease, 3)
-        queue.fail_trial(session, lease, 3, "error", HOSTILE)
-        queue.start_trial(session, lease, 4)
+        with hold(session, lease) as held:
+            held.start_trial(1)
+            for epoch in (1, 2, 3):
+                held.add_epoch(1, reported(epoch_point(epoch)))
+            held.finish_trial(1, result, protocol(split=HOSTILE))
+            held.start_trial(2)
+            violations = {"valid": False, "violations": [f"accuracy 123 {HOSTILE}"]}
+            held.finish_trial(2, result | violations, protocol(split=HOSTILE))
+            held.start_trial(3)
+            held.fail_trial(3, "error", HOSTILE)
+            held.start_trial(4)
         session.add(Artifact(trial_id=1, kind=HOSTILE[:60], path="trials/1/x.svg", sha256="0" * 64, size=3))
         found = session.get(Experiment, experiment_id)
         assert found is not None
@@ -339,8 +341,9 @@ class TestActions:
             finish(lease, trials[0])
 
             def work(session: Session) -> None:
-                queue.start_trial(session, lease, trials[1])
-                queue.fail_trial(session, lease, trials[1], "error", "x")
+                with hold(session, lease) as held:
+                    held.start_trial(trials[1])
+                    held.fail_trial(trials[1], "error", "x")
                 leases.complete(session, lease)
 
             database.write(work)

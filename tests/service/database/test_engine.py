@@ -15,8 +15,9 @@ from service.database import Experiment, Protocol, Trial, TrialState
 from service.database.engine import Database, sqlite_driver
 from service.experiments import store
 from service.queue import leases
-from service.queue import trials as queue
 from service.queue.leases import Lease
+from service.queue.trials import HeldExperiment
+from tests.held import under
 
 Submit = Callable[..., int]
 Claim = Callable[..., Lease]
@@ -170,7 +171,7 @@ class TestBoth:
             before = store.progress(session, [experiment_id])[experiment_id]
 
             def start() -> None:  # on SQLite the commit waits for the reader
-                write(database, queue.start_trial, lease, trial_id)
+                database.write(under(lease, HeldExperiment.start_trial, trial_id))
 
             thread = threading.Thread(target=start)
             thread.start()

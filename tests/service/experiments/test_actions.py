@@ -22,9 +22,10 @@ from service.database import (
 )
 from service.database.engine import Database
 from service.experiments import actions
-from service.queue import leases
-from service.queue import trials as queue
+from service.queue import driver_reads, leases
 from service.queue.leases import MAX_FRUITLESS_CLAIMS, Lease
+from service.queue.trials import HeldExperiment, ProtocolRecord
+from tests.held import reported, under
 
 Submit = Callable[..., int]
 Claim = Callable[..., Lease]
@@ -131,7 +132,7 @@ class TestStates:
         self, api: TestClient, submit: Submit, claim: Claim, database: Database, table: Table, verb: str
     ) -> None:
         experiment_id = submit()
-        write(database, queue.start_trial, claim(), table(Trial)[0].id)
+        database.write(under(claim(), HeldExperiment.start_trial, table(Trial)[0].id))
         say(api, experiment_id, "stop")
         assert "once it has stopped" in refusal(api, experiment_id, verb, VERBS[verb][1])
 
@@ -142,8 +143,8 @@ class TestPause:
     ) -> None:
         experiment_id = submit(seeds=2)
         lease, trial = claim(), table(Trial)[0]
-        write(database, queue.start_trial, lease, trial.id)
-        write(database, queue.add_epoch, lease, trial.id, epoch_point(1))
+        database.write(under(lease, HeldExperiment.start_trial, trial.id))
+        database.write(under(lease, HeldExperiment.add_epoch, trial.id, reported(epoch_point(1))))
         for _ in range(2):
             assert say(api, experiment_id, "pause")["state"] == "paused"
         (experiment,) = table(Experiment)
@@ -175,7 +176,7 @@ class TestStop:
     ) -> None:
         experiment_id = submit(seeds=3)
         lease, trial = claim(), table(Trial)[0]
-        write(database, queue.start_trial, lease, trial.id)
+        database.write(under(lease, HeldExperiment.start_trial, trial.id))
         with database.read() as session:
             assert not leases.is_stopping(session, lease)
         for _ in range(2):
@@ -185,7 +186,9 @@ class TestStop:
         with database.read() as session:
             assert leases.is_stopping(session, lease)
         assert not write(database, leases.complete, lease)
-        write(database, queue.finish_trial, lease, trial.id, trial_result(), ("p" * 64, {}))
+        database.write(
+            under(lease, HeldExperiment.finish_trial, trial.id, trial_result(), ProtocolRecord("p" * 64, {}))
+        )
         assert write(database, leases.complete, lease)
         (experiment,) = table(Experiment)
         assert (experiment.state, experiment.error) == (S.STOPPED, None)
@@ -210,14 +213,14 @@ class TestStop:
         self, api: TestClient, submit: Submit, claim: Claim, database: Database, table: Table, finish: Finish
     ) -> None:
         experiment_id = submit(seeds=2)
-        write(database, queue.start_trial, claim(), table(Trial)[0].id)
+        database.write(under(claim(), HeldExperiment.start_trial, table(Trial)[0].id))
         say(api, experiment_id, "stop")
         with database.read() as session:
             (seen,) = leases.watch(session)
         write(database, leases.reap, seen, "neighbour")
         assert say(api, experiment_id, "stop")["state"] == "queued"
         lease = claim()
-        (trial,) = write(database, queue.unfinished_trials, lease)
+        (trial,) = write(database, driver_reads.unfinished_trials, lease)
         finish(lease, trial.id)
         assert write(database, leases.complete, lease)
         assert table(Experiment)[0].state == S.STOPPED
@@ -239,8 +242,8 @@ class TestCancel:
         lease = claim()
         done, running, _ = table(Trial)
         finish(lease, done.id)
-        write(database, queue.start_trial, lease, running.id)
-        write(database, queue.add_epoch, lease, running.id, epoch_point())
+        database.write(under(lease, HeldExperiment.start_trial, running.id))
+        database.write(under(lease, HeldExperiment.add_epoch, running.id, reported(epoch_point())))
         write(database, actions.cancel, experiment_id)
         (experiment,) = table(Experiment)
         assert (experiment.state, experiment.fence) == (ExperimentState.CANCELLED, lease.fence + 1)
@@ -277,9 +280,9 @@ class TestRetry:
         good, bad, worse = table(Trial)
         finish(lease, good.id)
         for trial, failure in ((bad, "oom"), (worse, "diverged")):
-            write(database, queue.start_trial, lease, trial.id)
-            write(database, queue.add_epoch, lease, trial.id, epoch_point(1))
-            write(database, queue.fail_trial, lease, trial.id, failure, "no")
+            database.write(under(lease, HeldExperiment.start_trial, trial.id))
+            database.write(under(lease, HeldExperiment.add_epoch, trial.id, reported(epoch_point(1))))
+            database.write(under(lease, HeldExperiment.fail_trial, trial.id, failure, "no"))
         assert write(database, leases.complete, lease)
         return experiment_id
 
@@ -297,7 +300,7 @@ class TestRetry:
         )  # fmt: skip
         assert len(table(EpochPoint)) == 2
         lease = claim()
-        (trial,) = write(database, queue.unfinished_trials, lease)
+        (trial,) = write(database, driver_reads.unfinished_trials, lease)
         assert trial.id == bad.id
         finish(lease, bad.id)
         assert write(database, leases.complete, lease)
@@ -318,10 +321,10 @@ class TestRetry:
     ) -> None:
         experiment_id = submit(seeds=2)
         lease, trial = claim(), table(Trial)[0]
-        write(database, queue.start_trial, lease, trial.id)
-        write(database, queue.fail_trial, lease, trial.id, "oom", "no")
+        database.write(under(lease, HeldExperiment.start_trial, trial.id))
+        database.write(under(lease, HeldExperiment.fail_trial, trial.id, "oom", "no"))
         assert say(api, experiment_id, "retry")["state"] == "running"
-        trials = write(database, queue.unfinished_trials, lease)  # the lease holds on
+        trials = write(database, driver_reads.unfinished_trials, lease)  # the lease holds on
         assert [trial.number for trial in trials] == [0, 1]
 
     def test_what_was_stopped_goes_on(self, submit: Submit, api: TestClient, claim: Claim, database: Database) -> None:
@@ -329,7 +332,7 @@ class TestRetry:
         say(api, experiment_id, "stop")
         answer = say(api, experiment_id, "retry", {"states": ["cancelled"]})
         assert (answer["state"], answer["stopping"], answer["progress"]["trials"]["queued"]) == ("queued", False, 2)
-        assert len(write(database, queue.unfinished_trials, claim())) == 2
+        assert len(write(database, driver_reads.unfinished_trials, claim())) == 2
 
     def test_nothing_to_retry(self, submit: Submit, api: TestClient, table: Table) -> None:
         experiment_id = submit()
@@ -418,10 +421,10 @@ class TestEvents:
         lease = claim("node-1")
         one, two, three = (trial.id for trial in table(Trial) if trial.experiment_id == experiment_id)
         finish(lease, one)
-        write(database, queue.start_trial, lease, two)
-        write(database, queue.lose_trial, lease, two, "signal 9")
-        write(database, queue.start_trial, lease, three)
-        write(database, queue.fail_trial, lease, three, "oom", "too big")
+        database.write(under(lease, HeldExperiment.start_trial, two))
+        database.write(under(lease, HeldExperiment.lose_trial, two, "signal 9"))
+        database.write(under(lease, HeldExperiment.start_trial, three))
+        database.write(under(lease, HeldExperiment.fail_trial, three, "oom", "too big"))
         write(database, leases.release, lease, drained=True)
         say(api, experiment_id, "cancel")
         found = api.get(f"/v1/experiments/{experiment_id}/events").json()["items"]

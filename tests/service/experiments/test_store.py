@@ -11,10 +11,11 @@ from service.database import Artifact, Experiment, IdempotencyKey, Project, Tria
 from service.database.engine import Database
 from service.errors import IdempotencyError, NotFoundError
 from service.experiments import store, submission
-from service.queue import trials as queue
+from service.experiments.submission import Draft
 from service.queue.leases import Lease
-from service.queue.trials import ArtifactFile
+from service.queue.trials import ArtifactFile, ProtocolRecord, hold
 from service.specs.grid import ExperimentSpec, Plan, expand_grid
+from tests.held import reported
 
 Submit = Callable[..., int]
 Claim = Callable[..., Lease]
@@ -82,7 +83,7 @@ class TestAnswerOnce:
 
             def work(session: Session) -> dict[str, Any]:
                 return store.answer_once(
-                    session, "key", {}, lambda: {"id": submission.create_experiment(session, SPEC, plan).id}
+                    session, "key", {}, lambda: {"id": submission.submit(session, Draft(SPEC, plan)).id}
                 )
 
             answers.append(database.write(work))
@@ -113,9 +114,10 @@ class TestOne:
             session.add_all([Project(id=1, name="mine"), Project(id=2, name="theirs")])
             session.flush()
             store.get_experiment(session, 1).project_id = 1
-            queue.start_trial(session, lease, trial_id)
-            files = [ArtifactFile("model", "model.bin", "0" * 64, 1)]
-            queue.finish_trial(session, lease, trial_id, trial_result(), ("p" * 64, {}), files)
+            with hold(session, lease) as held:
+                held.start_trial(trial_id)
+                files = [ArtifactFile("model", "model.bin", "0" * 64, 1)]
+                held.finish_trial(trial_id, trial_result(), ProtocolRecord("p" * 64, {}), files)
 
         database.write(work)
         looks: list[tuple[Callable[..., Any], int]] = [
@@ -140,9 +142,10 @@ class TestOne:
         assert (bare.result, bare.protocol, bare.artifacts) == (None, None, [])
 
         def work(session: Session) -> None:
-            queue.start_trial(session, lease, trial_id)
-            files = [ArtifactFile(kind, f"{kind}.bin", "0" * 64, 1) for kind in ("model", "log")]
-            queue.finish_trial(session, lease, trial_id, trial_result(), ("p" * 64, {"split": "test"}), files)
+            with hold(session, lease) as held:
+                held.start_trial(trial_id)
+                files = [ArtifactFile(kind, f"{kind}.bin", "0" * 64, 1) for kind in ("model", "log")]
+                held.finish_trial(trial_id, trial_result(), ProtocolRecord("p" * 64, {"split": "test"}), files)
 
         database.write(work)
         with database.read() as session:
@@ -169,10 +172,11 @@ class TestProgress:
         finish(lease, ids[0], 0.75)
 
         def work(session: Session) -> None:
-            queue.start_trial(session, lease, ids[1])
-            queue.add_epoch(session, lease, ids[1], epoch_point(1, val_accuracy=0.875))
-            queue.start_trial(session, lease, ids[2])
-            queue.fail_trial(session, lease, ids[2], "diverged", "NaN")
+            with hold(session, lease) as held:
+                held.start_trial(ids[1])
+                held.add_epoch(ids[1], reported(epoch_point(1, val_accuracy=0.875)))
+                held.start_trial(ids[2])
+                held.fail_trial(ids[2], "diverged", "NaN")
 
         database.write(work)
         with database.read() as session:

@@ -15,10 +15,12 @@ from service.database import Event, Experiment, ExperimentState, IdempotencyKey,
 from service.database.engine import Database
 from service.errors import StateError
 from service.experiments import store, submission
-from service.queue import leases
-from service.queue import trials as queue
+from service.experiments.submission import Draft
+from service.queue import driver_reads, leases
 from service.queue.leases import Lease
+from service.queue.trials import HeldExperiment
 from service.specs.grid import ExperimentSpec, Plan, expand_grid, factored
+from tests.held import under
 
 Submit = Callable[..., int]
 Claim = Callable[..., Lease]
@@ -65,7 +67,7 @@ def submit_spec(api: TestClient, **spec: Any) -> str:
 class TestCreate:
     def test_stores_spec_and_trials_as_they_are(self, database: Database, table: Table) -> None:
         plan = plan_of(SPEC)
-        write(database, submission.create_experiment, SPEC, plan)
+        write(database, submission.submit, Draft(SPEC, plan))
         (experiment,) = table(Experiment)
         assert experiment.spec == SPEC.model_dump(mode="json")
         assert (experiment.name, experiment.priority, experiment.state) == ("two ranks", 3, ExperimentState.QUEUED)
@@ -82,7 +84,7 @@ class TestCreate:
 
     def test_keeps_the_order_of_the_axes(self, database: Database, table: Table) -> None:
         """The last axis varies fastest: a spec posted again must give the same trials in the same order."""
-        write(database, submission.create_experiment, SPEC, plan_of(SPEC))
+        write(database, submission.submit, Draft(SPEC, plan_of(SPEC)))
         (experiment,) = table(Experiment)
         assert list(experiment.spec["grid"]) == ["training.lr", "rank", "seed"]
         again = plan_of(ExperimentSpec.model_validate(experiment.spec))
@@ -92,13 +94,13 @@ class TestCreate:
         plan = plan_of(SPEC)
         doubled = Plan([*plan.trials, plan.trials[0]], plan.points + 1)
         with pytest.raises(Exception, match=r"(?i)unique"):
-            write(database, submission.create_experiment, SPEC, doubled)
+            write(database, submission.submit, Draft(SPEC, doubled))
         assert (table(Experiment), table(Trial)) == ([], [])
 
     def test_a_failure_after_the_insert_takes_it_back(self, database: Database, table: Table) -> None:
         def work(session: Session) -> None:
             def answer() -> dict[str, Any]:
-                submission.create_experiment(session, SPEC, plan_of(SPEC))
+                submission.submit(session, Draft(SPEC, plan_of(SPEC)))
                 raise RuntimeError("power cut")
 
             store.answer_once(session, "key", {}, answer)
@@ -122,7 +124,7 @@ class TestCreate:
         assert (table(Trial), table(Result)) == ([], [])
 
     def test_tags_can_be_found(self, database: Database, table: Table) -> None:
-        write(database, submission.create_experiment, SPEC, plan_of(SPEC))
+        write(database, submission.submit, Draft(SPEC, plan_of(SPEC)))
         assert [tag.name for tag in table(Tag)] == ["a", "thesis"]
 
 
@@ -146,7 +148,7 @@ class TestExtend:
         assert self.seeds(table) == [(0, 0, "succeeded"), (1, 1, "succeeded"), (2, 4, "queued"), (3, 3, "queued")]
         assert len(table(Result)) == 2
         assert [event.detail for event in table(Event) if event.kind == "extended"] == [{"trials": 2}]
-        assert [trial.seed for trial in write(database, queue.unfinished_trials, claim())] == [4, 3]
+        assert [trial.seed for trial in write(database, driver_reads.unfinished_trials, claim())] == [4, 3]
 
     def test_several_axes_at_once_make_the_whole_product(self, api: TestClient, table: Table) -> None:
         path = submit_spec(api, base=BASE, grid={"rank": [2, 4], "seed": [0]})
@@ -161,7 +163,7 @@ class TestExtend:
         path = f"/v1/experiments/{submit(seeds=1)}"
         lease = claim()
         assert post(api, f"{path}/extend", {"grid": {"seed": [1]}})["state"] == "running"
-        assert [trial.number for trial in write(database, queue.unfinished_trials, lease)] == [0, 1]
+        assert [trial.number for trial in write(database, driver_reads.unfinished_trials, lease)] == [0, 1]
 
     @pytest.mark.parametrize(
         ("spec", "more", "ranks"),
@@ -226,13 +228,12 @@ class TestExtend:
 
     def test_not_over_anothers_change(self, submit: Submit, database: Database, table: Table) -> None:
         experiment_id = submit(seeds=1)
-        nothing: dict[str, Any] = {"variants": [], "trials": [], "repeat": None}
-        more = [nothing | {"grid": {"seed": [seed]}} for seed in (1, 2)]
+        more = [submission.Additions(grid={"seed": [seed]}) for seed in (1, 2)]
         with database.read() as session:
             drafts = [submission.draft_extension(session, experiment_id, one, max_trials=9) for one in more]
-        write(database, submission.extend, experiment_id, drafts[0])
+        write(database, submission.submit, drafts[0])
         with pytest.raises(StateError, match="send the request again"):
-            write(database, submission.extend, experiment_id, drafts[1])
+            write(database, submission.submit, drafts[1])
         assert [trial.seed for trial in table(Trial)] == [0, 1]
 
 
@@ -275,8 +276,8 @@ class TestReevaluate:
         trials = table(Trial)
         finish(lease, trials[0].id)
         finish(lease, trials[3].id)
-        write(database, queue.start_trial, lease, trials[1].id)
-        write(database, queue.fail_trial, lease, trials[1].id, "oom", "no")
+        database.write(under(lease, HeldExperiment.start_trial, trials[1].id))
+        database.write(under(lease, HeldExperiment.fail_trial, trials[1].id, "oom", "no"))
         post(api, f"{path}/cancel", None)
         return path
 

@@ -25,9 +25,9 @@ from service.database import Event, Webhook, WebhookDelivery, now
 from service.database.engine import Database
 from service.experiments import actions, webhooks
 from service.experiments.events import EventKind
-from service.queue import leases
-from service.queue import trials as queue
+from service.queue import driver_reads, leases
 from service.queue.leases import Lease
+from service.queue.trials import hold
 from service.settings import Settings
 from workers.worker import webhooks as sender
 from workers.worker.webhooks import NotDeliveredError, Target, post, resolved, signature, targets
@@ -108,9 +108,10 @@ class TestDeliveries:
         lease = claim()
 
         def fail(session: Any) -> None:
-            (trial,) = queue.unfinished_trials(session, lease)
-            queue.start_trial(session, lease, trial.id)
-            queue.fail_trial(session, lease, trial.id, "oom", "x" * 5000)
+            (trial,) = driver_reads.unfinished_trials(session, lease)
+            with hold(session, lease) as held:
+                held.start_trial(trial.id)
+                held.fail_trial(trial.id, "oom", "x" * 5000)
             assert leases.complete(session, lease)
 
         enrolled.write(fail)

@@ -24,11 +24,12 @@ from service.database import (
 from service.database.engine import Database
 from service.errors import LeaseLostError
 from service.experiments import actions, store, submission
-from service.queue import leases
-from service.queue import trials as queue
+from service.experiments.submission import Draft
+from service.queue import driver_reads, leases
 from service.queue.leases import MAX_FRUITLESS_CLAIMS, Lease, Watched
-from service.queue.trials import MAX_ATTEMPTS, ArtifactFile
+from service.queue.trials import MAX_ATTEMPTS, ArtifactFile, HeldExperiment, ProtocolRecord, hold
 from service.specs.grid import ExperimentSpec, PlannedTrial, expand_grid
+from tests.held import reported, under
 
 BASE: dict[str, Any] = {"dataset": "digits", "model": "small-cnn", "training": {"epochs": 3}}
 
@@ -37,7 +38,7 @@ Claim = Callable[..., Lease]
 Finish = Callable[..., None]
 Table = Callable[[type], list[Any]]
 Make = Callable[..., dict[str, Any]]
-MakeProtocol = Callable[..., tuple[str, dict[str, Any]]]
+MakeProtocol = Callable[..., ProtocolRecord]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -48,7 +49,7 @@ def write(database: Database, function: Callable[Concatenate[Session, P], T], *a
     return database.write(lambda session: function(session, *args, **kwargs))
 
 
-PROTOCOL = ("p" * 64, {"split": "test"})
+PROTOCOL = ProtocolRecord("p" * 64, {"split": "test"})
 
 
 def planned(**fields: Any) -> PlannedTrial:
@@ -150,8 +151,8 @@ class TestQuarantine:
         submit(seeds=1)
         self.lose(database, MAX_FRUITLESS_CLAIMS - 1)
         lease, trial = claim(), table(Trial)[0]
-        write(database, queue.start_trial, lease, trial.id)
-        write(database, queue.add_epoch, lease, trial.id, epoch_point(1))
+        database.write(under(lease, HeldExperiment.start_trial, trial.id))
+        database.write(under(lease, HeldExperiment.add_epoch, trial.id, reported(epoch_point(1))))
         assert table(Experiment)[0].fruitless_claims == 0
         write(database, leases.release, lease, drained=False)
         self.lose(database, MAX_FRUITLESS_CLAIMS)
@@ -166,8 +167,8 @@ class TestQuarantine:
         while (lease := try_claim(database)) is not None and claims < 20:
             claims += 1
             trial = table(Trial)[0]
-            write(database, queue.start_trial, lease, trial.id)
-            write(database, queue.add_epoch, lease, trial.id, epoch_point(1))
+            database.write(under(lease, HeldExperiment.start_trial, trial.id))
+            database.write(under(lease, HeldExperiment.add_epoch, trial.id, reported(epoch_point(1))))
             write(database, leases.release, lease, drained=False)
         assert claims == 1 + MAX_FRUITLESS_CLAIMS
         assert table(Experiment)[0].state == ExperimentState.FAILED
@@ -181,8 +182,8 @@ class TestQuarantine:
         if end == "finish":
             finish(lease, trial.id)
         else:
-            write(database, queue.start_trial, lease, trial.id)
-            write(database, queue.fail_trial, lease, trial.id, "oom", "too large")
+            database.write(under(lease, HeldExperiment.start_trial, trial.id))
+            database.write(under(lease, HeldExperiment.fail_trial, trial.id, "oom", "too large"))
         assert table(Experiment)[0].fruitless_claims == 0
 
     def test_draining_is_not_held_against_an_experiment(self, submit: Submit, database: Database) -> None:
@@ -193,33 +194,37 @@ class TestQuarantine:
             write(database, leases.release, lease, drained=True)
 
 
-WRITES: dict[str, Callable[[Session, Lease, int, dict[str, Any], dict[str, Any]], object]] = {
-    "renew": lambda session, lease, trial, point, result: leases.renew(session, lease),
-    "release": lambda session, lease, trial, point, result: leases.release(session, lease, drained=False),
-    "drain": lambda session, lease, trial, point, result: leases.release(session, lease, drained=True),
-    "unfinished_trials": lambda session, lease, trial, point, result: queue.unfinished_trials(session, lease),
-    "start_trial": lambda session, lease, trial, point, result: queue.start_trial(session, lease, trial),
-    "add_epoch": lambda session, lease, trial, point, result: queue.add_epoch(session, lease, trial, point),
-    "finish_trial": lambda session, lease, trial, point, result: queue.finish_trial(
-        session, lease, trial, result, PROTOCOL
-    ),
-    "fail_trial": lambda session, lease, trial, point, result: queue.fail_trial(
-        session, lease, trial, "oom", "too big"
-    ),
-    "lose_trial": lambda session, lease, trial, point, result: queue.lose_trial(session, lease, trial, "gone"),
-    "early_stop_trial": lambda session, lease, trial, point, result: queue.early_stop_trial(session, lease, trial),
-    "add_trial": lambda session, lease, trial, point, result: queue.add_trial(session, lease, planned(seed=77)),
-    "complete": lambda session, lease, trial, point, result: leases.complete(session, lease),
+WRITES: dict[str, Callable[[Lease, int, dict[str, Any], dict[str, Any]], Callable[[Session], object]]] = {
+    "renew": lambda lease, *_: lambda session: leases.renew(session, lease),
+    "release": lambda lease, *_: lambda session: leases.release(session, lease, drained=False),
+    "drain": lambda lease, *_: lambda session: leases.release(session, lease, drained=True),
+    "complete": lambda lease, *_: lambda session: leases.complete(session, lease),
+    "lock": lambda lease, *_: lambda session: leases.lock(session, lease),
+    "unfinished_trials": lambda lease, *_: lambda session: driver_reads.unfinished_trials(session, lease),
+    "read_trials": lambda lease, trial, *_: under(lease, HeldExperiment.read_trials, [trial]),
+    "start_trial": lambda lease, trial, *_: under(lease, HeldExperiment.start_trial, trial),
+    "add_epoch": lambda lease, trial, point, _: under(lease, HeldExperiment.add_epoch, trial, reported(point)),
+    "finish_trial": lambda lease, trial, _, result: under(lease, HeldExperiment.finish_trial, trial, result, PROTOCOL),
+    "fail_trial": lambda lease, trial, *_: under(lease, HeldExperiment.fail_trial, trial, "oom", "too big"),
+    "lose_trial": lambda lease, trial, *_: under(lease, HeldExperiment.lose_trial, trial, "gone"),
+    "early_stop_trial": lambda lease, trial, *_: under(lease, HeldExperiment.early_stop_trial, trial),
+    "add_trial": lambda lease, *_: under(lease, HeldExperiment.add_trial, planned(seed=77)),
 }
+"""What is done under a lease on a trial, with a point or a result."""
+
+READS = {"is_held", "is_stopping", "lost", "final_curves", "tried"}
+"""What takes a lease and refuses no stale one."""
 
 
 def test_every_function_that_takes_a_lease_is_in_the_fence_tests() -> None:
     taking = {
         name
-        for name, function in vars(queue).items()
+        for module in (leases, driver_reads)
+        for name, function in vars(module).items()
         if callable(function) and not name.startswith("_") and "lease" in getattr(function, "__annotations__", {})
     }
-    assert taking - {"is_held", "is_stopping"} == set(WRITES) - {"drain"}
+    methods = {name for name, member in vars(HeldExperiment).items() if callable(member) and not name.startswith("_")}
+    assert (taking - READS) | methods == set(WRITES) - {"drain"}
 
 
 class TestFence:
@@ -240,14 +245,14 @@ class TestFence:
         experiment_id = submit(seeds=2)
         lease = claim()
         trial_id = table(Trial)[0].id
-        write(database, queue.start_trial, lease, trial_id)
+        database.write(under(lease, HeldExperiment.start_trial, trial_id))
         if how in ("reaped", "claimed anew"):
             with database.read() as session:
                 (seen,) = leases.watch(session)
             assert write(database, leases.reap, seen)
             if how == "claimed anew":
                 newer = claim()
-                write(database, queue.start_trial, newer, trial_id)
+                database.write(under(newer, HeldExperiment.start_trial, trial_id))
         elif how == "released":
             write(database, leases.release, lease, drained=False)
         elif how == "cancelled":
@@ -255,7 +260,7 @@ class TestFence:
         elif how == "paused":
             write(database, actions.pause, experiment_id)
         elif how == "stopped":
-            write(database, queue.fail_trial, lease, trial_id, "oom", "too big")
+            database.write(under(lease, HeldExperiment.fail_trial, trial_id, "oom", "too big"))
             write(database, actions.stop, experiment_id)
         elif how == "completed":
             for trial in table(Trial):
@@ -267,7 +272,7 @@ class TestFence:
         for name, call in WRITES.items():
             refused = None
             try:
-                write(database, call, lease, trial_id, epoch_point(), trial_result())
+                database.write(call(lease, trial_id, epoch_point(), trial_result()))
             except LeaseLostError as error:
                 refused = str(error)
             assert (name, refused) == (name, f"experiment {experiment_id} under fence {lease.fence}")
@@ -294,14 +299,63 @@ class TestFence:
         first, second = claim(), claim()
         other = next(trial for trial in table(Trial) if trial.experiment_id == second.experiment_id)
         if name != "start_trial":
-            write(database, queue.start_trial, second, other.id)
+            database.write(under(second, HeldExperiment.start_trial, other.id))
 
         def stored() -> list[tuple[Any, ...]]:
             return [row for row in snapshot(table) if row[0] != "Experiment"]
 
         before = stored()
-        database.write(lambda session: WRITES[name](session, first, other.id, epoch_point(), trial_result()))
+        database.write(WRITES[name](first, other.id, epoch_point(), trial_result()))
         assert stored() == before
+
+    @pytest.mark.parametrize("how", ["released", "cancelled", "claimed anew"])
+    def test_what_the_transaction_itself_gave_away_is_written_no_more(
+        self,
+        submit: Submit,
+        claim: Claim,
+        database: Database,
+        table: Table,
+        epoch_point: Make,
+        trial_result: Make,
+        how: str,
+    ) -> None:
+        """No statement looks again: the object that the transaction holds says so."""
+        experiment_id = submit(seeds=2)
+        lease = claim()
+        trial_id = table(Trial)[0].id
+        writes: dict[str, Callable[[HeldExperiment], object]] = {
+            "read_trials": lambda held: held.read_trials([trial_id]),
+            "start_trial": lambda held: held.start_trial(trial_id),
+            "add_epoch": lambda held: held.add_epoch(trial_id, reported(epoch_point())),
+            "finish_trial": lambda held: held.finish_trial(trial_id, trial_result(), PROTOCOL),
+            "fail_trial": lambda held: held.fail_trial(trial_id, "oom", "too big"),
+            "lose_trial": lambda held: held.lose_trial(trial_id, "gone"),
+            "early_stop_trial": lambda held: held.early_stop_trial(trial_id),
+            "add_trial": lambda held: held.add_trial(planned(seed=77)),
+        }
+
+        def work(session: Session) -> dict[str, bool]:
+            refused = dict.fromkeys(writes, False)
+            with hold(session, lease) as held:
+                assert held.start_trial(trial_id)
+                if how == "released":
+                    leases.release(session, lease, drained=True)
+                elif how == "cancelled":
+                    actions.cancel(session, experiment_id)
+                else:
+                    (seen,) = leases.watch(session)
+                    assert leases.reap(session, seen)
+                    assert leases.claim(session, "next", None) == Lease(experiment_id, lease.fence + 2)
+                for name, call in writes.items():
+                    try:
+                        call(held)
+                    except LeaseLostError:
+                        refused[name] = True
+            return refused
+
+        assert database.write(work) == dict.fromkeys(writes, True)
+        state = TrialState.CANCELLED if how == "cancelled" else TrialState.QUEUED
+        assert [trial.state for trial in table(Trial)] == [state, state]
 
     def test_renewing_moves_the_heartbeat_only(self, submit: Submit, claim: Claim, database: Database) -> None:
         submit()
@@ -327,7 +381,7 @@ class TestReap:
         submit(seeds=2)
         lease = claim()
         first = table(Trial)[0]
-        write(database, queue.start_trial, lease, first.id)
+        database.write(under(lease, HeldExperiment.start_trial, first.id))
         assert write(database, leases.reap, self.seen(database))
         (experiment,) = table(Experiment)
         assert (experiment.state, experiment.fence) == (ExperimentState.QUEUED, lease.fence + 1)
@@ -401,7 +455,7 @@ class TestReap:
 
 def _submit_one(session: Session) -> None:
     spec = ExperimentSpec(name="one", base={"dataset": "digits", "model": "small-cnn"})
-    submission.create_experiment(session, spec, expand_grid(spec, max_trials=1))
+    submission.submit(session, Draft(spec, expand_grid(spec, max_trials=1)))
 
 
 class TestRelease:
@@ -418,7 +472,7 @@ class TestRelease:
     ) -> None:
         submit(seeds=2)
         lease = claim()
-        write(database, queue.start_trial, lease, table(Trial)[0].id)
+        database.write(under(lease, HeldExperiment.start_trial, table(Trial)[0].id))
         write(database, leases.release, lease, drained=drained)
         (experiment,) = table(Experiment)
         assert (experiment.state, experiment.worker, experiment.process) == (ExperimentState.QUEUED, None, None)
@@ -437,7 +491,7 @@ class TestRelease:
         finish(lease, done.id)
         write(database, leases.release, lease, drained=False)
         newer = claim()
-        trials = write(database, queue.unfinished_trials, newer)
+        trials = write(database, driver_reads.unfinished_trials, newer)
         assert [trial.id for trial in trials] == [queued.id]
         assert len(table(Result)) == 1
 
@@ -450,8 +504,8 @@ class TestTrials:
         lease = claim()
         ids = [trial.id for trial in table(Trial)]
         finish(lease, ids[2])
-        write(database, queue.start_trial, lease, ids[3])
-        trials = write(database, queue.unfinished_trials, lease)
+        database.write(under(lease, HeldExperiment.start_trial, ids[3]))
+        trials = write(database, driver_reads.unfinished_trials, lease)
         assert [trial.id for trial in trials] == [ids[0], ids[1], ids[3], ids[4]]
         assert [trial.attempts for trial in trials] == [0, 0, 1, 0]
 
@@ -461,13 +515,13 @@ class TestTrials:
         submit(seeds=2)
         lease = claim()
         with database.read() as session:
-            assert len(queue.unfinished_trials(session, lease)) == 2
+            assert len(driver_reads.unfinished_trials(session, lease)) == 2
 
     def test_starting_twice_counts_once(self, submit: Submit, claim: Claim, database: Database, table: Table) -> None:
         submit(seeds=1)
         lease, trial = claim(), table(Trial)[0]
         for _ in range(2):
-            write(database, queue.start_trial, lease, trial.id)
+            database.write(under(lease, HeldExperiment.start_trial, trial.id))
         (trial,) = table(Trial)
         assert (trial.state, trial.attempts) == (TrialState.RUNNING, 1)
         assert trial.started_at is not None
@@ -477,10 +531,10 @@ class TestTrials:
     ) -> None:
         submit(seeds=1)
         lease, trial = claim(), table(Trial)[0]
-        write(database, queue.start_trial, lease, trial.id)
+        database.write(under(lease, HeldExperiment.start_trial, trial.id))
         for epoch, accuracy in ((1, 0.5), (2, 0.75), (2, 0.625)):
             point = epoch_point(epoch, val_accuracy=accuracy)
-            write(database, queue.add_epoch, lease, trial.id, point)
+            database.write(under(lease, HeldExperiment.add_epoch, trial.id, reported(point)))
         assert [(point.epoch, point.val_accuracy) for point in table(EpochPoint)] == [(1, 0.5), (2, 0.625)]
         (trial,) = table(Trial)
         assert (trial.epoch, trial.best_val_accuracy) == (2, 0.75)
@@ -490,9 +544,9 @@ class TestTrials:
     ) -> None:
         submit(seeds=1)
         lease, trial = claim(), table(Trial)[0]
-        write(database, queue.start_trial, lease, trial.id)
+        database.write(under(lease, HeldExperiment.start_trial, trial.id))
         for epoch in (1, 2, 3, 2):
-            write(database, queue.add_epoch, lease, trial.id, epoch_point(epoch))
+            database.write(under(lease, HeldExperiment.add_epoch, trial.id, reported(epoch_point(epoch))))
         assert table(Trial)[0].epoch == 3
 
     @pytest.mark.parametrize("ended", [False, True])
@@ -510,7 +564,7 @@ class TestTrials:
         lease, trial = claim(), table(Trial)[0]
         if ended:
             finish(lease, trial.id)
-        write(database, queue.add_epoch, lease, trial.id, epoch_point())
+        database.write(under(lease, HeldExperiment.add_epoch, trial.id, reported(epoch_point())))
         assert table(EpochPoint) == []
 
     def test_a_result_comes_whole_and_once(
@@ -525,11 +579,11 @@ class TestTrials:
         """Again after a lost reply to COMMIT, with other numbers to tell them apart."""
         submit(seeds=1)
         lease, trial = claim(), table(Trial)[0]
-        write(database, queue.start_trial, lease, trial.id)
+        database.write(under(lease, HeldExperiment.start_trial, trial.id))
         file = ArtifactFile("model", "trials/1/model.safetensors", "0" * 64, 2**40)
         for accuracy in (0.9, 0.1):
             result = trial_result(accuracy)
-            write(database, queue.finish_trial, lease, trial.id, result, protocol(), [file])
+            database.write(under(lease, HeldExperiment.finish_trial, trial.id, result, protocol(), [file]))
         (trial,) = table(Trial)
         assert trial.state == TrialState.SUCCEEDED
         assert trial.finished_at is not None
@@ -537,7 +591,7 @@ class TestTrials:
         assert {name: getattr(stored, name) for name in trial_result()} == trial_result(0.9)
         assert (stored.trial_id, stored.fence) == (trial.id, lease.fence)
         (known,) = table(Protocol)
-        assert (known.fingerprint, known.record) == protocol()
+        assert ProtocolRecord(known.fingerprint, known.record) == protocol()
         (artifact,) = table(Artifact)
         assert (artifact.kind, artifact.path, artifact.size) == ("model", "trials/1/model.safetensors", 2**40)
 
@@ -551,10 +605,10 @@ class TestTrials:
     ) -> None:
         submit(seeds=1)
         lease, trial = claim(), table(Trial)[0]
-        write(database, queue.start_trial, lease, trial.id)
+        database.write(under(lease, HeldExperiment.start_trial, trial.id))
         before = snapshot(table)
         with pytest.raises(IntegrityError):
-            write(database, queue.finish_trial, lease, trial.id, trial_result(1.5), PROTOCOL)
+            database.write(under(lease, HeldExperiment.finish_trial, trial.id, trial_result(1.5), PROTOCOL))
         assert snapshot(table) == before
 
     def test_a_queued_trial_gets_no_result(
@@ -562,7 +616,7 @@ class TestTrials:
     ) -> None:
         submit(seeds=1)
         lease, trial = claim(), table(Trial)[0]
-        write(database, queue.finish_trial, lease, trial.id, trial_result(), PROTOCOL)
+        database.write(under(lease, HeldExperiment.finish_trial, trial.id, trial_result(), PROTOCOL))
         assert table(Result) == []
 
     @pytest.mark.parametrize(
@@ -573,9 +627,9 @@ class TestTrials:
     ) -> None:
         submit(seeds=1)
         lease, trial = claim(), table(Trial)[0]
-        write(database, queue.start_trial, lease, trial.id)
+        database.write(under(lease, HeldExperiment.start_trial, trial.id))
         for message in ("first", "second"):
-            write(database, queue.fail_trial, lease, trial.id, failure, message)
+            database.write(under(lease, HeldExperiment.fail_trial, trial.id, failure, message))
         (trial,) = table(Trial)
         assert (trial.state, trial.failure, trial.error) == (state, failure, "first")
         assert trial.finished_at is not None
@@ -587,12 +641,12 @@ class TestTrials:
         """Exceptions quote what they choke on: NUL, which Postgres has not, and file names that are not UTF-8."""
         submit(seeds=1)
         lease, trial = claim(), table(Trial)[0]
-        write(database, queue.start_trial, lease, trial.id)
+        database.write(under(lease, HeldExperiment.start_trial, trial.id))
         message = "bad \x00 and \udcff: ü"
         if lose:
-            write(database, queue.lose_trial, lease, trial.id, message)
+            database.write(under(lease, HeldExperiment.lose_trial, trial.id, message))
         else:
-            write(database, queue.fail_trial, lease, trial.id, "error", message)
+            database.write(under(lease, HeldExperiment.fail_trial, trial.id, "error", message))
         error = table(Trial)[0].error
         assert error.startswith("bad ")
         assert error.endswith(": ü")
@@ -605,9 +659,9 @@ class TestTrials:
         for attempt in range(1, MAX_ATTEMPTS + 1):
             (trial,) = table(Trial)
             assert (trial.state, trial.attempts) == (TrialState.QUEUED, attempt - 1)
-            write(database, queue.start_trial, lease, trial.id)
+            database.write(under(lease, HeldExperiment.start_trial, trial.id))
             for _ in range(2):
-                write(database, queue.lose_trial, lease, trial.id, f"signal {attempt}")
+                database.write(under(lease, HeldExperiment.lose_trial, trial.id, f"signal {attempt}"))
         (trial,) = table(Trial)
         assert (trial.state, trial.failure, trial.attempts) == (TrialState.FAILED, "crashed", MAX_ATTEMPTS)
         assert trial.error == "the trial's process was lost 5 times; the last time: signal 5"
@@ -618,12 +672,12 @@ class TestTrials:
     ) -> None:
         submit(seeds=1)
         lease, trial = claim(), table(Trial)[0]
-        write(database, queue.early_stop_trial, lease, trial.id)
+        database.write(under(lease, HeldExperiment.early_stop_trial, trial.id))
         assert table(Trial)[0].state == TrialState.QUEUED  # only what runs can be stopped
-        write(database, queue.start_trial, lease, trial.id)
-        write(database, queue.add_epoch, lease, trial.id, epoch_point(1))
-        write(database, queue.early_stop_trial, lease, trial.id)
-        write(database, queue.finish_trial, lease, trial.id, trial_result(), PROTOCOL)
+        database.write(under(lease, HeldExperiment.start_trial, trial.id))
+        database.write(under(lease, HeldExperiment.add_epoch, trial.id, reported(epoch_point(1))))
+        database.write(under(lease, HeldExperiment.early_stop_trial, trial.id))
+        database.write(under(lease, HeldExperiment.finish_trial, trial.id, trial_result(), PROTOCOL))
         (trial,) = table(Trial)
         assert (trial.state, trial.epoch, trial.failure) == (TrialState.EARLY_STOPPED, 1, None)
         assert trial.finished_at is not None
@@ -636,11 +690,11 @@ class TestTrials:
         lease = claim()
         done, running, waiting = (trial.id for trial in table(Trial))
         finish(lease, done)
-        assert write(database, queue.start_trial, lease, running)
-        assert write(database, queue.start_trial, lease, running)
-        assert not write(database, queue.start_trial, lease, done)
+        assert database.write(under(lease, HeldExperiment.start_trial, running))
+        assert database.write(under(lease, HeldExperiment.start_trial, running))
+        assert not database.write(under(lease, HeldExperiment.start_trial, done))
         write(database, actions.stop, experiment_id)
-        assert not write(database, queue.start_trial, lease, waiting)
+        assert not database.write(under(lease, HeldExperiment.start_trial, waiting))
         assert [trial.attempts for trial in table(Trial)] == [1, 1, 0]
 
     @pytest.mark.parametrize("end", ["finish", "fail", "lose", "early stop", "drain", "reap", "pause", "cancel"])
@@ -649,7 +703,7 @@ class TestTrials:
     ) -> None:
         experiment_id = submit(seeds=1)
         lease, trial = claim(), table(Trial)[0]
-        write(database, queue.start_trial, lease, trial.id)
+        database.write(under(lease, HeldExperiment.start_trial, trial.id))
 
         def earlier(session: Session) -> None:
             trial = session.get_one(Trial, 1)
@@ -661,10 +715,10 @@ class TestTrials:
         with database.read() as session:
             (seen,) = leases.watch(session)
         ends: dict[str, Callable[[Session], object]] = {
-            "finish": lambda session: queue.finish_trial(session, lease, trial.id, trial_result(), PROTOCOL),
-            "fail": lambda session: queue.fail_trial(session, lease, trial.id, "oom", "too big"),
-            "lose": lambda session: queue.lose_trial(session, lease, trial.id, "gone"),
-            "early stop": lambda session: queue.early_stop_trial(session, lease, trial.id),
+            "finish": under(lease, HeldExperiment.finish_trial, trial.id, trial_result(), PROTOCOL),
+            "fail": under(lease, HeldExperiment.fail_trial, trial.id, "oom", "too big"),
+            "lose": under(lease, HeldExperiment.lose_trial, trial.id, "gone"),
+            "early stop": under(lease, HeldExperiment.early_stop_trial, trial.id),
             "drain": lambda session: leases.release(session, lease, drained=True),
             "reap": lambda session: leases.reap(session, seen),
             "pause": lambda session: actions.pause(session, experiment_id),
@@ -679,10 +733,11 @@ class TestTrials:
         submit(seeds=2)
         lease = claim()
         first, again, known = (
-            write(database, queue.add_trial, lease, planned(seed=seed, layer="tt", rank=4)) for seed in (5, 5, 6)
+            database.write(under(lease, HeldExperiment.add_trial, planned(seed=seed, layer="tt", rank=4)))
+            for seed in (5, 5, 6)
         )
         assert first == again != known
-        assert write(database, queue.add_trial, lease, planned(seed=1)) == table(Trial)[1].id
+        assert database.write(under(lease, HeldExperiment.add_trial, planned(seed=1))) == table(Trial)[1].id
         trials = table(Trial)
         assert [(trial.number, trial.seed, trial.rank, trial.state) for trial in trials[2:]] == [
             (2, 5, 4, TrialState.QUEUED),
@@ -696,10 +751,10 @@ class TestTrials:
     ) -> None:
         experiment_id = submit(seeds=1)
         lease, trial = claim(), table(Trial)[0]
-        write(database, queue.start_trial, lease, trial.id)
+        database.write(under(lease, HeldExperiment.start_trial, trial.id))
         write(database, actions.stop, experiment_id)
-        added = write(database, queue.add_trial, lease, planned(seed=9))
-        assert not write(database, queue.start_trial, lease, added)
+        added = database.write(under(lease, HeldExperiment.add_trial, planned(seed=9)))
+        assert not database.write(under(lease, HeldExperiment.start_trial, added))
         assert table(Trial)[1].state == TrialState.CANCELLED
 
     def test_many_writes_in_one_transaction(
@@ -710,13 +765,14 @@ class TestTrials:
         lease, trial = claim(), table(Trial)[0]
 
         def work(session: Session) -> None:
-            for _ in range(2):
-                queue.start_trial(session, lease, trial.id)
-                queue.add_epoch(session, lease, trial.id, epoch_point(1, val_accuracy=0.5))
-                queue.lose_trial(session, lease, trial.id, "gone")
-            queue.start_trial(session, lease, trial.id)
-            queue.add_epoch(session, lease, trial.id, epoch_point(1, val_accuracy=0.25))
-            queue.finish_trial(session, lease, trial.id, trial_result(), PROTOCOL)
+            with hold(session, lease) as held:
+                for _ in range(2):
+                    held.start_trial(trial.id)
+                    held.add_epoch(trial.id, reported(epoch_point(1, val_accuracy=0.5)))
+                    held.lose_trial(trial.id, "gone")
+                held.start_trial(trial.id)
+                held.add_epoch(trial.id, reported(epoch_point(1, val_accuracy=0.25)))
+                held.finish_trial(trial.id, trial_result(), PROTOCOL)
             assert leases.complete(session, lease)
 
         database.write(work)
@@ -730,8 +786,8 @@ class TestTrials:
     ) -> None:
         submit(seeds=1)
         lease, trial = claim(), table(Trial)[0]
-        write(database, queue.start_trial, lease, trial.id)
-        write(database, queue.lose_trial, lease, trial.id, "signal 9")
+        database.write(under(lease, HeldExperiment.start_trial, trial.id))
+        database.write(under(lease, HeldExperiment.lose_trial, trial.id, "signal 9"))
         assert table(Trial)[0].error == "signal 9"
         finish(lease, trial.id)
         assert table(Trial)[0].error is None
@@ -746,7 +802,7 @@ class TestComplete:
         first, second = table(Trial)
         finish(lease, first.id)
         assert not write(database, leases.complete, lease)
-        write(database, queue.start_trial, lease, second.id)
+        database.write(under(lease, HeldExperiment.start_trial, second.id))
         assert not write(database, leases.complete, lease)
         assert table(Experiment)[0].state == ExperimentState.RUNNING
 
@@ -772,8 +828,8 @@ class TestComplete:
         finish(lease, good.id)
         finish(lease, fine.id)
         for trial, failure in ((bad, "diverged"), (worse, "oom")):
-            write(database, queue.start_trial, lease, trial.id)
-            write(database, queue.fail_trial, lease, trial.id, failure, "no")
+            database.write(under(lease, HeldExperiment.start_trial, trial.id))
+            database.write(under(lease, HeldExperiment.fail_trial, trial.id, failure, "no"))
         assert write(database, leases.complete, lease)
         (experiment,) = table(Experiment)
         assert (experiment.state, experiment.error) == (ExperimentState.FAILED, "2 of 4 trials did not succeed")
@@ -786,8 +842,8 @@ class TestComplete:
         lease = claim()
         best, worse = table(Trial)
         finish(lease, best.id)
-        write(database, queue.start_trial, lease, worse.id)
-        write(database, queue.early_stop_trial, lease, worse.id)
+        database.write(under(lease, HeldExperiment.start_trial, worse.id))
+        database.write(under(lease, HeldExperiment.early_stop_trial, worse.id))
         assert write(database, leases.complete, lease)
         assert table(Experiment)[0].state == ExperimentState.SUCCEEDED
 

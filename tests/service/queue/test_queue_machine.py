@@ -33,11 +33,12 @@ from service.database import (
 from service.database.engine import Database
 from service.errors import LeaseLostError, StateError
 from service.experiments import actions, store, submission
-from service.queue import leases
-from service.queue import trials as queue
+from service.experiments.submission import Draft
+from service.queue import driver_reads, leases
 from service.queue.leases import MAX_FRUITLESS_CLAIMS, Lease, Watched
-from service.queue.trials import MAX_ATTEMPTS
+from service.queue.trials import MAX_ATTEMPTS, HeldExperiment, ProtocolRecord, hold
 from service.specs.grid import ExperimentSpec, PlannedTrial, expand_grid
+from tests.held import reported, under
 
 POINT = {
     "train_loss": 1.0,
@@ -177,7 +178,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(seeds=st.integers(1, 3), priority=st.integers(-1, 1))
     def submit(self, seeds: int, priority: int) -> None:
         spec = ExperimentSpec(name="drawn", base=BASE, grid={"seed": list(range(seeds))}, priority=priority)
-        self.database.write(lambda s: submission.create_experiment(s, spec, expand_grid(spec, max_trials=9)))
+        self.database.write(lambda s: submission.submit(s, Draft(spec, expand_grid(spec, max_trials=9))))
 
     @rule(target=leases)
     def claim(self) -> Any:
@@ -210,27 +211,27 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(lease=leases, position=positions)
     def start(self, lease: Lease, position: int) -> None:
         trial_id = self.trial_of(lease, position)
-        self.write(lease, lambda s: queue.start_trial(s, lease, trial_id))
+        self.write(lease, under(lease, HeldExperiment.start_trial, trial_id))
 
     @rule(lease=leases, position=positions, epoch=st.integers(1, 3))
     def epoch(self, lease: Lease, position: int, epoch: int) -> None:
         trial_id = self.trial_of(lease, position)
-        self.write(lease, lambda s: queue.add_epoch(s, lease, trial_id, POINT | {"epoch": epoch}))
+        self.write(lease, under(lease, HeldExperiment.add_epoch, trial_id, reported(POINT | {"epoch": epoch})))
 
     @rule(lease=leases, position=positions)
     def finish(self, lease: Lease, position: int) -> None:
         trial_id = self.trial_of(lease, position)
-        self.write(lease, lambda s: queue.finish_trial(s, lease, trial_id, RESULT, ("p", {})))
+        self.write(lease, under(lease, HeldExperiment.finish_trial, trial_id, RESULT, ProtocolRecord("p", {})))
 
     @rule(lease=leases, position=positions, failure=st.sampled_from(["oom", "diverged"]))
     def fail(self, lease: Lease, position: int, failure: str) -> None:
         trial_id = self.trial_of(lease, position)
-        self.write(lease, lambda s: queue.fail_trial(s, lease, trial_id, failure, "no"))
+        self.write(lease, under(lease, HeldExperiment.fail_trial, trial_id, failure, "no"))
 
     @rule(lease=leases, position=positions)
     def lose(self, lease: Lease, position: int) -> None:
         trial_id = self.trial_of(lease, position)
-        self.write(lease, lambda s: queue.lose_trial(s, lease, trial_id, "gone"))
+        self.write(lease, under(lease, HeldExperiment.lose_trial, trial_id, "gone"))
 
     @rule(lease=leases)
     def complete(self, lease: Lease) -> None:
@@ -241,9 +242,10 @@ class QueueMachine(RuleBasedStateMachine):
         """Brings some experiments to their end, which chance alone seldom does."""
 
         def work(session: Session) -> None:
-            for trial in queue.unfinished_trials(session, lease):
-                queue.start_trial(session, lease, trial.id)
-                queue.finish_trial(session, lease, trial.id, RESULT, ("p", {}))
+            with hold(session, lease) as held:
+                for trial in driver_reads.unfinished_trials(session, lease):
+                    held.start_trial(trial.id)
+                    held.finish_trial(trial.id, RESULT, ProtocolRecord("p", {}))
             assert leases.complete(session, lease)
 
         self.write(lease, work)
@@ -251,11 +253,11 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(lease=leases, position=positions)
     def stop_early(self, lease: Lease, position: int) -> None:
         trial_id = self.trial_of(lease, position)
-        self.write(lease, lambda s: queue.early_stop_trial(s, lease, trial_id))
+        self.write(lease, under(lease, HeldExperiment.early_stop_trial, trial_id))
 
     @rule(lease=leases, seed=st.integers(0, 5))
     def search(self, lease: Lease, seed: int) -> None:
-        self.write(lease, lambda s: queue.add_trial(s, lease, planned(seed=seed)))
+        self.write(lease, under(lease, HeldExperiment.add_trial, planned(seed=seed)))
 
     @precondition(lambda self: self.experiments)
     @rule(place=places, name=st.sampled_from(sorted(ALLOWED)))
@@ -292,11 +294,11 @@ class QueueMachine(RuleBasedStateMachine):
             trial["source_trial_id"] for trial in self.look()[1].values() if trial["experiment_id"] == row["id"]
         )
         allowed = not (stopping or row["archived_at"] or row["state"] == E.CANCELLED or reevaluation)
-        more: dict[str, Any] = {"grid": {"seed": sorted(seeds)}, "variants": [], "trials": [], "repeat": None}
+        more = submission.Additions(grid={"seed": sorted(seeds)})
 
         def work(session: Session) -> None:
             drafted = submission.draft_extension(session, row["id"], more, max_trials=99)
-            submission.extend(session, row["id"], drafted)
+            submission.submit(session, drafted)
 
         self.say(row["id"], allowed, work)
         if allowed:
@@ -310,7 +312,7 @@ class QueueMachine(RuleBasedStateMachine):
 
         def work(session: Session) -> None:
             draft = submission.draft_clone(session, row["id"], name=None, max_trials=99)
-            submission.create_experiment(session, draft.spec, draft.plan, sources=draft.sources)
+            submission.submit(session, draft)
 
         self.database.write(work)
 
@@ -327,7 +329,7 @@ class QueueMachine(RuleBasedStateMachine):
         def work(session: Session) -> int:
             how = {"lipschitz": "fgsm"}
             draft = submission.draft_reevaluation(session, row["id"], how, name=None, max_trials=99)
-            return submission.create_experiment(session, draft.spec, draft.plan, sources=draft.sources).id
+            return submission.submit(session, draft).id
 
         try:
             new = self.database.write(work)

@@ -18,8 +18,9 @@ from service.database.engine import Database
 from service.errors import LeaseLostError, StateError
 from service.experiments import actions, store
 from service.queue import leases
-from service.queue import trials as queue
 from service.queue.leases import Lease, Watched
+from service.queue.trials import HeldExperiment, ProtocolRecord, hold
+from tests.held import under
 
 Submit = Callable[..., int]
 Claim = Callable[..., Lease]
@@ -67,7 +68,7 @@ class TestTwo:
         """A running experiment with one running trial."""
         submit(seeds=2)
         lease = claim()
-        database.write(lambda session: queue.start_trial(session, lease, table(Trial)[0].id))
+        database.write(under(lease, HeldExperiment.start_trial, table(Trial)[0].id))
         with database.read() as session:
             (seen,) = leases.watch(session)
         return seen
@@ -143,7 +144,7 @@ class TestTwo:
         _, finished = overlap(
             database_url,
             ends[end],
-            lambda session: queue.finish_trial(session, lease, trial_id, trial_result(), ("p" * 64, {})),
+            under(lease, HeldExperiment.finish_trial, trial_id, trial_result(), ProtocolRecord("p" * 64, {})),
         )
         assert isinstance(finished, LeaseLostError)
         assert table(Result) == []
@@ -161,7 +162,7 @@ class TestTwo:
         trial_id = table(Trial)[0].id
         overlap(
             database_url,
-            lambda session: queue.finish_trial(session, lease, trial_id, trial_result(), ("p" * 64, {})),
+            under(lease, HeldExperiment.finish_trial, trial_id, trial_result(), ProtocolRecord("p" * 64, {})),
             ends[end],
         )
         assert [result.trial_id for result in table(Result)] == [trial_id]
@@ -189,7 +190,7 @@ class TestTwo:
         _, finished = overlap(
             database_url,
             lambda session: actions.pause(session, seen.experiment_id).state,
-            lambda session: queue.finish_trial(session, lease, trial_id, trial_result(), ("p" * 64, {})),
+            under(lease, HeldExperiment.finish_trial, trial_id, trial_result(), ProtocolRecord("p" * 64, {})),
         )
         assert isinstance(finished, LeaseLostError)
         assert (table(Result), table(Experiment)[0].state) == ([], ExperimentState.PAUSED)
@@ -200,7 +201,7 @@ class TestTwo:
         waiting = table(Trial)[1].id
         started, _ = overlap(
             database_url,
-            lambda session: queue.start_trial(session, lease, waiting),
+            under(lease, HeldExperiment.start_trial, waiting),
             lambda session: actions.stop(session, seen.experiment_id).state,
         )
         assert started is True
@@ -212,7 +213,7 @@ class TestTwo:
         _, started = overlap(
             database_url,
             lambda session: actions.stop(session, seen.experiment_id).state,
-            lambda session: queue.start_trial(session, lease, waiting),
+            under(lease, HeldExperiment.start_trial, waiting),
         )
         assert started is False
         assert table(Trial)[1].state == TrialState.CANCELLED
@@ -224,9 +225,10 @@ class TestTwo:
         """Whoever is first: the failed trials wait again, and nobody takes the experiment for finished."""
 
         def fail(session: Session) -> None:
-            for trial in table(Trial):
-                queue.start_trial(session, lease, trial.id)
-                queue.fail_trial(session, lease, trial.id, "oom", "too big")
+            with hold(session, lease) as held:
+                for trial in table(Trial):
+                    held.start_trial(trial.id)
+                    held.fail_trial(trial.id, "oom", "too big")
 
         database.write(fail)
         works: list[Work] = [
@@ -260,7 +262,8 @@ class TestTwo:
         trial_id = table(Trial)[0].id
 
         def work(session: Session) -> None:
-            queue.finish_trial(session, lease, trial_id, trial_result(), ("p" * 64, {}))
+            with hold(session, lease) as held:
+                held.finish_trial(trial_id, trial_result(), ProtocolRecord("p" * 64, {}))
 
         assert overlap(database_url, work, work) == (None, None)
         assert len(table(Result)) == 1
@@ -268,9 +271,11 @@ class TestTwo:
 
 WORKER = """
 import json, sys
-from service import leases, queue
 from service.database.engine import Database
 from service.errors import LeaseLostError, StateError
+from service.queue import driver_reads, leases
+from service.queue.trials import HeldExperiment, ProtocolRecord
+from tests.held import reported, under
 
 point = {point}
 result = {result}
@@ -281,12 +286,12 @@ def write(function, *args):
 while (lease := write(leases.claim, sys.argv[2], {{"pid": 1}})) is not None:
     claims += 1
     try:
-        for trial in write(queue.unfinished_trials, lease):
-            write(queue.start_trial, lease, trial.id)
+        for trial in write(driver_reads.unfinished_trials, lease):
+            database.write(under(lease, HeldExperiment.start_trial, trial.id))
             for epoch in (1, 2):
-                write(queue.add_epoch, lease, trial.id, point | {{"epoch": epoch}})
+                database.write(under(lease, HeldExperiment.add_epoch, trial.id, reported(point | {{"epoch": epoch}})))
             write(leases.renew, lease)
-            write(queue.finish_trial, lease, trial.id, result, ("p" * 64, {{}}))
+            database.write(under(lease, HeldExperiment.finish_trial, trial.id, result, ProtocolRecord("p" * 64, {{}})))
             finished.append(trial.id)
         assert write(leases.complete, lease)
     except LeaseLostError:

@@ -16,9 +16,9 @@ from typer.testing import CliRunner, Result
 
 from service.client import Client
 from service.database.engine import Database
-from service.queue import leases
-from service.queue import trials as queue
-from service.queue.trials import ArtifactFile
+from service.queue import driver_reads, leases
+from service.queue.trials import ArtifactFile, ProtocolRecord, hold
+from tests.held import reported
 from workers.cli.__main__ import app
 
 Run = Callable[..., Result]
@@ -61,7 +61,7 @@ def finished(server: str, stored: Database, trial_result: Make, epoch_point: Mak
         def work(session: Session) -> None:
             lease = leases.claim(session, "worker", None)
             assert lease is not None
-            good, bad = queue.unfinished_trials(session, lease)
+            good, bad = driver_reads.unfinished_trials(session, lease)
             folder = tmp_path / "data" / f"trials/{good.id}/1"
             folder.mkdir(parents=True)
             (folder / "model.safetensors").write_bytes(b"weights")
@@ -73,11 +73,12 @@ def finished(server: str, stored: Database, trial_result: Make, epoch_point: Mak
                     ("log", "trial.log", b"one\ntwo\n"),
                 )
             ]
-            for trial in (good, bad):
-                queue.start_trial(session, lease, trial.id)
-                queue.add_epoch(session, lease, trial.id, epoch_point(1))
-            queue.finish_trial(session, lease, good.id, trial_result(0.875), ("p" * 64, {}), files)
-            queue.fail_trial(session, lease, bad.id, "oom", "out of memory")
+            with hold(session, lease) as held:
+                for trial in (good, bad):
+                    held.start_trial(trial.id)
+                    held.add_epoch(trial.id, reported(epoch_point(1)))
+                held.finish_trial(good.id, trial_result(0.875), ProtocolRecord("p" * 64, {}), files)
+                held.fail_trial(bad.id, "oom", "out of memory")
             assert leases.complete(session, lease)
 
         stored.write(work)

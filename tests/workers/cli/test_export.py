@@ -16,9 +16,9 @@ from typer.testing import CliRunner, Result
 from service.client import Client
 from service.database import EpochPoint
 from service.database.engine import Database
-from service.queue import leases
-from service.queue import trials as queue
-from service.queue.trials import ArtifactFile
+from service.queue import driver_reads, leases
+from service.queue.trials import ArtifactFile, ProtocolRecord, hold
+from tests.held import reported
 from workers.cli.__main__ import app
 
 Make = Callable[..., dict[str, Any]]
@@ -45,17 +45,18 @@ def experiment(server: str, stored: Database, trial_result: Make, epoch_point: M
     def work(session: Session) -> None:
         lease = leases.claim(session, "worker", None)
         assert lease is not None
-        good, bad, running, _ = queue.unfinished_trials(session, lease)
-        for trial in (good, bad, running):
-            queue.start_trial(session, lease, trial.id)
-            for epoch in (1, 2):
-                queue.add_epoch(session, lease, trial.id, epoch_point(epoch))
-        path = "trials/1/1/model.safetensors"
-        (tmp_path / "data" / path).parent.mkdir(parents=True)
-        (tmp_path / "data" / path).write_bytes(b"weights")
-        file = ArtifactFile("model", path, hashlib.sha256(b"weights").hexdigest(), 7)
-        queue.finish_trial(session, lease, good.id, trial_result(0.875), ("p" * 64, {}), [file])
-        queue.fail_trial(session, lease, bad.id, "diverged", "=1+1")
+        good, bad, running, _ = driver_reads.unfinished_trials(session, lease)
+        with hold(session, lease) as held:
+            for trial in (good, bad, running):
+                held.start_trial(trial.id)
+                for epoch in (1, 2):
+                    held.add_epoch(trial.id, reported(epoch_point(epoch)))
+            path = "trials/1/1/model.safetensors"
+            (tmp_path / "data" / path).parent.mkdir(parents=True)
+            (tmp_path / "data" / path).write_bytes(b"weights")
+            file = ArtifactFile("model", path, hashlib.sha256(b"weights").hexdigest(), 7)
+            held.finish_trial(good.id, trial_result(0.875), ProtocolRecord("p" * 64, {}), [file])
+            held.fail_trial(bad.id, "diverged", "=1+1")
 
     stored.write(work)
     return experiment_id
@@ -141,7 +142,8 @@ def test_mlflow(
     def work(session: Session) -> None:
         session.execute(insert(EpochPoint), [epoch_point(3, trial_id=3)])
         lease = leases.Lease(1, 1)
-        queue.early_stop_trial(session, lease, 3)
+        with hold(session, lease) as held:
+            held.early_stop_trial(3)
 
     stored.write(work)
     assert "0 runs made, 2 updated, 2 same" in export("--mlflow", uri, "--attach", "model").stdout

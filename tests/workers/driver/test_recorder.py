@@ -15,8 +15,8 @@ from service.database import Result, Trial
 from service.database.engine import Database
 from service.experiments import actions
 from service.queue import leases
-from service.queue import trials as queue
 from service.queue.leases import Lease
+from service.queue.trials import MAX_ATTEMPTS, HeldExperiment
 from tests.results import made_result
 from ttsv.trial import EpochMetrics
 from workers.driver.database_retry import MOST_FAILURES, is_away, is_in_trouble
@@ -25,7 +25,7 @@ from workers.driver.recorder import Recorder
 from workers.trial_process.messages import EpochReport, FailureReport, ResultReport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from tests.workers.conftest import Lab
 
@@ -101,7 +101,7 @@ def test_who_lost_its_process_keeps_its_checkpoints(lab: Lab) -> None:
     recorder = Recorder(bench.database, bench.lease, bench.lost.set, ended.append)
     recorder.open()
     first, second, third = (trial.id for trial in bench.trials())
-    for _ in range(queue.MAX_ATTEMPTS):
+    for _ in range(MAX_ATTEMPTS):
         recorder.died(first, "signal 9")
     recorder.started(second)
     recorder.reported(second, FailureReport("oom", "too large"))
@@ -160,7 +160,7 @@ def test_database_away(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
         if when == "after":
             write(work)
         if when:
-            raise OperationalError("COMMIT", {}, ConnectionError("the database is away"))
+            raise is_gone()
         return write(work)
 
     monkeypatch.setattr(bench.database, "write", flaky)
@@ -172,6 +172,11 @@ def test_database_away(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     assert bench.trials()[0].state == "succeeded"
     assert [trial.attempts for trial in bench.trials()] == [1, 0, 0]
     assert bench.lab.points(bench.experiment_id) == [(first, 1)]
+
+
+def is_gone() -> OperationalError:
+    """As it is said where no server answers."""
+    return OperationalError("COMMIT", {}, ConnectionError("the database is away"))
 
 
 def disk_full() -> OperationalError:
@@ -188,14 +193,16 @@ class TestTrouble:
     def impatient(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("workers.driver.recorder.Backoff.failed", lambda _self: 0.0)
 
-    def fail(self, bench: Bench, monkeypatch: pytest.MonkeyPatch, times: int) -> list[int]:
-        """Writes fail so many times; counts what is still to fail."""
+    def fail(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch, times: int, *, away: Collection[int] = ()
+    ) -> list[int]:
+        """Writes fail so many times, the disk being full or the database `away`; counts what is still to fail."""
         write, left = bench.database.write, [times]
 
         def full(work: Any) -> Any:
             if left[0] > 0:
                 left[0] -= 1
-                raise disk_full()
+                raise is_gone() if left[0] in away else disk_full()
             return write(work)
 
         monkeypatch.setattr(bench.database, "write", full)
@@ -211,6 +218,23 @@ class TestTrouble:
         assert bench.recorder.flush(10)
         assert left == [0]
         assert (bench.trials()[0].state, bench.trials()[0].attempts) == ("succeeded", 1)
+        assert not bench.lost.is_set()
+
+    @pytest.mark.parametrize(
+        ("times", "away"),
+        [(3 * MOST_FAILURES, range(3 * MOST_FAILURES)), (2 * MOST_FAILURES - 1, [MOST_FAILURES - 1])],
+    )
+    def test_an_absence_is_no_trouble_however_long(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch, times: int, away: Collection[int]
+    ) -> None:
+        """It does not count as failing for good, and what follows it is counted anew."""
+        first = bench.trials()[0].id
+        left = self.fail(bench, monkeypatch, times, away=away)
+        bench.recorder.started(first)
+        bench.recorder.reported(first, result())
+        assert bench.recorder.flush(10)
+        assert left == [0]
+        assert bench.trials()[0].state == "succeeded"
         assert not bench.lost.is_set()
 
     def test_that_stays_gives_the_lease_up_and_says_so(
@@ -246,7 +270,7 @@ class TestTrouble:
         def broken(*_args: Any, **_named: Any) -> None:
             raise ValueError("cannot be recorded")
 
-        monkeypatch.setattr(queue, "fail_trial", broken)
+        monkeypatch.setattr(HeldExperiment, "fail_trial", broken)
         first = bench.trials()[0].id
         bench.recorder.started(first)
         bench.recorder.reported(first, result(accuracy=7.0))

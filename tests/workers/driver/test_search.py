@@ -12,7 +12,7 @@ from sqlalchemy.exc import OperationalError
 from service.database import TrialState
 from service.errors import LeaseLostError
 from service.queue.driver_reads import Curve, Tried
-from service.specs.planner import PlannedTrial
+from service.specs.planner import Fields, PlannedTrial
 from service.specs.search import Search
 from service.specs.spec import Asha, Fifo
 from workers.driver.search import SearchTrials, any_trial
@@ -34,7 +34,7 @@ class Rows:
         self.tried: list[Tried] = []
         self.errors: list[Exception] = []
 
-    def add(self, planned: PlannedTrial, point: dict[str, Any]) -> Job:
+    def add(self, planned: PlannedTrial, point: Fields) -> Job:
         if self.errors:
             raise self.errors.pop(0)
         trial_id = len(self.tried) + 1
@@ -50,7 +50,7 @@ def search_of(algorithm: str = "random", trials: int = 8, space: dict[str, Any] 
     return Search.model_validate({"algorithm": algorithm, "trials": trials, "space": space} | fields)
 
 
-def worth(point: dict[str, Any]) -> float:
+def worth(point: Fields) -> float:
     return 1 - abs(float(point[DECAY]) - 0.3)
 
 
