@@ -50,7 +50,7 @@ from ttsv.data.corruptions import KINDS
 from ttsv.data.loading import Dataset, Split
 from ttsv.evaluation import measure
 from ttsv.evaluation.saved_spectra import load_saved
-from ttsv.metrics.accuracy import finish
+from ttsv.metrics.accuracy import run_to_end
 from ttsv.metrics.attacks.autoattack import autoattack
 from ttsv.results import TrialResult
 from ttsv.trial import run_trial
@@ -216,7 +216,7 @@ def _everything_else(
     eces: dict[str, float] = {}
 
     def ours() -> None:
-        measured = finish(measure(model, data, config, preprocessing=PIXELS, folder=folder))
+        measured = run_to_end(measure(model, data, config, preprocessing=PIXELS, folder=folder))
         eces["ours"] = measured.results["calibration"]["raw"]["ece"]
 
     def others() -> None:

@@ -13,7 +13,7 @@ from ttsv.constraints import Clip, Divide, Orthogonal
 from ttsv.layers import SOC, TTConv2d, densify, tensorize
 from ttsv.layers.prior_art import Cayley, aoc, aol, bcop, spectral_normalized, svd_unfolded
 from ttsv.spectral.bounds import conv_norm_bounds
-from ttsv.spectral.clamping import bracket_conv
+from ttsv.spectral.clamping import clamp_conv
 from ttsv.spectral.clipping import clip_conv, clip_matrix, clip_tt, divide_conv
 from ttsv.spectral.network import model_spectra
 from ttsv.spectral.singular_values import conv_singular_values, tt_singular_values
@@ -55,12 +55,12 @@ CASES: dict[str, Case] = {
         lambda: tt_singular_values(FACTORS[0].double(), DOUBLE, FACTORS[2], 4),
         r"k3\.dtype = torch\.float32: must be the core's, torch\.float64",
     ),
-    "bracket rounds": (lambda: bracket_conv(KERNEL, 0.1, 1.0, 4, rounds=wrong(1.5)), r"rounds = 1\.5: must be"),
+    "bracket rounds": (lambda: clamp_conv(KERNEL, 0.1, 1.0, 4, rounds=wrong(1.5)), r"rounds = 1\.5: must be"),
     "floor": (
-        lambda: bracket_conv(KERNEL, wrong("0"), 1.0, 4),
+        lambda: clamp_conv(KERNEL, wrong("0"), 1.0, 4),
         r"floor = '0': must be a number from 0 to delta = 1\.0",
     ),
-    "bracket delta": (lambda: bracket_conv(KERNEL, 0.0, wrong(None), 4), "delta = None: must be"),
+    "bracket delta": (lambda: clamp_conv(KERNEL, 0.0, wrong(None), 4), "delta = None: must be"),
     "channels": (lambda: TTConv2d(wrong(4.0), 4, 3, 2), r"in_channels = 4\.0: must be at least 1 and a whole number"),
     "channels text": (lambda: TTConv2d(4, wrong("4"), 3, 2), "out_channels = '4': must be"),
     "rank pair": (lambda: TTConv2d(4, 4, 3, wrong((2.0, 2))), r"rank = \(2\.0, 2\): must be a whole number"),

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from ttsv.precision import full_precision
-from ttsv.spectral.clamping import bracket_conv
-from ttsv.spectral.clipping import clip_conv, clip_conv_measured, clip_matrix, clip_tt
+from ttsv.spectral.clamping import clamp_conv
+from ttsv.spectral.clipping import ClipOptions, clip_conv, clip_matrix, clip_measured, clip_tt
 from ttsv.spectral.singular_values import conv_norm, conv_singular_values
+from ttsv.spectral.symbol import PeriodicConv
 
 if TYPE_CHECKING:
     from tests.ttsv.conftest import Dense
@@ -44,10 +45,10 @@ def test_settings_are_restored_after_errors_and_when_nested(relaxed: tuple[str, 
     "measure",
     [
         lambda kernel: clip_conv(kernel, 1.0, 4),
-        lambda kernel: clip_conv_measured(kernel, 1.0, 4),
+        lambda kernel: clip_measured(kernel, PeriodicConv.of(kernel, 4), ClipOptions(1.0)),
         lambda kernel: clip_tt(torch.eye(6), kernel, torch.eye(6), 1.0, 4),
         lambda kernel: clip_matrix(kernel[..., 0], 1.0),
-        lambda kernel: bracket_conv(kernel, 0.1, 1.0, 4),
+        lambda kernel: clamp_conv(kernel, 0.1, 1.0, 4),
         lambda kernel: conv_singular_values(kernel, 4),
         lambda kernel: conv_norm(kernel, 4),
     ],

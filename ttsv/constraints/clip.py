@@ -1,47 +1,37 @@
 """Singular values clipped to a threshold, and kept above a floor."""
 
-import time
-from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from ttsv.checks import check_count, check_flag
+from ttsv.checks import check_flag
 from ttsv.constraints.operators import (
     MATRIX,
     MEASURES,
     Operator,
-    bound_layers,
-    check_operator,
     frames_norm,
     make_frames_orthonormal,
     matrix_norm,
     operator_norm,
-    shrunk,
+    rescale_to_target,
     sizes_to_control,
-    unbound,
 )
-from ttsv.constraints.protocol import LayerNorms, Unconstrained
+from ttsv.constraints.projection import Projection
+from ttsv.constraints.protocol import LayerNorms
 from ttsv.errors import DivergedError
-from ttsv.layers import (
-    Convolution,
-    LayerGeometry,
-    TransposedConvolution,
-    TTConv,
-    layer_geometry,
-    layer_kernel,
-)
+from ttsv.layers import TTConv, layer_kernel
 from ttsv.precision import at_least_single
-from ttsv.spectral.clamping import bracket_conv, bracket_matrix, check_bracket
-from ttsv.spectral.clipping import clip_conv, clip_conv_measured, clip_matrix
-from ttsv.spectral.singular_values import conv_singular_values
+from ttsv.spectral.clamping import check_limits, clamp_kernel, clamp_matrix
+from ttsv.spectral.clipping import ClipOptions, clip_kernel, clip_measured
+from ttsv.spectral.geometry import Convolution, LayerGeometry, TransposedConvolution, layer_geometry
+from ttsv.spectral.singular_values import periodic_singular_values
 from ttsv.spectral.symbol import Size
 
 _EPS = torch.finfo(torch.float64).eps
 
 
-class Clip(Unconstrained):
+class Clip(Projection):
     """Clips the singular values of every convolution to `delta`, every `every` optimizer steps.
 
     `rounds` and `rescale` as in `ttsv.spectral.clip_conv`: with `rescale` every layer's norm is at most delta
@@ -51,7 +41,7 @@ class Clip(Unconstrained):
     periodic one; the norm that is reported, and brought to delta by `rescale`, is of the operator named, for
     "zero-padded" a rigorous upper bound.
 
-    `floor` raises small singular values too, as far as the taps allow: see `ttsv.spectral.bracket_conv` for
+    `floor` raises small singular values too, as far as the taps allow: see `ttsv.spectral.clamp_conv` for
     what is left; the smallest value reached is reported. `linear=True` treats linear layers as well, to the same
     limits, exactly. A TT layer has its core treated between frames made orthonormal by QR, which are written back, or
     between frames held orthonormal; what these, as they are rounded, may add to the core's norm is part of what is
@@ -71,21 +61,12 @@ class Clip(Unconstrained):
         floor: float | None = None,
         linear: bool = False,
     ) -> None:
-        super().__init__()
-        check_bracket(0.0 if floor is None else floor, delta)
-        check_count("every", every)
-        check_count("rounds", rounds)
-        check_flag("rescale", rescale)
+        super().__init__(every, operator)
+        check_limits(0.0 if floor is None else floor, delta)
         check_flag("linear", linear)
-        check_operator(operator)
-        self.delta = delta
-        self.every = every
-        self.rounds = rounds
-        self.rescale = rescale
-        self.operator: Operator = operator
+        self.options = ClipOptions(delta, rounds, rescale)
         self.floor = floor
         self.linear = linear
-        self._sizes: Mapping[str, tuple[int, ...]] | None = None
 
     def bind(self, model: nn.Module, input_size: Size, *, in_channels: int | None = None) -> None:
         """Records the size that each layer sees, by a forward pass that changes nothing in the model.
@@ -96,19 +77,7 @@ class Clip(Unconstrained):
         """
         self._sizes = sizes_to_control(model, input_size, self.operator, in_channels=in_channels, linear=self.linear)
 
-    @torch.no_grad()
-    def project(self, model: nn.Module, step: int, *, force: bool = False) -> None:
-        """Clips where `step` is a multiple of `every`, or `force`. Raises `DivergedError` for non-finite weights."""
-        if self._sizes is None:
-            raise unbound(model)
-        if not force and step % self.every:
-            return
-        start = time.perf_counter()
-        layers = bound_layers(model, self._sizes, step, linear=self.linear)
-        norms = {name: self._clip(name, layer, self._sizes[name]) for name, layer in layers.items()}
-        self._add_to_report(norms, time.perf_counter() - start)
-
-    def _clip(self, name: str, layer: nn.Module, seen: tuple[int, ...]) -> LayerNorms:
+    def _project_layer(self, name: str, layer: nn.Module, seen: tuple[int, ...], force: bool) -> LayerNorms:
         if isinstance(layer, nn.Linear):
             clipped, norms = self._clip_matrix(layer.weight)
             layer.weight.copy_(clipped)
@@ -118,42 +87,39 @@ class Clip(Unconstrained):
         around, kernel = frames_norm(layer), layer_kernel(layer)
         if not kernel.isfinite().all():  # of finite factors the product may overflow
             raise DivergedError(f"layer {name!r}: frames times core are not finite: lower the learning rate")
-        limit = self.delta if around == 1 else self.delta / around * (1 - 4 * _EPS)
-        clipped, norms = self._clip_kernel(kernel, limit, layer_geometry(layer, seen))
+        delta = self.options.delta
+        options = self.options if around == 1 else replace(self.options, delta=delta / around * (1 - 4 * _EPS))
+        clipped, norms = self._clip_kernel(kernel, layer_geometry(layer, seen), options)
         kernel.copy_(clipped)
         return replace(norms, before=norms.before * around, after=norms.after * around)
 
     def _clip_matrix(self, stored: Tensor) -> tuple[Tensor, LayerNorms]:
-        weight = at_least_single(stored)
-        if self.floor is None:
-            clipped = clip_matrix(weight, self.delta)
-        else:
-            clipped = bracket_matrix(weight, self.floor, self.delta)
+        weight, delta = at_least_single(stored), self.options.delta
 
         def norm(other: Tensor) -> float:
             return matrix_norm(other.to(stored.dtype))
 
-        clipped, after = shrunk(clipped, self.delta, norm, norm(clipped))
+        clipped = clamp_matrix(weight, self.floor or 0.0, delta)
+        clipped, after = rescale_to_target(clipped, delta, norm, norm(clipped))
         smallest = None if self.floor is None else torch.linalg.svdvals(clipped)[-1].item()
         return clipped, LayerNorms(norm(weight), after, smallest, MATRIX)
 
-    def _clip_kernel(self, stored: Tensor, limit: float, geometry: LayerGeometry) -> tuple[Tensor, LayerNorms]:
-        kernel, size, steps = at_least_single(stored), geometry.periodic_size, geometry.steps
+    def _clip_kernel(self, stored: Tensor, geometry: LayerGeometry, options: ClipOptions) -> tuple[Tensor, LayerNorms]:
+        kernel = at_least_single(stored)
+        periodic = geometry.periodic_conv(kernel)
         if self.floor is None and self.operator == "periodic" and kernel.dtype == stored.dtype:
-            measured = clip_conv_measured(kernel, limit, size, rounds=self.rounds, rescale=self.rescale, **steps)
+            measured = clip_measured(kernel, periodic, options)
             return measured.kernel, LayerNorms(measured.before, measured.after)
 
         def norm(other: Tensor) -> float:
             return operator_norm(other.to(stored.dtype), geometry, self.operator)
 
         if self.floor is None:
-            clipped = clip_conv(kernel, limit, size, rounds=self.rounds, **steps)
+            clipped = clip_kernel(kernel, periodic, replace(options, rescale=False))
         else:
-            clipped = bracket_conv(kernel, min(self.floor, limit), limit, size, rounds=self.rounds, **steps)
+            clipped = clamp_kernel(kernel, periodic, min(self.floor, options.delta), options.delta, options.rounds)
         before, after = norm(kernel), norm(clipped)
-        if self.rescale:
-            clipped, after = shrunk(clipped, limit, norm, after)
-        smallest = None
-        if self.floor is not None:
-            smallest = conv_singular_values(clipped, size, **steps).min().item()
+        if options.rescale:
+            clipped, after = rescale_to_target(clipped, options.delta, norm, after)
+        smallest = None if self.floor is None else periodic_singular_values(clipped, periodic).min().item()
         return clipped, LayerNorms(before, after, smallest, MEASURES[self.operator])

@@ -1,39 +1,33 @@
 """Layers divided by what their norms exceed (Gouk, Frank, Pfahringer & Cree, Machine Learning 2021)."""
 
-import time
-from collections.abc import Mapping
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ttsv.checks import check_count, check_positive
 from ttsv.constraints.operators import (
-    MATRIX,
-    MEASURES,
     Operator,
-    bound_layers,
-    check_operator,
     make_frames_orthonormal,
     matrix_norm,
     operator_norm,
-    shrunk,
+    rescale_to_target,
     sizes_to_control,
-    unbound,
 )
 from ttsv.constraints.power import power_step
-from ttsv.constraints.protocol import ConstraintState, LayerNorms, Unconstrained
-from ttsv.errors import ConfigError, DivergedError
-from ttsv.layers import Convolution, TransposedConvolution, TTConv, layer_geometry, layer_kernel
+from ttsv.constraints.projection import Projection, diverged
+from ttsv.constraints.protocol import ConstraintState, LayerNorms
+from ttsv.errors import ConfigError
+from ttsv.layers import TTConv, layer_kernel
 from ttsv.precision import at_least_single
+from ttsv.spectral.geometry import Convolution, TransposedConvolution, layer_geometry
 from ttsv.spectral.symbol import Size
 from ttsv.tt.decomposition import orthogonalize
 
 BATCH_NORM = "batch norm's max |gamma| / sqrt(var + eps)"
 
 
-class Divide(Unconstrained):
+class Divide(Projection):
     """Divides each weight by `max(1, norm / target)` after every `every`-th optimizer step.
 
     `conv`, `linear`, `batch_norm`: the targets for the norms of convolutions (TT layers included, by their cores),
@@ -65,7 +59,7 @@ class Divide(Unconstrained):
         every: int = 1,
         batch_norm_eps: float | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(every, operator)
         targets = {"conv": conv, "linear": linear, "batch_norm": batch_norm}
         for name, target in targets.items():
             if target is not None:
@@ -74,18 +68,13 @@ class Divide(Unconstrained):
             raise ConfigError("conv", None, "one of conv, linear and batch_norm at least must be given")
         if power_iterations != "exact":
             check_count("power_iterations", power_iterations)
-        check_count("every", every)
         if batch_norm_eps is not None:
             check_positive("batch_norm_eps", batch_norm_eps, "must be a finite number above 0, or None")
-        check_operator(operator)
         self.conv = conv
         self.linear = linear
         self.batch_norm = batch_norm
         self.power_iterations: int | Literal["exact"] = power_iterations
-        self.operator: Operator = operator
-        self.every = every
         self.batch_norm_eps = batch_norm_eps
-        self._sizes: Mapping[str, tuple[int, ...]] | None = None
         self._vectors: dict[str, Tensor] = {}
 
     def bind(self, model: nn.Module, input_size: Size, *, in_channels: int | None = None) -> None:
@@ -114,20 +103,13 @@ class Divide(Unconstrained):
                     raise ConfigError(f"model.{name}", repr(layer), "must have weights and running statistics")
         self._sizes, self._vectors = sizes, {}
 
-    @torch.no_grad()
-    def project(self, model: nn.Module, step: int, *, force: bool = False) -> None:
-        """Divides where `step` is a multiple of `every`, or `force`. Raises `DivergedError` for non-finite weights."""
-        if self._sizes is None:
-            raise unbound(model)
-        if not force and step % self.every:
-            return
-        start = time.perf_counter()
-        layers = bound_layers(model, self._sizes, step, linear=self.linear is not None)
-        norms = {name: self._divide(name, layer, self._sizes[name], force) for name, layer in layers.items()}
-        if self.batch_norm is not None:
-            for name, norm in _batch_norms(model).items():
-                norms[name] = self._divide_batch_norm(name, norm, self.batch_norm, step)
-        self._add_to_report(norms, time.perf_counter() - start)
+    def _project_others(self, model: nn.Module, step: int) -> dict[str, LayerNorms]:
+        if self.batch_norm is None:
+            return {}
+        return {
+            name: self._divide_batch_norm(name, layer, self.batch_norm, step)
+            for name, layer in _batch_norms(model).items()
+        }
 
     def state_dict(self) -> ConstraintState:
         """The report, and the power iterations' vectors by layer."""
@@ -138,7 +120,7 @@ class Divide(Unconstrained):
         super().load_state_dict(state)
         self._vectors = dict(state.get("vectors", {}))
 
-    def _divide(self, name: str, layer: nn.Module, seen: tuple[int, ...], force: bool) -> LayerNorms:
+    def _project_layer(self, name: str, layer: nn.Module, seen: tuple[int, ...], force: bool) -> LayerNorms:
         target = self.linear if isinstance(layer, nn.Linear) else self.conv
         assert target is not None
         assert isinstance(layer, TTConv | Convolution | TransposedConvolution | nn.Linear)
@@ -147,7 +129,7 @@ class Divide(Unconstrained):
             before = self._norm(weight, layer, seen)
             if before > target:
                 make_frames_orthonormal(layer)
-            divided, after = shrunk(
+            divided, after = rescale_to_target(
                 at_least_single(weight), target, lambda other: self._norm(other, layer, seen), before
             )
             weight.copy_(divided)
@@ -157,10 +139,10 @@ class Divide(Unconstrained):
         if before > target:
             make_frames_orthonormal(layer)
             weight.mul_(target / before)
-        after, worth = min(before, target), f"power iteration, {self.power_iterations} a projection, from below"
+        after, measure = min(before, target), f"power iteration, {self.power_iterations} a projection, from below"
         if force:
-            after, worth = self._norm(weight, layer, seen), f"before: {worth}; after: {self._measure(layer)}"
-        return LayerNorms(before, after, measure=worth)
+            after, measure = self._norm(weight, layer, seen), f"before: {measure}; after: {self._measure(layer)}"
+        return LayerNorms(before, after, measure=measure)
 
     def _norm(self, weight: Tensor, layer: nn.Module, seen: tuple[int, ...]) -> float:
         """The layer's norm with another weight (a TT layer's core), as it is stored."""
@@ -172,15 +154,12 @@ class Divide(Unconstrained):
             weight = orthogonalize(layer.k1.double(), weight.double(), layer.k3.double()).core
         return operator_norm(weight, layer_geometry(layer, seen), self.operator)
 
-    def _measure(self, layer: nn.Module) -> str:
-        return MATRIX if isinstance(layer, nn.Linear) else MEASURES[self.operator]
-
     def _divide_batch_norm(self, name: str, layer: _BatchNorm, target: float, step: int) -> LayerNorms:
         assert layer.running_var is not None
         eps = layer.eps if self.batch_norm_eps is None else self.batch_norm_eps
         before = (layer.weight.abs() / (layer.running_var + eps).sqrt()).max().item()
         if not before < float("inf"):
-            raise DivergedError(f"layer {name!r} has non-finite weights at step {step}: lower the learning rate")
+            raise diverged(name, step)
         if before > target:
             layer.weight.mul_(target / before)
         return LayerNorms(before, min(before, target), measure=BATCH_NORM)

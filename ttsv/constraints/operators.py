@@ -7,24 +7,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from ttsv.errors import ConfigError, DivergedError
-from ttsv.layers import (
-    Convolution,
-    Framed,
-    FramedConv2d,
-    LayerGeometry,
-    OrthogonalConv2d,
-    TransposedConvolution,
-    TTConv,
-    layer_geometry,
-    layer_input_sizes,
-    spectral_layers,
-)
+from ttsv.errors import ConfigError
+from ttsv.layers import Framed, FramedConv2d, OrthogonalConv2d, TTConv
 from ttsv.layers.convert import recomputed_fix, recomputed_weights
 from ttsv.precision import at_least_single
 from ttsv.spectral.bounds import conv_norm_bounds, matrix_norm_bound
-from ttsv.spectral.norms import careful_norm, multiplied
-from ttsv.spectral.symbol import PeriodicConv, Size
+from ttsv.spectral.geometry import Convolution, LayerGeometry, TransposedConvolution, layer_geometry
+from ttsv.spectral.network import layer_input_sizes, spectral_layers
+from ttsv.spectral.norms import scale_down, stored_norm
+from ttsv.spectral.symbol import Size, output_sizes
 from ttsv.tt.decomposition import orthogonalize
 
 Operator = Literal["periodic", "zero-padded"]
@@ -112,8 +103,7 @@ def _check_padding(name: str, geometry: LayerGeometry, padding: str | tuple[int,
     if geometry.periodic_size != size:
         fix = f'must divide input_size = {size} on every axis in circular mode, or operator "periodic"'
         raise ConfigError(f"model.{name}.stride", geometry.stride, fix)
-    axes = zip(size, geometry.sides, geometry.dilation, geometry.kernel_size, geometry.stride, strict=True)
-    found = tuple((n + sum(sides) - e * (k - 1) - 1) // s + 1 for n, sides, e, k, s in axes)
+    found = output_sizes(size, geometry.sides, geometry.kernel_size, geometry.stride, geometry.dilation)
     expected = tuple(n // s for n, s in zip(size, geometry.stride, strict=True))
     if found != expected:
         fix = f'must leave {expected} outputs in circular mode, or operator "periodic"'
@@ -130,29 +120,6 @@ def _is_parametrized(layer: nn.Module) -> bool:
     return parametrize.is_parametrized(layer)
 
 
-def unbound(model: nn.Module) -> ConfigError:
-    """What a constraint raises that is to project a model before it was bound."""
-    fix = "must be what the constraint was bound to first: call bind(model, input_size) before project"
-    return ConfigError("model", type(model).__name__, fix)
-
-
-def bound_layers(
-    model: nn.Module, sizes: Mapping[str, tuple[int, ...]], step: int, *, linear: bool
-) -> dict[str, nn.Module]:
-    """Name -> layer of those that the constraint was bound with.
-
-    Raises `ConfigError` where the model lacks one and `DivergedError` where its weights are not finite.
-    """
-    layers = spectral_layers(model, linear=linear)
-    if missing := sizes.keys() - layers.keys():
-        fix = f"must have the layers it was bound with; missing: {', '.join(sorted(missing))}"
-        raise ConfigError("model", type(model).__name__, fix)
-    for name in sizes:
-        if not all(parameter.isfinite().all() for parameter in layers[name].parameters()):
-            raise DivergedError(f"layer {name!r} has non-finite weights at step {step}: lower the learning rate")
-    return {name: layers[name] for name in sizes}
-
-
 def operator_norm(kernel: Tensor, geometry: LayerGeometry, operator: Operator) -> float:
     """The norm of the operator with a kernel of the layer that the geometry is of, as `MEASURES` says.
 
@@ -160,7 +127,7 @@ def operator_norm(kernel: Tensor, geometry: LayerGeometry, operator: Operator) -
     """
     kernel = kernel.double()
     if operator == "periodic":
-        return careful_norm(kernel, PeriodicConv.of(kernel, geometry.periodic_size, **geometry.steps))
+        return stored_norm(kernel, geometry.periodic_conv(kernel))
     padding: list[int] | None = [before for before, _ in geometry.sides]
     if geometry.padding_mode == "circular":
         padding = None  # the periodic operator itself, also where an even kernel is padded unevenly
@@ -168,7 +135,13 @@ def operator_norm(kernel: Tensor, geometry: LayerGeometry, operator: Operator) -
         # Of the convolution that is padded on both sides by all it reaches, the layer's own keeps some rows.
         padding = [e * (k - 1) for e, k in zip(geometry.dilation, geometry.kernel_size, strict=True)]
     return conv_norm_bounds(
-        kernel, geometry.input_size, padding=padding, padding_mode=geometry.padding_mode, **geometry.steps
+        kernel,
+        geometry.input_size,
+        stride=geometry.stride,
+        dilation=geometry.dilation,
+        groups=geometry.groups,
+        padding=padding,
+        padding_mode=geometry.padding_mode,
     ).upper
 
 
@@ -179,7 +152,7 @@ def matrix_norm(weight: Tensor) -> float:
 
 
 def make_frames_orthonormal(layer: nn.Module) -> None:
-    """The same convolution, with the free frames of a TT layer by QR, written back in the layer's dtype."""
+    """Makes the free frames of a TT layer orthonormal by QR, written back in its dtype: the same convolution."""
     if isinstance(layer, TTConv) and layer.frames == "free":
         parameters = (layer.k1, layer.core, layer.k3)
         for parameter, factor in zip(parameters, orthogonalize(*map(at_least_single, parameters)), strict=True):
@@ -194,13 +167,15 @@ def frames_norm(layer: nn.Module) -> float:
     return matrix_norm_bound(layer.k1) * matrix_norm_bound(layer.k3) if isinstance(layer, TTConv) else 1.0
 
 
-def shrunk(kernel: Tensor, target: float, norm: Callable[[Tensor], float], measured: float) -> tuple[Tensor, float]:
-    """The kernel multiplied until its norm, as stored in its dtype, is at most the target; and that norm.
+def rescale_to_target(
+    kernel: Tensor, target: float, norm: Callable[[Tensor], float], measured: float
+) -> tuple[Tensor, float]:
+    """Multiplies the kernel until its norm, as stored in its dtype, is at most the target; returns it and that norm.
 
     `norm` measures a kernel as it is stored, `measured` is this one's. Once is enough but for the rounding of the
     entries.
     """
     while measured > target:
-        kernel = multiplied(kernel, target / measured * (1 - 4 * torch.finfo(kernel.dtype).eps))
+        kernel = scale_down(kernel, target / measured * (1 - 4 * torch.finfo(kernel.dtype).eps))
         measured = norm(kernel)
     return kernel, measured

@@ -4,13 +4,12 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from ttsv.constraints.operators import Operator
-from ttsv.layers import Convolution, TransposedConvolution, TTConv, layer_geometry, layer_kernel
+from ttsv.layers import TTConv, layer_kernel
 from ttsv.precision import at_least_single
-
-_CONVOLVE: dict[int, Callable[..., Tensor]] = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
+from ttsv.spectral.geometry import CONVOLVE, Convolution, TransposedConvolution, layer_geometry
+from ttsv.spectral.symbol import pad
 
 
 def power_step(
@@ -62,26 +61,21 @@ def _linear_map(
     if isinstance(layer, TTConv):
         frames = at_least_single(layer.k1.detach()), at_least_single(layer.k3.detach())
     channels = kernel.shape[1] * geometry.groups if frames is None else layer.in_channels
-    convolve = _CONVOLVE[kernel.ndim - 2]
+    convolve = CONVOLVE[kernel.ndim - 2]
 
     def apply(images: Tensor) -> Tensor:
         if frames is not None:
             images = torch.einsum("ni...,ia->na...", images, frames[0])
-        images = _wrapped(images, sides) if circular else _zero_padded(images, sides)
+        images = _pad_circular(images, sides) if circular else pad(images, sides)
         images = convolve(images, kernel, None, geometry.stride, 0, geometry.dilation, geometry.groups)
         return images if frames is None else torch.einsum("nb...,bo->no...", images, frames[1])
 
     return apply, (1, channels, *size)
 
 
-def _wrapped(images: Tensor, sides: Sequence[tuple[int, int]]) -> Tensor:
+def _pad_circular(images: Tensor, sides: Sequence[tuple[int, int]]) -> Tensor:
     """Images continued periodically, by any number of pixels (also negative: a stride may leave some unread)."""
     for axis, (before, after) in enumerate(sides, start=2):
         n = images.shape[axis]
         images = images.index_select(axis, torch.arange(-before, n + after, device=images.device) % n)
     return images
-
-
-def _zero_padded(images: Tensor, sides: Sequence[tuple[int, int]]) -> Tensor:
-    # functional.pad takes the last axis first.
-    return functional.pad(images, [pixels for side in reversed(sides) for pixels in side])

@@ -18,7 +18,7 @@ from ttsv.layers.orthogonal import OrthogonalConv2d
 from ttsv.precision import at_least_single
 from ttsv.spectral.geometry import LayerGeometry, layer_geometry, periodic_size
 from ttsv.spectral.network import SpectralLayer
-from ttsv.spectral.singular_values import conv_singular_values
+from ttsv.spectral.singular_values import periodic_singular_values
 from ttsv.spectral.symbol import Size
 from ttsv.tt.decomposition import orthogonalize, positive_qr, tt_ranks
 
@@ -76,7 +76,7 @@ class Framed(SpectralLayer):
         """The singular values of a kernel between the frames, which are made orthonormal for it."""
         k1, kernel, k3 = (at_least_single(factor) for factor in (self.k1, kernel, self.k3))
         core = orthogonalize(k1, kernel, k3).core
-        return conv_singular_values(core, geometry.periodic_size, **geometry.steps)
+        return periodic_singular_values(core, geometry.periodic_conv(core))
 
     def hold_frames(self) -> None:
         """Holds the frames orthonormal from now on, starting from the orthonormal factors of what they are."""

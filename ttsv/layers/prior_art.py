@@ -54,7 +54,7 @@ def bcop(
         bias=bias,
         padding_mode=padding_mode,
     )
-    make_without_autocast(conv)
+    parametrize_without_autocast(conv)
     return conv if stride == 1 else SpaceToDepthConv2d(conv, in_channels, stride)
 
 
@@ -86,7 +86,7 @@ def aoc(
     for module in conv.modules():
         if isinstance(module, RKOParametrizer):  # which views the weight as a matrix: not possible in channels_last
             module.register_forward_pre_hook(_contiguous)
-    make_without_autocast(conv)
+    parametrize_without_autocast(conv)
     return conv
 
 
@@ -120,7 +120,7 @@ def aol(
         bias=bias,
         padding_mode=padding_mode,
     )
-    make_without_autocast(conv)
+    parametrize_without_autocast(conv)
     return conv
 
 
@@ -281,11 +281,11 @@ def svd_unfolded(
         if rank > full:
             raise ConfigError("rank", rank, f"must be at most {full}, or None")
     parametrize.register_parametrization(conv, "weight", UnfoldedSVD(conv.weight.shape, rank or full))
-    make_without_autocast(conv)
+    parametrize_without_autocast(conv)
     return conv
 
 
-def make_without_autocast(conv: nn.Module) -> None:
+def parametrize_without_autocast(conv: nn.Module) -> None:
     """Lets mixed precision be for the convolution alone: in bf16 iterations towards orthogonality may diverge."""
     for module in conv.modules():
         if type(module) is parametrize.ParametrizationList:

@@ -123,7 +123,7 @@ Step = TypeVar("Step")
 Result = TypeVar("Result")
 
 
-def finish(steps: Generator[Step, None, Result], progress: Callable[[Step], None] | None = None) -> Result:
+def run_to_end(steps: Generator[Step, None, Result], progress: Callable[[Step], None] | None = None) -> Result:
     """Runs to the end, telling `progress` every step; returns the result."""
     while True:
         try:

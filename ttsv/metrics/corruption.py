@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 from ttsv.checks import check_count
 from ttsv.data.corruptions import KINDS, SEVERITIES, CorruptedSet, CorruptionSource, PublishedCorruptions
 from ttsv.errors import ConfigError
-from ttsv.metrics.accuracy import accuracy, finish, predict
+from ttsv.metrics.accuracy import accuracy, predict, run_to_end
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ def corruption_accuracy(
     Raises `DataError` naming a file that is missing, cut or altered, and `ConfigError` for other classes than the
     model's or a logit that is not finite.
     """
-    return finish(corruption_steps(model, source, images=images, batch_size=batch_size), progress)
+    return run_to_end(corruption_steps(model, source, images=images, batch_size=batch_size), progress)
 
 
 def corruption_steps(

@@ -6,15 +6,15 @@ may be imported.
 """
 
 from ttsv.spectral.bounds import NormBounds, conv_norm_bounds
-from ttsv.spectral.clamping import bracket_conv, bracket_matrix
+from ttsv.spectral.clamping import clamp_conv, clamp_matrix
 from ttsv.spectral.clipping import clip_conv, clip_matrix, clip_tt, divide_conv
 from ttsv.spectral.network import layer_singular_values, model_spectra
 from ttsv.spectral.singular_values import conv_norm, conv_singular_values, tt_singular_values
 
 __all__ = [
     "NormBounds",
-    "bracket_conv",
-    "bracket_matrix",
+    "clamp_conv",
+    "clamp_matrix",
     "clip_conv",
     "clip_matrix",
     "clip_tt",

@@ -7,6 +7,7 @@ eigenvalue and Cholesky error of at most `16 n^2 eps` relative, some hundred tim
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -15,9 +16,10 @@ from torch.nn import functional
 
 from ttsv.checks import check_kernel
 from ttsv.errors import ConfigError
+from ttsv.spectral.geometry import CONVOLVE
 from ttsv.spectral.gram import Grams
 from ttsv.spectral.norms import binary_scale, gram, largest_eigenvalue, power_estimates
-from ttsv.spectral.symbol import PeriodicConv, Size, as_tuple, fold
+from ttsv.spectral.symbol import PeriodicConv, Size, as_tuple, fold, output_sizes
 
 _EPS = torch.finfo(torch.float64).eps
 _TOLERANCE = 1e-10
@@ -33,7 +35,6 @@ _APPLICATIONS = 240
 
 _NOISE = 0.1
 
-_CONVOLVE: dict[int, Callable[..., Tensor]] = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
 _TRANSPOSED: dict[int, Callable[..., Tensor]] = {
     1: functional.conv_transpose1d,
     2: functional.conv_transpose2d,
@@ -58,7 +59,7 @@ def conv_norm_bounds(
     padding: Size | None = None,
     padding_mode: str = "zeros",
 ) -> NormBounds:
-    """Bounds around the norm of the convolution with `kernel (c_out, c_in / groups, k_1, ..., k_d)`.
+    """Returns bounds around the norm of the convolution with `kernel (c_out, c_in / groups, k_1, ..., k_d)`.
 
     Sizes in pixels, an int or one per axis; `padding=None` means `dilation (k - 1) // 2`.
 
@@ -122,13 +123,13 @@ def convolve(
     groups: int,
 ) -> Tensor:
     """The zero-padded convolution of images (b, c_in, n_1, ..., n_d), d = 1, 2 or 3, without bias."""
-    return _CONVOLVE[len(stride)](images, kernel, None, stride, padding, dilation, groups)
+    return CONVOLVE[len(stride)](images, kernel, None, stride, padding, dilation, groups)
 
 
 def _outputs(geometry: PeriodicConv, pads: tuple[int, ...]) -> tuple[int, ...]:
     """Pixels of the output of a convolution with this padding on both sides."""
-    axes = zip(geometry.input_size, pads, geometry.dilation, geometry.kernel_size, geometry.stride, strict=True)
-    return tuple((n + 2 * p - e * (k - 1) - 1) // s + 1 for n, p, e, k, s in axes)
+    sides = tuple((p, p) for p in pads)
+    return output_sizes(geometry.input_size, sides, geometry.kernel_size, geometry.stride, geometry.dilation)
 
 
 def _periodic_bounds(kernel: Tensor, geometry: PeriodicConv) -> NormBounds:
@@ -186,7 +187,7 @@ def _containing(geometry: PeriodicConv, extra: int) -> PeriodicConv:
     """A periodic convolution of which the zero-padded one is a submatrix, `extra` strides above the smallest."""
     axes = zip(geometry.input_size, geometry.dilation, geometry.kernel_size, geometry.stride, strict=True)
     sizes = tuple((-(-(n + e * (k - 1)) // s) + extra) * s for n, e, k, s in axes)
-    return PeriodicConv(geometry.kernel_size, sizes, geometry.stride, geometry.dilation, geometry.groups)
+    return replace(geometry, input_size=sizes)
 
 
 class _ZeroPadded:

@@ -9,8 +9,7 @@ from ttsv.precision import full_precision
 from ttsv.spectral.symbol import PeriodicConv, Size
 
 
-@full_precision()
-def bracket_conv(
+def clamp_conv(
     kernel: Tensor,
     floor: float,
     delta: float,
@@ -21,7 +20,7 @@ def bracket_conv(
     groups: int = 1,
     rounds: int = 1,
 ) -> Tensor:
-    """A new kernel whose periodic convolution has its singular values between `floor` and `delta`, as far as it can.
+    """Returns a new kernel whose periodic convolution has singular values from `floor` to `delta`, as its taps allow.
 
     `kernel (c_out, c_in / groups, k_1, ..., k_d)` and sizes as for `ttsv.spectral.clip_conv`. One round raises
     each singular value below the floor to it, lowers each above delta to it (the nearest operator with such values, by
@@ -39,7 +38,13 @@ def bracket_conv(
     The result has the kernel's shape, dtype and device and no gradient history. Raises `ConfigError`.
     """
     geometry = PeriodicConv.of(kernel, input_size, stride=stride, dilation=dilation, groups=groups)
-    check_bracket(floor, delta)
+    return clamp_kernel(kernel, geometry, floor, delta, rounds)
+
+
+@full_precision()
+def clamp_kernel(kernel: Tensor, geometry: PeriodicConv, floor: float, delta: float, rounds: int) -> Tensor:
+    """Returns what `clamp_conv` does, for a kernel of this geometry (`PeriodicConv.of`)."""
+    check_limits(floor, delta)
     check_count("rounds", rounds)
     kernel = kernel.detach().clone()
     frequencies = geometry.frequencies(kernel.device)
@@ -48,21 +53,21 @@ def bracket_conv(
         change = torch.zeros_like(kernel)
         for part in geometry.batches(kernel, order):
             index = frequencies.index[part]
-            blocks = _moved(geometry.symbol(kernel, index), floor, delta)
+            blocks = clamping_change(geometry.symbol(kernel, index), floor, delta)
             change += geometry.taps(blocks, index, frequencies.count[part])
         kernel = kernel + change
     return kernel
 
 
 @full_precision()
-def bracket_matrix(weight: Tensor, floor: float, delta: float) -> Tensor:
-    """The nearest matrix (Frobenius norm) to `weight (rows, columns)` with singular values from `floor` to `delta`."""
+def clamp_matrix(weight: Tensor, floor: float, delta: float) -> Tensor:
+    """Returns the nearest matrix (Frobenius norm) to `weight (rows, columns)` with values from `floor` to `delta`."""
     check_matrix(weight)
-    check_bracket(floor, delta)
-    return weight.detach() + _moved(weight.detach(), floor, delta)
+    check_limits(floor, delta)
+    return weight.detach() + clamping_change(weight.detach(), floor, delta)
 
 
-def check_bracket(floor: float, delta: float) -> None:
+def check_limits(floor: float, delta: float) -> None:
     """Raises `ConfigError` unless `0 <= floor <= delta`, delta finite and above 0."""
     check_positive("delta", delta)
     check_number("floor", floor, f"must be a number from 0 to delta = {delta}")
@@ -70,8 +75,8 @@ def check_bracket(floor: float, delta: float) -> None:
         raise ConfigError("floor", floor, f"must be at least 0 and at most delta = {delta}")
 
 
-def _moved(blocks: Tensor, floor: float, delta: float) -> Tensor:
-    """What takes the singular values of each block between the limits."""
+def clamping_change(blocks: Tensor, floor: float, delta: float) -> Tensor:
+    """What is to be added to each block (..., rows, columns) for singular values from `floor` to `delta`."""
     left, values, right = torch.linalg.svd(blocks, full_matrices=False)
-    moved: Tensor = (left * (values.clamp(floor, delta) - values).unsqueeze(-2)) @ right
-    return moved
+    change: Tensor = (left * (values.clamp(floor, delta) - values).unsqueeze(-2)) @ right
+    return change

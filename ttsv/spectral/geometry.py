@@ -1,15 +1,19 @@
 """Layers as convolutions: where each kernel is applied, which way round it may be."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypedDict, runtime_checkable
+from typing import Protocol, runtime_checkable
 
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 
-from ttsv.spectral.symbol import Sides, Size, as_tuple, padding_sides
+from ttsv.spectral.symbol import PeriodicConv, Sides, Size, as_tuple, padding_sides
 
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 TransposedConvolution = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
+
+CONVOLVE: dict[int, Callable[..., Tensor]] = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
+"""Number of spatial axes -> torch's convolution."""
 
 
 @runtime_checkable
@@ -41,14 +45,6 @@ class Sliding(Protocol):
         """As torch's convolutions have it."""
 
 
-class Steps(TypedDict):
-    """What functions of `ttsv.spectral` take beside kernel and size."""
-
-    stride: tuple[int, ...]
-    dilation: tuple[int, ...]
-    groups: int
-
-
 @dataclass(frozen=True)
 class LayerGeometry:
     """The convolution with a layer's own kernel that has the layer's singular values; sizes in pixels.
@@ -70,10 +66,11 @@ class LayerGeometry:
     sides: Sides
     padding_mode: str
 
-    @property
-    def steps(self) -> Steps:
-        """Stride, dilation and groups by name."""
-        return {"stride": self.stride, "dilation": self.dilation, "groups": self.groups}
+    def periodic_conv(self, kernel: Tensor) -> PeriodicConv:
+        """Geometry of the periodic counterpart with such a kernel. Raises `ConfigError` for what cannot be."""
+        return PeriodicConv.of(
+            kernel, self.periodic_size, stride=self.stride, dilation=self.dilation, groups=self.groups
+        )
 
 
 def layer_geometry(layer: Sliding, seen: Size) -> LayerGeometry:

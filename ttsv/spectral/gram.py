@@ -35,7 +35,7 @@ class Grams:
         components = math.prod(geometry.stride)
         c_out, c_in = kernel.shape[0] // geometry.groups, kernel.shape[1]
         self.rows_are_outputs = c_out <= components * c_in
-        self.side = min(c_out, components * c_in)
+        self.side = geometry.gram_side(kernel)
         self._dtype = kernel.dtype
         self._kernel = kernel
         pairs = geometry.lags(self.rows_are_outputs)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ttsv.spectral.norms import exceeding
+from ttsv.spectral.norms import indices_above
 
 _BLOCK = 8
 _STEPS = {torch.complex64: 4, torch.complex128: 7}
@@ -68,13 +68,13 @@ class LeadingPairs:
         with t = `_TOLERANCE` of the dtype (4e-6 in float32, 1e-11 in float64).
         """
         if not self.iterates or self._start is None:
-            yield from decomposed(matrices, exceeding(matrices, level), level)
+            yield from eigenpairs_above(matrices, indices_above(matrices, level), level)
             return
         start = self._start.repeat(len(matrices) // len(self._start), 1, 1).to(matrices.dtype)
         likely = torch.linalg.eigvalsh(start.mH @ (matrices @ start))[:, -1] > level
         rest = (~likely).nonzero()[:, 0]
         if len(rest):
-            likely[rest[exceeding(matrices[rest], level)]] = True
+            likely[rest[indices_above(matrices[rest], level)]] = True
         which = likely.nonzero()[:, 0]
         if not len(which):
             return
@@ -83,17 +83,17 @@ class LeadingPairs:
         left = chosen if len(found.which) == len(chosen) else chosen[found.which]
         left = left - (found.vectors * found.values.unsqueeze(-2)) @ found.vectors.mH
         kept = torch.ones(len(left), dtype=torch.bool, device=left.device)
-        kept[exceeding(left, level * (1 + _TOLERANCE[matrices.dtype]))] = False
+        kept[indices_above(left, level * (1 + _TOLERANCE[matrices.dtype]))] = False
         done = found.which[kept]
         if len(done):
             yield Eigenpairs(which[done], found.values[kept], found.vectors[kept])
         self.iterates = 2 * len(done) >= len(which)
         failed = torch.ones(len(which), dtype=torch.bool, device=which.device)
         failed[done] = False
-        yield from decomposed(matrices, which[failed], level)
+        yield from eigenpairs_above(matrices, which[failed], level)
 
 
-def decomposed(matrices: Tensor, which: Tensor, level: float) -> Iterator[Eigenpairs]:
+def eigenpairs_above(matrices: Tensor, which: Tensor, level: float) -> Iterator[Eigenpairs]:
     """All pairs above `level` of the matrices at `which`, by whole decompositions; nothing where there are none."""
     if not len(which):
         return

@@ -42,8 +42,8 @@ _CUSHION = 0.03
 where rounding would change signs."""
 
 
-class Shares(NamedTuple):
-    """`matrices (b, n, n)`: for eigenvalues x of Gram matrices the shares `max(0, 1 - sqrt(level / x))`, same vectors.
+class Shrinkage(NamedTuple):
+    """`matrices (b, n, n)`: for eigenvalues x of Gram matrices the factors `max(0, 1 - sqrt(level / x))`, same vectors.
 
     `certified (b,)`: those that, multiplied with a block, are off by at most 1e-4 in float32 and 1e-10 in float64, in
     the spectral norm and relative to the block's norm or delta, whichever is larger.
@@ -53,8 +53,8 @@ class Shares(NamedTuple):
     certified: Tensor
 
 
-def excess_shares(grams: Tensor, level: float) -> Shares:
-    """The share of each singular value that exceeds delta, from Gram matrices (b, n, n), complex, with level delta^2.
+def shrinkage_factors(grams: Tensor, level: float) -> Shrinkage:
+    """Shrinkage factors of singular values from Gram matrices (b, n, n), complex, with `level` delta^2.
 
     `A - clip(A)` is this times A for `A A^H`, A times this for `A^H A`. No decomposition; one synchronization with the
     device. Some 50 products in float32 and 85 in float64, most of them for the sign.
@@ -80,7 +80,7 @@ def excess_shares(grams: Tensor, level: float) -> Shares:
     residual = identity - root @ larger @ root
     error = torch.linalg.matrix_norm(missing @ missing.mH).sqrt() / 4 + torch.linalg.matrix_norm(residual) / 2
     certified = attempted & (error <= _CERTIFIED[grams.dtype] * (1 + bound.flatten()).sqrt())
-    return Shares(identity - root, certified)
+    return Shrinkage(identity - root, certified)
 
 
 def _hermitian(matrices: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from ttsv.checks import check_count
 from ttsv.errors import ConfigError
 from ttsv.precision import at_least_single
 from ttsv.spectral.geometry import Convolution, Sliding, TransposedConvolution, layer_geometry
-from ttsv.spectral.singular_values import conv_singular_values
+from ttsv.spectral.singular_values import periodic_singular_values
 from ttsv.spectral.symbol import Size, as_tuple, padding_sides
 
 
@@ -36,7 +36,7 @@ class SpectralLayer(nn.Module, ABC):
 
 
 def spectral_layers(model: nn.Module, *, linear: bool = False) -> dict[str, nn.Module]:
-    """Name -> layer of every convolution, in the model's order: those whose singular values are known.
+    """Returns name -> layer of every convolution whose singular values are known, in the model's order.
 
     These are `nn.Conv1d/2d/3d` and `nn.ConvTranspose1d/2d/3d`, `TTConv1d/2d/3d`, layers that are orthogonal by
     construction (`OrthogonalConv2d`: `SOC` and others) and a `FramedConv2d` around one of these or an ungrouped
@@ -74,7 +74,7 @@ def spatial_dims(layer: nn.Module) -> int:
 
 
 def layer_singular_values(layer: nn.Module, input_size: Size) -> Tensor:
-    """Singular values (detached) of one spectral or linear layer as `model_spectra` gives them.
+    """Returns the singular values (detached) of one spectral or linear layer, as `model_spectra` gives them.
 
     A stride that does not divide the size is taken at the smallest larger size that it divides. Of layers between
     frames the nonzero ones: the core's, with what frames that are not orthonormal make of them. A `SOC` counts with
@@ -90,14 +90,14 @@ def layer_singular_values(layer: nn.Module, input_size: Size) -> Tensor:
         if isinstance(layer, SpectralLayer):
             return layer.spectrum(input_size)
         assert isinstance(layer, Convolution | TransposedConvolution)
-        geometry = layer_geometry(layer, input_size)
-        return conv_singular_values(at_least_single(layer.weight), geometry.periodic_size, **geometry.steps)
+        weight = at_least_single(layer.weight)
+        return periodic_singular_values(weight, layer_geometry(layer, input_size).periodic_conv(weight))
 
 
 def model_spectra(
     model: nn.Module, input_size: Size, *, in_channels: int | None = None, linear: bool = False
 ) -> dict[str, Tensor]:
-    """Name -> singular values (detached) of every spectral layer at the size it sees, in the model's order.
+    """Returns name -> singular values (detached) of every spectral layer at the size it sees, in the model's order.
 
     `input_size` (int or d-tuple of pixels) is the model's; each layer's is found by a forward pass over a zero
     image of `in_channels` channels (default: those of the first convolution) in evaluation mode, which changes
@@ -113,7 +113,7 @@ def model_spectra(
 def layer_input_sizes(
     model: nn.Module, input_size: Size, *, in_channels: int | None = None, linear: bool = False
 ) -> dict[str, tuple[int, ...]]:
-    """Name -> size in pixels of the input of every spectral layer that a forward pass reaches (linear layers: `()`).
+    """Returns name -> input size in pixels of every spectral layer that a forward pass reaches (linear layers: `()`).
 
     The pass runs over one zero image `(1, in_channels, *input_size)`, in evaluation mode and without gradients;
     each module's mode is restored and no statistics change. `in_channels` defaults to those of the first

@@ -35,7 +35,7 @@ def gram(blocks: Tensor) -> Tensor:
     return blocks.mH @ blocks
 
 
-def exceeding(grams: Tensor, level: float) -> Tensor:
+def indices_above(grams: Tensor, level: float) -> Tensor:
     """Indices of the Hermitian positive semidefinite `grams (b, n, n)` with an eigenvalue above `level`.
 
     A Cholesky factorization of `level I - gram` exists exactly where there is none; it costs a small part of an
@@ -50,22 +50,22 @@ def exceeding(grams: Tensor, level: float) -> Tensor:
 def largest_eigenvalue(batches: Iterable[Tensor], tolerance: float) -> float:
     """Largest eigenvalue over batches of Hermitian positive semidefinite matrices (b, n, n).
 
-    Relative error at most `tolerance` from below, plus the rounding of `exceeding` and of the eigenvalues: a running
-    maximum, started by a few power iterations, is held against each matrix by a Cholesky test; only matrices
+    Its relative error is at most `tolerance` from below, plus the rounding of `indices_above` and of the eigenvalues: a
+    running maximum, started by a few power iterations, is held against each matrix by a Cholesky test; only matrices
     that exceed it have their eigenvalues computed, the most promising first. Where they cannot be decomposed as a
-    batch (`ttsv.spectral.norms`), that is done by matrix products.
+    batch (`decomposes_in_batches`), that is done by matrix products.
     """
     largest = 0.0
     for grams in batches:
         estimates = power_estimates(grams)
         largest = max(largest, estimates.max().item())
-        rest = exceeding(grams, largest * (1 + tolerance)) if largest else estimates.new_zeros(0).long()
+        rest = indices_above(grams, largest * (1 + tolerance)) if largest else estimates.new_zeros(0).long()
         while len(rest):
             rest = rest[estimates[rest].argsort(descending=True)]
             tried = -(-len(rest) // 4)
             largest = max(largest, _largest_eigenvalues(grams[rest[:tried]], tolerance).max().item())
             rest = rest[tried:]
-            rest = rest[exceeding(grams[rest], largest * (1 + tolerance))]
+            rest = rest[indices_above(grams[rest], largest * (1 + tolerance))]
     return largest
 
 
@@ -119,8 +119,8 @@ _CHEAP_WORK = 2**20
 
 
 @full_precision()
-def careful_norm(kernel: Tensor, geometry: PeriodicConv) -> float:
-    """`periodic_norm` of the kernel as it is stored, in float64 where that is cheap or the kernel folds.
+def stored_norm(kernel: Tensor, geometry: PeriodicConv) -> float:
+    """Returns `periodic_norm` of the kernel as it is stored, taken in float64 where that is cheap or the kernel folds.
 
     Taps of a folded kernel that fall on the same pixel may cancel, and with them most digits of the dtype.
     """
@@ -133,13 +133,15 @@ def careful_norm(kernel: Tensor, geometry: PeriodicConv) -> float:
     return scale * (math.sqrt(largest_eigenvalue(parts, 32 * torch.finfo(torch.float64).eps)) + error)
 
 
-def brought_to(kernel: Tensor, delta: float, geometry: PeriodicConv, norm: float | None = None) -> tuple[Tensor, float]:
-    """The kernel multiplied, where need be, until its periodic norm is at most delta, and that norm.
+def rescale_to_norm(
+    kernel: Tensor, delta: float, geometry: PeriodicConv, norm: float | None = None
+) -> tuple[Tensor, float]:
+    """Multiplies the kernel, where need be, until its periodic norm is at most delta; returns it and that norm.
 
-    `norm` is what `careful_norm` says of the kernel. Where that is not taken in float64 the result is not measured
+    `norm` is what `stored_norm` says of the kernel. Where that is not taken in float64 the result is not measured
     again: the margin covers what rounding may do, and the norm returned is the bound delta.
     """
-    norm = careful_norm(kernel, geometry) if norm is None else norm
+    norm = stored_norm(kernel, geometry) if norm is None else norm
     eps = torch.finfo(kernel.dtype).eps
     if not _in_float64(kernel, geometry):
         if norm <= delta * (1 - _ERROR * eps) or geometry.schur_bound(kernel) <= delta:
@@ -148,20 +150,20 @@ def brought_to(kernel: Tensor, delta: float, geometry: PeriodicConv, norm: float
     while norm > delta:
         # Rounding the taps of a kernel that folds is no small matter where they cancel.
         lifted = norm + (eps * geometry.schur_bound(kernel) if geometry.folds else 0.0)
-        kernel = multiplied(kernel, delta / lifted * (1 - _MARGIN * eps))
-        norm = careful_norm(kernel, geometry)
+        kernel = scale_down(kernel, delta / lifted * (1 - _MARGIN * eps))
+        norm = stored_norm(kernel, geometry)
     return kernel, norm
 
 
-def multiplied(kernel: Tensor, factor: float) -> Tensor:
-    """The kernel times a factor below 1; zeros where that is rounded to the kernel itself, as of subnormal numbers."""
+def scale_down(kernel: Tensor, factor: float) -> Tensor:
+    """Returns the kernel times a factor below 1; zeros where rounding leaves the kernel itself (subnormal numbers)."""
     found = kernel * factor
     return torch.zeros_like(kernel) if torch.equal(found, kernel) else found
 
 
 def _in_float64(kernel: Tensor, geometry: PeriodicConv) -> bool:
-    side = min(kernel.shape[0] // geometry.groups, kernel.shape[1] * math.prod(geometry.stride))
-    return geometry.folds or math.prod(geometry.output_size) * geometry.groups * side**3 <= _CHEAP_WORK
+    work = math.prod(geometry.output_size) * geometry.groups * geometry.gram_side(kernel) ** 3
+    return geometry.folds or work <= _CHEAP_WORK
 
 
 # Which algorithm works on the Gram matrices of a symbol follows from their side and the device that holds them.

@@ -12,11 +12,10 @@ from ttsv.spectral.symbol import PeriodicConv, Size, fold
 from ttsv.tt.decomposition import orthogonalize
 
 
-@full_precision()
 def conv_singular_values(
     kernel: Tensor, input_size: Size, *, stride: Size = 1, dilation: Size = 1, groups: int = 1
 ) -> Tensor:
-    """All singular values of the periodic (circular) convolution with `kernel (c_out, c_in / groups, k_1, ..., k_d)`.
+    """Returns all singular values of the periodic convolution with `kernel (c_out, c_in / groups, k_1, ..., k_d)`.
 
     `input_size`, `stride`, `dilation`: one int or d of them, in pixels; every stride divides its size. A kernel
     larger than the input is folded modulo its size. float32 and float64 stay what they are; differentiable.
@@ -29,8 +28,14 @@ def conv_singular_values(
     the corrected form (see `ttsv.spectral.symbol`). Raises `ConfigError` (a `ValueError`) for what cannot be convolved.
     """
     geometry = PeriodicConv.of(kernel, input_size, stride=stride, dilation=dilation, groups=groups)
+    return periodic_singular_values(kernel, geometry)
+
+
+@full_precision()
+def periodic_singular_values(kernel: Tensor, geometry: PeriodicConv) -> Tensor:
+    """Returns what `conv_singular_values` does, for a kernel of this geometry (`PeriodicConv.of`)."""
     kernel, geometry, _ = fold(kernel, geometry)
-    frequencies = geometry.frequencies(kernel.device)
+    groups, frequencies = geometry.groups, geometry.frequencies(kernel.device)
     sides = kernel.shape[0] // groups, kernel.shape[1] * math.prod(geometry.stride)
     differentiable = torch.is_grad_enabled() and kernel.requires_grad
     oblong = max(sides) >= 1.5 * min(sides)
@@ -67,7 +72,7 @@ def _by_gram(kernel: Tensor, geometry: PeriodicConv, index: Tensor, real: bool) 
 def tt_singular_values(
     k1: Tensor, core: Tensor, k3: Tensor, input_size: Size, *, stride: Size = 1, dilation: Size = 1
 ) -> Tensor:
-    """The nonzero singular values of the periodic TT convolution: those of its core between orthonormal frames.
+    """Returns the nonzero singular values of the periodic TT convolution: those of its core between orthonormal frames.
 
     `k1 (c_in, r1)`, `core (r2, r1, k_1, ..., k_d)`, `k3 (r2, c_out)`; the frames need not be orthonormal (QR
     first, Theorem 1 and Algorithm 1). All other singular values of the whole operator are 0. Returns
@@ -77,7 +82,7 @@ def tt_singular_values(
 
 
 def conv_norm(kernel: Tensor, input_size: Size, *, stride: Size = 1, dilation: Size = 1, groups: int = 1) -> float:
-    """The largest of `conv_singular_values`, much cheaper; relative error of the order of the dtype's rounding.
+    """Returns the largest of `conv_singular_values`, much cheaper, with a relative error of the dtype's rounding.
 
     Not differentiable. Arguments and errors as there; `conv_norm_bounds` gives rigorous bounds.
     """

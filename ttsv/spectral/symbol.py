@@ -81,6 +81,10 @@ class PeriodicConv:
         axes = zip(self.kernel_size, self.input_size, self.dilation, strict=True)
         return any(k > n // math.gcd(n, e) for k, n, e in axes)
 
+    def gram_side(self, kernel: Tensor) -> int:
+        """Rows of the smaller Gram matrices of the blocks: `min(c_out / groups, prod(stride) c_in / groups)`."""
+        return min(kernel.shape[0] // self.groups, kernel.shape[1] * math.prod(self.stride))
+
     def frequencies(self, device: torch.device) -> Frequencies:
         """Representatives of all frequencies under conjugation.
 
@@ -226,6 +230,20 @@ def as_tuple(name: str, value: Size, d: int, *, least: int = 1) -> tuple[int, ..
     return values
 
 
+def output_sizes(
+    input_size: Sequence[int], sides: Sides, kernel_size: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
+) -> tuple[int, ...]:
+    """Pixels per axis of what a convolution makes of images of `input_size`, padded by `sides`."""
+    axes = zip(input_size, sides, kernel_size, stride, dilation, strict=True)
+    return tuple((n + sum(pads) - e * (k - 1) - 1) // s + 1 for n, pads, k, s, e in axes)
+
+
+def pad(images: Tensor, sides: Sides, mode: str = "constant") -> Tensor:
+    """Images `(..., n_1, ..., n_d)` with so many pixels more before and after, per axis; modes as torch has them."""
+    # functional.pad takes the last axis first.
+    return functional.pad(images, [pixels for side in reversed(sides) for pixels in side], mode)
+
+
 def padding_sides(padding: str | Sequence[int], kernel_size: Sequence[int], dilation: Sequence[int]) -> Sides:
     """Pixels of padding as torch's convolutions have them: "same", "valid" or one number per axis."""
     if padding == "same":
@@ -258,9 +276,8 @@ def fold(kernel: Tensor, geometry: PeriodicConv) -> Folded:
     if sizes == geometry.kernel_size:
         return Folded(kernel, geometry, 0.0)
     copies = tuple(-(-k // m) for k, m in zip(geometry.kernel_size, sizes, strict=True))
-    missing = [a * m - k for a, m, k in zip(copies, sizes, geometry.kernel_size, strict=True)]
-    # functional.pad takes the last axis first.
-    padded = functional.pad(kernel, [pixels for after in reversed(missing) for pixels in (0, after)])
+    missing = tuple((0, a * m - k) for a, m, k in zip(copies, sizes, geometry.kernel_size, strict=True))
+    padded = pad(kernel, missing)
     split = padded.reshape(*kernel.shape[:2], *(side for pair in zip(copies, sizes, strict=True) for side in pair))
     d = len(sizes)
     terms = split.movedim(list(range(2, 2 + 2 * d, 2)), list(range(d))).flatten(0, d - 1)

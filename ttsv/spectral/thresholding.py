@@ -1,4 +1,4 @@
-"""What clipping takes away from a kernel's taps, `U max(S - delta, 0) V^H` at some frequencies, by Gram matrices."""
+"""Soft-thresholding: clipping takes `U max(S - delta, 0) V^H` away from the blocks, here found by Gram matrices."""
 
 import math
 from collections.abc import Callable
@@ -6,6 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ttsv.spectral.clamping import clamping_change
 from ttsv.spectral.gram import Grams
 from ttsv.spectral.krylov import Eigenpairs
 from ttsv.spectral.symbol import PeriodicConv
@@ -18,10 +19,12 @@ _FEW = 16
 """Up to so many values at a frequency the blocks are never formed."""
 
 
-def excess_taps(kernel: Tensor, delta: float, grams: Grams, pairs: Eigenpairs, index: Tensor, count: Tensor) -> Tensor:
-    """The excess's part of the taps `(c_out, c_in / groups, k...)` from eigenpairs of `grams.at(index)`.
+def soft_threshold_by_pairs(
+    kernel: Tensor, delta: float, grams: Grams, pairs: Eigenpairs, index: Tensor, count: Tensor
+) -> Tensor:
+    """What the soft-thresholded operator has at the kernel's taps, from eigenpairs of `grams.at(index)`.
 
-    `index (f,)` holds flat frequencies, `count (f,)` how many each stands for.
+    `index (f,)` holds flat frequencies, `count (f,)` how many each stands for; the result has the kernel's shape.
     """
     geometry, groups = grams.geometry, grams.geometry.groups
     precise = kernel.dtype == torch.float64 and math.sqrt(pairs.values.max().item()) > DOUBLE_RANGE * delta
@@ -33,64 +36,60 @@ def excess_taps(kernel: Tensor, delta: float, grams: Grams, pairs: Eigenpairs, i
         found = _few_taps(kernel.transpose(0, 1), delta, geometry, mirrored, index[pairs.which], count[pairs.which])
         return found.transpose(0, 1)
 
-    def excess(blocks: Tensor) -> Tensor:
-        return _by_svd(blocks, delta) if precise else _by_pairs(blocks, pairs, delta)
+    def threshold(blocks: Tensor) -> Tensor:
+        return -clamping_change(blocks, 0.0, delta) if precise else _by_pairs(blocks, pairs, delta)
 
-    return _block_taps(kernel, geometry, excess, pairs.which, index, count)
+    return _block_taps(kernel, geometry, threshold, pairs.which, index, count)
 
 
-def share_taps(kernel: Tensor, grams: Grams, shares: Tensor, which: Tensor, index: Tensor, count: Tensor) -> Tensor:
-    """As `excess_taps`, from the sign iteration's `shares (m, n, n)` of the matrices `which` of `grams.at(index)`."""
+def soft_threshold_by_factors(
+    kernel: Tensor, grams: Grams, factors: Tensor, which: Tensor, index: Tensor, count: Tensor
+) -> Tensor:
+    """As `soft_threshold_by_pairs`, from shrinkage factors (m, n, n) of the matrices `which` of `grams.at(index)`."""
 
-    def excess(blocks: Tensor) -> Tensor:
-        return shares @ blocks if grams.rows_are_outputs else blocks @ shares
+    def threshold(blocks: Tensor) -> Tensor:
+        return factors @ blocks if grams.rows_are_outputs else blocks @ factors
 
-    return _block_taps(kernel, grams.geometry, excess, which, index, count)
+    return _block_taps(kernel, grams.geometry, threshold, which, index, count)
 
 
 def _block_taps(
     kernel: Tensor,
     geometry: PeriodicConv,
-    excess: Callable[[Tensor], Tensor],
+    threshold: Callable[[Tensor], Tensor],
     which: Tensor,
     index: Tensor,
     count: Tensor,
 ) -> Tensor:
-    """The taps' part of `excess` of the blocks `which`, counted as Gram matrices are: groups vary fastest."""
+    """The taps' part of `threshold` of the blocks `which`, counted as Gram matrices are: groups vary fastest."""
     groups = geometry.groups
     if groups == 1:
         blocks = geometry.symbol(kernel, index[which])
-        return geometry.taps(excess(blocks[:, 0]).unsqueeze(1), index[which], count[which])
+        return geometry.taps(threshold(blocks[:, 0]).unsqueeze(1), index[which], count[which])
     rows, place = torch.unique(which // groups, return_inverse=True)
     blocks = geometry.symbol(kernel, index[rows])
     member = which % groups
     changes = torch.zeros_like(blocks)
-    changes[place, member] = excess(blocks[place, member])
+    changes[place, member] = threshold(blocks[place, member])
     return geometry.taps(changes, index[rows], count[rows])
 
 
-def _by_svd(blocks: Tensor, delta: float) -> Tensor:
-    left, values, right = torch.linalg.svd(blocks, full_matrices=False)
-    excess: Tensor = (left * (values - delta).clamp_min(0).unsqueeze(-2)) @ right
-    return excess
-
-
-def _share(values: Tensor, delta: float) -> Tensor:
-    """The part of each singular value that exceeds delta, from their squares."""
+def _factors(values: Tensor, delta: float) -> Tensor:
+    """`max(0, 1 - delta / sigma)` of each singular value, from their squares."""
     return 1 - delta / values.clamp_min(delta * delta).sqrt()
 
 
 def _by_pairs(blocks: Tensor, pairs: Eigenpairs, delta: float) -> Tensor:
-    share = _share(pairs.values, delta).unsqueeze(-2)
+    factors = _factors(pairs.values, delta).unsqueeze(-2)
     if blocks.shape[-2] <= blocks.shape[-1]:
-        return (pairs.vectors * share) @ (pairs.vectors.mH @ blocks)
-    return (blocks @ pairs.vectors) @ (pairs.vectors * share).mH
+        return (pairs.vectors * factors) @ (pairs.vectors.mH @ blocks)
+    return (blocks @ pairs.vectors) @ (pairs.vectors * factors).mH
 
 
 def _few_taps(
     kernel: Tensor, delta: float, geometry: PeriodicConv, pairs: Eigenpairs, index: Tensor, count: Tensor
 ) -> Tensor:
-    """From left singular vectors U (f, c_out, k): `U share U^H A` in two real products over all frequencies.
+    """From left singular vectors U (f, c_out, k): `U factors U^H A` in two real products over all frequencies.
 
     The first multiplies the vectors with every tap; phases turn the products into `U^H A` per component and back
     into what each tap gets; the second multiplies those with the vectors again.
@@ -105,7 +104,7 @@ def _few_taps(
     # U^H z with z = cosine + i sine, tap by tap.
     real = cosine * products[0] + sine * products[1]
     imaginary = sine * products[0] - cosine * products[1]
-    weight = _share(pairs.values, delta) * (count.to(kernel.dtype) / math.prod(geometry.output_size))[:, None]
+    weight = _factors(pairs.values, delta) * (count.to(kernel.dtype) / math.prod(geometry.output_size))[:, None]
     for used in geometry.taps_by_component(kernel.device):
         row = weight[:, :, None] * real[:, :, used].sum(dim=2)
         column = weight[:, :, None] * imaginary[:, :, used].sum(dim=2)

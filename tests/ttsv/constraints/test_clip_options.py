@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from ttsv.constraints import Clip, Compose, Constraint, Divide, LayerNorms
-from ttsv.constraints.operators import shrunk
+from ttsv.constraints.operators import rescale_to_target
 from ttsv.layers import SOCTT, TTConv, TTConv2d, tensorize
-from ttsv.spectral.clamping import bracket_conv
+from ttsv.spectral.clamping import clamp_conv
 from ttsv.spectral.clipping import clip_conv, clip_matrix
 from ttsv.spectral.network import model_spectra
 from ttsv.spectral.singular_values import conv_singular_values
@@ -107,7 +107,7 @@ def test_without_rescaling_the_zero_padded_norm_is_only_reported(dense: "Dense",
     if floor is None:
         expected = clip_conv(kernel, 0.5, 8, rounds=3, **geometry)
     else:
-        expected = bracket_conv(kernel, floor, 0.5, 8, rounds=3, **geometry)
+        expected = clamp_conv(kernel, floor, 0.5, 8, rounds=3, **geometry)
     torch.testing.assert_close(conv.weight.detach(), expected)
     norms = clip.report().layers[""]
     assert norms.after == pytest.approx(applied_norm(conv, 4, (7, 7)))
@@ -241,10 +241,10 @@ def test_norms_of_single_precision_kernels_end_at_most_delta_with_a_floor() -> N
 def test_shrinking_goes_on_until_the_stored_kernel_is_small_enough() -> None:
     """With a norm that is told what to say after each multiplication."""
     told = iter([0.6, 0.5])
-    kernel, norm = shrunk(torch.ones(1, 1, 3), 0.5, lambda _: next(told), 2.0)
+    kernel, norm = rescale_to_target(torch.ones(1, 1, 3), 0.5, lambda _: next(told), 2.0)
     assert norm == 0.5
     torch.testing.assert_close(kernel, torch.full((1, 1, 3), 0.25 * 0.5 / 0.6))
-    assert shrunk(kernel, 0.5, lambda _: next(told), 0.5) == (kernel, 0.5)
+    assert rescale_to_target(kernel, 0.5, lambda _: next(told), 0.5) == (kernel, 0.5)
 
 
 @pytest.mark.timeout(60)

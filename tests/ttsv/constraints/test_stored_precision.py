@@ -37,7 +37,7 @@ def test_frames_orthonormal_to_float32_are_part_of_the_norm(frames: Any, constra
         truth = conv_norm(kernel, 6) if operator == "periodic" else conv_norm_bounds(kernel, 6).lower
         after = constraint.report().layers[""].after
         assert truth <= after <= truth * (1 + (1e-5 if operator == "periodic" else 0.02))
-        if not (isinstance(constraint, Clip) and not constraint.rescale):
+        if not (isinstance(constraint, Clip) and not constraint.options.rescale):
             assert after <= 0.5
 
 

@@ -30,7 +30,7 @@ from ttsv.evaluation.baseline import Baseline
 from ttsv.evaluation.saved_spectra import load_saved
 from ttsv.evaluation.stages import check_evaluation
 from ttsv.metrics import cost
-from ttsv.metrics.accuracy import finish, predict
+from ttsv.metrics.accuracy import predict, run_to_end
 from ttsv.metrics.attacks.autoattack import autoattack, pgd
 from ttsv.metrics.corruption import CorruptionRecord, corruption_accuracy
 from ttsv.metrics.lipschitz import empirical_lipschitz
@@ -110,7 +110,7 @@ def small(**options: Any) -> nn.Module:
 
 
 def run(model: nn.Module, data: Dataset, folder: Path, **fields: Any) -> Measured:
-    return finish(measure(model, data, EvaluationConfig(**fields), preprocessing=HALF, folder=folder))
+    return run_to_end(measure(model, data, EvaluationConfig(**fields), preprocessing=HALF, folder=folder))
 
 
 # --- trials ---
@@ -394,7 +394,7 @@ def test_published_corruptions(cifar: Dataset, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"labels\.npy has the label \d for image \d, whose label in the test set is"):
         run(colour(), other_set, tmp_path, corruptions="published")
     config = EvaluationConfig(corruptions="published", corruption_images=4)
-    limited = finish(measure(colour(), cifar, config, preprocessing=HALF, folder=tmp_path, images=3))
+    limited = run_to_end(measure(colour(), cifar, config, preprocessing=HALF, folder=tmp_path, images=3))
     assert limited.protocol["images"] | {"accuracy": 3, "corruptions": 3} == limited.protocol["images"]
     fewer = run(colour(), cifar, tmp_path, corruptions="published", corruption_images=2)
     assert fewer.protocol["images"]["corruptions"] == 2
@@ -537,7 +537,7 @@ def saved(tmp_path: Path) -> Saved:
 def test_a_saved_network_goes_the_same_path(evaluated: tuple[list[Any], TrialResult], folder: Path) -> None:
     _, result = evaluated
     config = EvaluationConfig(**EVERYTHING)
-    found = finish(evaluate(result.artifacts["model"], "digits", folder / "data", config))
+    found = run_to_end(evaluate(result.artifacts["model"], "digits", folder / "data", config))
     assert json.dumps(found.record, allow_nan=False)
     for name, value in found.measured.columns.items():
         assert name == "attack_seconds" or value == getattr(result, name), name
@@ -556,13 +556,13 @@ def test_a_saved_network_that_test_images_had_a_say_in_has_another_protocol(
     for name, content in (("model.safetensors", path.read_bytes()), ("model.json", json.dumps(told).encode())):
         (tmp_path / name).write_bytes(content)
     clean, looked = (
-        finish(evaluate(one, "digits", folder / "data", images=5)).record for one in (path, tmp_path / path.name)
+        run_to_end(evaluate(one, "digits", folder / "data", images=5)).record for one in (path, tmp_path / path.name)
     )
     assert clean["results"]["accuracy"] == looked["results"]["accuracy"]
     assert clean["protocol_fingerprint"] != looked["protocol_fingerprint"]
     assert looked["protocol"]["weights"] == "best epoch on the test images"
     assert looked["protocol"]["split"]["trained"] == "train and validation"
-    unknown = finish(evaluate(saved(), "digits", folder / "data", images=5)).record
+    unknown = run_to_end(evaluate(saved(), "digits", folder / "data", images=5)).record
     assert unknown["protocol"]["weights"] == "trained in ways that are not known"
     assert unknown["protocol_fingerprint"] not in (clean["protocol_fingerprint"], looked["protocol_fingerprint"])
 
@@ -573,7 +573,7 @@ def test_an_interrupted_attack_goes_on_by_default(
     path = evaluated[1].artifacts["model"]
     config = EvaluationConfig(attack="autoattack", attack_eps=0.25, batch_size=2, seed=3)
     evaluate_few = partial(evaluate, path, "digits", folder / "data", config, images=8)
-    whole = finish(evaluate_few())
+    whole = run_to_end(evaluate_few())
     states = folder / "data" / "attacks"
     assert list(states.iterdir()) == []
     steps = evaluate_few()
@@ -582,12 +582,12 @@ def test_an_interrupted_attack_goes_on_by_default(
     (state,) = states.iterdir()
     # That of another attack on the same network is another file.
     other = EvaluationConfig(attack="autoattack", attack_eps=0.01, batch_size=2, seed=3)
-    finish(evaluate(path, "digits", folder / "data", other, images=8))
+    run_to_end(evaluate(path, "digits", folder / "data", other, images=8))
     assert list(states.iterdir()) == [state]
     again = evaluate_few()
     following = next(step for step in again if step.stage != "autoattack")
     assert (first.done, following.stage, following.done) == (1, "apgd-ce", 2)
-    resumed = finish(again)
+    resumed = run_to_end(again)
     assert list(states.iterdir()) == []
     ours, theirs = (found.measured.evidence.attacks["autoattack"] for found in (resumed, whole))
     assert torch.equal(ours.robust, theirs.robust)
@@ -598,16 +598,17 @@ def test_an_interrupted_attack_goes_on_by_default(
     steps.close()
     state.write_bytes(b"nothing")
     assert (
-        finish(evaluate_few()).record["results"]["attacks"]["autoattack"]["robust_accuracy"] == theirs.robust_accuracy
+        run_to_end(evaluate_few()).record["results"]["attacks"]["autoattack"]["robust_accuracy"]
+        == theirs.robust_accuracy
     )
     # One that was asked for stays.
-    finish(evaluate_few(state=tmp_path / "mine"))
+    run_to_end(evaluate_few(state=tmp_path / "mine"))
     assert (tmp_path / "mine").is_file()
 
 
 def test_the_cost_of_training_is_as_the_trial_noted_it(evaluated: tuple[list[Any], TrialResult], folder: Path) -> None:
     _, result = evaluated
-    found = finish(evaluate(result.artifacts["model"], "digits", folder / "data", images=5, cost=True))
+    found = run_to_end(evaluate(result.artifacts["model"], "digits", folder / "data", images=5, cost=True))
     assert found.record["results"]["cost"]["training"] == {
         "train_seconds": result.train_seconds,
         "constraint_seconds": result.constraint_seconds,
@@ -619,7 +620,7 @@ def test_the_cost_of_training_is_as_the_trial_noted_it(evaluated: tuple[list[Any
 
 def test_costs_are_recorded_where_they_are_asked_for(saved: Saved, folder: Path) -> None:
     path = saved(layer="tt", rank=8)
-    found = finish(evaluate(path, "digits", folder / "data", images=5, cost=True))
+    found = run_to_end(evaluate(path, "digits", folder / "data", images=5, cost=True))
     model, record = load_model(path.parent), found.record["results"]["cost"]
     assert record["parameters"] == cost.parameters(model)
     assert record["compression"] == cost.compression(model) > 1
@@ -631,12 +632,12 @@ def test_costs_are_recorded_where_they_are_asked_for(saved: Saved, folder: Path)
     assert set(record["training"].values()) == {None}
     assert found.record["protocol_fingerprint"] == protocol_fingerprint(found.record["protocol"])
     assert json.loads(json.dumps(found.record)) == found.record
-    assert "cost" not in finish(evaluate(path, "digits", folder / "data", images=5)).record["results"]
+    assert "cost" not in run_to_end(evaluate(path, "digits", folder / "data", images=5)).record["results"]
 
 
 def test_the_first_so_many_images(saved: Saved, digits: Dataset, folder: Path) -> None:
     path = saved()
-    found = finish(evaluate(path, "digits", folder / "data", images=50))
+    found = run_to_end(evaluate(path, "digits", folder / "data", images=50))
     model = load_model(path.parent)
     expected = predict(model, digits.test.images[:50]).argmax(1) == digits.test.labels[:50]
     assert found.record["results"]["accuracy"] == float(expected.double().mean())
@@ -646,7 +647,7 @@ def test_the_first_so_many_images(saved: Saved, digits: Dataset, folder: Path) -
 def test_refusals(saved: Saved, folder: Path, tmp_path: Path) -> None:
     def message(path: Path, dataset: str = "digits", **options: Any) -> str:
         with pytest.raises((ConfigError, DataError)) as error:
-            finish(evaluate(path, dataset, folder / "data", **options))
+            run_to_end(evaluate(path, dataset, folder / "data", **options))
         return str(error.value)
 
     path = saved()
@@ -666,4 +667,4 @@ def test_logits_that_are_not_finite(tmp_path: Path, folder: Path) -> None:
         model.get_parameter("head.bias")[3] = float("inf")
     path = save_model(tmp_path, model, arguments)
     with pytest.raises(DataError, match=r"model\.safetensors: the network's logits are not finite"):
-        finish(evaluate(path, "digits", folder / "data"))
+        run_to_end(evaluate(path, "digits", folder / "data"))

@@ -7,7 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ttsv.spectral.clamping import bracket_conv, bracket_matrix
+from ttsv.spectral.clamping import clamp_conv, clamp_matrix
 from ttsv.spectral.clipping import clip_conv, clip_matrix
 from ttsv.spectral.singular_values import conv_singular_values
 
@@ -34,7 +34,7 @@ def test_one_round_is_the_projection_of_the_dense_operator(dense: "Dense", data:
     for tap in torch.cartesian_prod(*(torch.arange(k) for k in kernel.shape[2:])).reshape(-1, kernel.ndim - 2).tolist():
         pixel = tuple(e * t for e, t in zip(case.dilation, tap, strict=True))
         kernel[(..., *tap)] = rows[(..., *pixel)]
-    found = bracket_conv(case.kernel, floor, delta, case.input_size, stride=case.stride, dilation=case.dilation)
+    found = clamp_conv(case.kernel, floor, delta, case.input_size, stride=case.stride, dilation=case.dilation)
     torch.testing.assert_close(found, kernel, rtol=1e-8, atol=1e-9)
 
 
@@ -48,13 +48,13 @@ def test_rounds_approach_both_limits(dense: "Dense", c_out: int, stride: int) ->
     kernel = dense.gaussian(c_out, 6, 3, 3) / math.sqrt(54)
     assert limits(kernel, stride=stride)[0] < 0.45
     assert limits(kernel, stride=stride)[1] > 1.5
-    once, often = (bracket_conv(kernel, 0.5, 1.0, 8, stride=stride, rounds=rounds) for rounds in (1, 200))
+    once, often = (clamp_conv(kernel, 0.5, 1.0, 8, stride=stride, rounds=rounds) for rounds in (1, 200))
     low, high = limits(often, stride=stride)
     assert low > 0.49
     assert high < 1.01
     assert limits(once, stride=stride)[1] > high
     assert often.dtype == torch.float64
-    single = bracket_conv(kernel.float().requires_grad_(), 0.5, 1.0, 8, stride=stride, rounds=200)
+    single = clamp_conv(kernel.float().requires_grad_(), 0.5, 1.0, 8, stride=stride, rounds=200)
     assert single.dtype == torch.float32
     assert not single.requires_grad
     torch.testing.assert_close(single.double(), often, rtol=0, atol=1e-4)
@@ -62,13 +62,13 @@ def test_rounds_approach_both_limits(dense: "Dense", c_out: int, stride: int) ->
 
 def test_without_a_floor_it_is_the_clip(dense: "Dense") -> None:
     kernel = dense.gaussian(4, 6, 3, 3)
-    torch.testing.assert_close(bracket_conv(kernel, 0.0, 2.0, 8, rounds=3), clip_conv(kernel, 2.0, 8, rounds=3))
+    torch.testing.assert_close(clamp_conv(kernel, 0.0, 2.0, 8, rounds=3), clip_conv(kernel, 2.0, 8, rounds=3))
     grouped = dense.gaussian(4, 3, 3, 3)
-    torch.testing.assert_close(bracket_conv(grouped, 0.0, 2.0, 8, groups=2), clip_conv(grouped, 2.0, 8, groups=2))
-    inside = bracket_conv(kernel, 0.0, 1e3, 8)
+    torch.testing.assert_close(clamp_conv(grouped, 0.0, 2.0, 8, groups=2), clip_conv(grouped, 2.0, 8, groups=2))
+    inside = clamp_conv(kernel, 0.0, 1e3, 8)
     torch.testing.assert_close(inside, kernel)
     matrix = dense.gaussian(5, 3)
-    torch.testing.assert_close(bracket_matrix(matrix, 0.0, 1.0), clip_matrix(matrix, 1.0))
+    torch.testing.assert_close(clamp_matrix(matrix, 0.0, 1.0), clip_matrix(matrix, 1.0))
 
 
 def test_matrices(dense: "Dense") -> None:
@@ -76,7 +76,7 @@ def test_matrices(dense: "Dense") -> None:
         matrix = dense.gaussian(*shape)
         values = torch.linalg.svdvals(matrix)
         floor, delta = values[1].item() * 1.01, values[1].item() * 1.02
-        found = bracket_matrix(matrix, floor, delta)
+        found = clamp_matrix(matrix, floor, delta)
         torch.testing.assert_close(
             torch.linalg.svdvals(found), torch.tensor([delta, floor, floor], dtype=torch.float64)
         )
@@ -97,17 +97,17 @@ def test_matrices(dense: "Dense") -> None:
 )
 def test_limits_that_cannot_be(floor: float, delta: float, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        bracket_conv(torch.ones(2, 2, 3), floor, delta, 4)
+        clamp_conv(torch.ones(2, 2, 3), floor, delta, 4)
     with pytest.raises(ValueError, match=message):
-        bracket_matrix(torch.ones(2, 2), floor, delta)
+        clamp_matrix(torch.ones(2, 2), floor, delta)
 
 
 def test_other_arguments_that_cannot_be() -> None:
     with pytest.raises(ValueError, match="rounds = 0"):
-        bracket_conv(torch.ones(2, 2, 3), 0.1, 1.0, 4, rounds=0)
+        clamp_conv(torch.ones(2, 2, 3), 0.1, 1.0, 4, rounds=0)
     with pytest.raises(ValueError, match="stride = 3"):
-        bracket_conv(torch.ones(2, 2, 3), 0.1, 1.0, 4, stride=3)
+        clamp_conv(torch.ones(2, 2, 3), 0.1, 1.0, 4, stride=3)
     with pytest.raises(ValueError, match="1 of 4 values not finite"):
-        bracket_matrix(torch.tensor([[1.0, math.nan], [1.0, 1.0]]), 0.1, 1.0)
+        clamp_matrix(torch.tensor([[1.0, math.nan], [1.0, 1.0]]), 0.1, 1.0)
     with pytest.raises(ValueError, match=r"weight\.shape = \(2,\)"):
-        bracket_matrix(torch.ones(2), 0.1, 1.0)
+        clamp_matrix(torch.ones(2), 0.1, 1.0)

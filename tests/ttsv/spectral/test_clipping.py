@@ -7,9 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ttsv.spectral.clipping import clip_conv, clip_conv_measured, clip_matrix, clip_tt, divide_conv
+from ttsv.spectral.clipping import (
+    ClipOptions,
+    MeasuredClip,
+    clip_conv,
+    clip_matrix,
+    clip_measured,
+    clip_tt,
+    divide_conv,
+)
 from ttsv.spectral.norms import Algorithm, clip_algorithm
 from ttsv.spectral.singular_values import conv_norm, conv_singular_values
+from ttsv.spectral.symbol import PeriodicConv, Size
 from ttsv.tt.decomposition import tt_to_dense
 
 if TYPE_CHECKING:
@@ -24,6 +33,20 @@ def relative(found: Tensor, truth: Tensor) -> float:
     return error / size
 
 
+def measured_clip(
+    kernel: Tensor,
+    delta: float,
+    input_size: Size,
+    *,
+    rounds: int = 1,
+    rescale: bool = False,
+    algorithm: Algorithm | None = None,
+    **geometry: Any,
+) -> MeasuredClip:
+    options = ClipOptions(delta, rounds, rescale, algorithm)
+    return clip_measured(kernel, PeriodicConv.of(kernel, input_size, **geometry), options)
+
+
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_clip_is_that_of_the_dense_operator(dense: "Dense", data: st.DataObject) -> None:
@@ -35,7 +58,7 @@ def test_clip_is_that_of_the_dense_operator(dense: "Dense", data: st.DataObject)
     options = {**case.options, "rounds": rounds, "algorithm": data.draw(st.sampled_from(ALGORITHMS))}
     found = clip_conv(case.kernel, delta, case.input_size, **options)
     assert relative(found, dense.clip(case, delta, rounds)) <= 1e-8
-    rescaled = clip_conv_measured(case.kernel, delta, case.input_size, rescale=True, **options)
+    rescaled = measured_clip(case.kernel, delta, case.input_size, rescale=True, **options)
     norm = conv_norm(found, case.input_size, **case.options)
     assert relative(rescaled.kernel, found * min(1, delta / norm)) <= 1e-8
     assert rescaled.before == pytest.approx(values[0].item(), rel=1e-10)
@@ -45,7 +68,7 @@ def test_clip_is_that_of_the_dense_operator(dense: "Dense", data: st.DataObject)
 
 def test_examples_of_the_api(dense: "Dense") -> None:
     kernel = dense.sine(3, 2, 3, 3)
-    clipped = clip_conv_measured(kernel, 1.5, (4, 4))
+    clipped = measured_clip(kernel, 1.5, (4, 4))
     assert clipped.before == pytest.approx(10.542015, abs=1e-6)
     assert clipped.kernel[0, 0, 0, 0].item() == pytest.approx(0.251926, abs=1e-6)
     assert clipped.kernel.norm().item() == pytest.approx(1.261332, abs=1e-6)
@@ -98,7 +121,7 @@ def test_rescaled_float32_kernels_are_below_delta_in_exact_arithmetic(
     dense: "Dense", algorithm: Algorithm, seed: int
 ) -> None:
     kernel = dense.gaussian(20, 24, 3, 3, seed=seed, dtype=torch.float32)
-    found = clip_conv_measured(kernel, 1.0, 8, rescale=True, algorithm=algorithm)
+    found = measured_clip(kernel, 1.0, 8, rescale=True, algorithm=algorithm)
     norm = conv_singular_values(found.kernel.double(), 8).max().item()
     assert 1 - 6e-6 <= norm <= 1
     assert found.after == pytest.approx(norm, rel=1e-12)
@@ -121,7 +144,7 @@ def test_rescaled_kernels_that_fold_are_below_delta(
     for _ in range(30):
         kernel = torch.randn(shape, dtype=dtype)
         delta = share * kernel.norm().item()
-        found = clip_conv_measured(kernel, delta, size, rescale=True, **options)
+        found = measured_clip(kernel, delta, size, rescale=True, **options)
         norm = conv_singular_values(found.kernel.double(), size, **options).max().item()
         assert norm <= delta
         assert found.after == pytest.approx(norm, rel=1e-9)
@@ -133,7 +156,7 @@ def test_rescaled_kernels_that_fold_are_below_delta(
 def test_a_large_rescaled_kernel_is_bounded_and_left_by_a_second_clip(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ttsv.spectral.norms._CHEAP_WORK", 0)
     torch.manual_seed(0)
-    found = clip_conv_measured(torch.randn(8, 8, 3, 3), 1.0, 8, rescale=True)
+    found = measured_clip(torch.randn(8, 8, 3, 3), 1.0, 8, rescale=True)
     assert found.after == 1.0
     assert conv_singular_values(found.kernel.double(), 8).max().item() <= 1
     assert torch.equal(clip_conv(found.kernel, 1.0, 8, rescale=True), found.kernel)
@@ -167,7 +190,7 @@ def test_taps_beyond_the_input_share_the_change_equally(dense: "Dense") -> None:
 
 def test_rounds_bring_the_norm_down(dense: "Dense") -> None:
     kernel = dense.gaussian(8, 8, 3, 3)
-    norms = [clip_conv_measured(kernel, 2.0, 8, rounds=rounds).after for rounds in (1, 5, 30)]
+    norms = [measured_clip(kernel, 2.0, 8, rounds=rounds).after for rounds in (1, 5, 30)]
     assert norms[0] > norms[1] > norms[2] > 2.0
     assert norms[2] < 1.02 * 2.0
 

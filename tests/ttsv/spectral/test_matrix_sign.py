@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ttsv.spectral import matrix_sign
 from ttsv.spectral.clipping import clip_conv
-from ttsv.spectral.krylov import Eigenpairs, decomposed
-from ttsv.spectral.matrix_sign import Coefficients, excess_shares, odd_polynomials
+from ttsv.spectral.krylov import Eigenpairs, eigenpairs_above
+from ttsv.spectral.matrix_sign import Coefficients, odd_polynomials, shrinkage_factors
 from ttsv.spectral.norms import eigenvalues_by_squaring
 from ttsv.spectral.singular_values import conv_norm
 
@@ -94,7 +94,7 @@ def test_the_excess_is_that_of_the_decomposition(
     expected = by_svd(matrix, delta)
     for rows in (True, False):
         gram = matrix @ matrix.mH if rows else matrix.mH @ matrix
-        shares, certified = excess_shares(gram[None], delta * delta)
+        shares, certified = shrinkage_factors(gram[None], delta * delta)
         found = shares[0] @ matrix if rows else matrix @ shares[0]
         assert certified.tolist() == [True]
         error = torch.linalg.matrix_norm(found.to(torch.complex128) - expected, 2).item()
@@ -106,7 +106,7 @@ def test_many_values_at_delta(dense: "Dense", dtype: torch.dtype, bound: float) 
     """Where the sign itself is anything, half of the values being within 1e-6 of delta."""
     near = 1 + 1e-6 * dense.gaussian(48)
     matrix = block(dense, torch.cat([near, torch.linspace(0, 3, 48, dtype=torch.float64)]), dtype)
-    shares, certified = excess_shares((matrix @ matrix.mH)[None], 1.0)
+    shares, certified = shrinkage_factors((matrix @ matrix.mH)[None], 1.0)
     assert certified.all()
     assert torch.linalg.matrix_norm((shares[0] @ matrix).to(torch.complex128) - by_svd(matrix, 1.0), 2) <= bound
 
@@ -115,7 +115,7 @@ def test_blocks_of_one_batch_keep_apart(dense: "Dense") -> None:
     """One that needs nothing, one that is clipped, and one too large to be certified."""
     shape = torch.linspace(0, 1, 40, dtype=torch.float64)
     blocks = torch.stack([block(dense, scale * shape, torch.complex128) for scale in (0.9, 3.0, 1e3, 1e200)])
-    shares, certified = excess_shares(blocks @ blocks.mH, 1.0)
+    shares, certified = shrinkage_factors(blocks @ blocks.mH, 1.0)
     assert certified.tolist() == [True, True, False, False]
     for some, matrix in zip(shares[:2], blocks[:2], strict=True):
         assert torch.linalg.matrix_norm(some @ matrix - by_svd(matrix, 1.0), 2) <= 1e-10
@@ -132,9 +132,9 @@ def test_what_is_not_certified_is_decomposed(
 
     def spy(matrices: Tensor, which: Tensor, level: float) -> Iterator[Eigenpairs]:
         decompositions.append(len(which))
-        return decomposed(matrices, which, level)
+        return eigenpairs_above(matrices, which, level)
 
-    monkeypatch.setattr("ttsv.spectral.clipping.decomposed", spy)
+    monkeypatch.setattr("ttsv.spectral.clipping.eigenpairs_above", spy)
     found = clip_conv(kernel, 2.0, 6, groups=groups, algorithm="sign")
     torch.testing.assert_close(found, expected)
     assert sum(decompositions) == 0

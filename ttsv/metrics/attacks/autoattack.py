@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ttsv.config.evaluation import ATTACK_VERSIONS
 from ttsv.errors import ConfigError
-from ttsv.metrics.accuracy import finish
+from ttsv.metrics.accuracy import run_to_end
 from ttsv.metrics.attacks.network import AttackedNetwork, batch_size_for, under_attack
 from ttsv.metrics.attacks.pgd import pgd
 from ttsv.metrics.attacks.record import (
@@ -81,7 +81,7 @@ def autoattack(
         batch_size=batch_size,
         state_path=state_path,
     )
-    return finish(steps, progress)
+    return run_to_end(steps, progress)
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from ttsv.checks import check_count
 from ttsv.errors import ConfigError
-from ttsv.metrics.accuracy import finish
+from ttsv.metrics.accuracy import run_to_end
 from ttsv.metrics.attacks.network import AttackedNetwork, batch_size_for, under_attack
 from ttsv.metrics.attacks.record import AttackProgress, AttackRecord, Progress, attack_inputs
 from ttsv.metrics.attacks.state import AttackState
@@ -38,7 +38,7 @@ def pgd(
     onto the ball and the pixels of [0, 1]; an image is broken as soon as it is misclassified. Arguments, record
     and errors otherwise as for `autoattack`; norm L2 or Linf.
     """
-    return finish(
+    return run_to_end(
         pgd_steps(model, images, labels, norm=norm, eps=eps, steps=steps, seed=seed, batch_size=batch_size), progress
     )
 

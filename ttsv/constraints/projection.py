@@ -1,0 +1,71 @@
+"""What constraints that write weights have in common: the layers they are bound to, and when they project."""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from ttsv.checks import check_count
+from ttsv.constraints.operators import MATRIX, MEASURES, Operator, check_operator
+from ttsv.constraints.protocol import LayerNorms, Unconstrained
+from ttsv.errors import ConfigError, DivergedError
+from ttsv.spectral.network import spectral_layers
+
+
+class Projection(Unconstrained, ABC):
+    """Base of `Clip` and `Divide`: writes weights after every `every`-th optimizer step, layer by layer.
+
+    `operator` says of which operator norms are; `_sizes` are the layers to write and the sizes of their inputs, which
+    `bind` records.
+    """
+
+    def __init__(self, every: int, operator: Operator) -> None:
+        super().__init__()
+        check_count("every", every)
+        check_operator(operator)
+        self.every = every
+        self.operator: Operator = operator
+        self._sizes: Mapping[str, tuple[int, ...]] | None = None
+
+    @torch.no_grad()
+    def project(self, model: nn.Module, step: int, *, force: bool = False) -> None:
+        """Projects where `step` is a multiple of `every`, or `force`.
+
+        Raises `ConfigError` for a model that lacks a layer which the constraint was bound to, and `DivergedError` for
+        weights that are not finite.
+        """
+        if self._sizes is None:
+            fix = "must be what the constraint was bound to first: call bind(model, input_size) before project"
+            raise ConfigError("model", type(model).__name__, fix)
+        if not force and step % self.every:
+            return
+        start = time.perf_counter()
+        layers = spectral_layers(model, linear=not all(self._sizes.values()))
+        if missing := self._sizes.keys() - layers.keys():
+            fix = f"must have the layers it was bound with; missing: {', '.join(sorted(missing))}"
+            raise ConfigError("model", type(model).__name__, fix)
+        for name in self._sizes:
+            if not all(parameter.isfinite().all() for parameter in layers[name].parameters()):
+                raise diverged(name, step)
+        norms = {name: self._project_layer(name, layers[name], size, force) for name, size in self._sizes.items()}
+        norms |= self._project_others(model, step)
+        self._add_to_report(norms, time.perf_counter() - start)
+
+    @abstractmethod
+    def _project_layer(self, name: str, layer: nn.Module, seen: tuple[int, ...], force: bool) -> LayerNorms:
+        """Writes the weight of one layer that sees images of `seen` pixels (a linear layer: `()`)."""
+
+    def _project_others(self, model: nn.Module, step: int) -> dict[str, LayerNorms]:
+        """Writes what else the constraint controls, by name."""
+        return {}
+
+    def _measure(self, layer: nn.Module) -> str:
+        """What the norms of a layer are."""
+        return MATRIX if isinstance(layer, nn.Linear) else MEASURES[self.operator]
+
+
+def diverged(name: str, step: int) -> DivergedError:
+    """The error for a layer whose weights are not finite at a step."""
+    return DivergedError(f"layer {name!r} has non-finite weights at step {step}: lower the learning rate")
