@@ -11,9 +11,11 @@ from benchmarks.networks import DELTA
 from ttsv.config.trial import AugmentationConfig, TrainingConfig, TrialConfig
 from ttsv.constraints import Clip, Compose, Orthogonal
 from ttsv.data import load_dataset
-from ttsv.layers import Convolution, TTConv, layer_geometry, spectral_layers
+from ttsv.layers import TTConv
 from ttsv.models import create_model
 from ttsv.runtime import random_state
+from ttsv.spectral.geometry import Convolution, layer_geometry
+from ttsv.spectral.network import spectral_layers
 from ttsv.training.loop import fit
 from ttsv.tt.decomposition import orthogonalize
 

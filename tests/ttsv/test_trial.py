@@ -15,11 +15,12 @@ import torch
 from ttsv.config.trial import TrialConfig
 from ttsv.data import load_dataset
 from ttsv.errors import ConfigError, DataError, TrialError
-from ttsv.layers import TTConv2d, spectral_layers
+from ttsv.layers import TTConv2d
 from ttsv.metrics import cost
 from ttsv.metrics.accuracy import accuracy, predict
 from ttsv.models import layer_shapes
 from ttsv.models.shapes import LAYERS, shape_compression
+from ttsv.spectral.network import spectral_layers
 from ttsv.spectral.singular_values import conv_singular_values
 from ttsv.training.checkpoint import load_model
 from ttsv.trial import EpochMetrics, TrialResult, protocol_fingerprint, run_trial

@@ -14,10 +14,11 @@ from ttsv.config.trial import TrialConfig
 from ttsv.constraints import ConstraintReport
 from ttsv.data.loading import Dataset
 from ttsv.evaluation.evidence import Evidence
-from ttsv.layers import Convolution, Framed, TTConv, layer_input_sizes, periodic_size, spectral_layers
+from ttsv.layers import Framed, TTConv
 from ttsv.metrics.attacks.record import AttackRecord
 from ttsv.metrics.corruption import CorruptionRecord
-from ttsv.spectral.network import model_spectra
+from ttsv.spectral.geometry import Convolution, periodic_size
+from ttsv.spectral.network import layer_input_sizes, model_spectra, spectral_layers
 from ttsv.spectral.singular_values import conv_norm
 from ttsv.tt.decomposition import orthogonalize
 

@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.nn.utils import parametrize
 
 from ttsv.errors import ConfigError, DataError
-from ttsv.layers import layer_input_sizes, spectral_layers
-from ttsv.spectral.network import model_spectra
+from ttsv.spectral.network import layer_input_sizes, model_spectra, spectral_layers
 from ttsv.spectral.symbol import Size
 from ttsv.training.checkpoint import load_network
 

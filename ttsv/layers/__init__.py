@@ -9,17 +9,14 @@ from ttsv.layers.frames import orthogonal_loss
 from ttsv.layers.orthogonal import MinMax, OrthogonalConv2d
 from ttsv.layers.soc import SOC, SOCTT
 from ttsv.layers.tt_conv import TTConv, TTConv1d, TTConv2d, TTConv3d, layer_kernel
-from ttsv.spectral.geometry import Convolution, LayerGeometry, TransposedConvolution, layer_geometry, periodic_size
 from ttsv.spectral.network import is_spectral, layer_input_sizes, spectral_layers
 
 __all__ = [
     "SOC",
     "SOCTT",
-    "Convolution",
     "FrameKind",
     "Framed",
     "FramedConv2d",
-    "LayerGeometry",
     "MinMax",
     "OrthogonalConv2d",
     "Stiefel",
@@ -27,14 +24,11 @@ __all__ = [
     "TTConv1d",
     "TTConv2d",
     "TTConv3d",
-    "TransposedConvolution",
     "densify",
     "is_spectral",
-    "layer_geometry",
     "layer_input_sizes",
     "layer_kernel",
     "orthogonal_loss",
-    "periodic_size",
     "spectral_layers",
     "tensorize",
 ]

@@ -4,10 +4,12 @@ Such layers have a spectrum, but no kernel that a projection could write.
 """
 
 from abc import abstractmethod
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from ttsv.checks import check_counts
 from ttsv.errors import ConfigError
 from ttsv.spectral.geometry import periodic_size
 from ttsv.spectral.network import SpectralLayer
@@ -20,9 +22,22 @@ class OrthogonalConv2d(SpectralLayer):
     `stride` is s along both axes, by space-to-depth; `weight` what their operator is made from.
     """
 
-    kernel_size: int
-    stride: int
     weight: Tensor
+    bias: Tensor | None
+    _printed: ClassVar[tuple[str, ...]] = ("kernel_size", "stride")
+
+    def __init__(self, in_channels: int, out_channels: int, kernel_size: int, stride: int) -> None:
+        super().__init__()
+        check_counts(in_channels=in_channels, out_channels=out_channels, kernel_size=kernel_size, stride=stride)
+        self.in_channels = in_channels
+        self.out_channels = out_channels
+        self.kernel_size = kernel_size
+        self.stride = stride
+
+    def extra_repr(self) -> str:
+        """Arguments, as torch's convolutions print them."""
+        named = "".join(f", {name}={getattr(self, name)}" for name in self._printed)
+        return f"{self.in_channels}, {self.out_channels}{named}{'' if self.bias is not None else ', bias=False'}"
 
     @abstractmethod
     def singular_values(self, input_size: Size, *, frames: tuple[Tensor, Tensor] | None = None) -> Tensor:

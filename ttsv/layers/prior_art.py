@@ -7,7 +7,8 @@ keeps the size. Under autocast images are convolved in its precision, but kernel
 """
 
 import math
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 import torch
 from orthogonium.layers.conv.AOC import AdaptiveOrthoConv2d, FastBlockConv2d
@@ -46,15 +47,9 @@ def bcop(
     check_counts(in_channels=in_channels, out_channels=out_channels, kernel_size=kernel_size, stride=stride)
     if stride > 1 and kernel_size % 2 == 0:
         raise ConfigError("kernel_size", kernel_size, "must be odd with a stride")
-    conv: nn.Conv2d = FastBlockConv2d(
-        stride * stride * in_channels,
-        out_channels,
-        kernel_size,
-        padding=kernel_size // 2,
-        bias=bias,
-        padding_mode=padding_mode,
-    )
-    parametrize_without_autocast(conv)
+    channels = stride * stride * in_channels, out_channels
+    conv = _keeping_size(FastBlockConv2d, *channels, kernel_size, bias=bias, padding_mode=padding_mode)
+    assert isinstance(conv, nn.Conv2d)
     return conv if stride == 1 else SpaceToDepthConv2d(conv, in_channels, stride)
 
 
@@ -71,22 +66,10 @@ def aoc(
 
     Singular values as for `bcop`. Raises `ConfigError` where the kernel is smaller than the stride.
     """
-    check_counts(in_channels=in_channels, out_channels=out_channels, kernel_size=kernel_size, stride=stride)
-    if kernel_size < stride:
-        raise ConfigError("kernel_size", kernel_size, f"must be at least the stride, {stride}")
-    conv: nn.Module = AdaptiveOrthoConv2d(
-        in_channels,
-        out_channels,
-        kernel_size,
-        stride=stride,
-        padding=kernel_size // 2,
-        bias=bias,
-        padding_mode=padding_mode,
-    )
+    conv = _strided(AdaptiveOrthoConv2d, in_channels, out_channels, kernel_size, stride, bias, padding_mode)
     for module in conv.modules():
         if isinstance(module, RKOParametrizer):  # which views the weight as a matrix: not possible in channels_last
             module.register_forward_pre_hook(_contiguous)
-    parametrize_without_autocast(conv)
     return conv
 
 
@@ -108,18 +91,31 @@ def aol(
     The norm is at most 1 up to float32 rounding, whatever the padding, and may be far less; the other singular values
     are not controlled.
     """
+    return _strided(AOLConv2D, in_channels, out_channels, kernel_size, stride, bias, padding_mode)
+
+
+def _strided(
+    layer: Callable[..., nn.Module],
+    in_channels: int,
+    out_channels: int,
+    kernel_size: int,
+    stride: int,
+    bias: bool,
+    padding_mode: Padding,
+) -> nn.Module:
+    """A layer of orthogonium that takes strides itself. Raises `ConfigError` where the kernel is smaller than one."""
     check_counts(in_channels=in_channels, out_channels=out_channels, kernel_size=kernel_size, stride=stride)
     if kernel_size < stride:
         raise ConfigError("kernel_size", kernel_size, f"must be at least the stride, {stride}")
-    conv: nn.Module = AOLConv2D(
-        in_channels,
-        out_channels,
-        kernel_size,
-        stride=stride,
-        padding=kernel_size // 2,
-        bias=bias,
-        padding_mode=padding_mode,
-    )
+    options = {"stride": stride, "bias": bias, "padding_mode": padding_mode}
+    return _keeping_size(layer, in_channels, out_channels, kernel_size, **options)
+
+
+def _keeping_size(
+    layer: Callable[..., nn.Module], in_channels: int, out_channels: int, kernel_size: int, **options: Any
+) -> nn.Module:
+    """A layer of orthogonium, padded so that an odd kernel keeps the size, its kernel made without autocast."""
+    conv = layer(in_channels, out_channels, kernel_size, padding=kernel_size // 2, **options)
     parametrize_without_autocast(conv)
     return conv
 
@@ -128,17 +124,18 @@ class SpaceToDepthConv2d(OrthogonalConv2d):
     """A stride for a convolution without one: `conv`, an `nn.Conv2d` from `s^2 in_channels`, behind space-to-depth."""
 
     def __init__(self, conv: nn.Conv2d, in_channels: int, stride: int) -> None:
-        super().__init__()
-        self.in_channels = in_channels
-        self.out_channels = conv.out_channels
-        self.kernel_size = conv.kernel_size[0]
-        self.stride = stride
+        super().__init__(in_channels, conv.out_channels, conv.kernel_size[0], stride)
         self.conv = conv
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override] # made anew by the parametrization
         """The kernel `(out_channels, s^2 in_channels, k, k)`."""
         return self.conv.weight
+
+    @property
+    def bias(self) -> Tensor | None:  # type: ignore[override] # the convolution's parameter
+        """The bias `(out_channels)`, if there is one."""
+        return self.conv.bias
 
     def forward(self, images: Tensor) -> Tensor:
         """Images `(batch, in_channels, s h, s w)` to images `(batch, out_channels, h, w)`."""
@@ -174,12 +171,7 @@ class Cayley(OrthogonalConv2d):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        check_counts(in_channels=in_channels, out_channels=out_channels, kernel_size=kernel_size, stride=stride)
-        self.in_channels = in_channels
-        self.out_channels = out_channels
-        self.kernel_size = kernel_size
-        self.stride = stride
+        super().__init__(in_channels, out_channels, kernel_size, stride)
         shape = out_channels, stride * stride * in_channels, kernel_size, kernel_size
         self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
         nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
@@ -217,11 +209,6 @@ class Cayley(OrthogonalConv2d):
         blocks: Tensor = cayley_func(torch.fft.rfft2(taps).conj().permute(2, 3, 0, 1).flatten(0, 1))
         return blocks
 
-    def extra_repr(self) -> str:
-        """Arguments, as torch's convolutions print them."""
-        text = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"
-        return text if self.bias is not None else text + ", bias=False"
-
 
 def spectral_normalized(
     in_channels: int, out_channels: int, kernel_size: int, stride: int = 1, bias: bool = True
@@ -231,9 +218,13 @@ def spectral_normalized(
     The `(c_out, c_in k k)` unfolding has norm 1 as far as one warm power iteration per training pass knows; the
     zero-padded convolution has at most k times that.
     """
+    return parametrizations.spectral_norm(_plain(in_channels, out_channels, kernel_size, stride, bias))
+
+
+def _plain(in_channels: int, out_channels: int, kernel_size: int, stride: int, bias: bool) -> nn.Conv2d:
+    """Torch's convolution, padded so that an odd kernel keeps the size."""
     check_counts(in_channels=in_channels, out_channels=out_channels, kernel_size=kernel_size, stride=stride)
-    conv = nn.Conv2d(in_channels, out_channels, kernel_size, stride, kernel_size // 2, bias=bias)
-    return parametrizations.spectral_norm(conv)
+    return nn.Conv2d(in_channels, out_channels, kernel_size, stride, kernel_size // 2, bias=bias)
 
 
 class UnfoldedSVD(nn.Module):
@@ -273,8 +264,7 @@ def svd_unfolded(
     weight's parametrization holds the singular values of the `(c_out, c_in k k)` unfolding, free to be penalised or
     clamped. The zero-padded convolution's norm is at most k times the largest of their magnitudes.
     """
-    check_counts(in_channels=in_channels, out_channels=out_channels, kernel_size=kernel_size, stride=stride)
-    conv = nn.Conv2d(in_channels, out_channels, kernel_size, stride, kernel_size // 2, bias=bias)
+    conv = _plain(in_channels, out_channels, kernel_size, stride, bias)
     full = min(out_channels, in_channels * kernel_size * kernel_size)
     if rank is not None:
         check_count("rank", rank)

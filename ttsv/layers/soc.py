@@ -40,6 +40,7 @@ class SOC(OrthogonalConv2d):
 
     across: Tensor
     aside: Tensor
+    _printed = ("kernel_size", "stride", "correction", "train_terms", "eval_terms")
 
     def __init__(
         self,
@@ -55,17 +56,12 @@ class SOC(OrthogonalConv2d):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        check_counts(in_channels=in_channels, out_channels=out_channels, kernel_size=kernel_size, stride=stride)
+        super().__init__(in_channels, out_channels, kernel_size, stride)
         check_counts(train_terms=train_terms, eval_terms=eval_terms)
         if kernel_size % 2 == 0:
             raise ConfigError("kernel_size", kernel_size, "must be odd: no skew kernel has an even side")
         if correction is not None:
             check_positive("correction", correction, "must be a finite number above 0, or None")
-        self.in_channels = in_channels
-        self.out_channels = out_channels
-        self.kernel_size = kernel_size
-        self.stride = stride
         self.correction = correction or (1.0 if kernel_size == 1 else 0.7)
         self.train_terms = train_terms
         self.eval_terms = eval_terms
@@ -123,7 +119,7 @@ class SOC(OrthogonalConv2d):
         return total if self.bias is None else total + self.bias[:, None, None]
 
     def lipschitz_bound(self, input_size: Size, *, terms: int | None = None) -> float:
-        """A rigorous upper bound of the layer's Lipschitz constant for images of `input_size` pixels.
+        """Returns a rigorous upper bound of the layer's Lipschitz constant for images of `input_size` pixels.
 
         Of the series of `terms` powers (default: those of evaluation) of the zero-padded operator with the kernel
         as it is now: `series_norm_bound` at an upper bound of that operator's own norm, k times the smaller norm of
@@ -170,12 +166,6 @@ class SOC(OrthogonalConv2d):
         angles = (-2 * math.pi * (self.kernel_size // 2) * turns)[:, None, None]
         centred: Tensor = blocks * torch.polar(torch.ones_like(angles), angles).to(blocks.dtype)
         return centred
-
-    def extra_repr(self) -> str:
-        """Arguments, as torch's convolutions print them."""
-        text = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"
-        text += f", correction={self.correction}, train_terms={self.train_terms}, eval_terms={self.eval_terms}"
-        return text if self.bias is not None else text + ", bias=False"
 
     @torch.no_grad()
     def _iterate(self, skew: Tensor, iterations: int) -> None:
@@ -239,7 +229,7 @@ class SOCTT(FramedConv2d):
         super().__init__(in_channels, out_channels, rank, core, bias, frames=frames, device=device, dtype=dtype)
 
     def lipschitz_bound(self, input_size: Size, *, terms: int | None = None) -> float:
-        """A rigorous upper bound: the frames' norms, as they are, times `SOC.lipschitz_bound` of the core."""
+        """Returns a rigorous upper bound: the frames' norms, as they are, times `SOC.lipschitz_bound` of the core."""
         bound = self.core.lipschitz_bound(input_size, terms=terms)
         for frame in (self.k1, self.k3):
             bound *= matrix_norm_bound(frame)

@@ -1,23 +1,21 @@
 """Convolutions in the tensor-train format: frame, core, frame."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from ttsv.errors import ConfigError
 from ttsv.layers.framed import Framed, FrameKind, check_frames
 from ttsv.precision import at_least_single
-from ttsv.spectral.geometry import Convolution, TransposedConvolution, layer_geometry
-from ttsv.spectral.symbol import Sides, Size, as_tuple, padding_sides
+from ttsv.spectral.geometry import CONVOLVE, Convolution, TransposedConvolution, layer_geometry
+from ttsv.spectral.symbol import Sides, Size, as_tuple, output_sizes, pad, padding_sides
 from ttsv.tt.decomposition import row_major, tt_svd, tt_to_dense
 from ttsv.tt.ranks import cheapest_merge
 
 _PADDING_MODES = ("zeros", "circular", "reflect", "replicate")
-_CONVOLVE: dict[int, Callable[..., Tensor]] = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
 
 
 class TTConv(Framed):
@@ -89,7 +87,7 @@ class TTConv(Framed):
         convolution commutes with every mode of padding, so where it stays the core's input is padded.
         """
         merge_in, merge_out = self._merges(images.shape)
-        convolve = _CONVOLVE[self.spatial_dims]
+        convolve = CONVOLVE[self.spatial_dims]
         pointwise = (..., *(None,) * self.spatial_dims)
         hidden = images if merge_in else convolve(images, self.k1.T[pointwise])
         hidden = self._convolve(hidden, self._merged(merge_in, merge_out), self.bias if merge_out else None)
@@ -154,12 +152,9 @@ class TTConv(Framed):
     def _convolve(self, images: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
         before = tuple(side for side, _ in self._sides)
         if self.padding_mode != "zeros" or any(a != b for a, b in self._sides):
-            # functional.pad takes the last axis first.
-            sides = [pixels for side in reversed(self._sides) for pixels in side]
-            mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
-            images = functional.pad(images, sides, mode)
+            images = pad(images, self._sides, "constant" if self.padding_mode == "zeros" else self.padding_mode)
             before = (0,) * self.spatial_dims
-        return _CONVOLVE[self.spatial_dims](images, kernel, bias, self.stride, before, self.dilation)
+        return CONVOLVE[self.spatial_dims](images, kernel, bias, self.stride, before, self.dilation)
 
     def _merged(self, merge_in: bool, merge_out: bool) -> Tensor:
         """The core, with the frames merged into it that are to be."""
@@ -172,14 +167,9 @@ class TTConv(Framed):
     def _merges(self, shape: torch.Size) -> tuple[bool, bool]:
         """Which frames to merge, k1 and k3, for an input of this shape."""
         images, sizes = math.prod(shape[: -self.spatial_dims - 1]), shape[-self.spatial_dims :]
-        results = (
-            (n + sum(sides) - e * (k - 1) - 1) // s + 1
-            for n, sides, e, k, s in zip(sizes, self._sides, self.dilation, self.kernel_size, self.stride, strict=True)
-        )
-        channels, pixels = (
-            (self.in_channels, self.out_channels),
-            (images * math.prod(sizes), images * math.prod(results)),
-        )
+        results = output_sizes(sizes, self._sides, self.kernel_size, self.stride, self.dilation)
+        channels = self.in_channels, self.out_channels
+        pixels = images * math.prod(sizes), images * math.prod(results)
         return cheapest_merge(channels, self.rank, math.prod(self.kernel_size), pixels)[1]
 
 

@@ -18,19 +18,11 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from ttsv.errors import ConfigError
-from ttsv.layers import (
-    SOC,
-    Convolution,
-    FramedConv2d,
-    OrthogonalConv2d,
-    TransposedConvolution,
-    TTConv,
-    densify,
-    spectral_layers,
-)
+from ttsv.layers import SOC, FramedConv2d, OrthogonalConv2d, TTConv, densify
 from ttsv.layers.skew import by_convolutions
 from ttsv.precision import own_dtype
-from ttsv.spectral.network import evaluating, zero_input
+from ttsv.spectral.geometry import Convolution, TransposedConvolution
+from ttsv.spectral.network import evaluating, spectral_layers, zero_input
 from ttsv.spectral.symbol import Size
 
 _Found = TypeVar("_Found")

@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from ttsv.errors import ConfigError
-from ttsv.layers import SOC, SOCTT, Convolution, FramedConv2d, FrameKind, TTConv, TTConv1d, TTConv2d, TTConv3d
+from ttsv.layers import SOC, SOCTT, FramedConv2d, FrameKind, TTConv, TTConv1d, TTConv2d, TTConv3d
 from ttsv.models.conv_shape import ConvShape, core_kind
+from ttsv.spectral.geometry import Convolution
 
 _DENSE = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 _TT: dict[int, type[TTConv]] = {1: TTConv1d, 2: TTConv2d, 3: TTConv3d}

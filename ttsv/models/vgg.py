@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from ttsv.layers import Convolution
 from ttsv.models.conv_shape import ConvShape
 from ttsv.models.convolutions import ConvFactory, initialize, xavier
+from ttsv.spectral.geometry import Convolution
 
 
 class VGG(nn.Module):

@@ -20,14 +20,13 @@ from ttsv.layers import (
     TTConv2d,
     TTConv3d,
     densify,
-    layer_input_sizes,
     orthogonal_loss,
-    periodic_size,
-    spectral_layers,
     tensorize,
 )
 from ttsv.models import create_model
 from ttsv.spectral.bounds import conv_norm_bounds
+from ttsv.spectral.geometry import periodic_size
+from ttsv.spectral.network import layer_input_sizes, spectral_layers
 from ttsv.tt.decomposition import tt_error
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from ttsv.constraints import Clip
-from ttsv.layers import FramedConv2d, spectral_layers
+from ttsv.layers import FramedConv2d
 from ttsv.layers.prior_art import Cayley, aoc, aol, bcop, spectral_normalized, svd_unfolded
-from ttsv.spectral.network import model_spectra
+from ttsv.spectral.network import model_spectra, spectral_layers
 
 SHAPES = [(4, 4, 1), (3, 6, 1), (6, 4, 1), (2, 6, 2), (4, 8, 2)]
 ORTHOGONAL: list[Callable[..., nn.Module]] = [bcop, aoc, Cayley]

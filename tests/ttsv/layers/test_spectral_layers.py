@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ttsv.layers import SOC, SOCTT, FramedConv2d, FrameKind, TTConv2d, densify, spectral_layers, tensorize
+from ttsv.layers import SOC, SOCTT, FramedConv2d, FrameKind, TTConv2d, densify, tensorize
 from ttsv.layers.prior_art import Cayley, aoc, bcop
-from ttsv.spectral.network import layer_singular_values, model_spectra
+from ttsv.spectral.network import layer_singular_values, model_spectra, spectral_layers
 
 Core = Callable[[int, int], nn.Module]
 

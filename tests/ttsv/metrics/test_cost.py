@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from ttsv.errors import ConfigError
-from ttsv.layers import SOC, FramedConv2d, TTConv2d, TTConv3d, spectral_layers, tensorize
+from ttsv.layers import SOC, FramedConv2d, TTConv2d, TTConv3d, tensorize
 from ttsv.layers.prior_art import bcop
 from ttsv.metrics import cost
 from ttsv.models import create_model, layer_shapes, list_models
 from ttsv.models.conv_shape import LAYERS, SOC_TERMS, ConvShape
 from ttsv.models.convolutions import ConvFactory
 from ttsv.models.shapes import shape_compression, shape_macs
-from ttsv.spectral.network import model_spectra
+from ttsv.spectral.network import model_spectra, spectral_layers
 
 NAMES = (*list_models(), "wrn10-1")
 RANKS = (24, 256, 0.25)

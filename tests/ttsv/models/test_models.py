@@ -8,11 +8,12 @@ from torch import Tensor, nn
 
 from ttsv.constraints import Clip, Divide
 from ttsv.errors import ConfigError
-from ttsv.layers import SOC, SOCTT, FramedConv2d, OrthogonalConv2d, TTConv, layer_input_sizes, spectral_layers
+from ttsv.layers import SOC, SOCTT, FramedConv2d, OrthogonalConv2d, TTConv
 from ttsv.metrics.accuracy import predict
 from ttsv.models import create_model, layer_shapes, list_models, registry
 from ttsv.models.build import BUILDERS
 from ttsv.models.shapes import LAYERS, largest_rank, name_fix
+from ttsv.spectral.network import layer_input_sizes, spectral_layers
 
 TORCHVISION = "torchvision:{NAME}"
 
