@@ -1,5 +1,7 @@
 """The convolutions of every network that is built here, in the order of the forward pass. Torch-free."""
 
+from typing import Any
+
 from ttsv.checks import check_count
 from ttsv.errors import ConfigError
 from ttsv.models.conv_shape import ConvShape
@@ -26,23 +28,31 @@ def _require_size(network: str, image_size: int, least: int, multiple: int) -> N
         raise ConfigError("image_size", image_size, f"must be {sizes} for {network}")
 
 
+def _conv(
+    name: str, channels: tuple[int, int], size: int, *, kernel_size: int = 3, stride: int = 1, **options: Any
+) -> ConvShape:
+    """A convolution from and to so many channels, padded so that an odd kernel keeps the size; `options` as there."""
+    c_in, c_out = channels
+    return ConvShape(
+        name=name,
+        in_channels=c_in,
+        out_channels=c_out,
+        kernel_size=kernel_size,
+        stride=stride,
+        padding=kernel_size // 2,
+        input_size=size,
+        **options,
+    )
+
+
 def _small_cnn(network: str, dims: int, in_channels: int, image_size: int) -> list[ConvShape]:
     """Three convolutions with kernels of side 3; strides 1, 2, 2 take an 8x8 digit to 2x2."""
     _require_size(network, image_size, 4, 4)
-    shapes, channels, size = [], in_channels, image_size
+    shapes: list[ConvShape] = []
+    channels, size = in_channels, image_size
     for index, (width, stride) in enumerate(((32, 1), (64, 2), (64, 2)), start=1):
-        shape = ConvShape(
-            name=f"conv{index}",
-            in_channels=channels,
-            out_channels=width,
-            kernel_size=3,
-            stride=stride,
-            padding=1,
-            input_size=size,
-            dims=dims,
-        )
-        shapes.append(shape)
-        channels, size = width, shape.output_size
+        shapes.append(_conv(f"conv{index}", (channels, width), size, stride=stride, dims=dims))
+        channels, size = width, shapes[-1].output_size
     return shapes
 
 
@@ -65,16 +75,7 @@ def _small_cnn_of_volumes(*, in_channels: int, image_size: int) -> list[ConvShap
 def _single_conv(*, in_channels: int, image_size: int) -> list[ConvShape]:
     """One 3x3 convolution with as many channels out as in: for the figures of the cost of a layer."""
     _require_size("single-conv", image_size, 1, 1)
-    shape = ConvShape(
-        name="conv",
-        in_channels=in_channels,
-        out_channels=in_channels,
-        kernel_size=3,
-        stride=1,
-        padding=1,
-        input_size=image_size,
-    )
-    return [shape]
+    return [_conv("conv", (in_channels, in_channels), image_size)]
 
 
 @network(
@@ -86,27 +87,15 @@ def _single_conv(*, in_channels: int, image_size: int) -> list[ConvShape]:
 def _wide_resnet(*, depth: int, factor: int, in_channels: int, image_size: int) -> list[ConvShape]:
     """A stem of 16 channels and three stages of n blocks, two 3x3 convolutions each, with 16, 32 and 64 k channels."""
     _require_size(f"wrn{depth}-{factor}", image_size, 4, 4)
-
-    def conv(name: str, c_in: int, c_out: int, stride: int, size: int) -> ConvShape:
-        return ConvShape(
-            name=name,
-            in_channels=c_in,
-            out_channels=c_out,
-            kernel_size=3,
-            stride=stride,
-            padding=1,
-            input_size=size,
-        )
-
-    shapes, channels, size = [conv("conv1", in_channels, 16, 1, image_size)], 16, image_size
+    shapes, channels, size = [_conv("conv1", (in_channels, 16), image_size)], 16, image_size
     for stage, first_stride in enumerate((1, 2, 2)):
         width = 16 * factor * 2**stage
         for block in range((depth - 4) // 6):
             stride = first_stride if block == 0 else 1
             name = f"layer{stage + 1}.{block}"
-            shapes.append(conv(f"{name}.conv1", channels, width, stride, size))
+            shapes.append(_conv(f"{name}.conv1", (channels, width), size, stride=stride))
             size //= stride
-            shapes.append(conv(f"{name}.conv2", width, width, 1, size))
+            shapes.append(_conv(f"{name}.conv2", (width, width), size))
             channels = width
     return shapes
 
@@ -122,18 +111,7 @@ def _vgg(*, depth: int, in_channels: int, image_size: int) -> list[ConvShape]:
     shapes, channels, size, place = [], in_channels, image_size, 0
     for width, convolutions in zip((64, 128, 256, 512, 512), VGG_STAGES[depth], strict=True):
         for _ in range(convolutions):
-            shapes.append(
-                ConvShape(
-                    name=f"features.{place}",
-                    in_channels=channels,
-                    out_channels=width,
-                    kernel_size=3,
-                    stride=1,
-                    padding=1,
-                    input_size=size,
-                    bias=True,
-                )
-            )
+            shapes.append(_conv(f"features.{place}", (channels, width), size, bias=True))
             channels, place = width, place + 3  # batch norm and ReLU follow
         size, place = size // 2, place + 1
     return shapes
@@ -160,33 +138,12 @@ def _lipconvnet(*, depth: int, in_channels: int, image_size: int, num_classes: i
     for stage in range(5):
         for block in range(blocks):
             last = block == blocks - 1
-            kernel_size = 1 if last and stage == 4 else 3
-            shapes.append(
-                ConvShape(
-                    name=f"layer{stage + 1}.{block}.conv",
-                    in_channels=channels,
-                    out_channels=width * 2 ** (stage + last),
-                    kernel_size=kernel_size,
-                    stride=2 if last else 1,
-                    padding=kernel_size // 2,
-                    input_size=size,
-                    bias=True,
-                )
-            )
-            channels = shapes[-1].out_channels
+            name, kernel_size, stride = f"layer{stage + 1}.{block}.conv", 1 if last and stage == 4 else 3, 1 + last
+            following = width * 2 ** (stage + last)
+            shapes.append(_conv(name, (channels, following), size, kernel_size=kernel_size, stride=stride, bias=True))
+            channels = following
         size //= 2
-    shapes.append(
-        ConvShape(
-            name="final_conv",
-            in_channels=channels * size**2,
-            out_channels=num_classes,
-            kernel_size=1,
-            stride=1,
-            padding=0,
-            input_size=1,
-            bias=True,
-        )
-    )
+    shapes.append(_conv("final_conv", (channels * size**2, num_classes), 1, kernel_size=1, bias=True))
     return shapes
 
 
@@ -197,29 +154,18 @@ def _resnet(*, depth: int, in_channels: int, image_size: int) -> list[ConvShape]
     Below 64 pixels the stem is a 3x3 convolution without stride or pooling, else 7x7 with stride 2 and a pooling.
     """
     _require_size(f"resnet{depth}", image_size, 1, 1)
-
-    def conv(name: str, c_in: int, c_out: int, kernel_size: int, stride: int, size: int) -> ConvShape:
-        return ConvShape(
-            name=name,
-            in_channels=c_in,
-            out_channels=c_out,
-            kernel_size=kernel_size,
-            stride=stride,
-            padding=kernel_size // 2,
-            input_size=size,
-        )
-
     small = image_size < CIFAR_STEM_BELOW
-    shapes = [conv("conv1", in_channels, 64, *((3, 1) if small else (7, 2)), image_size)]
+    kernel_size, stride = (3, 1) if small else (7, 2)
+    shapes = [_conv("conv1", (in_channels, 64), image_size, kernel_size=kernel_size, stride=stride)]
     channels, size = 64, image_size if small else (shapes[0].output_size - 1) // 2 + 1
     for stage, blocks in enumerate(RESNET_STAGES[depth]):
         width = 64 * 2**stage
         for block in range(blocks):
             name, stride = f"layer{stage + 1}.{block}", 2 if stage and not block else 1
-            shapes.append(conv(f"{name}.conv1", channels, width, 3, stride, size))
-            shapes.append(conv(f"{name}.conv2", width, width, 3, 1, shapes[-1].output_size))
+            shapes.append(_conv(f"{name}.conv1", (channels, width), size, stride=stride))
+            shapes.append(_conv(f"{name}.conv2", (width, width), shapes[-1].output_size))
             if channels != width:
-                shapes.append(conv(f"{name}.downsample.0", channels, width, 1, stride, size))
+                shapes.append(_conv(f"{name}.downsample.0", (channels, width), size, kernel_size=1, stride=stride))
             channels, size = width, shapes[-1].output_size
     return shapes
 

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +12,9 @@ from ttsv.layers.framed import check_frames
 from ttsv.models.conv_shape import LAYERS, ConvShape
 from ttsv.models.convolutions import ConvFactory
 from ttsv.models.lipconvnet import LipConvNet
+from ttsv.models.network_spec import NetworkSpec
 from ttsv.models.registry import find
-from ttsv.models.shapes import SMALLEST_STD, largest_rank, layer_shapes
+from ttsv.models.shapes import SMALLEST_STD, largest_rank
 from ttsv.models.small_cnn import SingleConv, SmallCNN
 from ttsv.models.vgg import VGG
 from ttsv.models.wide_resnet import WideResNet
@@ -63,57 +63,36 @@ BUILDERS: dict[str, Builder] = {
 the class count."""
 
 
-def build_model(
-    name: str,
-    *,
-    num_classes: int,
-    in_channels: int,
-    image_size: int,
-    layer: str,
-    rank: float | None,
-    frames: str,
-    mean: Sequence[float],
-    std: Sequence[float],
-    **options: Any,
-) -> nn.Module:
-    """What `ttsv.models.create_model` documents."""
-    if layer not in LAYERS:
-        raise ConfigError("layer", layer, f"must be one of {', '.join(LAYERS)}")
-    check_frames(frames)
-    check_counts(num_classes=num_classes, in_channels=in_channels, image_size=image_size)
-    if rank is not None:
-        absolute_rank(rank, 1)
-    family, numbers = find(name)
+def build_model(spec: NetworkSpec) -> nn.Module:
+    """Builds the network of a description, as `ttsv.models.create_model` documents."""
+    if spec.layer not in LAYERS:
+        raise ConfigError("layer", spec.layer, f"must be one of {', '.join(LAYERS)}")
+    check_frames(spec.frames)
+    check_counts(num_classes=spec.num_classes, in_channels=spec.in_channels, image_size=spec.image_size)
+    if spec.rank is not None:
+        absolute_rank(spec.rank, 1)
+    family, numbers = find(spec.name)
     if family.pattern not in BUILDERS:
         from ttsv.models.torchvision_models import classifier
 
-        if options:
-            raise ConfigError(next(iter(options)), next(iter(options.values())), f"is no option of {name}")
-        return classifier(
-            **numbers,
-            num_classes=num_classes,
-            in_channels=in_channels,
-            image_size=image_size,
-            layer=layer,
-            rank=rank,
-            frames=frames,
-            normalize=_normalization(mean, std, in_channels, 2),
-        )
-    shapes = layer_shapes(name, in_channels=in_channels, image_size=image_size, num_classes=num_classes, **options)
-    normalize = _normalization(mean, std, in_channels, shapes[0].dims)
-    conv = ConvFactory(layer, largest_rank(shapes, rank), frames)  # type: ignore[arg-type] # checked above
-    return BUILDERS[family.pattern](shapes, conv, normalize, num_classes)
+        spec.refuse_options()
+        return classifier(spec, normalize=_normalization(spec, 2), **numbers)
+    shapes = spec.shapes()
+    normalize = _normalization(spec, shapes[0].dims)
+    conv = ConvFactory(spec.layer, largest_rank(shapes, spec.rank), spec.frames)  # type: ignore[arg-type] # checked above
+    return BUILDERS[family.pattern](shapes, conv, normalize, spec.num_classes)
 
 
-def _normalization(mean: Sequence[float], std: Sequence[float], channels: int, dims: int) -> Normalize:
-    for field, values in (("mean", mean), ("std", std)):
-        fix = f"must be a list of one finite number, or of one per channel ({channels})"
-        if not isinstance(values, Sequence) or len(values) not in (1, channels):
+def _normalization(spec: NetworkSpec, dims: int) -> Normalize:
+    """Raises `ConfigError` for other than finite numbers, or a spread too small."""
+    for field, values in (("mean", spec.mean), ("std", spec.std)):
+        fix = f"must be a list of one finite number, or of one per channel ({spec.in_channels})"
+        if not isinstance(values, Sequence) or len(values) not in (1, spec.in_channels):
             raise ConfigError(field, values, fix)
         for value in values:
             check_number(field, value, fix)
             if not math.isfinite(value):
                 raise ConfigError(field, values, fix)
-    if min(std) < SMALLEST_STD:
-        raise ConfigError("std", std, f"must be at least {SMALLEST_STD:g}")
-    return Normalize(mean, std, dims)
+    if min(spec.std) < SMALLEST_STD:
+        raise ConfigError("std", spec.std, f"must be at least {SMALLEST_STD:g}")
+    return Normalize(spec.mean, spec.std, dims)

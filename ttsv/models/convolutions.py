@@ -12,8 +12,8 @@ from ttsv.layers import SOC, SOCTT, FramedConv2d, FrameKind, TTConv, TTConv1d, T
 from ttsv.models.conv_shape import ConvShape, core_kind
 from ttsv.spectral.geometry import Convolution
 
-_DENSE = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
-_TT: dict[int, type[TTConv]] = {1: TTConv1d, 2: TTConv2d, 3: TTConv3d}
+_DENSE: dict[int, Callable[..., nn.Module]] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+_TT: dict[int, Callable[..., nn.Module]] = {1: TTConv1d, 2: TTConv2d, 3: TTConv3d}
 _PRIOR_ART = {"bcop": "bcop", "aoc": "aoc", "aol": "aol", "cayley": "Cayley"}
 """Kind of layer -> its maker in `ttsv.layers.prior_art`, which is imported when one is asked for."""
 
@@ -30,44 +30,35 @@ class ConvFactory:
     frames: FrameKind
 
     @property
-    def decomposed(self) -> bool:
-        """Whether the network is one of TT layers around dense cores."""
-        return self.layer == "tt" and self.rank is not None
+    def framed(self) -> bool:
+        """Whether the network is one of layers between frames."""
+        return self.layer.endswith("tt") and self.rank is not None
 
     def __call__(self, shape: ConvShape) -> nn.Module:
         """The convolution of a shape. Raises `ConfigError` where the kind of layer has none such."""
         kind = core_kind(self.layer)
         ranks = shape.ranks(self.rank) if self.layer.endswith("tt") else None
         if kind == "dense":
-            return _dense(shape) if ranks is None else self._tt(shape, ranks)
+            return self._sliding(shape, ranks)
         self._check(kind, shape)
         c_in, c_out, k, s, bias = shape.in_channels, shape.out_channels, shape.kernel_size, shape.stride, shape.bias
         if kind == "soc":
             if ranks is not None:
                 return SOCTT(c_in, c_out, k, ranks, s, bias, frames=self.frames)
             # Undecomposed layers of a SOC-TT network are scaled as its cores are, 1x1 included.
-            return SOC(c_in, c_out, k, s, bias, correction=0.7 if self._framed else None)
-        make = getattr(importlib.import_module("ttsv.layers.prior_art"), _PRIOR_ART[kind])
+            return SOC(c_in, c_out, k, s, bias, correction=0.7 if self.framed else None)
+        make: Callable[..., nn.Module] = getattr(importlib.import_module("ttsv.layers.prior_art"), _PRIOR_ART[kind])
         if ranks is None:
-            layer: nn.Module = make(c_in, c_out, k, s, bias)
-            return layer
+            return make(c_in, c_out, k, s, bias)
         return FramedConv2d(c_in, c_out, ranks, lambda r1, r2: make(r1, r2, k, s, bias=False), bias, frames=self.frames)
 
-    @property
-    def _framed(self) -> bool:
-        return self.layer.endswith("tt") and self.rank is not None
-
-    def _tt(self, shape: ConvShape, ranks: tuple[int, int]) -> nn.Module:
-        return _TT[shape.dims](
-            shape.in_channels,
-            shape.out_channels,
-            shape.kernel_size,
-            ranks,
-            stride=shape.stride,
-            padding=shape.padding,
-            bias=shape.bias,
-            frames=self.frames,
-        )
+    def _sliding(self, shape: ConvShape, ranks: tuple[int, int] | None) -> nn.Module:
+        """Torch's convolution, or with ranks a TT layer."""
+        channels = shape.in_channels, shape.out_channels, shape.kernel_size
+        options = {"stride": shape.stride, "padding": shape.padding, "bias": shape.bias}
+        if ranks is None:
+            return _DENSE[shape.dims](*channels, **options)
+        return _TT[shape.dims](*channels, ranks, **options, frames=self.frames)
 
     def _check(self, kind: str, shape: ConvShape) -> None:
         """Raises `ConfigError` for a convolution that the orthogonal kinds do not have."""
@@ -85,18 +76,6 @@ class ConvFactory:
             fix = f"needs strides that divide the size; {shape.name} sees {n} pixels and has stride {s}"
         if fix is not None:
             raise ConfigError("layer", self.layer, fix)
-
-
-def _dense(shape: ConvShape) -> nn.Module:
-    conv: nn.Module = _DENSE[shape.dims](
-        shape.in_channels,
-        shape.out_channels,
-        shape.kernel_size,
-        stride=shape.stride,
-        padding=shape.padding,
-        bias=shape.bias,
-    )
-    return conv
 
 
 def orthogonal_core_(core: torch.Tensor) -> None:
@@ -122,7 +101,7 @@ def initialize(model: nn.Module, conv: ConvFactory, draw: Callable[[Convolution]
             orthogonal_core_(module.core)
         elif type(module) in _DENSE.values():
             assert isinstance(module, Convolution)
-            if conv.decomposed:
+            if conv.framed and conv.layer == "tt":
                 orthogonal_core_(module.weight)
             else:
                 draw(module)

@@ -12,6 +12,7 @@ from ttsv.errors import ConfigError
 from ttsv.layers import tensorize
 from ttsv.models.conv_shape import ConvShape
 from ttsv.models.convolutions import ConvFactory, initialize, kaiming
+from ttsv.models.network_spec import NetworkSpec
 from ttsv.spectral.network import evaluating
 
 
@@ -39,18 +40,8 @@ class ResNet(torchvision.models.ResNet):  # type: ignore[misc] # torchvision has
         return logits
 
 
-def classifier(
-    architecture: str,
-    *,
-    num_classes: int,
-    in_channels: int,
-    image_size: int,
-    layer: str,
-    rank: float | None,
-    frames: str,
-    normalize: nn.Module,
-) -> nn.Module:
-    """A classifier of torchvision by its name there, `tensorize`d for "tt".
+def classifier(spec: NetworkSpec, *, architecture: str, normalize: nn.Module) -> nn.Module:
+    """Builds the classifier that torchvision has under a name, `tensorize`d for "tt".
 
     Its first convolution is made anew for other than three channels. Raises `ConfigError` for an unknown name, for
     kinds of layer other than dense and tt, and for images that the network does not take.
@@ -58,28 +49,28 @@ def classifier(
     known = torchvision.models.list_models(module=torchvision.models)
     if architecture not in known:
         raise ConfigError("model", f"torchvision:{architecture}", f"torchvision has {', '.join(known)}")
-    if layer not in ("dense", "tt"):
-        raise ConfigError("layer", layer, "must be dense or tt for networks of torchvision")
+    if spec.layer not in ("dense", "tt"):
+        raise ConfigError("layer", spec.layer, "must be dense or tt for networks of torchvision")
 
     # Auxiliary heads, which the other networks do not have, would give training several outputs.
     options = {"aux_logits": False} if architecture in ("googlenet", "inception_v3") else {}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The default weight initialization of .*")
         network: nn.Module = torchvision.models.get_model(
-            architecture, weights=None, num_classes=num_classes, **options
+            architecture, weights=None, num_classes=spec.num_classes, **options
         )
-    if in_channels != 3:
-        _take_channels(network, in_channels)
+    if spec.in_channels != 3:
+        _take_channels(network, spec.in_channels)
     model = nn.Sequential(OrderedDict(normalize=normalize, network=network))
     try:
         with torch.no_grad(), evaluating(model):
-            model(torch.zeros(1, in_channels, image_size, image_size))
+            model(torch.zeros(1, spec.in_channels, spec.image_size, spec.image_size))
     except (RuntimeError, ValueError, AssertionError) as error:
         fix = f"is not a size that torchvision's {architecture} takes: {error}"
-        raise ConfigError("image_size", image_size, fix) from error
-    if layer == "dense" or rank is None:
+        raise ConfigError("image_size", spec.image_size, fix) from error
+    if spec.layer == "dense" or spec.rank is None:
         return model
-    return tensorize(model, rank, frames=frames)  # type: ignore[arg-type] # checked there
+    return tensorize(model, spec.rank, frames=spec.frames)  # type: ignore[arg-type] # checked there
 
 
 def _take_channels(network: nn.Module, in_channels: int) -> None:
