@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,36 +17,63 @@ from ttsv.data.download import download, md5_is, require_md5
 from ttsv.data.source import Arrays, Progress, fetch_command
 from ttsv.errors import DataError
 
-if TYPE_CHECKING:
-    from torchvision.datasets import CIFAR10, SVHN, FashionMNIST
+
+class PublishedFile(NamedTuple):
+    """A file as its publisher has it: where it belongs, its `md5` (hex), and the addresses that give it."""
+
+    path: Path
+    md5: str
+    urls: tuple[str, ...] = ()
 
 
-class Cifar:
-    """CIFAR-10 or CIFAR-100 in its authors' archive. `published` is the name of torchvision's class.
+class Published:
+    """Base of the sets that torchvision publishes: `name` is theirs here, `torchvision_class` that of their class."""
+
+    name: str
+    torchvision_class: str
+    version = "1"
+
+    @property
+    def dataset(self) -> Any:
+        """torchvision's class."""
+        from torchvision import datasets
+
+        return getattr(datasets, self.torchvision_class)
+
+    def fetch(self, folder: Path, progress: Progress) -> None:
+        """Downloads what is missing or wrong."""
+        for file in self._published(folder):
+            download(self.name, file.urls, file.path, file.md5, progress)
+
+    def files(self, folder: Path) -> list[Path]:
+        """The publisher's files, training and test."""
+        published = self._published(folder)
+        if not any(file.path.exists() for file in published):
+            raise DataError(f"data set {self.name!r} is not in {folder}: run `{fetch_command(self.name)}`")
+        for file in published:
+            require_md5(self.name, file.path, file.md5)
+        return [file.path for file in published]
+
+    def _published(self, folder: Path) -> list[PublishedFile]:
+        raise NotImplementedError
+
+
+class Cifar(Published):
+    """CIFAR-10 or CIFAR-100 in its authors' archive.
 
     md5 sums: the class's `tgz_md5` (archive), `train_list`, `test_list` and `meta["md5"]` (the files in it).
     """
 
-    version = "1"
-
-    def __init__(self, name: str, published: str) -> None:
+    def __init__(self, name: str, torchvision_class: str) -> None:
         self.name = name
-        self.published = published
-
-    @property
-    def dataset(self) -> "type[CIFAR10]":
-        """torchvision's class."""
-        from torchvision import datasets
-
-        found: type[CIFAR10] = getattr(datasets, self.published)
-        return found
+        self.torchvision_class = torchvision_class
 
     def fetch(self, folder: Path, progress: Progress) -> None:
         """Unpacks the archive, downloaded first where it is missing or wrong. Each file is moved in whole."""
         from torchvision.datasets.utils import extract_archive
 
         published = self._published(folder)
-        if all(md5_is(path, md5) for path, md5 in published):
+        if all(md5_is(file.path, file.md5) for file in published):
             return
         archive = folder / self.dataset.filename
         download(self.name, [self.dataset.url], archive, self.dataset.tgz_md5, progress)
@@ -54,30 +81,25 @@ class Cifar:
             with tempfile.TemporaryDirectory(dir=folder, prefix=f".{self.name}-") as unpacked:
                 extract_archive(archive, unpacked)
                 inner = Path(unpacked) / self.dataset.base_folder
-                if wrong := [path.name for path, md5 in published if not md5_is(inner / path.name, md5)]:
+                if wrong := [file.path.name for file in published if not md5_is(inner / file.path.name, file.md5)]:
                     raise DataError(f"{archive} cannot be unpacked: not as published in it: {', '.join(wrong)}")
-                for path, _ in published:
-                    path.parent.mkdir(exist_ok=True)
-                    (inner / path.name).replace(path)
+                for file in published:
+                    file.path.parent.mkdir(exist_ok=True)
+                    (inner / file.path.name).replace(file.path)
         except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
             raise DataError(f"{archive} cannot be unpacked: {error}") from error
 
     def files(self, folder: Path) -> list[Path]:
         """The files that the archive holds."""
         archive = folder / self.dataset.filename
-        if not (folder / self.dataset.base_folder).is_dir():
-            if not archive.exists():
-                raise _absent(self.name, folder)
+        if archive.exists() and not (folder / self.dataset.base_folder).is_dir():
             require_md5(self.name, archive, self.dataset.tgz_md5)
             raise DataError(f"{archive} is not unpacked: run `{fetch_command(self.name)}`")
-        published = self._published(folder)
-        for path, md5 in published:
-            require_md5(self.name, path, md5)
-        return [path for path, _ in published]
+        return super().files(folder)
 
     def read(self, folder: Path) -> Arrays:
         """The authors' order: training images, then test images."""
-        with _naming(folder / self.dataset.base_folder):
+        with _described(folder / self.dataset.base_folder):
             parts = [self.dataset(folder, train=train) for train in (True, False)]
             images = np.concatenate([part.data for part in parts]).transpose(0, 3, 1, 2)
             labels = np.concatenate([part.targets for part in parts]).astype(np.int64, casting="safe")
@@ -85,96 +107,56 @@ class Cifar:
                 raise ValueError("images that are not bytes, or as many labels")
         return Arrays(np.ascontiguousarray(images), labels, len(parts[0].data))
 
-    def _published(self, folder: Path) -> list[tuple[Path, str]]:
+    def _published(self, folder: Path) -> list[PublishedFile]:
         published = [*self.dataset.train_list, *self.dataset.test_list]
         published.append([self.dataset.meta["filename"], self.dataset.meta["md5"]])
-        return [(folder / self.dataset.base_folder / file, md5) for file, md5 in published]
+        return [PublishedFile(folder / self.dataset.base_folder / file, md5) for file, md5 in published]
 
 
-class Svhn:
+class Svhn(Published):
     """SVHN's cropped digits, training and test images (not the extra ones), in the authors' MATLAB files.
 
     md5 sums: those of torchvision's `SVHN.split_list`.
     """
 
     name = "svhn"
-    version = "1"
-
-    @property
-    def dataset(self) -> "type[SVHN]":
-        """torchvision's class."""
-        from torchvision import datasets
-
-        found: type[SVHN] = datasets.SVHN
-        return found
-
-    def fetch(self, folder: Path, progress: Progress) -> None:
-        """Downloads what is missing or wrong."""
-        for path, url, md5 in self._published(folder):
-            download(self.name, [url], path, md5, progress)
-
-    def files(self, folder: Path) -> list[Path]:
-        """One file of training, one of test images."""
-        published = self._published(folder)
-        if not any(path.exists() for path, _, _ in published):
-            raise _absent(self.name, folder)
-        for path, _, md5 in published:
-            require_md5(self.name, path, md5)
-        return [path for path, _, _ in published]
+    torchvision_class = "SVHN"
 
     def read(self, folder: Path) -> Arrays:
         """The authors' order: training images, then test images; the digit 0, there of label 10, has label 0."""
-        with _naming(folder):
+        with _described(folder):
             parts = [self.dataset(folder, split=split) for split in ("train", "test")]
             images = np.concatenate([part.data for part in parts])
             labels = np.concatenate([part.labels for part in parts]).astype(np.int64, casting="safe")
         return Arrays(np.ascontiguousarray(images), labels, len(parts[0].labels))
 
-    def _published(self, folder: Path) -> list[tuple[Path, str, str]]:
+    def _published(self, folder: Path) -> list[PublishedFile]:
         entries = (self.dataset.split_list[split] for split in ("train", "test"))
-        return [(folder / file, url, md5) for url, file, md5 in entries]
+        return [PublishedFile(folder / file, md5, (url,)) for url, file, md5 in entries]
 
 
-class FashionMnist:
+class FashionMnist(Published):
     """Fashion-MNIST in its authors' compressed IDX files. md5 sums: those of torchvision's `FashionMNIST.resources`."""
 
     name = "fashion-mnist"
-    version = "1"
-
-    @property
-    def dataset(self) -> "type[FashionMNIST]":
-        """torchvision's class."""
-        from torchvision import datasets
-
-        found: type[FashionMNIST] = datasets.FashionMNIST
-        return found
-
-    def fetch(self, folder: Path, progress: Progress) -> None:
-        """Downloads what is missing or wrong."""
-        for path, md5 in self._published(folder):
-            download(self.name, [mirror + path.name for mirror in self.dataset.mirrors], path, md5, progress)
-
-    def files(self, folder: Path) -> list[Path]:
-        """Images and labels, training and test."""
-        published = self._published(folder)
-        if not any(path.exists() for path, _ in published):
-            raise _absent(self.name, folder)
-        for path, md5 in published:
-            require_md5(self.name, path, md5)
-        return [path for path, _ in published]
+    torchvision_class = "FashionMNIST"
 
     def read(self, folder: Path) -> Arrays:
         """The authors' order: training images, then test images."""
-        images, labels, test_images, test_labels = (read_idx(path) for path, _ in self._published(folder))
+        images, labels, test_images, test_labels = (read_idx(file.path) for file in self._published(folder))
         return Arrays(
             np.concatenate([images, test_images])[:, None],
             np.concatenate([labels, test_labels]).astype(np.int64),
             len(labels),
         )
 
-    def _published(self, folder: Path) -> list[tuple[Path, str]]:
+    def _published(self, folder: Path) -> list[PublishedFile]:
         raw = folder / self.dataset.__name__ / "raw"
-        return [(raw / file, md5) for file, md5 in self.dataset.resources]
+        mirrors = self.dataset.mirrors
+        return [
+            PublishedFile(raw / file, md5, tuple(mirror + file for mirror in mirrors))
+            for file, md5 in self.dataset.resources
+        ]
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
@@ -196,13 +178,9 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
 
 
 @contextmanager
-def _naming(path: Path) -> Iterator[None]:
+def _described(path: Path) -> Iterator[None]:
     """Says where the files are that torchvision cannot read, though their checksums are right."""
     try:
         yield
     except (OSError, EOFError, LookupError, TypeError, ValueError, AttributeError, pickle.UnpicklingError) as error:
         raise DataError(f"{path} does not hold what its publisher describes: {error!r}") from error
-
-
-def _absent(name: str, folder: Path) -> DataError:
-    return DataError(f"data set {name!r} is not in {folder}: run `{fetch_command(name)}`")
