@@ -27,20 +27,20 @@ def full_precision() -> Iterator[None]:
 
 
 def without_autocast(device_type: str) -> AbstractContextManager[object]:
-    """The own types of tensors, for what must not be rounded where a network is trained in mixed precision."""
+    """Switches autocast off inside, for what must not be rounded where a network is trained in mixed precision."""
     if torch.amp.is_autocast_available(device_type):
         return torch.autocast(device_type, enabled=False)
     return nullcontext()  # such as on the meta device
 
 
 def at_least_single(weight: Tensor) -> Tensor:
-    """The same numbers in float32 where they are in half precision (float16, bfloat16), which has no factorizations."""
+    """Returns float16 and bfloat16 as float32, as they have no factorizations, and other tensors as they are."""
     return weight.float() if weight.dtype in (torch.float16, torch.bfloat16) else weight
 
 
 @torch.no_grad()
 def in_float64(model: nn.Module) -> nn.Module:
-    """A copy of the model in evaluation mode and float64; the given one stays as it is.
+    """Returns a copy of the model in evaluation mode and float64; the given one stays as it is.
 
     Weights that are made by a parametrization are taken as the model's own precision makes them.
     """
@@ -64,6 +64,6 @@ def in_float64(model: nn.Module) -> nn.Module:
 
 
 def own_dtype(model: nn.Module) -> torch.dtype:
-    """The dtype of the pixels that a model takes: that of its first weight or buffer of floats, float32 without one."""
+    """Returns the dtype of the pixels that a model takes: its first float weight's or buffer's, float32 without one."""
     floats = (tensor for tensor in model.state_dict().values() if tensor.is_floating_point())
     return next(floats, torch.zeros(0, dtype=torch.float32)).dtype

@@ -19,7 +19,7 @@ from ttsv.errors import ConfigError, DivergedError, OutOfMemoryError, TrialError
 
 
 def describe_environment(device: torch.device) -> dict[str, Any]:
-    """Versions, device, threads and the code's git revision, JSON-ready."""
+    """Returns versions, device, threads and the code's git revision, JSON-ready."""
     cuda = device.type == "cuda"
     return {
         "python": platform.python_version(),
@@ -52,7 +52,7 @@ def _git(folder: Path) -> dict[str, Any]:
 
 
 def find_device(name: str) -> torch.device:
-    """The device of a name: auto (a GPU if there is one), cpu, cuda or cuda:N. Raises `ConfigError`."""
+    """Returns the device of a name: auto (a GPU if there is one), cpu, cuda or cuda:N. Raises `ConfigError`."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -113,17 +113,17 @@ def _of_glibc(name: str) -> Callable[..., int] | None:
 
 
 def derived_seed(seed: int, *purpose: str | int) -> int:
-    """A seed (64 bits) for one purpose: independent streams from one trial's seed."""
+    """Returns a seed (64 bits) for one purpose: independent streams from one trial's seed."""
     return int.from_bytes(hashlib.sha256(repr((seed, *purpose)).encode()).digest()[:8], "little", signed=True)
 
 
 def derived_generator(seed: int, *purpose: str | int) -> torch.Generator:
-    """A generator on the CPU for one purpose: what it draws is the same on any device."""
+    """Returns a generator on the CPU for one purpose: what it draws is the same on any device."""
     return torch.Generator().manual_seed(derived_seed(seed, *purpose))
 
 
 def epoch_order(count: int, seed: int, epoch: int) -> Tensor:
-    """The order of `count` images in an epoch: it follows from trial seed and epoch, on any device."""
+    """Returns the order of `count` images in an epoch: it follows from trial seed and epoch, on any device."""
     return torch.randperm(count, generator=derived_generator(seed, "order", epoch))
 
 

@@ -29,7 +29,7 @@ class Compose:
             part.bind(model, input_size, in_channels=in_channels)
 
     def penalty(self, model: nn.Module) -> Tensor | float:
-        """The sum of the parts' penalties."""
+        """Returns the sum of the parts' penalties."""
         total: Tensor | float = 0.0
         for part in self.constraints:
             total = total + part.penalty(model)
@@ -41,7 +41,7 @@ class Compose:
             part.project(model, step, force=force)
 
     def report(self) -> ConstraintReport:
-        """Norms before the first and after the last part that projected a layer; seconds and projections summed.
+        """Returns norms before the first and after the last part that projected a layer, and the sums of the rest.
 
         `measure` and `smallest` are the last part's.
         """
@@ -54,7 +54,7 @@ class Compose:
         return ConstraintReport(layers, seconds, sum(report.projections for report in reports))
 
     def state_dict(self) -> ConstraintState:
-        """The states of the parts, in order."""
+        """Returns the states of the parts, in order."""
         parts = [part.state_dict() for part in self.constraints]
         return {"layers": {}, "seconds": 0.0, "projections": 0, "parts": parts}
 
@@ -84,6 +84,6 @@ class Orthogonal(Unconstrained):
         self.normalizer = normalizer
 
     def penalty(self, model: nn.Module) -> Tensor | float:
-        """`lambda_ort` times the orthogonal loss."""
+        """Returns `lambda_ort` times the orthogonal loss."""
         loss = orthogonal_loss(model, self.normalizer) if self.lambda_ort else None
         return 0.0 if loss is None else self.lambda_ort * loss

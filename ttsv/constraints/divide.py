@@ -112,7 +112,7 @@ class Divide(Projection):
         }
 
     def state_dict(self) -> ConstraintState:
-        """The report, and the power iterations' vectors by layer."""
+        """Returns the report, and the power iterations' vectors by layer."""
         return {**super().state_dict(), "vectors": dict(self._vectors)}
 
     def load_state_dict(self, state: ConstraintState) -> None:
@@ -145,7 +145,7 @@ class Divide(Projection):
         return LayerNorms(before, after, measure=measure)
 
     def _norm(self, weight: Tensor, layer: nn.Module, seen: tuple[int, ...]) -> float:
-        """The layer's norm with another weight (a TT layer's core), as it is stored."""
+        """Returns the layer's norm with another weight (a TT layer's core), as it is stored."""
         if isinstance(layer, nn.Linear):
             return matrix_norm(weight.to(layer.weight.dtype))
         assert isinstance(layer, TTConv | Convolution | TransposedConvolution)

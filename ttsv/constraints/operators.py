@@ -44,7 +44,7 @@ def sizes_to_control(
     linear: bool,
     convolutions: bool = True,
 ) -> dict[str, tuple[int, ...]]:
-    """Name -> size of the input of every layer that a projection is to change (linear layers: `()`).
+    """Returns name -> size of the input of every layer that a projection is to change (linear layers: `()`).
 
     Layers that are orthogonal by construction (`SOC` and the like, between frames too) are left alone: their norm is
     what it is. `convolutions=False` leaves linear layers only. Raises `ConfigError` where nothing else is left, for a
@@ -121,7 +121,7 @@ def _is_parametrized(layer: nn.Module) -> bool:
 
 
 def operator_norm(kernel: Tensor, geometry: LayerGeometry, operator: Operator) -> float:
-    """The norm of the operator with a kernel of the layer that the geometry is of, as `MEASURES` says.
+    """Returns the norm of the operator with a kernel of the layer that the geometry is of, as `MEASURES` says.
 
     In float64: a norm that is a few roundings of float32 too small would leave the kernel above its bound.
     """
@@ -146,7 +146,7 @@ def operator_norm(kernel: Tensor, geometry: LayerGeometry, operator: Operator) -
 
 
 def matrix_norm(weight: Tensor) -> float:
-    """The norm of a linear layer's weight as it is stored, in float64."""
+    """Returns the norm of a linear layer's weight as it is stored, in float64."""
     norm: float = torch.linalg.matrix_norm(weight.double(), 2).item()
     return norm
 
@@ -160,9 +160,9 @@ def make_frames_orthonormal(layer: nn.Module) -> None:
 
 
 def frames_norm(layer: nn.Module) -> float:
-    """What the frames of a TT layer, as stored, may add to the norm of its core: a rigorous bound of their norms.
+    """Returns a rigorous bound of the factor by which stored frames of a TT layer may raise the norm of its core.
 
-    Frames that are orthonormal up to rounding come out at some 1 + 1e-7 in float32; 1 for other layers.
+    It is some 1 + 1e-7 for frames that are orthonormal up to rounding in float32, and 1 for other layers.
     """
     return matrix_norm_bound(layer.k1) * matrix_norm_bound(layer.k3) if isinstance(layer, TTConv) else 1.0
 

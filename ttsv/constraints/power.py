@@ -15,7 +15,7 @@ from ttsv.spectral.symbol import pad
 def power_step(
     layer: nn.Module, seen: Sequence[int], operator: Operator, iterations: int, vector: Tensor | None
 ) -> tuple[float, Tensor]:
-    """A lower bound of the layer's norm and the vector (1, c_in, *size) to go on from.
+    """Returns a lower bound of the layer's norm and the vector (1, c_in, *size) to go on from.
 
     `iterations` steps `x -> A^T A x / |A^T A x|` from `vector`, or from noise (always the same) without one; the
     bound is `|A^T A x| / |A x|` of the last, never above the norm up to rounding. A vector in the

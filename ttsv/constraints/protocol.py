@@ -49,43 +49,43 @@ class Constraint(Protocol):
         """Takes note of the model's layers; `input_size` (pixels) and `in_channels` are those of its images."""
 
     def penalty(self, model: nn.Module) -> Tensor | float:
-        """A term of the loss: a differentiable 0-d tensor, or 0.0."""
+        """Returns a term of the loss: a differentiable 0-d tensor, or 0.0."""
 
     def project(self, model: nn.Module, step: int, *, force: bool = False) -> None:
-        """Called after each optimizer step with the number of steps taken (from 1); `force`: whatever the step."""
+        """Projects the weights after an optimizer step; `step` have been taken (from 1). `force`: whatever the step."""
 
     def report(self) -> ConstraintReport:
-        """What the last projection achieved."""
+        """Returns what the last projection achieved."""
 
     def state_dict(self) -> ConstraintState:
-        """Everything that training on needs, plain data and tensors."""
+        """Returns everything that training on needs, plain data and tensors."""
 
     def load_state_dict(self, state: ConstraintState) -> None:
         """Continues from a saved state; `bind` is called before."""
 
 
 class Unconstrained:
-    """Asks nothing: the base that other constraints refine."""
+    """Constrains nothing; other constraints refine it."""
 
     def __init__(self) -> None:
         self._report = ConstraintReport()
 
     def bind(self, model: nn.Module, input_size: Size, *, in_channels: int | None = None) -> None:
-        """Nothing to take note of."""
+        """Takes note of nothing."""
 
     def penalty(self, model: nn.Module) -> Tensor | float:
-        """Nothing to add: 0.0."""
+        """Returns 0.0: nothing is added to the loss."""
         return 0.0
 
     def project(self, model: nn.Module, step: int, *, force: bool = False) -> None:
-        """Nothing to do."""
+        """Does nothing."""
 
     def report(self) -> ConstraintReport:
-        """What the last projection achieved; empty without one."""
+        """Returns what the last projection achieved; an empty report without one."""
         return self._report
 
     def state_dict(self) -> ConstraintState:
-        """The report as plain data."""
+        """Returns the report as plain data."""
         report = self._report
         layers = {name: asdict(norms) for name, norms in report.layers.items()}
         return {"layers": layers, "seconds": report.seconds, "projections": report.projections, "parts": []}

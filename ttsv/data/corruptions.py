@@ -19,57 +19,6 @@ from ttsv.data.content import ContentRecord, file_hashes
 from ttsv.data.download import md5_is
 from ttsv.errors import ConfigError, DataError
 
-# The publisher's pages state the md5 of the archives alone. Those of the files in them are as torch-uncertainty
-# (`datasets/classification/cifar/cifar_c.py`) and MIT's responsible-ai-toolbox list them, which agree in all.
-PUBLISHED_MD5 = {
-    "CIFAR-10-C": {
-        "labels.npy": "c439b113295ed5254878798ffe28fd54",
-        "brightness.npy": "0a81ef75e0b523c3383219c330a85d48",
-        "contrast.npy": "3c8262171c51307f916c30a3308235a8",
-        "defocus_blur.npy": "7d1322666342a0702b1957e92f6254bc",
-        "elastic_transform.npy": "9421657c6cd452429cf6ce96cc412b5f",
-        "fog.npy": "7b397314b5670f825465fbcd1f6e9ccd",
-        "frost.npy": "31f6ab3bce1d9934abfb0cc13656f141",
-        "gaussian_blur.npy": "c33370155bc9b055fb4a89113d3c559d",
-        "gaussian_noise.npy": "ecaf8b9a2399ffeda7680934c33405fd",
-        "glass_blur.npy": "7361fb4019269e02dbf6925f083e8629",
-        "impulse_noise.npy": "2090e01c83519ec51427e65116af6b1a",
-        "jpeg_compression.npy": "2b9cc4c864e0193bb64db8d7728f8187",
-        "motion_blur.npy": "fffa5f852ff7ad299cfe8a7643f090f4",
-        "pixelate.npy": "0f14f7e2db14288304e1de10df16832f",
-        "saturate.npy": "1cfae0964219c5102abbb883e538cc56",
-        "shot_noise.npy": "3a7239bb118894f013d9bf1984be7f11",
-        "snow.npy": "bb238de8555123da9c282dea23bd6e55",
-        "spatter.npy": "8a5a3903a7f8f65b59501a6093b4311e",
-        "speckle_noise.npy": "ef00b87611792b00df09c0b0237a1e30",
-        "zoom_blur.npy": "6ea8e63f1c5cdee1517533840641641b",
-    },
-    "CIFAR-100-C": {
-        "labels.npy": "bb4026e9ce52996b95f439544568cdb2",
-        "brightness.npy": "f22d7195aecd6abb541e27fca230c171",
-        "contrast.npy": "322bb385f1d05154ee197ca16535f71e",
-        "defocus_blur.npy": "d923e3d9c585a27f0956e2f2ad832564",
-        "elastic_transform.npy": "a0792bd6581f6810878be71acedfc65a",
-        "fog.npy": "4efc7ebd5e82b028bdbe13048e3ea564",
-        "frost.npy": "3a39c6823bdfaa0bf8b12fe7004b8117",
-        "gaussian_blur.npy": "5204ba0d557839772ef5a4196a052c3e",
-        "gaussian_noise.npy": "ecc4d366eac432bdf25c024086f5e97d",
-        "glass_blur.npy": "0bf384f38e5ccbf8dd479d9059b913e1",
-        "impulse_noise.npy": "3b3c210ddfa0b5cb918ff4537a429fef",
-        "jpeg_compression.npy": "c851b7f1324e1d2ffddeb76920576d11",
-        "motion_blur.npy": "732a7e2e54152ff97c742d4c388c5516",
-        "pixelate.npy": "96c00c60f144539e14cffb02ddbd0640",
-        "saturate.npy": "c0697e9fdd646916a61e9c312c77bf6b",
-        "shot_noise.npy": "b0a1fa6e1e465a747c1b204b1914048a",
-        "snow.npy": "0237be164583af146b7b144e73b43465",
-        "spatter.npy": "12ccf41d62564d36e1f6a6ada5022728",
-        "speckle_noise.npy": "e3f215b1a0f9fd9fd6f0d1cf94a7ce99",
-        "zoom_blur.npy": "0204613400c034a81c4830d5df81cb82",
-    },
-}
-"""Folder of the archive -> file -> md5."""
-
-
 KINDS = (
     "brightness",
     "contrast",
@@ -104,9 +53,61 @@ class Archive:
     md5: Mapping[str, str]
 
 
+# The publisher's pages state the md5 of the archives alone. Those of the files in them are as torch-uncertainty
+# (`datasets/classification/cifar/cifar_c.py`) and MIT's responsible-ai-toolbox list them, which agree in all.
 PUBLISHED = {
-    "CIFAR-10-C": Archive(classes=10, page="https://zenodo.org/records/2535967", md5=PUBLISHED_MD5["CIFAR-10-C"]),
-    "CIFAR-100-C": Archive(classes=100, page="https://zenodo.org/records/3555552", md5=PUBLISHED_MD5["CIFAR-100-C"]),
+    "CIFAR-10-C": Archive(
+        classes=10,
+        page="https://zenodo.org/records/2535967",
+        md5={
+            "labels.npy": "c439b113295ed5254878798ffe28fd54",
+            "brightness.npy": "0a81ef75e0b523c3383219c330a85d48",
+            "contrast.npy": "3c8262171c51307f916c30a3308235a8",
+            "defocus_blur.npy": "7d1322666342a0702b1957e92f6254bc",
+            "elastic_transform.npy": "9421657c6cd452429cf6ce96cc412b5f",
+            "fog.npy": "7b397314b5670f825465fbcd1f6e9ccd",
+            "frost.npy": "31f6ab3bce1d9934abfb0cc13656f141",
+            "gaussian_blur.npy": "c33370155bc9b055fb4a89113d3c559d",
+            "gaussian_noise.npy": "ecaf8b9a2399ffeda7680934c33405fd",
+            "glass_blur.npy": "7361fb4019269e02dbf6925f083e8629",
+            "impulse_noise.npy": "2090e01c83519ec51427e65116af6b1a",
+            "jpeg_compression.npy": "2b9cc4c864e0193bb64db8d7728f8187",
+            "motion_blur.npy": "fffa5f852ff7ad299cfe8a7643f090f4",
+            "pixelate.npy": "0f14f7e2db14288304e1de10df16832f",
+            "saturate.npy": "1cfae0964219c5102abbb883e538cc56",
+            "shot_noise.npy": "3a7239bb118894f013d9bf1984be7f11",
+            "snow.npy": "bb238de8555123da9c282dea23bd6e55",
+            "spatter.npy": "8a5a3903a7f8f65b59501a6093b4311e",
+            "speckle_noise.npy": "ef00b87611792b00df09c0b0237a1e30",
+            "zoom_blur.npy": "6ea8e63f1c5cdee1517533840641641b",
+        },
+    ),
+    "CIFAR-100-C": Archive(
+        classes=100,
+        page="https://zenodo.org/records/3555552",
+        md5={
+            "labels.npy": "bb4026e9ce52996b95f439544568cdb2",
+            "brightness.npy": "f22d7195aecd6abb541e27fca230c171",
+            "contrast.npy": "322bb385f1d05154ee197ca16535f71e",
+            "defocus_blur.npy": "d923e3d9c585a27f0956e2f2ad832564",
+            "elastic_transform.npy": "a0792bd6581f6810878be71acedfc65a",
+            "fog.npy": "4efc7ebd5e82b028bdbe13048e3ea564",
+            "frost.npy": "3a39c6823bdfaa0bf8b12fe7004b8117",
+            "gaussian_blur.npy": "5204ba0d557839772ef5a4196a052c3e",
+            "gaussian_noise.npy": "ecc4d366eac432bdf25c024086f5e97d",
+            "glass_blur.npy": "0bf384f38e5ccbf8dd479d9059b913e1",
+            "impulse_noise.npy": "3b3c210ddfa0b5cb918ff4537a429fef",
+            "jpeg_compression.npy": "c851b7f1324e1d2ffddeb76920576d11",
+            "motion_blur.npy": "732a7e2e54152ff97c742d4c388c5516",
+            "pixelate.npy": "96c00c60f144539e14cffb02ddbd0640",
+            "saturate.npy": "c0697e9fdd646916a61e9c312c77bf6b",
+            "shot_noise.npy": "b0a1fa6e1e465a747c1b204b1914048a",
+            "snow.npy": "0237be164583af146b7b144e73b43465",
+            "spatter.npy": "12ccf41d62564d36e1f6a6ada5022728",
+            "speckle_noise.npy": "e3f215b1a0f9fd9fd6f0d1cf94a7ce99",
+            "zoom_blur.npy": "0204613400c034a81c4830d5df81cb82",
+        },
+    ),
 }
 """By the name of the folder that the archive unpacks to."""
 
@@ -175,7 +176,7 @@ class PublishedCorruptions:
         """Raises `DataError` naming the first file that is missing; nothing is read."""
         for path in _paths(Path(self.folder)):
             if not path.is_file():
-                raise DataError(f"{path} is missing: {_mend(Path(self.folder))}")
+                raise DataError(f"{path} is missing: {_remedy(Path(self.folder))}")
 
 
 def open_corrupted(
@@ -195,14 +196,14 @@ def open_corrupted(
     paths = _paths(folder)
     for path in paths:
         if not path.is_file():
-            raise DataError(f"{path} is missing: {_mend(folder)}")
+            raise DataError(f"{path} is missing: {_remedy(folder)}")
     found = _labels(paths[0], folder, classes, labels)
     count = len(found)
     for path in paths[1:]:
         images = _map(path, folder)
         if images.dtype != np.uint8 or images.shape != (count, *shape):
             held = f"{images.dtype} {images.shape}"
-            raise DataError(f"{path} holds {held}, not uint8 {(count, *shape)}: {_mend(folder)}")
+            raise DataError(f"{path} holds {held}, not uint8 {(count, *shape)}: {_remedy(folder)}")
     return CorruptedSet(
         folder=folder,
         labels=found,
@@ -221,7 +222,7 @@ def _labels(path: Path, folder: Path, classes: int | None, expected: NDArray[np.
     """The labels in a file. Raises `DataError` where they cannot be those of the images."""
 
     def refuse(what: str) -> DataError:
-        return DataError(f"{path} {what}: {_mend(folder)}")
+        return DataError(f"{path} {what}: {_remedy(folder)}")
 
     held = _map(path, folder)
     if held.ndim != 1 or held.dtype.kind not in "iu" or len(held) == 0 or len(held) % len(SEVERITIES):
@@ -268,13 +269,14 @@ def _map(path: Path, folder: Path) -> NDArray[Any]:
     try:
         array = np.lib.format.open_memmap(path, mode="r")
     except (OSError, ValueError) as error:
-        raise DataError(f"{path} is cut or altered ({error}): {_mend(folder)}") from error
+        raise DataError(f"{path} is cut or altered ({error}): {_remedy(folder)}") from error
     if path.stat().st_size != array.offset + array.nbytes:
-        raise DataError(f"{path} is altered, it has bytes behind its array: {_mend(folder)}")
+        raise DataError(f"{path} is altered, it has bytes behind its array: {_remedy(folder)}")
     return array
 
 
-def _mend(folder: Path) -> str:
+def _remedy(folder: Path) -> str:
+    """What mends a folder whose files are not as published."""
     pages = {folder.name: PUBLISHED[folder.name]} if folder.name in PUBLISHED else PUBLISHED
     archives = " or ".join(f"{name}.tar of {archive.page}" for name, archive in pages.items())
     return f"unpack {archives} again, or remove {folder} if its images were generated"

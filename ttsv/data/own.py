@@ -176,7 +176,7 @@ def _decoded(paths: list[Path]) -> NDArray[np.uint8]:
 
     modes, first = set(), None
     for path in paths:
-        with _naming(path), Image.open(path) as image:
+        with _whole_image(path), Image.open(path) as image:
             modes.add(image.mode)
             first = first or image.size
             if image.mode not in (*_GREY, *_COLOURED):
@@ -188,14 +188,14 @@ def _decoded(paths: list[Path]) -> NDArray[np.uint8]:
     assert first is not None
     images = np.empty((len(paths), first[1], first[0], len(mode)), dtype=np.uint8)
     for index, path in enumerate(paths):
-        with _naming(path), Image.open(path) as image:
+        with _whole_image(path), Image.open(path) as image:
             images[index] = np.asarray(image.convert(mode)).reshape(images.shape[1:])
     return np.ascontiguousarray(images.transpose(0, 3, 1, 2))
 
 
 @contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Says which file it was that Pillow could not read."""
+def _whole_image(path: Path) -> Iterator[None]:
+    """Turns what Pillow raises over a file into a `DataError` that names it."""
     from PIL import Image
 
     try:

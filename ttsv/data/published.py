@@ -99,7 +99,7 @@ class Cifar(Published):
 
     def read(self, folder: Path) -> Arrays:
         """The authors' order: training images, then test images."""
-        with _described(folder / self.dataset.base_folder):
+        with _as_described(folder / self.dataset.base_folder):
             parts = [self.dataset(folder, train=train) for train in (True, False)]
             images = np.concatenate([part.data for part in parts]).transpose(0, 3, 1, 2)
             labels = np.concatenate([part.targets for part in parts]).astype(np.int64, casting="safe")
@@ -124,7 +124,7 @@ class Svhn(Published):
 
     def read(self, folder: Path) -> Arrays:
         """The authors' order: training images, then test images; the digit 0, there of label 10, has label 0."""
-        with _described(folder):
+        with _as_described(folder):
             parts = [self.dataset(folder, split=split) for split in ("train", "test")]
             images = np.concatenate([part.data for part in parts])
             labels = np.concatenate([part.labels for part in parts]).astype(np.int64, casting="safe")
@@ -178,8 +178,8 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
 
 
 @contextmanager
-def _described(path: Path) -> Iterator[None]:
-    """Says where the files are that torchvision cannot read, though their checksums are right."""
+def _as_described(path: Path) -> Iterator[None]:
+    """Turns what torchvision raises over files that it cannot read into a `DataError` that says where they are."""
     try:
         yield
     except (OSError, EOFError, LookupError, TypeError, ValueError, AttributeError, pickle.UnpicklingError) as error:

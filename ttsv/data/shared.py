@@ -9,9 +9,9 @@ import fcntl
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,6 +48,24 @@ class SharedCopy:
     split: dict[str, Any]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Note:
+    """What a copy was made of, as JSON beside it: the source's `version`, the content's `sha256`, the copy's folder.
+
+    `arrays`: SHA-256 of the copy's files; `stamps`: size and times of those and of the files that were read (`_stamp`),
+    both by path in the data folder.
+    """
+
+    format: int
+    version: str
+    sha256: str
+    copy: str
+    arrays: dict[str, str]
+    stamps: dict[str, list[int] | None]
+    classes: int
+    split: dict[str, Any]
+
+
 def open_shared(name: str, folder: Path) -> SharedCopy:
     """The copy of a data set, made first where there is none; `folder` is `data_dir/datasets`.
 
@@ -79,17 +97,17 @@ def _find(name: str, folder: Path) -> SharedCopy | None:
     version = source_of(name).version
     note = _note(name, folder)
     record = ContentRecord.find(name, folder)
-    if note is None or record is None or (note["version"], note["sha256"]) != (version, record.sha256):
+    if note is None or record is None or (note.version, note.sha256) != (version, record.sha256):
         return None
-    if any(_stamp(folder / file) != stamp for file, stamp in note["stamps"].items()):
+    if any(_stamp(folder / file) != stamp for file, stamp in note.stamps.items()):
         return None
-    place = _cache(folder) / note["copy"]
+    place = _cache(folder) / note.copy
     images, labels = (np.load(place / file, mmap_mode="c") for file in (IMAGES, LABELS))
     _, channels, size, *_ = images.shape
     info = dataset_info(name) or own_info(
-        name, classes=note["classes"], channels=channels, image_size=size, dims=images.ndim - 2
+        name, classes=note.classes, channels=channels, image_size=size, dims=images.ndim - 2
     )
-    return SharedCopy(info=info, images=images, labels=labels, sha256=note["sha256"], split=note["split"])
+    return SharedCopy(info=info, images=images, labels=labels, sha256=note.sha256, split=note.split)
 
 
 class Listed(NamedTuple):
@@ -117,7 +135,7 @@ def verify_shared(name: str, folder: Path) -> str:
     _require_files(name, folder)
     with locked(name, folder):
         note = _note(name, folder)
-        for file, sha256 in (note["arrays"] if note else {}).items():
+        for file, sha256 in (note.arrays if note else {}).items():
             path = folder / file
             if path.exists() and file_hashes([path], folder)[file] != sha256:
                 raise DataError(f"{path} is cut or altered: remove {path.parent}, the next load makes it anew")
@@ -169,19 +187,19 @@ def _make(name: str, folder: Path) -> str:
         record.require_content(name, sha256)
     place, split = _copy(name, arrays, sha256, _cache(folder))
     copies = [place / IMAGES, place / LABELS]
-    note = {
-        "format": FORMAT,
-        "version": source.version,
-        "sha256": sha256,
-        "copy": place.name,
-        "arrays": file_hashes(copies, folder),
-        "stamps": stamps | {str(path.relative_to(folder)): _stamp(path) for path in copies},
-        "classes": classes,
-        "split": split,
-    }
+    note = Note(
+        format=FORMAT,
+        version=source.version,
+        sha256=sha256,
+        copy=place.name,
+        arrays=file_hashes(copies, folder),
+        stamps=stamps | {str(path.relative_to(folder)): _stamp(path) for path in copies},
+        classes=classes,
+        split=split,
+    )
     if record is None:
         ContentRecord.make(name, folder, sha256, files)
-    write_json(_note_path(name, folder), note)
+    write_json(_note_path(name, folder), asdict(note))
     return sha256
 
 
@@ -237,13 +255,13 @@ def _write(path: Path, array: NDArray[Any], order: NDArray[np.int64]) -> None:
     path.chmod(0o444)
 
 
-def _note(name: str, folder: Path) -> Mapping[str, Any] | None:
+def _note(name: str, folder: Path) -> Note | None:
     """What stands beside a copy; None where there is none that this version understands."""
     try:
         note = json.loads(_note_path(name, folder).read_bytes())
-    except (FileNotFoundError, ValueError):
+        return Note(**note) if note.get("format") == FORMAT else None
+    except (FileNotFoundError, ValueError, TypeError, AttributeError):  # no JSON, no object, or not these entries
         return None
-    return note if isinstance(note, dict) and note.get("format") == FORMAT else None
 
 
 def _note_path(name: str, folder: Path) -> Path:

@@ -22,7 +22,7 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def tensorize(model: nn.Module, rank: float, *, skip: Collection[str] = (), frames: FrameKind = "free") -> nn.Module:
-    """A new model with its convolutions decomposed by `TTConv*.from_dense`; the given one stays as it is.
+    """Returns a new model with its convolutions decomposed by `TTConv*.from_dense`; the given one stays as it is.
 
     `rank` is an int, or a fraction in (0, 1] of the largest channel count among the convolutions that are not
     skipped, 1x1 ones included (rounded, at least 1): with 1.0 nothing is truncated. A layer has ranks `min(c_in,
@@ -70,7 +70,7 @@ def tensorize(model: nn.Module, rank: float, *, skip: Collection[str] = (), fram
 
 
 def densify(model: nn.Module) -> nn.Module:
-    """A new model with every TT convolution merged into a dense one: the same function, up to rounding.
+    """Returns a new model with every TT convolution merged into a dense one: the same function, up to rounding.
 
     Frames around an `nn.Conv2d` are merged too, around a layer without a kernel of its own size (`SOC`, Cayley, what
     takes its stride by space-to-depth) they stay. A merged weight is frozen (`requires_grad=False`) where all of its
@@ -89,7 +89,7 @@ def densify(model: nn.Module) -> nn.Module:
 
 
 def recomputed_weights(layer: nn.Module) -> list[str]:
-    """Names of the layer's weights that a hook recomputes from other parameters before each forward pass.
+    """Returns the names of weights that a hook recomputes from other parameters before each forward pass.
 
     So do `torch.nn.utils.weight_norm` and `spectral_norm` and pruning, in a plain attribute: what is written there
     is lost.
@@ -99,7 +99,7 @@ def recomputed_weights(layer: nn.Module) -> list[str]:
 
 
 def recomputed_fix(weight: str) -> str:
-    """What `ConfigError` says of a weight that a hook recomputes."""
+    """Returns what `ConfigError` says of a weight that a hook recomputes."""
     return f"must not have a {weight} that a hook recomputes (weight_norm, spectral_norm, pruning): remove it"
 
 

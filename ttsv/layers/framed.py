@@ -68,7 +68,7 @@ class Framed(SpectralLayer):
 
     @property
     def frames(self) -> FrameKind:
-        """Whether the frames are free parameters or held orthonormal."""
+        """The kind of frames: free parameters, or held orthonormal."""
         held = is_held_orthonormal(self, "k1") and is_held_orthonormal(self, "k3")
         return "orthonormal" if held else "free"
 
@@ -125,7 +125,7 @@ class FramedConv2d(Framed):
         return isinstance(self.core, OrthogonalConv2d) or (isinstance(self.core, nn.Conv2d) and self.core.groups == 1)
 
     def spectrum(self, input_size: Size) -> Tensor:
-        """The nonzero singular values: the core's, with what frames that are not orthonormal make of them."""
+        """Returns the nonzero singular values: the core's, with what frames that are not orthonormal make of them."""
         if isinstance(self.core, OrthogonalConv2d):
             size = periodic_size(input_size, (self.core.stride,) * 2)
             return self.core.singular_values(size, frames=self._triangles())

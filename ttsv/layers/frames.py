@@ -10,9 +10,9 @@ from ttsv.layers.framed import Framed
 
 
 def orthogonal_loss(model: nn.Module, normalizer: str = "paper") -> Tensor | None:
-    """The orthogonal loss (eq. orthloss): a differentiable 0-d tensor, or None for a model without free frames.
+    """Returns the orthogonal loss (eq. orthloss), a differentiable 0-d tensor, or None without free frames.
 
-    The sum over layers of `|k1^T k1 - I|_F^2 + |k3 k3^T - I|_F^2`, divided by the sum of `r1^2 + r2^2`
+    It is the sum over layers of `|k1^T k1 - I|_F^2 + |k3 k3^T - I|_F^2`, divided by the sum of `r1^2 + r2^2`
     ("paper"). The authors' code divides by the sum of `2 r2^2` ("code"); the lambda_ort that the paper prints
     belong to the code. Layers whose frames are held orthonormal have nothing to lose and are left out of both sums.
     """

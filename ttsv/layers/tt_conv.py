@@ -76,7 +76,7 @@ class TTConv(Framed):
             nn.init.uniform_(self.bias, -bound, bound)
 
     def dense_kernel(self) -> Tensor:
-        """The merged kernel `(c_out, c_in, k_1, ..., k_d)`, differentiable."""
+        """Returns the merged kernel `(c_out, c_in, k_1, ..., k_d)`, differentiable."""
         return tt_to_dense(self.k1, self.core, self.k3)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -94,12 +94,12 @@ class TTConv(Framed):
         return hidden if merge_out else convolve(hidden, self.k3.T[pointwise], self.bias)
 
     def spectrum(self, input_size: Size) -> Tensor:
-        """The nonzero singular values: those of the core between frames made orthonormal (Theorem 1)."""
+        """Returns the nonzero singular values: those of the core between frames made orthonormal (Theorem 1)."""
         return self._framed_spectrum(self.core, layer_geometry(self, input_size))
 
     @classmethod
     def from_dense(cls, conv: nn.Module, rank: int | Sequence[int], *, frames: FrameKind = "free") -> Self:
-        """The truncated HOSVD (`ttsv.tt.tt_svd`) of a trained convolution, on its device and in its dtype.
+        """Takes the truncated HOSVD (`ttsv.tt.tt_svd`) of a trained convolution, on its device and in its dtype.
 
         `ttsv.tt.tt_error(conv.weight, *factors)` gives the relative error. Raises `ConfigError` for a
         grouped convolution, or one with another number of axes. Parameters of a frozen one (`requires_grad=False`) stay
@@ -157,7 +157,7 @@ class TTConv(Framed):
         return CONVOLVE[self.spatial_dims](images, kernel, bias, self.stride, before, self.dilation)
 
     def _merged(self, merge_in: bool, merge_out: bool) -> Tensor:
-        """The core, with the frames merged into it that are to be."""
+        """Returns the core, with the chosen frames merged into it."""
         if merge_in and merge_out:
             return self.dense_kernel()
         if merge_in:
@@ -165,7 +165,7 @@ class TTConv(Framed):
         return row_major(torch.einsum("bo,ba...->oa...", self.k3, self.core)) if merge_out else self.core
 
     def _merges(self, shape: torch.Size) -> tuple[bool, bool]:
-        """Which frames to merge, k1 and k3, for an input of this shape."""
+        """Says which frames to merge, k1 and k3, for an input of this shape."""
         images, sizes = math.prod(shape[: -self.spatial_dims - 1]), shape[-self.spatial_dims :]
         results = output_sizes(sizes, self._sides, self.kernel_size, self.stride, self.dilation)
         channels = self.in_channels, self.out_channels
@@ -192,5 +192,5 @@ class TTConv3d(TTConv):
 
 
 def layer_kernel(layer: TTConv | Convolution | TransposedConvolution) -> Tensor:
-    """The kernel that a layer's geometry is of: a TT layer's core, the weight of others."""
+    """Returns the kernel that a layer's geometry is of: a TT layer's core, the weight of others."""
     return layer.core if isinstance(layer, TTConv) else layer.weight

@@ -16,7 +16,7 @@ from ttsv.spectral.network import evaluating
 
 @torch.no_grad()
 def predict(model: nn.Module, images: Tensor, *, batch_size: int = 256) -> Tensor:
-    """Logits (count, classes) of the model in evaluation mode, in its own precision; it stays as it is.
+    """Returns logits (count, classes) of the model in evaluation mode, in its own precision; it stays as it is.
 
     `images` (count, channels, height, width), at least one: uint8, or floats in [0, 1], on the model's device. The
     model sees them in its own dtype (`own_dtype`). Raises `DataError` for no images, and for what are no pixels.
@@ -31,7 +31,7 @@ def predict(model: nn.Module, images: Tensor, *, batch_size: int = 256) -> Tenso
 
 
 def accuracy(logits: Tensor, labels: Tensor) -> float:
-    """Share of the images whose largest logit is that of their label. `logits` (count, classes), labels (count,).
+    """Returns the share of images whose largest logit, of (count, classes), is that of their label, of (count,).
 
     Raises `DivergedError` for logits that are not finite, `DataError` for no images, other shapes or labels that are no
     classes.
@@ -42,13 +42,13 @@ def accuracy(logits: Tensor, labels: Tensor) -> float:
 
 @torch.no_grad()
 def cross_entropy(logits: Tensor, labels: Tensor) -> float:
-    """Mean cross-entropy in nats, in float64. `logits` (count, classes), labels (count,). Errors as for `accuracy`."""
+    """Returns the mean cross-entropy in nats, in float64, of logits (count, classes). Errors as for `accuracy`."""
     _require(logits, labels)
     return float(functional.cross_entropy(logits.double(), labels.long()))
 
 
 def top_accuracy(logits: Tensor, labels: Tensor, count: int = 5) -> float | None:
-    """Share of the images whose label is among the `count` largest logits; None where there are no more classes.
+    """Returns the share of images whose label is among the `count` largest logits; None for no more classes than those.
 
     Arguments and errors as for `accuracy`; `ConfigError` for a count below 1.
     """
@@ -124,7 +124,7 @@ Result = TypeVar("Result")
 
 
 def run_to_end(steps: Generator[Step, None, Result], progress: Callable[[Step], None] | None = None) -> Result:
-    """Runs to the end, telling `progress` every step; returns the result."""
+    """Runs a stepwise computation to its end and returns its result; `progress` is called with every step."""
     while True:
         try:
             step = next(steps)

@@ -63,9 +63,9 @@ class CalibrationRecord:
 
 @torch.no_grad()
 def expected_calibration_error(logits: Tensor, labels: Tensor, bins: int = 15) -> float:
-    """Expected calibration error (ECE), in [0, 1].
+    """Returns the expected calibration error (ECE), in [0, 1].
 
-    Mean over images of the distance between accuracy and mean confidence (largest softmax probability) of the
+    It is the mean over images of the distance between accuracy and mean confidence (largest softmax probability) of the
     image's bin; `bins` bins of equal width, closed on the right: (0, 1/bins], ..., ((bins - 1)/bins, 1].
     Guo, Pleiss, Sun, Weinberger, On calibration of modern neural networks (2017), eq. 3. In float64.
 
@@ -78,7 +78,7 @@ def expected_calibration_error(logits: Tensor, labels: Tensor, bins: int = 15) -
 
 @torch.no_grad()
 def maximum_calibration_error(logits: Tensor, labels: Tensor, bins: int = 15) -> float:
-    """Maximum calibration error (MCE), in [0, 1]: the largest distance of accuracy and mean confidence of a bin.
+    """Returns the maximum calibration error (MCE), in [0, 1]: a bin's largest distance of accuracy and confidence.
 
     Bins, arguments and errors as for `expected_calibration_error`; empty bins do not count. Guo et al. (2017), eq. 5.
     """
@@ -88,7 +88,7 @@ def maximum_calibration_error(logits: Tensor, labels: Tensor, bins: int = 15) ->
 
 @torch.no_grad()
 def adaptive_calibration_error(logits: Tensor, labels: Tensor, bins: int = 15) -> float:
-    """ECE over bins of equal counts, in [0, 1].
+    """Returns the ECE over bins of equal counts, in [0, 1].
 
     The images in the order of their confidence are cut into `bins` runs whose lengths differ by at most one, the longer
     ones first; with fewer images than bins, each is a bin. Images of equal confidence have no order: each counts
@@ -104,14 +104,14 @@ def adaptive_calibration_error(logits: Tensor, labels: Tensor, bins: int = 15) -
 
 
 def negative_log_likelihood(logits: Tensor, labels: Tensor) -> float:
-    """Mean over images of -log of the label's probability, in nats. Errors as for `expected_calibration_error`."""
+    """Returns the mean of -log of the label's probability, in nats. Errors as for `expected_calibration_error`."""
     _require(logits, labels)
     return cross_entropy(logits, labels)
 
 
 @torch.no_grad()
 def brier_score(logits: Tensor, labels: Tensor) -> float:
-    """Mean over images of the squared distance of the probabilities to the label's unit vector, in [0, 2].
+    """Returns the mean over images of the squared distance of the probabilities to the label's unit vector, in [0, 2].
 
     The sum runs over all classes, as in Brier, Verification of forecasts expressed in terms of probability (1950),
     eq. 2. Errors as for `expected_calibration_error`.
@@ -124,7 +124,7 @@ def brier_score(logits: Tensor, labels: Tensor) -> float:
 
 @torch.no_grad()
 def reliability_diagram(logits: Tensor, labels: Tensor, bins: int = 15) -> ReliabilityDiagram:
-    """Count, mean confidence and accuracy of each bin; arguments and errors as for `expected_calibration_error`."""
+    """Returns count, confidence and accuracy of each bin; arguments and errors as for `expected_calibration_error`."""
     binned = _binned(logits, labels, bins)
     count = [int(n) for n in binned.images]
 
@@ -141,7 +141,7 @@ def reliability_diagram(logits: Tensor, labels: Tensor, bins: int = 15) -> Relia
 
 @torch.no_grad()
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:
-    """The temperature T in `TEMPERATURES` by which logits are divided for the least negative log-likelihood.
+    """Returns the temperature T in `TEMPERATURES` by which logits are divided for the least negative log-likelihood.
 
     To be fitted on validation images: the test images have no say in it. Guo et al. (2017), section 4.2. The
     likelihood is convex in 1/T, so that halving its logarithm finds the one zero of the derivative, in float64; 1
@@ -175,7 +175,7 @@ def calibration_record(
     validation_labels: Tensor | None = None,
     bins: int = 15,
 ) -> CalibrationRecord:
-    """Every measure of this module, and the same after temperature scaling where validation logits are given.
+    """Returns every measure of this module, and the same after temperature scaling where validation logits are given.
 
     Arguments and errors as for `expected_calibration_error`, for both pairs of logits and labels; `ConfigError` also
     where one of the validation arguments comes without the other or has other classes.

@@ -51,7 +51,7 @@ def corruption_accuracy(
     batch_size: int | None = None,
     progress: Callable[[CorruptionProgress], None] | None = None,
 ) -> CorruptionRecord:
-    """Accuracy of a model that takes pixels in [0, 1] under 19 kinds of corruption at 5 severities.
+    """Measures the accuracy of a model that takes pixels in [0, 1] under 19 kinds of corruption at 5 severities.
 
     `source`: the folder of CIFAR-10-C or CIFAR-100-C, or another source, such as `GeneratedCorruptions`; `images`:
     only so many of each kind and severity, the first (None: all). They go to the device of the model's parameters as
@@ -73,7 +73,7 @@ def corruption_steps(
     images: int | None = None,
     batch_size: int | None = None,
 ) -> Generator[CorruptionProgress, None, CorruptionRecord]:
-    """`corruption_accuracy` severity by severity: yields where it is and returns the record."""
+    """Does as `corruption_accuracy`, severity by severity: yields where it is and returns the record."""
     for name, number in (("images", images), ("batch_size", batch_size)):
         if number is not None:
             check_count(name, number)
@@ -118,9 +118,9 @@ def corruption_steps(
 
 
 def mce(record: CorruptionRecord, baseline: CorruptionRecord) -> float:
-    """Mean corruption error: 1 for a network that errs as the baseline does, below for a better one.
+    """Returns the mean corruption error: 1 for a network that errs as the baseline does, below for a better one.
 
-    Mean over kinds of the errors' sum over severities, divided by that of the baseline: Hendrycks, Dietterich,
+    It is the mean over kinds of the errors' sum over severities, divided by the baseline's: Hendrycks, Dietterich,
     Benchmarking neural network robustness to common corruptions and perturbations (2019), section 4.1. Raises
     `ConfigError` for a baseline of another protocol, whose images were others, or one without errors of a kind.
     """

@@ -29,14 +29,14 @@ _Found = TypeVar("_Found")
 
 
 def parameters(model: nn.Module) -> int:
-    """Number of trainable parameters."""
+    """Returns the number of trainable parameters."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
 def compression(model: nn.Module) -> float:
-    """Convolution weights of the same network uncompressed over those of this one.
+    """Returns the convolution weights of the same network uncompressed over those of this one.
 
-    1 where nothing is decomposed: in a network without a convolution, too.
+    It is 1 where nothing is decomposed: in a network without a convolution, too.
     Biases, linear layers and normalisation are left out, as in the paper's columns. A layer between frames is
     compared with one like its core from all input to all output channels: for SOC a square one, for a parametrized
     kernel that kernel.
@@ -64,9 +64,9 @@ def _weights(layer: nn.Module) -> tuple[int, int]:
 
 @torch.no_grad()
 def inference_seconds(model: nn.Module, images: Tensor, count: int, *, budget: float = 1.0) -> float:
-    """Median time, after one pass to warm up, to compute the logits of `count` images in evaluation mode.
+    """Returns the median seconds, after a pass to warm up, that the logits of `count` images take in evaluation mode.
 
-    As many passes as fit into a budget of seconds, one at least and 20 at most.
+    It takes as many passes as fit into a budget of seconds, one at least and 20 at most.
 
     `images` (at least one, channels, height, width), pixels in [0, 1] on the model's device: the first `count`,
     taken again from the start where there are fewer. Raises `ConfigError` for no images.
@@ -97,7 +97,7 @@ class InferenceTime:
 
 
 def inference_times(model: nn.Module, images: Tensor, counts: Sequence[int] = (1, 128)) -> list[InferenceTime]:
-    """`inference_seconds` for each count, of the model as it is and, where there are frames to merge, of `merged`.
+    """Returns `inference_seconds` for each count, of the model and, where there are frames to merge, of `merged`.
 
     As it is, each TT layer computes merged or factored, whichever multiplies less for so many images.
     """
@@ -113,7 +113,7 @@ def inference_times(model: nn.Module, images: Tensor, counts: Sequence[int] = (1
 
 
 def peak_memory(device: torch.device) -> int:
-    """Bytes: of a GPU the most that was allocated since `torch.cuda.reset_peak_memory_stats`.
+    """Returns bytes: of a GPU the most that was allocated since `torch.cuda.reset_peak_memory_stats`.
 
     Of a CPU the most that this process has ever held, data sets and libraries included.
     """
@@ -124,7 +124,7 @@ def peak_memory(device: torch.device) -> int:
 
 
 def peak_allocation(compute: Callable[[], _Found], device: torch.device) -> tuple[_Found, int]:
-    """What `compute` returns, and the most that torch had allocated for it at one time, in bytes.
+    """Returns what `compute` does, and the most that torch had allocated for it at one time, in bytes.
 
     On a CPU from torch's profiler: of its tensors, without the workspaces of the libraries that it calls. On a GPU from
     its allocator. What was allocated before does not count.
@@ -144,7 +144,7 @@ def peak_allocation(compute: Callable[[], _Found], device: torch.device) -> tupl
 
 
 def merged(model: nn.Module) -> nn.Module | None:
-    """A copy whose frames are merged into dense kernels (`ttsv.layers.densify`); None where it has none to merge."""
+    """Returns a copy with frames merged into dense kernels (`ttsv.layers.densify`); None where there are none."""
     found = any(
         isinstance(layer, TTConv) or (isinstance(layer, FramedConv2d) and type(layer.core) is nn.Conv2d)
         for layer in model.modules()
@@ -153,7 +153,7 @@ def merged(model: nn.Module) -> nn.Module | None:
 
 
 def multiply_accumulates(model: nn.Module, input_size: Size, *, in_channels: int | None = None) -> int:
-    """Multiply-accumulates of convolutions and matrix products for one image, in evaluation mode.
+    """Returns the multiply-accumulates of convolutions and matrix products for one image, in evaluation mode.
 
     As the layers really compute: TT layers factored or merged, the merging included, SOC with all terms of its
     series (as convolutions, whatever a CPU makes of small images), Cayley and strided AOC with the making of their

@@ -28,7 +28,7 @@ SMALLEST_STD = 1e-6
 
 
 def list_models() -> tuple[str, ...]:
-    """Well-known names that `create_model` takes; their families' patterns have more (see `name_fix`)."""
+    """Returns the well-known names that `create_model` takes; their families' patterns have more (see `name_fix`)."""
     return tuple(name for family in families() for name in family.names)
 
 
@@ -40,7 +40,7 @@ def layer_shapes(
     num_classes: int = 10,
     **options: Any,
 ) -> list[ConvShape]:
-    """The network's convolutions in the order of the forward pass, undecomposed.
+    """Returns the network's convolutions in the order of the forward pass, undecomposed.
 
     `image_size`: pixels along each axis. Each name is that of the module in the network that `create_model` builds.
     Raises `ConfigError` for an unknown network or option, for an image that the network cannot take, and for the
@@ -58,7 +58,7 @@ def layer_shapes(
 
 
 def largest_rank(shapes: Sequence[ConvShape], rank: float | None) -> int | None:
-    """A rank as a number: a fraction is one of the largest channel count among the convolutions other than 1x1.
+    """Returns a rank as a number: a fraction is one of the largest channel count among the convolutions other than 1x1.
 
     None stays None. Raises `ConfigError` for a rank out of range.
     """
@@ -78,6 +78,6 @@ def shape_compression(shapes: Sequence[ConvShape], rank: float | None, layer: st
 
 
 def shape_macs(shapes: Sequence[ConvShape], rank: float | None, layer: str = "tt") -> int:
-    """Multiply-accumulates of the convolutions for one image under a largest TT rank, number or fraction."""
+    """Returns the convolutions' multiply-accumulates for one image under a largest TT rank, number or fraction."""
     largest = largest_rank(shapes, rank)
     return sum(shape.macs(largest, layer) for shape in shapes)

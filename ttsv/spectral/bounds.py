@@ -43,7 +43,7 @@ _TRANSPOSED: dict[int, Callable[..., Tensor]] = {
 
 
 class NormBounds(NamedTuple):
-    """`lower <= operator norm <= upper`, both rigorous."""
+    """Bounds of an operator norm, `lower <= norm <= upper`, both rigorous."""
 
     lower: float
     upper: float
@@ -61,7 +61,7 @@ def conv_norm_bounds(
 ) -> NormBounds:
     """Returns bounds around the norm of the convolution with `kernel (c_out, c_in / groups, k_1, ..., k_d)`.
 
-    Sizes in pixels, an int or one per axis; `padding=None` means `dilation (k - 1) // 2`.
+    Sizes are in pixels, an int or one per axis; `padding=None` means `dilation (k - 1) // 2`.
 
     `padding_mode="circular"`: the periodic operator; the bounds agree to about 1e-8. Every stride divides its
     size, and a `padding` that is given leaves `input_size / stride` outputs. Of a kernel larger than the image the
@@ -105,7 +105,7 @@ def conv_norm_bounds(
 
 
 def matrix_norm_bound(matrix: Tensor) -> float:
-    """A rigorous upper bound of the largest singular value of a matrix, within some 1e-8; float64 inside."""
+    """Returns a rigorous upper bound of a matrix's largest singular value, within some 1e-8; float64 inside."""
     exact = matrix.detach().double()
     scale = binary_scale(exact)
     exact = exact / scale
@@ -122,7 +122,7 @@ def convolve(
     dilation: tuple[int, ...],
     groups: int,
 ) -> Tensor:
-    """The zero-padded convolution of images (b, c_in, n_1, ..., n_d), d = 1, 2 or 3, without bias."""
+    """Returns the zero-padded convolution of images (b, c_in, n_1, ..., n_d), d = 1, 2 or 3, without bias."""
     return CONVOLVE[len(stride)](images, kernel, None, stride, padding, dilation, groups)
 
 

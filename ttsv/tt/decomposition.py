@@ -24,7 +24,7 @@ class TTFactors(NamedTuple):
 
 
 def tt_ranks(rank: int | Sequence[int], c_in: int, c_out: int) -> tuple[int, int]:
-    """Ranks (r1, r2): `min(channels, rank)` on each side for an int, the pair itself otherwise.
+    """Returns the ranks (r1, r2): `min(channels, rank)` on each side for an int, the pair itself otherwise.
 
     Raises `ConfigError` for a rank below 1 and for a pair that exceeds its channel counts.
     """
@@ -39,7 +39,7 @@ def tt_ranks(rank: int | Sequence[int], c_in: int, c_out: int) -> tuple[int, int
 
 
 def tt_svd(kernel: Tensor, rank: int | Sequence[int]) -> TTFactors:
-    """Truncated HOSVD of `kernel (c_out, c_in, k_1, ..., k_d)` in its two channel modes; orthonormal frames.
+    """Truncates the HOSVD of `kernel (c_out, c_in, k_1, ..., k_d)` in its two channel modes; frames are orthonormal.
 
     The frames are the leading left singular vectors of the two unfoldings. The squared error is at most the sum
     of the squared singular values cut off, hence at most twice that of the best approximation of these ranks;
@@ -55,7 +55,7 @@ def tt_svd(kernel: Tensor, rank: int | Sequence[int]) -> TTFactors:
 
 
 def _leading(unfolding: Tensor, rank: int) -> Tensor:
-    """Leading left singular vectors (rows, rank) of a matrix, through the triangle of its LQ factorization.
+    """Returns the leading left singular vectors (rows, rank) of a matrix, through the triangle of its LQ factorization.
 
     The triangle is no wider than the matrix is tall, so vectors beyond the matrix's own rank exist too.
     """
@@ -65,7 +65,7 @@ def _leading(unfolding: Tensor, rank: int) -> Tensor:
 
 
 def tt_to_dense(k1: Tensor, core: Tensor, k3: Tensor) -> Tensor:
-    """The kernel `(c_out, c_in, k_1, ..., k_d)` of a TT convolution; contracts the cheaper side first.
+    """Returns the kernel `(c_out, c_in, k_1, ..., k_d)` of a TT convolution; contracts the cheaper side first.
 
     Raises `ConfigError` where shapes do not fit.
     """
@@ -78,7 +78,7 @@ def tt_to_dense(k1: Tensor, core: Tensor, k3: Tensor) -> Tensor:
 
 
 def row_major(kernel: Tensor) -> Tensor:
-    """With the strides of a new tensor: of those that einsum leaves torch's convolutions make channels-last results.
+    """Gives a kernel the strides of a new tensor: of those that einsum leaves, convolutions make channels-last results.
 
     `contiguous` alone keeps any strides of axes of one tap.
     """
@@ -86,7 +86,7 @@ def row_major(kernel: Tensor) -> Tensor:
 
 
 def tt_error(kernel: Tensor, k1: Tensor, core: Tensor, k3: Tensor) -> float:
-    """Relative error `|kernel - tt_to_dense(k1, core, k3)| / |kernel|` in the Frobenius norm; 0 for a zero kernel.
+    """Returns `|kernel - tt_to_dense(k1, core, k3)| / |kernel|` in the Frobenius norm; the error itself for zeros.
 
     Raises `ConfigError` for non-finite values, for dtypes that differ or are neither float32 nor float64, and where
     shapes do not fit.
@@ -104,7 +104,7 @@ def tt_error(kernel: Tensor, k1: Tensor, core: Tensor, k3: Tensor) -> float:
 
 
 def orthogonalize(k1: Tensor, core: Tensor, k3: Tensor) -> TTFactors:
-    """The same kernel with orthonormal frames: `k1^T k1 = I`, `k3 k3^T = I` (Algorithm 1).
+    """Returns the same kernel with orthonormal frames: `k1^T k1 = I`, `k3 k3^T = I` (Algorithm 1).
 
     `k1 = Q1 R1` and `k3^T = Q3 R3` give the core `R3 core R1^T` on its channel axes (r2, r1); Appendix B.1 of the
     paper forgets a transpose here. The triangles' diagonals are made non-negative, so that frames that are nearly
@@ -119,7 +119,7 @@ def orthogonalize(k1: Tensor, core: Tensor, k3: Tensor) -> TTFactors:
 
 
 def positive_qr(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """`matrix = q r` with orthonormal columns in q and no negative entry on the diagonal of r; differentiable."""
+    """Factors `matrix = q r`: orthonormal columns in q, no negative entry on the diagonal of r; differentiable."""
     q, r = torch.linalg.qr(matrix)
     sign = torch.where(r.diagonal() < 0, -1.0, 1.0).to(r.dtype)
     return q * sign, sign[:, None] * r

@@ -4,7 +4,7 @@ from ttsv.errors import ConfigError
 
 
 def absolute_rank(rank: float, widest: int) -> int:
-    """A rank as a number: an int as it is; a fraction in (0, 1] of `widest` channels, rounded, at least 1.
+    """Returns a rank as a number: an int as it is; a fraction in (0, 1] of `widest` channels, rounded, at least 1.
 
     Raises `ConfigError` for anything else; 1 is a rank, 1.0 a fraction.
     """
@@ -22,7 +22,7 @@ _MERGES = ((False, False), (False, True), (True, False), (True, True))
 def cheapest_merge(
     channels: tuple[int, int], ranks: tuple[int, int], taps: int, pixels: tuple[int, int]
 ) -> tuple[int, tuple[bool, bool]]:
-    """The least multiply-accumulates of a forward pass, merging included, and whether k1, and k3, are merged for it.
+    """Returns the least multiply-accumulates of a forward pass, merging included, and whether it merges k1, and k3.
 
     `channels` c_in and c_out, `ranks` r1 and r2, `taps` of the kernel, `pixels` of all inputs and of all outputs. What
     merges over a rank of 1 is an elementwise product: it accumulates nothing, and is not counted.

@@ -161,7 +161,7 @@ def test_record_says_what_was_found(folder: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"format": 0}'])
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"format": 0}', '{"format": 1}'])
 def test_copy_without_a_whole_note_is_made_again(folder: Path, content: str) -> None:
     first = load_dataset(NAME, folder.parent)
     (folder / "cache" / "npz-mine.json").write_text(content)
