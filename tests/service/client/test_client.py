@@ -47,7 +47,7 @@ def stored(sqlite_url: str) -> Iterator[Database]:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waits between two tries are a hundredth."""
     sleep = time.sleep
-    monkeypatch.setattr("service.client.wire.time.sleep", lambda seconds: sleep(seconds / 100))
+    monkeypatch.setattr("service.client.connection.time.sleep", lambda seconds: sleep(seconds / 100))
 
 
 class Proxy:
@@ -122,13 +122,13 @@ class TestAgainstAServer:
         plan = expand_grid(spec, max_trials=3)
         ids = stored.write(lambda session: [submission.create_experiment(session, spec, plan).id for _ in range(53)])
         requests: list[str] = []
-        request = client._wire.http.request
+        request = client._http.request
 
         def counted(method: str, path: str, **more: Any) -> Any:
             requests.append(path)
             return request(method, path, **more)
 
-        monkeypatch.setattr(client._wire.http, "request", counted)
+        monkeypatch.setattr(client._http, "request", counted)
         assert [experiment.id for experiment in client.experiments()] == ids[::-1]
         assert len(requests) == 2
         assert next(client.experiments(state="queued")).id == ids[-1]
