@@ -8,6 +8,7 @@ from service.api.http.authentication import Reader
 from service.api.http.dependencies import MAX_ID, Db
 from service.api.http.formats import AskedFormat, forms
 from service.api.http.problems import RESPONSES, refusals
+from service.api.leaderboards import HEX
 from service.api.openapi_examples.leaderboards import TABLE, TABLE_TEXT
 from service.errors import FieldProblem, QueryError
 from service.experiments import store
@@ -34,7 +35,7 @@ def show(
     ] = Scale.FULL,
     protocol: Annotated[
         str | None,
-        Query(pattern=r"^[0-9a-f]{64}$", description="By default the one that fills most of a data set's rows."),
+        Query(pattern=HEX, description="By default the one that fills most of a data set's rows."),
     ] = None,
 ) -> Response:
     """A table of the paper with the printed values and ours side by side, missing rows marked, differences named."""

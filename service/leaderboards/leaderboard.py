@@ -306,7 +306,7 @@ def _differences(metrics: Measures, baseline: Measures, names: Iterable[str]) ->
 
 
 @dataclass(frozen=True)
-class Standing:
+class MeasuredDataset:
     """A data set: its protocols (boards) and the cells that stand on them; none: there are trials, but no result."""
 
     dataset: str
@@ -314,7 +314,7 @@ class Standing:
     cells: int
 
 
-def standings(session: Session, scope: int) -> list[Standing]:
+def measured_datasets(session: Session, scope: int) -> list[MeasuredDataset]:
     """Data sets by name, of a project or (`scope` 0) of all."""
     query = (
         select(ScoreBoard.dataset, func.count(ScoreBoard.id.distinct()), func.count(Score.id))
@@ -322,9 +322,9 @@ def standings(session: Session, scope: int) -> list[Standing]:
         .where(ScoreBoard.scope == scope)
         .group_by(ScoreBoard.dataset)
     )
-    found = {dataset: Standing(dataset, boards, cells) for dataset, boards, cells in session.execute(query)}
+    found = {dataset: MeasuredDataset(dataset, boards, cells) for dataset, boards, cells in session.execute(query)}
     names = sorted({*found, *_names(session, scope)})
-    return [found.get(name, Standing(name, 0, 0)) for name in names]
+    return [found.get(name, MeasuredDataset(name, 0, 0)) for name in names]
 
 
 def _names(session: Session, scope: int) -> Iterator[str]:
