@@ -4,7 +4,8 @@ import csv
 import io
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 
 @dataclass(frozen=True)
@@ -15,6 +16,10 @@ class Measured:
     std: float | None
     decimals: int
     best: bool = False
+
+    def times(self, factor: float) -> Self:
+        """The same in another unit."""
+        return replace(self, mean=self.mean * factor, std=None if self.std is None else self.std * factor)
 
     @property
     def parts(self) -> tuple[str, str | None]:

@@ -21,32 +21,21 @@ Values = Annotated[
 ]
 
 
-@verbs_app.command()
-@connected
-def pause(client: "Client", experiment_id: ExperimentId, as_json: Json = False) -> None:
-    """Take an experiment off the queue at once; its trials go on from their checkpoints after `ttsv resume`."""
-    _say(client.pause(experiment_id), as_json)
+def _action(name: str, help: str) -> None:
+    """Adds a command that calls the client's method of its name, with nothing but the experiment."""
+
+    def command(client: "Client", experiment_id: ExperimentId, as_json: Json = False) -> None:
+        _say(getattr(client, name)(experiment_id), as_json)
+
+    verbs_app.command(name, help=help)(connected(command))
 
 
-@verbs_app.command()
-@connected
-def resume(client: "Client", experiment_id: ExperimentId, as_json: Json = False) -> None:
-    """Put a paused experiment back into the queue."""
-    _say(client.resume(experiment_id), as_json)
-
-
-@verbs_app.command()
-@connected
-def stop(client: "Client", experiment_id: ExperimentId, as_json: Json = False) -> None:
-    """Drop the trials that wait and let those that run finish."""
-    _say(client.stop(experiment_id), as_json)
-
-
-@verbs_app.command()
-@connected
-def cancel(client: "Client", experiment_id: ExperimentId, as_json: Json = False) -> None:
-    """Cancel what is not final; running trials are killed."""
-    _say(client.cancel(experiment_id), as_json)
+_action(
+    "pause", "Take an experiment off the queue at once; its trials go on from their checkpoints after `ttsv resume`."
+)
+_action("resume", "Put a paused experiment back into the queue.")
+_action("stop", "Drop the trials that wait and let those that run finish.")
+_action("cancel", "Cancel what is not final; running trials are killed.")
 
 
 @verbs_app.command()
@@ -101,18 +90,8 @@ def reevaluate(
     _say(client.reevaluate(experiment_id, evaluation, name=name), as_json, quiet)
 
 
-@verbs_app.command()
-@connected
-def archive(client: "Client", experiment_id: ExperimentId, as_json: Json = False) -> None:
-    """Leave a final experiment out of lists and leaderboards."""
-    _say(client.archive(experiment_id), as_json)
-
-
-@verbs_app.command()
-@connected
-def unarchive(client: "Client", experiment_id: ExperimentId, as_json: Json = False) -> None:
-    """Take an experiment out of the archive."""
-    _say(client.unarchive(experiment_id), as_json)
+_action("archive", "Leave a final experiment out of lists and leaderboards.")
+_action("unarchive", "Take an experiment out of the archive.")
 
 
 @verbs_app.command()
@@ -154,13 +133,9 @@ def _say(experiment: "ExperimentOut", as_json: bool, quiet: bool = False) -> Non
         print_json(experiment)
         return
     counts = ", ".join(f"{count} {state.value}" for state, count in experiment.progress.trials.items() if count)
-    state = (
-        f"{experiment.state.value}, stopping"
-        if experiment.stopping and not experiment.finished_at
-        else experiment.state
-    )
+    stopping = ", stopping" if experiment.stopping and not experiment.finished_at else ""
     archived = ", archived" if experiment.archived_at else ""
-    typer.echo(f"experiment {experiment.id} is {state}{archived}: {counts or 'no trials'}")
+    typer.echo(f"experiment {experiment.id} is {experiment.state.value}{stopping}{archived}: {counts or 'no trials'}")
 
 
 def _split(text: str) -> tuple[str, str]:
