@@ -22,11 +22,10 @@ from service.database.engine import Database
 from service.errors import FieldProblem, NotFoundError, QueryError
 from service.experiments import store
 from service.leaderboards.cell_scores import EVERYONE
-from service.leaderboards.filters import Filters, GroupBy
-from service.leaderboards.leaderboard import Leaderboard, Question, leaderboard
+from service.leaderboards.filters import Filters, GroupBy, Position, Question
+from service.leaderboards.leaderboard import Leaderboard, leaderboard
 from service.leaderboards.metrics import HEADLINE, Metric
 from service.leaderboards.sheets import board_records, board_sheets
-from service.leaderboards.source import Position
 from service.paper.reference import references
 from service.schemas.leaderboards import LeaderboardOut
 from service.specs.grid import PRINTABLE

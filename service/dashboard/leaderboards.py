@@ -17,12 +17,11 @@ from service.dashboard.wording import short
 from service.errors import NotFoundError
 from service.experiments import store
 from service.leaderboards.cell_scores import EVERYONE
-from service.leaderboards.filters import Filters, GroupBy
-from service.leaderboards.leaderboard import Board, Question, leaderboard, measured_datasets
+from service.leaderboards.filters import Filters, GroupBy, Position, Question
+from service.leaderboards.leaderboard import Board, leaderboard, measured_datasets
 from service.leaderboards.metrics import HEADLINE, Metric
 from service.leaderboards.scatter import ScatterPlot, scatter_plot
 from service.leaderboards.sheets import FIELDS, board_sheets
-from service.leaderboards.source import Position
 from service.paper.presets import PAPER, Scale, presets
 from service.paper.reference import paper_table, references
 from service.paper.reproduction import reproduce

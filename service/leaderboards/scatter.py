@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 
 from sqlalchemy.orm import Session
 
-from service.leaderboards.leaderboard import Question, source_of
+from service.leaderboards.filters import Question
+from service.leaderboards.leaderboard import source_of
 from service.leaderboards.metrics import Metric
 from service.leaderboards.pareto import on_front
 from service.leaderboards.source import BoardKey, Entry, ScoreSource

@@ -4,8 +4,8 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
-from typing import Any, Protocol
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 from ray import tune
@@ -30,16 +30,30 @@ _MOST_REPEATS = 200
 _FINAL_WITH_VALUE = (TrialState.SUCCEEDED, TrialState.EARLY_STOPPED)
 
 
-class _Source(Protocol):
-    """Where points come from: an algorithm with its memory."""
+Point = dict[str, Any]
+"""A point of a search space: dotted path -> value."""
 
-    def next(self) -> tuple[str, dict[str, Any]]:
-        """A point and the name under which its outcome is told."""
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A point, the trial that tries it, and the name under which its algorithm is told the outcome."""
+
+    name: str
+    trial: PlannedTrial
+    point: Point
+
+
+class _Source:
+    """Where points come from: an algorithm, which may learn from what it is told."""
+
+    def next(self) -> tuple[str, Point]:
+        """A name and a point."""
+        raise NotImplementedError
 
     def tell(self, name: str, value: float | None) -> None:
         """What the point was worth; None where its trial gave nothing."""
 
-    def remember(self, point: dict[str, Any], value: float) -> None:
+    def remember(self, point: Point, value: float) -> None:
         """A point that an earlier driver tried."""
 
 
@@ -57,14 +71,14 @@ class SearchTrials(Searcher):
         base: dict[str, Any],
         history: Sequence[Tried],
         open_jobs: Sequence[Job],
-        add: Callable[[PlannedTrial, dict[str, Any]], Job],
+        add: Callable[[PlannedTrial, Point], Job],
     ) -> None:
         super().__init__(metric=search.metric, mode=search.direction)
         self._search, self._base, self._add = search, base, add
         self._planner = Planner("search")
         self._space = domains(search.space)
         self._open = list(open_jobs)
-        self._known = {tried.fingerprint for tried in history}
+        self._tried = {tried.fingerprint for tried in history}
         self._wanted = search.trials - len(history)
         self._source = _make_source(search, self._space, len(history))
         points = {tried.trial_id: tried.point for tried in history}
@@ -75,7 +89,7 @@ class SearchTrials(Searcher):
         self._names: dict[str, str] = {}
         self._trials: dict[str, int] = {}
         self._values: dict[str, float] = {}
-        self._waiting: tuple[str, PlannedTrial, dict[str, Any]] | None = None
+        self._waiting: _Candidate | None = None
         self._stopped = threading.Event()
         self.exhausted = False
         self.handed_out = 0
@@ -140,7 +154,7 @@ class SearchTrials(Searcher):
     def restore(self, checkpoint_path: str) -> None:
         """Restores nothing: a search is made anew from its rows."""
 
-    def _remember(self, point: dict[str, Any], value: float) -> None:
+    def _remember(self, point: Point, value: float) -> None:
         try:
             self._source.remember(point, value)
         except ValueError as error:
@@ -155,15 +169,15 @@ class SearchTrials(Searcher):
         if self._waiting is None:
             logger.warning("the search ends %d trials early: its space has no other point", self._wanted)
             return None
-        name, planned, point = self._waiting
-        job = self._add(planned, point)
+        new = self._waiting
+        job = self._add(new.trial, new.point)
         self._waiting = None
-        self._known.add(planned.fingerprint)
-        self._names[trial_id] = name
+        self._tried.add(new.trial.fingerprint)
+        self._names[trial_id] = new.name
         self._wanted -= 1
         return job
 
-    def _new_point(self) -> tuple[str, PlannedTrial, dict[str, Any]] | None:
+    def _new_point(self) -> _Candidate | None:
         for _ in range(_MOST_REPEATS):
             name, point = self._source.next()
             try:
@@ -171,8 +185,8 @@ class SearchTrials(Searcher):
             except ConfigError as error:
                 logger.warning("a point of the space cannot be tried: %s", error)
             else:
-                if planned.fingerprint not in self._known:
-                    return name, planned, point
+                if planned.fingerprint not in self._tried:
+                    return _Candidate(name, planned, point)
             self._source.tell(name, None)
         return None
 
@@ -189,7 +203,7 @@ def _make_source(search: Search, space: dict[str, Domain], tried: int) -> _Sourc
     return _Optuna(space, search, tried)
 
 
-class _Random:
+class _Random(_Source):
     """Independent points from Tune's own distributions.
 
     The i-th point follows from the seed and i alone: made anew, it comes across the points that were tried, which are
@@ -200,20 +214,14 @@ class _Random:
         self._space = {path: _tune_domain(domain) for path, domain in space.items()}
         self._domains, self._seed, self._count = space, seed, 0
 
-    def next(self) -> tuple[str, dict[str, Any]]:
+    def next(self) -> tuple[str, Point]:
         state = np.random.RandomState([self._seed, self._count])
         self._count += 1
         drawn = {path: domain.sample(random_state=state) for path, domain in self._space.items()}
         return str(self._count), _plain(drawn, self._domains)
 
-    def tell(self, name: str, value: float | None) -> None:
-        pass
 
-    def remember(self, point: dict[str, Any], value: float) -> None:
-        pass
-
-
-class _Optuna:
+class _Optuna(_Source):
     """Optuna through Tune's `OptunaSearch`.
 
     Made anew it draws with another seed: with the first one it would begin with the points it began with before.
@@ -226,7 +234,7 @@ class _Optuna:
             space=converted, metric=search.metric, mode=search.direction, seed=(search.seed + tried) % 2**32
         )
 
-    def next(self) -> tuple[str, dict[str, Any]]:
+    def next(self) -> tuple[str, Point]:
         self._count += 1
         name = str(self._count)
         drawn = self._searcher.suggest(name)
@@ -237,7 +245,7 @@ class _Optuna:
         result = None if value is None else {self._metric: value}
         self._searcher.on_trial_complete(name, result, error=value is None)
 
-    def remember(self, point: dict[str, Any], value: float) -> None:
+    def remember(self, point: Point, value: float) -> None:
         drawn = {
             path: _place(domain, point[path]) if domain.kind == "choice" else point[path]
             for path, domain in self._domains.items()
@@ -260,16 +268,15 @@ def _tune_domain(domain: Domain) -> TuneDomain:
     return made
 
 
-def _plain(drawn: dict[str, Any], space: dict[str, Domain]) -> dict[str, Any]:
+def _plain(drawn: Point, space: dict[str, Domain]) -> Point:
     """Values as JSON has them."""
-    return {
-        path: domain.values[int(drawn[path])]
-        if domain.kind == "choice"
-        else int(drawn[path])
-        if domain.kind == "int"
-        else float(drawn[path])
-        for path, domain in space.items()
-    }
+
+    def value(path: str, domain: Domain) -> Any:
+        if domain.kind == "choice":
+            return domain.values[int(drawn[path])]
+        return int(drawn[path]) if domain.kind == "int" else float(drawn[path])
+
+    return {path: value(path, domain) for path, domain in space.items()}
 
 
 def _place(domain: Domain, value: Any) -> int:

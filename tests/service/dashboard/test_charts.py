@@ -18,7 +18,8 @@ from service.database import now
 from service.database.engine import Database
 from service.experiments import submission
 from service.leaderboards import scatter as planes
-from service.leaderboards.leaderboard import MeasuredDataset, Question, measured_datasets
+from service.leaderboards.filters import Question
+from service.leaderboards.leaderboard import MeasuredDataset, measured_datasets
 from service.leaderboards.metrics import Metric
 from service.queue.leases import Lease
 from service.specs.grid import ExperimentSpec, expand_grid
