@@ -11,20 +11,19 @@ from fastapi.responses import HTMLResponse
 from service.api.http.authentication import Reader
 from service.api.http.dependencies import MAX_ID, Db
 from service.api.leaderboards import HEX, AskedBoards, answering
+from service.api.tables import AskedTable
 from service.dashboard.charts import Scatter, scatter
 from service.dashboard.rendering import PageRoute, Show
 from service.dashboard.wording import short
 from service.errors import NotFoundError
-from service.experiments import store
 from service.leaderboards.cell_scores import EVERYONE
 from service.leaderboards.filters import Filters, GroupBy, Position, Question
 from service.leaderboards.leaderboard import Board, leaderboard, measured_datasets
 from service.leaderboards.metrics import HEADLINE, Metric
 from service.leaderboards.scatter import ScatterPlot, scatter_plot
 from service.leaderboards.sheets import FIELDS, board_sheets
-from service.paper.presets import PAPER, Scale, presets
+from service.paper.presets import PAPER, presets
 from service.paper.reference import paper_table, references
-from service.paper.reproduction import reproduce
 from service.paper.sheets import table_sheet
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -127,40 +126,19 @@ def board(
 
 
 @router.get("/tables/{paper}/{name}")
-def table(
-    paper: Annotated[str, Path(max_length=64)],
-    name: Annotated[str, Path(max_length=64)],
-    show: Show,
-    database: Db,
-    who: Reader,
-    experiment: Annotated[int | None, Query(ge=1, le=MAX_ID)] = None,
-    scale: Scale = Scale.FULL,
-    protocol: Annotated[str | None, Query(pattern=HEX)] = None,
-) -> HTMLResponse:
+def table(show: Show, database: Db, who: Reader, asked: Annotated[AskedTable, Depends()]) -> HTMLResponse:
     """A table of the paper, what was printed beside what was measured."""
-    wanted = paper_table(paper, name)
-    smoke = scale is Scale.SMOKE and experiment is not None
-    with database.read() as session:
-        if experiment is not None:
-            store.get_experiment(session, experiment, project_id=who.project_id)
-        found = reproduce(
-            session,
-            wanted,
-            experiment_id=experiment,
-            smoke=smoke,
-            protocol=protocol,
-            scope=who.project_id or EVERYONE,
-        )
-    chosen = {"experiment": experiment, "scale": scale.value if smoke else None, "protocol": protocol}
+    found = asked.reproduce(database, who)
+    scale = asked.scale.value if asked.smoke else None
+    chosen = {"experiment": asked.experiment, "scale": scale, "protocol": asked.protocol}
     return show(
         "table.html",
         found=found,
         sheet=table_sheet(found),
-        paper=paper,
-        scale=scale,
-        smoke=smoke,
-        experiment=experiment,
-        downloads=_forms(f"/v1/tables/{quote(paper, safe='')}/{quote(name, safe='')}", chosen),
+        paper=asked.paper,
+        scale=asked.scale,
+        smoke=asked.smoke,
+        downloads=_forms(f"/v1/tables/{quote(asked.paper, safe='')}/{quote(asked.name, safe='')}", chosen),
     )
 
 
