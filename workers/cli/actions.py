@@ -1,4 +1,4 @@
-"""The verbs at the terminal: `ttsv pause`, `resume`, `stop`, `cancel`, `retry` and so on, and `ttsv events`."""
+"""Actions on experiments: `ttsv pause`, `resume`, `stop`, `cancel`, `retry` and so on, and `ttsv events`."""
 
 import json
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from service.client import Client
     from service.schemas.experiments import ExperimentOut
 
-verbs_app = typer.Typer()
+actions_app = typer.Typer()
 
 Name = Annotated[str | None, typer.Option(help="By default the experiment's own.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the new experiment's number alone.")]
@@ -27,7 +27,7 @@ def _action(name: str, help: str) -> None:
     def command(client: "Client", experiment_id: ExperimentId, as_json: Json = False) -> None:
         _say(getattr(client, name)(experiment_id), as_json)
 
-    verbs_app.command(name, help=help)(connected(command))
+    actions_app.command(name, help=help)(connected(command))
 
 
 _action(
@@ -38,7 +38,7 @@ _action("stop", "Drop the trials that wait and let those that run finish.")
 _action("cancel", "Cancel what is not final; running trials are killed.")
 
 
-@verbs_app.command()
+@actions_app.command()
 @connected
 def retry(
     client: "Client",
@@ -52,7 +52,7 @@ def retry(
     _say(client.retry(experiment_id, states), as_json)
 
 
-@verbs_app.command()
+@actions_app.command()
 @connected
 def extend(
     client: "Client",
@@ -66,7 +66,7 @@ def extend(
     _say(client.extend(experiment_id, grid=grid, repeat=repeat), as_json)
 
 
-@verbs_app.command()
+@actions_app.command()
 @connected
 def clone(
     client: "Client", experiment_id: ExperimentId, name: Name = None, quiet: Quiet = False, as_json: Json = False
@@ -75,7 +75,7 @@ def clone(
     _say(client.clone(experiment_id, name=name), as_json, quiet)
 
 
-@verbs_app.command()
+@actions_app.command()
 @connected
 def reevaluate(
     client: "Client",
@@ -94,7 +94,7 @@ _action("archive", "Leave a final experiment out of lists and leaderboards.")
 _action("unarchive", "Take an experiment out of the archive.")
 
 
-@verbs_app.command()
+@actions_app.command()
 @connected
 def update(
     client: "Client",
@@ -109,7 +109,7 @@ def update(
     _say(client.update(experiment_id, name=name, notes=notes, tags=tag or None, priority=priority), as_json)
 
 
-@verbs_app.command()
+@actions_app.command()
 @connected
 def events(
     client: "Client",

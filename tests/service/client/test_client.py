@@ -3,7 +3,6 @@
 import json
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -27,27 +26,6 @@ SPEC: dict[str, Any] = {
     "base": {"dataset": "digits", "model": "small-cnn"},
     "grid": {"seed": [0, 1, 2]},
 }
-
-
-@pytest.fixture
-def client(server: str) -> Iterator[Client]:
-    with Client(server) as client:
-        yield client
-
-
-@pytest.fixture
-def stored(sqlite_url: str) -> Iterator[Database]:
-    """The server's database."""
-    database = Database(sqlite_url)
-    yield database
-    database.close()
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Waits between two tries are a hundredth."""
-    sleep = time.sleep
-    monkeypatch.setattr("service.client.connection.time.sleep", lambda seconds: sleep(seconds / 100))
 
 
 class Proxy:

@@ -6,7 +6,6 @@ import math
 import random
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -102,26 +101,6 @@ def cut(server: str) -> Iterator[Callable[..., Cutter]]:
         cutter.listener.close()
         for thread in cutter.threads:
             thread.join(10)
-
-
-@pytest.fixture
-def client(server: str) -> Iterator[Client]:
-    with Client(server) as client:
-        yield client
-
-
-@pytest.fixture
-def stored(sqlite_url: str) -> Iterator[Database]:
-    database = Database(sqlite_url)
-    yield database
-    database.close()
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Waits between two tries are a hundredth."""
-    sleep = time.sleep
-    monkeypatch.setattr("service.client.connection.time.sleep", lambda seconds: sleep(seconds / 100))
 
 
 @pytest.fixture
