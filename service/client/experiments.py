@@ -11,7 +11,6 @@ import httpx2 as httpx
 from service.client.connection import Connection, checked, covers, idempotent, pause, query
 from service.client.errors import UnreachableError, refusal
 from service.client.streams import Feed
-from service.specs.states import OPEN_EXPERIMENTS
 from service.schemas.experiments import (
     DryRunOut,
     EventOut,
@@ -22,6 +21,7 @@ from service.schemas.experiments import (
     NewExperimentOut,
     SelectionPage,
 )
+from service.specs.states import OPEN_EXPERIMENTS
 
 _ROOT = "/v1/experiments"
 _ALL_BUT_SPEC = ",".join(name for name in ExperimentOut.model_fields if name != "spec")

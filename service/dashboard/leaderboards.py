@@ -15,7 +15,6 @@ from service.api.tables import AskedTable
 from service.dashboard.charts import Scatter, scatter
 from service.dashboard.rendering import PageRoute, Show
 from service.dashboard.wording import short
-from service.errors import NotFoundError
 from service.leaderboards.cell_scores import EVERYONE
 from service.leaderboards.filters import Filters, GroupBy, Position, Question
 from service.leaderboards.leaderboard import Board, leaderboard, measured_datasets
@@ -23,7 +22,7 @@ from service.leaderboards.metrics import HEADLINE, Metric
 from service.leaderboards.scatter import ScatterPlot, scatter_plot
 from service.leaderboards.sheets import FIELDS, board_sheets
 from service.paper.presets import PAPER, presets
-from service.paper.reference import paper_table, references
+from service.paper.reference import preset_table, references
 from service.paper.sheets import table_sheet
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -149,14 +148,8 @@ def _cells(board: Board) -> int:
 
 def _tables() -> list[tuple[str, str]]:
     """Address and title of every table of the paper."""
-    found = []
-    for preset in presets():
-        try:
-            table = paper_table(PAPER, preset.name.removeprefix(f"{PAPER}/"))
-        except NotFoundError:
-            continue
-        found.append((f"/tables/{PAPER}/{table.name}", f"{table.name}: {table.title}"))
-    return found
+    tables = filter(None, map(preset_table, presets()))
+    return [(f"/tables/{PAPER}/{table.name}", f"{table.name}: {table.title}") for table in tables]
 
 
 def _chart(plot: ScatterPlot | None, x: Metric, y: Metric, dataset: str) -> Scatter | None:
