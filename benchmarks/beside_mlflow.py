@@ -16,8 +16,8 @@ from benchmarks.fill import result_row
 from benchmarks.hosting import served
 from service.database.engine import Database
 from service.experiments.submission import Draft, submit
-from service.leaderboards.filters import Filters
-from service.leaderboards.leaderboard import Question, leaderboard
+from service.leaderboards.filters import Filters, Question
+from service.leaderboards.leaderboard import leaderboard
 from service.leaderboards.metrics import Metric
 from service.migrate import migrate
 from service.queue import driver_reads, leases

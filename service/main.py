@@ -8,6 +8,7 @@ from importlib.metadata import version
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.routing import APIRoute
 
+from service import dashboard
 from service.access.keys import refuse_without_keys
 from service.api import (
     artifacts,
@@ -28,7 +29,6 @@ from service.api.http.body import BodyGuard
 from service.api.http.dependencies import known_parameters_only
 from service.api.http.middleware import HeadAsGet, HostGuard
 from service.api.http.observability import Observatory, RequestObserver
-from service.dashboard import site
 from service.database.engine import Database
 from service.experiments.subscriptions import Watching
 from service.settings import Settings
@@ -68,7 +68,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.watching = Watching(database)
     app.state.observatory = Observatory(database)
     app.add_middleware(HeadAsGet)
-    app.add_middleware(BodyGuard, max_bytes=settings.max_body_bytes, forms=site.FORMS)
+    app.add_middleware(BodyGuard, max_bytes=settings.max_body_bytes, forms=dashboard.FORMS)
     app.add_middleware(HostGuard, settings=settings)
     app.add_middleware(RequestObserver, observatory=app.state.observatory)  # the outermost of the API
     problems.install(app)
@@ -88,7 +88,7 @@ def create_app(settings: Settings) -> FastAPI:
         app.include_router(_summarised(module.router), dependencies=[Depends(known_parameters_only)])
     for open_to_all in (health, observability):
         app.include_router(_summarised(open_to_all.router))
-    site.install(app)
+    dashboard.install(app)
     return app
 
 

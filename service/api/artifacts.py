@@ -7,7 +7,7 @@ from fastapi import APIRouter, Header, Path, Request, Response
 from fastapi.responses import FileResponse
 
 from service.api.http.authentication import Reader
-from service.api.http.dependencies import MAX_ID, UNCHANGED, Answer, Config, Db, TrialId, is_known
+from service.api.http.dependencies import MAX_ID, UNCHANGED, Answer, Config, Db, TrialId, etag_matches
 from service.api.http.problems import RESPONSES, problem, refusals
 from service.api.openapi_examples.experiments import shown
 from service.api.openapi_examples.trials import ARTIFACTS
@@ -73,7 +73,7 @@ def download(
         "X-Content-Type-Options": "nosniff",
         "Content-Security-Policy": "sandbox; default-src 'none'; style-src 'unsafe-inline'",
     }
-    if if_none_match is not None and is_known(if_none_match, tag):
+    if if_none_match is not None and etag_matches(if_none_match, tag):
         return Response(status_code=304, headers=headers)
     if byte_range is not None:
         kept = _satisfiable(byte_range, artifact.size)

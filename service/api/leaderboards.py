@@ -3,24 +3,29 @@
 import base64
 import json
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Query, Response
+from sqlalchemy.orm import Session
 
+from service.access.security import Principal
 from service.api.http.authentication import Reader
 from service.api.http.dependencies import MAX_ID, Cursor, Db
 from service.api.http.formats import AskedFormat, forms
 from service.api.http.problems import RESPONSES, refusals
 from service.api.http.query_filters import Rank
 from service.api.openapi_examples.leaderboards import LEADERBOARD, LEADERBOARD_TEXT
+from service.database.engine import Database
 from service.errors import FieldProblem, NotFoundError, QueryError
 from service.experiments import store
 from service.leaderboards.cell_scores import EVERYONE
-from service.leaderboards.filters import Filters, GroupBy
-from service.leaderboards.leaderboard import Leaderboard, Question, leaderboard
+from service.leaderboards.filters import Filters, GroupBy, Position, Question
+from service.leaderboards.leaderboard import Leaderboard, leaderboard
 from service.leaderboards.metrics import HEADLINE, Metric
 from service.leaderboards.sheets import board_records, board_sheets
-from service.leaderboards.source import Position
 from service.paper.reference import references
 from service.schemas.leaderboards import LeaderboardOut
 from service.specs.grid import PRINTABLE
@@ -28,32 +33,92 @@ from ttsv.data.catalog import DatasetName
 
 router = APIRouter(prefix="/v1/leaderboards", tags=["leaderboards"], responses=RESPONSES | refusals(406))
 
-_HEX = r"^[0-9a-f]{64}$"
+HEX = r"^[0-9a-f]{64}$"
 _NAMES = r"^[a-z0-9_]+(,[a-z0-9_]+)*$"
 Text = Annotated[str | None, Query(max_length=200, pattern=PRINTABLE)]
 
 
-def asked_filters(
-    experiment: Annotated[int | None, Query(ge=1, le=MAX_ID, description="Only this experiment's trials.")] = None,
-    tag: Annotated[str | None, Query(max_length=64, pattern=PRINTABLE, description="Of experiments.")] = None,
-    model: Text = None,
-    layer: Text = None,
-    constraint: Text = None,
-    rank: Annotated[Rank | None, Query(description="`none`: not decomposed.")] = None,
-    protocol: Annotated[str | None, Query(pattern=_HEX, description="Only this protocol's board.")] = None,
-    min_seeds: Annotated[int, Query(ge=1, le=1_000_000, description="Cells with as many results at least.")] = 1,
-) -> Filters:
+@dataclass(frozen=True, kw_only=True)
+class AskedFilters(Filters):
     """The filters of a request."""
-    return Filters(
-        experiment_id=experiment,
-        tag=tag,
-        model=model,
-        layer=layer,
-        constraint=constraint,
-        rank=rank,
-        protocol=protocol,
-        min_seeds=min_seeds,
-    )
+
+    experiment_id: Annotated[
+        int | None, Query(alias="experiment", ge=1, le=MAX_ID, description="Only this experiment's trials.")
+    ] = None
+    tag: Annotated[str | None, Query(max_length=64, pattern=PRINTABLE, description="Of experiments.")] = None
+    model: Text = None
+    layer: Text = None
+    constraint: Text = None
+    rank: Annotated[Rank | None, Query(description="`none`: not decomposed.")] = None
+    protocol: Annotated[str | None, Query(pattern=HEX, description="Only this protocol's board.")] = None
+    min_seeds: Annotated[int, Query(ge=1, le=1_000_000, description="Cells with as many results at least.")] = 1
+
+
+AskedBoards = Annotated[AskedFilters, Depends()]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Ranking:
+    """What rows are ranked by, what they show, and which of them are wanted."""
+
+    metric: Annotated[Metric, Query(description="What the rows are ranked by.")] = Metric.ACCURACY
+    metrics: Annotated[
+        str | None,
+        Query(
+            max_length=1000,
+            pattern=_NAMES,
+            description=f"Metrics to be shown, separated by commas; all: every one; by default {', '.join(HEADLINE)}.",
+        ),
+    ] = None
+    group_by: Annotated[GroupBy | None, Query(description="Only the best cell of every value of this field.")] = None
+    pareto: Annotated[
+        str | None,
+        Query(
+            max_length=1000,
+            pattern=_NAMES,
+            description="Two or more metrics: marks the cells that no other beats in all of them.",
+            examples=["accuracy,compression"],
+        ),
+    ] = None
+    baseline: Annotated[
+        str | None, Query(pattern=HEX, description="A cell: every row's differences to it are given.")
+    ] = None
+    limit: Annotated[int, Query(ge=1, le=1000, description="At most so many rows of every board.")] = 100
+    cursor: Cursor = None
+
+    def question(self, dataset: str, filters: Filters, scope: int) -> Question:
+        """The question to the leaderboards; raises `QueryError`."""
+        front = _metrics("pareto", self.pareto)
+        if len(front) == 1:
+            raise QueryError([FieldProblem("pareto", "name two metrics or more, separated by commas")])
+        if self.cursor is not None and (filters.protocol is None or self.group_by is not None):
+            fix = "a cursor is of one board: name its protocol too"
+            fix = fix if self.group_by is None else "leave out group_by, or this"
+            raise QueryError([FieldProblem("cursor", fix)])
+        shown = () if self.metrics == "all" else _metrics("metrics", self.metrics)
+        return Question(
+            dataset=dataset,
+            metric=self.metric,
+            columns=HEADLINE if self.metrics is None else shown,
+            filters=filters,
+            limit=self.limit,
+            after=None if self.cursor is None else _decoded(self.cursor, self.metric),
+            group_by=self.group_by,
+            front=front,
+            baseline=self.baseline,
+            scope=scope,
+        )
+
+
+@contextmanager
+def answering(database: Database, who: Principal, question: Question) -> Iterator[Session]:
+    """A session that answers a question. Raises `NotFoundError` where there is no such data set or experiment."""
+    if fix := DatasetName().fix(question.dataset):
+        raise NotFoundError(f"there is no data set {question.dataset!r}: the name {fix}")
+    with database.read() as session:
+        if question.filters.experiment_id is not None:
+            store.get_experiment(session, question.filters.experiment_id, project_id=who.project_id)
+        yield session
 
 
 @router.get(
@@ -66,32 +131,9 @@ def show(
     dataset: Annotated[str, Path(max_length=200, examples=["digits"])],
     database: Db,
     who: Reader,
+    ranking: Annotated[_Ranking, Depends()],
     asked: Annotated[AskedFormat, Depends()],
-    filters: Annotated[Filters, Depends(asked_filters)],
-    metric: Annotated[Metric, Query(description="What the rows are ranked by.")] = Metric.ACCURACY,
-    metrics: Annotated[
-        str | None,
-        Query(
-            max_length=1000,
-            pattern=_NAMES,
-            description=f"Metrics to be shown, separated by commas; all: every one; by default {', '.join(HEADLINE)}.",
-        ),
-    ] = None,
-    group_by: Annotated[GroupBy | None, Query(description="Only the best cell of every value of this field.")] = None,
-    pareto: Annotated[
-        str | None,
-        Query(
-            max_length=1000,
-            pattern=_NAMES,
-            description="Two or more metrics: marks the cells that no other beats in all of them.",
-            examples=["accuracy,compression"],
-        ),
-    ] = None,
-    baseline: Annotated[
-        str | None, Query(pattern=_HEX, description="A cell: every row's differences to it are given.")
-    ] = None,
-    limit: Annotated[int, Query(ge=1, le=1000, description="At most so many rows of every board.")] = 100,
-    cursor: Cursor = None,
+    filters: AskedBoards,
 ) -> Response:
     """Cells ranked by the mean over their seeds, one board per protocol: other protocols' numbers are shown apart.
 
@@ -99,34 +141,14 @@ def show(
     once counts with its newest result; early-stopped trials, invalid results and archived experiments do not
     count. As JSON, CSV, Markdown or LaTeX, by `format` or Accept.
     """
-    if fix := DatasetName().fix(dataset):
-        raise NotFoundError(f"there is no data set {dataset!r}: the name {fix}")
-    front = _metrics("pareto", pareto)
-    if len(front) == 1:
-        raise QueryError([FieldProblem("pareto", "name two metrics or more, separated by commas")])
-    if cursor is not None and (filters.protocol is None or group_by is not None):
-        fix = "a cursor is of one board: name its protocol too" if group_by is None else "leave out group_by, or this"
-        raise QueryError([FieldProblem("cursor", fix)])
-    question = Question(
-        dataset=dataset,
-        metric=metric,
-        columns=HEADLINE if metrics is None else () if metrics == "all" else _metrics("metrics", metrics),
-        filters=filters,
-        limit=limit,
-        after=None if cursor is None else _decoded(cursor, metric),
-        group_by=group_by,
-        front=front,
-        baseline=baseline,
-        scope=who.project_id or EVERYONE,
-    )
-    with database.read() as session:
-        if filters.experiment_id is not None:
-            store.get_experiment(session, filters.experiment_id, project_id=who.project_id)
+    question = ranking.question(dataset, filters, who.project_id or EVERYONE)
+    with answering(database, who, question) as session:
         found = leaderboard(session, question, references)
-    wanted = tuple(m for m in Metric if metrics not in (None, "all") and (m == metric or m in question.columns))
+    chosen = () if ranking.metrics in (None, "all") else (ranking.metric, *question.columns)
+    wanted = tuple(metric for metric in Metric if metric in chosen)
     return asked.answer(
         lambda: _plain(found, question),
-        lambda: board_sheets(found, dataset, metric, wanted),
+        lambda: board_sheets(found, dataset, ranking.metric, wanted),
         lambda: board_records(found, wanted),
     )
 
@@ -141,8 +163,7 @@ def _plain(found: Leaderboard, question: Question) -> dict[str, Any]:
 def _metrics(field: str, names: str | None) -> tuple[Metric, ...]:
     """The metrics that a parameter names; raises `QueryError`."""
     listed = list(dict.fromkeys(names.split(","))) if names else []
-    known = set(Metric)
-    if unknown := [name for name in listed if name not in known]:
+    if unknown := [name for name in listed if name not in set(Metric)]:
         fix = f"there is no metric {unknown[0]!r}; there are {', '.join(Metric)}"
         if "all" in unknown and field == "metrics":
             fix = "`all` stands alone: it has every metric"

@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Depends, Query, Response
 from fastapi.responses import StreamingResponse
+from sqlalchemy.orm import Session
 
 from service.api.http.authentication import Reader
 from service.api.http.dependencies import Config, Db, ExperimentId, TrialId, Watched
@@ -19,9 +21,6 @@ from service.experiments import logs, store
 from service.experiments.subscriptions import Watching
 
 router = APIRouter(prefix="/v1", tags=["logs"], responses=RESPONSES)
-
-Tail = Annotated[int, Query(ge=0, le=100_000, description="So many lines of its end, 4 MiB at most.")]
-Follow = Annotated[bool, Query(description="Go on with what is written, until the end.")]
 
 _TEXT: dict[int | str, dict[str, Any]] = {
     200: {"description": "The log", "content": {"text/plain": {"schema": {"type": "string"}, "example": LOG}}}
@@ -35,67 +34,62 @@ _HEADERS = {
 _LOOK_SECONDS = 0.5
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """Who asks for how much of a log."""
+
+    who: Reader
+    database: Db
+    settings: Config
+    watching: Watched
+    tail: Annotated[int, Query(ge=0, le=100_000, description="So many lines of its end, 4 MiB at most.")] = 1000
+    follow: Annotated[bool, Query(description="Go on with what is written, until the end.")] = False
+
+    def answer(self, what: str, find: Callable[[Path], Path | None], is_open: Callable[[Session], bool]) -> Response:
+        """The end of the log that `find` names, or all that is still to come; raises `NotFoundError`."""
+
+        def ended() -> bool:
+            with self.database.read() as session:
+                return not is_open(session)
+
+        def newest() -> Path | None:
+            return find(self.settings.data_dir)
+
+        final, path = ended(), newest()
+        if path is None and (final or not self.follow):
+            raise NotFoundError(f"{what} has no log; one is written as soon as it runs")
+        if self.follow:
+            return StreamingResponse(_follow(self.watching, newest, ended, self.tail), headers=_HEADERS)
+        assert path is not None
+        return Response(logs.tail(path, self.tail)[0], headers=_HEADERS)
+
+
+Asked = Annotated[_Asked, Depends()]
+
+
 @router.get("/trials/{trial_id}/logs", operation_id="getTrialLog", response_class=Response, responses=_TEXT)
-def of_trial(
-    trial_id: TrialId,
-    who: Reader,
-    database: Db,
-    settings: Config,
-    watching: Watched,
-    tail: Tail = 1000,
-    follow: Follow = False,
-) -> Response:
+def of_trial(trial_id: TrialId, asked: Asked) -> Response:
     """The log of a trial's newest attempt. With `follow` it goes on until the trial is final, through all attempts."""
 
-    def ended() -> bool:
-        with database.read() as session:
-            return store.get_trial(session, trial_id, project_id=who.project_id).state not in OPEN_TRIALS
+    def is_open(session: Session) -> bool:
+        return store.get_trial(session, trial_id, project_id=asked.who.project_id).state in OPEN_TRIALS
 
-    return _answer(
-        watching, f"trial {trial_id}", lambda: logs.trial_log(settings.data_dir, trial_id), ended, tail, follow
-    )
+    return asked.answer(f"trial {trial_id}", lambda folder: logs.trial_log(folder, trial_id), is_open)
 
 
 @router.get(
     "/experiments/{experiment_id}/logs", operation_id="getExperimentLog", response_class=Response, responses=_TEXT
 )
-def of_experiment(
-    experiment_id: ExperimentId,
-    who: Reader,
-    database: Db,
-    settings: Config,
-    watching: Watched,
-    tail: Tail = 1000,
-    follow: Follow = False,
-) -> Response:
+def of_experiment(experiment_id: ExperimentId, asked: Asked) -> Response:
     """The log of the process that ran the experiment last. With `follow` it goes on until the experiment is final."""
 
-    def ended() -> bool:
-        with database.read() as session:
-            found = store.get_experiment(session, experiment_id, project_id=who.project_id)
-            return found.state not in OPEN_EXPERIMENTS
+    def is_open(session: Session) -> bool:
+        found = store.get_experiment(session, experiment_id, project_id=asked.who.project_id)
+        return found.state in OPEN_EXPERIMENTS
 
-    def path() -> Path | None:
-        return logs.experiment_log(settings.data_dir, experiment_id)
-
-    return _answer(watching, f"experiment {experiment_id}", path, ended, tail, follow)
-
-
-def _answer(
-    watching: Watching,
-    what: str,
-    find: Callable[[], Path | None],
-    ended: Callable[[], bool],
-    lines: int,
-    follow: bool,
-) -> Response:
-    final, path = ended(), find()
-    if path is None and (final or not follow):
-        raise NotFoundError(f"{what} has no log; one is written as soon as it runs")
-    if follow:
-        return StreamingResponse(_follow(watching, find, ended, lines), headers=_HEADERS)
-    assert path is not None
-    return Response(logs.tail(path, lines)[0], headers=_HEADERS)
+    return asked.answer(
+        f"experiment {experiment_id}", lambda folder: logs.experiment_log(folder, experiment_id), is_open
+    )
 
 
 async def _follow(

@@ -1,6 +1,7 @@
-"""A typed client of the API, blocking (`Client`) or by asyncio (`AsyncClient`): what `ttsv` and notebooks use."""
+"""A typed client of the API: what `ttsv` and notebooks use."""
 
-from service.client.asynchronous import AsyncClient
+from service.client.access import Access
+from service.client.boards import Boards
 from service.client.errors import (
     ApiError,
     ChangedError,
@@ -13,11 +14,11 @@ from service.client.errors import (
     QuotaError,
     UnreachableError,
 )
-from service.client.sync import Client
+from service.client.experiments import Experiments
+from service.client.trials import Trials
 
 __all__ = [
     "ApiError",
-    "AsyncClient",
     "ChangedError",
     "Client",
     "ConflictError",
@@ -29,3 +30,11 @@ __all__ = [
     "QuotaError",
     "UnreachableError",
 ]
+
+
+class Client(Experiments, Trials, Boards, Access):
+    """Talks to one service. Requests that were not answered are sent again: each is safe to repeat.
+
+    `url` and `key` are by default those of `TTSV_URL` and `TTSV_KEY`. `retries` is how often a request is sent again
+    where no connection, no answer, or a 502, 503 or 504 came. Use as a context manager. Methods raise `ApiError`.
+    """

@@ -1,112 +1,107 @@
-"""Requests about leaderboards, the paper's tables and its presets."""
+"""Leaderboards, the paper's tables and its presets."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypedDict, Unpack
+from urllib.parse import quote
 
-import httpx2 as httpx
-
-from service.client.calls import Call, Paged, covers, joined, parsed, parsed_list, query, segment, text
+from service.client.connection import Connection, checked, covers
 from service.schemas.experiments import PresetOut
 from service.schemas.leaderboards import LeaderboardOut, RowOut, TableOut
 
 
-@covers("getLeaderboard")
-def leaderboard(
-    dataset: str,
-    *,
-    metric: str = "accuracy",
-    metrics: str | Sequence[str] | None = None,
-    experiment_id: int | None = None,
-    tag: str | None = None,
-    model: str | None = None,
-    layer: str | None = None,
-    constraint: str | None = None,
-    rank: float | str | None = None,
-    protocol: str | None = None,
-    min_seeds: int | None = None,
-    group_by: str | None = None,
-    pareto: str | Sequence[str] | None = None,
-    baseline: str | None = None,
-    limit: int | None = None,
-    cursor: str | None = None,
-) -> Call[LeaderboardOut]:
-    """The leaderboards of a data set, one per protocol, ranked by the mean of `metric` over seeds.
+class BoardQuestion(TypedDict, total=False):
+    """What may be asked of a data set's leaderboards; what is None is left to the service.
 
-    `metrics` are those to be shown (`all`: every one), `pareto` two or more whose front is marked, `baseline` the cell
-    to which differences are given, `group_by` a field of whose values only the best cell is kept.
+    `metric` is what rows are ranked by (by default the accuracy), `metrics` are those to be shown (`all`: every one),
+    `pareto` two or more whose front is marked, `baseline` the cell to which differences are given, `group_by` a field
+    of whose values only the best cell is kept. `rank` is a number or `none`.
     """
-    params = query(
-        metric=metric,
-        metrics=joined(metrics),
-        experiment=experiment_id,
-        tag=tag,
-        model=model,
-        layer=layer,
-        constraint=constraint,
-        rank=rank,
-        protocol=protocol,
-        min_seeds=min_seeds,
-        group_by=group_by,
-        pareto=joined(pareto),
-        baseline=baseline,
-        limit=limit,
-        cursor=cursor,
-    )
-    return Call("GET", f"/v1/leaderboards/{segment(dataset)}", parsed(LeaderboardOut), params=params)
+
+    metric: str
+    metrics: str | Sequence[str] | None
+    experiment_id: int | None
+    tag: str | None
+    model: str | None
+    layer: str | None
+    constraint: str | None
+    rank: float | str | None
+    protocol: str | None
+    min_seeds: int | None
+    group_by: str | None
+    pareto: str | Sequence[str] | None
+    baseline: str | None
+    limit: int | None
+    cursor: str | None
 
 
-@covers("getLeaderboard")
-def leaderboard_text(dataset: str, *, format: str, standalone: bool = False, **asked: Any) -> Call[str]:
-    """Leaderboards as `csv`, `markdown` or `latex` (`standalone`: a whole document); `asked` as of `leaderboard`."""
-    return _as_text(leaderboard(dataset, **asked), format, standalone)
+class TableQuestion(TypedDict, total=False):
+    """Which trials a table of the paper is made from: of an experiment, of a scale, under a protocol."""
+
+    experiment_id: int | None
+    scale: str | None
+    protocol: str | None
 
 
-@covers("getLeaderboard")
-def board_rows(dataset: str, protocol: str, **asked: Any) -> Paged[RowOut]:
-    """All rows of one board, best first; pages are fetched as they are needed; `asked` as of `leaderboard`."""
-    first = leaderboard(dataset, protocol=protocol, **asked)
-    return Paged(first, lambda page: page.boards[0].rows if page.boards else (), _next_of_board)
+class Boards(Connection):
+    """Asks for leaderboards, tables and presets."""
+
+    @covers("getLeaderboard")
+    def leaderboard(self, dataset: str, **question: Unpack[BoardQuestion]) -> LeaderboardOut:
+        """The leaderboards of a data set, one per protocol, ranked by the mean of a metric over seeds."""
+        return self._get(LeaderboardOut, _board(dataset), **_asked(BoardQuestion, question))
+
+    @covers("getLeaderboard")
+    def leaderboard_text(
+        self, dataset: str, *, format: str, standalone: bool = False, **question: Unpack[BoardQuestion]
+    ) -> str:
+        """Leaderboards as `csv`, `markdown` or `latex` (`standalone`: a whole document)."""
+        asked = _asked(BoardQuestion, question)
+        return self._text(_board(dataset), **asked, format=format, standalone=standalone or None)
+
+    @covers("getLeaderboard")
+    def board_rows(self, dataset: str, protocol: str, **question: Any) -> Iterator[RowOut]:
+        """All rows of one board, best first; pages are fetched as they are needed; `question` as of `leaderboard`."""
+        while boards := self.leaderboard(dataset, protocol=protocol, **question).boards:
+            yield from boards[0].rows
+            question["cursor"] = boards[0].next
+            if boards[0].next is None:
+                return
+
+    @covers("getTable")
+    def table(self, name: str, **question: Unpack[TableQuestion]) -> TableOut:
+        """A table of the paper (`senderovich2022/table2`), the printed values beside ours."""
+        return self._get(TableOut, f"/v1/tables/{quote(name, safe=':/')}", **_asked(TableQuestion, question))
+
+    @covers("getTable")
+    def table_text(self, name: str, *, format: str, standalone: bool = False, **question: Unpack[TableQuestion]) -> str:
+        """The same as `csv`, `markdown` or `latex`."""
+        asked = _asked(TableQuestion, question)
+        path = f"/v1/tables/{quote(name, safe=':/')}"
+        return self._text(path, **asked, format=format, standalone=standalone or None)
+
+    @covers("listPresets")
+    def presets(self) -> list[PresetOut]:
+        """The tables and figures of the paper that can be asked for."""
+        return self._list(PresetOut, "/v1/presets")
+
+    @covers("getPreset")
+    def preset(self, name: str, *, scale: str = "full", protocol: str = "code") -> dict[str, Any]:
+        """A preset as a spec, to be changed and submitted."""
+        path = f"/v1/presets/{quote(name, safe=':/')}"
+        spec: dict[str, Any] = self._send("GET", path, params={"scale": scale, "protocol": protocol}).json()
+        return spec
 
 
-@covers("getTable")
-def table(
-    name: str, *, experiment_id: int | None = None, scale: str | None = None, protocol: str | None = None
-) -> Call[TableOut]:
-    """A table of the paper (`senderovich2022/table2`), the printed values beside ours."""
-    params = query(experiment=experiment_id, scale=scale, protocol=protocol)
-    paper, _, rest = name.partition("/")
-    return Call("GET", f"/v1/tables/{segment(paper)}/{segment(rest)}", parsed(TableOut), params=params)
+def _board(dataset: str) -> str:
+    return f"/v1/leaderboards/{quote(dataset, safe=':')}"
 
 
-@covers("getTable")
-def table_text(name: str, *, format: str, standalone: bool = False, **asked: Any) -> Call[str]:
-    """The same as `csv`, `markdown` or `latex`; `asked` as of `table`."""
-    return _as_text(table(name, **asked), format, standalone)
+def _asked(kind: type, question: BoardQuestion | TableQuestion) -> dict[str, Any]:
+    """A question as parameters of the API."""
+    asked = checked(kind, question)
+    asked["experiment"] = asked.pop("experiment_id", None)
+    return asked | {name: _joined(asked.get(name)) for name in ("metrics", "pareto")}
 
 
-@covers("listPresets")
-def presets() -> Call[list[PresetOut]]:
-    """The tables and figures of the paper that can be asked for."""
-    return Call("GET", "/v1/presets", parsed_list(PresetOut))
-
-
-@covers("getPreset")
-def preset(name: str, *, scale: str = "full", protocol: str = "code") -> Call[dict[str, Any]]:
-    """A preset as a spec, to be changed and submitted."""
-    path = "/v1/presets/" + "/".join(segment(part) for part in name.split("/"))
-    return Call("GET", path, _plain, params=query(scale=scale, protocol=protocol))
-
-
-def _as_text(call: Call[Any], format: str, standalone: bool) -> Call[str]:
-    asked = call.asking(format=format, standalone=standalone or None)
-    return Call(asked.method, asked.path, text, params=asked.params)
-
-
-def _plain(response: httpx.Response) -> dict[str, Any]:
-    found: dict[str, Any] = response.json()
-    return found
-
-
-def _next_of_board(page: LeaderboardOut) -> Mapping[str, Any] | None:
-    following = page.boards[0].next if page.boards else None
-    return None if following is None else {"cursor": following}
+def _joined(names: str | Iterable[str] | None) -> str | None:
+    return names if names is None or isinstance(names, str) else ",".join(names)

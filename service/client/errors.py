@@ -56,20 +56,14 @@ class DamagedError(RuntimeError):
 
 
 _CLASSES: dict[int, type[ApiError]] = {
-    400: InvalidError,
+    **dict.fromkeys((400, 413, 415, 422), InvalidError),
     401: KeyRefusedError,
     403: ForbiddenError,
-    404: MissingError,
+    **dict.fromkeys((404, 410), MissingError),
     409: ConflictError,
-    410: MissingError,
     412: ChangedError,
-    413: InvalidError,
-    415: InvalidError,
-    422: InvalidError,
     429: QuotaError,
-    502: UnreachableError,
-    503: UnreachableError,
-    504: UnreachableError,
+    **dict.fromkeys((502, 503, 504), UnreachableError),
 }
 
 

@@ -1,216 +1,267 @@
-"""Requests about experiments: posting, looking, and what can be done with them."""
+"""Experiments: posting, looking, following, and what can be done with them."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, TypedDict, Unpack
+from urllib.parse import quote
 
 import httpx2 as httpx
-from pydantic import TypeAdapter
 
-from service.client.calls import Call, Paged, by_cursor, by_number, covers, idempotent, parsed, query, segment
-from service.schemas.experiments import DryRunOut, EventOut, EventPage, ExperimentOut, ExperimentPage, NewExperimentOut
+from service.client.connection import Connection, checked, covers, idempotent, pause, query
+from service.client.errors import UnreachableError, refusal
+from service.client.streams import Feed
+from service.schemas.experiments import (
+    DryRunOut,
+    EventOut,
+    EventPage,
+    ExperimentOut,
+    ExperimentPage,
+    ExperimentUpdate,
+    NewExperimentOut,
+    SelectionPage,
+)
+from service.specs.states import OPEN_EXPERIMENTS
 
 _ROOT = "/v1/experiments"
 _ALL_BUT_SPEC = ",".join(name for name in ExperimentOut.model_fields if name != "spec")
-_Experiment = Call[ExperimentOut]
 
 
-@covers("createExperiment")
-def submit(spec: dict[str, Any], *, idempotency_key: str | None = None) -> Call[NewExperimentOut]:
-    """Posts an experiment; sent again after a lost answer it is still stored once."""
-    return Call("POST", _ROOT, parsed(NewExperimentOut), json=spec, headers=idempotent(idempotency_key))
+class ExperimentQuestion(TypedDict, total=False):
+    """Which experiments are wanted, and by what they are sorted.
 
-
-@covers("createExperiment")
-def dry_run(spec: dict[str, Any]) -> Call[DryRunOut]:
-    """What a spec would become: its trials with sizes, steps and times. Nothing is stored."""
-    return Call("POST", _ROOT, parsed(DryRunOut), params=query(dry_run=True), json=spec)
-
-
-@covers("createPresetExperiment")
-def submit_preset(
-    name: str, *, scale: str = "full", protocol: str = "code", idempotency_key: str | None = None
-) -> _Experiment:
-    """Posts one of the paper's tables or figures by its name (`senderovich2022/table2`)."""
-    params = query(scale=scale, protocol=protocol)
-    path = f"/v1/presets/{_preset(name)}"
-    return Call("POST", path, parsed(ExperimentOut), params=params, headers=idempotent(idempotency_key))
-
-
-@covers("createPresetExperiment")
-def dry_run_preset(name: str, *, scale: str = "full", protocol: str = "code") -> Call[DryRunOut]:
-    """What a preset would become."""
-    params = query(scale=scale, protocol=protocol, dry_run=True)
-    return Call("POST", f"/v1/presets/{_preset(name)}", parsed(DryRunOut), params=params)
-
-
-@covers("getExperiment")
-def experiment(experiment_id: int) -> _Experiment:
-    """One experiment with its progress."""
-    return Call("GET", f"{_ROOT}/{experiment_id}", parsed(ExperimentOut))
-
-
-@covers("listExperiments")
-def experiments(
-    *,
-    state: str | Sequence[str] | None = None,
-    tag: str | Sequence[str] | None = None,
-    name: str | None = None,
-    owner: str | None = None,
-    created_after: datetime | str | None = None,
-    created_before: datetime | str | None = None,
-    archived: str | None = None,
-    sort: str | None = None,
-    specs: bool = True,
-    page_size: int | None = None,
-) -> Paged[ExperimentOut]:
-    """All experiments, newest first or as `sort` says; pages are fetched as they are needed.
-
-    `name` is part of a name, `tag` are tags that all must be there, `archived` is `false`, `true` or `any`. Without
-    `specs` their `spec` is empty: quicker where grids are large.
+    `name` is part of a name, `tag` are tags that all must be there, `archived` is `false`, `true` or `any`.
     """
-    params = query(
-        state=state,
-        tag=tag,
-        name=name,
-        owner=owner,
-        created_after=created_after,
-        created_before=created_before,
-        archived=archived,
-        sort=sort,
-        limit=page_size,
-        fields=None if specs else _ALL_BUT_SPEC,
-    )
-    read = parsed(ExperimentPage) if specs else _page_without_specs
-    return Paged(Call("GET", _ROOT, read, params=params), lambda page: page.items, by_cursor)
+
+    state: str | Sequence[str] | None
+    tag: str | Sequence[str] | None
+    name: str | None
+    owner: str | None
+    created_after: datetime | str | None
+    created_before: datetime | str | None
+    archived: str | None
+    sort: str | None
 
 
-@covers("pauseExperiment")
-def pause(experiment_id: int) -> _Experiment:
-    """Takes an experiment off the queue at once, until it is resumed."""
-    return _verb(experiment_id, "pause")
+class Experiments(Connection):
+    """Posts experiments, asks about them and changes them."""
 
+    @covers("createExperiment")
+    def submit(self, spec: dict[str, Any], *, idempotency_key: str | None = None) -> NewExperimentOut:
+        """Posts an experiment; sent again after a lost answer it is still stored once."""
+        return self._post(NewExperimentOut, _ROOT, spec, headers=idempotent(idempotency_key))
 
-@covers("resumeExperiment")
-def resume(experiment_id: int) -> _Experiment:
-    """Puts a paused experiment back into the queue."""
-    return _verb(experiment_id, "resume")
+    @covers("createExperiment")
+    def dry_run(self, spec: dict[str, Any]) -> DryRunOut:
+        """What a spec would become: its trials with sizes, steps and times. Nothing is stored."""
+        return self._post(DryRunOut, _ROOT, spec, params=query(dry_run=True))
 
+    @covers("createPresetExperiment")
+    def submit_preset(
+        self, name: str, *, scale: str = "full", protocol: str = "code", idempotency_key: str | None = None
+    ) -> ExperimentOut:
+        """Posts one of the paper's tables or figures by its name (`senderovich2022/table2`)."""
+        params = query(scale=scale, protocol=protocol)
+        return self._post(ExperimentOut, _preset(name), params=params, headers=idempotent(idempotency_key))
 
-@covers("stopExperiment")
-def stop(experiment_id: int) -> _Experiment:
-    """Drops the trials that wait and lets those that run finish."""
-    return _verb(experiment_id, "stop")
+    @covers("createPresetExperiment")
+    def dry_run_preset(self, name: str, *, scale: str = "full", protocol: str = "code") -> DryRunOut:
+        """What a preset would become."""
+        return self._post(DryRunOut, _preset(name), params=query(scale=scale, protocol=protocol, dry_run=True))
 
+    @covers("getExperiment")
+    def experiment(self, experiment_id: int) -> ExperimentOut:
+        """One experiment with its progress."""
+        return self._get(ExperimentOut, f"{_ROOT}/{experiment_id}")
 
-@covers("cancelExperiment")
-def cancel(experiment_id: int) -> _Experiment:
-    """Cancels what is not final; running trials are killed."""
-    return _verb(experiment_id, "cancel")
+    @covers("listExperiments")
+    def experiments(
+        self, *, specs: bool = True, page_size: int | None = None, **question: Unpack[ExperimentQuestion]
+    ) -> Iterator[ExperimentOut]:
+        """All experiments, newest first or as `sort` says; pages are fetched as they are needed.
 
+        Without `specs` their `spec` is empty: quicker where grids are large.
+        """
+        asked = checked(ExperimentQuestion, question) | {"limit": page_size}
+        if specs:
+            return self._pages(ExperimentPage.model_validate_json, _ROOT, **asked)
+        found = self._pages(SelectionPage.model_validate_json, _ROOT, **asked, fields=_ALL_BUT_SPEC)
+        return (ExperimentOut.model_validate(item | {"spec": {}}) for item in found)
 
-@covers("archiveExperiment")
-def archive(experiment_id: int) -> _Experiment:
-    """Leaves a final experiment out of lists and leaderboards."""
-    return _verb(experiment_id, "archive")
+    @covers("pauseExperiment")
+    def pause(self, experiment_id: int) -> ExperimentOut:
+        """Takes an experiment off the queue at once, until it is resumed."""
+        return self._act(experiment_id, "pause")
 
+    @covers("resumeExperiment")
+    def resume(self, experiment_id: int) -> ExperimentOut:
+        """Puts a paused experiment back into the queue."""
+        return self._act(experiment_id, "resume")
 
-@covers("unarchiveExperiment")
-def unarchive(experiment_id: int) -> _Experiment:
-    """Takes an experiment out of the archive."""
-    return _verb(experiment_id, "unarchive")
+    @covers("stopExperiment")
+    def stop(self, experiment_id: int) -> ExperimentOut:
+        """Drops the trials that wait and lets those that run finish."""
+        return self._act(experiment_id, "stop")
 
+    @covers("cancelExperiment")
+    def cancel(self, experiment_id: int) -> ExperimentOut:
+        """Cancels what is not final; running trials are killed."""
+        return self._act(experiment_id, "cancel")
 
-@covers("retryExperiment")
-def retry(experiment_id: int, states: Sequence[str] = ("failed",)) -> _Experiment:
-    """Runs the trials of these states again: `failed`, `diverged`, `cancelled`."""
-    return _verb(experiment_id, "retry", {"states": list(states)})
+    @covers("archiveExperiment")
+    def archive(self, experiment_id: int) -> ExperimentOut:
+        """Leaves a final experiment out of lists and leaderboards."""
+        return self._act(experiment_id, "archive")
 
+    @covers("unarchiveExperiment")
+    def unarchive(self, experiment_id: int) -> ExperimentOut:
+        """Takes an experiment out of the archive."""
+        return self._act(experiment_id, "unarchive")
 
-@covers("extendExperiment")
-def extend(
-    experiment_id: int,
-    *,
-    grid: dict[str, list[Any]] | None = None,
-    variants: Sequence[dict[str, Any]] = (),
-    trials: Sequence[dict[str, Any]] = (),
-    repeat: int | None = None,
-    idempotency_key: str | None = None,
-) -> _Experiment:
-    """Adds values to the grid's axes, variants, trials or seeds; what is there is not run again."""
-    additions = {"grid": grid or {}, "variants": list(variants), "trials": list(trials), "repeat": repeat}
-    return _verb(experiment_id, "extend", additions, idempotent(idempotency_key))
+    @covers("retryExperiment")
+    def retry(self, experiment_id: int, states: Sequence[str] = ("failed",)) -> ExperimentOut:
+        """Runs the trials of these states again: `failed`, `diverged`, `cancelled`."""
+        return self._act(experiment_id, "retry", {"states": list(states)})
 
+    @covers("extendExperiment")
+    def extend(
+        self,
+        experiment_id: int,
+        *,
+        grid: dict[str, list[Any]] | None = None,
+        variants: Sequence[dict[str, Any]] = (),
+        trials: Sequence[dict[str, Any]] = (),
+        repeat: int | None = None,
+        idempotency_key: str | None = None,
+    ) -> ExperimentOut:
+        """Adds values to the grid's axes, variants, trials or seeds; what is there is not run again."""
+        additions = {"grid": grid or {}, "variants": list(variants), "trials": list(trials), "repeat": repeat}
+        return self._act(experiment_id, "extend", additions, headers=idempotent(idempotency_key))
 
-@covers("cloneExperiment")
-def clone(experiment_id: int, *, name: str | None = None, idempotency_key: str | None = None) -> _Experiment:
-    """Posts an experiment's spec once more, by default under the same name."""
-    return _verb(experiment_id, "clone", {"name": name}, idempotent(idempotency_key))
+    @covers("cloneExperiment")
+    def clone(
+        self, experiment_id: int, *, name: str | None = None, idempotency_key: str | None = None
+    ) -> ExperimentOut:
+        """Posts an experiment's spec once more, by default under the same name."""
+        return self._act(experiment_id, "clone", {"name": name}, headers=idempotent(idempotency_key))
 
+    @covers("reevaluateExperiment")
+    def reevaluate(
+        self,
+        experiment_id: int,
+        evaluation: dict[str, Any],
+        *,
+        name: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> ExperimentOut:
+        """Posts an experiment that evaluates another's networks anew and trains nothing."""
+        body = {"evaluation": evaluation, "name": name}
+        return self._act(experiment_id, "re-evaluate", body, headers=idempotent(idempotency_key))
 
-@covers("reevaluateExperiment")
-def reevaluate(
-    experiment_id: int,
-    evaluation: dict[str, Any],
-    *,
-    name: str | None = None,
-    idempotency_key: str | None = None,
-) -> _Experiment:
-    """Posts an experiment that evaluates another's networks anew and trains nothing."""
-    body = {"evaluation": evaluation, "name": name}
-    return _verb(experiment_id, "re-evaluate", body, idempotent(idempotency_key))
+    @covers("updateExperiment")
+    def update(
+        self,
+        experiment_id: int,
+        *,
+        name: str | None = None,
+        notes: str | None = None,
+        tags: Sequence[str] | None = None,
+        priority: int | None = None,
+        revision: int | None = None,
+    ) -> ExperimentOut:
+        """Changes what is given; refused (`ChangedError`) if a `revision` is given and it is at another one."""
+        body = {"name": name, "notes": notes, "tags": None if tags is None else list(tags), "priority": priority}
+        answer = self._send(
+            "PATCH",
+            f"{_ROOT}/{experiment_id}",
+            json=body,
+            headers={} if revision is None else {"If-Match": f'"{revision}"'},
+            repeatable=revision is None,  # the change itself makes the next revision
+        )
+        return ExperimentOut.model_validate_json(answer.content)
 
+    @covers("listExperimentEvents", "listEvents")
+    def events(
+        self,
+        experiment_id: int | None = None,
+        *,
+        kind: str | Sequence[str] | None = None,
+        after: int | None = None,
+        sort: str | None = None,
+    ) -> Iterator[EventOut]:
+        """What happened to one experiment, or to any: after event `after`, oldest first (`sort` "-id": newest first).
 
-@covers("updateExperiment")
-def update(
-    experiment_id: int,
-    *,
-    name: str | None = None,
-    notes: str | None = None,
-    tags: Sequence[str] | None = None,
-    priority: int | None = None,
-    revision: int | None = None,
-) -> _Experiment:
-    """Changes what is given; refused (`ChangedError`) if a `revision` is given and it is at another one."""
-    body = {"name": name, "notes": notes, "tags": None if tags is None else list(tags), "priority": priority}
-    return Call(
-        "PATCH",
-        f"{_ROOT}/{experiment_id}",
-        parsed(ExperimentOut),
-        json=body,
-        headers={} if revision is None else {"If-Match": f'"{revision}"'},
-        repeatable=revision is None,  # the change itself makes the next revision
-    )
+        Pages are fetched as needed. `kind` is one of `service.experiments.events.EventKind`, or several.
+        """
+        path = "/v1/events" if experiment_id is None else f"{_ROOT}/{experiment_id}/events"
+        read = EventPage.model_validate_json
+        return self._pages(read, path, "after", kind=kind, after=after, sort=sort, limit=1000)
 
+    @covers("streamExperiment")
+    def follow(
+        self, experiment_id: int, *, after: int = 0, events: bool = True
+    ) -> Iterator[ExperimentUpdate | EventOut]:
+        """An experiment's progress whenever it changes and, with `events`, each event past number `after` once.
 
-@covers("listExperimentEvents", "listEvents")
-def events(
-    experiment_id: int | None = None,
-    *,
-    kind: str | Sequence[str] | None = None,
-    after: int | None = None,
-    sort: str | None = None,
-) -> Paged[EventOut]:
-    """What happened to one experiment, or to any: after event `after`, oldest first (`sort` "-id": newest first).
+        Ends when the experiment is final. A stream that breaks is taken up where it was, `retries` times in a row.
+        """
+        feed = Feed(after)
+        path, params = f"{_ROOT}/{experiment_id}/stream", query(events=events)
+        failures = 0
+        while not feed.ended:
+            try:
+                with self._stream(path, params=params, headers=feed.headers) as answer:
+                    if not answer.is_success:
+                        raise refusal(answer)
+                    feed.begin()
+                    if answer.status_code == 204:  # final, and all events known: its last word is its own
+                        feed.ended = True
+                        yield ExperimentUpdate.model_validate(self.experiment(experiment_id))
+                    for line in answer.iter_lines():
+                        if (item := feed.take(line)) is not None:
+                            failures = 0
+                            yield item
+            except httpx.TransportError as error:
+                if failures >= self._retries:
+                    raise self._no_answer(error) from error
+            except UnreachableError:
+                if failures >= self._retries:
+                    raise
+            if not feed.ended:
+                time.sleep(pause(failures))
+                failures += 1
 
-    Pages are fetched as needed. `kind` is one of `service.experiments.events.EventKind`, or several.
-    """
-    path = "/v1/events" if experiment_id is None else f"{_ROOT}/{experiment_id}/events"
-    first = Call("GET", path, parsed(EventPage), params=query(kind=kind, after=after, sort=sort, limit=1000))
-    return Paged(first, lambda page: page.items, by_number)
+    def watch(self, experiment_id: int, *, every: float = 1.0) -> Iterator[ExperimentOut]:
+        """The experiment whenever it changes, until it is final; the last one given is.
 
+        By server-sent events; where these do not come through it is asked for `every` so many seconds.
+        """
+        shown = self.experiment(experiment_id)
+        yield shown
+        try:
+            for update in self.follow(experiment_id, events=False):
+                # The last word is the experiment's own: a search may have added trials meanwhile.
+                if isinstance(update, ExperimentUpdate) and update.state in OPEN_EXPERIMENTS:
+                    changes = {"state": update.state, "error": update.error, "progress": update.progress}
+                    changed = shown.model_copy(update=changes)
+                    if changed != shown:
+                        shown = changed
+                        yield shown
+        except UnreachableError:  # something between us lets no streams through, perhaps; else asking says so
+            pass
+        while shown.state in OPEN_EXPERIMENTS:
+            found = self.experiment(experiment_id)
+            if found != shown:
+                shown = found
+                yield shown
+            if shown.state in OPEN_EXPERIMENTS:
+                time.sleep(every)
 
-def _verb(
-    experiment_id: int, verb: str, body: dict[str, Any] | None = None, headers: dict[str, str] | None = None
-) -> _Experiment:
-    return Call("POST", f"{_ROOT}/{experiment_id}/{verb}", parsed(ExperimentOut), json=body, headers=headers or {})
+    def _act(
+        self, experiment_id: int, action: str, body: dict[str, Any] | None = None, **options: Any
+    ) -> ExperimentOut:
+        return self._post(ExperimentOut, f"{_ROOT}/{experiment_id}/{action}", body, **options)
 
 
 def _preset(name: str) -> str:
-    return "/".join(segment(part) for part in name.split("/"))
-
-
-def _page_without_specs(response: httpx.Response) -> ExperimentPage:
-    page = response.json()
-    items = TypeAdapter(list[ExperimentOut]).validate_python([item | {"spec": {}} for item in page["items"]])
-    return ExperimentPage(items=items, next=page["next"])
+    return f"/v1/presets/{quote(name, safe=':/')}"

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from service.schemas.experiments import EventOut, ExperimentOut, ExperimentUpdate
+from service.schemas.experiments import EventOut, ExperimentUpdate
 
 
 @dataclass
@@ -52,9 +52,3 @@ class Feed:
             return EventOut.model_validate_json(data)
         self.ended = name == "end"
         return ExperimentUpdate.model_validate_json(data)
-
-
-def updated(experiment: ExperimentOut, update: ExperimentUpdate) -> ExperimentOut:
-    """The experiment as the update has it."""
-    changes = {"state": update.state, "error": update.error, "progress": update.progress}
-    return experiment.model_copy(update=changes)

@@ -1,8 +1,15 @@
-"""Requests about trials: their configurations, results, epochs, spectra, logs and files."""
+"""Trials: their configurations, results, epochs, spectra, logs and files."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
-from service.client.calls import Call, Paged, Text, by_cursor, by_number, covers, parsed, query, text
+import httpx2 as httpx
+
+from service.client.connection import Connection, checked, covers
+from service.client.downloads import Download
+from service.client.frames import epoch_frame, result_frame
 from service.schemas.experiments import (
     ArtifactList,
     ArtifactOut,
@@ -15,97 +22,123 @@ from service.schemas.experiments import (
     TrialPage,
 )
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 _MAX_TAIL = 100_000
 
 
-@covers("listTrials", "listAllTrials")
-def trials(
-    experiment_id: int | None = None,
-    *,
-    state: str | Sequence[str] | None = None,
-    dataset: str | None = None,
-    model: str | None = None,
-    layer: str | None = None,
-    constraint: str | None = None,
-    rank: float | str | None = None,
-    seed: int | None = None,
-    cell: str | None = None,
-    failure: str | None = None,
-    sort: str | None = None,
-    page_size: int = 1000,
-) -> Paged[TrialOut]:
-    """An experiment's trials in the grid's order, or those of all experiments; pages are fetched as they are needed.
+class TrialQuestion(TypedDict, total=False):
+    """Which trials are wanted, and by what they are sorted.
 
-    The others choose among them: `rank` is a number or `none`, `failure` the class of what went wrong.
+    `rank` is a number or `none`, `failure` the class of what went wrong, `cell` the fingerprint without the seed.
     """
-    params = query(
-        state=state,
-        dataset=dataset,
-        model=model,
-        layer=layer,
-        constraint=constraint,
-        rank=rank,
-        seed=seed,
-        cell=cell,
-        failure=failure,
-        sort=sort,
-        limit=page_size,
-    )
-    path = "/v1/trials" if experiment_id is None else f"/v1/experiments/{experiment_id}/trials"
-    return Paged(Call("GET", path, parsed(TrialPage), params=params), lambda page: page.items, by_cursor)
+
+    state: str | Sequence[str] | None
+    dataset: str | None
+    model: str | None
+    layer: str | None
+    constraint: str | None
+    rank: float | str | None
+    seed: int | None
+    cell: str | None
+    failure: str | None
+    sort: str | None
 
 
-@covers("getTrial")
-def trial(trial_id: int) -> Call[TrialDetailOut]:
-    """One trial with its epochs, protocol, layers and files."""
-    return Call("GET", f"/v1/trials/{trial_id}", parsed(TrialDetailOut))
+class Trials(Connection):
+    """Asks about trials."""
 
+    @covers("listTrials", "listAllTrials")
+    def trials(
+        self, experiment_id: int | None = None, *, page_size: int = 1000, **question: Unpack[TrialQuestion]
+    ) -> Iterator[TrialOut]:
+        """An experiment's trials in the grid's order, or those of all experiments, fetched as they are needed."""
+        path = "/v1/trials" if experiment_id is None else f"/v1/experiments/{experiment_id}/trials"
+        asked = checked(TrialQuestion, question)
+        return self._pages(TrialPage.model_validate_json, path, limit=page_size, **asked)
 
-@covers("getTrialResult")
-def result(trial_id: int) -> Call[ResultDetailOut]:
-    """A succeeded trial's result with its protocol, what its evaluations recorded, and where it ran."""
-    return Call("GET", f"/v1/trials/{trial_id}/result", parsed(ResultDetailOut))
+    @covers("getTrial")
+    def trial(self, trial_id: int) -> TrialDetailOut:
+        """One trial with its epochs, protocol, layers and files."""
+        return self._get(TrialDetailOut, f"/v1/trials/{trial_id}")
 
+    @covers("getTrialResult")
+    def result(self, trial_id: int) -> ResultDetailOut:
+        """A succeeded trial's result with its protocol, what its evaluations recorded, and where it ran."""
+        return self._get(ResultDetailOut, f"/v1/trials/{trial_id}/result")
 
-@covers("getTrialSpectra")
-def spectra(trial_id: int) -> Call[SpectraOut]:
-    """The singular values of a succeeded trial's layers."""
-    return Call("GET", f"/v1/trials/{trial_id}/spectra", parsed(SpectraOut))
+    @covers("getTrialSpectra")
+    def spectra(self, trial_id: int) -> SpectraOut:
+        """The singular values of a succeeded trial's layers."""
+        return self._get(SpectraOut, f"/v1/trials/{trial_id}/spectra")
 
+    @covers("listTrialMetrics")
+    def epochs(self, trial_id: int, *, after: int = 0, points: int | None = None) -> Iterator[EpochOut]:
+        """A trial's epochs past `after`, in order; with `points` so many of them that draw the same curves."""
+        path = f"/v1/trials/{trial_id}/metrics"
+        return self._pages(MetricsPage.model_validate_json, path, "after", after=after, points=points, limit=1000)
 
-@covers("listTrialMetrics")
-def epochs(trial_id: int, *, after: int = 0, points: int | None = None) -> Paged[EpochOut]:
-    """A trial's epochs past `after`, in order; with `points` so many of them that draw the same curves."""
-    params = query(after=after, points=points, limit=1000)
-    first = Call("GET", f"/v1/trials/{trial_id}/metrics", parsed(MetricsPage), params=params)
-    return Paged(first, lambda page: page.items, by_number)
+    @covers("listTrialArtifacts")
+    def artifacts(self, trial_id: int) -> list[ArtifactOut]:
+        """The files that a trial left, with sizes and SHA-256; `download` fetches them."""
+        return self._get(ArtifactList, f"/v1/trials/{trial_id}/artifacts").items
 
+    @covers("getTrialLog")
+    def trial_log(self, trial_id: int, *, tail: int = 1000) -> str:
+        """The last lines of the log of a trial's newest attempt."""
+        return self._text(f"/v1/trials/{trial_id}/logs", tail=min(tail, _MAX_TAIL))
 
-@covers("listTrialArtifacts")
-def artifacts(trial_id: int) -> Call[list[ArtifactOut]]:
-    """The files that a trial left, with sizes and SHA-256; `download` fetches them."""
-    return Call("GET", f"/v1/trials/{trial_id}/artifacts", lambda answer: parsed(ArtifactList)(answer).items)
+    @covers("getExperimentLog")
+    def experiment_log(self, experiment_id: int, *, tail: int = 1000) -> str:
+        """The last lines of the log of the process that ran an experiment last."""
+        return self._text(f"/v1/experiments/{experiment_id}/logs", tail=min(tail, _MAX_TAIL))
 
+    @covers("getTrialLog")
+    def follow_trial_log(self, trial_id: int, *, tail: int = 1000) -> Iterator[str]:
+        """A trial's log as it is written, through all attempts, until the trial is final."""
+        return self._pieces(f"/v1/trials/{trial_id}/logs", tail=min(tail, _MAX_TAIL), follow=True)
 
-@covers("getTrialLog")
-def trial_log(trial_id: int, *, tail: int = 1000) -> Call[str]:
-    """The last lines of the log of a trial's newest attempt."""
-    return Call("GET", f"/v1/trials/{trial_id}/logs", text, params=query(tail=min(tail, _MAX_TAIL)))
+    @covers("getExperimentLog")
+    def follow_experiment_log(self, experiment_id: int, *, tail: int = 1000) -> Iterator[str]:
+        """An experiment's log as it is written, until the experiment is final."""
+        return self._pieces(f"/v1/experiments/{experiment_id}/logs", tail=min(tail, _MAX_TAIL), follow=True)
 
+    @covers("getArtifact")
+    def download(self, artifact: ArtifactOut, target: str | Path) -> Path:
+        """Fetches a file of a trial into a file or folder, and checks its SHA-256; the path where it is.
 
-@covers("getExperimentLog")
-def experiment_log(experiment_id: int, *, tail: int = 1000) -> Call[str]:
-    """The last lines of the log of the process that ran an experiment last."""
-    return Call("GET", f"/v1/experiments/{experiment_id}/logs", text, params=query(tail=min(tail, _MAX_TAIL)))
+        A download that broke off, in an earlier call too, goes on where it was. Raises `DamagedError`.
+        """
+        failures = 0
+        with Download(artifact, Path(target)) as download:
+            while not download.done:
+                have = download.size
+                try:
+                    with self._stream(download.path, headers=download.headers) as answer:
+                        if answer.is_success:
+                            download.begin(answer)
+                            for chunk in answer.iter_bytes():
+                                download.write(chunk)
+                        outcome: httpx.Response | httpx.TransportError = answer
+                except httpx.TransportError as error:
+                    outcome = error
+                if not download.done:
+                    failures = 0 if download.size > have else failures
+                    time.sleep(self._pause_after(outcome, failures))
+                    failures += 1
+            return download.finish()
 
+    def results(
+        self, experiment_id: int | None = None, *, dataset: str | None = None, state: str | None = None
+    ) -> "pd.DataFrame":
+        """One row per trial of an experiment, or of a data set over all experiments, indexed by the trial's id.
 
-@covers("getTrialLog")
-def follow_trial_log(trial_id: int, *, tail: int = 1000) -> Text:
-    """A trial's log as it is written, through all attempts, until the trial is final."""
-    return Text(f"/v1/trials/{trial_id}/logs", query(tail=min(tail, _MAX_TAIL), follow=True))
+        Columns: its state, its configuration by dotted path (`training.lr`) and every metric of its result, NaN where
+        it has none.
+        """
+        return result_frame(self.trials(experiment_id, dataset=dataset, state=state))
 
-
-@covers("getExperimentLog")
-def follow_experiment_log(experiment_id: int, *, tail: int = 1000) -> Text:
-    """An experiment's log as it is written, until the experiment is final."""
-    return Text(f"/v1/experiments/{experiment_id}/logs", query(tail=min(tail, _MAX_TAIL), follow=True))
+    def metrics(self, trial_id: int) -> "pd.DataFrame":
+        """One row per epoch of a trial, indexed by its number."""
+        return epoch_frame(self.epochs(trial_id))

@@ -12,7 +12,7 @@ from service.dashboard.rendering import PageRoute, PageSize, Show
 from service.database import OPEN_EXPERIMENTS, Experiment, ExperimentState, TrialState
 from service.experiments import store
 from service.experiments.events import list_events
-from service.experiments.listing import list_experiments, list_trials
+from service.experiments.listing import TrialFilter, list_experiments, list_trials
 from service.experiments.logs import experiment_log, tail
 from service.schemas.experiments import ExperimentOut, ExperimentProgress
 from service.schemas.field_selection import Fields
@@ -104,15 +104,12 @@ def experiment(
         next=trials.next,
         sort=sort,
         states=list(TrialState),
-        filtered=any(getattr(which, name) not in (None, ()) for name in _FILTERS),
+        filtered=replace(which, project_id=None, states=tuple(which.states)) != TrialFilter(),
         events=events,
         newest_event=events[0].id if events else 0,
         log=tail(path, _LOG_LINES)[0].decode("utf-8", errors="replace") if path else None,
         most_spec=_MOST_SPEC,
     )
-
-
-_FILTERS = ("states", "dataset", "model", "layer", "constraint", "rank", "seed", "cell", "failure")
 
 
 def shares(progress: ExperimentProgress) -> list[Share]:

@@ -1,5 +1,6 @@
 """The pages of leaderboards and of the paper's tables."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 from urllib.parse import quote, urlencode
@@ -9,31 +10,25 @@ from fastapi.responses import HTMLResponse
 
 from service.api.http.authentication import Reader
 from service.api.http.dependencies import MAX_ID, Db
-from service.api.leaderboards import asked_filters
+from service.api.leaderboards import HEX, AskedBoards, answering
+from service.api.tables import AskedTable
 from service.dashboard.charts import Scatter, scatter
 from service.dashboard.rendering import PageRoute, Show
 from service.dashboard.wording import short
-from service.errors import NotFoundError
-from service.experiments import store
 from service.leaderboards.cell_scores import EVERYONE
-from service.leaderboards.filters import Filters, GroupBy
-from service.leaderboards.leaderboard import Board, Question, leaderboard, standings
+from service.leaderboards.filters import Filters, GroupBy, Position, Question
+from service.leaderboards.leaderboard import Board, leaderboard, measured_datasets
 from service.leaderboards.metrics import HEADLINE, Metric
-from service.leaderboards.scatter import Plane, plane
-from service.leaderboards.sheets import board_sheets
-from service.leaderboards.source import Position
-from service.paper.presets import PAPER, Scale, presets
-from service.paper.reference import paper_table, references
-from service.paper.reproduction import reproduce
+from service.leaderboards.scatter import ScatterPlot, scatter_plot
+from service.leaderboards.sheets import FIELDS, board_sheets
+from service.paper.presets import PAPER, presets
+from service.paper.reference import preset_table, references
 from service.paper.sheets import table_sheet
-from ttsv.data.catalog import DatasetName
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
-_HEX = r"^[0-9a-f]{64}$"
 _BY_TITLE = {metric.reading.title: metric for metric in Metric}
 _FEW_CELLS = 2000
-_ID = Annotated[int | None, Query(ge=1, le=MAX_ID)]
 
 
 @dataclass(frozen=True)
@@ -48,8 +43,33 @@ class Download:
 def every(show: Show, database: Db, who: Reader) -> HTMLResponse:
     """The data sets, and the tables of the paper."""
     with database.read() as session:
-        found = standings(session, who.project_id or EVERYONE)
-    return show("leaderboards.html", standings=found, tables=_tables())
+        found = measured_datasets(session, who.project_id or EVERYONE)
+    return show("leaderboards.html", datasets=found, tables=_tables())
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Wanted:
+    """What a data set's page shows. `mean` and `tie` say after which row the page of one protocol's board begins.
+
+    `draw`: the scatter plot of x and y with its Pareto front; by default where few cells have to be read for it.
+    """
+
+    metric: Metric = Metric.ACCURACY
+    column: Annotated[list[Metric] | None, Query(max_length=len(Metric))] = None
+    x: Metric = Metric.COMPRESSION
+    y: Metric | None = None
+    draw: bool | None = None
+    group_by: GroupBy | None = None
+    baseline: Annotated[str | None, Query(pattern=HEX)] = None
+    limit: Annotated[int, Query(ge=1, le=200)] = 30
+    mean: Annotated[float | None, Query(allow_inf_nan=False)] = None
+    tie: Annotated[int | None, Query(ge=0, le=MAX_ID)] = None
+
+    def after(self, filters: Filters) -> Position | None:
+        """Where the page before ended, if this is a page of one board."""
+        if self.mean is None or self.tie is None or filters.protocol is None or self.group_by is not None:
+            return None
+        return Position(self.mean, self.tie)
 
 
 @router.get("/leaderboards/{dataset}")
@@ -58,45 +78,29 @@ def board(
     show: Show,
     database: Db,
     who: Reader,
-    filters: Annotated[Filters, Depends(asked_filters)],
-    metric: Metric = Metric.ACCURACY,
-    column: Annotated[list[Metric] | None, Query(max_length=len(Metric))] = None,
-    x: Metric = Metric.COMPRESSION,
-    y: Metric | None = None,
-    draw: bool | None = None,
-    group_by: GroupBy | None = None,
-    baseline: Annotated[str | None, Query(pattern=_HEX)] = None,
-    limit: Annotated[int, Query(ge=1, le=200)] = 30,
-    mean: Annotated[float | None, Query(allow_inf_nan=False)] = None,
-    tie: Annotated[int | None, Query(ge=0, le=MAX_ID)] = None,
+    filters: AskedBoards,
+    wanted: Annotated[_Wanted, Depends()],
 ) -> HTMLResponse:
-    """A data set's boards. `mean` and `tie` say after which row the page of one protocol's board begins.
-
-    `draw`: the plane of x and y with its Pareto front; by default where few cells have to be read for it.
-    """
-    if fix := DatasetName().fix(dataset):
-        raise NotFoundError(f"there is no data set {dataset!r}: the name {fix}")
-    y = y or metric
-    paged = mean is not None and tie is not None and filters.protocol is not None and group_by is None
+    """A data set's boards."""
+    metric, x, y = wanted.metric, wanted.x, wanted.y or wanted.metric
+    columns = tuple(wanted.column or ())
     question = Question(
         dataset=dataset,
         metric=metric,
-        columns=tuple(column or HEADLINE),
+        columns=columns or HEADLINE,
         filters=filters,
-        limit=limit,
-        after=Position(mean, tie) if paged and mean is not None and tie is not None else None,
-        group_by=group_by,
-        baseline=baseline,
+        limit=wanted.limit,
+        after=wanted.after(filters),
+        group_by=wanted.group_by,
+        baseline=wanted.baseline,
         scope=who.project_id or EVERYONE,
     )
-    with database.read() as session:
-        if filters.experiment_id is not None:
-            store.get_experiment(session, filters.experiment_id, project_id=who.project_id)
+    with answering(database, who, question) as session:
         found = leaderboard(session, question, references)
         cells = max(map(_cells, found.boards), default=0)
-        drawn = x is not y and (cells <= _FEW_CELLS if draw is None else draw)
-        points = plane(session, question, x, y) if drawn else None
-    sheets = board_sheets(found, dataset, metric, tuple(column or ()))
+        drawn = x is not y and (cells <= _FEW_CELLS if wanted.draw is None else wanted.draw)
+        plot = scatter_plot(session, question, x, y) if drawn else None
+    sheets = board_sheets(found, dataset, metric, columns)
     return show(
         "leaderboard.html",
         dataset=dataset,
@@ -104,57 +108,36 @@ def board(
         boards=list(zip(found.boards, sheets, strict=False)),
         metric=metric,
         metrics=list(Metric),
-        columns=list(column or HEADLINE),
+        columns=question.columns,
         by_title=_BY_TITLE,
         x=x,
         y=y,
         cells=cells,
         drawn=drawn,
-        plane=points,
-        scatter=_scatter(points, x, y, dataset),
+        plot=plot,
+        chart=_chart(plot, x, y, dataset),
         filters=filters,
-        group_by=group_by,
+        group_by=wanted.group_by,
         groups=list(GroupBy),
-        baseline=baseline,
-        downloads=_downloads(dataset, question, column, (x, y) if x is not y else ()),
+        baseline=wanted.baseline,
+        downloads=_downloads(question, columns, (x, y) if x is not y else ()),
     )
 
 
 @router.get("/tables/{paper}/{name}")
-def table(
-    paper: Annotated[str, Path(max_length=64)],
-    name: Annotated[str, Path(max_length=64)],
-    show: Show,
-    database: Db,
-    who: Reader,
-    experiment: _ID = None,
-    scale: Scale = Scale.FULL,
-    protocol: Annotated[str | None, Query(pattern=_HEX)] = None,
-) -> HTMLResponse:
+def table(show: Show, database: Db, who: Reader, asked: Annotated[AskedTable, Depends()]) -> HTMLResponse:
     """A table of the paper, what was printed beside what was measured."""
-    wanted = paper_table(paper, name)
-    smoke = scale is Scale.SMOKE and experiment is not None
-    with database.read() as session:
-        if experiment is not None:
-            store.get_experiment(session, experiment, project_id=who.project_id)
-        found = reproduce(
-            session,
-            wanted,
-            experiment_id=experiment,
-            smoke=smoke,
-            protocol=protocol,
-            scope=who.project_id or EVERYONE,
-        )
-    chosen = {"experiment": experiment, "scale": scale.value if smoke else None, "protocol": protocol}
+    found = asked.reproduce(database, who)
+    scale = asked.scale.value if asked.smoke else None
+    chosen = {"experiment": asked.experiment, "scale": scale, "protocol": asked.protocol}
     return show(
         "table.html",
         found=found,
         sheet=table_sheet(found),
-        paper=paper,
-        scale=scale,
-        smoke=smoke,
-        experiment=experiment,
-        downloads=_forms(f"/v1/tables/{quote(paper, safe='')}/{quote(name, safe='')}", chosen),
+        paper=asked.paper,
+        scale=asked.scale,
+        smoke=asked.smoke,
+        downloads=_forms(f"/v1/tables/{quote(asked.paper, safe='')}/{quote(asked.name, safe='')}", chosen),
     )
 
 
@@ -165,21 +148,15 @@ def _cells(board: Board) -> int:
 
 def _tables() -> list[tuple[str, str]]:
     """Address and title of every table of the paper."""
-    found = []
-    for preset in presets():
-        try:
-            table = paper_table(PAPER, preset.name.removeprefix(f"{PAPER}/"))
-        except NotFoundError:
-            continue
-        found.append((f"/tables/{PAPER}/{table.name}", f"{table.name}: {table.title}"))
-    return found
+    tables = filter(None, map(preset_table, presets()))
+    return [(f"/tables/{PAPER}/{table.name}", f"{table.name}: {table.title}") for table in tables]
 
 
-def _scatter(found: Plane | None, x: Metric, y: Metric, dataset: str) -> Scatter | None:
-    if found is None:
+def _chart(plot: ScatterPlot | None, x: Metric, y: Metric, dataset: str) -> Scatter | None:
+    if plot is None:
         return None
     points = []
-    for point in found.points:
+    for point in plot.points:
         scaled = point.x * x.reading.factor, point.y * y.reading.factor
         text = f"{x.reading.title} {scaled[0]:.4g}, {y.reading.title} {scaled[1]:.4g}"
         href = None
@@ -191,31 +168,23 @@ def _scatter(found: Plane | None, x: Metric, y: Metric, dataset: str) -> Scatter
 
 
 def _named(config: dict[str, Any]) -> str:
-    names = ("model", "layer", "rank", "lambda_ort", "constraint", "delta")
-    return ", ".join(f"{name} {short(config[name])}" for name in names if config.get(name) not in (None, "none", 0))
+    return ", ".join(f"{name} {short(config[name])}" for name in FIELDS if config.get(name) not in (None, "none", 0))
 
 
-def _downloads(
-    dataset: str, question: Question, column: list[Metric] | None, front: tuple[Metric, ...]
-) -> list[Download]:
-    filters = question.filters
+def _downloads(question: Question, columns: Sequence[Metric], front: Sequence[Metric]) -> list[Download]:
+    every = vars(Filters())
+    filters = {name: value for name, value in vars(question.filters).items() if value != every[name]}
     chosen: dict[str, Any] = {
         "metric": question.metric.value,
-        "metrics": ",".join(column) if column else None,
+        "metrics": ",".join(columns) or None,
         "pareto": ",".join(front) or None,
         "group_by": question.group_by,
         "baseline": question.baseline,
-        "experiment": filters.experiment_id,
-        "tag": filters.tag,
-        "model": filters.model,
-        "layer": filters.layer,
-        "constraint": filters.constraint,
-        "rank": filters.rank,
-        "protocol": filters.protocol,
-        "min_seeds": filters.min_seeds if filters.min_seeds > 1 else None,
+        "experiment": filters.pop("experiment_id", None),
+        **filters,
         "limit": 1000,
     }
-    return _forms(f"/v1/leaderboards/{quote(dataset, safe='')}", chosen)
+    return _forms(f"/v1/leaderboards/{quote(question.dataset, safe='')}", chosen)
 
 
 def _forms(path: str, chosen: dict[str, Any]) -> list[Download]:

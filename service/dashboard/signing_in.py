@@ -1,10 +1,12 @@
-"""The login page: a key that was typed in is kept in a cookie that no script can read."""
+"""The pages that need no key: the API's reference, and the login: its cookie keeps a key where no script reads it."""
 
+from contextlib import suppress
 from urllib.parse import parse_qs
 
 from fastapi import APIRouter, Request
 from starlette.responses import RedirectResponse, Response
 
+from service.access.security import Principal
 from service.api.http.authentication import COOKIE, principal_of, sent_from_our_pages
 from service.api.http.dependencies import Config, Db
 from service.dashboard.rendering import HEADERS, html
@@ -47,6 +49,16 @@ def logout(request: Request) -> Response:
     response = RedirectResponse(LOGIN, status_code=303, headers=HEADERS)
     response.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict")
     return response
+
+
+@router.get("/docs")
+def reference(request: Request, database: Db, settings: Config) -> Response:
+    """Every operation, with an example: Swagger UI over /openapi.json, all of it served here; to send takes a key."""
+    who: Principal | None = None
+    if settings.keys_required and (key := request.cookies.get(COOKIE)) is not None:
+        with suppress(KeyRefusedError):
+            who = principal_of(key, database, settings)
+    return html("api.html", keys_required=settings.keys_required, who=who)
 
 
 def _form(after: str, error: str | None, *, status: int = 200, required: bool = True) -> Response:

@@ -9,10 +9,9 @@ from service.api.http.authentication import Reader
 from service.api.http.dependencies import MAX_ID, Db
 from service.dashboard.rendering import PageRoute, Show
 from service.dashboard.wording import document
-from service.errors import NotFoundError
 from service.experiments import store
-from service.paper.presets import PAPER, Preset, Protocol, Scale, preset_spec, presets
-from service.paper.reference import paper_table
+from service.paper.presets import PAPER, Protocol, Scale, preset_spec, presets
+from service.paper.reference import preset_table
 from service.specs.spec import ExperimentSpec
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -35,7 +34,9 @@ START = {
 @router.get("/presets")
 def every(show: Show) -> HTMLResponse:
     """The paper's tables and figures."""
-    return show("presets.html", presets=[(preset, _table(preset)) for preset in presets()])
+    tables = {preset.name: preset_table(preset) for preset in presets()}
+    addresses = {name: f"/tables/{PAPER}/{table.name}" for name, table in tables.items() if table}
+    return show("presets.html", presets=[(preset, addresses.get(preset.name)) for preset in presets()])
 
 
 @router.get("/submit")
@@ -58,12 +59,3 @@ def form(
             found = store.get_experiment(session, experiment, project_id=who.project_id)
             spec, origin = found.spec, f"The spec of experiment {experiment}."
     return show("submit.html", text=document(spec), origin=origin, fields=list(ExperimentSpec.model_fields))
-
-
-def _table(preset: Preset) -> str | None:
-    """The address of the preset's table beside the paper's, if it has one."""
-    name = preset.name.removeprefix(f"{PAPER}/")
-    try:
-        return f"/tables/{PAPER}/{paper_table(PAPER, name).name}"
-    except NotFoundError:
-        return None

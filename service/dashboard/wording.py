@@ -119,21 +119,5 @@ def flat(record: Mapping[str, Any], path: str = "") -> list[tuple[str, Any]]:
     return found
 
 
-FILTERS: dict[str, Callable[..., Any]] = {
-    function.__name__: function
-    for function in (
-        fixed,
-        percent,
-        measured,
-        short,
-        whole,
-        counted,
-        size,
-        duration,
-        instant,
-        ago,
-        said,
-        document,
-        flat,
-    )
-}
+_ALL = (fixed, percent, measured, short, whole, counted, size, duration, instant, ago, said, document, flat)
+FILTERS: dict[str, Callable[..., Any]] = {function.__name__: function for function in _ALL}

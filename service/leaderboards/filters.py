@@ -1,12 +1,14 @@
-"""Which trials a leaderboard is about."""
+"""What is asked of a leaderboard: which trials it is about, and how its rows are ranked and shown."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, select
 
 from service.database import Experiment, Score, Tag, Trial
+from service.leaderboards.cell_scores import EVERYONE
+from service.leaderboards.metrics import Metric
 
 
 class GroupBy(StrEnum):
@@ -67,3 +69,41 @@ class Filters:
             tagged = select(Tag.experiment_id).where(Tag.name == self.tag)
             found.append(Trial.experiment_id.in_(tagged))
         return found
+
+
+class Position(NamedTuple):
+    """A row's place in the order of one metric: equal means follow their cells (`cell_scores.tie_of`)."""
+
+    mean: float
+    tie: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What is asked of a data set's leaderboards.
+
+    `columns` are the metrics that rows have beside the ranked one (none named: all of them).
+    `limit` rows of every board, those after `after` (of one board: its protocol must be among the filters). `group_by`
+    leaves the best cell of every group. `front` marks the cells that no other beats
+    in all of these metrics. `baseline` is the cell to which differences are taken. `scope` is a project, or 0.
+    """
+
+    dataset: str
+    metric: Metric = Metric.ACCURACY
+    columns: tuple[Metric, ...] = ()
+    filters: Filters = field(default_factory=Filters)
+    limit: int = 100
+    after: Position | None = None
+    group_by: GroupBy | None = None
+    front: tuple[Metric, ...] = ()
+    baseline: str | None = None
+    scope: int = EVERYONE
+
+    @property
+    def shown(self) -> list[Metric]:
+        """The metrics of every row, in the order of tables."""
+        return [m for m in Metric if not self.columns or m == self.metric or m in self.columns]
+
+    def of_trials(self) -> list[ColumnElement[bool]]:
+        """Conditions on trials joined with their experiments."""
+        return self.filters.of_trials(self.dataset, self.scope)

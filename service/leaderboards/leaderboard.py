@@ -1,7 +1,7 @@
 """Leaderboards: the cells of a data set, ranked by their means over seeds, one board per protocol."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
@@ -10,8 +10,7 @@ from sqlalchemy.orm import Session
 
 from service.database import Experiment, Score, ScoreBoard, Trial
 from service.errors import NotFoundError
-from service.leaderboards.cell_scores import EVERYONE
-from service.leaderboards.filters import Filters, GroupBy
+from service.leaderboards.filters import GroupBy, Position, Question
 from service.leaderboards.materialized import StoredScores
 from service.leaderboards.metrics import Measures, Metric
 from service.leaderboards.missing import (
@@ -25,29 +24,7 @@ from service.leaderboards.missing import (
 )
 from service.leaderboards.on_demand import ChosenTrials
 from service.leaderboards.protocols import Difference, differences
-from service.leaderboards.source import BoardKey, Entry, Position, ScoreSource
-
-
-@dataclass(frozen=True, kw_only=True)
-class Question:
-    """What is asked of a data set's leaderboards.
-
-    `columns` are the metrics that rows have beside the ranked one (none named: all of them).
-    `limit` rows of every board, those after `after` (of one board: its protocol must be among the filters). `group_by`
-    leaves the best cell of every group. `front` marks the cells that no other beats
-    in all of these metrics. `baseline` is the cell to which differences are taken. `scope` is a project, or 0.
-    """
-
-    dataset: str
-    metric: Metric = Metric.ACCURACY
-    columns: tuple[Metric, ...] = ()
-    filters: Filters = field(default_factory=Filters)
-    limit: int = 100
-    after: Position | None = None
-    group_by: GroupBy | None = None
-    front: tuple[Metric, ...] = ()
-    baseline: str | None = None
-    scope: int = EVERYONE
+from service.leaderboards.source import BoardKey, Entry, ScoreSource
 
 
 class Spread(TypedDict):  # of which an answer has thousands: an object takes thrice as long to write
@@ -187,28 +164,17 @@ def leaderboard(
         raise NotFoundError(f"cell {question.baseline!r} is on no leaderboard of {question.dataset} with these filters")
     pages = [_page(source, board, question) for board in keys]
     entries = source.entries([key for page in pages for key, _ in page.order])
-    of = (session, question.dataset, question.scope, question.filters)
-    seen = SeenTrials(*of, ((entry.cell, entry.seeds) for entry in entries.values()))
+    seen = SeenTrials(session, question, ((entry.cell, entry.seeds) for entry in entries.values()))
     boards = [_board(source, page, keys[0], question, entries, seen, references) for page in pages]
     is_invalid = invalid_condition(session)
-    holes, hole_count = find_holes(*of, is_invalid)
-    invalid, invalid_count = find_invalid(*of, is_invalid)
+    holes, hole_count = find_holes(session, question, is_invalid)
+    invalid, invalid_count = find_invalid(session, question, is_invalid)
     return Leaderboard(boards, holes, hole_count, invalid, invalid_count)
-
-
-def shown_metrics(question: Question) -> list[Metric]:
-    """The metrics of every row, in the order of tables."""
-    return [m for m in Metric if not question.columns or m == question.metric or m in question.columns]
 
 
 def source_of(session: Session, question: Question) -> ScoreSource:
     """Where the rows that a question is about are read from."""
-    filters = question.filters
-    shown = shown_metrics(question)
-    if not filters.choose_trials:
-        return StoredScores(session, question.dataset, question.scope, filters, shown)
-    metrics = (question.metric, *question.front)
-    return ChosenTrials(session, question.dataset, question.scope, filters, metrics, shown, question.group_by)
+    return (ChosenTrials if question.filters.choose_trials else StoredScores)(session, question)
 
 
 def _page(source: ScoreSource, board: BoardKey, question: Question) -> _Page:
@@ -237,7 +203,7 @@ def _board(
     front = source.front(board, question.front) if question.front else None
     on_it = set(front or ())
     baseline = _baseline(source, board, question.baseline)
-    columns = [m.value for m in shown_metrics(question)]
+    columns = [metric.value for metric in question.shown]
     rows: list[Row] = []
     place, mean = page.place, page.order[0][1].mean if page.order else None
     for index, (key, position) in enumerate(page.order):
@@ -245,28 +211,33 @@ def _board(
         if position.mean != mean:
             place, mean = page.first + index, position.mean
         missing, trials = seen.missing(entry.cell, board.protocol)
-        config = dict(entry.config)
-        config.pop("seed", None)
+        config = {name: value for name, value in entry.config.items() if name != "seed"}
         rows.append(
             Row(
-                place,
-                entry.cell,
-                config,
-                trials,
-                entry.seeds,
-                not missing,
-                missing,
-                spreads(entry.metrics, columns),
-                page.groups.get(key),
-                None if front is None else key in on_it,
-                None if baseline is None else _differences(entry.metrics, baseline, columns),
-                references(config, board.record),
+                place=place,
+                cell=entry.cell,
+                config=config,
+                trials=trials,
+                seeds=entry.seeds,
+                complete=not missing,
+                missing_seeds=missing,
+                metrics=spreads(entry.metrics, columns),
+                group=page.groups.get(key),
+                on_front=None if front is None else key in on_it,
+                difference=None if baseline is None else _differences(entry.metrics, baseline, columns),
+                paper=references(config, board.record),
             )
         )
-    apart = [] if board is first else differences(board.record, first.record)
-    named = None if front is None else _named(source, front)
+    cells = source.cells(front[:MOST_LISTED]) if front else {}
     return Board(
-        board.protocol, board.record, rows, page.total, board.cells - board.ranked, apart, named, page.following
+        protocol=board.protocol,
+        record=board.record,
+        rows=rows,
+        total=page.total,
+        unmeasured=board.cells - board.ranked,
+        apart=[] if board is first else differences(board.record, first.record),
+        front=None if front is None else [cells[key] for key in front[:MOST_LISTED]],
+        next=page.following,
     )
 
 
@@ -280,11 +251,6 @@ def _groups(source: ScoreSource, board: BoardKey, field: GroupBy, metric: Metric
         best.setdefault(values[key], key)
         counts[values[key]] = counts.get(values[key], 0) + 1
     return {key: Group(field, value, counts[value]) for value, key in best.items()}
-
-
-def _named(source: ScoreSource, keys: Sequence[int]) -> list[str]:
-    cells = source.cells(keys[:MOST_LISTED])
-    return [cells[key] for key in keys[:MOST_LISTED]]
 
 
 def _baseline(source: ScoreSource, board: BoardKey, cell: str | None) -> Measures | None:
@@ -306,7 +272,7 @@ def _differences(metrics: Measures, baseline: Measures, names: Iterable[str]) ->
 
 
 @dataclass(frozen=True)
-class Standing:
+class MeasuredDataset:
     """A data set: its protocols (boards) and the cells that stand on them; none: there are trials, but no result."""
 
     dataset: str
@@ -314,7 +280,7 @@ class Standing:
     cells: int
 
 
-def standings(session: Session, scope: int) -> list[Standing]:
+def measured_datasets(session: Session, scope: int) -> list[MeasuredDataset]:
     """Data sets by name, of a project or (`scope` 0) of all."""
     query = (
         select(ScoreBoard.dataset, func.count(ScoreBoard.id.distinct()), func.count(Score.id))
@@ -322,9 +288,9 @@ def standings(session: Session, scope: int) -> list[Standing]:
         .where(ScoreBoard.scope == scope)
         .group_by(ScoreBoard.dataset)
     )
-    found = {dataset: Standing(dataset, boards, cells) for dataset, boards, cells in session.execute(query)}
+    found = {dataset: MeasuredDataset(dataset, boards, cells) for dataset, boards, cells in session.execute(query)}
     names = sorted({*found, *_names(session, scope)})
-    return [found.get(name, Standing(name, 0, 0)) for name in names]
+    return [found.get(name, MeasuredDataset(name, 0, 0)) for name in names]
 
 
 def _names(session: Session, scope: int) -> Iterator[str]:

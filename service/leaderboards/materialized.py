@@ -8,26 +8,22 @@ from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
 
 from service.database import Protocol, Result, Score, ScoreBoard, ScoreRank, Trial
 from service.database.engine import among, is_postgres
-from service.leaderboards.filters import Filters, GroupBy
+from service.leaderboards.filters import GroupBy, Position, Question
 from service.leaderboards.metrics import Metric, from_stored
-from service.leaderboards.source import BoardKey, Entry, Position, front_of
+from service.leaderboards.source import BoardKey, Entry, front_of
 
 _MAY_LACK = {metric for metric in Metric if getattr(Result, metric.value).nullable}
 """Metrics that not every result has."""
 
 
 class StoredScores:
-    """Rows as `cell_scores` keeps them: as many are read as are shown, and of each the metrics `shown`."""
+    """Rows as `cell_scores` keeps them: as many are read as are shown, and of each the metrics shown."""
 
-    def __init__(self, session: Session, dataset: str, scope: int, filters: Filters, shown: Sequence[Metric]) -> None:
-        self._session = session
-        self._shown = shown
-        self._dataset = dataset
-        self._scope = scope
-        self._conditions = filters.of_cells(Score)
-        if filters.min_seeds > 1:
-            self._conditions.append(Score.seeds >= filters.min_seeds)
-        self._protocol = filters.protocol
+    def __init__(self, session: Session, question: Question) -> None:
+        self._session, self._question = session, question
+        self._conditions = question.filters.of_cells(Score)
+        if question.filters.min_seeds > 1:
+            self._conditions.append(Score.seeds >= question.filters.min_seeds)
 
     def boards(self, metric: Metric) -> list[BoardKey]:
         """All boards."""
@@ -43,10 +39,10 @@ class StoredScores:
             select(ScoreBoard.id, ScoreBoard.protocol, Protocol.record)
             .add_columns(*(count.scalar_subquery().label(name) for name, count in counts.items()))
             .join(Protocol, Protocol.fingerprint == ScoreBoard.protocol)
-            .where(ScoreBoard.scope == self._scope, ScoreBoard.dataset == self._dataset)
+            .where(ScoreBoard.scope == self._question.scope, ScoreBoard.dataset == self._question.dataset)
         )
-        if self._protocol is not None:
-            query = query.where(ScoreBoard.protocol == self._protocol)
+        if self._question.filters.protocol is not None:
+            query = query.where(ScoreBoard.protocol == self._question.filters.protocol)
         found = []
         for board_id, protocol, record, *known in self._session.execute(query):
             of = dict(zip(counts, known, strict=True))
@@ -112,14 +108,15 @@ class StoredScores:
 
     def _measures(self) -> ColumnElement[Any]:
         """Those of a score's metrics that are shown: quicker to pick where they lie than to send and read the rest."""
-        if len(self._shown) == len(Metric):
+        shown = self._question.shown
+        if len(shown) == len(Metric):
             return Score.metrics.expression
         on_postgres = is_postgres(self._session)
         every = func.json_each(Score.metrics).table_valued(column("key", Text), "value", joins_implicitly=True)
         name, value = every.c.key, every.c.value if on_postgres else func.json(every.c.value)
         gathered = (func.json_object_agg if on_postgres else func.json_group_object)(name, value, type_=JSON)
-        shown = among(self._session, name, [metric.value for metric in self._shown])
-        return select(gathered).where(shown).correlate(Score).scalar_subquery()
+        picked = among(self._session, name, [metric.value for metric in shown])
+        return select(gathered).where(picked).correlate(Score).scalar_subquery()
 
     def cells(self, keys: Sequence[int]) -> dict[int, str]:
         """The cells of rows."""

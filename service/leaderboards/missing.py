@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from service.database import Experiment, Result, Score, ScoreBoard, Trial, TrialState
 from service.database.engine import among
-from service.leaderboards.filters import Filters
+from service.leaderboards.filters import Question
 
 MOST_LISTED = 100
 """Holes and invalid results that an answer names; all are counted."""
@@ -38,11 +38,9 @@ class Invalid:
 class SeenTrials:
     """The trials of the cells that are shown, to say which seeds are missing."""
 
-    def __init__(
-        self, session: Session, dataset: str, scope: int, filters: Filters, shown: Iterable[tuple[str, int]]
-    ) -> None:
+    def __init__(self, session: Session, question: Question, shown: Iterable[tuple[str, int]]) -> None:
         """Counts the trials of cells shown with so many results, and reads those of cells with fewer than trials."""
-        conditions = filters.of_trials(dataset, scope)
+        conditions = question.of_trials()
         fewest: dict[str, int] = {}
         for cell, results in shown:
             fewest[cell] = min(results, fewest.get(cell, results))
@@ -69,24 +67,25 @@ class SeenTrials:
         return sorted(seed for fingerprint, seed in seeds.items() if fingerprint not in done), self._trials.get(cell, 0)
 
 
-def find_holes(
-    session: Session, dataset: str, scope: int, filters: Filters, is_invalid: ColumnElement[bool] | None
-) -> tuple[list[Hole], int]:
+def find_holes(session: Session, question: Question, is_invalid: ColumnElement[bool] | None) -> tuple[list[Hole], int]:
     """Cells without a valid result, in the order in which they were asked for: the first ones, and how many."""
-    conditions = filters.of_trials(dataset, scope)
+    conditions = question.of_trials()
     # Trials that are not done, along an index; cells whose results are all invalid are found by those.
-    undone = Trial.dataset == dataset, Trial.state.in_([s for s in TrialState if s is not TrialState.SUCCEEDED])
+    undone = (
+        Trial.dataset == question.dataset,
+        Trial.state.in_([s for s in TrialState if s is not TrialState.SUCCEEDED]),
+    )
     if is_invalid is None and session.scalar(select(Trial.id).where(*undone).limit(1)) is None:
         return [], 0
     without: ColumnElement[bool]
-    if filters.choose_trials:
+    if question.filters.choose_trials:
         valid = select(Trial.cell).join(Result, Result.trial_id == Trial.id).join(Experiment)
         without = Trial.cell.not_in(valid.where(*conditions, Result.valid))
     else:
         measured = (
             select(Score.cell)
             .join(ScoreBoard, ScoreBoard.id == Score.board_id)
-            .where(Score.cell == Trial.cell, ScoreBoard.dataset == dataset, ScoreBoard.scope == scope)
+            .where(Score.cell == Trial.cell, ScoreBoard.dataset == question.dataset, ScoreBoard.scope == question.scope)
             .correlate(Trial)
         )
         without = ~measured.exists()
@@ -113,7 +112,7 @@ def find_holes(
 
 
 def find_invalid(
-    session: Session, dataset: str, scope: int, filters: Filters, is_invalid: ColumnElement[bool] | None
+    session: Session, question: Question, is_invalid: ColumnElement[bool] | None
 ) -> tuple[list[Invalid], int]:
     """Results that do not count, the first ones, and how many."""
     if is_invalid is None:
@@ -122,7 +121,7 @@ def find_invalid(
         select(Trial.id, Trial.cell, Trial.config, Result.protocol, Result.violations, func.count().over())
         .join(Result, Result.trial_id == Trial.id)
         .join(Experiment)
-        .where(*filters.of_trials(dataset, scope), is_invalid)
+        .where(*question.of_trials(), is_invalid)
         .order_by(Trial.id)
         .limit(MOST_LISTED)
     )

@@ -9,39 +9,29 @@ from sqlalchemy.orm import Session
 from service.database import Experiment, Protocol, Result, Trial
 from service.leaderboards import cell_scores
 from service.leaderboards.cell_scores import Counted
-from service.leaderboards.filters import Filters, GroupBy
+from service.leaderboards.filters import GroupBy, Position, Question
 from service.leaderboards.metrics import Metric, measures, spread
-from service.leaderboards.source import BoardKey, Contender, Entry, Position, front_of
+from service.leaderboards.source import BoardKey, Contender, Entry, front_of
 
 _BATCH = 10_000
 """Values that one statement names; SQLite takes 32,766."""
 
 
 class ChosenTrials:
-    """Rows added up from the results of the trials that an experiment or a tag names.
+    """Rows added up from the results of the trials that an experiment or a tag names."""
 
-    `metrics` are those by which rows are ranked and compared, `shown` those of whole rows.
-    """
-
-    def __init__(
-        self,
-        session: Session,
-        dataset: str,
-        scope: int,
-        filters: Filters,
-        metrics: Sequence[Metric],
-        shown: Sequence[Metric],
-        group: GroupBy | None,
-    ) -> None:
+    def __init__(self, session: Session, question: Question) -> None:
+        filters = question.filters
         self._session = session
-        self._metrics = list(dict.fromkeys(metrics))
-        self._shown = tuple(shown)
-        columns = [getattr(Result, metric.value) for metric in self._metrics]
+        self._metrics = list(dict.fromkeys((question.metric, *question.front)))
+        self._shown = tuple(question.shown)
+        columns = [getattr(Trial, question.group_by or "model")]
+        columns += [getattr(Result, metric.value) for metric in self._metrics]
         query = (
-            select(Trial.id, Trial.fingerprint, Result.protocol, Trial.cell, getattr(Trial, group or "model"), *columns)
+            select(Trial.id, Trial.fingerprint, Result.protocol, Trial.cell, *columns)
             .join(Result, Result.trial_id == Trial.id)
             .join(Experiment, Experiment.id == Trial.experiment_id)
-            .where(*filters.of_trials(dataset, scope), Result.valid)
+            .where(*question.of_trials(), Result.valid)
         )
         if filters.protocol is not None:
             query = query.where(Result.protocol == filters.protocol)
@@ -67,19 +57,16 @@ class ChosenTrials:
         """All boards."""
         query = select(Protocol.fingerprint, Protocol.record).where(Protocol.fingerprint.in_(self._protocols))
         records = {row[0]: row[1] for row in self._session.execute(query)}
-        found = [
-            BoardKey(index, name, records[name], 0, len(self._rows[index]))
+        return [
+            BoardKey(index, name, records[name], len(self._positions_of(index, metric)), len(self._rows[index]))
             for index, name in enumerate(self._protocols)
             if self._rows[index]
-        ]
-        return [
-            BoardKey(board.id, board.protocol, board.record, len(self.positions(board, metric)), board.cells)
-            for board in found
         ]
 
     def ranked(self, board: BoardKey, metric: Metric, limit: int, after: Position | None) -> dict[int, Position]:
         """The best rows, or those after a position, in their order."""
-        ordered = self._ordered(board, metric)
+        placed = self.positions(board, metric).items()
+        ordered = sorted(placed, key=lambda row: row[1], reverse=metric.more_is_better)
         first = 0 if after is None else self.ahead(board, metric, after)[1]
         return dict(ordered[first : first + limit])
 
@@ -92,14 +79,17 @@ class ChosenTrials:
 
     def positions(self, board: BoardKey, metric: Metric) -> dict[int, Position]:
         """All rows, in any order."""
-        if (board.id, metric) not in self._positions:
+        return self._positions_of(board.id, metric)
+
+    def _positions_of(self, board: int, metric: Metric) -> dict[int, Position]:
+        if (board, metric) not in self._positions:
             column = self._metrics.index(metric)
-            found = self._positions[board.id, metric] = {}
-            for key, rows in self._rows[board.id].items():
+            found = self._positions[board, metric] = {}
+            for key, rows in self._rows[board].items():
                 known = [float(value) for row in rows if (value := row.values[column]) is not None]
                 if known:
                     found[key] = Position(spread(known).mean, cell_scores.tie_of(self._cells[key]))
-        return self._positions[board.id, metric]
+        return self._positions[board, metric]
 
     def front(self, board: BoardKey, metrics: Sequence[Metric]) -> list[int]:
         """Of the rows that have all of these metrics those that no other beats, best in the first metric first."""
@@ -142,7 +132,3 @@ class ChosenTrials:
     def find(self, board: BoardKey, cell: str) -> int | None:
         """The key of a cell."""
         return next((key for key in self._rows[board.id] if self._cells[key] == cell), None)
-
-    def _ordered(self, board: BoardKey, metric: Metric) -> list[tuple[int, Position]]:
-        placed = self.positions(board, metric).items()
-        return sorted(placed, key=lambda row: row[1], reverse=metric.more_is_better)

@@ -1,11 +1,12 @@
-"""The cells of one leaderboard as points in the plane of two metrics, with their Pareto front."""
+"""The cells of one leaderboard as points over two metrics, with their Pareto front."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sqlalchemy.orm import Session
 
-from service.leaderboards.leaderboard import Question, source_of
+from service.leaderboards.filters import Question
+from service.leaderboards.leaderboard import source_of
 from service.leaderboards.metrics import Metric
 from service.leaderboards.pareto import on_front
 from service.leaderboards.source import BoardKey, Entry, ScoreSource
@@ -17,7 +18,7 @@ _ACROSS, _UP = 60, 40
 
 
 @dataclass(frozen=True)
-class PlanePoint:
+class ScatterPoint:
     """A cell: its means in both metrics, and who it is (None: it is only drawn)."""
 
     x: float
@@ -27,11 +28,11 @@ class PlanePoint:
 
 
 @dataclass(frozen=True)
-class Plane:
+class ScatterPlot:
     """The points that are drawn, of `cells` that have both metrics; `front` of them are on the front."""
 
     protocol: str
-    points: list[PlanePoint]
+    points: list[ScatterPoint]
     cells: int
     front: int
 
@@ -41,14 +42,14 @@ class Plane:
         return {point.entry.cell for point in self.points if point.on_front and point.entry is not None}
 
 
-def plane(session: Session, question: Question, x: Metric, y: Metric) -> Plane | None:
+def scatter_plot(session: Session, question: Question, x: Metric, y: Metric) -> ScatterPlot | None:
     """The board with most rows, or that of the question's protocol; None where no cell has both metrics."""
     source = source_of(session, replace(question, front=(x, y)))
     boards = sorted(source.boards(question.metric), key=lambda board: (-board.ranked, -board.cells, board.protocol))
-    return _plane(source, boards[0], x, y) if boards else None
+    return _plot(source, boards[0], x, y) if boards else None
 
 
-def _plane(source: ScoreSource, board: BoardKey, x: Metric, y: Metric) -> Plane | None:
+def _plot(source: ScoreSource, board: BoardKey, x: Metric, y: Metric) -> ScatterPlot | None:
     across, up = source.positions(board, x), source.positions(board, y)
     keys = sorted(across.keys() & up.keys(), key=across.__getitem__)
     xs, ys = {key: across[key].mean for key in keys}, {key: up[key].mean for key in keys}
@@ -59,8 +60,8 @@ def _plane(source: ScoreSource, board: BoardKey, x: Metric, y: Metric) -> Plane 
     named = source.entries(best[:MOST_NAMED])
     chosen = set(best)
     others = [key for key in _apart(keys, xs, ys) if key not in chosen]
-    points = [PlanePoint(xs[key], ys[key], key in chosen, named.get(key)) for key in [*others, *best]]
-    return Plane(board.protocol, points, len(keys), len(best))
+    points = [ScatterPoint(xs[key], ys[key], key in chosen, named.get(key)) for key in [*others, *best]]
+    return ScatterPlot(board.protocol, points, len(keys), len(best))
 
 
 def _apart(keys: Sequence[int], xs: dict[int, float], ys: dict[int, float]) -> list[int]:

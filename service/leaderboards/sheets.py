@@ -92,25 +92,22 @@ def _best(rows: Sequence[Row], metric: Metric) -> float | None:
 def _measured(spread: Spread | None, metric: Metric, best: float | None) -> Cell:
     if spread is None:
         return None
-    factor, decimals = metric.reading.factor, metric.reading.decimals
-    std = None if spread["std"] is None else spread["std"] * factor
-    return Measured(spread["mean"] * factor, std, decimals, spread["mean"] == best)
+    return _read(metric, spread["mean"], spread["std"], best=spread["mean"] == best)
 
 
 def _printed(row: Row, metric: Metric) -> Cell:
     value = next((ref.values[metric] for ref in row.paper if metric in ref.values), None)
-    if value is None:
-        return None
-    factor, decimals = metric.reading.factor, metric.reading.decimals
-    return Measured(value.mean * factor, None if value.spread is None else value.spread * factor, decimals)
+    return None if value is None else _read(metric, value.mean, value.spread)
 
 
 def _difference(row: Row, metric: Metric) -> Cell:
     change = (row.difference or {}).get(metric)
-    if change is None:
-        return None
-    factor, decimals = metric.reading.factor, metric.reading.decimals
-    return Measured(change.mean * factor, None if change.error is None else change.error * factor, decimals)
+    return None if change is None else _read(metric, change.mean, change.error)
+
+
+def _read(metric: Metric, mean: float, std: float | None, *, best: bool = False) -> Measured:
+    """A value in the unit in which people read the metric."""
+    return Measured(mean, std, metric.reading.decimals, best).times(metric.reading.factor)
 
 
 def _said(config: dict[str, Any]) -> str:

@@ -4,9 +4,9 @@ that were asked for (`on_demand`). Both give the same numbers (`metrics`) in the
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
-from service.leaderboards.filters import GroupBy
+from service.leaderboards.filters import GroupBy, Position
 from service.leaderboards.metrics import Measures, Metric
 from service.leaderboards.pareto import on_front
 
@@ -30,13 +30,6 @@ class Entry:
     config: dict[str, Any]
     seeds: int
     metrics: Measures
-
-
-class Position(NamedTuple):
-    """A row's place in the order of one metric: equal means follow their cells (`cell_scores.tie_of`)."""
-
-    mean: float
-    tie: int
 
 
 class ScoreSource(Protocol):

@@ -4,7 +4,8 @@ import csv
 import io
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 
 @dataclass(frozen=True)
@@ -16,8 +17,12 @@ class Measured:
     decimals: int
     best: bool = False
 
+    def times(self, factor: float) -> Self:
+        """The same in another unit."""
+        return replace(self, mean=self.mean * factor, std=None if self.std is None else self.std * factor)
+
     @property
-    def parts(self) -> tuple[str, str | None]:
+    def printed(self) -> tuple[str, str | None]:
         """Both as printed."""
         return f"{self.mean:.{self.decimals}f}", None if self.std is None else f"{self.std:.{self.decimals}f}"
 
@@ -70,7 +75,7 @@ def _bars(cells: Sequence[str]) -> str:
 
 def _markdown_cell(cell: Cell) -> str:
     if isinstance(cell, Measured):
-        mean, std = cell.parts
+        mean, std = cell.printed
         return (f"**{mean}**" if cell.best else mean) + ("" if std is None else f" ± {std}")
     return escape_markdown(_plain(cell))
 
@@ -121,7 +126,7 @@ def _latex(sheet: Sheet) -> str:
 
 def _latex_cell(cell: Cell) -> str:
     if isinstance(cell, Measured):
-        mean, std = cell.parts
+        mean, std = cell.printed
         return (f"\\textbf{{{mean}}}" if cell.best else mean) + ("" if std is None else f" $\\pm$ {std}")
     return _braced(_plain(cell))
 

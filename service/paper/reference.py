@@ -13,7 +13,7 @@ from service.errors import NotFoundError
 from service.leaderboards.leaderboard import PaperReference, Printed
 from service.leaderboards.metrics import Metric
 from service.leaderboards.protocols import differences
-from service.paper.presets import PAPER, preset_spec, smaller
+from service.paper.presets import PAPER, Preset, preset_spec, smaller
 from service.specs.grid import ExperimentSpec, expand_grid
 from ttsv.config.trial import TrialConfig
 from ttsv.errors import ConfigError
@@ -31,7 +31,7 @@ _PRINTED = {
     "compression": Metric.COMPRESSION,
     "max_empirical_lipschitz": Metric.LIPSCHITZ_FGSM,
 }
-_HEADLINE = ("dataset", "model", "layer", "rank", "constraint", "delta", "lambda_ort")
+HEADLINE = ("dataset", "model", "layer", "rank", "constraint", "delta", "lambda_ort")
 """Equal fields make a trial one of a printed row; whatever else differs is said."""
 
 
@@ -70,7 +70,7 @@ class PaperTable:
 
 def headline(config: Plain) -> tuple[Any, ...]:
     """The fields of a trial by which it belongs to a printed row."""
-    return tuple(map(config.get, _HEADLINE))
+    return tuple(map(config.get, HEADLINE))
 
 
 def paper_table(paper: str, name: str) -> PaperTable:
@@ -79,6 +79,11 @@ def paper_table(paper: str, name: str) -> PaperTable:
     if paper != PAPER or name not in tables:
         raise NotFoundError(f"there is no table {paper}/{name}; there are {', '.join(f'{PAPER}/{n}' for n in tables)}")
     return tables[name]
+
+
+def preset_table(preset: Preset) -> PaperTable | None:
+    """The table or figure whose numbers a preset makes anew, if it has one."""
+    return _tables().get(preset.name.removeprefix(f"{PAPER}/"))
 
 
 def references(config: Plain, record: Plain) -> list[PaperReference]:

@@ -17,7 +17,7 @@ from service.leaderboards.leaderboard import Printed, Spread, spreads
 from service.leaderboards.metrics import Measures, Metric, measures
 from service.leaderboards.protocols import differences, measured_otherwise
 from service.paper import reference
-from service.paper.reference import RATIOS, SAVING, SPEEDUP, PaperTable, PrintedRow, headline
+from service.paper.reference import HEADLINE, RATIOS, SAVING, SPEEDUP, PaperTable, PrintedRow, headline
 
 
 @dataclass(frozen=True)
@@ -128,21 +128,8 @@ def _cells(
     found: dict[tuple[Any, ...], dict[str, _Cell]] = {}
     for dataset in sorted(datasets):
         query = (
-            select(
-                Trial.cell,
-                Trial.id,
-                Trial.fingerprint,
-                Trial.state,
-                Result.protocol,
-                Result.valid,
-                Trial.dataset,
-                Trial.model,
-                Trial.layer,
-                Trial.rank,
-                Trial.constraint,
-                Trial.delta,
-                Trial.lambda_ort,
-            )
+            select(Trial.cell, Trial.id, Trial.fingerprint, Trial.state, Result.protocol, Result.valid)
+            .add_columns(*(getattr(Trial, name) for name in HEADLINE))
             .join(Experiment, Experiment.id == Trial.experiment_id)
             .outerjoin(Result, Result.trial_id == Trial.id)
             .where(*filters.of_trials(dataset, scope), Trial.model.in_(models))

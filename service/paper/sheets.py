@@ -65,11 +65,12 @@ def _title(column: str) -> str:
     return column.replace("_", " ") if column in RATIOS else Metric(column).reading.title
 
 
-def _scale(column: str) -> tuple[float, int]:
+def _read(column: str, mean: float, std: float | None, *, best: bool = False) -> Measured:
+    """A value in the unit in which people read its column."""
     if column in RATIOS:
-        return 1, 1
+        return Measured(mean, std, 1, best)
     reading = Metric(column).reading
-    return reading.factor, reading.decimals
+    return Measured(mean, std, reading.decimals, best).times(reading.factor)
 
 
 def _mean(row: TableRow, column: str) -> float | None:
@@ -89,14 +90,10 @@ def _ours(row: TableRow, column: str, best: float | None) -> Cell:
     mean = _mean(row, column)
     if mean is None:
         return None
-    factor, decimals = _scale(column)
     std = row.metrics[column]["std"] if column in row.metrics else None
-    return Measured(mean * factor, None if std is None else std * factor, decimals, mean == best)
+    return _read(column, mean, std, best=mean == best)
 
 
 def _theirs(row: TableRow, column: str) -> Cell:
     value = row.paper.get(column)
-    if value is None:
-        return None
-    factor, decimals = _scale(column)
-    return Measured(value.mean * factor, None if value.spread is None else value.spread * factor, decimals)
+    return None if value is None else _read(column, value.mean, value.spread)

@@ -184,9 +184,8 @@ class TestReadOnly:
 
     def test_what_else_is_asked_again(self) -> None:
         with Client("http://127.0.0.1:9") as client:
-            line = client.session._line
             kind = {"Content-Type": "application/problem+json"}
-            assert line.pause_after(httpx.Response(503, headers=kind | {"Retry-After": "5"}), 0) == 5
-            assert line.pause_after(httpx.Response(503), 0) < 1
+            assert client._pause_after(httpx.Response(503, headers=kind | {"Retry-After": "5"}), 0) == 5
+            assert client._pause_after(httpx.Response(503), 0) < 1
             with pytest.raises(UnreachableError):
-                line.pause_after(httpx.Response(503, headers=kind, content=b"x"), 0)
+                client._pause_after(httpx.Response(503, headers=kind, content=b"x"), 0)

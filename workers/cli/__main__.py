@@ -2,7 +2,7 @@
 
 import typer
 
-from workers.cli.actions import verbs_app
+from workers.cli.actions import actions_app
 from workers.cli.boards import boards_app
 from workers.cli.data import data_app
 from workers.cli.evaluate import evaluate
@@ -24,7 +24,7 @@ app.add_typer(serve_app)
 app.add_typer(experiments_app)
 app.add_typer(logs_app)
 app.add_typer(artifacts_app, name="artifacts")
-app.add_typer(verbs_app)
+app.add_typer(actions_app)
 app.add_typer(boards_app)
 app.command()(export)
 app.command()(spectrum)

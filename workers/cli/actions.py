@@ -1,4 +1,4 @@
-"""The verbs at the terminal: `ttsv pause`, `resume`, `stop`, `cancel`, `retry` and so on, and `ttsv events`."""
+"""Actions on experiments: `ttsv pause`, `resume`, `stop`, `cancel`, `retry` and so on, and `ttsv events`."""
 
 import json
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from service.client import Client
     from service.schemas.experiments import ExperimentOut
 
-verbs_app = typer.Typer()
+actions_app = typer.Typer()
 
 Name = Annotated[str | None, typer.Option(help="By default the experiment's own.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the new experiment's number alone.")]
@@ -21,35 +21,24 @@ Values = Annotated[
 ]
 
 
-@verbs_app.command()
-@connected
-def pause(client: "Client", experiment_id: ExperimentId, as_json: Json = False) -> None:
-    """Take an experiment off the queue at once; its trials go on from their checkpoints after `ttsv resume`."""
-    _say(client.pause(experiment_id), as_json)
+def _action(name: str, help: str) -> None:
+    """Adds a command that calls the client's method of its name, with nothing but the experiment."""
+
+    def command(client: "Client", experiment_id: ExperimentId, as_json: Json = False) -> None:
+        _say(getattr(client, name)(experiment_id), as_json)
+
+    actions_app.command(name, help=help)(connected(command))
 
 
-@verbs_app.command()
-@connected
-def resume(client: "Client", experiment_id: ExperimentId, as_json: Json = False) -> None:
-    """Put a paused experiment back into the queue."""
-    _say(client.resume(experiment_id), as_json)
+_action(
+    "pause", "Take an experiment off the queue at once; its trials go on from their checkpoints after `ttsv resume`."
+)
+_action("resume", "Put a paused experiment back into the queue.")
+_action("stop", "Drop the trials that wait and let those that run finish.")
+_action("cancel", "Cancel what is not final; running trials are killed.")
 
 
-@verbs_app.command()
-@connected
-def stop(client: "Client", experiment_id: ExperimentId, as_json: Json = False) -> None:
-    """Drop the trials that wait and let those that run finish."""
-    _say(client.stop(experiment_id), as_json)
-
-
-@verbs_app.command()
-@connected
-def cancel(client: "Client", experiment_id: ExperimentId, as_json: Json = False) -> None:
-    """Cancel what is not final; running trials are killed."""
-    _say(client.cancel(experiment_id), as_json)
-
-
-@verbs_app.command()
+@actions_app.command()
 @connected
 def retry(
     client: "Client",
@@ -63,7 +52,7 @@ def retry(
     _say(client.retry(experiment_id, states), as_json)
 
 
-@verbs_app.command()
+@actions_app.command()
 @connected
 def extend(
     client: "Client",
@@ -77,7 +66,7 @@ def extend(
     _say(client.extend(experiment_id, grid=grid, repeat=repeat), as_json)
 
 
-@verbs_app.command()
+@actions_app.command()
 @connected
 def clone(
     client: "Client", experiment_id: ExperimentId, name: Name = None, quiet: Quiet = False, as_json: Json = False
@@ -86,7 +75,7 @@ def clone(
     _say(client.clone(experiment_id, name=name), as_json, quiet)
 
 
-@verbs_app.command()
+@actions_app.command()
 @connected
 def reevaluate(
     client: "Client",
@@ -101,21 +90,11 @@ def reevaluate(
     _say(client.reevaluate(experiment_id, evaluation, name=name), as_json, quiet)
 
 
-@verbs_app.command()
-@connected
-def archive(client: "Client", experiment_id: ExperimentId, as_json: Json = False) -> None:
-    """Leave a final experiment out of lists and leaderboards."""
-    _say(client.archive(experiment_id), as_json)
+_action("archive", "Leave a final experiment out of lists and leaderboards.")
+_action("unarchive", "Take an experiment out of the archive.")
 
 
-@verbs_app.command()
-@connected
-def unarchive(client: "Client", experiment_id: ExperimentId, as_json: Json = False) -> None:
-    """Take an experiment out of the archive."""
-    _say(client.unarchive(experiment_id), as_json)
-
-
-@verbs_app.command()
+@actions_app.command()
 @connected
 def update(
     client: "Client",
@@ -130,7 +109,7 @@ def update(
     _say(client.update(experiment_id, name=name, notes=notes, tags=tag or None, priority=priority), as_json)
 
 
-@verbs_app.command()
+@actions_app.command()
 @connected
 def events(
     client: "Client",
@@ -154,13 +133,9 @@ def _say(experiment: "ExperimentOut", as_json: bool, quiet: bool = False) -> Non
         print_json(experiment)
         return
     counts = ", ".join(f"{count} {state.value}" for state, count in experiment.progress.trials.items() if count)
-    state = (
-        f"{experiment.state.value}, stopping"
-        if experiment.stopping and not experiment.finished_at
-        else experiment.state
-    )
+    stopping = ", stopping" if experiment.stopping and not experiment.finished_at else ""
     archived = ", archived" if experiment.archived_at else ""
-    typer.echo(f"experiment {experiment.id} is {state}{archived}: {counts or 'no trials'}")
+    typer.echo(f"experiment {experiment.id} is {experiment.state.value}{stopping}{archived}: {counts or 'no trials'}")
 
 
 def _split(text: str) -> tuple[str, str]:

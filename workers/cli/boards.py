@@ -1,7 +1,7 @@
 """`ttsv leaderboard` and `ttsv table`: results as tables for people, spreadsheets and papers."""
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -9,6 +9,7 @@ from workers.cli.client_options import Json, connected, console, print_json
 
 if TYPE_CHECKING:
     from service.client import Client
+    from service.client.boards import BoardQuestion, TableQuestion
 
 boards_app = typer.Typer()
 
@@ -49,7 +50,7 @@ def leaderboard(
     """Rank the cells of a data set by their mean over seeds."""
     from workers.cli.tables import SHOWN, show_leaderboard
 
-    asked: dict[str, Any] = {
+    question: BoardQuestion = {
         "metric": metric,
         "metrics": metrics,
         "experiment_id": experiment,
@@ -65,13 +66,13 @@ def leaderboard(
         "limit": limit,
     }
     if as_json or form is TextForm.JSON:
-        print_json(client.leaderboard(dataset, **asked))
+        print_json(client.leaderboard(dataset, **question))
     elif form is not None:
-        typer.echo(client.leaderboard_text(dataset, format=form.value, **asked), nl=False)
+        typer.echo(client.leaderboard_text(dataset, format=form.value, **question), nl=False)
     else:
         if metrics is not None:  # beside what the terminal shows in any case
-            asked["metrics"] = [*SHOWN, *(name for name in metrics.split(",") if name not in SHOWN)]
-        found = client.leaderboard(dataset, **asked)
+            question["metrics"] = [*SHOWN, *(name for name in metrics.split(",") if name not in SHOWN)]
+        found = client.leaderboard(dataset, **question)
         # More columns make lines longer than some terminals: they are kept whole.
         screen = console()
         if metrics is not None or metric != "accuracy" or pareto is not None:
@@ -90,8 +91,8 @@ def table(
     as_json: Json = False,
 ) -> None:
     """Show a table of the paper beside what was measured here."""
-    asked: dict[str, Any] = {"experiment_id": experiment, "scale": "smoke" if smoke else None}
+    question: TableQuestion = {"experiment_id": experiment, "scale": "smoke" if smoke else None}
     if as_json or form is TextForm.JSON:
-        print_json(client.table(name, **asked))
+        print_json(client.table(name, **question))
     else:
-        typer.echo(client.table_text(name, format=(form or TextForm.MARKDOWN).value, **asked), nl=False)
+        typer.echo(client.table_text(name, format=(form or TextForm.MARKDOWN).value, **question), nl=False)

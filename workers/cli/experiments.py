@@ -149,7 +149,6 @@ def watch(client: "Client", experiment_id: ExperimentId, as_json: Json = False) 
 
 def _tagged(spec: dict[str, Any], tags: Sequence[str]) -> dict[str, Any]:
     """The spec with these tags besides its own."""
-    from service.errors import UserError
     from service.specs.versions import upgrade
 
     try:

@@ -2,9 +2,9 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
 from rich.table import Table
@@ -74,15 +74,10 @@ def trials_table(trials: list[TrialOut]) -> Table:
     _columns(table, "state")
     _columns(table, "epoch", "accuracy %", right=True)
     for trial in trials:
-        config = trial.config
         table.add_row(
             str(trial.id),
-            config["model"],
-            config["layer"],
-            _or_dash(config["rank"]),
-            _lambda_ort(config),
-            _or_dash(config["delta"]),
-            str(config["seed"]),
+            *_configuration(trial.config),
+            str(trial.config["seed"]),
             trial.state.value,
             f"{trial.epoch}/{trial.epochs}",
             "-" if trial.result is None else f"{trial.result.accuracy * 100:.2f}",
@@ -136,15 +131,10 @@ def dry_run_table(would: DryRunOut) -> Table:
     _columns(table, "network", "layer")
     _columns(table, "rank", "lambda_ort", "delta", "seed", "parameters", "comp.", "steps", "time", right=True)
     for trial in would.trials:
-        config = trial.config
         table.add_row(
             str(trial.number),
-            config["model"],
-            config["layer"],
-            _or_dash(config["rank"]),
-            _lambda_ort(config),
-            _or_dash(config["delta"]),
-            str(config["seed"]),
+            *_configuration(trial.config),
+            str(trial.config["seed"]),
             _or_dash(trial.parameters),
             "-" if trial.compression is None else f"{trial.compression:.1f}",
             _or_dash(trial.steps),
@@ -206,15 +196,10 @@ SHOWN = (Metric.ACCURACY, Metric.ECE, Metric.MAX_SINGULAR_VALUE, Metric.COMPRESS
 
 
 def _cells(row: RowOut, *, with_model: bool) -> list[str]:
-    config = row.config
     sigma = row.metrics.get(Metric.MAX_SINGULAR_VALUE)
     return [
         str(row.place),
-        *([config["model"]] if with_model else []),
-        config["layer"],
-        _or_dash(config["rank"]),
-        _lambda_ort(config),
-        _or_dash(config["delta"]),
+        *_configuration(row.config)[0 if with_model else 1 :],
         _mean(row, Metric.ACCURACY, 100, 2),
         str(row.seeds) if row.complete else f"{row.seeds} of {row.trials}",
         _mean(row, Metric.ECE, 100, 2),
@@ -242,8 +227,10 @@ def _columns(table: Table, *names: str, right: bool = False) -> None:
         table.add_column(name, justify="right" if right else "left", no_wrap=True)
 
 
-def _lambda_ort(config: dict[str, object]) -> str:
-    return "-" if config["layer"] == "dense" else f"{config['lambda_ort']:g}"
+def _configuration(config: Mapping[str, Any]) -> list[str]:
+    """Network, layer, rank, lambda_ort and delta of a trial."""
+    lambda_ort = "-" if config["layer"] == "dense" else f"{config['lambda_ort']:g}"
+    return [config["model"], config["layer"], _or_dash(config["rank"]), lambda_ort, _or_dash(config["delta"])]
 
 
 def _or_dash(value: object) -> str:

@@ -4,8 +4,8 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
-from typing import Any, Protocol
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 from ray import tune
@@ -30,11 +30,21 @@ _MOST_REPEATS = 200
 _FINAL_WITH_VALUE = (TrialState.SUCCEEDED, TrialState.EARLY_STOPPED)
 
 
-class _Source(Protocol):
-    """Where points come from: an algorithm with its memory."""
+@dataclass(frozen=True)
+class _Candidate:
+    """A point, the trial that tries it, and the name under which its algorithm is told the outcome."""
+
+    name: str
+    trial: PlannedTrial
+    point: Fields
+
+
+class _Source:
+    """Where points come from: an algorithm, which may learn from what it is told."""
 
     def next(self) -> tuple[str, Fields]:
-        """A point and the name under which its outcome is told."""
+        """A name and a point."""
+        raise NotImplementedError
 
     def tell(self, name: str, value: float | None) -> None:
         """What the point was worth; None where its trial gave nothing."""
@@ -64,7 +74,7 @@ class SearchTrials(Searcher):
         self._planner = Planner("search")
         self._space = domains(search.space)
         self._open = list(open_jobs)
-        self._known = {tried.fingerprint for tried in history}
+        self._tried = {tried.fingerprint for tried in history}
         self._wanted = search.trials - len(history)
         self._source = _make_source(search, self._space, len(history))
         points = {tried.trial_id: tried.point for tried in history}
@@ -75,7 +85,7 @@ class SearchTrials(Searcher):
         self._names: dict[str, str] = {}
         self._trials: dict[str, int] = {}
         self._values: dict[str, float] = {}
-        self._waiting: tuple[str, PlannedTrial, Fields] | None = None
+        self._waiting: _Candidate | None = None
         self._stopped = threading.Event()
         self.exhausted = False
         self.handed_out = 0
@@ -155,15 +165,15 @@ class SearchTrials(Searcher):
         if self._waiting is None:
             logger.warning("the search ends %d trials early: its space has no other point", self._wanted)
             return None
-        name, planned, point = self._waiting
-        job = self._add(planned, point)
+        new = self._waiting
+        job = self._add(new.trial, new.point)
         self._waiting = None
-        self._known.add(planned.fingerprint)
-        self._names[trial_id] = name
+        self._tried.add(new.trial.fingerprint)
+        self._names[trial_id] = new.name
         self._wanted -= 1
         return job
 
-    def _new_point(self) -> tuple[str, PlannedTrial, Fields] | None:
+    def _new_point(self) -> _Candidate | None:
         for _ in range(_MOST_REPEATS):
             name, point = self._source.next()
             try:
@@ -171,8 +181,8 @@ class SearchTrials(Searcher):
             except ConfigError as error:
                 logger.warning("a point of the space cannot be tried: %s", error)
             else:
-                if planned.fingerprint not in self._known:
-                    return name, planned, point
+                if planned.fingerprint not in self._tried:
+                    return _Candidate(name, planned, point)
             self._source.tell(name, None)
         return None
 
@@ -189,7 +199,7 @@ def _make_source(search: Search, space: dict[str, Domain], tried: int) -> _Sourc
     return _Optuna(space, search, tried)
 
 
-class _Random:
+class _Random(_Source):
     """Independent points from Tune's own distributions.
 
     The i-th point follows from the seed and i alone: made anew, it comes across the points that were tried, which are
@@ -206,14 +216,8 @@ class _Random:
         drawn = {path: domain.sample(random_state=state) for path, domain in self._space.items()}
         return str(self._count), _plain(drawn, self._domains)
 
-    def tell(self, name: str, value: float | None) -> None:
-        pass
 
-    def remember(self, point: Fields, value: float) -> None:
-        pass
-
-
-class _Optuna:
+class _Optuna(_Source):
     """Optuna through Tune's `OptunaSearch`.
 
     Made anew it draws with another seed: with the first one it would begin with the points it began with before.
@@ -260,16 +264,15 @@ def _tune_domain(domain: Domain) -> TuneDomain:
     return made
 
 
-def _plain(drawn: dict[str, Any], space: dict[str, Domain]) -> dict[str, Any]:
+def _plain(drawn: Fields, space: dict[str, Domain]) -> Fields:
     """Values as JSON has them."""
-    return {
-        path: domain.values[int(drawn[path])]
-        if domain.kind == "choice"
-        else int(drawn[path])
-        if domain.kind == "int"
-        else float(drawn[path])
-        for path, domain in space.items()
-    }
+
+    def value(path: str, domain: Domain) -> Any:
+        if domain.kind == "choice":
+            return domain.values[int(drawn[path])]
+        return int(drawn[path]) if domain.kind == "int" else float(drawn[path])
+
+    return {path: value(path, domain) for path, domain in space.items()}
 
 
 def _place(domain: Domain, value: Any) -> int:

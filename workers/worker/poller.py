@@ -27,7 +27,7 @@ from service.settings import Settings
 from workers.driver.database_retry import Backoff
 from workers.trial_process.trial_folder import remove_checkpoints, tune_folder
 from workers.worker.processes import identity, is_dead, kill_session, spawn, stop
-from workers.worker.ray_cluster import Cluster, ExistingCluster, LocalCluster, local_cpus, local_gpus
+from workers.worker.ray_cluster import Cluster, LocalCluster, local_cpus, local_gpus
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ class Worker:
 
     def _choose_cluster(self) -> Cluster:
         if address := os.environ.get("RAY_ADDRESS"):
-            return ExistingCluster(address)
+            return Cluster(address)
         return LocalCluster(self._settings.data_dir, cpus=self._cpus, gpus=self._gpus)
 
     def _turn(self) -> float:

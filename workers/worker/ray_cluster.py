@@ -14,7 +14,6 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
 
 import psutil
 
@@ -31,57 +30,36 @@ _PARTS = {"gcs_server", "raylet"}
 _BF16_PRODUCT = "import torch; matrix = torch.ones(64, 64, dtype=torch.bfloat16); matrix @ matrix"
 
 
-class Cluster(Protocol):
-    """Where drivers find Ray."""
-
-    address: str
-
-    def start(self) -> None:
-        """Begins to start; does not wait."""
-
-    def ready(self) -> bool:
-        """Whether drivers can connect."""
-
-    def failed(self) -> bool:
-        """Whether it is gone, or did not come up in time."""
-
-    def stop(self) -> None:
-        """Ends it; nothing of it is left."""
-
-    def env(self) -> dict[str, str]:
-        """What a driver's environment needs to connect."""
-
-
-class ExistingCluster:
-    """A cluster that somebody else runs (`RAY_ADDRESS`); its drivers take the authentication from our environment."""
+class Cluster:
+    """Where drivers find Ray: at an address (`RAY_ADDRESS`) at which somebody else runs it, who starts and stops it."""
 
     def __init__(self, address: str) -> None:
         self.address = address
 
     def start(self) -> None:
-        """Nothing to do."""
+        """Begins to start; does not wait."""
 
     def ready(self) -> bool:
-        """Taken for granted: a driver that cannot connect ends, and its experiment is released."""
+        """Whether drivers can connect. Elsewhere it is taken for granted: a driver that cannot ends, and gives back."""
         return True
 
     def failed(self) -> bool:
-        """Not for us to tell."""
+        """Whether it is gone, or did not come up in time; of one that runs elsewhere we cannot tell."""
         return False
 
     def stop(self) -> None:
-        """Not ours to stop."""
+        """Ends it; nothing of it is left."""
 
     def env(self) -> dict[str, str]:
-        """Nothing beyond the worker's own environment."""
+        """What a driver's environment needs to connect, beyond the worker's own."""
         return {}
 
 
-class LocalCluster:
+class LocalCluster(Cluster):
     """`ray start --head --block` as a child that the kernel ends when this worker ends, however that happens."""
 
     def __init__(self, data_dir: Path, *, cpus: int, gpus: int) -> None:
-        self.address = ""
+        super().__init__("")
         self._cpus, self._gpus = cpus, gpus
         self._token = data_dir / "token"
         self._log = data_dir / "logs" / f"ray-{os.getpid()}.log"

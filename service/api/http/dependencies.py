@@ -90,7 +90,7 @@ class Reply:
             following_url = str(self.url.include_query_params(cursor=following))
         if following_url is not None:
             headers["Link"] = f'<{following_url}>; rel="next"'
-        if self._known is not None and is_known(self._known, tag):
+        if self._known is not None and etag_matches(self._known, tag):
             return Response(status_code=304, headers=headers)
         return Response(body, media_type="application/json", headers=headers)
 
@@ -109,7 +109,7 @@ def tag_of(body: bytes, revision: int | None = None) -> str:
     return f'"{digest}"' if revision is None else f'"{revision}-{digest}"'
 
 
-def is_known(if_none_match: str, tag: str) -> bool:
+def etag_matches(if_none_match: str, tag: str) -> bool:
     """Whether the header names this ETag, weak or strong."""
     known = [one.strip().removeprefix("W/") for one in if_none_match.split(",")]
     return tag.removeprefix("W/") in known or known == ["*"]

@@ -87,14 +87,11 @@ class _DatabaseCollector(Collector):
         yield GaugeMetricFamily("ttsv_database_up", "Whether the database answers.", value=census is not None)
         if census is None:
             return
-        experiments = GaugeMetricFamily("ttsv_experiments", "Experiments by state.", labels=["state"])
-        for state, count in census.experiments.items():
-            experiments.add_metric([state.value], count)
-        yield experiments
-        trials = GaugeMetricFamily("ttsv_trials", "Trials by state.", labels=["state"])
-        for trial_state, count in census.trials.items():
-            trials.add_metric([trial_state.value], count)
-        yield trials
+        for name, counts in (("experiments", census.experiments), ("trials", census.trials)):
+            family = GaugeMetricFamily(f"ttsv_{name}", f"{name.capitalize()} by state.", labels=["state"])
+            for state, count in counts.items():
+                family.add_metric([state.value], count)
+            yield family
         depth = "Trials that wait in experiments that are queued or running."
         yield GaugeMetricFamily("ttsv_queue_depth", depth, value=census.queued_trials)
         spent = "GPU-seconds of all attempts that ended."

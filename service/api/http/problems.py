@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Sequence
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -98,6 +99,28 @@ RESPONSES = refusals(401, 403, 404, 422)
 """What the OpenAPI document says of errors."""
 
 
+_STATUS: dict[type[Exception], int] = {
+    NotFoundError: 404,
+    GoneError: 410,
+    KeyRefusedError: 401,
+    ScopeError: 403,
+    ConflictError: 409,
+    StateError: 409,
+    PreconditionError: 412,
+    QuotaError: 429,
+    IdempotencyError: 422,
+}
+_HEADERS_TO_BLAME = {PreconditionError: "If-Match", IdempotencyError: "Idempotency-Key"}
+
+
+def _refused(status: int, request: Request, error: Exception) -> JSONResponse:
+    """A refusal, which names the field or header that is to blame where there is one."""
+    field = error.field if isinstance(error, ConflictError) else _HEADERS_TO_BLAME.get(type(error))
+    fields = [] if field is None else [ProblemField(field=field, message=str(error))]
+    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
+    return problem(status, str(error), instance=request.url.path, errors=fields, headers=headers)
+
+
 def install(app: FastAPI) -> None:
     """Turns every error of the app into a problem document."""
 
@@ -109,44 +132,8 @@ def install(app: FastAPI) -> None:
     def _validation(request: Request, error: RequestValidationError) -> JSONResponse:
         return _answer(request, wrong_fields(error.errors(), error.body))
 
-    @app.exception_handler(NotFoundError)
-    def _not_found(request: Request, error: NotFoundError) -> JSONResponse:
-        return problem(404, str(error), instance=request.url.path)
-
-    @app.exception_handler(GoneError)
-    def _gone(request: Request, error: GoneError) -> JSONResponse:
-        return problem(410, str(error), instance=request.url.path)
-
-    @app.exception_handler(KeyRefusedError)
-    def _key(request: Request, error: KeyRefusedError) -> JSONResponse:
-        return problem(401, str(error), instance=request.url.path, headers={"WWW-Authenticate": "Bearer"})
-
-    @app.exception_handler(ScopeError)
-    def _scope(request: Request, error: ScopeError) -> JSONResponse:
-        return problem(403, str(error), instance=request.url.path)
-
-    @app.exception_handler(ConflictError)
-    def _conflict(request: Request, error: ConflictError) -> JSONResponse:
-        field = ProblemField(field=error.field, message=str(error))
-        return problem(409, str(error), instance=request.url.path, errors=[field])
-
-    @app.exception_handler(StateError)
-    def _state(request: Request, error: StateError) -> JSONResponse:
-        return problem(409, str(error), instance=request.url.path)
-
-    @app.exception_handler(PreconditionError)
-    def _precondition(request: Request, error: PreconditionError) -> JSONResponse:
-        field = ProblemField(field="If-Match", message=str(error))
-        return problem(412, str(error), instance=request.url.path, errors=[field])
-
-    @app.exception_handler(QuotaError)
-    def _quota(request: Request, error: QuotaError) -> JSONResponse:
-        return problem(429, str(error), instance=request.url.path)
-
-    @app.exception_handler(IdempotencyError)
-    def _idempotency(request: Request, error: IdempotencyError) -> JSONResponse:
-        field = ProblemField(field="Idempotency-Key", message=str(error))
-        return problem(422, str(error), instance=request.url.path, errors=[field])
+    for kind, status in _STATUS.items():
+        app.exception_handler(kind)(partial(_refused, status))
 
     @app.exception_handler(HTTPException)
     def _http(request: Request, error: HTTPException) -> Response:

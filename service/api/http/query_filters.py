@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Any
@@ -75,52 +76,47 @@ ExperimentSort = Annotated[str, _sort(EXPERIMENT_ORDERS)]
 TrialSort = Annotated[str, _sort(TRIAL_ORDERS)]
 
 
-def _experiments(
-    who: Reader,
-    state: Annotated[list[ExperimentState], Query(default_factory=list, max_length=7, description="Any of these.")],
-    tag: Annotated[list[Tag], Query(default_factory=list, max_length=10, description="All of these.")],
-    name: Annotated[Text | None, Query(description="Part of the name, in upper or lower case.")] = None,
-    owner: Annotated[Text | None, Query(description="Whose key posted it.")] = None,
-    created_after: Annotated[Instant | None, Query(description="At this instant or later.")] = None,
-    created_before: Annotated[Instant | None, Query(description="Before this instant.")] = None,
-    archived: Annotated[Archived, Query(description="Those that were archived, or the others.")] = Archived.FALSE,
-) -> ExperimentFilter:
-    return ExperimentFilter(
-        project_id=who.project_id,
-        states=state,
-        name=name,
-        tags=tag,
-        owner=owner,
-        created_after=created_after,
-        created_before=created_before,
-        archived={Archived.FALSE: False, Archived.TRUE: True, Archived.ANY: None}[archived],
-    )
+_ARCHIVED = {Archived.FALSE: False, Archived.TRUE: True, Archived.ANY: None}
 
 
-def _trials(
-    who: Reader,
-    state: Annotated[list[TrialState], Query(default_factory=list, max_length=7, description="Any of these.")],
-    dataset: Annotated[Text | None, Query(examples=["digits"])] = None,
-    model: Annotated[Text | None, Query(examples=["small-cnn"])] = None,
-    layer: Annotated[Text | None, Query(examples=["tt"])] = None,
-    constraint: Annotated[Text | None, Query(examples=["clip"])] = None,
-    rank: Annotated[Rank | None, Query(description="`none`: trials without a rank.")] = None,
-    seed: Annotated[int | None, Query(ge=0, le=MAX_ID)] = None,
-    cell: Annotated[Text | None, Query(description="Fingerprint of the configuration without its seed.")] = None,
-    failure: Annotated[Text | None, Query(description="Class of what went wrong.", examples=["diverged"])] = None,
-) -> TrialFilter:
-    return TrialFilter(
-        project_id=who.project_id,
-        states=state,
-        dataset=dataset,
-        model=model,
-        layer=layer,
-        constraint=constraint,
-        rank=rank,
-        seed=seed,
-        cell=cell,
-        failure=failure,
-    )
+@dataclass(frozen=True, kw_only=True)
+class _Experiments:
+    """The query parameters of `ExperimentFilter`."""
+
+    states: Annotated[
+        list[ExperimentState], Query(alias="state", default_factory=list, max_length=7, description="Any of these.")
+    ]
+    tags: Annotated[list[Tag], Query(alias="tag", default_factory=list, max_length=10, description="All of these.")]
+    name: Annotated[Text | None, Query(description="Part of the name, in upper or lower case.")] = None
+    owner: Annotated[Text | None, Query(description="Whose key posted it.")] = None
+    created_after: Annotated[Instant | None, Query(description="At this instant or later.")] = None
+    created_before: Annotated[Instant | None, Query(description="Before this instant.")] = None
+    archived: Annotated[Archived, Query(description="Those that were archived, or the others.")] = Archived.FALSE
+
+
+def _experiments(who: Reader, asked: Annotated[_Experiments, Depends()]) -> ExperimentFilter:
+    return ExperimentFilter(project_id=who.project_id, **vars(asked) | {"archived": _ARCHIVED[asked.archived]})
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Trials:
+    """The query parameters of `TrialFilter`."""
+
+    states: Annotated[
+        list[TrialState], Query(alias="state", default_factory=list, max_length=7, description="Any of these.")
+    ]
+    dataset: Annotated[Text | None, Query(examples=["digits"])] = None
+    model: Annotated[Text | None, Query(examples=["small-cnn"])] = None
+    layer: Annotated[Text | None, Query(examples=["tt"])] = None
+    constraint: Annotated[Text | None, Query(examples=["clip"])] = None
+    rank: Annotated[Rank | None, Query(description="`none`: trials without a rank.")] = None
+    seed: Annotated[int | None, Query(ge=0, le=MAX_ID)] = None
+    cell: Annotated[Text | None, Query(description="Fingerprint of the configuration without its seed.")] = None
+    failure: Annotated[Text | None, Query(description="Class of what went wrong.", examples=["diverged"])] = None
+
+
+def _trials(who: Reader, asked: Annotated[_Trials, Depends()]) -> TrialFilter:
+    return TrialFilter(project_id=who.project_id, **vars(asked))
 
 
 WhichExperiments = Annotated[ExperimentFilter, Depends(_experiments)]

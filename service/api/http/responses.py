@@ -44,14 +44,7 @@ def experiments_out(
 
 def progress_out(experiment: Experiment, progress: store.Progress) -> ExperimentProgress:
     """Progress with the time left."""
-    return ExperimentProgress(
-        trials=progress.trials,
-        epochs_done=progress.epochs_done,
-        epochs=progress.epochs,
-        best_accuracy=progress.best_accuracy,
-        best_val_accuracy=progress.best_val_accuracy,
-        seconds_left=_seconds_left(experiment, progress),
-    )
+    return ExperimentProgress(**vars(progress), seconds_left=_seconds_left(experiment, progress))
 
 
 def trial_out(trial: Trial, result: Result | None, wanted: Fields | None = None) -> TrialOut:

@@ -3,7 +3,6 @@
 import json
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -29,27 +28,6 @@ SPEC: dict[str, Any] = {
     "base": {"dataset": "digits", "model": "small-cnn"},
     "grid": {"seed": [0, 1, 2]},
 }
-
-
-@pytest.fixture
-def client(server: str) -> Iterator[Client]:
-    with Client(server) as client:
-        yield client
-
-
-@pytest.fixture
-def stored(sqlite_url: str) -> Iterator[Database]:
-    """The server's database."""
-    database = Database(sqlite_url)
-    yield database
-    database.close()
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Waits between two tries are a hundredth."""
-    sleep = time.sleep
-    monkeypatch.setattr("service.client.wire.time.sleep", lambda seconds: sleep(seconds / 100))
 
 
 class Proxy:
@@ -124,13 +102,13 @@ class TestAgainstAServer:
         plan = expand_grid(spec, max_trials=3)
         ids = stored.write(lambda session: [submission.submit(session, Draft(spec, plan)).id for _ in range(53)])
         requests: list[str] = []
-        request = client._wire.http.request
+        request = client._http.request
 
         def counted(method: str, path: str, **more: Any) -> Any:
             requests.append(path)
             return request(method, path, **more)
 
-        monkeypatch.setattr(client._wire.http, "request", counted)
+        monkeypatch.setattr(client._http, "request", counted)
         assert [experiment.id for experiment in client.experiments()] == ids[::-1]
         assert len(requests) == 2
         assert next(client.experiments(state="queued")).id == ids[-1]

@@ -1,14 +1,12 @@
-"""What the clients take up again: streams, downloads; data frames; the same by asyncio."""
+"""What the client takes up again: streams, downloads; data frames."""
 
-import asyncio
 import hashlib
 import json
 import math
 import random
 import socket
 import threading
-import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,6 @@ from sqlalchemy.orm import Session
 
 from service.client import (
     ApiError,
-    AsyncClient,
     ChangedError,
     Client,
     ConflictError,
@@ -29,7 +26,6 @@ from service.client import (
     UnreachableError,
 )
 from service.client.frames import RESULT_COLUMNS
-from service.client.sending import Line
 from service.database import EpochPoint, Experiment
 from service.database.engine import Database
 from service.experiments import actions
@@ -104,27 +100,6 @@ def cut(server: str) -> Iterator[Callable[..., Cutter]]:
         cutter.listener.close()
         for thread in cutter.threads:
             thread.join(10)
-
-
-@pytest.fixture
-def client(server: str) -> Iterator[Client]:
-    with Client(server) as client:
-        yield client
-
-
-@pytest.fixture
-def stored(sqlite_url: str) -> Iterator[Database]:
-    database = Database(sqlite_url)
-    yield database
-    database.close()
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Waits between two tries are a hundredth."""
-    sleep, asleep = time.sleep, asyncio.sleep
-    monkeypatch.setattr("service.client.wire.time.sleep", lambda seconds: sleep(seconds / 100))
-    monkeypatch.setattr("service.client.wire.asyncio.sleep", lambda seconds: asleep(seconds / 100))
 
 
 @pytest.fixture
@@ -330,53 +305,21 @@ class TestErrors:
         with Client() as client:
             assert client.url == server
             assert client.alive().status == "ok"
-        assert Line(None, None, 0, 1).options["headers"] == {"Authorization": "Bearer secret"}
-        assert Line(None, "mine", 0, 1).options["headers"] == {"Authorization": "Bearer mine"}
+            assert client._http.headers["Authorization"] == "Bearer secret"
+        with Client(key="mine") as client:
+            assert client._http.headers["Authorization"] == "Bearer mine"
 
     def test_a_wait_that_the_service_asks_for(self) -> None:
-        line = Line("http://x", None, 3, 1)
+        client = Client("http://x", retries=3)
         busy = httpx.Response(503, headers={"Retry-After": "5"})
-        assert line.pause_after(busy, 0) == 5
-        assert line.pause_after(httpx.Response(503, headers={"Retry-After": "9999"}), 0) == 10
-        assert line.pause_after(httpx.Response(502), 2) < 1.3
+        assert client._pause_after(busy, 0) == 5
+        assert client._pause_after(httpx.Response(503, headers={"Retry-After": "9999"}), 0) == 10
+        assert client._pause_after(httpx.Response(502), 2) < 1.3
         with pytest.raises(UnreachableError):
-            line.pause_after(busy, 3)
-        assert line.pause_after(httpx.ConnectError("x"), 0, repeatable=False) < 0.4
+            client._pause_after(busy, 3)
+        assert client._pause_after(httpx.ConnectError("x"), 0, repeatable=False) < 0.4
         with pytest.raises(UnreachableError):
-            line.pause_after(httpx.ReadError("x"), 0, repeatable=False)
-
-
-class TestAsync:
-    def run(self, server: str, work: Callable[[AsyncClient], Awaitable[None]]) -> None:
-        async def main() -> None:
-            async with AsyncClient(server) as client:
-                await work(client)
-
-        asyncio.run(main())
-
-    def test_everything_once(
-        self, server: str, stored: Database, finished: Callable[..., int], tmp_path: Path, cut: Callable[..., Cutter]
-    ) -> None:
-        done = finished(ONE)
-
-        async def work(client: AsyncClient) -> None:
-            both = await asyncio.gather(client.submit(ONE), client.submit(ONE | {"name": "two"}))
-            assert {experiment.name for experiment in both} == {"one", "two"}
-            assert [found.id async for found in client.experiments(page_size=2)] == [3, 2, 1]
-            assert len([epoch async for epoch in client.epochs(1)]) == 1200
-            assert len(await client.results(done)) == 1
-            assert len(await client.metrics(1)) == 1200
-            (artifact,) = await client.artifacts(1)
-            async with AsyncClient(cut(2000, 100_000).url) as through:
-                assert (await through.download(artifact, tmp_path / "m")).read_bytes() == CONTENT
-            watched = client.watch(both[0].id, every=0.5)
-            assert (await anext(watched)).state == "queued"
-            await asyncio.to_thread(stored.write, lambda session: actions.cancel(session, both[0].id))
-            assert [experiment.state async for experiment in watched] == ["cancelled"]
-            with pytest.raises(MissingError):
-                await client.trial(99)
-
-        self.run(server, work)
+            client._pause_after(httpx.ReadError("x"), 0, repeatable=False)
 
 
 def test_lists_without_specs(client: Client) -> None:

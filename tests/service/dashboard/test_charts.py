@@ -1,4 +1,4 @@
-"""The geometry of the pages' charts, and the plane of a leaderboard against brute force."""
+"""The geometry of the pages' charts, and the scatter plot of a leaderboard against brute force."""
 
 import math
 import random
@@ -19,7 +19,8 @@ from service.database.engine import Database
 from service.experiments import submission
 from service.experiments.submission import Draft
 from service.leaderboards import scatter as planes
-from service.leaderboards.leaderboard import Question, Standing, standings
+from service.leaderboards.filters import Question
+from service.leaderboards.leaderboard import MeasuredDataset, measured_datasets
 from service.leaderboards.metrics import Metric
 from service.queue.leases import Lease
 from service.specs.grid import ExperimentSpec, expand_grid
@@ -126,7 +127,7 @@ class TestWords:
         assert flat({"a": {"b": 1, "c": {}}, "d": [2]}) == [("a.b", 1), ("a.c", {}), ("d", [2])]
 
 
-class TestPlane:
+class TestScatterPlot:
     def test_the_front_is_that_of_brute_force(
         self,
         database: Database,
@@ -141,9 +142,9 @@ class TestPlane:
         for trial, (accuracy, ece) in enumerate(values, 1):
             finish(lease, trial, accuracy, ece=ece)
         with database.read() as session:
-            found = planes.plane(session, Question(dataset="digits"), Metric.ACCURACY, Metric.ECE)
-            absent = planes.plane(session, Question(dataset="digits"), Metric.ACCURACY, Metric.MCE)
-            nowhere = planes.plane(session, Question(dataset="cifar10"), Metric.ACCURACY, Metric.ECE)
+            found = planes.scatter_plot(session, Question(dataset="digits"), Metric.ACCURACY, Metric.ECE)
+            absent = planes.scatter_plot(session, Question(dataset="digits"), Metric.ACCURACY, Metric.MCE)
+            nowhere = planes.scatter_plot(session, Question(dataset="cifar10"), Metric.ACCURACY, Metric.ECE)
         assert absent is None
         assert nowhere is None
         assert found is not None
@@ -170,7 +171,7 @@ class TestPlane:
         for trial in range(1, 7):
             finish(lease, trial, 0.9 if trial == 1 else 0.5 + trial * 1e-9, ece=0.01 if trial == 1 else 0.02)
         with database.read() as session:
-            found = planes.plane(session, Question(dataset="digits"), Metric.ACCURACY, Metric.ECE)
+            found = planes.scatter_plot(session, Question(dataset="digits"), Metric.ACCURACY, Metric.ECE)
         assert found is not None
         assert found.cells == 6
         assert len(found.points) < 6
@@ -178,7 +179,7 @@ class TestPlane:
 
 
 @pytest.mark.parametrize("measured", [0, 1, 3])
-def test_standings_count_what_was_measured(
+def test_data_sets_count_what_was_measured(
     database: Database,
     submit: Callable[..., int],
     claim: Callable[..., Lease],
@@ -193,7 +194,10 @@ def test_standings_count_what_was_measured(
     for trial in range(1, measured + 1):
         finish(lease, trial)
     with database.read() as session:
-        found = standings(session, 0)
-        none = standings(session, 7)
-    assert found == [Standing("digits", min(measured, 1), measured), Standing("synthetic:1x8x8:2:40", 0, 0)]
+        found = measured_datasets(session, 0)
+        none = measured_datasets(session, 7)
+    assert found == [
+        MeasuredDataset("digits", min(measured, 1), measured),
+        MeasuredDataset("synthetic:1x8x8:2:40", 0, 0),
+    ]
     assert none == []

@@ -669,3 +669,11 @@ def test_a_trial_s_page_needs_no_experiment_of_its_own_state(
     page = show(f"/trials/{trial.id}")
     assert "No epoch is done yet." in page.text
     assert "It is not finished yet." in page.text
+
+
+def test_a_search_that_has_not_begun_has_no_trials_yet(sqlite_api: TestClient) -> None:
+    search = {"algorithm": "random", "trials": 2, "space": {"training.lr": {"uniform": [0.01, 0.1]}}}
+    spec = {"name": "s", "base": {"dataset": "digits", "model": "small-cnn"}, "search": search}
+    assert sqlite_api.post("/v1/experiments", json=spec).status_code == 201
+    assert "There are no trials yet: a search" in Page(sqlite_api.get("/experiments/1").text).text
+    assert "No trial is like that" in Page(sqlite_api.get("/experiments/1?state=failed").text).text

@@ -19,8 +19,8 @@ from service.database import Experiment, ExperimentState, Protocol, Result, Tag,
 from service.database.engine import Database
 from service.errors import NotFoundError
 from service.leaderboards import cell_scores
-from service.leaderboards.filters import Filters, GroupBy
-from service.leaderboards.leaderboard import Board, Change, Group, Leaderboard, Question, Row, leaderboard
+from service.leaderboards.filters import Filters, GroupBy, Question
+from service.leaderboards.leaderboard import Board, Change, Group, Leaderboard, Row, leaderboard
 from service.leaderboards.metrics import Metric
 from service.leaderboards.missing import Hole
 from service.paper.reference import references

@@ -16,17 +16,17 @@ from service.settings import Settings
 from ttsv.results import CHECKPOINTS
 from workers.worker.poller import Worker
 from workers.worker.processes import identity
+from workers.worker.ray_cluster import Cluster
 
 if TYPE_CHECKING:
     from tests.workers.conftest import Lab
 
 
-class StandInCluster:
+class StandInCluster(Cluster):
     """Always there, until it is told to fail."""
 
-    address = "nowhere"
-
     def __init__(self) -> None:
+        super().__init__("nowhere")
         self.starts = self.stops = 0
         self.broken = False
 
