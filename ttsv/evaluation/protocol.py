@@ -3,7 +3,6 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -14,11 +13,14 @@ from ttsv.config.trial import TrialConfig
 from ttsv.constraints import ConstraintReport
 from ttsv.data.loading import Dataset
 from ttsv.evaluation.evidence import Evidence
+from ttsv.evaluation.subject import Subject
 from ttsv.layers import Convolution, Framed, TTConv, layer_input_sizes, periodic_size, spectral_layers
 from ttsv.metrics.attacks.record import AttackRecord
 from ttsv.metrics.corruption import CorruptionRecord
+from ttsv.precision import own_dtype
 from ttsv.spectral.network import model_spectra
 from ttsv.spectral.singular_values import conv_norm
+from ttsv.training.facts import LayerRecord
 from ttsv.tt.decomposition import orthogonalize
 
 ECE_BINS = 15
@@ -27,10 +29,8 @@ LIPSCHITZ_RADIUS = 0.5
 ASCENT_STEPS = 20
 
 
-def evaluation_protocol(
-    data: Dataset, preprocessing: dict[str, Any], evidence: Evidence, seed: int, precision: str
-) -> dict[str, Any]:
-    """The protocol of an evaluation's numbers, JSON-ready; `ttsv.evaluation.protocol` adds how the network was trained.
+def evaluation_protocol(subject: Subject, evidence: Evidence, seed: int) -> dict[str, Any]:
+    """The protocol of an evaluation's numbers, JSON-ready; `describe_protocol` adds how the network was trained.
 
     It holds what changes what a number means: the images (data set, its SHA-256, split, how many for each metric),
     the preprocessing, the threat model, the attack's package and version, how certificates are made, where corrupted
@@ -39,13 +39,13 @@ def evaluation_protocol(
     the attack's batch size, which like the device draws other random numbers and nothing more.
     Radii are not in it either: every certified accuracy names its own.
     """
-    count = len(evidence.labels)
+    data, count = subject.data, len(evidence.labels)
     images: dict[str, int] = {"accuracy": count, "calibration": count, "temperature": len(data.validation.labels)}
     protocol: dict[str, Any] = {
         "dataset": data.info.name,
         "dataset_sha256": data.sha256,
         "split": {**data.split, "evaluated": "test"},
-        "preprocessing": {"pixels": "[0, 1]", **preprocessing},
+        "preprocessing": {"pixels": "[0, 1]", "mean": list(subject.mean), "std": list(subject.std)},
         "metrics": {
             "accuracy": "top-1",
             "loss": "mean cross-entropy, nats",
@@ -53,7 +53,7 @@ def evaluation_protocol(
             "temperature": "least loss on the validation images",
         },
         "images": images,
-        "precision": precision,
+        "precision": str(own_dtype(subject.model)).removeprefix("torch."),
     }
     if evidence.attacks:
         images |= {name: len(attack.robust) for name, attack in evidence.attacks.items()}
@@ -93,8 +93,8 @@ def _corruptions(record: CorruptionRecord) -> dict[str, Any]:
 
 def layer_records(
     model: nn.Module, data: Dataset, report: ConstraintReport, spectra: Mapping[str, Tensor] | None = None
-) -> list[dict[str, Any]]:
-    """One JSON-ready record per convolution and other projected layer, as `TrialResult.layers` documents.
+) -> list[LayerRecord]:
+    """One record per convolution and other projected layer, as `TrialResult.layers` documents.
 
     `spectra`: those of `ttsv.spectral.model_spectra` at the images' size, where they are known already.
     """
@@ -105,31 +105,31 @@ def layer_records(
     for name, values in (spectra or model_spectra(model, size, in_channels=channels)).items():
         layer, norms = layers[name], report.layers.get(name)
         records.append(
-            {
-                "name": name,
-                "kind": parametrize.type_before_parametrizations(layer).__name__,
-                "shape": _shapes(layer),
-                "input_size": list(sizes[name]),
-                "largest": _largest(layer, sizes[name], values),
-                "smallest": values.min().item(),
-                "largest_before_projection": None if norms is None else norms.before,
-                "projection": None if norms is None else asdict(norms),
-            }
+            LayerRecord(
+                name=name,
+                kind=parametrize.type_before_parametrizations(layer).__name__,
+                shape=_shapes(layer),
+                input_size=list(sizes[name]),
+                largest=_largest(layer, sizes[name], values),
+                smallest=values.min().item(),
+                largest_before_projection=None if norms is None else norms.before,
+                projection=norms,
+            )
         )
     for name, layer in model.named_modules():  # in the model's order: a report that was stored has none
         if name in report.layers and name not in sizes:
             norms = report.layers[name]
             records.append(
-                {
-                    "name": name,
-                    "kind": type(layer).__name__,
-                    "shape": {"weight": list(layer.get_parameter("weight").shape)},
-                    "input_size": [],
-                    "largest": norms.after,
-                    "smallest": norms.smallest,
-                    "largest_before_projection": norms.before,
-                    "projection": asdict(norms),
-                }
+                LayerRecord(
+                    name=name,
+                    kind=type(layer).__name__,
+                    shape={"weight": list(layer.get_parameter("weight").shape)},
+                    input_size=[],
+                    largest=norms.after,
+                    smallest=norms.smallest,
+                    largest_before_projection=norms.before,
+                    projection=norms,
+                )
             )
     return records
 
@@ -157,13 +157,16 @@ def _largest(layer: nn.Module, seen: tuple[int, ...], values: Tensor) -> float:
     return conv_norm(kernel, size, stride=layer.stride, dilation=layer.dilation, groups=groups)
 
 
-def describe_protocol(config: TrialConfig, evaluation: dict[str, Any]) -> dict[str, Any]:
-    """How a trial's result was measured, JSON-ready: results of equal protocols may be compared.
+def describe_protocol(trained: TrialConfig | None, evaluation: dict[str, Any]) -> dict[str, Any]:
+    """How a network was measured, JSON-ready: results of equal protocols may be compared.
 
-    `evaluation`: that of `ttsv.evaluation.protocol`, to which is added what was trained on, which epoch's weights
-    were evaluated, and which operator singular values are those of.
+    `evaluation`: that of `evaluation_protocol`, to which is added which operator singular values are those of and, by
+    the configuration that the network was trained by, what it was trained on, and which epoch's weights were evaluated:
+    had the test images a say? Where that configuration is not known the protocol says no more than that.
     """
-    by_test = config.training.validation == "test"
+    if trained is None:
+        return evaluation | {"weights": "trained in ways that are not known"}
+    by_test = trained.training.validation == "test"
     measured = "test images" if by_test else "validation images"
     metrics = evaluation["metrics"] | {"singular_values": "periodic"}
     if by_test:
@@ -172,5 +175,6 @@ def describe_protocol(config: TrialConfig, evaluation: dict[str, Any]) -> dict[s
         **evaluation,
         "split": {**evaluation["split"], "trained": "train and validation" if by_test else "train"},
         "metrics": metrics,
-        "weights": "last epoch" if config.training.select == "last" else f"best epoch on the {measured}",
+        "weights": "last epoch" if trained.training.select == "last" else f"best epoch on the {measured}",
+        **({} if trained.dataset == evaluation["dataset"] else {"trained_on": trained.dataset}),
     }

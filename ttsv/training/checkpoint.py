@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from ttsv.errors import DataError
-from ttsv.models import create_model
+from ttsv.models import ModelArguments, create_model
 from ttsv.models.build import Normalize
 
 KEPT = 2
@@ -95,6 +96,20 @@ class Checkpoints:
         return self.folder / f"{number:06d}.safetensors"
 
 
+@dataclass(frozen=True, kw_only=True)
+class SavedNetwork:
+    """A network that `save_model` wrote, and what was written of it.
+
+    `config`: the configuration that it was trained by, as plain data; None where that was not written. `training`: what
+    was noted of its training by the names of `ttsv.training.facts.TrainingFacts`, empty where nothing was.
+    """
+
+    model: nn.Module
+    arguments: ModelArguments
+    config: dict[str, Any] | None = None
+    training: dict[str, Any] = field(default_factory=dict)
+
+
 def save_model(folder: Path, model: nn.Module, arguments: Mapping[str, Any], **facts: Any) -> Path:
     """Writes `model.safetensors` and `model.json`, from which `load_network` rebuilds the network; returns the former.
 
@@ -125,10 +140,10 @@ def restore_weights(model: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 def load_model(folder: Path) -> nn.Module:
     """The network that `save_model` wrote into the folder, see `load_network`."""
-    return load_network(folder / "model.safetensors")[0]
+    return load_network(folder / "model.safetensors").model
 
 
-def load_network(path: Path) -> tuple[nn.Module, dict[str, Any]]:
+def load_network(path: Path) -> SavedNetwork:
     """The network that `save_model` wrote, on the CPU, in evaluation mode, and what was written of it.
 
     `path`: the file of weights, whatever its name is now. It is described by the JSON file of the same name beside it,
@@ -154,7 +169,13 @@ def load_network(path: Path) -> tuple[nn.Module, dict[str, Any]]:
     # As near as the least exact type that weights may be kept in.
     if not all(torch.allclose(*both, rtol=2**-8) for both in zip(told, _normalisations(model), strict=True)):
         raise DataError(f"{beside} is altered: its mean and std are not those of the weights")
-    return model.eval(), described
+    named = {field.name: arguments[field.name] for field in fields(ModelArguments) if field.name in arguments}
+    return SavedNetwork(
+        model=model.eval(),
+        arguments=ModelArguments(**named),
+        config=described.get("config"),
+        training=described.get("training", {}),
+    )
 
 
 def _description(path: Path) -> str:
