@@ -2,22 +2,22 @@
 
 import time
 from collections.abc import Generator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from ttsv.config.fields import Plain
 from ttsv.constraints import ConstraintReport
 from ttsv.data.loading import as_pixels
 from ttsv.evaluation.artifacts import write_evaluation, write_plots
-from ttsv.evaluation.protocol import describe_protocol, layer_records
+from ttsv.evaluation.protocol import layer_records
 from ttsv.evaluation.stages import Measured, measure
 from ttsv.evaluation.subject import EvaluationOptions, Subject
 from ttsv.metrics import cost
-from ttsv.results import StageProgress
+from ttsv.results import StageProgress, protocol_fingerprint
 from ttsv.runtime import describe_environment, known_failures
 from ttsv.spectral.network import model_spectra
 from ttsv.training.facts import LayerRecord
@@ -30,7 +30,7 @@ class NetworkCost:
     parameters: int
     compression: float
     multiply_accumulates: int
-    inference: tuple[cost.InferenceTime, ...]
+    inference: list[cost.InferenceTime]
     evaluation_seconds: float
     peak_memory: int
     peak_memory_of: str
@@ -50,15 +50,40 @@ class LayerSpectra:
 class Evaluated:
     """A network, evaluated.
 
-    `record` is JSON-ready: `protocol` says how it was measured, `results` what came out, `violations` what cannot be
-    true of right numbers, `environment` where it was measured. `cost` and `layers` are None where they were not taken.
+    `environment` says where. `cost` and `layers` are None where they were not taken. `saved`, of a saved network: what
+    its record begins with. `training`: what its record of the cost says of its training.
     """
 
     subject: Subject
     measured: Measured
-    record: dict[str, Any]
+    environment: Plain
     cost: NetworkCost | None
     layers: LayerSpectra | None
+    saved: Mapping[str, str] = field(default_factory=dict)
+    training: Mapping[str, float | None] | None = None
+
+    @property
+    def violations(self) -> list[str]:
+        """What cannot be true of right numbers."""
+        return [violation.text for violation in self.measured.violations]
+
+    @property
+    def record(self) -> Plain:
+        """The evaluation, JSON-ready.
+
+        `protocol` says how it was measured, of a saved network its fingerprint too, `results` what came out.
+        """
+        protocol, results = self.measured.protocol, self.measured.results
+        if self.cost is not None and self.training is not None:
+            results = results | {"cost": asdict(self.cost) | {"training": dict(self.training)}}
+        return {
+            **self.saved,
+            "protocol": protocol,
+            **({"protocol_fingerprint": protocol_fingerprint(protocol)} if self.saved else {}),
+            "results": results,
+            "violations": self.violations,
+            "environment": self.environment,
+        }
 
     @cached_property
     def spectra(self) -> Mapping[str, Tensor]:
@@ -89,14 +114,8 @@ def evaluate_network(subject: Subject, options: EvaluationOptions) -> Generator[
             yield StageProgress(stage="cost", done=0, total=1)
         priced = _cost(subject, started) if options.cost or options.layers else None
         layers = _layers(subject) if options.layers else None
-    results = measured.results | ({"cost": asdict(priced)} if options.cost and priced else {})
-    record = {
-        "protocol": describe_protocol(subject.trained, measured.protocol),
-        "results": results,
-        "violations": [violation.text for violation in measured.violations],
-        "environment": describe_environment(place),
-    }
-    return Evaluated(subject=subject, measured=measured, record=record, cost=priced, layers=layers)
+    environment = describe_environment(place)
+    return Evaluated(subject=subject, measured=measured, environment=environment, cost=priced, layers=layers)
 
 
 def _cost(subject: Subject, started: float) -> NetworkCost:
@@ -106,7 +125,7 @@ def _cost(subject: Subject, started: float) -> NetworkCost:
         parameters=cost.parameters(model),
         compression=cost.compression(model),
         multiply_accumulates=cost.multiply_accumulates(model, data.info.image_size, in_channels=data.info.channels),
-        inference=tuple(cost.inference_times(model, as_pixels(data.test.images[:128].to(place)))),
+        inference=cost.inference_times(model, as_pixels(data.test.images[:128].to(place))),
         evaluation_seconds=seconds,
         peak_memory=cost.peak_memory(place),
         peak_memory_of="allocations on the GPU" if place.type == "cuda" else "the process",

@@ -3,15 +3,16 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from ttsv.config.fields import Plain
 from ttsv.config.trial import TrialConfig
 from ttsv.constraints import ConstraintReport
 from ttsv.data.loading import Dataset
+from ttsv.evaluation.baseline import Baseline
 from ttsv.evaluation.evidence import Evidence
 from ttsv.evaluation.subject import Subject
 from ttsv.layers import Convolution, Framed, TTConv, layer_input_sizes, periodic_size, spectral_layers
@@ -29,29 +30,37 @@ LIPSCHITZ_RADIUS = 0.5
 ASCENT_STEPS = 20
 
 
-def evaluation_protocol(subject: Subject, evidence: Evidence, seed: int) -> dict[str, Any]:
-    """The protocol of an evaluation's numbers, JSON-ready; `describe_protocol` adds how the network was trained.
+def evaluation_protocol(subject: Subject, evidence: Evidence, seed: int, baseline: Baseline | None) -> Plain:
+    """The protocol of an evaluation's numbers, JSON-ready: results of equal protocols may be compared.
 
     It holds what changes what a number means: the images (data set, its SHA-256, split, how many for each metric),
     the preprocessing, the threat model, the attack's package and version, how certificates are made, where corrupted
-    images come from, precision and seed. Left out, and recorded beside it, is what only says where it was computed and
-    leaves the meaning as it is: device, versions of other packages, git revision and dirty flag, threads, and
-    the attack's batch size, which like the device draws other random numbers and nothing more.
+    images come from, precision and seed; by the configuration that the network was trained by, what it was trained on,
+    and which epoch's weights were evaluated: had the test images a say? Left out, and recorded beside it, is what only
+    says where it was computed and leaves the meaning as it is: device, versions of other packages, git revision and
+    dirty flag, threads, and the attack's batch size, which like the device draws other random numbers and nothing more.
     Radii are not in it either: every certified accuracy names its own.
     """
-    data, count = subject.data, len(evidence.labels)
+    data, count, trained = subject.data, len(evidence.labels), subject.trained
     images: dict[str, int] = {"accuracy": count, "calibration": count, "temperature": len(data.validation.labels)}
-    protocol: dict[str, Any] = {
+    split: dict[str, str] = {**data.split, "evaluated": "test"}
+    metrics: Plain = {
+        "accuracy": "top-1",
+        "loss": "mean cross-entropy, nats",
+        "ece": {"bins": ECE_BINS, "edges": "equal width, right-closed"},
+        "temperature": "least loss on the validation images",
+    }
+    if trained is not None:
+        by_test = trained.training.validation == "test"
+        split["trained"] = "train and validation" if by_test else "train"
+        metrics["temperature"] += ", which were trained on" if by_test else ""
+        metrics["singular_values"] = "periodic"
+    protocol: Plain = {
         "dataset": data.info.name,
         "dataset_sha256": data.sha256,
-        "split": {**data.split, "evaluated": "test"},
+        "split": split,
         "preprocessing": {"pixels": "[0, 1]", "mean": list(subject.mean), "std": list(subject.std)},
-        "metrics": {
-            "accuracy": "top-1",
-            "loss": "mean cross-entropy, nats",
-            "ece": {"bins": ECE_BINS, "edges": "equal width, right-closed"},
-            "temperature": "least loss on the validation images",
-        },
+        "metrics": metrics,
         "images": images,
         "precision": str(own_dtype(subject.model)).removeprefix("torch."),
     }
@@ -74,15 +83,28 @@ def evaluation_protocol(subject: Subject, evidence: Evidence, seed: int) -> dict
     if evidence.corruption is not None:
         images["corruptions"] = evidence.corruption.protocol["images"]
         protocol["corruptions"] = _corruptions(evidence.corruption)
+        if baseline is not None and baseline.fits(evidence.corruption):
+            protocol["corruptions"]["mce_baseline"] = baseline.sha256
+    protocol["weights"] = _weights(trained)
+    if trained is not None and trained.dataset != data.info.name:
+        protocol["trained_on"] = trained.dataset
     return protocol
 
 
-def _attack(attack: AttackRecord) -> dict[str, Any]:
+def _weights(trained: TrialConfig | None) -> str:
+    if trained is None:
+        return "trained in ways that are not known"
+    if trained.training.select == "last":
+        return "last epoch"
+    return f"best epoch on the {'test' if trained.training.validation == 'test' else 'validation'} images"
+
+
+def _attack(attack: AttackRecord) -> Plain:
     left_out = ("batch_size", "images")
     return {name: value for name, value in attack.protocol().items() if name not in left_out}
 
 
-def _corruptions(record: CorruptionRecord) -> dict[str, Any]:
+def _corruptions(record: CorruptionRecord) -> Plain:
     """Published files by one SHA-256 over theirs; generated ones by what they were made of, and with."""
     found = {name: value for name, value in record.protocol.items() if name not in ("files", "images")}
     if found["corruptions"] == "published":
@@ -155,26 +177,3 @@ def _largest(layer: nn.Module, seen: tuple[int, ...], values: Tensor) -> float:
     groups = layer.groups if isinstance(layer, Convolution) else 1
     size = periodic_size(seen, layer.stride)
     return conv_norm(kernel, size, stride=layer.stride, dilation=layer.dilation, groups=groups)
-
-
-def describe_protocol(trained: TrialConfig | None, evaluation: dict[str, Any]) -> dict[str, Any]:
-    """How a network was measured, JSON-ready: results of equal protocols may be compared.
-
-    `evaluation`: that of `evaluation_protocol`, to which is added which operator singular values are those of and, by
-    the configuration that the network was trained by, what it was trained on, and which epoch's weights were evaluated:
-    had the test images a say? Where that configuration is not known the protocol says no more than that.
-    """
-    if trained is None:
-        return evaluation | {"weights": "trained in ways that are not known"}
-    by_test = trained.training.validation == "test"
-    measured = "test images" if by_test else "validation images"
-    metrics = evaluation["metrics"] | {"singular_values": "periodic"}
-    if by_test:
-        metrics["temperature"] += ", which were trained on"
-    return {
-        **evaluation,
-        "split": {**evaluation["split"], "trained": "train and validation" if by_test else "train"},
-        "metrics": metrics,
-        "weights": "last epoch" if trained.training.select == "last" else f"best epoch on the {measured}",
-        **({} if trained.dataset == evaluation["dataset"] else {"trained_on": trained.dataset}),
-    }

@@ -16,7 +16,7 @@ from ttsv.evaluation.saved_spectra import load_described
 from ttsv.evaluation.stages import check_evaluation
 from ttsv.evaluation.subject import EvaluationOptions, Subject
 from ttsv.models import ModelArguments
-from ttsv.results import StageProgress, protocol_fingerprint
+from ttsv.results import StageProgress
 from ttsv.runtime import find_device
 
 _TRAINING = ("train_seconds", "constraint_seconds", "step_seconds", "constraint_step_seconds")
@@ -72,17 +72,11 @@ def evaluate(
         found = yield from evaluate_network(subject, options)
     except DivergedError as error:
         raise DataError(f"{path}: {error}") from error
-    if cost:
-        found.record["results"]["cost"]["training"] = {name: saved.training.get(name) for name in _TRAINING}
     if own_state is not None:
         own_state.unlink(missing_ok=True)
-    protocol = found.record["protocol"]
-    of_model = {
-        "model_sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
-        "protocol": protocol,
-        "protocol_fingerprint": protocol_fingerprint(protocol),
-    }
-    return replace(found, record=of_model | found.record)
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    training = {name: saved.training.get(name) for name in _TRAINING}
+    return replace(found, saved={"model_sha256": sha256}, training=training)
 
 
 def _attack_state(path: Path, data: Dataset, data_dir: Path, config: EvaluationConfig, images: int | None) -> Path:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ttsv.certification.certificates import assumed_lipschitz, certificates, lipschitz_bound
 from ttsv.config.evaluation import PUBLISHED_CORRUPTIONS, EvaluationConfig
+from ttsv.config.fields import Plain
 from ttsv.data.corruptions import SEVERITIES, CorruptionSource, PublishedCorruptions
 from ttsv.data.generated_corruptions import GeneratedCorruptions
 from ttsv.data.loading import Dataset, Split
@@ -44,8 +45,8 @@ class Measured:
     """
 
     columns: dict[str, float | None]
-    results: dict[str, Any]
-    protocol: dict[str, Any]
+    results: Plain
+    protocol: Plain
     violations: list[Violation]
     evidence: Evidence
 
@@ -95,13 +96,10 @@ def measure(subject: Subject, options: EvaluationOptions) -> Generator[StageProg
         with _timed(seconds, "corruptions"):
             evidence.corruption = yield from _corrupt(subject, test, options)
     baseline = Baseline.find(options.folder, data.info.name) if evidence.corruption else None
-    protocol = evaluation_protocol(subject, evidence, config.seed)
-    if baseline is not None and baseline.fits(evidence.corruption):
-        protocol["corruptions"]["mce_baseline"] = baseline.sha256
     return Measured(
         columns=columns(evidence, baseline),
         results=results(evidence, config, baseline),
-        protocol=protocol,
+        protocol=evaluation_protocol(subject, evidence, config.seed, baseline),
         violations=find_violations(evidence),
         evidence=evidence,
     )

@@ -72,12 +72,12 @@ def evaluate_trial(
         eval_seconds=time.perf_counter() - started,
         spectrum_seconds=found.layers.seconds,
         spectrum_memory=found.layers.memory,
-        protocol=found.record["protocol"],
-        environment=found.record["environment"],
+        protocol=found.measured.protocol,
+        environment=found.environment,
         layers=[asdict(layer) for layer in layers],
-        valid=not found.record["violations"],
-        violations=found.record["violations"],
-        evaluation=found.record["results"],
+        valid=not found.violations,
+        violations=found.violations,
+        evaluation=found.measured.results,
         artifacts={"model": model} | files,
     )
 

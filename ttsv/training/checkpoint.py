@@ -6,19 +6,23 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import safetensors
 import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
+from ttsv.config.fields import Plain
 from ttsv.errors import DataError
 from ttsv.models import ModelArguments, create_model
 from ttsv.models.build import Normalize
 
 KEPT = 2
 """Checkpoints kept: should the newest be damaged, the one before is there."""
+
+State: TypeAlias = dict[str, Any]
+"""A tree of dicts with string keys, lists, tensors and JSON values."""
 
 _DESCRIPTION = "ttsv"
 """The entry of a network's file that says how to build it."""
@@ -29,10 +33,10 @@ _TENSOR, _STRIDES = "$tensor", "$strides"
 class Checkpoints:
     """The checkpoints of one trial in a folder (created), newest last.
 
-    `identity` (JSON-ready) says what the states belong to: those of another identity are not resumed. A state is a
-    tree of dicts with string keys, lists, tensors and JSON values; tensors keep their layout in memory, on which the
-    order of sums and so their rounding depends. A checkpoint is its tensors in `NUMBER.safetensors`, and
-    `NUMBER.json`, written after them: without a whole JSON file there is no checkpoint.
+    `identity` (JSON-ready) says what the states belong to: those of another identity are not resumed. Tensors of a
+    state keep their layout in memory, on which the order of sums and so their rounding depends. A checkpoint is its
+    tensors in `NUMBER.safetensors`, and `NUMBER.json`, written after them: without a whole JSON file there is no
+    checkpoint.
     """
 
     def __init__(self, folder: Path, identity: Mapping[str, Any]) -> None:
@@ -42,7 +46,7 @@ class Checkpoints:
         for unfinished in folder.glob("*.tmp"):
             unfinished.unlink()
 
-    def save(self, number: int, state: Mapping[str, Any]) -> None:
+    def save(self, number: int, state: State) -> None:
         """Writes checkpoint `number` (the epochs done), then deletes all but the last two.
 
         A process killed at any moment leaves the checkpoints before this one whole.
@@ -56,7 +60,7 @@ class Checkpoints:
         for old in self._numbers()[:-KEPT]:
             self._delete(old)
 
-    def latest(self) -> dict[str, Any] | None:
+    def latest(self) -> State | None:
         """The newest state that is whole and has this identity, its tensors on the CPU; None without one.
 
         Newer ones, damaged or of another identity, are deleted: their numbers are written again.
@@ -72,7 +76,7 @@ class Checkpoints:
         self._record(number).unlink()
         self._tensors(number).unlink(missing_ok=True)
 
-    def _read(self, number: int) -> dict[str, Any] | None:
+    def _read(self, number: int) -> State | None:
         try:
             record = json.loads(self._record(number).read_bytes())
             body = record["body"]
@@ -81,7 +85,7 @@ class Checkpoints:
                 return None
             if record["tensors_sha256"] != _sha256(content):
                 return None
-            state: dict[str, Any] = _unpack(body["state"], load(content))
+            state: State = _unpack(body["state"], load(content))
         except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError):
             return None
         return state
@@ -106,8 +110,8 @@ class SavedNetwork:
 
     model: nn.Module
     arguments: ModelArguments
-    config: dict[str, Any] | None = None
-    training: dict[str, Any] = field(default_factory=dict)
+    config: Plain | None = None
+    training: Plain = field(default_factory=dict)
 
 
 def save_model(folder: Path, model: nn.Module, arguments: Mapping[str, Any], **facts: Any) -> Path:
@@ -118,7 +122,7 @@ def save_model(folder: Path, model: nn.Module, arguments: Mapping[str, Any], **f
     which are the same whenever the weights are.
     """
     tensors = {name: _copy(value) for name, value in model.state_dict().items()}
-    told: dict[str, Any] = {"model": dict(arguments)}
+    told: Plain = {"model": dict(arguments)}
     if "config" in facts:
         told["config"] = {name: value for name, value in facts["config"].items() if name != "evaluation"}
     told["sha256"] = _told_sha256(told, tensors)
@@ -153,7 +157,7 @@ def load_network(path: Path) -> SavedNetwork:
     beside = path.with_suffix(".json")
     try:
         content = path.read_bytes()
-        described: dict[str, Any] = json.loads(beside.read_bytes() if beside.exists() else _description(path))
+        described: Plain = json.loads(beside.read_bytes() if beside.exists() else _description(path))
         arguments, expected = dict(described["model"]), described["sha256"]
         tensors = load(content)
     except safetensors.SafetensorError as error:

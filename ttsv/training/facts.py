@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ttsv.config.evaluation import EVALUATION
-from ttsv.config.fields import differing
+from ttsv.config.fields import Plain, differing
 from ttsv.config.trial import TrialConfig
 from ttsv.constraints import LayerNorms
 from ttsv.data.loading import Dataset
@@ -33,7 +33,7 @@ class LayerRecord:
     projection: LayerNorms | None
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> "LayerRecord":
+    def from_dict(cls, data: Plain) -> "LayerRecord":
         """Inverse of `asdict`."""
         projection = data["projection"]
         return cls(**data | {"projection": None if projection is None else LayerNorms(**projection)})
@@ -69,7 +69,7 @@ def _with_projection(record: LayerRecord, noted: LayerRecord) -> LayerRecord:
     return replace(record, largest_before_projection=noted.largest_before_projection, projection=noted.projection)
 
 
-def describe_training(config: TrialConfig, data: Dataset, facts: TrainingFacts) -> dict[str, Any]:
+def describe_training(config: TrialConfig, data: Dataset, facts: TrainingFacts) -> Plain:
     """What goes into a model's JSON file, for `read_training`."""
     return {"config": config.to_dict(), "dataset_sha256": data.sha256, "training": asdict(facts)}
 
@@ -102,7 +102,7 @@ def read_training(path: Path, config: TrialConfig, arguments: ModelArguments, da
     return facts
 
 
-def _trained(config: TrialConfig) -> dict[str, Any]:
+def _trained(config: TrialConfig) -> Plain:
     """What differs from the defaults, but for the evaluation."""
     return differing(replace(config, evaluation=EVALUATION))
 

@@ -165,15 +165,15 @@ def _run(options: _Options) -> None:
         if "autoattack" in names:
             typer.echo("ttsv: interrupted: the same command goes on with AutoAttack where it was", err=True)
         raise
-    found = replace(found, record={"model": str(options.model), **found.record})
+    found = replace(found, saved={"model": str(options.model), **found.saved})
     with _writing():
         _write(found, options)
     console.print(_table(found.record))
     for check in found.record["results"]["checks"]:
         console.print(f"checked: {check}", markup=False)
-    for violation in found.record["violations"]:
+    for violation in found.violations:
         console.print(f"INVALID: {violation}", markup=False)
-    if found.record["violations"]:
+    if found.violations:
         raise typer.Exit(1)
     if options.save_baseline:
         with _writing():

@@ -728,18 +728,18 @@ def test_gradients_of_less_precision_are_clipped_as_they_are() -> None:
         assert (moved - wanted).norm() <= 0.05 * wanted.norm()
 
 
-class Overflowing(nn.Sequential):
+class Overflowing(nn.Module):
     """Has so many steps whose gradients are not finite in half precision."""
 
     def __init__(self, steps: int) -> None:
-        super().__init__(*network())
-        self.steps = steps
+        super().__init__()
+        self.network, self.steps = network(), steps
 
     def forward(self, images: Tensor) -> Tensor:
-        logits: Tensor = super().forward(images)
+        logits: Tensor = self.network(images)
         if self.training and self.steps:
             self.steps -= 1
-            logits.register_hook(lambda gradient: gradient * 1e30)
+            logits.register_hook(lambda gradient: gradient * 1e30)  # type: ignore[no-untyped-call]
         return logits
 
 
@@ -762,17 +762,21 @@ def test_the_scale_of_gradients_is_kept_over_a_break(tmp_path: Path) -> None:
     assert scale() == halved
 
 
-class Unfit(nn.Sequential):
+class Unfit(nn.Module):
     """Gives logits that are not finite, but only while it is trained."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = network()
+
     def forward(self, images: Tensor) -> Tensor:
-        logits: Tensor = super().forward(images)
+        logits: Tensor = self.network(images)
         return logits * math.inf if self.training else logits
 
 
 def test_a_training_whose_steps_are_all_left_out_has_diverged() -> None:
     with pytest.raises(DivergedError, match="train_loss is nan after epoch 1"):
-        run(Unfit(*network()), trial(precision="fp16"))
+        run(Unfit(), trial(precision="fp16"))
 
 
 def test_skew_orthogonal_layers_scale_their_kernel_in_full_precision() -> None:
