@@ -7,9 +7,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 from ttsv.config.trial import TrialConfig
-from ttsv.results import CHECKPOINTS, EpochMetrics, StageProgress, TrialResult, protocol_fingerprint
-
-__all__ = ["CHECKPOINTS", "EpochMetrics", "StageProgress", "TrialResult", "protocol_fingerprint", "run_trial"]
+from ttsv.results import CHECKPOINTS, EpochMetrics, StageProgress, TrialResult
 
 
 def run_trial(
@@ -29,6 +27,21 @@ def run_trial(
     says, and what was noted of its training stays noted. Raises `DataError` where it is not the network that `config`
     describes: of another model, data or training.
     """
-    from ttsv.run import run
+    from ttsv.data import load_dataset
+    from ttsv.evaluation.stages import check_evaluation
+    from ttsv.evaluation.trial_result import evaluate_trial, take_network
+    from ttsv.runtime import find_device
+    from ttsv.training.network import train_network
 
-    return run(config, data_dir=data_dir, folder=folder, device=device, source=source)
+    config = config.canonical()
+    place = find_device(device)
+    data = load_dataset(config.dataset, data_dir)
+    config.check_images(data.info)
+    datasets = Path(data_dir) / "datasets"
+    check_evaluation(config.evaluation, data, datasets)
+    (folder / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
+    if source is None:
+        network = yield from train_network(config, data, folder=folder, device=place)
+    else:
+        network = take_network(source, config, data, device=place)
+    yield (yield from evaluate_trial(config, data, network, folder=folder, datasets=datasets))

@@ -160,7 +160,7 @@ EPOCHS_DONE = case((Trial.state.in_(OPEN_TRIALS), Trial.epoch), else_=Trial.epoc
 
 
 class EpochPoint(Base):
-    """What one epoch of one trial gave (`ttsv.trial.EpochMetrics`)."""
+    """What one epoch of one trial gave (`ttsv.results.EpochMetrics`)."""
 
     __tablename__ = "epoch_points"
 

@@ -44,7 +44,7 @@ _Numbers: Any = type("_Numbers", (), _numbers())
 
 
 class Result(_Numbers, Base):  # type: ignore[misc] # whose columns are the catalogue's
-    """What a succeeded trial is worth (`ttsv.trial.TrialResult`): at most one per trial.
+    """What a succeeded trial is worth (`ttsv.results.TrialResult`): at most one per trial.
 
     The metrics of `ttsv.metrics.catalog`, each a column; what the trial's `evaluation` did not ask for is null. A
     result with `violations` is no number to be shown: what it says cannot be true.

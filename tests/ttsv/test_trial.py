@@ -20,10 +20,11 @@ from ttsv.metrics import cost
 from ttsv.metrics.accuracy import accuracy, predict
 from ttsv.models import layer_shapes
 from ttsv.models.shapes import LAYERS, shape_compression
+from ttsv.results import EpochMetrics, TrialResult, protocol_fingerprint
 from ttsv.spectral.network import spectral_layers
 from ttsv.spectral.singular_values import conv_singular_values
 from ttsv.training.checkpoint import load_model
-from ttsv.trial import EpochMetrics, TrialResult, protocol_fingerprint, run_trial
+from ttsv.trial import run_trial
 
 QUICKSTART = json.loads((Path(__file__).parents[2] / "examples" / "quickstart.json").read_text())
 
@@ -202,6 +203,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from ttsv.config.trial import TrialConfig
+from ttsv.results import EpochMetrics, TrialResult, protocol_fingerprint
 from ttsv.trial import run_trial
 import json
 config, folder, last = TrialConfig.from_dict(json.loads(sys.argv[1])), Path(sys.argv[2]), int(sys.argv[3])

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from ttsv.config.trial import TrialConfig
 from ttsv.errors import DivergedError
-from ttsv.results import StageProgress
-from ttsv.trial import EpochMetrics, TrialResult
+from ttsv.results import EpochMetrics, StageProgress, TrialResult
 from workers.driver.__main__ import main
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from ttsv.config.fields import Checked, Each, Number, OneOf, changed, field
+from ttsv.config.fields import Checked, Each, Number, OneOf, at_default, field
 from ttsv.data.catalog import DatasetInfo
 from ttsv.errors import ConfigError
 
@@ -88,7 +88,7 @@ class EvaluationConfig(Checked):
             unused += ["lipschitz_images"]
         if not self.attacks and not self.lipschitz_methods and self.corruptions != "generated":
             unused += ["seed"]
-        return changed(self, {name: getattr(EVALUATION, name) for name in unused})
+        return at_default(self, unused)
 
     def check_dataset(self, dataset: str, info: DatasetInfo | None) -> None:
         """Raises `ConfigError` where the data set does not have what the evaluation takes.

@@ -11,17 +11,21 @@ import itertools
 import json
 import math
 import typing
+from collections.abc import Container
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
 
 from ttsv.errors import ConfigError
+
+Plain: TypeAlias = dict[str, Any]
+"""An object of JSON: a configuration as plain data, or a JSON schema."""
 
 
 class Check(Protocol):
     """Tells what would be right for a wrong value (None for a right one), and the same as JSON schema."""
 
     def fix(self, value: Any) -> str | None: ...  # noqa: D102 - the class says it
-    def schema(self) -> dict[str, Any]: ...  # noqa: D102 - the class says it
+    def schema(self) -> Plain: ...  # noqa: D102 - the class says it
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,7 @@ class OneOf:
         """What would be right, or None."""
         return None if value in self.names else f"must be one of {', '.join(self.names)}"
 
-    def schema(self) -> dict[str, Any]:
+    def schema(self) -> Plain:
         """As JSON schema."""
         return {"enum": list(self.names)}
 
@@ -54,7 +58,7 @@ class Number:
         upper = f" and at most {self.high:.15g}" if math.isfinite(self.high) else ""
         return f"must be finite and {'above' if self.above else 'at least'} {self.low:.15g}{upper}"
 
-    def schema(self) -> dict[str, Any]:
+    def schema(self) -> Plain:
         """As JSON schema."""
         bounds = {"exclusiveMinimum" if self.above else "minimum": self.low}
         return bounds | ({"maximum": self.high} if math.isfinite(self.high) else {})
@@ -69,7 +73,7 @@ class Ascending:
         right = all(v >= 1 for v in value) and all(a < b for a, b in itertools.pairwise(value))
         return None if right else "must be ascending epochs, each at least 1"
 
-    def schema(self) -> dict[str, Any]:
+    def schema(self) -> Plain:
         """As JSON schema (which cannot say "ascending")."""
         return {"items": {"type": "integer", "minimum": 1}}
 
@@ -84,7 +88,7 @@ class Each:
         """What would be right, or None."""
         return next((fix.replace("must be", "must each be", 1) for v in value if (fix := self.check.fix(v))), None)
 
-    def schema(self) -> dict[str, Any]:
+    def schema(self) -> Plain:
         """As JSON schema."""
         return {"items": {"type": "number", **self.check.schema()}}
 
@@ -131,10 +135,10 @@ class FieldInfo:
             raise ConfigError(self.path, value, fix + (", or null" if type(None) in self.types else ""))
         return value
 
-    def schema(self) -> dict[str, Any]:
+    def schema(self) -> Plain:
         """JSON schema of the field's values."""
         types = [_SCHEMA_NAMES[kind] for kind in self.types]
-        schema: dict[str, Any] = {"type": types[0] if len(types) == 1 else types, "description": self.doc}
+        schema: Plain = {"type": types[0] if len(types) == 1 else types, "description": self.doc}
         if self.default is not dataclasses.MISSING:
             schema["default"] = list(self.default) if isinstance(self.default, tuple) else self.default
         if self.element is not None:
@@ -235,7 +239,7 @@ def build(cls: type[_Part], data: Any) -> _Part:
     known = _parts_and_fields(cls)
     if not isinstance(data, dict):
         raise ConfigError(cls.path.rstrip("."), data, f"must be an object with {', '.join(known)}")
-    values: dict[str, Any] = {}
+    values: Plain = {}
     for name, value in data.items():
         if name not in known:
             raise ConfigError(f"{cls.path}{name}", value, f"unknown; the fields here are {', '.join(known)}")
@@ -247,15 +251,21 @@ def build(cls: type[_Part], data: Any) -> _Part:
     return cls(**values)
 
 
-def changed(part: _Part, changes: dict[str, Any]) -> _Part:
+def changed(part: _Part, **values: Any) -> _Part:
     """`dataclasses.replace`, but the very part where nothing changes."""
-    real = {name: value for name, value in changes.items() if getattr(part, name) != value}
+    real = {name: value for name, value in values.items() if getattr(part, name) != value}
     return dataclasses.replace(part, **real) if real else part
 
 
-def plain(part: Checked) -> dict[str, Any]:
+def at_default(part: _Part, names: Container[str], **values: Any) -> _Part:
+    """The part with the named fields at their defaults, and others at `values`."""
+    unused = {field.name: field.default for field in dataclasses.fields(part) if field.name in names}
+    return changed(part, **unused | values)
+
+
+def plain(part: Checked) -> Plain:
     """Every field as nested plain data, JSON-ready."""
-    found: dict[str, Any] = {}
+    found: Plain = {}
     for name, field in _parts_and_fields(type(part)).items():
         value = getattr(part, name)
         if not isinstance(field, FieldInfo):
@@ -266,9 +276,9 @@ def plain(part: Checked) -> dict[str, Any]:
     return found
 
 
-def differing(part: Checked) -> dict[str, Any]:
+def differing(part: Checked) -> Plain:
     """The fields whose values are not their defaults, as nested plain data."""
-    found: dict[str, Any] = {}
+    found: Plain = {}
     for name, field in _parts_and_fields(type(part)).items():
         value = getattr(part, name)
         if not isinstance(field, FieldInfo):
@@ -279,7 +289,7 @@ def differing(part: Checked) -> dict[str, Any]:
     return found
 
 
-def digest(data: dict[str, Any]) -> str:
+def digest(data: Plain) -> str:
     """SHA-256 (hex) of plain data, whatever the order of its keys."""
     text = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -14,8 +14,9 @@ from ttsv.config.fields import (
     FieldInfo,
     Number,
     OneOf,
+    Plain,
+    at_default,
     build,
-    changed,
     differing,
     digest,
     field,
@@ -90,18 +91,18 @@ class TrainingConfig(Checked):
 
     def canonical(self) -> "TrainingConfig":
         """The same training with every field that has no effect set to its default."""
-        changes: dict[str, Any] = {}
+        unused: list[str] = []
         if self.schedule != "multistep":
-            changes |= {"milestones": (), "gamma": 0.1}
+            unused += ["milestones", "gamma"]
         if self.optimizer == "sgd":
-            changes |= {"amsgrad": False, "eps": 1e-8}
+            unused += ["amsgrad", "eps"]
         else:
-            changes |= {"momentum": 0.9, "nesterov": True}
-        if not self.momentum:
-            changes |= {"nesterov": True}
+            unused += ["momentum"]
+        if self.optimizer != "sgd" or not self.momentum:
+            unused += ["nesterov"]
         if self.precision != "float32":
-            changes |= {"convolutions": "winograd"}
-        return changed(self, changes)
+            unused += ["convolutions"]
+        return at_default(self, unused)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +163,7 @@ class ModelName:
         """What would be right, or None."""
         return name_fix(value if isinstance(value, str) else "")
 
-    def schema(self) -> dict[str, Any]:
+    def schema(self) -> Plain:
         """As JSON schema (which cannot say that a depth is 6 n + 4)."""
         return {"anyOf": [{"enum": list(list_models())}, *({"pattern": f"^({p})$"} for p in name_patterns())]}
 
@@ -177,7 +178,7 @@ class Rank:
         fix = f"must be a whole number of at least 1 and at most {_LARGEST_RANK}, or a fraction above 0 and below 1"
         return None if right else fix
 
-    def schema(self) -> dict[str, Any]:
+    def schema(self) -> Plain:
         """As JSON schema."""
         whole = {"type": "integer", "minimum": 1, "maximum": _LARGEST_RANK}
         fraction = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}
@@ -231,23 +232,23 @@ class TrialConfig(Checked):
         have nothing to lose; without a constraint its options mean nothing. `layer="tt"` without a rank is a dense
         network, `"soc-tt"` one of SOC layers.
         """
-        changes: dict[str, Any] = {}
-        if not self.layer.endswith("tt") or self.rank is None:
-            plain_layer = "dense" if self.layer == "tt" else self.layer.removesuffix("-tt")
-            changes |= {"layer": plain_layer, "rank": None, "frames": "free"}
-        if "rank" in changes or self.frames == "orthonormal" or not self.lambda_ort:
-            changes |= {"lambda_ort": 0.0, "ort_normalizer": "paper"}
-        if self.constraint != "clip" or self.delta is None:
-            changes |= {"delta": None, "clipping": ClippingConfig()}
+        layer, unused = self.layer, list[str]()
+        if not layer.endswith("tt") or self.rank is None:
+            layer = "dense" if layer == "tt" else layer.removesuffix("-tt")
+            unused += ["rank", "frames"]
+        if "rank" in unused or self.frames == "orthonormal" or not self.lambda_ort:
+            unused += ["lambda_ort", "ort_normalizer"]
+        clips = self.constraint == "clip" and self.delta is not None
+        if not clips:
+            unused += ["delta", "clipping"]
         divides = any((self.division.conv, self.division.linear, self.division.batch_norm))
         if self.constraint != "divide" or not divides:
-            changes |= {"division": DivisionConfig()}
-        if {"clipping", "division"} <= changes.keys():
-            changes |= {"constraint": "none"}
-        changes |= {"training": self.training.canonical(), "evaluation": self.evaluation.canonical()}
-        if not self.augmentation.pad:
-            changes["augmentation"] = changed(self.augmentation, {"padding": "zeros"})
-        return changed(self, changes)
+            unused += ["division"]
+            if not clips:
+                unused += ["constraint"]
+        augmentation = self.augmentation if self.augmentation.pad else at_default(self.augmentation, ["padding"])
+        parts = {"training": self.training.canonical(), "evaluation": self.evaluation.canonical()}
+        return at_default(self, unused, layer=layer, augmentation=augmentation, **parts)
 
     def check_images(self, info: DatasetInfo | None = None) -> None:
         """Raises `ConfigError` where the network cannot take the data set's images.
@@ -285,12 +286,12 @@ class TrialConfig(Checked):
         """The fingerprint without the seed: trials of one cell are averaged on a leaderboard."""
         return digest({k: v for k, v in differing(self.canonical()).items() if k != "seed"})
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Plain:
         """Plain data (JSON-ready) with every field."""
         return plain(self)
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> "TrialConfig":
+    def from_dict(cls, data: Plain) -> "TrialConfig":
         """Inverse of `to_dict`; fields left out take their defaults. Raises `ConfigError`."""
         return build(cls, data)
 

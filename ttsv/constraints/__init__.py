@@ -7,7 +7,7 @@ state (momentum) as it is.
 """
 
 from ttsv.constraints.clip import Clip
-from ttsv.constraints.compose import Compose, Orthogonal
+from ttsv.constraints.compose import Compose, Orthogonal, make_constraint
 from ttsv.constraints.divide import Divide
 from ttsv.constraints.protocol import Constraint, ConstraintReport, ConstraintState, LayerNorms, Unconstrained
 
@@ -21,4 +21,5 @@ __all__ = [
     "LayerNorms",
     "Orthogonal",
     "Unconstrained",
+    "make_constraint",
 ]

@@ -5,6 +5,10 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from ttsv.checks import check_number
+from ttsv.config.fields import plain
+from ttsv.config.trial import TrialConfig
+from ttsv.constraints.clip import Clip
+from ttsv.constraints.divide import Divide
 from ttsv.constraints.protocol import Constraint, ConstraintReport, ConstraintState, LayerNorms, Unconstrained
 from ttsv.errors import ConfigError
 from ttsv.layers import orthogonal_loss
@@ -87,3 +91,14 @@ class Orthogonal(Unconstrained):
         """Returns `lambda_ort` times the orthogonal loss."""
         loss = orthogonal_loss(model, self.normalizer) if self.lambda_ort else None
         return 0.0 if loss is None else self.lambda_ort * loss
+
+
+def make_constraint(config: TrialConfig) -> Constraint:
+    """The orthogonal loss with the trial's weight, and its clipping or division if it has one."""
+    parts: list[Constraint] = [Orthogonal(config.lambda_ort, normalizer=config.ort_normalizer)]
+    if config.constraint == "clip" and config.delta is not None:
+        parts.append(Clip(config.delta, **plain(config.clipping)))
+    if config.constraint == "divide":
+        options = plain(config.division)
+        parts.append(Divide(**options | {"power_iterations": options["power_iterations"] or "exact"}))
+    return Compose(*parts)

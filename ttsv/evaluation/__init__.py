@@ -1,10 +1,13 @@
 """Evaluation of trained networks: one path, which trials and `ttsv evaluate` share.
 
-`measure` is that path; `evaluate` takes a saved network through it; `ttsv.evaluation.sanity` looks for what cannot be
-true; `ttsv.evaluation.protocol` says how it was measured; `ttsv.evaluation.artifacts` writes what is kept as files.
+`evaluate_network` is that path: it measures (`measure`), takes cost and spectra, says how (`protocol`) and where, and
+its result writes the files (`artifacts`, `plots`). `trial_result` takes a trial's network through it, `evaluate` a
+saved one; `sanity` looks for what cannot be true.
 """
 
+from ttsv.evaluation.evaluated import Evaluated, evaluate_network
 from ttsv.evaluation.saved import evaluate
 from ttsv.evaluation.stages import Measured, measure
+from ttsv.evaluation.subject import EvaluationOptions, Subject
 
-__all__ = ["Measured", "evaluate", "measure"]
+__all__ = ["Evaluated", "EvaluationOptions", "Measured", "Subject", "evaluate", "evaluate_network", "measure"]

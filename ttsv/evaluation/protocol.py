@@ -3,23 +3,26 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from ttsv.config.fields import Plain
 from ttsv.config.trial import TrialConfig
 from ttsv.constraints import ConstraintReport
 from ttsv.data.loading import Dataset
+from ttsv.evaluation.baseline import Baseline
 from ttsv.evaluation.evidence import Evidence
+from ttsv.evaluation.subject import Subject
 from ttsv.layers import Framed, TTConv
 from ttsv.metrics.attacks.record import AttackRecord
 from ttsv.metrics.corruption import CorruptionRecord
+from ttsv.precision import own_dtype
 from ttsv.spectral.geometry import Convolution, periodic_size
 from ttsv.spectral.network import layer_input_sizes, model_spectra, spectral_layers
 from ttsv.spectral.singular_values import conv_norm
+from ttsv.training.facts import LayerRecord
 from ttsv.tt.decomposition import orthogonalize
 
 ECE_BINS = 15
@@ -28,33 +31,39 @@ LIPSCHITZ_RADIUS = 0.5
 ASCENT_STEPS = 20
 
 
-def evaluation_protocol(
-    data: Dataset, preprocessing: dict[str, Any], evidence: Evidence, seed: int, precision: str
-) -> dict[str, Any]:
-    """The protocol of an evaluation's numbers, JSON-ready; `ttsv.evaluation.protocol` adds how the network was trained.
+def evaluation_protocol(subject: Subject, evidence: Evidence, seed: int, baseline: Baseline | None) -> Plain:
+    """The protocol of an evaluation's numbers, JSON-ready: results of equal protocols may be compared.
 
     It holds what changes what a number means: the images (data set, its SHA-256, split, how many for each metric),
     the preprocessing, the threat model, the attack's package and version, how certificates are made, where corrupted
-    images come from, precision and seed. Left out, and recorded beside it, is what only says where it was computed and
-    leaves the meaning as it is: device, versions of other packages, git revision and dirty flag, threads, and
-    the attack's batch size, which like the device draws other random numbers and nothing more.
+    images come from, precision and seed; by the configuration that the network was trained by, what it was trained on,
+    and which epoch's weights were evaluated: had the test images a say? Left out, and recorded beside it, is what only
+    says where it was computed and leaves the meaning as it is: device, versions of other packages, git revision and
+    dirty flag, threads, and the attack's batch size, which like the device draws other random numbers and nothing more.
     Radii are not in it either: every certified accuracy names its own.
     """
-    count = len(evidence.labels)
+    data, count, trained = subject.data, len(evidence.labels), subject.trained
     images: dict[str, int] = {"accuracy": count, "calibration": count, "temperature": len(data.validation.labels)}
-    protocol: dict[str, Any] = {
+    split: dict[str, str] = {**data.split, "evaluated": "test"}
+    metrics: Plain = {
+        "accuracy": "top-1",
+        "loss": "mean cross-entropy, nats",
+        "ece": {"bins": ECE_BINS, "edges": "equal width, right-closed"},
+        "temperature": "least loss on the validation images",
+    }
+    if trained is not None:
+        by_test = trained.training.validation == "test"
+        split["trained"] = "train and validation" if by_test else "train"
+        metrics["temperature"] += ", which were trained on" if by_test else ""
+        metrics["singular_values"] = "periodic"
+    protocol: Plain = {
         "dataset": data.info.name,
         "dataset_sha256": data.sha256,
-        "split": {**data.split, "evaluated": "test"},
-        "preprocessing": {"pixels": "[0, 1]", **preprocessing},
-        "metrics": {
-            "accuracy": "top-1",
-            "loss": "mean cross-entropy, nats",
-            "ece": {"bins": ECE_BINS, "edges": "equal width, right-closed"},
-            "temperature": "least loss on the validation images",
-        },
+        "split": split,
+        "preprocessing": {"pixels": "[0, 1]", "mean": list(subject.mean), "std": list(subject.std)},
+        "metrics": metrics,
         "images": images,
-        "precision": precision,
+        "precision": str(own_dtype(subject.model)).removeprefix("torch."),
     }
     if evidence.attacks:
         images |= {name: len(attack.robust) for name, attack in evidence.attacks.items()}
@@ -75,15 +84,28 @@ def evaluation_protocol(
     if evidence.corruption is not None:
         images["corruptions"] = evidence.corruption.protocol["images"]
         protocol["corruptions"] = _corruptions(evidence.corruption)
+        if baseline is not None and baseline.fits(evidence.corruption):
+            protocol["corruptions"]["mce_baseline"] = baseline.sha256
+    protocol["weights"] = _weights(trained)
+    if trained is not None and trained.dataset != data.info.name:
+        protocol["trained_on"] = trained.dataset
     return protocol
 
 
-def _attack(attack: AttackRecord) -> dict[str, Any]:
+def _weights(trained: TrialConfig | None) -> str:
+    if trained is None:
+        return "trained in ways that are not known"
+    if trained.training.select == "last":
+        return "last epoch"
+    return f"best epoch on the {'test' if trained.training.validation == 'test' else 'validation'} images"
+
+
+def _attack(attack: AttackRecord) -> Plain:
     left_out = ("batch_size", "images")
     return {name: value for name, value in attack.protocol().items() if name not in left_out}
 
 
-def _corruptions(record: CorruptionRecord) -> dict[str, Any]:
+def _corruptions(record: CorruptionRecord) -> Plain:
     """Published files by one SHA-256 over theirs; generated ones by what they were made of, and with."""
     found = {name: value for name, value in record.protocol.items() if name not in ("files", "images")}
     if found["corruptions"] == "published":
@@ -94,8 +116,8 @@ def _corruptions(record: CorruptionRecord) -> dict[str, Any]:
 
 def layer_records(
     model: nn.Module, data: Dataset, report: ConstraintReport, spectra: Mapping[str, Tensor] | None = None
-) -> list[dict[str, Any]]:
-    """One JSON-ready record per convolution and other projected layer, as `TrialResult.layers` documents.
+) -> list[LayerRecord]:
+    """One record per convolution and other projected layer, as `TrialResult.layers` documents.
 
     `spectra`: those of `ttsv.spectral.model_spectra` at the images' size, where they are known already.
     """
@@ -106,31 +128,31 @@ def layer_records(
     for name, values in (spectra or model_spectra(model, size, in_channels=channels)).items():
         layer, norms = layers[name], report.layers.get(name)
         records.append(
-            {
-                "name": name,
-                "kind": parametrize.type_before_parametrizations(layer).__name__,
-                "shape": _shapes(layer),
-                "input_size": list(sizes[name]),
-                "largest": _largest(layer, sizes[name], values),
-                "smallest": values.min().item(),
-                "largest_before_projection": None if norms is None else norms.before,
-                "projection": None if norms is None else asdict(norms),
-            }
+            LayerRecord(
+                name=name,
+                kind=parametrize.type_before_parametrizations(layer).__name__,
+                shape=_shapes(layer),
+                input_size=list(sizes[name]),
+                largest=_largest(layer, sizes[name], values),
+                smallest=values.min().item(),
+                largest_before_projection=None if norms is None else norms.before,
+                projection=norms,
+            )
         )
     for name, layer in model.named_modules():  # in the model's order: a report that was stored has none
         if name in report.layers and name not in sizes:
             norms = report.layers[name]
             records.append(
-                {
-                    "name": name,
-                    "kind": type(layer).__name__,
-                    "shape": {"weight": list(layer.get_parameter("weight").shape)},
-                    "input_size": [],
-                    "largest": norms.after,
-                    "smallest": norms.smallest,
-                    "largest_before_projection": norms.before,
-                    "projection": asdict(norms),
-                }
+                LayerRecord(
+                    name=name,
+                    kind=type(layer).__name__,
+                    shape={"weight": list(layer.get_parameter("weight").shape)},
+                    input_size=[],
+                    largest=norms.after,
+                    smallest=norms.smallest,
+                    largest_before_projection=norms.before,
+                    projection=norms,
+                )
             )
     return records
 
@@ -156,22 +178,3 @@ def _largest(layer: nn.Module, seen: tuple[int, ...], values: Tensor) -> float:
     groups = layer.groups if isinstance(layer, Convolution) else 1
     size = periodic_size(seen, layer.stride)
     return conv_norm(kernel, size, stride=layer.stride, dilation=layer.dilation, groups=groups)
-
-
-def describe_protocol(config: TrialConfig, evaluation: dict[str, Any]) -> dict[str, Any]:
-    """How a trial's result was measured, JSON-ready: results of equal protocols may be compared.
-
-    `evaluation`: that of `ttsv.evaluation.protocol`, to which is added what was trained on, which epoch's weights
-    were evaluated, and which operator singular values are those of.
-    """
-    by_test = config.training.validation == "test"
-    measured = "test images" if by_test else "validation images"
-    metrics = evaluation["metrics"] | {"singular_values": "periodic"}
-    if by_test:
-        metrics["temperature"] += ", which were trained on"
-    return {
-        **evaluation,
-        "split": {**evaluation["split"], "trained": "train and validation" if by_test else "train"},
-        "metrics": metrics,
-        "weights": "last epoch" if config.training.select == "last" else f"best epoch on the {measured}",
-    }

@@ -12,7 +12,7 @@ from torch.nn.utils import parametrize
 from ttsv.errors import ConfigError, DataError
 from ttsv.spectral.network import layer_input_sizes, model_spectra, spectral_layers
 from ttsv.spectral.symbol import Size
-from ttsv.training.checkpoint import load_network
+from ttsv.training.checkpoint import SavedNetwork, load_network
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,10 +74,9 @@ def saved_spectra(path: Path, input_size: Size | None = None) -> SavedSpectra:
     `input_size` (pixels, a side or per axis) is that of the images the network was built for unless given. Raises
     `DataError` for a file that is missing, cut or altered and `ConfigError` for a size that the network cannot take.
     """
-    model, described = load_described(path)
-    arguments = described["model"]
-    size = arguments["image_size"] if input_size is None else input_size
-    channels = arguments["in_channels"]
+    saved = load_described(path)
+    model, channels = saved.model, saved.arguments.in_channels
+    size = saved.arguments.image_size if input_size is None else input_size
     try:
         sizes = layer_input_sizes(model, size, in_channels=channels, linear=True)
     except RuntimeError as error:
@@ -105,19 +104,19 @@ def load_saved(path: Path, *, device: torch.device | None = None) -> torch.nn.Mo
     Raises `DataError` for any other file, for one that is missing, cut or altered, and for a description that does not
     fit its weights.
     """
-    return load_described(path, device=device)[0]
+    return load_described(path, device=device).model
 
 
-def load_described(path: Path, *, device: torch.device | None = None) -> tuple[torch.nn.Module, dict[str, Any]]:
-    """`load_saved`, and what was written of the network, see `ttsv.training.checkpoint.load_network`."""
+def load_described(path: Path, *, device: torch.device | None = None) -> SavedNetwork:
+    """`load_saved`, and what was written of the network."""
     if path.suffix != ".safetensors":
         raise DataError(f"{path}: give the model.safetensors that a trial left")
     try:
-        model, described = load_network(path)
+        saved = load_network(path)
     except (RuntimeError, TypeError, KeyError) as error:
         raise DataError(f"what is said of {path} does not describe it: {error}") from error
     if device is not None:
-        model.to(device)
-        if any(parameter.ndim == 4 for parameter in model.parameters()):
-            model.to(memory_format=torch.channels_last)
-    return model, described
+        saved.model.to(device)
+        if any(parameter.ndim == 4 for parameter in saved.model.parameters()):
+            saved.model.to(memory_format=torch.channels_last)
+    return saved

@@ -4,6 +4,7 @@ import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from ttsv.certification.certificates import assumed_lipschitz, certificates, lipschitz_bound
 from ttsv.config.evaluation import PUBLISHED_CORRUPTIONS, EvaluationConfig
+from ttsv.config.fields import Plain
 from ttsv.data.corruptions import SEVERITIES, CorruptionSource, PublishedCorruptions
 from ttsv.data.generated_corruptions import GeneratedCorruptions
 from ttsv.data.loading import Dataset, Split
@@ -20,15 +22,15 @@ from ttsv.evaluation.baseline import Baseline
 from ttsv.evaluation.evidence import Evidence
 from ttsv.evaluation.protocol import ASCENT_STEPS, ECE_BINS, LIPSCHITZ_RADIUS, evaluation_protocol
 from ttsv.evaluation.sanity import Violation, find_violations
+from ttsv.evaluation.subject import EvaluationOptions, Subject
 from ttsv.evaluation.summary import columns, results
 from ttsv.metrics.accuracy import check_labelled, predict
 from ttsv.metrics.attacks.autoattack import autoattack_steps
 from ttsv.metrics.attacks.pgd import pgd_steps
-from ttsv.metrics.attacks.record import AttackProgress, AttackRecord, require_tiles
+from ttsv.metrics.attacks.record import AttackProgress, AttackRecord, Threat, require_tiles
 from ttsv.metrics.calibration import CalibrationRecord, calibration_record
 from ttsv.metrics.corruption import CorruptionRecord, corruption_steps
-from ttsv.metrics.lipschitz import Space, empirical_lipschitz
-from ttsv.precision import own_dtype
+from ttsv.metrics.lipschitz import LipschitzOptions, Space, search_constants
 from ttsv.results import StageProgress
 
 Stages = Generator[StageProgress, None, Any]
@@ -43,8 +45,8 @@ class Measured:
     """
 
     columns: dict[str, float | None]
-    results: dict[str, Any]
-    protocol: dict[str, Any]
+    results: Plain
+    protocol: Plain
     violations: list[Violation]
     evidence: Evidence
 
@@ -61,60 +63,43 @@ def check_evaluation(config: EvaluationConfig, data: Dataset, folder: Path) -> N
         PublishedCorruptions(folder / PUBLISHED_CORRUPTIONS[data.info.name]).require_files()
 
 
-def measure(
-    model: nn.Module,
-    data: Dataset,
-    config: EvaluationConfig,
-    *,
-    preprocessing: dict[str, Any],
-    folder: Path,
-    images: int | None = None,
-    state: Path | None = None,
-    renew_state: bool = False,
-) -> Generator[StageProgress, None, Measured]:
+def measure(subject: Subject, options: EvaluationOptions) -> Generator[StageProgress, None, Measured]:
     """Evaluates a network on the test images: yields where it is and returns everything.
 
-    `model` takes pixels in [0, 1] and stays on its device and as it is; `preprocessing` has the `mean` and `std` it
-    begins with. `folder`: that of the data sets, where generated corruptions are kept. `images`: only so many test
-    images, the first. `state`: the file in which AutoAttack keeps what it has found, to go on from there;
-    `renew_state`: one that is damaged, or another attack's, is replaced. Accuracy, loss and calibration are always
-    measured, the rest is the configuration's to ask for. A network that has no finite bound, or a layer without a
-    rule, gets no certificates, and the record says why. Only stages that take long are yielded.
+    The network stays where and as it is. Accuracy, loss and calibration are always measured, the rest is the
+    configuration's to ask for. A network that has no finite bound, or a layer without a rule, gets no certificates, and
+    the record says why. Only stages that take long are yielded.
 
     Raises `DataError` for test or validation images that are not pixels in [0, 1], `DivergedError` for logits that
     are not finite, and `ConfigError` for a network whose classes are not the data set's, or what a metric cannot be
     measured of.
     """
-    place = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    test = Split(*(part[:images] for part in data.test)).to(place)
+    model, data, config = subject.model, subject.data, options.config
+    test = Split(*(part[: options.images] for part in data.test)).to(subject.device)
     check_labelled(test.images, test.labels)
     seconds: dict[str, float] = {}
     with _timed(seconds, "accuracy"):
         logits = _logits(model, test.images, data)
-        calibration = _calibration(model, data, logits, test.labels, place)
+        calibration = _calibration(subject, logits, test.labels)
     evidence = Evidence(images=test.images, labels=test.labels, logits=logits, calibration=calibration, seconds=seconds)
     for name in config.attacks:
         attacked = Split(*(part[: config.attack_images] for part in test))
         with _timed(seconds, name):
-            evidence.attacks[name] = yield from _attack(name, model, attacked, config, state, renew_state)
+            evidence.attacks[name] = yield from _attack(name, model, attacked, options)
     if config.certified:
-        evidence.assumed_lipschitz = assumed_lipschitz(model, preprocessing["std"])
+        evidence.assumed_lipschitz = assumed_lipschitz(model, subject.std)
     if config.certified or config.lipschitz_methods:
         yield from _bound(model, evidence, config)
     if config.lipschitz_methods:
         yield from _lipschitz(model, evidence, config)
     if config.corruptions != "none":
         with _timed(seconds, "corruptions"):
-            evidence.corruption = yield from _corrupt(model, test, data, config, folder)
-    baseline = Baseline.find(folder, data.info.name) if evidence.corruption else None
-    precision = str(own_dtype(model)).removeprefix("torch.")
-    protocol = evaluation_protocol(data, preprocessing, evidence, config.seed, precision)
-    if baseline is not None and baseline.fits(evidence.corruption):
-        protocol["corruptions"]["mce_baseline"] = baseline.sha256
+            evidence.corruption = yield from _corrupt(subject, test, options)
+    baseline = Baseline.find(options.folder, data.info.name) if evidence.corruption else None
     return Measured(
         columns=columns(evidence, baseline),
         results=results(evidence, config, baseline),
-        protocol=protocol,
+        protocol=evaluation_protocol(subject, evidence, config.seed, baseline),
         violations=find_violations(evidence),
         evidence=evidence,
     )
@@ -130,39 +115,37 @@ def _logits(model: nn.Module, images: Tensor, data: Dataset) -> Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
-def _calibration(
-    model: nn.Module, data: Dataset, logits: Tensor, labels: Tensor, place: torch.device
-) -> CalibrationRecord:
-    validation = data.validation.to(place)
+def _calibration(subject: Subject, logits: Tensor, labels: Tensor) -> CalibrationRecord:
+    validation = subject.data.validation.to(subject.device)
     if not len(validation.labels):
         return calibration_record(logits, labels, bins=ECE_BINS)
     check_labelled(validation.images, validation.labels)
     return calibration_record(
         logits,
         labels,
-        validation_logits=_logits(model, validation.images, data),
+        validation_logits=_logits(subject.model, validation.images, subject.data),
         validation_labels=validation.labels,
         bins=ECE_BINS,
     )
 
 
 def _attack(
-    name: str, model: nn.Module, attacked: Split, config: EvaluationConfig, state: Path | None, renew: bool
+    name: str, model: nn.Module, attacked: Split, options: EvaluationOptions
 ) -> Generator[StageProgress, None, AttackRecord]:
     yield StageProgress(stage=name, done=0, total=1)
-    threat = {"norm": config.attack_norm, "eps": config.attack_eps, "seed": config.seed}
-    options: dict[str, Any] = {**threat, "batch_size": config.batch_size}
+    config, state = options.config, options.state
+    threat = Threat(norm=config.attack_norm, eps=config.attack_eps, seed=config.seed, batch_size=config.batch_size)
     if name == "pgd":
-        return (yield from _batches(pgd_steps(model, *attacked, **options)))
-    options |= {"version": config.attack_version, "state_path": state}
+        return (yield from _batches(pgd_steps(model, *attacked, threat)))
+    attack = partial(autoattack_steps, model, *attacked, threat, version=config.attack_version, state_path=state)
     try:
-        return (yield from _batches(autoattack_steps(model, *attacked, **options)))
+        return (yield from _batches(attack()))
     except (DataError, ConfigError) as error:
         about_state = isinstance(error, DataError) or error.field == "state_path"
-        if not (renew and about_state and state is not None):
+        if not (options.renew_state and about_state and state is not None):
             raise
         state.unlink()
-    return (yield from _batches(autoattack_steps(model, *attacked, **options)))
+    return (yield from _batches(attack()))
 
 
 def _batches(
@@ -198,22 +181,21 @@ def _lipschitz(model: nn.Module, evidence: Evidence, config: EvaluationConfig) -
     with _timed(evidence.seconds, "lipschitz"):
         for done, (space, method) in enumerate(pairs):
             yield StageProgress(stage="lipschitz", done=done, total=len(pairs))
-            found = empirical_lipschitz(
-                model,
-                *chosen,
+            search = LipschitzOptions(
                 radius=LIPSCHITZ_RADIUS,
                 space=space,
                 method=method,  # type: ignore[arg-type] # a str that the configuration has checked
                 steps=ASCENT_STEPS,
                 seed=config.seed,
             )
-            evidence.lipschitz.append(found)
+            evidence.lipschitz.append(search_constants(model, *chosen, search))
 
 
 def _corrupt(
-    model: nn.Module, test: Split, data: Dataset, config: EvaluationConfig, folder: Path
+    subject: Subject, test: Split, options: EvaluationOptions
 ) -> Generator[StageProgress, None, CorruptionRecord]:
     yield StageProgress(stage="corruptions", done=0, total=1)
+    data, config, folder = subject.data, options.config, options.folder
     source: CorruptionSource
     if config.corruptions == "published":
         name = PUBLISHED_CORRUPTIONS[data.info.name]
@@ -229,7 +211,7 @@ def _corrupt(
         for _kind, done, total in source.make():
             yield StageProgress(stage="making corruptions", done=done, total=total)
     count = len(test.labels)
-    steps = corruption_steps(model, source, images=min(count, config.corruption_images or count))
+    steps = corruption_steps(subject.model, source, images=min(count, config.corruption_images or count))
     while True:
         try:
             step = next(steps)

@@ -1,6 +1,7 @@
 """Networks that take pixels in [0, 1]. Importing this package loads no torch; `create_model` does."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ttsv.models.shapes import ConvShape, layer_shapes, list_models
@@ -8,7 +9,22 @@ from ttsv.models.shapes import ConvShape, layer_shapes, list_models
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["ConvShape", "create_model", "layer_shapes", "list_models"]
+__all__ = ["ConvShape", "ModelArguments", "create_model", "layer_shapes", "list_models"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelArguments:
+    """The arguments of `create_model` but the options that networks have of their own."""
+
+    name: str
+    num_classes: int
+    in_channels: int = 3
+    image_size: int = 32
+    layer: str = "dense"
+    rank: float | None = None
+    frames: str = "free"
+    mean: Sequence[float] = (0.5,)
+    std: Sequence[float] = (0.5,)
 
 
 def create_model(

@@ -4,20 +4,25 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import safetensors
 import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
+from ttsv.config.fields import Plain
 from ttsv.errors import DataError
-from ttsv.models import create_model
+from ttsv.models import ModelArguments, create_model
 from ttsv.models.build import Normalize
 
 KEPT = 2
 """Checkpoints kept: should the newest be damaged, the one before is there."""
+
+State: TypeAlias = dict[str, Any]
+"""A tree of dicts with string keys, lists, tensors and JSON values."""
 
 _DESCRIPTION = "ttsv"
 """The entry of a network's file that says how to build it."""
@@ -28,10 +33,10 @@ _TENSOR, _STRIDES = "$tensor", "$strides"
 class Checkpoints:
     """The checkpoints of one trial in a folder (created), newest last.
 
-    `identity` (JSON-ready) says what the states belong to: those of another identity are not resumed. A state is a
-    tree of dicts with string keys, lists, tensors and JSON values; tensors keep their layout in memory, on which the
-    order of sums and so their rounding depends. A checkpoint is its tensors in `NUMBER.safetensors`, and
-    `NUMBER.json`, written after them: without a whole JSON file there is no checkpoint.
+    `identity` (JSON-ready) says what the states belong to: those of another identity are not resumed. Tensors of a
+    state keep their layout in memory, on which the order of sums and so their rounding depends. A checkpoint is its
+    tensors in `NUMBER.safetensors`, and `NUMBER.json`, written after them: without a whole JSON file there is no
+    checkpoint.
     """
 
     def __init__(self, folder: Path, identity: Mapping[str, Any]) -> None:
@@ -41,7 +46,7 @@ class Checkpoints:
         for unfinished in folder.glob("*.tmp"):
             unfinished.unlink()
 
-    def save(self, number: int, state: Mapping[str, Any]) -> None:
+    def save(self, number: int, state: State) -> None:
         """Writes checkpoint `number` (the epochs done), then deletes all but the last two.
 
         A process killed at any moment leaves the checkpoints before this one whole.
@@ -55,7 +60,7 @@ class Checkpoints:
         for old in self._numbers()[:-KEPT]:
             self._delete(old)
 
-    def latest(self) -> dict[str, Any] | None:
+    def latest(self) -> State | None:
         """The newest state that is whole and has this identity, its tensors on the CPU; None without one.
 
         Newer ones, damaged or of another identity, are deleted: their numbers are written again.
@@ -71,7 +76,7 @@ class Checkpoints:
         self._record(number).unlink()
         self._tensors(number).unlink(missing_ok=True)
 
-    def _read(self, number: int) -> dict[str, Any] | None:
+    def _read(self, number: int) -> State | None:
         try:
             record = json.loads(self._record(number).read_bytes())
             body = record["body"]
@@ -80,7 +85,7 @@ class Checkpoints:
                 return None
             if record["tensors_sha256"] != _sha256(content):
                 return None
-            state: dict[str, Any] = _unpack(body["state"], load(content))
+            state: State = _unpack(body["state"], load(content))
         except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError):
             return None
         return state
@@ -95,6 +100,20 @@ class Checkpoints:
         return self.folder / f"{number:06d}.safetensors"
 
 
+@dataclass(frozen=True, kw_only=True)
+class SavedNetwork:
+    """A network that `save_model` wrote, and what was written of it.
+
+    `config`: the configuration that it was trained by, as plain data; None where that was not written. `training`: what
+    was noted of its training by the names of `ttsv.training.facts.TrainingFacts`, empty where nothing was.
+    """
+
+    model: nn.Module
+    arguments: ModelArguments
+    config: Plain | None = None
+    training: Plain = field(default_factory=dict)
+
+
 def save_model(folder: Path, model: nn.Module, arguments: Mapping[str, Any], **facts: Any) -> Path:
     """Writes `model.safetensors` and `model.json`, from which `load_network` rebuilds the network; returns the former.
 
@@ -103,7 +122,7 @@ def save_model(folder: Path, model: nn.Module, arguments: Mapping[str, Any], **f
     which are the same whenever the weights are.
     """
     tensors = {name: _copy(value) for name, value in model.state_dict().items()}
-    told: dict[str, Any] = {"model": dict(arguments)}
+    told: Plain = {"model": dict(arguments)}
     if "config" in facts:
         told["config"] = {name: value for name, value in facts["config"].items() if name != "evaluation"}
     told["sha256"] = _told_sha256(told, tensors)
@@ -125,10 +144,10 @@ def restore_weights(model: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 def load_model(folder: Path) -> nn.Module:
     """The network that `save_model` wrote into the folder, see `load_network`."""
-    return load_network(folder / "model.safetensors")[0]
+    return load_network(folder / "model.safetensors").model
 
 
-def load_network(path: Path) -> tuple[nn.Module, dict[str, Any]]:
+def load_network(path: Path) -> SavedNetwork:
     """The network that `save_model` wrote, on the CPU, in evaluation mode, and what was written of it.
 
     `path`: the file of weights, whatever its name is now. It is described by the JSON file of the same name beside it,
@@ -138,7 +157,7 @@ def load_network(path: Path) -> tuple[nn.Module, dict[str, Any]]:
     beside = path.with_suffix(".json")
     try:
         content = path.read_bytes()
-        described: dict[str, Any] = json.loads(beside.read_bytes() if beside.exists() else _description(path))
+        described: Plain = json.loads(beside.read_bytes() if beside.exists() else _description(path))
         arguments, expected = dict(described["model"]), described["sha256"]
         tensors = load(content)
     except safetensors.SafetensorError as error:
@@ -154,7 +173,13 @@ def load_network(path: Path) -> tuple[nn.Module, dict[str, Any]]:
     # As near as the least exact type that weights may be kept in.
     if not all(torch.allclose(*both, rtol=2**-8) for both in zip(told, _normalisations(model), strict=True)):
         raise DataError(f"{beside} is altered: its mean and std are not those of the weights")
-    return model.eval(), described
+    named = {field.name: arguments[field.name] for field in fields(ModelArguments) if field.name in arguments}
+    return SavedNetwork(
+        model=model.eval(),
+        arguments=ModelArguments(**named),
+        config=described.get("config"),
+        training=described.get("training", {}),
+    )
 
 
 def _description(path: Path) -> str:

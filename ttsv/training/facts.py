@@ -1,16 +1,42 @@
 """What is noted of a training beside the network that came out of it, and read where that network is evaluated anew."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from ttsv.config.evaluation import EVALUATION
-from ttsv.config.fields import differing
+from ttsv.config.fields import Plain, differing
 from ttsv.config.trial import TrialConfig
+from ttsv.constraints import LayerNorms
 from ttsv.data.loading import Dataset
 from ttsv.errors import DataError
+from ttsv.models import ModelArguments
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerRecord:
+    """What `ttsv.results.TrialResult.layers` keeps of one layer; `asdict` of it is JSON-ready.
+
+    `shape`: that of each factor by name. `input_size`: pixels along each axis; empty for a layer that is no
+    convolution. `largest` and `smallest`: singular values. `projection`: what the last projection reported.
+    """
+
+    name: str
+    kind: str
+    shape: dict[str, list[int]]
+    input_size: list[int]
+    largest: float
+    smallest: float | None
+    largest_before_projection: float | None
+    projection: LayerNorms | None
+
+    @classmethod
+    def from_dict(cls, data: Plain) -> "LayerRecord":
+        """Inverse of `asdict`."""
+        projection = data["projection"]
+        return cls(**data | {"projection": None if projection is None else LayerNorms(**projection)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,26 +52,29 @@ class TrainingFacts:
     constraint_step_seconds: float = 0.0
     peak_memory: int | None = None
     selected_epoch: int = 0
-    layers: tuple[dict[str, Any], ...] = ()
+    layers: tuple[LayerRecord, ...] = ()
 
-    def columns(self) -> dict[str, Any]:
+    def columns(self) -> dict[str, float | int | None]:
         """The fields of a `TrialResult`, by its names."""
-        return {name: value for name, value in asdict(self).items() if name != "layers"}
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "layers"}
 
-    def with_projections(self, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def with_projections(self, records: Iterable[LayerRecord]) -> tuple[LayerRecord, ...]:
         """Records of the layers as they are, and beside them what the constraint reported when it was trained."""
-        noted = {record["name"]: record for record in self.layers}
-        names = ("largest_before_projection", "projection")
-        known = [record | {n: noted[record["name"]][n] for n in names if record["name"] in noted} for record in records]
-        return known + [record for record in self.layers if not record["input_size"]]
+        noted = {record.name: record for record in self.layers}
+        known = [_with_projection(record, noted.get(record.name, record)) for record in records]
+        return (*known, *(record for record in self.layers if not record.input_size))
 
 
-def describe_training(config: TrialConfig, data: Dataset, facts: TrainingFacts) -> dict[str, Any]:
+def _with_projection(record: LayerRecord, noted: LayerRecord) -> LayerRecord:
+    return replace(record, largest_before_projection=noted.largest_before_projection, projection=noted.projection)
+
+
+def describe_training(config: TrialConfig, data: Dataset, facts: TrainingFacts) -> Plain:
     """What goes into a model's JSON file, for `read_training`."""
     return {"config": config.to_dict(), "dataset_sha256": data.sha256, "training": asdict(facts)}
 
 
-def read_training(path: Path, config: TrialConfig, arguments: Mapping[str, Any], data: Dataset) -> TrainingFacts:
+def read_training(path: Path, config: TrialConfig, arguments: ModelArguments, data: Dataset) -> TrainingFacts:
     """The facts in the `model.json` beside a `model.safetensors`.
 
     `arguments` are those of the network that the canonical `config` describes. Raises `DataError` naming what differs
@@ -58,11 +87,12 @@ def read_training(path: Path, config: TrialConfig, arguments: Mapping[str, Any],
         trained = TrialConfig.from_dict(found["config"]).canonical() if "config" in found else None
         noted = found.get("training", {})
         known = {field.name: noted[field.name] for field in fields(TrainingFacts) if field.name in noted}
-        facts = TrainingFacts(**known | {"layers": tuple(known.get("layers", ()))})
+        facts = TrainingFacts(**known | {"layers": tuple(map(LayerRecord.from_dict, known.get("layers", ())))})
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{beside} is no description of a trained network: {error}") from error
-    for name in sorted(arguments.keys() | built.keys()):
-        _require(path, name, built.get(name), arguments.get(name))
+    wanted = asdict(arguments)
+    for name in sorted(wanted.keys() | built.keys()):
+        _require(path, name, built.get(name), wanted.get(name))
     if trained is not None:
         theirs, ours = (_trained(one) for one in (trained, config))
         for name in sorted(theirs.keys() | ours.keys()):
@@ -72,7 +102,7 @@ def read_training(path: Path, config: TrialConfig, arguments: Mapping[str, Any],
     return facts
 
 
-def _trained(config: TrialConfig) -> dict[str, Any]:
+def _trained(config: TrialConfig) -> Plain:
     """What differs from the defaults, but for the evaluation."""
     return differing(replace(config, evaluation=EVALUATION))
 

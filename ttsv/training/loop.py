@@ -5,7 +5,6 @@ import time
 from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +20,7 @@ from ttsv.layers import orthogonal_loss
 from ttsv.metrics.accuracy import accuracy, cross_entropy, predict
 from ttsv.results import EpochMetrics
 from ttsv.runtime import derived_generator, derived_seed, epoch_order, known_failures, random_state
-from ttsv.training.checkpoint import Checkpoints, restore_weights
+from ttsv.training.checkpoint import Checkpoints, State, restore_weights
 from ttsv.training.optimizers import backward_and_step, learning_rate, make_optimizer, moments, restore_moments, set_lr
 from ttsv.winograd.convolution import WinogradConvolutions, winograd_may_pay
 
@@ -239,7 +238,7 @@ class _Run:
             if self.training.select == "best":
                 self.best = {name: value.clone() for name, value in self.evaluated.state_dict().items()}
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> State:
         """Everything that training on needs."""
         return {
             "model": self.model.state_dict(),

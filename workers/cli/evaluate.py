@@ -3,6 +3,7 @@
 import json
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ttsv.config.evaluation import EvaluationConfig
-    from ttsv.evaluation.saved import Evaluated
+    from ttsv.evaluation import Evaluated
     from ttsv.results import StageProgress
 
 METRICS = ("calibration", "certified", "lipschitz", "autoattack", "pgd", "corruption", "cost")
@@ -65,78 +66,118 @@ def evaluate(
 
     Interrupted, the same command goes on with AutoAttack where it was.
     """
+    _run(_Options(**locals()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Options:
+    """The arguments of `evaluate`, by its names."""
+
+    model: Path
+    data: str
+    metrics: str
+    images: int | None
+    norm: str
+    eps: float
+    version: str
+    attack_images: int | None
+    radii: str | None
+    corruptions: str
+    corruption_images: int | None
+    lipschitz_images: int | None
+    batch_size: int | None
+    seed: int
+    device: str
+    out: Path | None
+    plots: Path | None
+    json_file: Path | None
+    state: Path | None
+    save_baseline: bool
+
+    @property
+    def names(self) -> list[str]:
+        """The metrics asked for."""
+        return [name.strip() for name in self.metrics.split(",") if name.strip()]
+
+    def config(self) -> "EvaluationConfig":
+        """What is measured; raises a `ConfigError`."""
+        from ttsv.config.evaluation import EVALUATION, EvaluationConfig
+        from ttsv.errors import ConfigError
+
+        for name in self.names:
+            if name not in METRICS:
+                raise ConfigError("metrics", name, f"must be one of {', '.join(METRICS)}")
+        attacks = [name for name in ("pgd", "autoattack") if name in self.names]
+        return EvaluationConfig(
+            attack="both" if len(attacks) == 2 else next(iter(attacks), "none"),
+            attack_norm=self.norm,
+            attack_eps=self.eps,
+            attack_version=self.version,
+            attack_images=self.attack_images,
+            corruptions=self.corruptions if "corruption" in self.names else "none",
+            corruption_images=self.corruption_images,
+            certified="certified" in self.names,
+            radii=EVALUATION.radii if self.radii is None else _numbers(self.radii),
+            lipschitz="both" if "lipschitz" in self.names else "none",
+            lipschitz_images=self.lipschitz_images,
+            batch_size=self.batch_size,
+            seed=self.seed,
+        )
+
+    def make_folders(self) -> None:
+        """Makes the folders of all that will be written: before what takes hours, not after it."""
+        for folder in (
+            self.out,
+            self.plots,
+            self.json_file and self.json_file.parent,
+            self.state and self.state.parent,
+        ):
+            if folder is not None:
+                folder.mkdir(parents=True, exist_ok=True)
+
+
+def _run(options: _Options) -> None:
     from rich.console import Console
 
     from service.errors import UserError
     from service.settings import Settings
-    from ttsv.evaluation import evaluate as run
-    from ttsv.evaluation.artifacts import write_evaluation
+    from ttsv.evaluation import evaluate
 
-    names = [name.strip() for name in metrics.split(",") if name.strip()]
-    config = _config(
-        names,
-        attack_norm=norm,
-        attack_eps=eps,
-        attack_version=version,
-        attack_images=attack_images,
-        corruption_images=corruption_images,
-        lipschitz_images=lipschitz_images,
-        batch_size=batch_size,
-        seed=seed,
-        **({} if radii is None else {"radii": _numbers(radii)}),
-        corruptions=corruptions if "corruption" in names else "none",
-    )
-    # Before what takes hours, not after it.
-    if save_baseline and "corruption" not in names:
+    config, names = options.config(), options.names
+    if options.save_baseline and "corruption" not in names:
         raise UserError("--save-baseline stores corruption accuracies: name corruption among the metrics")
     with _writing():
-        for folder in (out, plots, json_file and json_file.parent, state and state.parent):
-            if folder is not None:
-                folder.mkdir(parents=True, exist_ok=True)
-    data_dir = Settings().data_dir
-    console = Console()
-    steps = run(model, data, data_dir, config, images=images, device=device, state=state, cost="cost" in names)
+        options.make_folders()
+    data_dir, console = Settings().data_dir, Console()
+    steps = evaluate(
+        options.model,
+        options.data,
+        data_dir,
+        config,
+        images=options.images,
+        device=options.device,
+        state=options.state,
+        cost="cost" in names,
+    )
     try:
         found = _watched(steps, console)
     except KeyboardInterrupt:
         if "autoattack" in names:
             typer.echo("ttsv: interrupted: the same command goes on with AutoAttack where it was", err=True)
         raise
-    record = {"model": str(model), **found.record}
+    found = replace(found, saved={"model": str(options.model), **found.saved})
     with _writing():
-        if json_file is not None:
-            json_file.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n")
-        if out is not None:
-            write_evaluation(out, found.measured, record)
-        for folder in (out, plots):
-            if folder is not None:
-                _draw(found, folder)
+        _write(found, options)
     console.print(_table(found.record))
     for check in found.record["results"]["checks"]:
         console.print(f"checked: {check}", markup=False)
-    for violation in found.record["violations"]:
+    for violation in found.violations:
         console.print(f"INVALID: {violation}", markup=False)
-    if found.record["violations"]:
+    if found.violations:
         raise typer.Exit(1)
-    if save_baseline:
+    if options.save_baseline:
         with _writing():
-            _store_baseline(found, data_dir, str(model))
-
-
-def _config(names: list[str], **fields: Any) -> "EvaluationConfig":
-    from ttsv.config.evaluation import EvaluationConfig
-    from ttsv.errors import ConfigError
-
-    for name in names:
-        if name not in METRICS:
-            raise ConfigError("metrics", name, f"must be one of {', '.join(METRICS)}")
-    attacks = [name for name in ("pgd", "autoattack") if name in names]
-    return EvaluationConfig(
-        attack="both" if len(attacks) == 2 else next(iter(attacks), "none"),
-        certified="certified" in names,
-        lipschitz="both" if "lipschitz" in names else "none",
-        **fields,
-    )
+            _store_baseline(found, data_dir, str(options.model))
 
 
 def _numbers(text: str) -> tuple[float, ...]:
@@ -178,14 +219,17 @@ def _writing() -> Iterator[None]:
         raise UserError(str(error)) from None
 
 
-def _draw(found: "Evaluated", folder: Path) -> None:
-    from ttsv.evaluation.artifacts import write_plots
-    from ttsv.spectral.network import model_spectra
-
-    info = found.data.info
-    spectra = model_spectra(found.model, info.image_size, in_channels=info.channels)
-    for suffix in (".svg", ".png"):
-        write_plots(folder, found.measured, spectra, title=info.name, suffix=suffix)
+def _write(found: "Evaluated", options: _Options) -> None:
+    """Writes the record, all files and the plots, each where it was asked for."""
+    title = found.subject.data.info.name
+    if options.json_file is not None:
+        options.json_file.write_text(json.dumps(found.record, indent=1, allow_nan=False) + "\n")
+    if options.out is not None:
+        found.write(options.out, title=title)
+        found.draw(options.out, title=title, suffix=".png")
+    if options.plots is not None:
+        for suffix in (".svg", ".png"):
+            found.draw(options.plots, title=title, suffix=suffix)
 
 
 def _store_baseline(found: "Evaluated", data_dir: Path, model: str) -> None:
@@ -193,7 +237,7 @@ def _store_baseline(found: "Evaluated", data_dir: Path, model: str) -> None:
 
     record = found.measured.evidence.corruption
     assert record is not None
-    Baseline.store(data_dir / "datasets", found.data.info.name, record, model)
+    Baseline.store(data_dir / "datasets", found.subject.data.info.name, record, model)
 
 
 def _table(record: Mapping[str, Any]) -> "Table":

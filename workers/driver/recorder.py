@@ -15,7 +15,7 @@ from service.database.engine import Database
 from service.errors import LeaseLostError
 from service.queue.leases import Lease
 from service.queue.trials import ArtifactFile, HeldExperiment, ProtocolRecord, hold
-from ttsv.trial import TrialResult, protocol_fingerprint
+from ttsv.results import TrialResult, protocol_fingerprint
 from workers.driver.database_retry import MOST_FAILURES, Backoff, is_away, is_in_trouble
 from workers.trial_process.messages import EpochReport, FailureReport, Report, ResultReport, SkippedReport
 

@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ttsv.results import StageProgress
-from ttsv.trial import EpochMetrics, TrialResult
+from ttsv.results import EpochMetrics, StageProgress, TrialResult
 
 RunTrial = Callable[..., Iterator[EpochMetrics | TrialResult | StageProgress]]
 """The shape of `ttsv.trial.run_trial`."""

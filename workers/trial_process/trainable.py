@@ -18,9 +18,8 @@ from ray import tune
 
 from ttsv.config.trial import TrialConfig
 from ttsv.errors import DataError, DivergedError, TrialError
-from ttsv.results import StageProgress
+from ttsv.results import EpochMetrics, StageProgress, TrialResult
 from ttsv.runtime import keep_freed_memory, return_freed_memory
-from ttsv.trial import EpochMetrics, TrialResult
 from workers.trial_process.messages import EpochReport, FailureReport, Job, Report, ResultReport, SkippedReport
 from workers.trial_process.trial_folder import Journal, manifest, trial_folder
 

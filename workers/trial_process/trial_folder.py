@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ttsv.trial import CHECKPOINTS, EpochMetrics
+from ttsv.results import CHECKPOINTS, EpochMetrics
 
 _JOURNAL = "epochs.jsonl"
 

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from ttsv.data.corruptions import KINDS
 from ttsv.data.generated_corruptions import GeneratedCorruptions
 from ttsv.data.loading import Dataset, Split
 from ttsv.errors import ConfigError, DataError, DivergedError
-from ttsv.evaluation import Measured, evaluate, measure
+from ttsv.evaluation import EvaluationOptions, Measured, Subject, evaluate, measure
 from ttsv.evaluation.artifacts import write_evaluation
 from ttsv.evaluation.baseline import Baseline
 from ttsv.evaluation.saved_spectra import load_saved
@@ -36,11 +36,11 @@ from ttsv.metrics.corruption import CorruptionRecord, corruption_accuracy
 from ttsv.metrics.lipschitz import empirical_lipschitz
 from ttsv.models import create_model
 from ttsv.models.build import Normalize
-from ttsv.results import StageProgress, TrialResult
+from ttsv.results import StageProgress, TrialResult, protocol_fingerprint
 from ttsv.training.checkpoint import load_model, save_model
-from ttsv.trial import protocol_fingerprint, run_trial
+from ttsv.trial import run_trial
 
-HALF = {"mean": [0.5], "std": [0.5]}
+HALF: dict[str, Any] = {"mean": [0.5], "std": [0.5]}
 EVERYTHING: dict[str, Any] = {
     "attack": "both",
     "attack_images": 24,
@@ -110,7 +110,14 @@ def small(**options: Any) -> nn.Module:
 
 
 def run(model: nn.Module, data: Dataset, folder: Path, **fields: Any) -> Measured:
-    return run_to_end(measure(model, data, EvaluationConfig(**fields), preprocessing=HALF, folder=folder))
+    return run_to_end(started(model, data, folder, **fields))
+
+
+def started(
+    model: nn.Module, data: Dataset, folder: Path, images: int | None = None, **fields: Any
+) -> Generator[StageProgress, None, Measured]:
+    options = EvaluationOptions(config=EvaluationConfig(**fields), folder=folder, images=images)
+    return measure(Subject(model=model, data=data, **HALF), options)
 
 
 # --- trials ---
@@ -326,11 +333,7 @@ def test_a_plain_trial_measures_nothing_that_takes_long(digits: Dataset, tmp_pat
         "checks",
         "seconds",
     }
-    assert list(finish_steps(measure(small(), digits, EvaluationConfig(), preprocessing=HALF, folder=tmp_path))) == []
-
-
-def finish_steps(steps: Any) -> Iterator[Any]:
-    yield from steps
+    assert list(started(small(), digits, tmp_path)) == []
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)
@@ -393,8 +396,7 @@ def test_published_corruptions(cifar: Dataset, tmp_path: Path) -> None:
     other_set = replace(cifar, test=Split(cifar.test.images, cifar.test.labels.flip(0)))
     with pytest.raises(DataError, match=r"labels\.npy has the label \d for image \d, whose label in the test set is"):
         run(colour(), other_set, tmp_path, corruptions="published")
-    config = EvaluationConfig(corruptions="published", corruption_images=4)
-    limited = run_to_end(measure(colour(), cifar, config, preprocessing=HALF, folder=tmp_path, images=3))
+    limited = run_to_end(started(colour(), cifar, tmp_path, 3, corruptions="published", corruption_images=4))
     assert limited.protocol["images"] | {"accuracy": 3, "corruptions": 3} == limited.protocol["images"]
     fewer = run(colour(), cifar, tmp_path, corruptions="published", corruption_images=2)
     assert fewer.protocol["images"]["corruptions"] == 2

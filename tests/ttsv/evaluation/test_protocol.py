@@ -1,5 +1,7 @@
 import json
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,13 @@ from ttsv.evaluation.protocol import layer_records
 from ttsv.layers import tensorize
 from ttsv.models import create_model
 from ttsv.spectral.network import model_spectra
+from ttsv.training.facts import LayerRecord
+
+
+def plain(records: list[LayerRecord]) -> list[dict[str, Any]]:
+    """The records as they come back from a file."""
+    found: list[dict[str, Any]] = json.loads(json.dumps([asdict(record) for record in records]))
+    return found
 
 
 def test_records_of_a_divided_network_say_what_the_bounds_are_worth(tmp_path: Path) -> None:
@@ -22,10 +31,11 @@ def test_records_of_a_divided_network_say_what_the_bounds_are_worth(tmp_path: Pa
     divide = Divide(0.5, 0.25, 0.75)
     divide.bind(model, 8, in_channels=1)
     divide.project(model, 1, force=True)
-    records = json.loads(json.dumps(layer_records(model, data, divide.report())))
+    records = plain(layer_records(model, data, divide.report()))
     stored = Divide(0.5, 0.25, 0.75)
     stored.load_state_dict(json.loads(json.dumps(Divide.state_dict(divide), default=str, sort_keys=True)))
-    assert layer_records(model, data, stored.report()) == records
+    assert [asdict(record) for record in layer_records(model, data, stored.report())] == records
+    assert [asdict(LayerRecord.from_dict(record)) for record in records] == records
     assert [record["name"] for record in records] == ["conv1", "conv2", "conv3", "norm1", "norm2", "norm3", "head"]
     largest = model_spectra(model, 8)
     for record in records[:3]:
@@ -50,7 +60,7 @@ def test_kinds_are_those_of_the_classes_without_their_parametrizations(tmp_path:
         parametrizations.spectral_norm(nn.Conv2d(1, 4, 3, padding=1)),
         tensorize(nn.Conv2d(4, 6, 3, padding=1), 2, frames="orthonormal"),
     )
-    records = layer_records(model, data, Clip(1.0).report())
+    records = plain(layer_records(model, data, Clip(1.0).report()))
     assert [record["kind"] for record in records] == ["Conv2d", "TTConv2d"]
     assert records[1]["shape"] == {"k1": [4, 2], "core": [2, 2, 3, 3], "k3": [2, 6]}
     assert all(record["projection"] is None for record in records)
@@ -63,6 +73,6 @@ def test_a_floor_is_recorded(tmp_path: Path) -> None:
     clip = Clip(1.0, floor=0.5, rounds=50)
     clip.bind(model, 8)
     clip.project(model, 0)
-    (record,) = layer_records(model, data, clip.report())
+    (record,) = plain(layer_records(model, data, clip.report()))
     assert record["projection"]["smallest"] == pytest.approx(record["smallest"], rel=1e-5)
     assert record["smallest"] > 0.45

@@ -18,7 +18,7 @@ from ttsv.data import DATASETS, load_dataset
 from ttsv.data.loading import Dataset, Split
 from ttsv.errors import ConfigError, DataError, DivergedError, OutOfMemoryError
 from ttsv.layers import SOC, TTConv2d, orthogonal_loss
-from ttsv.metrics.accuracy import predict
+from ttsv.metrics.accuracy import accuracy, predict
 from ttsv.models import create_model
 from ttsv.models.shapes import LAYERS
 from ttsv.results import EpochMetrics
@@ -302,6 +302,16 @@ def test_metrics_say_where_they_are() -> None:
     assert progress.epoch == 3
     assert progress.train_seconds == pytest.approx(sum(m.seconds for m in metrics))
     assert progress.constraint_seconds == pytest.approx(sum(m.constraint_seconds for m in metrics))
+
+
+def test_seconds_of_a_step_are_without_those_of_the_first_epoch() -> None:
+    progress, (epoch, *_) = Progress(), run(network(), trial(epochs=1))[0]
+    progress.add(replace(epoch, epoch=1, seconds=9.0, constraint_seconds=5.0))
+    assert progress.per_step(3) == (3.0, 5 / 3)
+    for number, seconds in ((2, 3.0), (3, 1.0)):
+        progress.add(replace(epoch, epoch=number, seconds=seconds, constraint_seconds=seconds / 2))
+    assert (progress.train_seconds, progress.constraint_seconds) == (13.0, 7.0)
+    assert progress.per_step(2) == (1.0, 0.5)
 
 
 def test_uint8_images_are_scaled() -> None:
@@ -633,6 +643,37 @@ def test_statistics_are_taken_anew() -> None:
     torch.testing.assert_close(model[1].running_var, variances)
 
 
+@pytest.mark.parametrize("select", ["last", "best"])
+def test_what_bounds_batch_norm_holds_by_the_statistics_taken_anew(select: str) -> None:
+    """These are smaller here than the running ones, which begin at 1: by them alone the bound would be exceeded."""
+    target, model = 0.5, network()
+    divide = Divide(batch_norm=target)
+    run(model, trial(epochs=3, lr=0.5, recalibrate=True, select=select), divide)
+    norm = model[1]
+    gains = norm.get_parameter("weight").abs() / (norm.get_buffer("running_var") + 1e-5).sqrt()
+    assert gains.max().item() <= target * (1 + 1e-6)
+    assert divide.report().layers["1"].before > target
+
+
+def test_a_network_is_projected_before_and_after_its_statistics_are_taken_anew() -> None:
+    recorder = Recorder()
+    run(network(), trial(epochs=1, recalibrate=True), recorder)
+    assert recorder.calls[-2:] == [("forced", STEPS), ("forced", STEPS)]
+
+
+def test_the_last_metrics_are_those_of_the_network_that_is_left() -> None:
+    """Of averaged weights, once these are projected."""
+    metrics, _ = run(network(), trial(epochs=2, ema=0.5), Recorder())
+    assert metrics[1].val_loss == pytest.approx(math.log(10))
+    assert metrics[0].val_loss != pytest.approx(math.log(10))
+
+
+def test_a_network_in_evaluation_mode_is_trained_all_the_same() -> None:
+    ours, other = network(dropout=0.5), network(dropout=0.5).eval()
+    assert timeless(run(ours, trial())[0]) == timeless(run(other, trial())[0])
+    assert_equal_models(ours, other)
+
+
 def test_images_of_two_dimensions_are_computed_channels_last() -> None:
     model = network()
     run(model, trial(optimizer="adam"))
@@ -642,15 +683,20 @@ def test_images_of_two_dimensions_are_computed_channels_last() -> None:
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_less_precision_gives_the_same_conclusion(precision: str, tmp_path: Path) -> None:
-    """On the digits: as accurate within 2 %, and the bound holds in float32 all the same."""
+    """On the digits: as accurate within 2 %, and the bound holds in float32 all the same.
+
+    Measured on all 502 images that are not trained on: 2 % of the 143 for validation would be fewer than three images,
+    and as many turn with the order in which a processor adds.
+    """
     data = load_dataset("digits", tmp_path)
+    held_out = Split(*map(torch.cat, zip(data.validation, data.test, strict=True)))
     accuracies = {}
     for name in ("float32", precision):
         with random_state(3, CPU):
             model = create_model("small-cnn", num_classes=10, in_channels=1, image_size=8, layer="tt", rank=16)
         config = trial(epochs=4, batch_size=64, weight_decay=5e-4, precision=name)
-        metrics, _ = run(model, config, Compose(Orthogonal(1.0), Clip(1.0, every=20)), data)
-        accuracies[name] = metrics[-1].val_accuracy
+        run(model, config, Compose(Orthogonal(1.0), Clip(1.0, every=20)), data)
+        accuracies[name] = accuracy(predict(model, held_out.images), held_out.labels)
         assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
         assert max(float(values.max()) for values in model_spectra(model, 8).values()) <= 1 + 1e-5
     assert accuracies["float32"] > 0.9
@@ -669,6 +715,68 @@ def test_every_kind_of_layer_takes_a_step_in_less_precision(layer: str, precisio
         assert value.dtype == torch.float32
         assert value.isfinite().all()
         assert not value.requires_grad or not torch.equal(value, before[name]), name
+
+
+def test_gradients_of_less_precision_are_clipped_as_they_are() -> None:
+    """Not as they are scaled for their way through float16, by some 65,000."""
+    models = {precision: network() for precision in ("float32", "fp16")}
+    for precision, model in models.items():
+        run(model, trial(epochs=1, clip_gradient=0.1, precision=precision))
+    start = network()
+    for plain, half, before in zip(*(m.parameters() for m in (*models.values(), start)), strict=True):
+        moved, wanted = half - before, plain - before
+        assert (moved - wanted).norm() <= 0.05 * wanted.norm()
+
+
+class Overflowing(nn.Module):
+    """Has so many steps whose gradients are not finite in half precision."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self.network, self.steps = network(), steps
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.network(images)
+        if self.training and self.steps:
+            self.steps -= 1
+            logits.register_hook(lambda gradient: gradient * 1e30)  # type: ignore[no-untyped-call]
+        return logits
+
+
+def test_the_scale_of_gradients_is_kept_over_a_break(tmp_path: Path) -> None:
+    """A step whose gradients are not finite is left out, and halves the scale of all later ones."""
+    config = trial(epochs=2, precision="fp16")
+    checkpoints = Checkpoints(tmp_path, {})
+
+    def scale() -> float:
+        state = checkpoints.latest()
+        assert state is not None
+        return float(state["scaler"]["scale"])
+
+    first = fit(Overflowing(2), dataset(), config, Unconstrained(), device=CPU, checkpoints=checkpoints)
+    next(first)
+    first.close()
+    halved = scale()
+    assert halved == torch.amp.GradScaler("cpu").get_scale() / 4
+    run(Overflowing(0), config, checkpoints=checkpoints)
+    assert scale() == halved
+
+
+class Unfit(nn.Module):
+    """Gives logits that are not finite, but only while it is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = network()
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.network(images)
+        return logits * math.inf if self.training else logits
+
+
+def test_a_training_whose_steps_are_all_left_out_has_diverged() -> None:
+    with pytest.raises(DivergedError, match="train_loss is nan after epoch 1"):
+        run(Unfit(), trial(precision="fp16"))
 
 
 def test_skew_orthogonal_layers_scale_their_kernel_in_full_precision() -> None:

@@ -120,7 +120,7 @@ def test_an_interrupted_evaluation_says_how_to_go_on(folder: Path, monkeypatch: 
 def test_what_cannot_be_written_is_refused_before_anything_is_measured(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ttsv.evaluation.saved.measure", None)
+    monkeypatch.setattr("ttsv.evaluation.evaluated.measure", None)
     (tmp_path / "file").write_text("no folder")
     refused = run(folder, "--save-baseline")
     assert "name corruption among the metrics" in refused.stderr

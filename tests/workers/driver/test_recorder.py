@@ -18,7 +18,7 @@ from service.queue import leases
 from service.queue.leases import Lease
 from service.queue.trials import MAX_ATTEMPTS, HeldExperiment
 from tests.results import made_result
-from ttsv.trial import EpochMetrics
+from ttsv.results import EpochMetrics
 from workers.driver.database_retry import MOST_FAILURES, is_away, is_in_trouble
 from workers.driver.lease_keeper import LeaseKeeper
 from workers.driver.recorder import Recorder

@@ -17,8 +17,7 @@ import pytest
 from tests.results import made_result
 from ttsv.config.trial import TrialConfig
 from ttsv.errors import DataError, OutOfMemoryError
-from ttsv.results import StageProgress
-from ttsv.trial import EpochMetrics, TrialResult
+from ttsv.results import EpochMetrics, StageProgress, TrialResult
 from workers.trial_process.messages import EpochReport, FailureReport, Job, Report, ResultReport, SkippedReport
 from workers.trial_process.trainable import COMPARED_EPOCH, TrialTrainable
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ttsv.trial import EpochMetrics
+from ttsv.results import EpochMetrics
 from workers.trial_process.trial_folder import Journal, manifest, remove_tune_folders, trial_folder, tune_folder
 
 

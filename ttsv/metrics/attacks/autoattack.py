@@ -26,6 +26,7 @@ from ttsv.metrics.attacks.record import (
     AttackProgress,
     AttackRecord,
     Progress,
+    Threat,
     attack_inputs,
     require_tiles,
 )
@@ -70,18 +71,8 @@ def autoattack(
     rand), an image size that Square Attack cannot tile, the state of another attack. Raises `DataError` for a
     state that is cut or altered.
     """
-    steps = autoattack_steps(
-        model,
-        images,
-        labels,
-        norm=norm,
-        eps=eps,
-        version=version,
-        seed=seed,
-        batch_size=batch_size,
-        state_path=state_path,
-    )
-    return run_to_end(steps, progress)
+    threat = Threat(norm=norm, eps=eps, seed=seed, batch_size=batch_size)
+    return run_to_end(autoattack_steps(model, images, labels, threat, version=version, state_path=state_path), progress)
 
 
 @torch.no_grad()
@@ -89,12 +80,9 @@ def autoattack_steps(
     model: nn.Module,
     images: Tensor,
     labels: Tensor,
+    threat: Threat,
     *,
-    norm: str = "L2",
-    eps: float = 0.5,
     version: str = "standard",
-    seed: int = 0,
-    batch_size: int | None = None,
     state_path: Path | str | None = None,
 ) -> Generator[AttackProgress, None, AttackRecord]:
     """`autoattack` batch by batch: yields where it is, its state saved, and returns the record.
@@ -102,13 +90,13 @@ def autoattack_steps(
     Between two steps the model's weights are constants and torch's random numbers are the attack's; both are as
     before once the generator ends or is closed.
     """
-    images, labels = attack_inputs(images, labels, norm=norm, eps=eps, seed=seed, batch_size=batch_size)
+    images, labels = attack_inputs(images, labels)
     if version not in ATTACK_VERSIONS:
         raise ConfigError("version", version, f"must be one of {', '.join(ATTACK_VERSIONS)}")
-    if version != "rand" and norm != "Linf":
-        require_tiles(images, norm)
-    seed = int(seed)
-    settings: dict[str, Any] = {"norm": norm, "eps": float(eps), "version": version, "seed": seed}
+    if version != "rand" and threat.norm != "Linf":
+        require_tiles(images, threat.norm)
+    seed, batch_size = int(threat.seed), threat.batch_size
+    settings: dict[str, Any] = {"norm": threat.norm, "eps": float(threat.eps), "version": version, "seed": seed}
     with under_attack(model, images, seed) as network:
         official, messages = _official(network, **settings)
         file = None

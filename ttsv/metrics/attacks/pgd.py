@@ -12,7 +12,7 @@ from ttsv.checks import check_count
 from ttsv.errors import ConfigError
 from ttsv.metrics.accuracy import run_to_end
 from ttsv.metrics.attacks.network import AttackedNetwork, batch_size_for, under_attack
-from ttsv.metrics.attacks.record import AttackProgress, AttackRecord, Progress, attack_inputs
+from ttsv.metrics.attacks.record import AttackProgress, AttackRecord, Progress, Threat, attack_inputs
 from ttsv.metrics.attacks.state import AttackState
 
 _TINY = 1e-12
@@ -38,36 +38,27 @@ def pgd(
     onto the ball and the pixels of [0, 1]; an image is broken as soon as it is misclassified. Arguments, record
     and errors otherwise as for `autoattack`; norm L2 or Linf.
     """
-    return run_to_end(
-        pgd_steps(model, images, labels, norm=norm, eps=eps, steps=steps, seed=seed, batch_size=batch_size), progress
-    )
+    threat = Threat(norm=norm, eps=eps, seed=seed, batch_size=batch_size)
+    return run_to_end(pgd_steps(model, images, labels, threat, steps=steps), progress)
 
 
 @torch.no_grad()
 def pgd_steps(
-    model: nn.Module,
-    images: Tensor,
-    labels: Tensor,
-    *,
-    norm: str = "L2",
-    eps: float = 0.5,
-    steps: int = 20,
-    seed: int = 0,
-    batch_size: int | None = None,
+    model: nn.Module, images: Tensor, labels: Tensor, threat: Threat, *, steps: int = 20
 ) -> Generator[AttackProgress, None, AttackRecord]:
     """`pgd` batch by batch: yields where it is and returns the record, see `autoattack_steps`."""
-    images, labels = attack_inputs(images, labels, norm=norm, eps=eps, seed=seed, batch_size=batch_size)
-    if norm not in ("L2", "Linf"):
-        raise ConfigError("norm", norm, "must be L2 or Linf for PGD")
+    images, labels = attack_inputs(images, labels)
+    if threat.norm not in _ORDERS:
+        raise ConfigError("norm", threat.norm, "must be L2 or Linf for PGD")
     check_count("steps", steps)
-    seed, steps = int(seed), int(steps)
+    seed, steps = int(threat.seed), int(steps)
     with under_attack(model, images, seed) as network:
-        state = _start(network, images, labels, int(batch_size or batch_size_for(network, images)))
+        state = _start(network, images, labels, int(threat.batch_size or batch_size_for(network, images)))
         state.begin(0, "pgd")
         for chosen in state.batches():
             started = time.perf_counter()
             x, y = (part[chosen.to(part.device)].to(network.device) for part in (images, labels))
-            adversarial, classes = _run(network, x, y, norm=norm, eps=eps, steps=steps)
+            adversarial, classes = _run(network, x, y, threat, steps)
             network.require_finite()
             state.add(
                 "pgd", chosen, (classes != y).cpu(), adversarial.cpu(), classes.cpu(), time.perf_counter() - started
@@ -77,8 +68,8 @@ def pgd_steps(
     return state.record(
         images,
         attack="PGD",
-        norm=norm,
-        eps=float(eps),
+        norm=threat.norm,
+        eps=float(threat.eps),
         version=f"{steps} steps",
         seed=seed,
         package="ttsv",
@@ -99,8 +90,9 @@ def _start(network: AttackedNetwork, images: Tensor, labels: Tensor, batch_size:
     return AttackState.start(images, correct, batch_size=batch_size, classes=logits.shape[1])
 
 
-def _run(network: AttackedNetwork, x: Tensor, y: Tensor, *, norm: str, eps: float, steps: int) -> tuple[Tensor, Tensor]:
+def _run(network: AttackedNetwork, x: Tensor, y: Tensor, threat: Threat, steps: int) -> tuple[Tensor, Tensor]:
     """The first misclassified image on each one's way, else the last, and its class."""
+    norm, eps = threat.norm, threat.eps
     noise = torch.rand(x.shape) * 2 - 1 if norm == "Linf" else torch.randn(x.shape)  # the same on every device
     found = (x + _project(eps * _direction(noise.to(x.device), norm), eps, norm)).clamp(0, 1)
     for _ in range(steps):

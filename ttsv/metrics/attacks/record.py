@@ -15,6 +15,28 @@ from ttsv.errors import ConfigError
 from ttsv.metrics.determinism import check_seed
 
 
+@dataclass(frozen=True, kw_only=True)
+class Threat:
+    """What an attack may do to each image: change it by at most `eps`, in pixels of [0, 1] and in a norm.
+
+    `seed` and, which random numbers depend on too, `batch_size` (None: `batch_size_for`) are the attack's. Raises
+    `ConfigError` naming the field.
+    """
+
+    norm: str = "L2"
+    eps: float = 0.5
+    seed: int = 0
+    batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.norm not in ATTACK_NORMS:
+            raise ConfigError("norm", self.norm, f"must be one of {', '.join(ATTACK_NORMS)}")
+        check_positive("eps", self.eps, "must be a positive radius in pixels of [0, 1]")
+        check_seed(self.seed)
+        if self.batch_size is not None:
+            check_count("batch_size", self.batch_size)
+
+
 @dataclass(frozen=True)
 class AttackCounts:
     """Of one attack: the images that it was tried on, those of them that it broke, and its time."""
@@ -95,16 +117,8 @@ class AttackRecord:
         }
 
 
-def attack_inputs(
-    images: Tensor, labels: Tensor, *, norm: str, eps: float, seed: int, batch_size: int | None
-) -> tuple[Tensor, Tensor]:
+def attack_inputs(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Pixels (float32, contiguous) and labels (int64) of an attack; raises `ConfigError` naming what cannot be used."""
-    if norm not in ATTACK_NORMS:
-        raise ConfigError("norm", norm, f"must be one of {', '.join(ATTACK_NORMS)}")
-    check_positive("eps", eps, "must be a positive radius in pixels of [0, 1]")
-    check_seed(seed)
-    if batch_size is not None:
-        check_count("batch_size", batch_size)
     if images.ndim != 4 or len(images) == 0:
         raise ConfigError("images", tuple(images.shape), "must be (count, channels, height, width), one at least")
     pixels = as_pixels(images).float().contiguous()

@@ -1,0 +1,147 @@
+"""The one orchestration of an evaluation: it measures, takes cost and spectra, says how and where, and writes files."""
+
+import time
+from collections.abc import Generator, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ttsv.config.fields import Plain
+from ttsv.constraints import ConstraintReport
+from ttsv.data.loading import as_pixels
+from ttsv.evaluation.artifacts import write_evaluation, write_plots
+from ttsv.evaluation.protocol import layer_records
+from ttsv.evaluation.stages import Measured, measure
+from ttsv.evaluation.subject import EvaluationOptions, Subject
+from ttsv.metrics import cost
+from ttsv.results import StageProgress, protocol_fingerprint
+from ttsv.runtime import describe_environment, known_failures
+from ttsv.spectral.network import model_spectra
+from ttsv.training.facts import LayerRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkCost:
+    """What a network and its evaluation cost: seconds, bytes; operations of one image."""
+
+    parameters: int
+    compression: float
+    multiply_accumulates: int
+    inference: list[cost.InferenceTime]
+    evaluation_seconds: float
+    peak_memory: int
+    peak_memory_of: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerSpectra:
+    """The spectra of all convolutions by name, what they took, and the records of the layers that are kept."""
+
+    values: Mapping[str, Tensor]
+    seconds: float
+    memory: int
+    records: tuple[LayerRecord, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluated:
+    """A network, evaluated.
+
+    `environment` says where. `cost` and `layers` are None where they were not taken. `saved`, of a saved network: what
+    its record begins with. `training`: what its record of the cost says of its training.
+    """
+
+    subject: Subject
+    measured: Measured
+    environment: Plain
+    cost: NetworkCost | None
+    layers: LayerSpectra | None
+    saved: Mapping[str, str] = field(default_factory=dict)
+    training: Mapping[str, float | None] | None = None
+
+    @property
+    def violations(self) -> list[str]:
+        """What cannot be true of right numbers."""
+        return [violation.text for violation in self.measured.violations]
+
+    @property
+    def record(self) -> Plain:
+        """The evaluation, JSON-ready.
+
+        `protocol` says how it was measured, of a saved network its fingerprint too, `results` what came out.
+        """
+        protocol, results = self.measured.protocol, self.measured.results
+        if self.cost is not None and self.training is not None:
+            results = results | {"cost": asdict(self.cost) | {"training": dict(self.training)}}
+        return {
+            **self.saved,
+            "protocol": protocol,
+            **({"protocol_fingerprint": protocol_fingerprint(protocol)} if self.saved else {}),
+            "results": results,
+            "violations": self.violations,
+            "environment": self.environment,
+        }
+
+    @cached_property
+    def spectra(self) -> Mapping[str, Tensor]:
+        """The spectra of all convolutions by name."""
+        return _spectra(self.subject) if self.layers is None else self.layers.values
+
+    def write(self, folder: Path, *, title: str, suffix: str = ".svg") -> dict[str, Path]:
+        """Writes all that is kept as files, see `ttsv.evaluation.artifacts`; kind -> file."""
+        return write_evaluation(folder, self.measured, self.record) | self.draw(folder, title=title, suffix=suffix)
+
+    def draw(self, folder: Path, *, title: str, suffix: str = ".svg") -> dict[str, Path]:
+        """Draws the plots alone; kind -> file."""
+        return write_plots(folder, self.measured, self.spectra, title=title, suffix=suffix)
+
+
+def evaluate_network(subject: Subject, options: EvaluationOptions) -> Generator[StageProgress, None, Evaluated]:
+    """Evaluates a network: yields where it is and returns everything, nothing of it written yet.
+
+    Raises what `measure` does, and what `ttsv.runtime.known_failures` makes of failures of the machine.
+    """
+    place = subject.device
+    if place.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(place)
+    started = time.perf_counter()
+    with known_failures(subject.model), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        measured = yield from measure(subject, options)
+        if options.cost:
+            yield StageProgress(stage="cost", done=0, total=1)
+        priced = _cost(subject, started) if options.cost or options.layers else None
+        layers = _layers(subject) if options.layers else None
+    environment = describe_environment(place)
+    return Evaluated(subject=subject, measured=measured, environment=environment, cost=priced, layers=layers)
+
+
+def _cost(subject: Subject, started: float) -> NetworkCost:
+    model, data, place = subject.model, subject.data, subject.device
+    seconds = time.perf_counter() - started
+    return NetworkCost(
+        parameters=cost.parameters(model),
+        compression=cost.compression(model),
+        multiply_accumulates=cost.multiply_accumulates(model, data.info.image_size, in_channels=data.info.channels),
+        inference=cost.inference_times(model, as_pixels(data.test.images[:128].to(place))),
+        evaluation_seconds=seconds,
+        peak_memory=cost.peak_memory(place),
+        peak_memory_of="allocations on the GPU" if place.type == "cuda" else "the process",
+    )
+
+
+def _layers(subject: Subject) -> LayerSpectra:
+    started = time.perf_counter()
+    values = _spectra(subject)
+    seconds = time.perf_counter() - started
+    # Apart: on a CPU a profiler looks on.
+    _, memory = cost.peak_allocation(partial(_spectra, subject), subject.device)
+    records = layer_records(subject.model, subject.data, subject.report or ConstraintReport(), values)
+    return LayerSpectra(values=values, seconds=seconds, memory=memory, records=tuple(records))
+
+
+def _spectra(subject: Subject) -> Mapping[str, Tensor]:
+    info = subject.data.info
+    return model_spectra(subject.model, info.image_size, in_channels=info.channels)

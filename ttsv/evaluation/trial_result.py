@@ -1,0 +1,88 @@
+"""The evaluation of a trial's network: from what was measured to the trial's result and files."""
+
+import time
+from collections.abc import Generator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ttsv.config.trial import TrialConfig
+from ttsv.data.loading import Dataset
+from ttsv.evaluation.evaluated import NetworkCost, evaluate_network
+from ttsv.evaluation.saved_spectra import load_saved
+from ttsv.evaluation.subject import EvaluationOptions, Subject
+from ttsv.results import CHECKPOINTS, StageProgress, TrialResult
+from ttsv.training.checkpoint import save_model
+from ttsv.training.facts import describe_training, read_training
+from ttsv.training.network import TrainedNetwork, model_arguments
+
+ATTACK_STATE = "autoattack.safetensors"
+"""In the folder of checkpoints: what AutoAttack has found so far."""
+
+
+def take_network(source: Path, config: TrialConfig, data: Dataset, *, device: torch.device) -> TrainedNetwork:
+    """The network that another trial left in `source`, its `model.safetensors`.
+
+    Raises `DataError` where it is not the network that the canonical `config` describes.
+    """
+    arguments = model_arguments(config, data)
+    facts = read_training(source, config, arguments, data)
+    return TrainedNetwork(model=load_saved(source, device=device), arguments=arguments, facts=facts)
+
+
+def evaluate_trial(
+    config: TrialConfig, data: Dataset, network: TrainedNetwork, *, folder: Path, datasets: Path
+) -> Generator[StageProgress, None, TrialResult]:
+    """Evaluates a trial's network as the canonical `config` says; yields where it is.
+
+    The network and all files go to the trial's `folder`; `datasets` is the folder of the data sets.
+    """
+    started = time.perf_counter()
+    subject = Subject(
+        model=network.model,
+        data=data,
+        mean=network.arguments.mean,
+        std=network.arguments.std,
+        trained=config,
+        report=network.report,
+    )
+    options = EvaluationOptions(
+        config=config.evaluation,
+        folder=datasets,
+        state=folder / CHECKPOINTS / ATTACK_STATE,
+        renew_state=True,
+        layers=True,
+    )
+    found = yield from evaluate_network(subject, options)
+    assert found.cost is not None
+    assert found.layers is not None
+    layers = network.facts.with_projections(found.layers.records)
+    facts = network.facts if network.report is None else replace(network.facts, layers=layers)
+    model = save_model(folder, network.model, asdict(network.arguments), **describe_training(config, data, facts))
+    files = found.write(folder, title=f"{config.model} on {config.dataset}")
+    columns: dict[str, Any] = {**found.measured.columns, **facts.columns(), **_inference_seconds(found.cost)}
+    return TrialResult(
+        **columns,
+        max_singular_value=max(layer.largest for layer in layers if layer.input_size),
+        compression=found.cost.compression,
+        parameters=found.cost.parameters,
+        multiply_accumulates=found.cost.multiply_accumulates,
+        eval_seconds=time.perf_counter() - started,
+        spectrum_seconds=found.layers.seconds,
+        spectrum_memory=found.layers.memory,
+        protocol=found.measured.protocol,
+        environment=found.environment,
+        layers=[asdict(layer) for layer in layers],
+        valid=not found.violations,
+        violations=found.violations,
+        evaluation=found.measured.results,
+        artifacts={"model": model} | files,
+    )
+
+
+def _inference_seconds(cost: NetworkCost) -> dict[str, float]:
+    """By column: of 1 and of 128 images, as the network is and, where it has frames to merge, with them merged."""
+    names = {1: "latency_seconds", 128: "batch_seconds"}
+    return {("merged_" if one.merged else "") + names[one.count]: one.seconds for one in cost.inference}

@@ -1,0 +1,72 @@
+"""The network of a trial: built as its configuration says, and trained."""
+
+from collections.abc import Generator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from ttsv.config.trial import TrialConfig
+from ttsv.constraints import ConstraintReport, make_constraint
+from ttsv.data.loading import Dataset
+from ttsv.models import ModelArguments, create_model
+from ttsv.results import CHECKPOINTS, EpochMetrics
+from ttsv.runtime import derived_seed, known_failures, random_state
+from ttsv.training.checkpoint import Checkpoints
+from ttsv.training.facts import TrainingFacts
+from ttsv.training.loop import fit, steps_per_epoch, training_splits
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedNetwork:
+    """A trained network, what it was built of, and what is known of its training.
+
+    `report`: what the constraint achieved where the network was trained just now; None where it comes from an earlier
+    trial, whose facts have that in their records of the layers.
+    """
+
+    model: nn.Module
+    arguments: ModelArguments
+    facts: TrainingFacts
+    report: ConstraintReport | None = None
+
+
+def model_arguments(config: TrialConfig, data: Dataset) -> ModelArguments:
+    """What the trial's network is built of."""
+    return ModelArguments(
+        name=config.model,
+        num_classes=data.info.classes,
+        in_channels=data.info.channels,
+        image_size=data.info.image_size,
+        layer=config.layer,
+        rank=config.rank,
+        frames=config.frames,
+        mean=list(config.mean or data.info.mean),
+        std=list(config.std or data.info.std),
+    )
+
+
+def train_network(
+    config: TrialConfig, data: Dataset, *, folder: Path, device: torch.device
+) -> Generator[EpochMetrics, None, TrainedNetwork]:
+    """Trains the network of a canonical configuration: yields every epoch. Checkpoints are in the trial's `folder`."""
+    arguments, constraint = model_arguments(config, data), make_constraint(config)
+    with known_failures(), random_state(derived_seed(config.seed, "weights"), device):
+        model = create_model(**asdict(arguments))
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    identity = {"format": 1, "trial": config.fingerprint(), "data": data.sha256, "split": data.split}
+    checkpoints = Checkpoints(folder / CHECKPOINTS, identity)
+    progress = yield from fit(model, data, config, constraint, device=device, checkpoints=checkpoints)
+    steps = steps_per_epoch(len(training_splits(data, config.training)[0].labels), config.training)
+    step_seconds, constraint_step_seconds = progress.per_step(steps)
+    facts = TrainingFacts(
+        train_seconds=progress.train_seconds,
+        constraint_seconds=progress.constraint_seconds,
+        step_seconds=step_seconds,
+        constraint_step_seconds=constraint_step_seconds,
+        peak_memory=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
+        selected_epoch=progress.selected_epoch,
+    )
+    return TrainedNetwork(model=model, arguments=arguments, facts=facts, report=constraint.report())
