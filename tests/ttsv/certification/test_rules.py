@@ -30,7 +30,8 @@ class Applied(nn.Module):
 def jacobian(model: nn.Module, image: Tensor) -> Tensor:
     """The matrix (outputs, pixels) of the model in float64 at one image (channels, ...)."""
     exact = in_float64(model)
-    return torch.func.jacrev(lambda pixels: exact(pixels[None]).flatten())(image.double()).flatten(1)
+    rows: Tensor = torch.func.jacrev(lambda pixels: exact(pixels[None]).flatten())(image.double()).flatten(1)
+    return rows
 
 
 def linear_norm(model: nn.Module, shape: Sequence[int]) -> float:
