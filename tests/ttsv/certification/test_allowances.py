@@ -167,3 +167,12 @@ def test_a_little_noise_is_seen() -> None:
 def test_a_little_of_another_image_is_seen() -> None:
     with pytest.raises(ConfigError, match="mixes those of a batch"):
         lipschitz_bound(Applied(lambda x: x + 1e-4 * x.flip(0)), 2, in_channels=1)
+
+
+def test_a_tie_of_a_constant_network_is_no_certificate() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2)).double()
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
+    found = certificates(model, torch.rand(1, 1, 2, 2, dtype=torch.float64), torch.tensor([0]))
+    assert found.bound.value == 0
+    assert (found.correct.item(), found.margins.item(), found.radii.item()) == (True, 0.0, 0.0)
