@@ -1,7 +1,8 @@
-"""Certified robustness: what no attack of a given L2 radius, in pixels, can change.
+"""Certified robustness: a bound of a network's Lipschitz constant, and what no attack of a radius then can change.
 
-Certificates are about the network that a model's weights define in exact arithmetic, evaluated in float64
-(`ttsv.precision`); what float32 rounds is subtracted from the margins as far as it shows, see `certificates`.
+A bound is proved by following the network (`ttsv.certification.trace`) and then tried: two drawn images, and a step
+along a gradient at each, must not refute it. A certificate is a margin over a bound. Both are about the network that
+the weights define in exact arithmetic, see `ttsv.certification`.
 """
 
 import math
@@ -29,6 +30,9 @@ from ttsv.precision import in_float64, own_dtype
 from ttsv.spectral.network import evaluating, spectral_layers, zero_input
 from ttsv.spectral.symbol import Size
 
+_STEP = 1e-3
+"""Length of a step along a gradient: short beside what bends a network, long beside what float64 rounds."""
+
 Radii = Sequence[float] | NDArray[np.floating] | Tensor
 """One after another, or in one axis."""
 
@@ -37,10 +41,10 @@ Radii = Sequence[float] | NDArray[np.floating] | Tensor
 class LipschitzBound:
     """A rigorous upper bound `value` of the L2 Lipschitz constant of a network, from pixels to its output.
 
-    `factors`: every step in the order in which its bound was computed, see `Factor`. `pairs` (classes, classes),
-    float64 on the CPU, or None where the output is not one vector: bounds for the difference of two logits,
-    `sqrt(2) value` or, where the network ends in a linear map ("head"), the bound before it times the distance of its
-    two rows if that is smaller; `pairs_by` says which ("head" where any pair is better for it, else "whole").
+    `factors` lists every step in the order in which its bound was computed. `pairs` (classes, classes), float64 on the
+    CPU, bounds the difference of two logits: by `sqrt(2) value` or, where the network ends in a linear map, by the
+    bound before that times the distance of its two rows if it is smaller. It is None where the output is no vector.
+    `pairs_by` says "head" where any pair is better for the linear map, else "whole".
     """
 
     value: float
@@ -54,12 +58,11 @@ class LipschitzBound:
 
 @dataclass(frozen=True, kw_only=True)
 class Certificates:
-    """Per image, on the CPU: `radii` and `margins` (count,), float64, and `correct` (count,), bool.
+    """What is proved of each image, on the CPU: `radii`, `margins`, `rounding` (count,), float64, `correct` bool.
 
-    `radii`: no change of the pixels with a smaller L2 norm makes another class win; 0 where the image is not classified
-    as labelled, and for what would be less than 1e-5. `margins`: the label's logit less the largest other one (in
-    float64), less `rounding` (count,).
-    `bound`: what the radii come from.
+    No change of the pixels with an L2 norm below its entry of `radii` makes another class win; that is 0 where the
+    image is not classified as labelled, and for what would be less than 1e-5. An entry of `margins` is the label's
+    logit less the largest other one, in float64, less that of `rounding`. The radii come from `bound`.
     """
 
     radii: Tensor
@@ -94,7 +97,7 @@ def lipschitz_bound(model: nn.Module, input_size: Size, *, in_channels: int | No
         output = trace.run(copied, image.shape)
         value = output.reach.total
         pairs, by = _pair_bounds(output, value)
-        require_unrefuted(in_float64(model), image, value)
+        _require_unrefuted(in_float64(model), image, value)
     return LipschitzBound(value=value, factors=tuple(trace.factors), pairs=pairs, pairs_by=by)
 
 
@@ -122,14 +125,14 @@ def certificates(
     check_count("batch_size", batch_size)
     if bound is None:
         bound = lipschitz_bound(model, images.shape[2:], in_channels=images.shape[1])
-    own, exact = both_logits(model, images, batch_size)
+    own, exact = _both_logits(model, images, batch_size)
     labels = labels.cpu().long()
     check_logits(exact, labels)
     check_logits(own, labels)
     if bound.pairs is None or bound.pairs.shape[0] != exact.shape[1]:
         raise ConfigError("bound", bound.pairs_by, f"must be that of a network with {exact.shape[1]} logits")
     rounding = torch.maximum(2 * (own.double() - exact).abs().amax(1), 1e-12 * exact.abs().amax(1))
-    gaps = margins(exact, labels) - rounding[:, None]
+    gaps = _margins(exact, labels) - rounding[:, None]
     correct = (own.argmax(1) == labels) & (exact.argmax(1) == labels)
     quotients = gaps / bound.pairs[labels]
     # Without a bound above 0 the difference is constant: any margin holds everywhere, none gives nothing.
@@ -167,7 +170,7 @@ def assumed_certified_accuracy(logits: Tensor, labels: Tensor, radii: Radii, lip
     distances = _distances(radii)
     check_positive("lipschitz", lipschitz)
     check_logits(logits, labels)
-    gaps = margins(logits.double(), labels.long()).amin(1)
+    gaps = _margins(logits.double(), labels.long()).amin(1)
     return _shares(gaps / (math.sqrt(2) * lipschitz), distances)
 
 
@@ -180,27 +183,6 @@ def assumed_lipschitz(model: nn.Module, std: Sequence[float]) -> float | None:
     layers = spectral_layers(model).values()
     cores = [layer.core if isinstance(layer, FramedConv2d) else layer for layer in layers]
     return 1 / min(std) if cores and all(isinstance(core, SOC) for core in cores) else None
-
-
-def margins(logits: Tensor, labels: Tensor) -> Tensor:
-    """(count, classes): the label's logit less each other one; infinite for the label itself."""
-    own = logits.gather(1, labels[:, None])
-    return (own - logits).scatter(1, labels[:, None], math.inf)
-
-
-@torch.no_grad()
-def both_logits(model: nn.Module, images: Tensor, batch_size: int) -> tuple[Tensor, Tensor]:
-    """Logits (count, classes) in evaluation mode on the CPU, as the model gives them and in float64."""
-    exact = in_float64(model)
-    own, double = [], []
-    dtype = own_dtype(model)
-    with evaluating(model):
-        for batch in torch.split(images, int(batch_size)):
-            pixels = as_pixels(batch)
-            # Copies: a network may write into what it is given.
-            own.append(model(pixels.to(dtype, copy=True)).cpu())
-            double.append(exact(pixels.to(torch.float64, copy=True)).cpu())
-    return torch.cat(own), torch.cat(double)
 
 
 def _drawn(what: str) -> None:
@@ -232,25 +214,7 @@ def _largest(scale: Tensor | None) -> float:
     return 1.0 if scale is None else scale.max().item()
 
 
-def _distances(radii: Radii) -> Sequence[float]:
-    """The radii as a sequence. Raises `ConfigError` for none, and for what is no finite number above 0."""
-    found = radii.tolist() if isinstance(radii, np.ndarray | Tensor) and radii.ndim == 1 else radii
-    if not isinstance(found, Sequence) or isinstance(found, str) or not found:
-        raise ConfigError("radii", radii, "must be one L2 distance at least, in pixels of [0, 1]")
-    for radius in found:
-        check_positive("radii", radius, "must be finite numbers above 0: L2 distances in pixels of [0, 1]")
-    return found
-
-
-def _shares(certified: Tensor, radii: Sequence[float]) -> dict[float, float]:
-    return {radius: (certified > radius).double().mean().item() for radius in radii}
-
-
-_STEP = 1e-3
-"""Length of a step along a gradient: short beside what bends a network, long beside what float64 rounds."""
-
-
-def require_unrefuted(model: nn.Module, image: Tensor, bound: float) -> None:
+def _require_unrefuted(model: nn.Module, image: Tensor, bound: float) -> None:
     """Raises `ConfigError` for a network that is no function of one image, or that refutes the bound.
 
     `model` in float64 and evaluation mode; `image (1, channels, ...)` gives the shape. Two random images show whether
@@ -312,3 +276,38 @@ def _uphill(model: nn.Module, image: Tensor, generator: torch.Generator) -> Tens
     chosen = gradient if 0 < gradient.norm() < math.inf else drawn
     unit: Tensor = chosen / chosen.norm()
     return unit
+
+
+@torch.no_grad()
+def _both_logits(model: nn.Module, images: Tensor, batch_size: int) -> tuple[Tensor, Tensor]:
+    """Logits (count, classes) in evaluation mode on the CPU, as the model gives them and in float64."""
+    exact = in_float64(model)
+    own, double = [], []
+    dtype = own_dtype(model)
+    with evaluating(model):
+        for batch in torch.split(images, int(batch_size)):
+            pixels = as_pixels(batch)
+            # Copies: a network may write into what it is given.
+            own.append(model(pixels.to(dtype, copy=True)).cpu())
+            double.append(exact(pixels.to(torch.float64, copy=True)).cpu())
+    return torch.cat(own), torch.cat(double)
+
+
+def _margins(logits: Tensor, labels: Tensor) -> Tensor:
+    """(count, classes): the label's logit less each other one; infinite for the label itself."""
+    own = logits.gather(1, labels[:, None])
+    return (own - logits).scatter(1, labels[:, None], math.inf)
+
+
+def _distances(radii: Radii) -> Sequence[float]:
+    """The radii as a sequence. Raises `ConfigError` for none, and for what is no finite number above 0."""
+    found = radii.tolist() if isinstance(radii, np.ndarray | Tensor) and radii.ndim == 1 else radii
+    if not isinstance(found, Sequence) or isinstance(found, str) or not found:
+        raise ConfigError("radii", radii, "must be one L2 distance at least, in pixels of [0, 1]")
+    for radius in found:
+        check_positive("radii", radius, "must be finite numbers above 0: L2 distances in pixels of [0, 1]")
+    return found
+
+
+def _shares(certified: Tensor, radii: Sequence[float]) -> dict[float, float]:
+    return {radius: (certified > radius).double().mean().item() for radius in radii}

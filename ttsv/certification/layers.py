@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from ttsv.certification.linear_maps import EPS, Convolution, Matrix, TTConvolution, rounded_up
+from ttsv.certification.linear_maps import EPS, Adjoint, Convolution, Matrix, TTConvolution, rounded_up
 from ttsv.certification.reach import Affine, Reach
 from ttsv.certification.trace import ModuleRule, Rule, Trace, Traced
 from ttsv.errors import ConfigError
@@ -41,6 +41,32 @@ def _convolved(axes: int) -> Rule:
     return rule
 
 
+def _transposed(axes: int) -> Rule:
+    def rule(
+        trace: Trace,
+        result: Tensor,
+        features: Traced,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: Size = 1,
+        padding: Size = 0,
+        output_padding: Size = 0,
+        groups: int = 1,
+        dilation: Size = 1,
+    ) -> Affine:
+        if features.ndim != axes + 2:
+            raise trace.refuse(
+                f"conv_transpose{axes}d() of {features.ndim} axes", "has no rule: keep the axis of the images"
+            )
+        steps, e = as_tuple("stride", stride, axes), as_tuple("dilation", dilation, axes)
+        pads = as_tuple("padding", padding, axes, least=0)
+        sides = tuple(zip(pads, pads, strict=True))
+        convolution = Convolution(_copied(weight), tuple(result.shape[2:]), steps, sides, e, groups)
+        return trace.mapped("transposed convolution", Adjoint(convolution), features.reach)
+
+    return rule
+
+
 def _linear(trace: Trace, _: Tensor, features: Traced, weight: Tensor, bias: Tensor | None = None) -> Reach | Affine:
     matrix = Matrix(_copied(weight))
     if features.ndim == 2:
@@ -54,8 +80,12 @@ def _copied(weight: Tensor) -> Tensor:
     return weight.detach().to(torch.float64, copy=True)
 
 
-WEIGHTED: dict[str, Rule] = {**{f"conv{axes}d": _convolved(axes) for axes in (1, 2, 3)}, "linear": _linear}
-"""Name of a function of torch -> its rule."""
+WEIGHTED: dict[str, Rule] = {
+    **{f"conv{axes}d": _convolved(axes) for axes in (1, 2, 3)},
+    **{f"conv_transpose{axes}d": _transposed(axes) for axes in (1, 2, 3)},
+    "linear": _linear,
+}
+"""Name of a function of torch -> its rule, with torch's arguments."""
 
 
 def _layer(trace: Trace, layer: Any, features: Traced) -> tuple[Sequence[int], Affine]:

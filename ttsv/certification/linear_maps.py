@@ -3,8 +3,8 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from ttsv.layers import TTConv
 from ttsv.spectral.bounds import conv_norm_bounds
-from ttsv.spectral.symbol import padding_sides
+from ttsv.spectral.symbol import Size, padding_sides
 from ttsv.tt.decomposition import orthogonalize
 
 EPS = torch.finfo(torch.float64).eps
@@ -111,20 +111,20 @@ class Convolution(LinearMap):
 
     def norm(self, before: Tensor | None = None, behind: Tensor | None = None) -> float:
         """As `LinearMap` has it."""
-        options: dict[str, Any] = {"stride": self.stride, "dilation": self.dilation, "groups": self.groups}
+        bound = partial(_conv_norm, before=before, behind=behind, groups=self.groups)
+        strided = partial(bound, stride=self.stride, dilation=self.dilation)
         if math.prod(self.kernel.shape[2:]) == 1 and self.mode == "zeros":
             # The same matrix at every pixel that the stride meets; padding adds outputs that nothing reaches.
-            return _conv_norm(self.kernel.flatten(2), (1,), before, behind, groups=self.groups)
+            return bound(self.kernel.flatten(2), (1,))
         if self.mode == "circular" and self._periodic():
-            return _conv_norm(self.kernel, self.size, before, behind, padding_mode="circular", **options)
+            return strided(self.kernel, self.size, padding_mode="circular")
         if self.mode in _PADDED:
             # What the padding repeats, then a convolution of the larger image.
             size = tuple(n + sum(sides) for n, sides in zip(self.size, self.sides, strict=True))
             repeated = padding_norm(self.size, self.sides, self.mode)
-            return repeated * _conv_norm(self.kernel, size, before, behind, padding=0, **options)
+            return repeated * strided(self.kernel, size, padding=0)
         # The wider of two unequal sides (stride 1) adds rows to the operator, so its norm is no smaller.
-        padding = tuple(map(max, self.sides))
-        return _conv_norm(self.kernel, self.size, before, behind, padding=padding, **options)
+        return strided(self.kernel, self.size, padding=tuple(map(max, self.sides)))
 
     def magnitude(self) -> float:
         """As `LinearMap` has it."""
@@ -139,6 +139,30 @@ class Convolution(LinearMap):
     def _periodic(self) -> bool:
         divided = all(n % s == 0 for n, s in zip(self.size, self.stride, strict=True))
         return divided and self.output_size == tuple(n // s for n, s in zip(self.size, self.stride, strict=True))
+
+
+@dataclass(frozen=True)
+class Adjoint(LinearMap):
+    """The adjoint of a convolution padded with zeros: a transposed convolution, whose output is its input.
+
+    Of more outputs than that has inputs (`output_padding` from the stride on), some see what is cut off: its norm, of
+    the whole, is no smaller.
+    """
+
+    convolution: Convolution
+
+    @property
+    def how(self) -> str:
+        """As `LinearMap` has it."""
+        return f"{self.convolution.how}, transposed"
+
+    def norm(self, before: Tensor | None = None, behind: Tensor | None = None) -> float:
+        """As `LinearMap` has it: its input is the convolution's output."""
+        return self.convolution.norm(before=behind, behind=before)
+
+    def magnitude(self) -> float:
+        """As `LinearMap` has it."""
+        return self.convolution.magnitude()
 
 
 @dataclass(frozen=True)
@@ -163,7 +187,7 @@ class TTConvolution(LinearMap):
         k1 = self.k1 if before is None else self.k1 * before[:, None]
         k3 = self.k3 if behind is None else self.k3 * behind
         core = orthogonalize(k1, self.core.kernel, k3).core
-        merged = Convolution(**{**self.core.__dict__, "kernel": core})
+        merged = replace(self.core, kernel=core)
         # Higham, Accuracy and Stability, theorem 19.4, for the factorizations, and the products that follow.
         steps = 4 * (k1.numel() + k3.numel()) + 4 * sum(core.shape[:2]) + 8
         sizes = _length(k1) * _length(k3) * _taps(self.core.kernel)
@@ -209,17 +233,22 @@ def _conv_norm(
     before: Tensor | None,
     behind: Tensor | None,
     *,
+    stride: Size = 1,
+    dilation: Size = 1,
     groups: int = 1,
-    **options: Any,
+    padding: Size | None = None,
+    padding_mode: str = "zeros",
 ) -> float:
-    """`conv_norm_bounds` from above, of a kernel with its channels scaled."""
+    """`conv_norm_bounds` from above, with its arguments, of a kernel with its channels scaled."""
     scaled = kernel
     if before is not None:
         inputs = before.reshape(groups, 1, -1, *(1,) * len(size))
         scaled = (kernel.reshape(groups, -1, *kernel.shape[1:]) * inputs).reshape(kernel.shape)
     if behind is not None:
         scaled = scaled * behind.reshape(-1, *(1,) * (kernel.ndim - 1))
-    upper = conv_norm_bounds(scaled, size, groups=groups, **options).upper
+    upper = conv_norm_bounds(
+        scaled, size, stride=stride, dilation=dilation, groups=groups, padding=padding, padding_mode=padding_mode
+    ).upper
     if scaled is kernel:
         return upper
     # The two products round each entry; a convolution is a sum over taps, so their Frobenius norms bound the error.

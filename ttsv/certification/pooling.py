@@ -1,4 +1,4 @@
-"""How much pooling and padding can enlarge a difference of two images, in the L2 norm."""
+"""How much pooling, padding and interpolation can enlarge a difference of two images, in the L2 norm."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ def max_pooling_bound(
     for n, o, k, s, p, e in zip(size, outputs, kernel_size, stride, padding, dilation, strict=True):
         starts = torch.arange(o) * s - p
         places = (starts[:, None] + e * torch.arange(k)).flatten()
-        most *= _most_frequent(places[(places >= 0) & (places < n)])
+        most *= most_frequent(places[(places >= 0) & (places < n)])
     return rounded_up(math.sqrt(most))
 
 
@@ -40,7 +40,7 @@ def adaptive_max_pooling_bound(size: Sequence[int], outputs: Sequence[int]) -> f
     most = 1
     for n, o in zip(size, outputs, strict=True):
         windows = [torch.arange(i * n // o, -(-(i + 1) * n // o)) for i in range(o)]
-        most *= _most_frequent(torch.cat(windows))
+        most *= most_frequent(torch.cat(windows))
     return rounded_up(math.sqrt(most))
 
 
@@ -81,7 +81,7 @@ def _norm(matrix: Tensor) -> float:
     return norm * (1 + 16 * sum(matrix.shape) * EPS)
 
 
-def _most_frequent(places: Tensor) -> int:
+def most_frequent(places: Tensor) -> int:
     """How often the place that occurs most often occurs, at least 1."""
     return max(1, int(torch.bincount(places).max())) if len(places) else 1
 
@@ -150,6 +150,46 @@ def _adaptively_pooled(axes: int, bound: Callable[[Sequence[int], Sequence[int]]
     return rule
 
 
+def _interpolated(
+    trace: Trace,
+    result: Tensor,
+    features: Traced,
+    size: Size | None = None,
+    scale_factor: float | Sequence[float] | None = None,
+    mode: str = "nearest",
+    align_corners: bool | None = None,
+    recompute_scale_factor: bool | None = None,
+    antialias: bool = False,
+) -> Reach:
+    """Of every mode the weights are products of one factor per axis: a Kronecker product of what torch does to each.
+
+    Places that are read several times count so often, as in enlarging; places that are skipped do not.
+    """
+    if antialias:
+        raise trace.refuse(
+            "interpolate() with antialias", "has no rule: torch's is no product where an axis has one pixel"
+        )
+    axes = features.ndim - 2
+    scales = [scale_factor] * axes if isinstance(scale_factor, int | float) else scale_factor
+    norm = 1.0
+    for axis, (n, o) in enumerate(zip(features.shape[2:], result.shape[2:], strict=True)):
+
+        def alone(own: Any, other: Any, axis: int = axis) -> tuple[Any, ...]:
+            return tuple(own if place == axis else other for place in range(axes))
+
+        basis = torch.eye(n, dtype=torch.float64, device=trace.device).reshape(n, 1, *alone(n, 1))
+        rows = functional.interpolate(
+            basis,
+            None if size is None else alone(o, 1),
+            None if scales is None else alone(scales[axis], 1.0),
+            mode,
+            align_corners,
+            recompute_scale_factor,
+        )
+        norm *= _norm(rows.flatten(1))
+    return trace.channelwise(features.reach, rounded_up(norm), f"norm of the {mode} interpolation", "interpolation")
+
+
 def _padded(
     trace: Trace, result: Tensor, features: Traced, pad: Sequence[int], mode: str = "constant", value: Any = None
 ) -> Reach:
@@ -166,6 +206,7 @@ POOLINGS: dict[str, Rule] = {
     **{f"avg_pool{axes}d": _average_pooled(axes) for axes in (1, 2, 3)},
     **{f"adaptive_avg_pool{axes}d": _adaptively_pooled(axes, adaptive_average_pooling_norm) for axes in (1, 2, 3)},
     **{f"adaptive_max_pool{axes}d": _adaptively_pooled(axes, adaptive_max_pooling_bound) for axes in (1, 2, 3)},
+    "interpolate": _interpolated,
     "pad": _padded,
 }
-"""Name of a function of torch -> its rule."""
+"""Name of a function of torch -> its rule, with torch's arguments."""

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from ttsv.certification.layers import WEIGHTED
 from ttsv.certification.linear_maps import EPS, rounded_up
-from ttsv.certification.pooling import POOLINGS
+from ttsv.certification.normalization import NORMALIZATIONS
+from ttsv.certification.pooling import POOLINGS, most_frequent
 from ttsv.certification.reach import SHORTEST_STEP, Affine, Reach
 from ttsv.certification.trace import Rule, Trace, Traced
 
@@ -40,10 +41,26 @@ _IN_ORDER = ("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", 
 """Functions that keep all values, in row-major order."""
 
 _REARRANGEMENTS = (
-    *("permute", "transpose", "movedim", "swapaxes", "chunk", "split", "unbind", "narrow", "select", "flip", "roll"),
+    *(
+        "permute",
+        "transpose",
+        "movedim",
+        "moveaxis",
+        "swapaxes",
+        "swapdims",
+        "flip",
+        "fliplr",
+        "flipud",
+        "rot90",
+        "roll",
+    ),
+    *("chunk", "split", "tensor_split", "unbind", "narrow", "select"),
     *("pixel_shuffle", "pixel_unshuffle", "channel_shuffle"),
 )
 """Functions that put each value in at most one place of each result."""
+
+_COPIES = ("__getitem__", "index_select", "gather", "expand", "broadcast_to", "repeat", "tile", "repeat_interleave")
+"""Functions that take some values, some of them perhaps several times: methods of tensors of the same name do."""
 
 
 def _elementwise(slope: float) -> Rule:
@@ -93,10 +110,8 @@ def _rearranged(trace: Trace, _: Tensor, features: Traced, *__: Any, **___: Any)
     return Reach(features.reach.total)
 
 
-def _reshaped(trace: Trace, result: Tensor, features: Traced, *shape: Any, **_: Any) -> Reach | Affine:
+def _reshaped(trace: Trace, result: Tensor, features: Traced, *_: Any, **__: Any) -> Reach | Affine:
     """Where the first two axes stay, channels are still channels; each of many becomes several of flattened ones."""
-    if any(isinstance(part, torch.dtype) for part in shape):
-        raise trace.refuse("a view as another dtype", "has no bound")
     reach = features.reach
     if result.shape[:2] == features.shape[:2]:
         return reach
@@ -106,46 +121,28 @@ def _reshaped(trace: Trace, result: Tensor, features: Traced, *shape: Any, **_: 
     return Reach(reach.total) if rest else Reach(reach.base, reach.scale.repeat_interleave(count))
 
 
-def _indexed(trace: Trace, _: Tensor, features: Traced, index: Any) -> Reach:
-    parts = index if isinstance(index, tuple) else (index,)
-    if not all(part is None or part is Ellipsis or isinstance(part, int | slice) for part in parts):
-        raise trace.refuse("indexing by lists or tensors", "may take values twice: use slices")
-    return Reach(features.reach.total)
+def _taken(name: str) -> Rule:
+    """For functions each of whose values is one of their argument's, `name` of which finds out where each is taken."""
+
+    def rule(trace: Trace, _: Tensor, features: Traced, *args: Any, **kwargs: Any) -> Reach:
+        places = torch.arange(features.numel(), device=trace.device).view(features.shape)
+        most = most_frequent(getattr(places, name)(*args, **kwargs).flatten())
+        if most == 1:
+            return Reach(features.reach.total)
+        total = rounded_up(features.reach.total * math.sqrt(most))
+        how = f"the root of {most}, the times that a value is taken"
+        return Reach(trace.record("copies", [features.reach], total, how))
+
+    return rule
 
 
-def _scaled(trace: Trace, features: Traced, scale: Tensor, kind: str, how: str) -> Reach:
-    """The reach behind one factor (at least 0) per channel; the scales of a linear map's output go into the map."""
-    source = features.reach
-    if isinstance(source, Affine):
-        reach = Reach(source.scaled(scale, trace.name or kind))
-        trace.record(kind, [reach], reach.total, f"{how}, folded into {source.name or source.kind}")
-        return reach
-    # A product of two scales is off by an eps in each channel.
-    scales = scale if source.scale is None else scale * source.scale * (1 + 2 * EPS)
-    reach = Reach(source.base, scales)
-    trace.record(kind, [source], reach.total, how)
-    return reach
+def _softmax(trace: Trace, _: Tensor, features: Traced, dim: int | None = None, *__: Any, **___: Any) -> Reach:
+    """The Jacobian is diag(p) - p p^T, where p are the probabilities: symmetric and positive.
 
-
-def _batch_norm(
-    trace: Trace,
-    _: Tensor,
-    features: Traced,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Reach:
-    if training or running_var is None:
-        raise trace.refuse(
-            "batch_norm()", "has no statistics of its own: with the batch's it has no Lipschitz constant"
-        )
-    gain = torch.ones_like(running_var) if weight is None else weight.detach().abs()
-    scale = gain / (running_var + eps).sqrt() * (1 + 8 * EPS)
-    return _scaled(trace, features, scale, "batch_norm", "|gamma| / sqrt(var + eps) per channel")
+    In the direction v its quadratic form is the variance of the values v under p, by Popoviciu's inequality at most
+    (max v - min v)^2 / 4, hence |v|^2 / 2: reached at p = (1/2, 1/2).
+    """
+    return trace.channelwise(_along(trace, features, dim, "softmax"), 0.5, "half: no variance is larger", "softmax")
 
 
 def _multiplied(trace: Trace, result: Tensor, first: Any, second: Any) -> Reach:
@@ -168,7 +165,7 @@ def _times(trace: Trace, result: Tensor, features: Traced, factor: Tensor) -> Re
         aligned = magnitude.reshape(*(1,) * (features.ndim - magnitude.ndim), *magnitude.shape)
         if math.prod(aligned.shape) == aligned.shape[1]:
             scale = aligned.flatten().expand(channels)
-            return _scaled(trace, features, scale, "product", "a constant factor per channel")
+            return trace.scaled(features.reach, scale, "product", "a constant factor per channel")
     largest = magnitude.max().item() * _repeated(result, features)
     total = rounded_up(features.reach.total * largest)
     return Reach(trace.record("product", [features.reach], total, "the largest constant factor"))
@@ -202,21 +199,25 @@ def _concatenated(trace: Trace, _: Tensor, tensors: Sequence[Tensor], *__: Any, 
     return Reach(trace.record("concatenation", sources, total, "root of the sum of squares of its parts' bounds"))
 
 
+def _along(trace: Trace, features: Traced, dim: Any, kind: str) -> Reach | Affine:
+    """The reach before something that acts along axes (None: all); one bound for all channels if theirs is among them.
+
+    Raises `ConfigError` where the axis of the images is.
+    """
+    axes = range(features.ndim) if dim is None else ([dim] if isinstance(dim, int) else dim)
+    places = {axis % features.ndim for axis in axes}
+    if 0 in places:
+        raise trace.refuse(f"a {kind} over the first axis", "mixes the images of a batch")
+    return Reach(features.reach.total) if 1 in places else features.reach
+
+
 def _reduced(power: float, kind: str) -> Rule:
     """Sums, means and maxima over axes: of m values each, `m^power` times the norm."""
 
     def rule(trace: Trace, result: Tensor, features: Traced, dim: Any = None, keepdim: bool = False) -> Reach:
-        axes = range(features.ndim) if dim is None else ([dim] if isinstance(dim, int) else dim)
-        places = {axis % features.ndim for axis in axes}
-        if 0 in places:
-            raise trace.refuse(f"a {kind} over the first axis", "mixes the images of a batch")
+        source = _along(trace, features, dim, kind)
         count = features.numel() // result.numel()
-        factor = rounded_up(count**power)
-        how = f"of {count} values each"
-        if 1 in places:
-            total = rounded_up(features.reach.total * factor)
-            return Reach(trace.record(kind, [features.reach], total, how))
-        return trace.channelwise(features.reach, factor, how, kind)
+        return trace.channelwise(source, rounded_up(count**power), f"of {count} values each", kind)
 
     return rule
 
@@ -237,7 +238,8 @@ FUNCTIONS: dict[str, Rule] = {
     ),
     **dict.fromkeys(("mul", "__mul__", "__rmul__"), _multiplied),
     **dict.fromkeys(("div", "true_divide", "__truediv__"), _divided),
-    "__getitem__": _indexed,
+    **{name: _taken(name) for name in _COPIES},
+    "softmax": _softmax,
     "mean": _reduced(-0.5, "mean"),
     "sum": _reduced(0.5, "sum over axes"),
     "amax": _reduced(0.0, "maximum"),
@@ -246,7 +248,7 @@ FUNCTIONS: dict[str, Rule] = {
     "leaky_relu": _leaky_relu,
     "elu": _elu,
     "prelu": _prelu,
-    "batch_norm": _batch_norm,
+    **NORMALIZATIONS,
     **POOLINGS,
     **WEIGHTED,
 }

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ttsv.certification.linear_maps import LinearMap, rounded_up
+from ttsv.certification.linear_maps import EPS, LinearMap, rounded_up
 from ttsv.certification.reach import Affine, Factor, Reach
 from ttsv.errors import ConfigError
 from ttsv.metrics.determinism import unwatched, watched_for_random_numbers
@@ -123,6 +123,17 @@ class Trace:
         self.record(kind, [source], reach.total, how)
         return reach
 
+    def scaled(self, source: Reach | Affine, scale: Tensor, kind: str, how: str) -> Reach:
+        """The reach behind one factor (at least 0) per channel; the scales of a linear map's output go into the map."""
+        if isinstance(source, Affine):
+            reach = Reach(source.scaled(scale, self.name or kind))
+            self.record(kind, [reach], reach.total, f"{how}, folded into {source.name or source.kind}")
+            return reach
+        # A product of two scales is off by an eps in each channel.
+        reach = Reach(source.base, scale if source.scale is None else scale * source.scale * (1 + 2 * EPS))
+        self.record(kind, [source], reach.total, how)
+        return reach
+
     def refuse(self, what: str, fix: str = "has no rule for its Lipschitz constant") -> ConfigError:
         """The error for something that cannot be bounded, with the module it stands in; caught, it is raised again."""
         error = ConfigError("model", f"{what} in {self._where()}", fix)
@@ -160,8 +171,10 @@ class Trace:
             raise self.refuse(f"{name}() of several tensors that depend on the input", "has no bound")
         kwargs = {key: value for key, value in kwargs.items() if key != "inplace"}
         plain = _meta(function, args, kwargs)
-        if isinstance(plain, Tensor) and not plain.is_floating_point():
-            raise self.refuse(f"{name}() with a result of {plain.dtype}", "has no bound: complex or whole numbers")
+        if isinstance(plain, Tensor) and plain.dtype != torch.float64:
+            raise self.refuse(
+                f"{name}() with a result of {plain.dtype}", "has no bound: another dtype than its input's"
+            )
         if in_place:
             target = args[0]
             if not isinstance(target, Traced) or self._shared(target):
@@ -181,7 +194,9 @@ class Trace:
         if not isinstance(plain, tuple | list) or not all(isinstance(part, Tensor) for part in plain):
             raise self.refuse(f"{name}() with the result {type(plain).__name__}")
         # Places of maxima, not their values, jump: what is computed from them has no finite bound.
-        reaches = (rule(self, part, *args, **kwargs) if part.is_floating_point() else Reach(math.inf) for part in plain)
+        reaches = (
+            rule(self, part, *args, **kwargs) if part.dtype == torch.float64 else Reach(math.inf) for part in plain
+        )
         parts = tuple(self.wrap(part, reach) for part, reach in zip(plain, reaches, strict=True))
         for part in parts:
             if isinstance(args[0], Traced) and _storage(part) == _storage(args[0]):

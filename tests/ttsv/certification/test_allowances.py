@@ -1,0 +1,177 @@
+"""What certificates take off for rounding, and what the check of a bound lets pass: neither less nor more."""
+
+import math
+from collections.abc import Callable
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ttsv.certification import certificates, certified_accuracy, lipschitz_bound
+from ttsv.certification.reach import Reach
+from ttsv.certification.rules import FUNCTIONS
+from ttsv.errors import ConfigError
+from ttsv.precision import in_float64
+
+
+class Applied(nn.Module):
+    """A function as a network."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.function(images)
+
+
+def classifier(seed: int, dtype: torch.dtype, classes: int = 2) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Flatten(), nn.Linear(9, 16), nn.ReLU(), nn.Linear(16, classes)).to(dtype)
+
+
+def test_a_margin_leaves_room_for_the_rounding_of_two_logits() -> None:
+    """The label's logit may have been rounded down and the other one up: in its own precision no margin is smaller."""
+    images = torch.rand(400, 1, 3, 3)
+    shortfall = 0.0
+    for seed in range(5):
+        model = classifier(seed, torch.float32)
+        with torch.no_grad():
+            own = model(images).double()
+            exact = in_float64(model)(images.double())
+        labels = exact.argmax(1)
+        found = certificates(model, images, labels, batch_size=len(images))  # in the same batch, rounded alike
+        deviation = (own - exact).abs().amax(1)
+        torch.testing.assert_close(found.rounding, 2 * deviation.clamp_min(5e-13 * exact.abs().amax(1)))
+        gaps = (own.gather(1, labels[:, None]) - own.gather(1, 1 - labels[:, None]))[:, 0]
+        exact_gaps = (exact.gather(1, labels[:, None]) - exact.gather(1, 1 - labels[:, None]))[:, 0]
+        assert (found.margins <= gaps).all()
+        shortfall = max(shortfall, ((exact_gaps - gaps) / deviation.clamp_min(1e-300)).max().item())
+    # Both logits of some image are rounded so: once the largest deviation would not do.
+    assert shortfall > 1.5
+
+
+def test_logits_of_float64_are_taken_to_be_rounded_too() -> None:
+    model, images = classifier(0, torch.float64), torch.rand(50, 1, 3, 3, dtype=torch.float64)
+    logits = model(images).detach()
+    found = certificates(model, images, logits.argmax(1))
+    torch.testing.assert_close(found.rounding, 1e-12 * logits.abs().amax(1), rtol=1e-15, atol=0)
+    gaps = logits.amax(1) - logits.amin(1)
+    torch.testing.assert_close(found.margins, gaps - found.rounding, rtol=1e-15, atol=0)
+
+
+def test_the_division_of_a_margin_by_a_bound_is_rounded_down() -> None:
+    model, images = classifier(1, torch.float32), torch.rand(300, 1, 3, 3)
+    found = certificates(model, images, model(images).argmax(1))
+    assert found.bound.pairs is not None
+    bound = Fraction(found.bound.pairs[0, 1].item())
+    radii = [Fraction(radius) for radius in found.radii.tolist()]
+    exact = [Fraction(margin) / bound for margin in found.margins.tolist()]
+    assert sum(radius > 0 for radius in radii) > 200
+    assert all(radius <= distance for radius, distance in zip(radii, exact, strict=True) if radius)
+    assert all(radius >= distance * (1 - Fraction(1, 10**14)) for radius, distance in zip(radii, exact, strict=True))
+
+
+def test_an_image_at_a_radius_is_not_beyond_it() -> None:
+    model, images = classifier(2, torch.float32), torch.rand(1, 1, 3, 3)
+    labels = model(images).argmax(1)
+    radius = certificates(model, images, labels).radii.item()
+    below = math.nextafter(radius, 0)
+    assert certified_accuracy(model, images, labels, (radius, below)) == {radius: 0.0, below: 1.0}
+
+
+def test_both_precisions_must_be_right() -> None:
+    """float32 sees a tie and takes the first class; the second is ahead."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(1, 2))
+    with torch.no_grad():
+        model[1].get_parameter("weight").copy_(torch.tensor([[0.0], [1e-9]]))
+        model[1].get_parameter("bias").copy_(torch.ones(2))
+    image = torch.ones(1, 1, 1)
+    assert model(image).argmax() == 0
+    for label in (0, 1):
+        found = certificates(model, image, torch.tensor([label]), bound=lipschitz_bound(model, (1,)))
+        assert (found.correct.item(), found.radii.item()) == (False, 0.0)
+
+
+def test_two_logits_part_with_the_root_of_two_where_no_layer_is_last() -> None:
+    """They move against each other: the bound is reached, and so is the radius."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(1, 2), nn.LeakyReLU(1.0)).double()
+    with torch.no_grad():
+        model[1].get_parameter("weight").copy_(torch.tensor([[3.0], [-3.0]]))
+        model[1].get_parameter("bias").zero_()
+    images = torch.linspace(0.1, 1, 10, dtype=torch.float64).reshape(10, 1, 1)
+    found = certificates(model, images, torch.zeros(10, dtype=torch.long))
+    assert found.bound.pairs_by == "whole"
+    assert found.bound.pairs is not None
+    assert found.bound.pairs[0, 1].item() == pytest.approx(6, rel=1e-9)
+    torch.testing.assert_close(found.radii, images.flatten(), rtol=1e-9, atol=0)
+    assert (found.radii <= images.flatten()).all()
+
+
+@pytest.mark.parametrize("merged", [False, True], ids=["linear", "of one pixel"])
+def test_distances_of_rows_are_rounded_up(merged: bool) -> None:
+    """Against the distances in rational numbers, of rows that nearly cancel too."""
+    for seed in range(20):
+        torch.manual_seed(seed)
+        head = nn.Conv2d(2, 6, 3, bias=False) if merged else nn.Linear(18, 6, bias=False)
+        model = nn.Sequential(head, nn.Flatten()) if merged else nn.Sequential(nn.Flatten(), head)
+        model = model.double()
+        with torch.no_grad():
+            head.weight[1] = head.weight[0] * (1 + 1e-9 * torch.rand_like(head.weight[0]))
+        found = lipschitz_bound(model, 3, in_channels=2)
+        assert found.pairs is not None
+        rows = [[Fraction(value) for value in row] for row in head.weight.detach().flatten(1).tolist()]
+        for i, one in enumerate(rows):
+            for j, other in enumerate(rows):
+                square = sum(((a - b) ** 2 for a, b in zip(one, other, strict=True)), Fraction(0))
+                pair = Fraction(found.pairs[i, j].item())
+                assert pair**2 >= square
+                assert float(pair) <= math.sqrt(square) * (1 + 1e-9) + 1e-12
+
+
+@pytest.mark.parametrize(("share", "refused"), [(1 - 1e-4, True), (1 - 1e-7, False)])
+def test_a_bound_that_is_a_little_too_small_is_not_given(
+    share: float, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of what rounding may add to a slope, 1e-5, and no more."""
+    monkeypatch.setitem(FUNCTIONS, "relu", lambda trace, _, features: Reach(features.reach.total * share))
+    if refused:
+        with pytest.raises(ConfigError, match="report"):
+            lipschitz_bound(nn.ReLU(), 2, in_channels=1)
+    else:
+        assert lipschitz_bound(nn.ReLU(), 2, in_channels=1).value == share
+
+
+def test_a_gradient_finds_the_direction_that_no_two_images_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sum of many pixels moves by far the most where all move together."""
+    monkeypatch.setitem(FUNCTIONS, "sum", lambda trace, _, features, dim: Reach(features.reach.total * 8))
+    model = Applied(lambda x: x.sum((1, 2, 3)))  # the true constant is 16
+    with pytest.raises(ConfigError, match=r"has the slope 1[56].* or more, its bound came out as 8"):
+        lipschitz_bound(model, 16, in_channels=1)
+
+
+def test_what_a_large_output_rounds_is_no_slope() -> None:
+    assert lipschitz_bound(Applied(lambda x: x + 1e10), 2, in_channels=1).value == 1
+
+
+def test_a_little_noise_is_seen() -> None:
+    """From a generator that is not watched."""
+    generator = np.random.default_rng(0)
+    with pytest.raises(ConfigError, match="two outputs"):
+        lipschitz_bound(Applied(lambda x: x + 1e-6 * generator.random()), 2, in_channels=1)
+
+
+def test_a_little_of_another_image_is_seen() -> None:
+    with pytest.raises(ConfigError, match="mixes those of a batch"):
+        lipschitz_bound(Applied(lambda x: x + 1e-4 * x.flip(0)), 2, in_channels=1)
+
+
+def test_a_tie_of_a_constant_network_is_no_certificate() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2)).double()
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
+    found = certificates(model, torch.rand(1, 1, 2, 2, dtype=torch.float64), torch.tensor([0]))
+    assert found.bound.value == 0
+    assert (found.correct.item(), found.margins.item(), found.radii.item()) == (True, 0.0, 0.0)
