@@ -4,6 +4,7 @@ import hashlib
 import importlib.util
 import json
 import re
+import tomllib
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -65,6 +66,22 @@ def test_commands_in_the_readme_exist() -> None:
     assert targets
     for target in targets:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"make {target}"
+
+
+def test_ci_runs_what_the_readme_says() -> None:
+    commands = re.findall(r"^make \w+", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert set(commands) <= set((ROOT / ".ci" / "run").read_text().splitlines())
+
+
+def test_the_picture_of_the_house_has_every_room_in_its_order() -> None:
+    picture = (ROOT / "docs" / "design.md").read_text().split("```")[1]
+    drawn = [name for line in picture.splitlines() for name in line[:24].replace(",", "").split()]
+    linter = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    contracts = {contract["containers"][0]: contract["layers"] for contract in linter if "containers" in contract}
+    for package, layers in contracts.items():
+        rooms = [name for name in layers if (ROOT / package / name / "__init__.py").is_file()]
+        assert [name for name in drawn if (ROOT / package / name).is_dir() and name in rooms] == rooms
+        assert {path.parent.name for path in (ROOT / package).glob("*/__init__.py")} <= set(drawn)
 
 
 def test_figures_in_the_readme_are_the_records() -> None:
