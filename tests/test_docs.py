@@ -68,6 +68,18 @@ def test_commands_in_the_readme_exist() -> None:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"make {target}"
 
 
+def test_documents_name_modules_that_exist() -> None:
+    for page in (ROOT / "README.md", ROOT / "benchmarks" / "README.md", *(ROOT / "docs").glob("*.md")):
+        names = re.findall(r"(?<![\w/.-])(?:ttsv|service|workers)(?:\.\w+)+", page.read_text())
+        for name in {name for name in names if not name.endswith((".db", ".dump", ".example.org", ".md"))}:
+            place, parts = ROOT, name.split(".")
+            while parts and (place / parts[0]).is_dir():
+                place /= parts.pop(0)
+            module = place / f"{parts.pop(0)}.py" if parts and (place / f"{parts[0]}.py").is_file() else None
+            text = (module or place / "__init__.py").read_text()
+            assert all(re.search(rf"\b{part}\b", text) for part in parts), f"{page.relative_to(ROOT)}: {name}"
+
+
 def test_ci_runs_what_the_readme_says() -> None:
     commands = re.findall(r"^make \w+", (ROOT / "README.md").read_text(), re.MULTILINE)
     assert set(commands) <= set((ROOT / ".ci" / "run").read_text().splitlines())
