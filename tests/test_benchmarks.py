@@ -25,6 +25,7 @@ def started(script: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
 def test_a_benchmark_runs_and_a_quick_run_keeps_no_record(script: Path) -> None:
     kept = RECORDS.read_text()
