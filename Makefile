@@ -6,6 +6,8 @@ INSTALLED := .venv/.installed
 # Files in their order: tests/e2e takes longest and is first.
 PROCESSES ?= 2
 
+BENCHMARKS := first_path serving spectra clipping bounds series convolutions step_profile training evaluation
+
 .PHONY: install demo serve test check bench docs clean
 
 install: $(INSTALLED)
@@ -32,7 +34,7 @@ check: $(INSTALLED)
 	$(BIN)/lint-imports
 
 bench: $(INSTALLED)
-	for name in first_path spectra clipping series training evaluation service; do $(BIN)/python benchmarks/$$name.py || exit 1; done
+	for name in $(BENCHMARKS); do $(BIN)/python benchmarks/$$name.py $(ARGS) || exit 1; done
 
 docs: $(INSTALLED)
 	$(BIN)/python docs/generate.py

@@ -8,8 +8,9 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from benchmarks.measuring import median, reference_clip
-from benchmarks.networks import DELTA, RANKS, Layer, distinct, weights
+from measuring import median
+from networks import DELTA, Layer, Network, weights
+from references import reference_clip
 from ttsv.spectral.clipping import clip_conv
 from ttsv.spectral.norms import Algorithm, clip_algorithm
 
@@ -18,21 +19,21 @@ GOALS = {"dense": 1.0, "rank 192": 0.3}
 """Seconds of one clip of the whole network on a CUDA device."""
 
 
-def compare(device: torch.device, *, quick: bool) -> dict[str, Any]:
+def compare(network: Network, device: torch.device) -> dict[str, Any]:
     """Seconds, errors and, on CUDA, peak MiB of every algorithm: per layer shape, and summed over each network.
 
     On a CPU blocks of more than 320 rows are left out: minutes, for what the others show.
     """
     found: dict[str, Any] = {}
     for kind in ("mix", "kaiming"):
-        for name, rank in RANKS.items():
-            layers = distinct(rank)[1:3] if quick else distinct(rank)
+        for name, rank in network.ranks.items():
+            layers = network.distinct(rank)
             if device.type == "cpu":
                 layers = [layer for layer in layers if _side(layer) <= 320]
-            results = [_measure(layer, kind, device, 1 if quick or device.type == "cpu" else 3) for layer in layers]
+            results = [_measure(layer, kind, device, 1 if device.type == "cpu" else 3) for layer in layers]
             total = {key: _sum(results, key) for key in (*ALGORITHMS, "chosen")}
             error = max(result["error"][result["chosen"]] for result in results)
-            found[f"{kind}, {name}"] = {"total": total, "error": error, "layers": results}
+            found[f"{kind}, {name}"] = {"total": total, "error": error}
             print(f"== {kind}, {name}: {json.dumps(total)}", flush=True)
     return found
 

@@ -1,15 +1,15 @@
 """Bounds of the norm of 10,000 drawn convolutions against their dense operators.
 
-    python benchmarks/bounds.py [--cases 10000]
+    python benchmarks/bounds.py [--cases 10000] [--quick]
 
 1/2/3-d, strides and dilations of 1 to 3, one or two groups, normal, smooth, one-signed and sharp kernels, circular and
 zero padding of any width; half of the zero-padded cases by the iteration that serves large operators. The operator is
-built by torch's own convolution of a basis in float64. Prints and writes bounds.json; fails if one bound does.
+built by torch's own convolution of a basis in float64. It fails if one bound does. The record `bounds` is of 10,000
+cases or more; --quick takes 100.
 Operators that vanish (padding leaves only zeros to read, or the kernel folds to nothing) are held to their bounds too
 but left out of the ratios.
 """
 
-import argparse
 import json
 import math
 import random
@@ -17,7 +17,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -25,9 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks.measuring import circumstances
+from measuring import keep, parser
 from ttsv.spectral.bounds import conv_norm_bounds
 
 CONVOLVE: dict[int, Callable[..., Tensor]] = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
@@ -37,15 +34,16 @@ ROUNDING = 1e-14
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", type=int, default=10000)
-    options = parser.parse_args()
+    shared = parser(__doc__)
+    shared.add_argument("--cases", type=int, default=10000)
+    options = shared.parse_args()
+    cases = 100 if options.quick else options.cases
     torch.set_num_threads(1)
     draw = random.Random(0)
     start = time.perf_counter()
     found: dict[str, list[tuple[float, float]]] = {kind: [] for kind in KINDS}
     broken, vanishing = [], 0
-    for case in range(options.cases):
+    for case in range(cases):
         kind = KINDS[0] if case % 2 else draw.choice(KINDS[1:])
         shape, lower, upper, truth, magnitude = _case(draw, kind)
         if not lower <= truth * (1 + ROUNDING) or not upper >= truth * (1 - ROUNDING):
@@ -54,18 +52,17 @@ def main() -> int:
             found[kind].append((lower / truth, upper / truth))
         else:
             vanishing += 1
-    record = {
-        "what": "bounds over the norm of the dense operator, drawn convolutions, seed 0",
-        **circumstances(f"python benchmarks/bounds.py --cases {options.cases}"),
+    figures = {
+        "unit": "bounds over the norm of the dense operator, drawn convolutions, seed 0",
         "seconds": time.perf_counter() - start,
-        "cases": options.cases,
+        "cases": cases,
         "broken": broken,
         "vanishing": vanishing,
         **{kind: _summary(ratios) for kind, ratios in found.items() if ratios},
     }
-    print(json.dumps(record, indent=1))
-    if options.cases >= 10000:
-        Path(__file__).with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
+    print(json.dumps(figures, indent=1))
+    if cases >= 10000:
+        keep("bounds", f"python benchmarks/bounds.py --cases {cases}", figures)
     return bool(broken)
 
 

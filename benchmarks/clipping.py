@@ -1,12 +1,12 @@
 """Clips of WRN-16-10's convolutions, ours beside the authors' public code.
 
-    python benchmarks/clipping.py --authors PATH_OF_THEIR_CHECKOUT [--quick]
+    python benchmarks/clipping.py [--authors PATH_OF_THEIR_CHECKOUT] [--quick]
     python benchmarks/clipping.py --device cuda [--quick]
 
 Both sides run in one process by turns on one thread in float32 on the same weights (`benchmarks/networks.py`); a
 layer's figure is the median of 3 (Kaiming weights: of 1), the network's the sum over its layers. Without --authors only
-ours runs. --quick takes one repeat of the first layers and writes no record. The full run takes some 20 minutes with
-theirs and writes clipping.json; `--parts algorithms` some 10 of them.
+ours runs. The full run takes some 20 minutes with theirs, `--parts algorithms` some 10 of them; each part has a record,
+`clipping mix` and so on. --quick takes two toy layers once.
 
 - single: one round. Errors are the largest deviation from a float64 reference over its largest entry. Theirs swaps
   the channels of strided layers: those are timed all the same, and their error says what comes out.
@@ -18,9 +18,9 @@ theirs and writes clipping.json; `--parts algorithms` some 10 of them.
 - memory: peak resident size of a fresh process above what it held before the clip, in MiB.
 - large: one clip of a 256-256 layer at 224 pixels.
 - algorithms: each algorithm of `ttsv.spectral.norms` on each shape, mix and Kaiming weights, ours alone. With --device
-  cuda
-  this is all, written to clipping_cuda.json; it fails where the chosen ones miss 1 s (dense) or 0.3 s (rank 192) for
-  the whole network. Where another than the chosen one is faster there, change the table in `ttsv/spectral/norms.py`.
+  cuda this is all, in the record `clipping cuda`; it fails where the chosen ones miss 1 s (dense) or 0.3 s (rank 192)
+  for the whole network. Where another than the chosen one is faster there, change the table in
+  `ttsv/spectral/norms.py`.
 """
 
 import argparse
@@ -35,110 +35,106 @@ from typing import Any
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks.algorithms import compare, reaches_goals
-from benchmarks.authors import Authors
-from benchmarks.in_training import Course, Moved, moved_kernels
-from benchmarks.measuring import (
+from algorithms import compare, reaches_goals
+from authors import Authors
+from in_training import Course, Moved, moved_kernels
+from measuring import (
     alternate,
-    circumstances,
     in_fresh_process,
+    keep,
     median,
+    parser,
     peak_mebibytes,
     ratio,
-    reference_clip,
     resident_mebibytes,
 )
-from benchmarks.networks import DELTA, RANKS, Layer, distinct, weights
+from networks import DELTA, TOY, WRN_16_10, Layer, Network, weights
+from references import reference_clip
 from ttsv.spectral.clipping import clip_conv
 from ttsv.spectral.singular_values import conv_norm, conv_singular_values
 
 HERE = Path(__file__)
 FLOORS = {"dense": 3.5, "rank 192": 3.0}
 PARTS = ("mix", "kaiming", "training", "memory", "algorithms")
+UNIT = "seconds of one clip of all convolutions of WRN-16-10 at 32x32, float32"
 LARGE = Layer(256, 256, 224, 1, 1)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--authors", type=Path, help="a checkout of WhiteTeaDragon/practical_svd_conv")
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="others stay in the record")
-    parser.add_argument("--batch", type=int, default=Course.batch, help="images a step of the part `training`")
-    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
-    parser.add_argument("--peak", nargs=2, metavar=("SIDE", "LAYER"), help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    shared = parser(__doc__, authors=True)
+    shared.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    shared.add_argument("--batch", type=int, default=Course.batch, help="images a step of the part `training`")
+    shared.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
+    shared.add_argument("--peak", nargs=2, metavar=("SIDE", "LAYER"), help=argparse.SUPPRESS)
+    options = shared.parse_args()
+    network = TOY if options.quick else WRN_16_10
     device = torch.device(options.device)
     if device.type != "cpu":
-        return _on_device(device, quick=options.quick)
+        return _on_device(network, device, quick=options.quick)
     torch.set_num_threads(1)
     authors = Authors(options.authors) if options.authors else None
     _warm_up(authors)
     if options.peak:
         side, place = options.peak
-        print(json.dumps(_peak(side, place, authors)))
+        print(json.dumps(_peak(side, _layers(network)[place], authors)))
         return 0
-    whole = options.parts == list(PARTS)
-    path = HERE.with_suffix(".json")
-    record: dict[str, Any] = {} if whole or not path.is_file() else json.loads(path.read_text())
-    record["what"] = "seconds of clips of WRN-16-10's convolutions at 32x32, ours and the authors'"
-    record["delta"] = DELTA
-    record["strided"] = "the authors' strided blocks swap the channels: timed, not compared"
+    holds = True
     for part in options.parts:
-        command = f"python benchmarks/clipping.py{' --authors DIR' if authors else ''} --parts {part}"
         if part == "algorithms":
-            found = compare(device, quick=options.quick)
+            found = compare(network, device)
         elif part == "memory":
-            found = _memories(options.authors)
+            found = _memories(network, options.authors, quick=options.quick)
         elif part == "training":
-            found = _training(authors, _course(options.batch, quick=options.quick))
+            course = Course("small-cnn", steps=2, clips=2, batch=2) if options.quick else Course(batch=options.batch)
+            found = _training(network, authors, course)
         else:
-            found = _networks(part, authors, quick=options.quick)
-        record[part] = {**circumstances(command), **found}
+            found = _totals(network, part, authors, 3 if part == "mix" and not options.quick else 1)
         if not options.quick:
-            path.write_text(json.dumps(record, indent=1) + "\n")
-    return int(authors is not None and not options.quick and "mix" in options.parts and not _holds(record["mix"]))
+            command = f"python benchmarks/clipping.py{' --authors DIR' if authors else ''} --parts {part}"
+            keep(f"clipping {part}", command, {"unit": UNIT, "delta": DELTA, **found})
+            holds = holds and (part != "mix" or authors is None or _holds(found))
+    return int(not holds)
 
 
-def _on_device(device: torch.device, *, quick: bool) -> int:
+def _on_device(network: Network, device: torch.device, *, quick: bool) -> int:
     """The algorithms on a CUDA device; 1 where they miss the goals."""
-    found = compare(device, quick=quick)
-    record = {
-        "what": "seconds of clips of WRN-16-10's convolutions at 32x32 by each algorithm, float32",
-        "delta": DELTA,
-        "device": torch.cuda.get_device_name(device),
-        **circumstances(f"python benchmarks/clipping.py --device {device.type}"),
-        **found,
-    }
+    found = compare(network, device)
     if quick:
         return 0
-    HERE.with_name(f"clipping_{device.type}.json").write_text(json.dumps(record, indent=1) + "\n")
+    about = {"unit": UNIT, "delta": DELTA, "device": torch.cuda.get_device_name(device)}
+    keep(f"clipping {device.type}", f"python benchmarks/clipping.py --device {device.type}", {**about, **found})
     return int(not reaches_goals(found))
 
 
-def _networks(kind: str, authors: Authors | None, *, quick: bool) -> dict[str, Any]:
+def _totals(network: Network, kind: str, authors: Authors | None, repeats: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for name, rank in RANKS.items():
-        layers = distinct(rank)[1:4] if quick else distinct(rank)
-        results = [_measure(layer, kind, authors, 3 if kind == "mix" and not quick else 1) for layer in layers]
-        found[name] = {"total": _total(results), "layers": results}
-        print(f"== {kind}, {name}: {json.dumps(found[name]['total'])}", flush=True)
+    for name, rank in network.ranks.items():
+        found[name] = _total([_measure(layer, kind, authors, repeats) for layer in network.distinct(rank)])
+        print(f"== {kind}, {name}: {json.dumps(found[name])}", flush=True)
     return found
 
 
-def _memories(authors: Path | None) -> dict[str, Any]:
-    found = {
-        "layers": [_memory(layer, authors) for layer in distinct(None)[2:]],
-        "large": {"layer": LARGE.name, **in_fresh_process(str(HERE), ["--peak", "ours", "large"])},
-    }
-    print(json.dumps(found, indent=1))
+def _layers(network: Network) -> dict[str, Layer]:
+    """The layers whose clips' memory is measured, by name."""
+    large = () if network is TOY else (LARGE,)
+    return {layer.name: layer for layer in (*network.distinct(None)[-5:], *large)}
+
+
+def _memories(network: Network, authors: Path | None, *, quick: bool) -> dict[str, Any]:
+    """Peak MiB and seconds of one clip of each layer, each in a fresh process."""
+    found: dict[str, Any] = {}
+    for name in list(_layers(network))[-1 if quick else 0 :]:
+        sides = ("ours", "theirs") if authors and name != LARGE.name else ("ours",)
+        shared = [*(["--authors", str(authors)] if authors else []), *(["--quick"] if quick else [])]
+        found[name] = {side: in_fresh_process(str(HERE), [*shared, "--peak", side, name]) for side in sides}
+        print(f"memory, {name}: {json.dumps(found[name])}", flush=True)
     return found
 
 
-def _holds(record: dict[str, Any]) -> bool:
-    totals = {name: record[name]["total"] for name in RANKS}
-    return all(total["theirs over ours"] >= FLOORS[name] and total["error"] < 1e-5 for name, total in totals.items())
+def _holds(totals: dict[str, Any]) -> bool:
+    return all(
+        totals[name]["theirs over ours"] >= floor and totals[name]["error"] < 1e-5 for name, floor in FLOORS.items()
+    )
 
 
 def _measure(layer: Layer, kind: str, authors: Authors | None, repeats: int) -> dict[str, Any]:
@@ -166,17 +162,16 @@ def _measure(layer: Layer, kind: str, authors: Authors | None, repeats: int) -> 
     return result
 
 
-def _course(batch: int, *, quick: bool) -> Course:
-    return Course(steps=2, clips=2, batch=2) if quick else Course(batch=batch)
-
-
-def _training(authors: Authors | None, course: Course) -> dict[str, Any]:
+def _training(network: Network, authors: Authors | None, course: Course) -> dict[str, Any]:
     """Seconds of the clip of each layer in training, by network."""
     found: dict[str, Any] = {"course": asdict(course)}
-    for name, rank in RANKS.items():
+    for name, rank in network.ranks.items():
         results = [_steady(moved, authors) for moved in moved_kernels(rank, course)]
-        found[name] = {"total": _total(results), "layers": results}
-        print(f"== training, {name}: {json.dumps(found[name]['total'])}", flush=True)
+        found[name] = _total(results) | {
+            key: [min(result[key] for result in results), max(result[key] for result in results)]
+            for key in ("relative change", "fraction of frequencies above delta")
+        }
+        print(f"== training, {name}: {json.dumps(found[name])}", flush=True)
     return found
 
 
@@ -211,7 +206,7 @@ def _error(found: Tensor, truth: Tensor) -> float:
     return error
 
 
-def _total(results: list[dict[str, Any]]) -> dict[str, float | None]:
+def _total(results: list[dict[str, Any]]) -> dict[str, Any]:
     """Sums over the network's layers, and how many times longer the authors' single clip takes than each of ours."""
     sums: dict[str, float | None] = {}
     for key in ("theirs", "ours", "bounded", "steady"):
@@ -225,18 +220,6 @@ def _total(results: list[dict[str, Any]]) -> dict[str, float | None]:
     return {**sums, **ratios, **({"error": max(errors)} if errors else {})}
 
 
-def _memory(layer: Layer, authors: Path | None) -> dict[str, Any]:
-    place = str(distinct(None).index(layer))
-    result: dict[str, Any] = {
-        "layer": layer.name,
-        "ours": in_fresh_process(str(HERE), ["--peak", "ours", place])["MiB"],
-    }
-    if authors:
-        arguments = ["--peak", "theirs", place, "--authors", str(authors)]
-        result["theirs"] = in_fresh_process(str(HERE), arguments)["MiB"]
-    return result
-
-
 def _warm_up(authors: Authors | None) -> None:
     small = weights(Layer(16, 16, 8, 1, 1), "mix")
     clip_conv(small, 0.5, 8)
@@ -244,8 +227,7 @@ def _warm_up(authors: Authors | None) -> None:
         authors.clip(small, 0.5, 8, 1)()
 
 
-def _peak(side: str, place: str, authors: Authors | None) -> dict[str, float]:
-    layer = LARGE if place == "large" else distinct(None)[int(place)]
+def _peak(side: str, layer: Layer, authors: Authors | None) -> dict[str, float]:
     kernel = weights(layer, "mix")
     clip = _ours(kernel, layer)
     if side == "theirs":

@@ -3,27 +3,25 @@
     python benchmarks/convolutions.py [--quick] [--threads 1]
 
 Both sides by turns in one process, float32, channels last, strides 1 and 2, padding 1; the fastest of some rounds.
---quick takes few shapes and writes no record. The full run takes some 4 minutes and writes convolutions.json.
+The full run takes some 4 minutes; its record `convolutions` has the range of the cases, by stride, which it prints.
+--quick takes two toy shapes.
 
 - ratio: torch's seconds over Winograd's. `taken`: whether training takes Winograd's.
 - error: of Winograd's result, of its gradients by images and by the kernel, relative to float64 in the Frobenius norm.
 """
 
-import argparse
 import json
+import statistics
 import sys
 from collections.abc import Callable
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks.measuring import alternate, circumstances
+from measuring import alternate, keep, parser
 from ttsv.winograd.convolution import winograd_convolution, winograd_pays
 
 BATCHES = (1, 4, 16, 64)
@@ -33,28 +31,39 @@ LARGEST = 16 * 32**2 * 160**2
 """Multiplications per tap of the largest case: a layer of WRN-16-10 for 16 images."""
 
 
+TOYS = ((1, (16, 16), 8, 1),)
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--quick", action="store_true")
-    options = parser.parse_args()
+    shared = parser(__doc__)
+    shared.add_argument("--threads", type=int, default=1)
+    options = shared.parse_args()
     torch.set_num_threads(options.threads)
-    cases = [
+    shapes = [
         (batch, channels, size, stride)
         for stride, batch, channels, size in product((1, 2), BATCHES, CHANNELS, SIZES)
         if batch * size**2 * channels[0] * channels[1] <= LARGEST
     ]
-    if options.quick:
-        cases = cases[:: len(cases) // 6]
-    record: dict[str, Any] = circumstances(f"python benchmarks/convolutions.py --threads {options.threads}")
-    record |= {"what": "seconds of a 3x3 convolution and its gradients, torch's and Winograd's"}
-    record["cases"] = [_case(*case, rounds=3 if options.quick else 7) for case in cases]
-    wrong = [case for case in record["cases"] if case["taken"] and case["ratio"] < 1]
-    gains = [case["ratio"] for case in record["cases"] if case["taken"]]
-    print(f"taken in {len(gains)} of {len(cases)} cases, {min(gains):.2f} to {max(gains):.2f}x; slower in {len(wrong)}")
+    cases = [_case(*case, rounds=3 if options.quick else 7) for case in (TOYS if options.quick else shapes)]
+    strides = {f"stride {stride}": _summary([case for case in cases if case["stride"] == stride]) for stride in (1, 2)}
+    for stride, found in strides.items():
+        print(f"{stride}: {json.dumps(found)}")
     if not options.quick:
-        Path(__file__).with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
+        command = f"python benchmarks/convolutions.py --threads {options.threads}"
+        keep("convolutions", command, {"unit": "torch's seconds over Winograd's, with gradients", **strides})
     return 0
+
+
+def _summary(cases: list[dict[str, Any]]) -> dict[str, Any]:
+    """How many cases training takes, their ratios, and the largest errors of result and gradients."""
+    taken = [case["ratio"] for case in cases if case["taken"]]
+    return {
+        "cases": len(cases),
+        "taken": len(taken),
+        "slower": sum(gain < 1 for gain in taken),
+        "ratios": [min(taken), statistics.median(taken), max(taken)] if taken else None,
+        "errors": [max(errors) for errors in zip(*(case["error"] for case in cases), strict=True)],
+    }
 
 
 def _case(batch: int, channels: tuple[int, int], size: int, stride: int, *, rounds: int) -> dict[str, Any]:

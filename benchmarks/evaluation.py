@@ -1,11 +1,11 @@
 """Evaluation of a network, ours beside the authors' script (`src/robust_metrics.py`).
 
-    python benchmarks/evaluation.py --authors PATH_OF_THEIR_CHECKOUT [--model small-cnn] [--quick]
+    python benchmarks/evaluation.py [--authors PATH_OF_THEIR_CHECKOUT] [--model small-cnn] [--quick]
 
 Both sides evaluate one network on the same images, by turns, on one thread; figures are medians of two. The network is
 trained for two epochs on synthetic images, whose test part stands for CIFAR-10's; corruption files of noise are made in
-the published format. Without --authors only ours runs. --quick takes fewer images once and writes no record; the full
-run writes evaluation.json and takes about four minutes.
+the published format. Without --authors only ours runs. The full run takes about four minutes; its record is
+`evaluation`. --quick takes few images once, and an attack so strong that its first part ends it.
 
 - everything else: accuracy, ECE and the corruptions. Theirs is the body of their script's ECE loop and their
   `get_accs`, which reads every file through PIL image by image in four loader processes; ours is the path of
@@ -18,7 +18,6 @@ imports and that are not installed are stood in for: `autoattack` by `pyautoatta
 loading of a test set by what it does.
 """
 
-import argparse
 import contextlib
 import importlib
 import io
@@ -38,10 +37,8 @@ import torchvision
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks.authors import checkout
-from benchmarks.measuring import alternate, circumstances, median, ratio
+from authors import checkout
+from measuring import alternate, keep, median, parser, ratio
 from ttsv.config.evaluation import EvaluationConfig
 from ttsv.config.trial import TrialConfig
 from ttsv.data import load_dataset
@@ -58,45 +55,44 @@ from ttsv.trial import run_trial
 FLOORS = {"everything else": 2.0, "autoattack": 0.95}
 """Theirs over ours; an attack of equal work is timed within 5 %."""
 TRAINED_ON = "synthetic:3x32x32:10:2000"
+TRAINED_ON_QUICKLY = "synthetic:3x32x32:10:200"
 PIXELS: dict[str, Any] = {"mean": [0.0], "std": [1.0]}
 """Of what is in front of the network: nothing, as its own normalisation is a part of it."""
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--authors", type=Path, help="a checkout of WhiteTeaDragon/practical_svd_conv")
-    parser.add_argument("--model", default="small-cnn")
-    parser.add_argument("--quick", action="store_true")
-    options = parser.parse_args()
+    shared = parser(__doc__, authors=True)
+    shared.add_argument("--model", default="small-cnn")
+    options = shared.parse_args()
     torch.set_num_threads(1)
-    count, attacked, repeats = (20, 4, 1) if options.quick else (200, 12, 2)
+    count, attacked, repeats, eps = (10, 2, 1, 50.0) if options.quick else (200, 12, 2, 0.5)
     record: dict[str, Any] = {
-        "what": "seconds of evaluating a network, ours and the authors' script",
-        **circumstances(f"python benchmarks/evaluation.py{' --authors DIR' if options.authors else ''}"),
+        "unit": "seconds",
         "model": options.model,
         "images": {"everything else": count, "autoattack": attacked},
     }
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        model, data = _trained(options.model, count, folder)
+        model, data = _trained(options.model, count, folder, quick=options.quick)
         _write_corruptions(folder / "CIFAR-10-C", data.test.labels)
         theirs = Theirs(options.authors, model, data.test, folder) if options.authors else None
         record["everything else"] = _everything_else(model, data, folder, theirs, repeats)
-        record["autoattack"] = _autoattack(model, Split(*(part[:attacked] for part in data.test)), theirs, repeats)
+        record["autoattack"] = _autoattack(model, Split(*(part[:attacked] for part in data.test)), theirs, repeats, eps)
     for part in FLOORS:
         print(f"== {part}: {json.dumps(record[part])}", flush=True)
     if not options.quick:
-        Path(__file__).with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
+        keep("evaluation", f"python benchmarks/evaluation.py{' --authors DIR' if options.authors else ''}", record)
     holds = all((record[part]["ratio"] or floor) >= floor for part, floor in FLOORS.items())
     return 0 if holds or options.quick else 1
 
 
-def _trained(name: str, count: int, folder: Path) -> tuple[nn.Module, Dataset]:
+def _trained(name: str, count: int, folder: Path, *, quick: bool) -> tuple[nn.Module, Dataset]:
     """A trained network, and its test images as bytes under CIFAR-10's name."""
-    config = TrialConfig.from_dict({"dataset": TRAINED_ON, "model": name, "training": {"epochs": 2}})
+    dataset, epochs = (TRAINED_ON_QUICKLY, 1) if quick else (TRAINED_ON, 2)
+    config = TrialConfig.from_dict({"dataset": dataset, "model": name, "training": {"epochs": epochs}})
     *_, result = run_trial(config, data_dir=folder / "data", folder=folder / "trial", device="cpu")
     assert isinstance(result, TrialResult)
-    test = load_dataset(TRAINED_ON, folder / "data").test
+    test = load_dataset(dataset, folder / "data").test
     pixels = test.images if test.images.dtype == torch.uint8 else (test.images * 255).round().byte()
     part = Split(pixels[:count].clone(), test.labels[:count].clone())
     data = Dataset(info=DATASETS["cifar10"], train=part, validation=part, test=part, sha256="made", split={})
@@ -227,11 +223,13 @@ def _everything_else(
     return _timed(ours, others if theirs else None, repeats) | {"ECE": eces}
 
 
-def _autoattack(model: nn.Module, test: Split, theirs: Theirs | None, repeats: int) -> dict[str, Any]:
+def _autoattack(model: nn.Module, test: Split, theirs: Theirs | None, repeats: int, eps: float) -> dict[str, Any]:
     robust: dict[str, Any] = {}
 
     def ours() -> None:
-        robust["ours"] = autoattack(model, *test, batch_size=250).robust_accuracy  # theirs, the package's default
+        robust["ours"] = autoattack(
+            model, *test, eps=eps, batch_size=250
+        ).robust_accuracy  # theirs, the package's default
 
     def others() -> None:
         assert theirs

@@ -1,4 +1,4 @@
-"""Fills a database with finished trials in bulk, for benchmarks/service.py."""
+"""Fills a database with finished trials in bulk, for benchmarks/serving.py."""
 
 import random
 import time

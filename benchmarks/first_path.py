@@ -1,9 +1,9 @@
 """What the path around the training costs: start of the API, POST of a large grid, first epoch, further trials.
 
-    python benchmarks/first_path.py
+    python benchmarks/first_path.py [--quick]
 
 Starts the whole stack on a fresh folder (SQLite, local Ray), posts 20 trials of the quickstart's size and reads
-everything over the API. Prints each figure beside its bound and writes benchmarks/first_path.json.
+everything over the API. Prints each figure beside its bound. The record is `first_path`; --quick takes two trials.
 
 - API start: from starting the process until /livez answers.
 - POST of 1,000 trials: one request.
@@ -14,16 +14,14 @@ everything over the API. Prints each figure beside its bound and writes benchmar
 
 import itertools
 import json
-import os
-import platform
 import statistics
 import sys
 import tempfile
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from measuring import keep, parser
 from service.client import ApiError, Client
 from service.settings import Settings
 from workers.worker.single_machine import LocalStack
@@ -38,8 +36,12 @@ BOUNDS = {
 
 
 def main() -> int:
+    quick = parser(__doc__).parse_args().quick
     figures: dict[str, float] = {}
     quickstart = json.loads((HERE.parent / "examples" / "quickstart.json").read_text())
+    if quick:
+        quickstart["base"]["training"]["epochs"] = 1
+        quickstart["grid"] = {"rank": [4], "seed": [0, 1]}
     with tempfile.TemporaryDirectory() as folder:
         settings = Settings(data_dir=Path(folder))
         began = time.perf_counter()
@@ -49,26 +51,17 @@ def main() -> int:
             figures["api_start_seconds"] = time.perf_counter() - began
             while client.ready().worker_seen_at is None:
                 time.sleep(0.1)
-            time.sleep(5)  # the worker's cluster comes up: a worker that serves is up for days
+            time.sleep(0 if quick else 5)  # the worker's cluster comes up: a worker that serves is up for days
             figures["post_1000_trials_seconds"] = _post_large(client, quickstart)
             trials = _run(client, quickstart, figures)
     gaps = _further(trials)
     figures["further_trial_seconds"] = statistics.fmean(gaps)
-    record = {
-        "what": __doc__.partition("\n")[0] if __doc__ else "",
-        "command": "python benchmarks/first_path.py",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": {"platform": platform.platform(), "cpus": os.cpu_count(), "python": platform.python_version()},
-        "trials": len(trials),
-        "figures": {
-            name: {"seconds": round(value, 4), "bound": BOUNDS[name], "ratio": round(value / BOUNDS[name], 3)}
-            for name, value in figures.items()
-        },
-        "further_trial_median_seconds": round(statistics.median(gaps), 4),
-    }
-    (HERE / "first_path.json").write_text(json.dumps(record, indent=2) + "\n")
     for name, value in figures.items():
         print(f"{name:28} {value:8.3f} s, bound {BOUNDS[name]:5.1f} s, ratio {value / BOUNDS[name]:.2f}")
+    if quick:
+        return 0
+    median = {"further_trial_median_seconds": statistics.median(gaps)}
+    keep("first_path", "python benchmarks/first_path.py", {"trials": len(trials), **figures, **median})
     return int(any(value > BOUNDS[name] for name, value in figures.items()))
 
 

@@ -66,12 +66,6 @@ def served(url: str, folder: Path) -> Iterator[tuple[httpx.Client, int]]:
         process.wait()
 
 
-def resident_mib(process: int) -> tuple[float, float]:
-    """Resident size of a process now and at its highest."""
-    fields = dict(line.split(":", 1) for line in Path(f"/proc/{process}/status").read_text().splitlines())
-    return tuple(int(fields[name].split()[0]) / 1024 for name in ("VmRSS", "VmHWM"))  # type: ignore[return-value]
-
-
 def cpu_seconds(process: int) -> float:
     """CPU time of a process so far."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()

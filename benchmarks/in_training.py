@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from benchmarks.networks import DELTA
+from networks import DELTA
 from ttsv.config.trial import AugmentationConfig, TrainingConfig, TrialConfig
 from ttsv.constraints import Clip, Compose, Orthogonal
 from ttsv.data import load_dataset
@@ -24,8 +24,9 @@ IMAGES = "synthetic:3x32x32:10:2000"
 
 @dataclass(frozen=True)
 class Course:
-    """So many clips, each after `steps` steps of `batch` images; the last is what is measured."""
+    """So many clips of a network, each after `steps` steps of `batch` images; the last is what is measured."""
 
+    model: str = "wrn16-10"
     steps: int = 100
     clips: int = 5
     batch: int = 8
@@ -53,7 +54,7 @@ def moved_kernels(rank: int | None, course: Course) -> list[Moved]:
     """
     config = TrialConfig(
         dataset=IMAGES,
-        model="wrn16-10",
+        model=course.model,
         layer="dense" if rank is None else "tt",
         rank=rank,
         training=TrainingConfig(
@@ -68,7 +69,7 @@ def moved_kernels(rank: int | None, course: Course) -> list[Moved]:
         augmentation=AugmentationConfig(flip=True, pad=4, padding="symmetric"),
     )
     with random_state(0, torch.device("cpu")):
-        model = create_model("wrn16-10", num_classes=10, layer=config.layer, rank=rank, mean=(0.5,), std=(0.5,))
+        model = create_model(course.model, num_classes=10, layer=config.layer, rank=rank, mean=(0.5,), std=(0.5,))
     clip = _Watched(course)
     constraint = Compose(Orthogonal(0.0 if rank is None else 1e5, normalizer="code"), clip)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,12 +1,7 @@
-"""Load for benchmarks/service.py: 8 connections that ask without pause; prints requests a second and errors as JSON.
-
-python benchmarks/load.py URL TRIALS EXPERIMENTS SECONDS
-"""
+"""Requests without pause from 8 connections, by turns for trials' epochs, experiments and their trials."""
 
 import asyncio
-import json
 import random
-import sys
 import time
 
 import httpx2 as httpx
@@ -14,7 +9,7 @@ import httpx2 as httpx
 CONNECTIONS = 8
 
 
-async def main(url: str, trials: int, experiments: int, seconds: float) -> None:
+async def _ask_all(url: str, trials: int, experiments: int, seconds: float) -> dict[str, float]:
     counts = {"done": 0, "errors": 0}
     end = time.perf_counter() + seconds
 
@@ -39,8 +34,9 @@ async def main(url: str, trials: int, experiments: int, seconds: float) -> None:
 
     began = time.perf_counter()
     await asyncio.gather(*(ask(number) for number in range(CONNECTIONS)))
-    print(json.dumps({"per_second": counts["done"] / (time.perf_counter() - began), "errors": counts["errors"]}))
+    return {"per_second": counts["done"] / (time.perf_counter() - began), "errors": counts["errors"]}
 
 
-if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])))
+def sustained(url: str, trials: int, experiments: int, seconds: float) -> dict[str, float]:
+    """Requests a second and errors; `trials` and `experiments` are the numbers of those that there are."""
+    return asyncio.run(_ask_all(url, trials, experiments, seconds))

@@ -1,5 +1,6 @@
-"""Alternating timings, peak memory of a fresh process, a float64 reference and what a record says of its machine."""
+"""What the benchmarks share: their options, timings by turns, peak memory of a fresh process, and their records."""
 
+import argparse
 import json
 import os
 import platform
@@ -7,13 +8,25 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
+_LOAD = os.getloadavg()
+"""Of the machine before the benchmark."""
+RECORDS = Path(__file__).with_name("records.jsonl")
+"""One line for each benchmark, or each of its parts: what the documents quote."""
+
+
+def parser(doc: str | None, *, authors: bool = False) -> argparse.ArgumentParser:
+    """The options that benchmarks share; `doc` is the script's docstring."""
+    shared = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    shared.add_argument("--quick", action="store_true", help="toy sizes, a few seconds; no record, no bound")
+    if authors:
+        shared.add_argument("--authors", type=Path, help="a checkout of WhiteTeaDragon/practical_svd_conv")
+    return shared
 
 
 def alternate(sides: Sequence[Callable[[], object] | None], repeats: int) -> list[list[float] | None]:
@@ -36,52 +49,20 @@ def ratio(theirs: float | None, ours: float) -> float | None:
     return None if theirs is None else theirs / ours
 
 
-def polyphase(kernel: Tensor, size: int, stride: int) -> Tensor:
-    """Half the symbol (n/s, n/(2s) + 1, c_out, s^2 c_in) by FFT in the kernel's dtype, independent of the library's."""
-    c_out, c_in, k, _ = kernel.shape
-    image = kernel.new_zeros(c_out, c_in, size, size)
-    image[..., :k, :k] = kernel
-    grid = size // stride
-    components = image.reshape(c_out, c_in, grid, stride, grid, stride).permute(0, 3, 5, 1, 2, 4)
-    blocks: Tensor = torch.fft.rfft2(components.reshape(c_out, -1, grid, grid)).permute(2, 3, 0, 1)
-    return blocks
+def peak_mebibytes(process: int | str = "self") -> float:
+    """The highest resident size of a process so far; Linux only."""
+    return _status(process, "VmHWM")
 
 
-def reference_clip(kernel: Tensor, delta: float, size: int, stride: int) -> Tensor:
-    """One clip in float64 by singular value decompositions, truncated to the kernel's taps."""
-    c_out, c_in, k, _ = kernel.shape
-    grid = size // stride
-    blocks = polyphase(kernel.double(), size, stride)
-    changes = torch.empty_like(blocks)
-    for row in range(len(blocks)):
-        left, values, right = torch.linalg.svd(blocks[row], full_matrices=False)
-        changes[row] = (left * (values - delta).clamp_min(0).unsqueeze(-2)) @ right
-    taps = torch.fft.irfft2(changes.permute(2, 3, 0, 1), s=(grid, grid))
-    image = taps.reshape(c_out, stride, stride, c_in, grid, grid).permute(0, 3, 4, 1, 5, 2)
-    clipped: Tensor = kernel.double() - image.reshape(c_out, c_in, size, size)[..., :k, :k]
-    return clipped
+def resident_mebibytes(process: int | str = "self") -> float:
+    """The resident size of a process; Linux only."""
+    return _status(process, "VmRSS")
 
 
-def reference_values(kernel: Tensor, size: int, stride: int) -> Tensor:
-    """Singular values at half of the frequencies in float64, in one row."""
-    values: Tensor = torch.linalg.svdvals(polyphase(kernel.double(), size, stride))
-    return values.flatten()
-
-
-def peak_mebibytes() -> float:
-    """The highest resident size of this process so far; Linux only."""
-    return _status("VmHWM")
-
-
-def resident_mebibytes() -> float:
-    return _status("VmRSS")
-
-
-def _status(field: str) -> float:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1]) / 1024
-    raise RuntimeError(f"no {field} in /proc/self/status")
+def _status(process: int | str, field: str) -> float:
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    (size,) = (line.split()[1] for line in lines if line.startswith(f"{field}:"))
+    return int(size) / 1024
 
 
 def in_fresh_process(script: str, arguments: Sequence[str]) -> Any:
@@ -91,16 +72,39 @@ def in_fresh_process(script: str, arguments: Sequence[str]) -> Any:
     return json.loads(subprocess.run(command, check=True, capture_output=True, env=environment).stdout)
 
 
-def circumstances(command: str) -> dict[str, Any]:
-    """Date, machine, load, versions, threads and the command of a record."""
+def keep(name: str, command: str, figures: Mapping[str, Any], *, records: Path = RECORDS) -> None:
+    """Replaces the record of this name, or adds it: one line of compact JSON with numbers of six digits.
+
+    `command` is what the figures come of, as typed. Date, machine, load, threads and versions are added.
+    """
+    record = {"name": name, "command": command, **_circumstances(), **figures}
+    kept = read_records(records) | {name: _rounded(record)}
+    lines = [json.dumps(kept[key], separators=(",", ":")) for key in sorted(kept)]
+    records.write_text("".join(f"{line}\n" for line in lines))
+
+
+def read_records(records: Path = RECORDS) -> dict[str, dict[str, Any]]:
+    """Every record by its name."""
+    lines = records.read_text().splitlines() if records.is_file() else []
+    return {record["name"]: record for record in map(json.loads, lines)}
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, Mapping):
+        return {key: _rounded(part) for key, part in value.items()}
+    return [_rounded(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def _circumstances() -> dict[str, Any]:
     return {
-        "command": command,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": f"{platform.machine()}, {_processor()}, {os.cpu_count()} processors",
-        "load": os.getloadavg(),
-        "threads": torch.get_num_threads(),
+        "load": _LOAD,
+        "threads": sys.modules["torch"].get_num_threads() if "torch" in sys.modules else None,
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": version("torch"),
     }
 
 

@@ -1,6 +1,7 @@
 """The convolutions of WRN-16-10 with 32x32 input, and seeded weights for them; shared by the benchmarks."""
 
 import math
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -34,28 +35,38 @@ class Layer(NamedTuple):
         return self._replace(c_in=min(self.c_in, rank), c_out=min(self.c_out, rank))
 
 
-WRN_16_10 = (
-    Layer(3, 16, 32, 1, 1),
-    Layer(16, 160, 32, 1, 1),
-    Layer(160, 160, 32, 1, 3),
-    Layer(160, 320, 32, 2, 1),
-    Layer(320, 320, 16, 1, 3),
-    Layer(320, 640, 16, 2, 1),
-    Layer(640, 640, 8, 1, 3),
+@dataclass(frozen=True)
+class Network:
+    """The convolutions of a network, and the TT ranks at which it is measured."""
+
+    layers: tuple[Layer, ...]
+    ranks: dict[str, int | None]
+
+    def distinct(self, rank: int | None) -> list[Layer]:
+        """Each shape of the network once, with the number of its layers; at a TT rank those of the cores."""
+        times: dict[Layer, int] = {}
+        for layer in self.layers:
+            shape = layer.truncated(rank)._replace(times=1)
+            times[shape] = times.get(shape, 0) + layer.times
+        return [shape._replace(times=number) for shape, number in times.items()]
+
+
+WRN_16_10 = Network(
+    (
+        Layer(3, 16, 32, 1, 1),
+        Layer(16, 160, 32, 1, 1),
+        Layer(160, 160, 32, 1, 3),
+        Layer(160, 320, 32, 2, 1),
+        Layer(320, 320, 16, 1, 3),
+        Layer(320, 640, 16, 2, 1),
+        Layer(640, 640, 8, 1, 3),
+    ),
+    {"dense": None, "rank 192": 192},
 )
-"""Two blocks per stage of width 160, 320, 640; shortcuts have no convolutions."""
+"""With 32x32 input: two blocks per stage of width 160, 320, 640; shortcuts have no convolutions."""
 
-
-RANKS = {"dense": None, "rank 192": 192}
-
-
-def distinct(rank: int | None) -> list[Layer]:
-    """Each shape of the network once, with the number of its layers; at a TT rank those of the cores."""
-    times: dict[Layer, int] = {}
-    for layer in WRN_16_10:
-        shape = layer.truncated(rank)._replace(times=1)
-        times[shape] = times.get(shape, 0) + layer.times
-    return [shape._replace(times=number) for shape, number in times.items()]
+TOY = Network((Layer(3, 16, 8, 1, 1), Layer(16, 16, 8, 2, 1)), {"dense": None, "rank 8": 8})
+"""For runs that only show that a benchmark works."""
 
 
 def weights(layer: Layer, kind: str, seed: int = 0) -> Tensor:

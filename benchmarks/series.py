@@ -3,22 +3,16 @@
     python benchmarks/series.py [--quick]
 
 One thread, float32, 5 terms, 3x3 taps; series and its gradients (images and kernel), both ways in one process by turns,
-median of 5, for the sizes at which LipConvNet-5 has them and the next larger ones. --quick takes the small batch once
-and writes no record. The full run writes series.json.
+median of 5, for the sizes at which LipConvNet-5 has them. The record is `series`; --quick takes a toy size once.
 """
 
-import argparse
-import json
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks.measuring import alternate, circumstances, median
+from measuring import alternate, keep, median, parser
 from ttsv.layers.skew import by_convolutions, exponential_series, skew_part
 
 SHAPES = ((1024, 2), (512, 4))
@@ -27,20 +21,17 @@ TERMS = 5
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true")
-    options = parser.parse_args()
+    options = parser(__doc__).parse_args()
     torch.set_num_threads(1)
-    record: dict[str, Any] = circumstances("python benchmarks/series.py")
-    record |= {"what": "series of skew orthogonal convolutions with gradients, seconds", "shapes": []}
-    for batch in (16,) if options.quick else (16, 128):
-        for channels, size in SHAPES:
-            found = measured(batch, channels, size, 1 if options.quick else 5)
-            record["shapes"].append(found)
-            sides = f"tap by tap {found['taps']:.3f} s, by convolutions {found['convolutions']:.3f} s"
-            print(f"batch {batch}, {channels} channels, {size}x{size}: {sides}: {found['ratio']:.2f}x", flush=True)
+    cases = [(2, 32, 2)] if options.quick else [(batch, *shape) for batch in (16, 128) for shape in SHAPES]
+    shapes = []
+    for batch, channels, size in cases:
+        found = measured(batch, channels, size, 1 if options.quick else 5)
+        shapes.append(found)
+        sides = f"tap by tap {found['taps']:.3f} s, by convolutions {found['convolutions']:.3f} s"
+        print(f"batch {batch}, {channels} channels, {size}x{size}: {sides}: {found['ratio']:.2f}x", flush=True)
     if not options.quick:
-        Path(__file__).with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
+        keep("series", "python benchmarks/series.py", {"unit": "seconds with gradients", "shapes": shapes})
     return 0
 
 

@@ -1,36 +1,33 @@
 """The service with 100,000 finished trials: how fast it answers over HTTP, what it weighs, and MLflow beside it.
 
-    python benchmarks/service.py [--trials 100000] [--points 5000000] [--runs 5000] [--seconds 10]
+    python benchmarks/serving.py [--trials 100000] [--points 5000000] [--runs 5000] [--seconds 10] [--quick]
 
 On SQLite and on PostgreSQL (the server that the tests use) in turn: fills a database, starts the API as a process of
 its own, measures over HTTP from one client, and posts a grid. Then records the same runs of 40 metrics in MLflow's
-SQLite store and here, and asks both for the 50 best with all metrics. Prints each figure beside its bound, writes
-benchmarks/service.json and fails if a bound is missed.
+SQLite store and here, and asks both for the 50 best with all metrics. Prints each figure beside its bound and fails if
+a bound is missed. The record is `serving`; --quick takes 1,000 trials.
 """
 
-import argparse
-import json
-import os
+import multiprocessing
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
 
-from benchmarks.beside_mlflow import against_mlflow
-from benchmarks.fill import CELLS_SEEDS, DATASET, fill
-from benchmarks.hosting import cpu_seconds, databases, resident_mib, served
+from beside_mlflow import against_mlflow
+from fill import CELLS_SEEDS, DATASET, fill
+from hosting import cpu_seconds, databases, served
+from load import sustained
+from measuring import keep, parser, peak_mebibytes, resident_mebibytes
 from service.leaderboards.metrics import Metric
 
-HERE = Path(__file__).parent
 BOUNDS = {
     "leaderboard p95": {"sqlite": 0.100, "postgres": 0.050},
     "experiments p95": {"sqlite": 0.020, "postgres": 0.020},
@@ -60,9 +57,10 @@ def timed(ask: Callable[[], httpx.Response], count: int, process: int) -> dict[s
 
 
 def measure(
-    client: httpx.Client, process: int, log: Path, experiments: int, trials: int, seconds: float
+    client: httpx.Client, process: int, log: Path, experiments: int, trials: int, seconds: float, *, quick: bool
 ) -> dict[str, Any]:
     """All figures of one database."""
+    repeats = 3 if quick else 100
     rng = random.Random(0)
     metrics = [metric.value for metric in Metric]
 
@@ -86,35 +84,31 @@ def measure(
         "experiment": lambda: client.get(f"/v1/experiments/{rng.randint(1, experiments)}"),
         "page of metrics": lambda: client.get(f"/v1/trials/{rng.randint(1, trials)}/metrics", params={"limit": 100}),
     }
-    found: dict[str, Any] = {name: timed(ask, 20 if "front" in name else 100, process) for name, ask in asks.items()}
-    found["rate"] = sustained(client, trials, experiments, seconds)
-    axes = {"training.lr": [0.001 * k for k in range(1, 101)], "seed": list(range(100))}
+    found: dict[str, Any] = {
+        name: timed(ask, min(repeats, 20) if "front" in name else repeats, process) for name, ask in asks.items()
+    }
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        found["rate"] = pool.apply(sustained, (str(client.base_url), trials, experiments, seconds))
+    axes = {"training.lr": [0.001 * k for k in range(1, 101)], "seed": list(range(1 if quick else 100))}
     spec = {"name": "large", "base": {"dataset": "synthetic:1x8x8:2:100", "model": "small-cnn"}, "grid": axes}
     began = time.perf_counter()
     answer = client.post("/v1/experiments", json=spec)
     found["grid of 10,000"] = time.perf_counter() - began if answer.status_code == 201 else answer.text
     print(log.read_text()[-2000:] if answer.status_code != 201 else "", end="")
-    found["memory_mib"] = dict(zip(("now", "peak"), resident_mib(process), strict=True))
+    found["memory_mib"] = {"now": resident_mebibytes(process), "peak": peak_mebibytes(process)}
     return found
 
 
-def sustained(client: httpx.Client, trials: int, experiments: int, seconds: float) -> dict[str, float]:
-    """Requests a second from 8 connections that ask without pause, for trials, metrics and experiments by turns."""
-    script = Path(__file__).with_name("load.py")
-    arguments = [str(client.base_url), str(trials), str(experiments), str(seconds)]
-    done = subprocess.run([sys.executable, str(script), *arguments], check=True, capture_output=True, text=True)
-    figures: dict[str, float] = json.loads(done.stdout)
-    return figures
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--trials", type=int, default=100_000)
-    parser.add_argument("--points", type=int, default=5_000_000)
-    parser.add_argument("--runs", type=int, default=5_000)
-    parser.add_argument("--seconds", type=float, default=10, help="Of the sustained load.")
-    parser.add_argument("--only", choices=["sqlite", "postgres", "mlflow"])
-    chosen = parser.parse_args()
+    shared = parser(__doc__)
+    shared.add_argument("--trials", type=int, default=100_000)
+    shared.add_argument("--points", type=int, default=5_000_000)
+    shared.add_argument("--runs", type=int, default=5_000)
+    shared.add_argument("--seconds", type=float, default=10, help="Of the sustained load.")
+    shared.add_argument("--only", choices=["sqlite", "postgres", "mlflow"])
+    chosen = shared.parse_args()
+    if chosen.quick:
+        chosen.trials, chosen.points, chosen.runs, chosen.seconds = 1000, 1000, 50, 0.5
     figures: dict[str, Any] = {}
     missed: list[str] = []
     for kind in ("sqlite", "postgres"):
@@ -123,8 +117,9 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as name, databases(kind, Path(name)) as url:
             experiments = fill(url, chosen.trials, chosen.points)
             with served(url, Path(name)) as (client, process):
+                log = Path(name) / "api.log"
                 figures[kind] = measure(
-                    client, process, Path(name) / "api.log", experiments, chosen.trials, chosen.seconds
+                    client, process, log, experiments, chosen.trials, chosen.seconds, quick=chosen.quick
                 )
         missed += _report(kind, figures[kind])
     if chosen.only in (None, "mlflow"):
@@ -136,22 +131,16 @@ def main() -> int:
             missed += [f"{what} ratio"] if theirs / ours < bound else []
             print(f"{what:24} MLflow {theirs:8.4f} s, here {ours:8.4f} s, ratio {theirs / ours:6.1f}, bound {bound}")
         print(f"{'one run, waited for':24} here {beside['ttsv']['record_alone_seconds']:8.4f} s")
-    if chosen.only is None:
-        record = {
-            "what": (__doc__ or "").partition("\n")[0],
-            "command": "python " + " ".join(sys.argv),
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "machine": _machine(),
+    if chosen.only is None and not chosen.quick:
+        about = {
+            "mlflow": version("mlflow"),
             "trials": chosen.trials,
             "seeds_per_cell": CELLS_SEEDS,
             "points": chosen.points,
-            "bounds": BOUNDS | {"rate": RATE, "memory_mib": MEMORY_MIB},
-            "figures": figures,
-            "missed": missed,
         }
-        (HERE / "service.json").write_text(json.dumps(record, indent=1) + "\n")
+        keep("serving", "python benchmarks/serving.py", {"versions": about, "figures": figures, "missed": missed})
     print("missed: " + ", ".join(missed) if missed else "every bound is kept")
-    return int(bool(missed))
+    return int(bool(missed) and not chosen.quick)
 
 
 def _report(kind: str, found: dict[str, Any]) -> list[str]:
@@ -175,17 +164,6 @@ def _report(kind: str, found: dict[str, Any]) -> list[str]:
     missed += [f"{kind} rate"] if rate["per_second"] < RATE or rate["errors"] else []
     missed += [f"{kind} memory"] if peak > MEMORY_MIB else []
     return missed
-
-
-def _machine() -> dict[str, Any]:
-    names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-    return {
-        "processor": names[0].partition(":")[2].strip() if names else "",
-        "processors": os.cpu_count(),
-        "load": os.getloadavg(),
-        "python": sys.version.partition(" ")[0],
-        "mlflow": version("mlflow"),
-    }
 
 
 if __name__ == "__main__":

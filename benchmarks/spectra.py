@@ -1,10 +1,10 @@
 """Spectra and norms of WRN-16-10's convolutions, ours beside the authors' public code.
 
-    python benchmarks/spectra.py --authors PATH_OF_THEIR_CHECKOUT [--quick]
+    python benchmarks/spectra.py [--authors PATH_OF_THEIR_CHECKOUT] [--quick]
 
 Both sides run in one process by turns on one thread in float32 on the same weights (`benchmarks/networks.py`, the mix);
-a layer's figure is the median of 3, the network's the sum over its layers. Without --authors only ours runs. --quick
-takes one repeat of the first layers and writes no record. The full run writes spectra.json.
+a layer's figure is the median of 3, the network's the sum over its layers. Without --authors only ours runs. The
+record is `spectra`; --quick takes two toy layers once.
 
 - spectrum: all singular values. Errors are the largest deviation from a float64 reference over the largest value.
 - certified: lower and upper bound of the norm, float64 and rounding accounted for, beside their exact norm (the largest
@@ -13,20 +13,17 @@ takes one repeat of the first layers and writes no record. The full run writes s
 Theirs swaps the channels of strided layers: those are timed all the same, and their error says what comes out.
 """
 
-import argparse
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks.authors import Authors
-from benchmarks.measuring import alternate, circumstances, median, ratio, reference_values
-from benchmarks.networks import RANKS, Layer, distinct, weights
+from authors import Authors
+from measuring import alternate, keep, median, parser, ratio
+from networks import TOY, WRN_16_10, Layer, weights
+from references import reference_values
 from ttsv.spectral.bounds import conv_norm_bounds
 from ttsv.spectral.singular_values import conv_singular_values
 
@@ -34,27 +31,20 @@ FLOORS = {"spectrum ratio": 1.7, "certified ratio": 2.0}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--authors", type=Path, help="a checkout of WhiteTeaDragon/practical_svd_conv")
-    parser.add_argument("--quick", action="store_true")
-    options = parser.parse_args()
+    options = parser(__doc__, authors=True).parse_args()
     torch.set_num_threads(1)
     authors = Authors(options.authors) if options.authors else None
-    record: dict[str, Any] = {
-        "what": "seconds of the spectra of WRN-16-10's convolutions at 32x32, ours and the authors'",
-        **circumstances(f"python benchmarks/spectra.py{' --authors DIR' if authors else ''}"),
-    }
-    holds = True
-    for name, rank in RANKS.items():
-        layers = distinct(rank)[1:4] if options.quick else distinct(rank)
-        results = [_measure(layer, authors, 1 if options.quick else 3) for layer in layers]
-        total = _total(results)
-        record[name] = {"total": total, "layers": results}
-        print(f"== {name}: {json.dumps(total)}", flush=True)
-        holds = holds and all((total[key] or floor) >= floor for key, floor in FLOORS.items()) and total["gap"] <= 0.01
-        if not options.quick:
-            Path(__file__).with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
-    return 0 if holds or options.quick else 1
+    network = TOY if options.quick else WRN_16_10
+    totals: dict[str, dict[str, Any]] = {}
+    for name, rank in network.ranks.items():
+        totals[name] = _total([_measure(layer, authors, 1 if options.quick else 3) for layer in network.distinct(rank)])
+        print(f"== {name}: {json.dumps(totals[name])}", flush=True)
+    if options.quick:
+        return 0
+    command = f"python benchmarks/spectra.py{' --authors DIR' if authors else ''}"
+    keep("spectra", command, {"unit": "seconds, all convolutions of WRN-16-10 at 32x32", **totals})
+    ratios = [total[key] is None or total[key] >= floor for total in totals.values() for key, floor in FLOORS.items()]
+    return int(not all(ratios) or any(total["gap"] > 0.01 for total in totals.values()))
 
 
 def _measure(layer: Layer, authors: Authors | None, repeats: int) -> dict[str, Any]:

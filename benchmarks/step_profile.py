@@ -1,9 +1,10 @@
 """Where the time of a training step goes, ours beside the authors' public code, and what torch.compile makes of ours.
 
-    python benchmarks/step_profile.py --authors PATH_OF_THEIR_CHECKOUT [--quick]
+    python benchmarks/step_profile.py [--authors PATH_OF_THEIR_CHECKOUT]
+    python benchmarks/step_profile.py --quick
 
-One thread, CPU, WRN-16-10 dense and of rank 192 as `training.py` has them. --quick takes the former alone and writes
-no record. The full run takes some 5 minutes and writes step_profile.json.
+One thread, CPU, WRN-16-10 dense and of rank 192 as `training.py` has them. Without --authors only ours runs. The full
+run takes some 5 minutes; its record is `step_profile`. --quick takes a toy network, ours alone, and compiles nothing.
 
 - shares: of the processor's time in torch's own profiler, by operator.
 - of_products: operations per second of a step of ours in float32 (forward and backward, counted by torch as those of
@@ -12,12 +13,11 @@ no record. The full run takes some 5 minutes and writes step_profile.json.
 - compiled: seconds of forward and backward pass of ours over those of the same compiled by inductor, by turns.
 """
 
-import argparse
-import json
 import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -28,10 +28,8 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks.measuring import alternate, circumstances, median
-from benchmarks.training import CASES, IMAGES, Case, Load, model_of, our_rounds, their_rounds
+from measuring import alternate, keep, median, parser
+from training import CASES, IMAGES, TOYS, Case, Load, model_of, our_rounds, their_rounds
 from ttsv.data import load_dataset
 
 GROUPS = {
@@ -45,32 +43,35 @@ LOAD = Load(torch.device("cpu"), batch=16, steps=2, rounds=2)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--authors", type=Path, required=True, help="a checkout of WhiteTeaDragon/practical_svd_conv")
-    parser.add_argument("--quick", action="store_true")
-    options = parser.parse_args()
+    shared = parser(__doc__, authors=True)
+    options = shared.parse_args()
+    if options.quick and options.authors:
+        shared.error("--quick takes a toy network, which the authors' code has not")
     torch.set_num_threads(1)
-    record: dict[str, Any] = circumstances("python benchmarks/step_profile.py --authors DIR")
-    record |= {"what": "shares of a training step's time by operator; torch.compile beside eager", "batch": LOAD.batch}
+    load, cases = (replace(LOAD, batch=2, steps=1, warm_up=0), TOYS[:1]) if options.quick else (LOAD, CASES[:2])
+    record: dict[str, Any] = {"unit": "shares of the time; torch.compile over eager", "batch": load.batch}
     with tempfile.TemporaryDirectory() as folder:
         data = load_dataset(IMAGES["cpu"], Path(folder))
-        for case in CASES[: 1 if options.quick else 2]:
+        for case in cases:
             sides = {
-                "ours": our_rounds(case, data, LOAD, "float32"),
-                "ours bf16": our_rounds(case, data, LOAD, "bf16"),
-                "theirs": their_rounds(case, data, options.authors, LOAD),
+                "ours": our_rounds(case, data, load, "float32"),
+                "ours bf16": our_rounds(case, data, load, "bf16"),
             }
+            if options.authors:
+                sides["theirs"] = their_rounds(case, data, options.authors, load)
             shares = {name: _shares(partial(next, rounds)) for name, rounds in sides.items()}
-            compiled = {precision: _compiled(case, precision) for precision in ("float32", "bf16")}
-            step = min(islice(our_rounds(case, data, LOAD, "float32"), 3))
-            reached = _operations(case) / step / _products_per_second()
+            backend = "eager" if options.quick else "inductor"
+            compiled = {precision: _compiled(case, load, precision, backend) for precision in ("float32", "bf16")}
+            step = min(islice(our_rounds(case, data, load, "float32"), 3))
+            reached = _operations(case, load) / step / _products_per_second(64 if options.quick else 2048)
             record[case.name] = {"shares": shares, "of_products": reached, "compiled": compiled}
             print(f"{case.name}: {reached:.0%} of the operations per second of a product of matrices")
             for name, parts in shares.items():
                 print(f"  {name}: " + ", ".join(f"{part} {share:.0%}" for part, share in parts.items()))
             print("  compiled: " + ", ".join(f"{name} {gain:.2f}x" for name, gain in compiled.items()), flush=True)
     if not options.quick:
-        Path(__file__).with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
+        command = f"python benchmarks/step_profile.py{' --authors DIR' if options.authors else ''}"
+        keep("step_profile", command, record)
     return 0
 
 
@@ -87,29 +88,28 @@ def _shares(step: Callable[[], object]) -> dict[str, float]:
     return {group: taken[group] / total for group in (*GROUPS, "other")}
 
 
-def _products_per_second() -> float:
-    """Operations per second of a large matrix product in float32, the fastest of five."""
-    size = 2048
+def _products_per_second(size: int) -> float:
+    """Operations per second of a product of two square matrices in float32, the fastest of five."""
     left, right = torch.randn(2, size, size)
     (seconds,) = alternate([lambda: left @ right], 5)
     assert seconds is not None
     return 2 * size**3 / min(seconds)
 
 
-def _operations(case: Case) -> int:
+def _operations(case: Case, load: Load) -> int:
     """Operations of convolutions and matrix products in one step."""
-    images = torch.rand(LOAD.batch, 3, 32, 32)
+    images = torch.rand(load.batch, 3, 32, 32)
     model = model_of(case).train()
     with FlopCounterMode(display=False) as counter:
         torch.autograd.backward(model(images).sum())
     return int(counter.get_total_flops())
 
 
-def _compiled(case: Case, precision: str) -> float:
+def _compiled(case: Case, load: Load, precision: str, backend: str) -> float:
     """Seconds of forward and backward pass as they are over those compiled."""
     model = model_of(case).train().to(memory_format=torch.channels_last)
-    images = torch.rand(LOAD.batch, 3, 32, 32).contiguous(memory_format=torch.channels_last)
-    labels = torch.arange(LOAD.batch) % 10
+    images = torch.rand(load.batch, 3, 32, 32).contiguous(memory_format=torch.channels_last)
+    labels = torch.arange(load.batch) % 10
 
     def side(module: Callable[[Tensor], Tensor]) -> Callable[[], None]:
         def run() -> None:
@@ -120,7 +120,7 @@ def _compiled(case: Case, precision: str) -> float:
 
         return run
 
-    sides = [side(model), side(torch.compile(model))]
+    sides = [side(model), side(torch.compile(model, backend=backend))]
     alternate(sides, 2)
     plain, compiled = (median(seconds) for seconds in alternate(sides, 5))
     assert plain is not None

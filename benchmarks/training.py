@@ -1,14 +1,15 @@
 """Training steps of the paper's networks, ours beside the authors' public code.
 
-    python benchmarks/training.py --authors PATH_OF_THEIR_CHECKOUT [--quick] [--device cuda]
+    python benchmarks/training.py [--authors PATH_OF_THEIR_CHECKOUT] [--device cuda]
+    python benchmarks/training.py --quick
 
 Both sides run in one process by turns, with the same batch and number of threads, on the same CIFAR-shaped synthetic
 images. A figure is the median over rounds of a few steps each, after a warm-up of some rounds (the heap grows until all
 that a step needs at once finds room). Ours is the whole engine
 (`ttsv.training.loop.fit`: drawing the batch, augmentation, step, constraint, statistics; validation untimed); theirs is
 the body of their loop on batches that lie ready in memory (their images come through PIL: that is left out). Without
---authors only ours runs. --quick takes one round and writes no record. The full run takes some 15 minutes on a CPU and
-writes training.json (CUDA: training_cuda.json).
+--authors only ours runs. The full run takes some 15 minutes on a CPU; its record is `training` (CUDA: `training cuda`).
+--quick takes single steps of toy networks, ours alone.
 
 - steps: images per second, ours in float32 and in bf16, and the share of a step that drawing and augmenting take;
   ours of the TT networks over ours of the plain ones. On a CPU in batches of 16, and of 32 too.
@@ -33,10 +34,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks.authors import checkout
-from benchmarks.measuring import alternate, circumstances, in_fresh_process, peak_mebibytes, ratio, resident_mebibytes
+from authors import checkout
+from measuring import alternate, in_fresh_process, keep, parser, peak_mebibytes, ratio, resident_mebibytes
 from ttsv.config.trial import AugmentationConfig, TrainingConfig, TrialConfig
 from ttsv.constraints import Clip, Constraint, Orthogonal
 from ttsv.data import load_dataset
@@ -50,8 +49,6 @@ HERE = Path(__file__)
 IMAGES = {"cpu": "synthetic:3x32x32:10:400", "cuda": "synthetic:3x32x32:10:4000"}
 STD = 0.2507
 PRECISIONS = ("float32", "bf16")
-WARM_UP = 4
-"""Rounds."""
 
 
 @dataclass(frozen=True)
@@ -78,62 +75,73 @@ CASES = (
 )
 
 
+TOYS = tuple(
+    Case("single-conv", layer, rank, lambda_ort, (None, None))
+    for layer, rank, lambda_ort in (("dense", None, 0.0), ("tt", 2, 1e5), ("soc", None, 0.0), ("soc-tt", 2, 5e3))
+)
+"""For runs that only show that the benchmark works."""
+
+
 @dataclass(frozen=True)
 class Load:
-    """How much is measured."""
+    """How much is measured: rounds of some steps each, after `warm_up` rounds."""
 
     device: torch.device
     batch: int
     steps: int
     rounds: int
+    warm_up: int = 4
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--authors", type=Path, help="a checkout of WhiteTeaDragon/practical_svd_conv")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--peak", nargs=2, metavar=("SIDE", "CASE"), help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    shared = parser(__doc__, authors=True)
+    shared.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    shared.add_argument("--threads", type=int, default=1)
+    shared.add_argument("--peak", nargs=2, metavar=("SIDE", "CASE"), help=argparse.SUPPRESS)
+    options = shared.parse_args()
+    if options.quick and options.authors:
+        shared.error("--quick takes toy networks, which the authors' code has not")
     torch.set_num_threads(options.threads)
     keep_freed_memory()  # as the workers do; it serves both sides
     cuda = options.device == "cuda"
-    load = Load(torch.device(options.device), 128 if cuda else 16, 20 if cuda else 2, 1 if options.quick else 5)
+    load = Load(torch.device(options.device), 128 if cuda else 16, 20 if cuda else 2, 5)
+    cases: tuple[Case, ...] = CASES
+    if options.quick:
+        load, cases = replace(load, batch=2, steps=1, rounds=1, warm_up=0), TOYS
     if options.peak:
         side, place = options.peak
-        print(json.dumps(_peak(side, CASES[int(place)], options.authors, load)))
+        print(json.dumps(_peak(side, cases[int(place)], options.authors, load)))
         return 0
-    command = f"python benchmarks/training.py{' --authors DIR' if options.authors else ''} --device {options.device}"
-    record: dict[str, Any] = circumstances(command)
-    record |= {"what": "training of the paper's networks, images per second", "batch": load.batch}
+    record: dict[str, Any] = {"unit": "images per second", "batch": load.batch}
     if cuda:
         record["device"] = torch.cuda.get_device_name()
     with tempfile.TemporaryDirectory() as folder:
         data = load_dataset(IMAGES[options.device], Path(folder))
-        record["steps"] = {case.name: _steps(case, data, options.authors, load) for case in CASES}
+        record["steps"] = {case.name: _steps(case, data, options.authors, load) for case in cases}
         if not cuda:
             twice = replace(load, batch=2 * load.batch)
             record["larger_batch"] = twice.batch
             record["steps of larger batches"] = {
-                case.name: _steps(case, data, options.authors, twice) for case in CASES if case.floors[cuda]
+                case.name: _steps(case, data, options.authors, twice) for case in cases if case.floors[cuda]
             }
-        record["compressed over plain"] = _gains(record["steps"])
-        record["clip"] = _clip(CASES[1], data, load)
-    record["memory"] = _memories(options, load)
-    record["inference"] = _inference(load)
+        record["compressed over plain"] = _gains(cases, record["steps"])
+        record["clip"] = _clip(cases[1], data, load)
+    record["memory"] = _memories(options, cases)
+    record["inference"] = _inference(load, (8,) if options.quick else (128, 256, 512, 1024))
     missed = [
         f"{case.name}: {found['ratio']:.2f} in float32, floor {floor}, {name}"
         for name in ("steps", "steps of larger batches")
-        for case in CASES
+        for case in cases
         if (floor := case.floors[cuda]) and (found := record.get(name, {}).get(case.name))
         if found["ratio"] and found["ratio"] < floor
     ]
     record["missed"] = missed
     print("\n".join(["missed:", *missed]) if missed else "no floor missed")
     if not options.quick:
-        name = "training_cuda.json" if cuda else "training.json"
-        HERE.with_name(name).write_text(json.dumps(record, indent=1) + "\n")
+        command = (
+            f"python benchmarks/training.py{' --authors DIR' if options.authors else ''} --device {options.device}"
+        )
+        keep("training cuda" if cuda else "training", command, record)
     return 0
 
 
@@ -142,9 +150,9 @@ def _steps(case: Case, data: Dataset, authors: Path | None, load: Load) -> dict[
     ours = {precision: our_rounds(case, data, load, precision) for precision in PRECISIONS}
     theirs = their_rounds(case, data, authors, load) if authors else None
     seconds: dict[str, list[float]] = {name: [] for name in (*ours, "theirs")}
-    for turn in range(load.rounds + WARM_UP):
+    for turn in range(load.rounds + load.warm_up):
         for name, side in [*ours.items(), ("theirs", theirs)]:
-            if side is not None and (taken := next(side)) and turn >= WARM_UP:
+            if side is not None and (taken := next(side)) and turn >= load.warm_up:
                 seconds[name].append(taken)
     medians = {name: statistics.median(taken) for name, taken in seconds.items() if taken}
     rates = {name: load.batch / taken for name, taken in medians.items()}
@@ -188,10 +196,10 @@ def model_of(case: Case) -> nn.Module:
         return create_model(case.model, num_classes=10, layer=case.layer, rank=case.rank, std=(STD,))
 
 
-def _gains(steps: dict[str, Any]) -> dict[str, Any]:
+def _gains(cases: tuple[Case, ...], steps: dict[str, Any]) -> dict[str, Any]:
     """What TT gains in our own training: images per second of each compressed network over those of the plain one."""
     found = {}
-    for plain, compressed in (CASES[:2], CASES[2:]):
+    for plain, compressed in (cases[:2], cases[2:]):
         speeds = [steps[case.name]["images_per_second"] for case in (compressed, plain)]
         found[compressed.name] = {precision: speeds[0][precision] / speeds[1][precision] for precision in PRECISIONS}
         shown = ", ".join(f"{gain:.2f}x in {precision}" for precision, gain in found[compressed.name].items())
@@ -201,7 +209,7 @@ def _gains(steps: dict[str, Any]) -> dict[str, Any]:
 
 def our_rounds(case: Case, data: Dataset, load: Load, precision: str) -> Iterator[float]:
     """Seconds per step, round by round, of the whole engine."""
-    config = _config(case, load, precision, rounds=load.rounds + WARM_UP + 1)
+    config = _config(case, load, precision, rounds=load.rounds + load.warm_up + 1)
     constraint: Constraint = Orthogonal(case.lambda_ort, normalizer="code")
     for metrics in fit(model_of(case), data, config, constraint, device=load.device):
         yield metrics.seconds / load.steps
@@ -291,14 +299,16 @@ def _clip(case: Case, data: Dataset, load: Load) -> dict[str, Any]:
     }
 
 
-def _memories(options: argparse.Namespace, load: Load) -> dict[str, Any]:
+def _memories(options: argparse.Namespace, cases: tuple[Case, ...]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for place, case in enumerate(CASES):
-        sides = (*PRECISIONS, "theirs") if options.authors else PRECISIONS
-        extra = ["--authors", str(options.authors)] if options.authors else []
+    shared = ["--device", options.device]
+    shared += ["--authors", str(options.authors)] if options.authors else []
+    shared += ["--quick"] if options.quick else []
+    sides = (*PRECISIONS, "theirs") if options.authors else PRECISIONS
+    for place, case in enumerate(cases[:1] if options.quick else cases):
         peaks = {
-            side: in_fresh_process(str(HERE), [*extra, "--device", options.device, "--peak", side, str(place)])
-            for side in sides
+            side: in_fresh_process(str(HERE), [*shared, "--peak", side, str(place)])
+            for side in (sides[:1] if options.quick else sides)
         }
         found[case.name] = peaks
         print(f"{case.name}: peak MiB " + ", ".join(f"{side} {peak:.0f}" for side, peak in peaks.items()), flush=True)
@@ -317,10 +327,10 @@ def _peak(side: str, case: Case, authors: Path | None, load: Load) -> float:
 
 
 @torch.no_grad()
-def _inference(load: Load) -> dict[str, Any]:
+def _inference(load: Load, widths: tuple[int, ...]) -> dict[str, Any]:
     """Speed-up of SOC-TT over SOC by channels and rank (the paper's figure: up to 6 for c/4 and 3 for c/2)."""
     found: dict[str, Any] = {}
-    for channels in (128, 256, 512, 1024):
+    for channels in widths:
         images = torch.randn(load.batch, channels, 16, 16, device=load.device)
         layers: list[nn.Module] = [SOC(channels, channels, 3)]
         layers += [SOCTT(channels, channels, 3, channels // share) for share in (4, 2)]

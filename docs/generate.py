@@ -1,7 +1,15 @@
-"""Writes the reference pages from the code (`make docs`): spec, settings, command line, metrics, OpenAPI."""
+"""Writes the reference pages from the code (`make docs`): spec, settings, command line, metrics, operations of the API.
 
+    python docs/generate.py [--into FOLDER]
+
+Beside them it writes openapi.json, which is not kept in the repository: a running service gives it.
+"""
+
+import argparse
 import dataclasses
+import hashlib
 import json
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -100,22 +108,69 @@ the epoch's first step; `seconds` are those of its steps, `constraint_seconds` t
 """
 
 
-def pages() -> dict[Path, str]:
-    """File -> what it should hold."""
+API = """# The operations of the API
+
+A running service gives their schema, with an example for each, as `/openapi.json` and shows it at `/docs`; `make docs`
+writes it beside this page. The last column begins the SHA-256 of what the schema says of an operation, bodies and
+answers included: where it changes, so does what clients see.
+
+| operation | what it does | name | schema |
+| --- | --- | --- | --- |
+{operations}
+
+SHA-256 of the whole schema (compact JSON, sorted keys): `{sha256}`.
+"""
+
+
+def schema() -> dict[str, Any]:
+    """The OpenAPI schema of the service with its default settings."""
     with tempfile.TemporaryDirectory() as folder:
-        document = create_app(Settings(data_dir=Path(folder))).openapi()
+        return create_app(Settings(data_dir=Path(folder))).openapi()
+
+
+def pages() -> dict[str, str]:
+    """Name of a page -> what it should hold."""
     fields = "\n".join(_field_row(info) for info in field_infos().values())
     settings = "\n".join(
         f"| `TTSV_{name.upper()}` | {info.description} | {'' if info.default is None else f'`{info.default}`'} |"
         for name, info in Settings.model_fields.items()
     )
     return {
-        HERE / "spec.md": SPEC.format(fields=fields),
-        HERE / "settings.md": SETTINGS.format(settings=settings),
-        HERE / "metrics.md": metrics_page(),
-        HERE / "cli.md": _command_line(),
-        HERE / "openapi.json": json.dumps(document, indent=1, sort_keys=True) + "\n",
+        "spec.md": SPEC.format(fields=fields),
+        "settings.md": SETTINGS.format(settings=settings),
+        "metrics.md": metrics_page(),
+        "cli.md": _command_line(),
+        "api.md": _operations(schema()),
     }
+
+
+def _operations(document: dict[str, Any]) -> str:
+    rows = [
+        f"| `{method.upper()} {path}` | {operation['summary']} | `{operation['operationId']}` "
+        f"| `{_sha256([operation, *_reached(operation, document).items()])[:12]}` |"
+        for path, operations in document["paths"].items()
+        for method, operation in operations.items()
+    ]
+    return API.format(operations="\n".join(rows), sha256=_sha256(document))
+
+
+def _reached(part: Any, document: dict[str, Any]) -> dict[str, Any]:
+    """The components that a part of the schema refers to, and those that they refer to, by reference."""
+    found: dict[str, Any] = {}
+    todo = [part]
+    while todo:
+        for reference in re.findall(r'"\$ref": "#/([^"]+)"', json.dumps(todo.pop())):
+            if reference not in found:
+                component: Any = document
+                for name in reference.split("/"):
+                    component = component[name]
+                found[reference] = component
+                todo.append(component)
+    return dict(sorted(found.items()))
+
+
+def _sha256(part: Any) -> str:
+    return hashlib.sha256(json.dumps(part, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def _field_row(info: FieldInfo) -> str:
@@ -181,5 +236,9 @@ def _words(schema: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    for path, text in pages().items():
-        path.write_text(text)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--into", type=Path, default=HERE)
+    into = parser.parse_args().into
+    document = json.dumps(schema(), indent=1, sort_keys=True) + "\n"
+    for name, text in {**pages(), "openapi.json": document}.items():
+        (into / name).write_text(text)

@@ -1,14 +1,19 @@
 """The documents say what the code does."""
 
+import hashlib
 import importlib.util
 import json
 import re
+import tomllib
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from fastapi.testclient import TestClient
 
+from service.main import create_app
+from service.settings import Settings
 from service.specs.documents import read_yaml
 from service.specs.grid import ExperimentSpec, expand_grid
 
@@ -24,11 +29,17 @@ def _generator() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", ["spec.md", "settings.md", "cli.md", "metrics.md", "openapi.json"])
+@pytest.mark.parametrize("name", ["spec.md", "settings.md", "cli.md", "metrics.md", "api.md"])
 def test_reference_pages_are_what_the_code_gives(name: str) -> None:
-    pages: dict[Path, str] = _generator().pages()
-    path = ROOT / "docs" / name
-    assert path.read_text() == pages[path], "run `make docs` and look at the difference"
+    pages: dict[str, str] = _generator().pages()
+    assert (ROOT / "docs" / name).read_text() == pages[name], "run `make docs` and look at the difference"
+
+
+def test_a_running_service_serves_the_schema_of_the_page(tmp_path: Path) -> None:
+    with TestClient(create_app(Settings(data_dir=tmp_path))) as client:
+        served = client.get("/openapi.json").json()
+    text = json.dumps(served, sort_keys=True, separators=(",", ":"))
+    assert f"`{hashlib.sha256(text.encode()).hexdigest()}`" in (ROOT / "docs" / "api.md").read_text()
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").iterdir()), ids=lambda path: path.name)
@@ -57,14 +68,43 @@ def test_commands_in_the_readme_exist() -> None:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"make {target}"
 
 
+def test_documents_name_modules_that_exist() -> None:
+    for page in (ROOT / "README.md", ROOT / "benchmarks" / "README.md", *(ROOT / "docs").glob("*.md")):
+        names = re.findall(r"(?<![\w/.-])(?:ttsv|service|workers)(?:\.\w+)+", page.read_text())
+        for name in {name for name in names if not name.endswith((".db", ".dump", ".example.org", ".md"))}:
+            place, parts = ROOT, name.split(".")
+            while parts and (place / parts[0]).is_dir():
+                place /= parts.pop(0)
+            module = place / f"{parts.pop(0)}.py" if parts and (place / f"{parts[0]}.py").is_file() else None
+            text = (module or place / "__init__.py").read_text()
+            assert all(re.search(rf"\b{part}\b", text) for part in parts), f"{page.relative_to(ROOT)}: {name}"
+
+
+def test_ci_runs_what_the_readme_says() -> None:
+    commands = re.findall(r"^make \w+", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert set(commands) <= set((ROOT / ".ci" / "run").read_text().splitlines())
+
+
+def test_the_picture_of_the_house_has_every_room_in_its_order() -> None:
+    picture = (ROOT / "docs" / "design.md").read_text().split("```")[1]
+    drawn = [name for line in picture.splitlines() for name in line[:24].replace(",", "").split()]
+    linter = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    contracts = {contract["containers"][0]: contract["layers"] for contract in linter if "containers" in contract}
+    for package, layers in contracts.items():
+        rooms = [name for name in layers if (ROOT / package / name / "__init__.py").is_file()]
+        assert [name for name in drawn if (ROOT / package / name).is_dir() and name in rooms] == rooms
+        assert {path.parent.name for path in (ROOT / package).glob("*/__init__.py")} <= set(drawn)
+
+
 def test_figures_in_the_readme_are_the_records() -> None:
-    records = {path.stem: json.loads(path.read_text()) for path in (ROOT / "benchmarks").glob("*.json")}
+    lines = (ROOT / "benchmarks" / "records.jsonl").read_text().splitlines()
+    records = {record["name"]: record for record in map(json.loads, lines)}
     rows = {row.split("|")[1].strip(): row for row in (ROOT / "README.md").read_text().splitlines() if row[:2] == "| "}
-    mix, certified = records["clipping"]["mix"], records["spectra"]["rank 192"]["total"]
+    mix, certified = records["clipping mix"], records["spectra"]["rank 192"]
     steps = records["training"]["steps"]
     wanted = {
-        "clip all of WRN-16-10, dense": _beside(mix["dense"]["total"], "ours", "theirs over ours"),
-        "clip all of WRN-16-10, TT rank 192": _beside(mix["rank 192"]["total"], "ours", "theirs over ours"),
+        "clip all of WRN-16-10, dense": _beside(mix["dense"], "ours", "theirs over ours"),
+        "clip all of WRN-16-10, TT rank 192": _beside(mix["rank 192"], "ours", "theirs over ours"),
         "largest singular value with a proof, TT rank 192": _beside(certified, "certified", "certified ratio"),
         "training WRN-16-10, dense, float32": _trained(steps["wrn16-10 dense"]),
         "training WRN-16-10, TT rank 192, float32": _trained(steps["wrn16-10 tt rank 192"]),
@@ -73,14 +113,14 @@ def test_figures_in_the_readme_are_the_records() -> None:
     for name, figures in wanted.items():
         assert [cell.strip() for cell in rows[name].split("|")[2:5]] == figures, name
     text = " ".join((ROOT / "README.md").read_text().split())
-    path = {name: figure["seconds"] for name, figure in records["first_path"]["figures"].items()}
+    path = records["first_path"]
     assert f"The API starts in {path['api_start_seconds']:.1f} s" in text
     assert f"1,000 trials is stored in {path['post_1000_trials_seconds']:.2f} s" in text
     assert (
         f"after {path['first_epoch_seconds']:.1f} s, each further trial costs {path['further_trial_seconds']:.2f} s"
         in text
     )
-    served = records["service"]["figures"]
+    served = records["serving"]["figures"]
     quick = {kind: f"{served[kind]['leaderboard']['p95'] * 1000:.0f}" for kind in ("sqlite", "postgres")}
     assert f"a leaderboard takes {quick['sqlite']} ms on SQLite and {quick['postgres']} ms on PostgreSQL (p95)" in text
     beside = served["mlflow"]

@@ -1,4 +1,4 @@
-"""Every SQL statement about experiments and trials as people see them; `service.queue.trials` has the workers' side.
+"""One experiment, trial or file at a time, and how far experiments are; `listing` has the lists.
 
 Functions take a Session; callers commit.
 """

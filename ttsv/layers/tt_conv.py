@@ -174,19 +174,19 @@ class TTConv(Framed):
 
 
 class TTConv1d(TTConv):
-    """`TTConv` over signals `(batch, c_in, n)`."""
+    """A `TTConv` over signals `(batch, c_in, n)`."""
 
     spatial_dims = 1
 
 
 class TTConv2d(TTConv):
-    """`TTConv` over images `(batch, c_in, height, width)`."""
+    """A `TTConv` over images `(batch, c_in, height, width)`."""
 
     spatial_dims = 2
 
 
 class TTConv3d(TTConv):
-    """`TTConv` over volumes `(batch, c_in, depth, height, width)`."""
+    """A `TTConv` over volumes `(batch, c_in, depth, height, width)`."""
 
     spatial_dims = 3
 

@@ -15,6 +15,7 @@ along both axes together 81 products, again in place of 144, as if they were one
 import functools
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from operator import index
 from typing import Any, SupportsIndex
 
@@ -84,6 +85,11 @@ def winograd_may_pay(model: nn.Module) -> bool:
     """Whether a parameter of the model has the taps and so many channels that `winograd_pays` for enough images."""
     shapes = (tuple(parameter.shape) for parameter in model.parameters())
     return any(shape[2:] == (TAPS, TAPS) and _worth(window(1) ** 2, math.inf, OUT**2, *shape[:2]) for shape in shapes)
+
+
+def faster_convolutions(model: nn.Module) -> AbstractContextManager[object]:
+    """A context in which the model's convolutions are Winograd's where they pay, and torch's where none may."""
+    return WinogradConvolutions() if winograd_may_pay(model) else nullcontext()
 
 
 class WinogradConvolutions(TorchFunctionMode):

@@ -284,4 +284,4 @@ def test_ten_thousand_trials_are_posted_quickly(api: TestClient) -> None:
     spent = time.process_time() - start
     assert response.status_code == 201
     assert response.json()["trial_count"] == 10_000
-    assert spent < 10  # a busy processor is no defect; `benchmarks/service.py` measures
+    assert spent < 10  # a busy processor is no defect; `benchmarks/serving.py` measures
