@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import re
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,6 +14,13 @@ from service.specs.documents import read_yaml
 from service.specs.grid import ExperimentSpec, expand_grid
 
 ROOT = Path(__file__).parent.parent
+
+
+@cache
+def _pages() -> dict[Path, str]:
+    """The reference pages, made once for all tests."""
+    made: dict[Path, str] = _generator().pages()
+    return made
 
 
 def _generator() -> ModuleType:
@@ -26,9 +34,8 @@ def _generator() -> ModuleType:
 
 @pytest.mark.parametrize("name", ["spec.md", "settings.md", "cli.md", "metrics.md", "openapi.json"])
 def test_reference_pages_are_what_the_code_gives(name: str) -> None:
-    pages: dict[Path, str] = _generator().pages()
     path = ROOT / "docs" / name
-    assert path.read_text() == pages[path], "run `make docs` and look at the difference"
+    assert path.read_text() == _pages()[path], "run `make docs` and look at the difference"
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").iterdir()), ids=lambda path: path.name)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from sqlalchemy import event
 from sqlalchemy.orm import Session
@@ -24,6 +24,7 @@ from service.leaderboards.leaderboard import Board, Change, Group, Leaderboard, 
 from service.leaderboards.metrics import Metric
 from service.leaderboards.missing import Hole
 from service.paper.reference import references
+from tests.examples import examples
 
 Make = Callable[..., dict[str, Any]]
 
@@ -154,7 +155,7 @@ def statements(session: Session) -> Iterator[list[str]]:
 
 class TestBruteForce:
     @pytest.mark.parametrize("metric", ["accuracy", "loss"])
-    @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @examples(20, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(experiments=drawn_experiments(), by=st.sampled_from(["scores", "scores", "tag", "experiment"]))
     def test_agrees(
         self, session: Session, trial_result: Make, metric: str, experiments: list[list[Run]], by: str

@@ -3,10 +3,11 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.examples import examples
 from ttsv.spectral.clipping import clip_conv, clip_conv_measured, clip_matrix, clip_tt, divide_conv
 from ttsv.spectral.norms import Algorithm, clip_algorithm
 from ttsv.spectral.singular_values import conv_norm, conv_singular_values
@@ -24,7 +25,7 @@ def relative(found: Tensor, truth: Tensor) -> float:
     return error / size
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(data=st.data())
 def test_clip_is_that_of_the_dense_operator(dense: "Dense", data: st.DataObject) -> None:
     case = data.draw(dense.drawn_convolutions())
@@ -105,6 +106,7 @@ def test_rescaled_float32_kernels_are_below_delta_in_exact_arithmetic(
     assert conv_singular_values(found.kernel, 8).max().item() <= 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "size", "options", "share"),
     [
@@ -179,7 +181,7 @@ def test_batches_of_frequencies_change_nothing(dense: "Dense", monkeypatch: pyte
     torch.testing.assert_close(clip_conv(kernel, 1.0, 6, groups=2, stride=2), whole, rtol=1e-12, atol=1e-12)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(data=st.data())
 def test_clip_tt_clips_the_whole_operator(dense: "Dense", data: st.DataObject) -> None:
     core = data.draw(dense.drawn_convolutions(grouped=False))
