@@ -41,6 +41,7 @@ class Run:
     dataset: str = "digits"
     valid: bool = True
     model: str = "small-cnn"
+    robust: float | None = None
 
 
 def store_runs(session: Session, experiments: list[list[Run]], trial_result: Make, *, tags: bool = False) -> None:
@@ -82,6 +83,7 @@ def store_runs(session: Session, experiments: list[list[Run]], trial_result: Mak
             session.flush()
             if run.protocol:
                 values = trial_result(run.accuracy, loss=run.loss, parameters=10**9 + run.cell, layers=[])
+                values["robust_accuracy"] = run.robust
                 reasons = {} if run.valid else {"valid": False, "violations": ["certified, and broken"]}
                 session.add(Result(trial_id=trial_id, protocol=run.protocol, fence=1, **(values | reasons)))
                 cell_scores.refresh_cells(session, [(run.dataset, f"cell {run.cell}")])
@@ -490,6 +492,17 @@ class TestQuestions:
         assert changes["cell 2"] == Change(0.25 - statistics.fmean(values[0]), None)
         with pytest.raises(NotFoundError, match="cell 9"):
             ask(session, filters=Filters(tag=tag), baseline="cell 9")
+
+    @MODES
+    def test_differences_are_of_what_both_measured(self, rank: Rank, session: Session, tag: str | None) -> None:
+        rank([Run(0, 0), Run(1, 0, robust=0.25), Run(2, 0, robust=0.5)])
+        for baseline, others in (("cell 0", ("cell 1", "cell 2")), ("cell 1", ("cell 0",))):
+            rows = only_board(ask(session, filters=Filters(tag=tag), baseline=baseline)).rows
+            for row in rows:
+                if row.cell in others:
+                    assert row.difference is not None
+                    assert "robust_accuracy" not in row.difference
+                    assert {"accuracy", "loss", "parameters"} <= set(row.difference)
 
     @MODES
     def test_columns_asked_for(self, rank: Rank, session: Session, tag: str | None) -> None:

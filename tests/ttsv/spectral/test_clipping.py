@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tests.examples import examples
 from ttsv.spectral.clipping import clip_conv, clip_conv_measured, clip_matrix, clip_tt, divide_conv
+from ttsv.spectral.krylov import LeadingPairs
 from ttsv.spectral.norms import Algorithm, clip_algorithm
 from ttsv.spectral.singular_values import conv_norm, conv_singular_values
 from ttsv.tt.decomposition import tt_to_dense
@@ -147,6 +148,22 @@ def test_the_algorithm_depends_on_side_and_device() -> None:
     assert [clip_algorithm(side, cuda) for side in (1, 32, 33, 95, 96, 640)] == ["eigh"] * 2 + ["sign"] * 4
 
 
+@pytest.mark.parametrize(("algorithm", "iterates"), [("eigh", [False]), ("krylov", [True]), ("sign", [])])
+def test_the_algorithm_that_is_asked_for_computes(
+    dense: "Dense", monkeypatch: pytest.MonkeyPatch, algorithm: Algorithm, iterates: list[bool]
+) -> None:
+    """All give the same result: only what they make on the way tells them apart."""
+    made = []
+
+    def watched(**options: bool) -> LeadingPairs:
+        made.append(options["iterates"])
+        return LeadingPairs(**options)
+
+    monkeypatch.setattr("ttsv.spectral.clipping.LeadingPairs", watched)
+    clip_conv(dense.gaussian(4, 3, 3), 0.5, 6, algorithm=algorithm)
+    assert made == iterates
+
+
 def test_nothing_to_clip_returns_a_copy(dense: "Dense") -> None:
     kernel = dense.gaussian(2, 3, 3).requires_grad_()
     for delta in (1.0001 * conv_norm(kernel, 5), 1e300):
@@ -222,6 +239,13 @@ def test_divide_conv(dense: "Dense") -> None:
     assert not divide_conv(torch.zeros(2, 2, 3), 1.0, 4).any()
     with pytest.raises(ValueError, match=r"target = 0\.0: must be a finite number above 0"):
         divide_conv(kernel, 0.0, 6)
+
+
+def test_divide_conv_with_dilation_and_groups(dense: "Dense") -> None:
+    kernel = dense.gaussian(4, 2, 3, 3)
+    options: dict[str, Any] = {"dilation": (2, 3), "groups": 2}
+    target = conv_norm(kernel, 6, **options) / 3
+    torch.testing.assert_close(divide_conv(kernel, target, 6, **options), kernel / 3)
 
 
 @pytest.mark.parametrize("delta", [0.0, -1.0, math.nan, math.inf])
