@@ -42,13 +42,13 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 os.environ.setdefault("TTSV_ALLOWED_HOSTS", "testserver")
 
 
-MACHINERY = {"postgres_url", "postgres_template", "server", "lab", "quick_lab", "cluster"}
-"""Fixtures that start a PostgreSQL server, a web server, workers or Ray."""
+MACHINERY = {"api", "postgres_url", "postgres_template", "server", "lab", "quick_lab", "cluster"}
+"""Fixtures that start the whole API, a PostgreSQL server, a web server, workers or Ray."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks what starts other processes; slow files come first, that none is left to one process alone."""
+    """Marks what starts more than its own room; slow files come first, that none is left to one process alone."""
     for item in items:
         callspec = getattr(item, "callspec", None)
         if (callspec and "postgres" in callspec.params.values()) or MACHINERY & set(getattr(item, "fixturenames", ())):

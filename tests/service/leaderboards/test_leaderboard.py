@@ -20,7 +20,16 @@ from service.database.engine import Database
 from service.errors import NotFoundError
 from service.leaderboards import cell_scores
 from service.leaderboards.filters import Filters, GroupBy
-from service.leaderboards.leaderboard import Board, Change, Group, Leaderboard, Question, Row, leaderboard
+from service.leaderboards.leaderboard import (
+    Board,
+    Change,
+    Group,
+    Leaderboard,
+    PaperReference,
+    Question,
+    Row,
+    leaderboard,
+)
 from service.leaderboards.metrics import Metric
 from service.leaderboards.missing import Hole
 from service.paper.reference import references
@@ -503,6 +512,19 @@ class TestQuestions:
                     assert row.difference is not None
                     assert "robust_accuracy" not in row.difference
                     assert {"accuracy", "loss", "parameters"} <= set(row.difference)
+
+    @MODES
+    def test_printed_rows_stand_beside_those_they_are_of(self, rank: Rank, session: Session, tag: str | None) -> None:
+        rank([Run(0, 0), Run(1, 0)])
+        question = Question(dataset="digits", filters=Filters(tag=tag))
+
+        def printed(config: dict[str, Any], record: dict[str, Any]) -> list[PaperReference]:
+            return [PaperReference("table 1", config | record, {})]
+
+        rows = only_board(leaderboard(session, question, printed)).rows
+        assert {row.cell: row.paper[0].row for row in rows} == {
+            f"cell {rank}": {"rank": rank, "name": "a"} for rank in (0, 1)
+        }
 
     @MODES
     def test_columns_asked_for(self, rank: Rank, session: Session, tag: str | None) -> None:

@@ -191,11 +191,19 @@ def test_rounds_bring_the_norm_down(dense: "Dense") -> None:
     assert norms[2] < 1.02 * 2.0
 
 
-def test_batches_of_frequencies_change_nothing(dense: "Dense", monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("algorithm", get_args(Algorithm))
+@pytest.mark.parametrize("share", [0.2, 0.9])
+def test_batches_of_frequencies_change_nothing(
+    dense: "Dense", monkeypatch: pytest.MonkeyPatch, share: float, algorithm: Algorithm
+) -> None:
+    """Those with nothing to clip neither."""
     kernel = dense.gaussian(4, 2, 3, 3)
-    whole = clip_conv(kernel, 1.0, 6, groups=2, stride=2)
+    options: dict[str, Any] = {"groups": 2, "stride": 2, "algorithm": algorithm}
+    delta = share * conv_norm(kernel, 6, groups=2, stride=2)
+    whole = clip_conv(kernel, delta, 6, **options)
+    assert not torch.equal(whole, kernel)
     monkeypatch.setattr("ttsv.spectral.gram._PART_BYTES", 1)
-    torch.testing.assert_close(clip_conv(kernel, 1.0, 6, groups=2, stride=2), whole, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(clip_conv(kernel, delta, 6, **options), whole, rtol=1e-12, atol=1e-12)
 
 
 @examples(40)
