@@ -527,10 +527,17 @@ class TestQuestions:
         }
 
     @MODES
+    def test_the_last_page_names_no_next(self, rank: Rank, session: Session, tag: str | None) -> None:
+        rank([Run(0, 0, accuracy=0.25), Run(1, 0, accuracy=0.5)])
+        pages = [only_board(ask(session, filters=Filters(tag=tag), limit=limit)) for limit in (1, 2, 3)]
+        assert [page.next is None for page in pages] == [False, True, True]
+
+    @MODES
     def test_columns_asked_for(self, rank: Rank, session: Session, tag: str | None) -> None:
         rank([Run(0, 0)])
         row = only_row(ask(session, "loss", filters=Filters(tag=tag), columns=(Metric.ECE, Metric.MCE)))
         assert list(row.metrics) == ["ece", "loss"]
+        assert row.on_front is None  # nobody asked
 
     @MODES
     def test_cells_without_the_metric_are_counted(self, rank: Rank, session: Session, tag: str | None) -> None:

@@ -269,6 +269,8 @@ def test_other_arguments_out_of_range() -> None:
     kernel = torch.ones(2, 2, 3)
     with pytest.raises(ValueError, match="rounds = 0: must be at least 1"):
         clip_conv(kernel, 1.0, 4, rounds=0)
+    with pytest.raises(ValueError, match="rescale = 1: "):
+        clip_conv(kernel, 1.0, 4, rescale=1)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="algorithm = 'svd': must be None or one of eigh, krylov, sign"):
         clip_conv(kernel, 1.0, 4, algorithm="svd")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"stride = 3: must divide input_size = \(4,\)"):
