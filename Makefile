@@ -3,12 +3,13 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 # Tests run in so many processes, each with its own PostgreSQL server and some with Ray clusters.
-# Files in their order: tests/e2e takes longest and is first.
+# Files in their order, which tests/conftest.py gives: those that take longest are first.
 PROCESSES ?= 2
+PYTEST = $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
 BENCHMARKS := first_path serving spectra clipping bounds series convolutions step_profile training evaluation
 
-.PHONY: install demo serve test check bench docs clean
+.PHONY: install demo serve test test-quick test-deep mutants check bench docs clean
 
 install: $(INSTALLED)
 
@@ -25,7 +26,33 @@ serve: $(INSTALLED)
 	@exec $(BIN)/ttsv serve
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -m "not gpu" --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(PYTEST) -m "not gpu and not deep" $(ARGS)
+
+# Before each commit: a part of every room, without processes of its own, databases other than SQLite, or training.
+test-quick: export HYPOTHESIS_PROFILE = quick
+test-quick: $(INSTALLED)
+	$(PYTEST) -m "not (gpu or deep or slow or machinery)" $(ARGS)
+
+# Before a release, or after a change to the mathematics: twice as many examples as were ever drawn, and every parameter.
+test-deep: export HYPOTHESIS_PROFILE = deep
+test-deep: export TTSV_FUZZ_CASES = 3000
+test-deep: $(INSTALLED)
+	$(PYTEST) -m "not gpu" --timeout 3600 $(ARGS)
+
+# make mutants MODULE=service/leaderboards/leaderboard.py: which changes to the module do its tests not see?
+# A copy of the tree is changed, and never the tree. TESTS are those of the same name unless others are given.
+MODULE ?= ttsv/spectral/clipping.py
+TESTS ?= tests/$(dir $(MODULE))test_$(notdir $(MODULE))
+MUTANTS := build/mutants/$(basename $(subst /,-,$(MODULE)))
+
+mutants: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[mutation]'
+	mkdir -p $(MUTANTS)
+	git ls-files -z --cached --others --exclude-standard | tar -c --null -T - | tar -x -C $(MUTANTS)
+	sed -e 's|^only_mutate = .*|only_mutate = ["$(MODULE)"]|' \
+	    -e 's|^\(pytest_add_cli_args_test_selection = \).*|\1[$(foreach path,$(TESTS),"$(path)",)]|' \
+	    pyproject.toml > $(MUTANTS)/pyproject.toml
+	cd $(MUTANTS) && $(abspath $(BIN))/mutmut run --max-children $(PROCESSES) && $(abspath $(BIN))/mutmut results
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .

@@ -1,5 +1,6 @@
 """Databases for tests: each test gets its own, a copy of one that was migrated once per session."""
 
+import gc
 import logging
 import os
 import shutil
@@ -27,18 +28,43 @@ from service.queue.leases import Lease
 from service.queue.trials import ProtocolRecord, hold
 from service.settings import Settings
 from service.specs.grid import ExperimentSpec, expand_grid
+from tests.examples import PROFILE, SHARES, examples
 from ttsv.results import protocol_fingerprint
 
-# The same cases in every run, so that a failure is the change's; HYPOTHESIS_PROFILE=explore draws new ones.
-settings.register_profile("repeatable", derandomize=True)
-settings.register_profile("explore", print_blob=True)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+for _profile in SHARES:
+    settings.register_profile(_profile, examples(), derandomize=_profile != "explore", print_blob=True)
+settings.load_profile(PROFILE)
 
 # Some virtual machines show AMX and let no process use it: bf16 products would end the test run.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
 # The name under which the test client asks.
 os.environ.setdefault("TTSV_ALLOWED_HOSTS", "testserver")
+
+
+MACHINERY = {"api", "postgres_url", "postgres_template", "server", "lab", "quick_lab", "cluster"}
+"""Fixtures that start the whole API, a PostgreSQL server, a web server, workers or Ray."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks what starts more than its own room; slow files come first, that none is left to one process alone."""
+    for item in items:
+        callspec = getattr(item, "callspec", None)
+        if (callspec and "postgres" in callspec.params.values()) or MACHINERY & set(getattr(item, "fixturenames", ())):
+            item.add_marker("machinery")
+    items.sort(key=lambda item: not _is_slow_throughout(item))
+
+
+def _is_slow_throughout(item: pytest.Item) -> bool:
+    module = item.getparent(pytest.Module)
+    return module is not None and any(mark.name == "slow" for mark in module.own_markers)
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays: the collector need not look through it again after every test."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -67,6 +67,7 @@ class TestImports:
         found = after("import ttsv.config.trial, ttsv.trial")
         assert {"sqlalchemy", "pydantic", "fastapi", "service", "workers"}.isdisjoint(found["modules"])
 
+    @pytest.mark.slow
     def test_nothing_is_made_at_import(self, tmp_path: Path) -> None:
         program = "import service.main, service.migrate, service.client, os; print(os.listdir('.'))"
         done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)

@@ -5,6 +5,7 @@ import importlib.util
 import json
 import re
 import tomllib
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,6 +19,13 @@ from service.specs.documents import read_yaml
 from service.specs.grid import ExperimentSpec, expand_grid
 
 ROOT = Path(__file__).parent.parent
+
+
+@cache
+def _pages() -> dict[Path, str]:
+    """The reference pages, made once for all tests."""
+    made: dict[Path, str] = _generator().pages()
+    return made
 
 
 def _generator() -> ModuleType:

@@ -22,6 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
 
 ROOT = Path(__file__).parents[2]
 TTSV = [sys.executable, "-m", "workers.cli"]
+Stack = tuple[subprocess.Popen[str], Client]
 SPEC: dict[str, Any] = {
     "name": "small grid",
     "base": {
@@ -54,6 +55,13 @@ def _serving(data_dir: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
             process.wait(60)
         if process.stdout is not None:
             process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """One stack for the tests that leave it as they found it."""
+    with _serving(tmp_path_factory.mktemp("stack")) as (process, url), Client(url) as client:
+        yield process, client
 
 
 def _family(process: subprocess.Popen[str], name: str = "") -> list[psutil.Process]:
@@ -174,36 +182,36 @@ def test_sigkill_of_everything_and_a_new_start_finishes_the_grid(tmp_path: Path)
         _assert_whole(client, experiment.id, 12)
 
 
-def test_cancel_stops_within_seconds_and_keeps_what_is_finished(tmp_path: Path) -> None:
-    with _serving(tmp_path) as (process, url), Client(url) as client:
-        long = SPEC | {"base": SPEC["base"] | {"training": {"epochs": 100_000}}}
-        experiment = client.submit(long)
-        _wait_for(client, experiment.id, 2)
-        assert client.cancel(experiment.id).state == "cancelled"
-        deadline = time.monotonic() + 15
-        while _family(process, "workers.driver"):
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        before = client.experiment(experiment.id).progress
-        time.sleep(1)
-        assert client.experiment(experiment.id).progress == before
-        assert before.trials == {
-            "queued": 0, "running": 0, "succeeded": 0, "early_stopped": 0, "failed": 0, "diverged": 0, "cancelled": 12,
-        }  # fmt: skip
-        again = client.submit(SPEC | {"grid": {"seed": [0]}})  # the worker is free for the next
-        *_, last = client.watch(again.id, every=0.2)
-        assert last.state == "succeeded"
+def test_cancel_stops_within_seconds_and_keeps_what_is_finished(stack: Stack) -> None:
+    process, client = stack
+    long = SPEC | {"base": SPEC["base"] | {"training": {"epochs": 100_000}}}
+    experiment = client.submit(long)
+    _wait_for(client, experiment.id, 2)
+    assert client.cancel(experiment.id).state == "cancelled"
+    deadline = time.monotonic() + 15
+    while _family(process, "workers.driver"):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    before = client.experiment(experiment.id).progress
+    time.sleep(1)
+    assert client.experiment(experiment.id).progress == before
+    assert before.trials == {
+        "queued": 0, "running": 0, "succeeded": 0, "early_stopped": 0, "failed": 0, "diverged": 0, "cancelled": 12,
+    }  # fmt: skip
+    again = client.submit(SPEC | {"grid": {"seed": [0]}})  # the worker is free for the next
+    *_, last = client.watch(again.id, every=0.2)
+    assert last.state == "succeeded"
 
 
-def test_missing_data_set_fails_with_the_command_that_fetches_it(tmp_path: Path) -> None:
-    with _serving(tmp_path) as (_, url), Client(url) as client:
-        spec = {"name": "no data", "base": {"dataset": "cifar10", "model": "small-cnn"}}
-        *_, last = client.watch(client.submit(spec).id, every=0.2)
-        assert last.state == "failed"
-        (trial,) = client.trials(last.id)
-        assert trial.failure == "bad_data"
-        assert "ttsv data fetch cifar10" in (trial.error or "")
-        assert trial.epoch == 0
+def test_missing_data_set_fails_with_the_command_that_fetches_it(stack: Stack) -> None:
+    _, client = stack
+    spec = {"name": "no data", "base": {"dataset": "cifar10", "model": "small-cnn"}}
+    *_, last = client.watch(client.submit(spec).id, every=0.2)
+    assert last.state == "failed"
+    (trial,) = client.trials(last.id)
+    assert trial.failure == "bad_data"
+    assert "ttsv data fetch cifar10" in (trial.error or "")
+    assert trial.epoch == 0
 
 
 def test_demo_prints_its_leaderboard(tmp_path: Path) -> None:
@@ -220,18 +228,18 @@ def test_demo_prints_its_leaderboard(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_smoke_presets_run_through_the_service(tmp_path: Path) -> None:
+def test_smoke_presets_run_through_the_service(stack: Stack) -> None:
     """A table with every constraint and evaluation, and a figure; all eight take too long for every run."""
     names = ("table2", "figure-speedup")
-    with _serving(tmp_path) as (_, url), Client(url) as client:
-        posted = [client.submit_preset(f"senderovich2022/{name}", scale="smoke") for name in names]
-        for experiment in posted:
-            *_, last = client.watch(experiment.id, every=0.5)
-            assert last.state == "succeeded", (experiment.name, [trial.error for trial in client.trials(last.id)])
-            for trial in client.trials(last.id):
-                assert trial.result is not None
-                assert trial.result.step_seconds > 0
-                assert 0 < trial.result.constraint_step_seconds < trial.result.step_seconds
-                assert trial.result.spectrum_seconds > 0
-                assert trial.result.latency_seconds > 0
-                assert trial.result.batch_seconds > 0
+    _, client = stack
+    posted = [client.submit_preset(f"senderovich2022/{name}", scale="smoke") for name in names]
+    for experiment in posted:
+        *_, last = client.watch(experiment.id, every=0.5)
+        assert last.state == "succeeded", (experiment.name, [trial.error for trial in client.trials(last.id)])
+        for trial in client.trials(last.id):
+            assert trial.result is not None
+            assert trial.result.step_seconds > 0
+            assert 0 < trial.result.constraint_step_seconds < trial.result.step_seconds
+            assert trial.result.spectrum_seconds > 0
+            assert trial.result.latency_seconds > 0
+            assert trial.result.batch_seconds > 0

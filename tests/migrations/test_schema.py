@@ -70,6 +70,7 @@ class TestUpgrade:
             assert compare_metadata(context, Base.metadata) == []
             assert context.get_current_revision() == newest()
 
+    @pytest.mark.slow
     def test_it_is_what_the_models_would_create(self, empty: Database) -> None:
         """Checks and defaults too, which that comparison leaves out."""
         with empty.writer.begin() as connection:

@@ -19,7 +19,6 @@ from ray import tune
 from ttsv.config.trial import TrialConfig
 from ttsv.errors import DataError, DivergedError, TrialError
 from ttsv.results import EpochMetrics, StageProgress, TrialResult
-from ttsv.runtime import keep_freed_memory, return_freed_memory
 from workers.trial_process.messages import EpochReport, FailureReport, Job, Report, ResultReport, SkippedReport
 from workers.trial_process.trial_folder import Journal, manifest, trial_folder
 
@@ -47,7 +46,9 @@ class TrialTrainable(tune.Trainable):
 
     def setup(self, config: dict[str, Any]) -> None:
         """Prepares the process, then the first trial."""
-        import torch
+        import torch  # here, as drivers import this module, and compute nothing
+
+        from ttsv.runtime import keep_freed_memory
 
         torch.set_num_threads(math.ceil(config["cpus"]))
         keep_freed_memory()
@@ -77,6 +78,8 @@ class TrialTrainable(tune.Trainable):
     def _end(self) -> None:
         """Leaves nothing of the last trial behind, least of all in the GPU's memory."""
         import torch
+
+        from ttsv.runtime import return_freed_memory
 
         if isinstance(self._reports, Generator):
             self._reports.close()

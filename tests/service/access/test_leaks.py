@@ -129,6 +129,7 @@ def request_of(method: str, operation: str) -> dict[str, Any]:
     return body(operation) if method in ("POST", "PATCH") else {}
 
 
+@pytest.mark.slow
 def test_another_project_s_things_are_not_there(
     client: TestClient, ask: Callable[..., Response], theirs: Theirs, table: Callable[[type], list[Any]]
 ) -> None:
@@ -213,6 +214,7 @@ def test_metrics_count_what_is_a_project_s_own(
     assert ask("ours", ("submit",), "GET", "/metrics").status_code == 403
 
 
+@pytest.mark.slow
 def test_they_and_an_admin_have_them(client: TestClient, ask: Callable[..., Response], theirs: Theirs) -> None:
     """Without it the tests above could pass on empty hands."""
     for project, role in (("theirs", ("read",)), ("ours", ("admin",))):

@@ -51,6 +51,7 @@ def finished(submit: Submit, claim: Claim, database: Database, table: Table, tri
     return finished
 
 
+@pytest.mark.slow
 def test_head_is_get_without_its_body(api: TestClient, data_dir: Path, finished: Callable[..., int]) -> None:
     folder = data_dir / "trials" / "1" / "1"
     folder.mkdir(parents=True)

@@ -134,6 +134,7 @@ def test_from_submission_to_the_end(
     assert kinds[-1] == "closed"
 
 
+@pytest.mark.slow
 def test_reconnecting_anywhere_loses_and_repeats_nothing(
     server: Server, submit: Submit, claim: Claim, finish: Finish, table: Table, database: Database
 ) -> None:
@@ -234,6 +235,7 @@ def test_a_silent_stream_says_that_it_lives(server: Server, submit: Submit, monk
         assert next(messages)[0] == ":"
 
 
+@pytest.mark.slow
 def test_fifty_watchers_leave_the_service_to_others(
     server: Server, submit: Submit, claim: Claim, finish: Finish, table: Table, database: Database
 ) -> None:
@@ -342,6 +344,7 @@ def test_the_client_reads_what_a_trial_left(
     assert sorted(path.name for path in tmp_path.glob("*other*")) == []
 
 
+@pytest.mark.slow
 def test_following_a_log_through_two_attempts(
     server: Server, submit: Submit, claim: Claim, finish: Finish, table: Table, database: Database
 ) -> None:

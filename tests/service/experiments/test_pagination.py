@@ -133,6 +133,7 @@ def check_experiments(filled: Database, sort: str, limit: int) -> None:
         assert found == ranked(every, lambda row: getattr(row, name), lambda row: row.id, sort.startswith("-"))
 
 
+@pytest.mark.slow
 def test_trials_in_every_order(filled: Database) -> None:
     for name in TRIAL_ORDERS:
         for sign in ("", "-"):

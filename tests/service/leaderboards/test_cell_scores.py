@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from sqlalchemy import delete, select, text
 from sqlalchemy.orm import Session
@@ -30,6 +30,7 @@ from service.leaderboards.metrics import Metric
 from service.migrate import migrate
 from service.queue import driver_reads, leases
 from service.queue.leases import Lease
+from tests.examples import examples
 
 Make = Callable[..., dict[str, Any]]
 OPTIONAL = "robust_accuracy"
@@ -141,7 +142,7 @@ def same(session: Session) -> None:
                 assert got[2] == pytest.approx(std, rel=1e-9, abs=1e-9)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(history=histories)
 def test_any_history(database: Database, trial_result: Make, history: list[tuple[Any, ...]]) -> None:
     with Session(database.writer) as session:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from sqlalchemy import event
 from sqlalchemy.orm import Session
@@ -20,10 +20,11 @@ from service.database.engine import Database
 from service.errors import NotFoundError
 from service.leaderboards import cell_scores
 from service.leaderboards.filters import Filters, GroupBy, Question
-from service.leaderboards.leaderboard import Board, Change, Group, Leaderboard, Row, leaderboard
+from service.leaderboards.leaderboard import Board, Change, Group, Leaderboard, PaperReference, Row, leaderboard
 from service.leaderboards.metrics import Metric
 from service.leaderboards.missing import Hole
 from service.paper.reference import references
+from tests.examples import examples
 
 Make = Callable[..., dict[str, Any]]
 
@@ -40,6 +41,7 @@ class Run:
     dataset: str = "digits"
     valid: bool = True
     model: str = "small-cnn"
+    robust: float | None = None
 
 
 def store_runs(session: Session, experiments: list[list[Run]], trial_result: Make, *, tags: bool = False) -> None:
@@ -81,6 +83,7 @@ def store_runs(session: Session, experiments: list[list[Run]], trial_result: Mak
             session.flush()
             if run.protocol:
                 values = trial_result(run.accuracy, loss=run.loss, parameters=10**9 + run.cell, layers=[])
+                values["robust_accuracy"] = run.robust
                 reasons = {} if run.valid else {"valid": False, "violations": ["certified, and broken"]}
                 session.add(Result(trial_id=trial_id, protocol=run.protocol, fence=1, **(values | reasons)))
                 cell_scores.refresh_cells(session, [(run.dataset, f"cell {run.cell}")])
@@ -154,7 +157,7 @@ def statements(session: Session) -> Iterator[list[str]]:
 
 class TestBruteForce:
     @pytest.mark.parametrize("metric", ["accuracy", "loss"])
-    @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @examples(20, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(experiments=drawn_experiments(), by=st.sampled_from(["scores", "scores", "tag", "experiment"]))
     def test_agrees(
         self, session: Session, trial_result: Make, metric: str, experiments: list[list[Run]], by: str
@@ -491,10 +494,41 @@ class TestQuestions:
             ask(session, filters=Filters(tag=tag), baseline="cell 9")
 
     @MODES
+    def test_differences_are_of_what_both_measured(self, rank: Rank, session: Session, tag: str | None) -> None:
+        rank([Run(0, 0), Run(1, 0, robust=0.25), Run(2, 0, robust=0.5)])
+        for baseline, others in (("cell 0", ("cell 1", "cell 2")), ("cell 1", ("cell 0",))):
+            rows = only_board(ask(session, filters=Filters(tag=tag), baseline=baseline)).rows
+            for row in rows:
+                if row.cell in others:
+                    assert row.difference is not None
+                    assert "robust_accuracy" not in row.difference
+                    assert {"accuracy", "loss", "parameters"} <= set(row.difference)
+
+    @MODES
+    def test_printed_rows_stand_beside_those_they_are_of(self, rank: Rank, session: Session, tag: str | None) -> None:
+        rank([Run(0, 0), Run(1, 0)])
+        question = Question(dataset="digits", filters=Filters(tag=tag))
+
+        def printed(config: dict[str, Any], record: dict[str, Any]) -> list[PaperReference]:
+            return [PaperReference("table 1", config | record, {})]
+
+        rows = only_board(leaderboard(session, question, printed)).rows
+        assert {row.cell: row.paper[0].row for row in rows} == {
+            f"cell {rank}": {"rank": rank, "name": "a"} for rank in (0, 1)
+        }
+
+    @MODES
+    def test_the_last_page_names_no_next(self, rank: Rank, session: Session, tag: str | None) -> None:
+        rank([Run(0, 0, accuracy=0.25), Run(1, 0, accuracy=0.5)])
+        pages = [only_board(ask(session, filters=Filters(tag=tag), limit=limit)) for limit in (1, 2, 3)]
+        assert [page.next is None for page in pages] == [False, True, True]
+
+    @MODES
     def test_columns_asked_for(self, rank: Rank, session: Session, tag: str | None) -> None:
         rank([Run(0, 0)])
         row = only_row(ask(session, "loss", filters=Filters(tag=tag), columns=(Metric.ECE, Metric.MCE)))
         assert list(row.metrics) == ["ece", "loss"]
+        assert row.on_front is None  # nobody asked
 
     @MODES
     def test_cells_without_the_metric_are_counted(self, rank: Rank, session: Session, tag: str | None) -> None:

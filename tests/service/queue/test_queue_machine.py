@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
@@ -38,6 +38,7 @@ from service.queue import driver_reads, leases
 from service.queue.leases import MAX_FRUITLESS_CLAIMS, Lease, Watched
 from service.queue.trials import MAX_ATTEMPTS, HeldExperiment, ProtocolRecord, hold
 from service.specs.grid import ExperimentSpec, PlannedTrial, expand_grid
+from tests.examples import examples
 from tests.held import reported, under
 
 POINT = {
@@ -408,10 +409,9 @@ def test_any_order_of_what_workers_and_people_do(database: Database) -> None:
     machine = type("Machine", (QueueMachine,), {"database": database})
     run_state_machine_as_test(
         machine,
-        settings=settings(
-            max_examples=25,
+        settings=examples(
+            25,
             stateful_step_count=25,
-            deadline=None,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
         ),
     )

@@ -6,9 +6,10 @@ from typing import Any
 from urllib.parse import quote
 
 from fastapi.testclient import TestClient
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from ttsv.config.trial import field_infos
 
 JSON = {"Content-Type": "application/json"}
@@ -28,7 +29,7 @@ SPEC: dict[str, Any] = {
     "notes": "",
 }
 
-bounded = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+bounded = examples(120, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 characters = st.characters(codec=None) | st.sampled_from("\0\ud800\udfff\x7f\u2028")
 texts = st.text(characters, max_size=8) | st.sampled_from(["digits", "tt", "clip", "x" * 300, *field_infos()])

@@ -6,12 +6,13 @@ from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from service.errors import SpecError
 from service.specs.grid import ExperimentSpec, Plan, expand_grid
+from tests.examples import examples
 from ttsv.config.trial import TrialConfig, field_infos
 from ttsv.data.catalog import DatasetName
 
@@ -336,7 +337,7 @@ class TestSchema:
         assert nested == set(field_infos())
         assert all(schema["items"]["description"] for schema in axes.values())
 
-    @settings(max_examples=400, deadline=None)
+    @examples(400)
     @given(path=st.sampled_from(list(field_infos())), value=_values, axis=st.booleans())
     def test_agrees_with_what_is_accepted(self, path: str, value: object, axis: bool) -> None:
         info = field_infos()[path]

@@ -276,6 +276,7 @@ def test_planning_remembers_what_recurs_and_changes_nothing() -> None:
         assert planned.config == planned.config.canonical()
 
 
+@pytest.mark.slow
 def test_ten_thousand_trials_are_posted_quickly(api: TestClient) -> None:
     axes = {"rank": [8, 16, 32, 64, 128], "delta": [0.1, 0.5, 1.0, 2.0], "lambda_ort": [0.1, 1.0, 10.0, 100.0, 1e3]}
     base = BASE | {"layer": "tt", "constraint": "clip"}

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import torch
 import torchvision
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tests.examples import examples
 from ttsv.certification.certificates import (
     assumed_certified_accuracy,
     assumed_lipschitz,
@@ -243,7 +244,7 @@ def test_convolutions_as_they_pad(layer: nn.Module) -> None:
     assert truth * (1 - 1e-12) <= bound <= truth * (4 if loose or shifted or unequal else 1 + 1e-8)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(data=st.data())
 def test_scales_are_folded_soundly(data: st.DataObject) -> None:
     """Batch norm before and behind convolutions, with the activations, poolings and reshapes that keep channels."""
@@ -372,8 +373,9 @@ def image_shape(name: str) -> tuple[int, ...]:
     return (1, 32, 32) if name in ("soc", "soc-tt", "bcop-tt", "cayley", "tt lipconvnet") else (3, 8, 8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
-@settings(max_examples=3, deadline=None)
+@examples(3)
 @given(seed=st.integers(0, 2**16))
 def test_bound_holds_for_networks(name: str, seed: int) -> None:
     torch.manual_seed(seed)
@@ -424,7 +426,7 @@ def linear_classifier(seed: int, classes: int = 4) -> tuple[nn.Sequential, Tenso
     return model, weight / torch.tensor([0.2, 0.5]).double()[:, None, None]
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(seed=st.integers(0, 2**16), classes=st.integers(2, 5))
 def test_radii_of_linear_classifiers_are_exact(seed: int, classes: int) -> None:
     model, weight = linear_classifier(seed, classes)
@@ -551,6 +553,7 @@ def test_a_constant_that_is_none_is_not_taken_for_one() -> None:
         lipschitz_bound(model, 2, in_channels=1)
 
 
+@pytest.mark.slow
 def test_no_search_comes_closer_than_the_certificate() -> None:
     """1,000 images in 40 networks, from each 3 searches for the boundary, by gradient and bisection."""
     closest = math.inf

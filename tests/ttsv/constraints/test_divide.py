@@ -117,6 +117,7 @@ def test_the_periodic_norm() -> None:
     assert list(divide.report().layers) == list(SIZES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operator", ["zero-padded", "periodic"])
 def test_power_iterations_reach_the_norm_from_below_and_stay_warm(operator: Any) -> None:
     model = network()

@@ -24,6 +24,7 @@ def stored_kernel(layer: nn.Module) -> Tensor:
     return layer.get_parameter("weight").detach().double()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("frames", ["free", "orthonormal"])
 @pytest.mark.parametrize("constraint", [Clip(0.5), Clip(0.5, rescale=False), Divide(0.5, power_iterations="exact")])
 def test_frames_orthonormal_to_float32_are_part_of_the_norm(frames: Any, constraint: Clip | Divide) -> None:

@@ -171,6 +171,7 @@ def test_columns_are_the_metrics_called_one_by_one(
     assert result.violations == []
 
 
+@pytest.mark.slow
 def test_the_papers_assumption_is_made_of_soc_alone(digits: Dataset, tmp_path: Path) -> None:
     images, labels = digits.test
     radii = (36 / 255, 72 / 255, 108 / 255)
@@ -336,6 +337,7 @@ def test_a_plain_trial_measures_nothing_that_takes_long(digits: Dataset, tmp_pat
     assert list(started(small(), digits, tmp_path)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)
 def test_every_metric_takes_networks_of_other_precisions(digits: Dataset, tmp_path: Path, dtype: torch.dtype) -> None:
     few = replace(digits, test=Split(*(part[:4] for part in digits.test)))
@@ -536,6 +538,7 @@ def saved(tmp_path: Path) -> Saved:
     return save
 
 
+@pytest.mark.slow
 def test_a_saved_network_goes_the_same_path(evaluated: tuple[list[Any], TrialResult], folder: Path) -> None:
     _, result = evaluated
     config = EvaluationConfig(**EVERYTHING)
@@ -569,6 +572,7 @@ def test_a_saved_network_that_test_images_had_a_say_in_has_another_protocol(
     assert unknown["protocol_fingerprint"] not in (clean["protocol_fingerprint"], looked["protocol_fingerprint"])
 
 
+@pytest.mark.slow
 def test_an_interrupted_attack_goes_on_by_default(
     evaluated: tuple[list[Any], TrialResult], folder: Path, tmp_path: Path
 ) -> None:

@@ -119,6 +119,7 @@ for item in run_trial(config, data_dir=folder.parent / "data", folder=folder, de
 )
 
 
+@pytest.mark.slow
 def test_a_trial_killed_while_attacked_goes_on_where_it_was(folder: Path, attacked: TrialResult) -> None:
     config = trial(ATTACKED)
     environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
@@ -135,6 +136,7 @@ def test_a_trial_killed_while_attacked_goes_on_where_it_was(folder: Path, attack
     same_attack(again, attacked)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["cut", "another attack"])
 def test_a_state_that_is_of_no_use_is_replaced(folder: Path, attacked: TrialResult, damage: str) -> None:
     place = folder / damage
@@ -155,6 +157,7 @@ def test_a_state_that_is_of_no_use_is_replaced(folder: Path, attacked: TrialResu
 # --- evaluating anew ---
 
 
+@pytest.mark.slow
 def test_a_stored_network_is_evaluated_without_training(
     folder: Path, plain: TrialResult, attacked: TrialResult
 ) -> None:

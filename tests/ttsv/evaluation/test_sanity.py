@@ -173,6 +173,7 @@ def test_calibration_errors_are_between_0_and_1(evidence: Evidence, measure: str
     assert one(found, f"calibration error {measure} (raw) {value} is outside [0, 1]").images == ()
 
 
+@pytest.mark.slow
 def test_an_invalid_trial_says_so_and_keeps_the_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A deliberately wrong bound, injected."""
 

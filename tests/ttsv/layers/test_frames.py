@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from tests.examples import examples
 from ttsv.layers import (
     SOC,
     SOCTT,
@@ -51,6 +52,7 @@ def network(frames: FrameKind, dtype: torch.dtype) -> nn.Sequential:
     ).to(dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-12)])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_frames_stay_orthonormal_in_training(dtype: torch.dtype, tolerance: float, optimizer: str) -> None:
@@ -123,7 +125,7 @@ def assert_same_nonzero_values(whole: Tensor, core: Tensor) -> None:
     assert expected[kept:].sum() < 1e-10
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     drawn_frames(),
     st.integers(1, 3),
@@ -156,7 +158,7 @@ def test_theorem_1_for_dense_cores(
     assert_same_nonzero_values(operator(layer, c_in, size), operator(core, r1, size))
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(drawn_frames(), st.sampled_from((1, 3)), st.integers(1, 2))
 def test_theorem_1_for_skew_orthogonal_cores(drawn: tuple[int, int, int, int, int], k: int, stride: int) -> None:
     c_in, c_out, r1, r2, seed = drawn

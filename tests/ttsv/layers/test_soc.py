@@ -4,11 +4,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tests.examples import examples
 from ttsv.layers import SOC, SOCTT, Framed, FrameKind
 from ttsv.layers.skew import exponential_series, series_norm_bound, skew_part, unfolding_across, unfolding_aside
 from ttsv.spectral.bounds import conv_norm_bounds
@@ -76,7 +77,7 @@ def drawn_layers(draw: st.DrawFn, *, between_frames: bool = False) -> tuple[SOC 
     return layer.train(draw(st.booleans())), size
 
 
-@settings(deadline=None)
+@examples()
 @given(drawn_layers(), st.integers(1, 12))
 def test_lipschitz_bound_of_drawn_layers(drawn: tuple[SOC, tuple[int, int]], terms: int) -> None:
     layer, size = drawn
@@ -85,7 +86,7 @@ def test_lipschitz_bound_of_drawn_layers(drawn: tuple[SOC, tuple[int, int]], ter
     assert norm(matrix) <= layer.lipschitz_bound(size)
 
 
-@settings(deadline=None)
+@examples()
 @given(drawn_layers(between_frames=True))
 def test_lipschitz_bound_between_frames(drawn: tuple[SOCTT, tuple[int, int]]) -> None:
     layer, size = drawn
@@ -142,7 +143,7 @@ def test_series_norm_bound_is_the_maximum_on_the_imaginary_axis(terms: int, norm
         assert series_norm_bound(norm, terms) <= maximum * (1 + 1e-6)
 
 
-@settings(deadline=None)
+@examples()
 @given(drawn_layers())
 def test_the_operator_is_skew_and_the_series_its_exponential(drawn: tuple[SOC, tuple[int, int]]) -> None:
     layer, (height, width) = drawn

@@ -283,6 +283,7 @@ def some_images(*shape: int) -> Tensor:
     return nn.functional.interpolate(coarse, shape[2:], mode="bilinear")
 
 
+@pytest.mark.slow
 def test_generated_corruptions_are_the_librarys_own(tmp_path: Path) -> None:
     images = some_images(2, 3, 32, 32)
     source = GeneratedCorruptions(images, torch.tensor([3, 1]), name="npz:mine", folder=tmp_path, seed=4)

@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
+from tests.examples import deep, examples
 from ttsv.errors import ConfigError
 from ttsv.layers import SOC, FramedConv2d, TTConv2d, TTConv3d, tensorize
 from ttsv.layers.prior_art import bcop
@@ -21,6 +22,18 @@ from ttsv.models.shapes import shape_compression, shape_macs
 from ttsv.spectral.network import model_spectra, spectral_layers
 
 NAMES = (*list_models(), "wrn10-1")
+SMALLEST = (
+    "small-cnn",
+    "small-cnn1d",
+    "small-cnn3d",
+    "single-conv",
+    "wrn10-1",
+    "wrn16-10",
+    "vgg11",
+    "lipconvnet-5",
+    "resnet18",
+)
+"""Of each family one; the others have more of the same layers."""
 RANKS = (24, 256, 0.25)
 META_KINDS = ("dense", "tt", "soc", "soc-tt")
 """Kinds that need no weights to be built: those of orthogonium iterate on theirs."""
@@ -35,7 +48,8 @@ def linear_macs(model: nn.Module) -> int:
     return sum(m.in_features * m.out_features for m in model.modules() if isinstance(m, nn.Linear))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name if name in SMALLEST else deep(name) for name in NAMES])
 def test_costs_from_shapes_are_those_of_the_model(name: str) -> None:
     """Of every network, kind of layer and rank: compression of all, multiply-accumulates at two of the ranks."""
     shapes = layer_shapes(name)
@@ -132,7 +146,7 @@ def drawn_shapes(draw: st.DrawFn) -> tuple[ConvShape, str, int | None]:
     return shape, kind, draw(st.one_of(st.none(), st.integers(1, 45)))
 
 
-@settings(deadline=None, max_examples=120)
+@examples(120)
 @given(drawn_shapes())
 def test_costs_of_drawn_convolutions(drawn: tuple[ConvShape, str, int | None]) -> None:
     shape, kind, rank = drawn

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from tests.examples import examples
 from ttsv.certification.certificates import lipschitz_bound
 from ttsv.errors import ConfigError, DataError
 from ttsv.metrics.lipschitz import Method, empirical_lipschitz
@@ -27,7 +28,7 @@ def linear(seed: int = 0) -> tuple[nn.Sequential, Tensor]:
     return model, weight.flatten(1)
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(seed=st.integers(0, 2**16), radius=st.sampled_from([0.01, 0.5, 3.0]))
 def test_linear_networks_are_exact(seed: int, radius: float) -> None:
     model, weight = linear(seed)
@@ -89,8 +90,9 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
-@settings(max_examples=4, deadline=None)
+@examples(4)
 @given(seed=st.integers(0, 2**16), radius=st.sampled_from([1e-3, 0.5, 5.0]))
 def test_never_above_the_certified_bound_and_ascent_no_less_than_fgsm(name: str, seed: int, radius: float) -> None:
     torch.manual_seed(seed)

@@ -219,6 +219,7 @@ def test_lipconvnet(depth: int, size: int, kind: str, rank: int | None) -> None:
     assert weights.all_used()
 
 
+@pytest.mark.slow
 def test_lipconvnet_is_as_lipschitz_as_its_layers_say() -> None:
     """In pixels: the product of the layers' rigorous bounds over the smallest std."""
     for kind, frames in (("soc", "free"), ("soc-tt", "orthonormal"), ("soc-tt", "free")):
@@ -253,6 +254,7 @@ def test_min_max_sorts_pairs_and_keeps_the_norm() -> None:
         MinMax()(features[:, :5])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "size"), [("resnet18", 64), ("resnet34", 64), ("resnet18", 32)])
 def test_resnets_are_torchvisions(name: str, size: int) -> None:
     """With the stem for CIFAR below 64 pixels: 3x3, stride 1, no pooling."""

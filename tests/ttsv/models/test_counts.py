@@ -12,6 +12,7 @@ BUILT = ("small-cnn", "small-cnn1d", "small-cnn3d", "single-conv", "wrn10-2", "v
 LAYERS: tuple[tuple[str, float | None], ...] = (("dense", None), ("tt", 8), ("tt", 0.3), ("soc", None), ("soc-tt", 6))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("frames", ["free", "orthonormal"])
 @pytest.mark.parametrize("name", BUILT)
 def test_equal_those_of_the_network(name: str, frames: str) -> None:

@@ -136,6 +136,7 @@ def test_forward_and_gradients(small: Small, kind: str) -> None:
         assert parameter.ndim == 1 or parameter.grad.abs().max() > 0, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("small", "kind"), CASES)
 def test_seed_and_saved_weights(small: Small, kind: str) -> None:
     first, again = (small.build(layer=kind, rank=0.3, seed=5).eval() for _ in range(2))

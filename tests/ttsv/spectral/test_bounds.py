@@ -4,10 +4,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.examples import examples
 from ttsv.spectral.bounds import NormBounds, _containing, _ZeroPadded, conv_norm_bounds
 from ttsv.spectral.singular_values import conv_norm, conv_singular_values
 from ttsv.spectral.symbol import PeriodicConv
@@ -44,7 +45,7 @@ def draw_padding(data: st.DataObject, case: "Drawn") -> tuple[int, ...] | None:
     return tuple(p + data.draw(st.integers(0, 2)) for p in least)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(data=st.data())
 def test_circular_bounds_hold_and_agree(dense: "Dense", data: st.DataObject) -> None:
     case = data.draw(dense.drawn_convolutions())
@@ -54,8 +55,9 @@ def test_circular_bounds_hold_and_agree(dense: "Dense", data: st.DataObject) -> 
     assert bounds.upper <= 1.000001 * truth
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("small", [True, False], ids=["decomposed", "iterated"])
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(data=st.data())
 def test_zero_padded_bounds_hold(dense: "Dense", data: st.DataObject, small: bool) -> None:
     case = data.draw(dense.drawn_convolutions(periodic=False))

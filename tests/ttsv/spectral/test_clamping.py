@@ -3,10 +3,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.examples import examples
 from ttsv.spectral.clamping import clamp_conv, clamp_matrix
 from ttsv.spectral.clipping import clip_conv, clip_matrix
 from ttsv.spectral.singular_values import conv_singular_values
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from tests.ttsv.conftest import Dense
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.data())
 def test_one_round_is_the_projection_of_the_dense_operator(dense: "Dense", data: st.DataObject) -> None:
     """Read off at the kernel's own taps; kernels no larger than the input, so that each tap has its own pixel."""
@@ -43,6 +44,7 @@ def limits(kernel: Tensor, size: int = 8, stride: int = 1) -> tuple[float, float
     return values.min().item(), values.max().item()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("c_out", "stride"), [(12, 1), (8, 2)])
 def test_rounds_approach_both_limits(dense: "Dense", c_out: int, stride: int) -> None:
     kernel = dense.gaussian(c_out, 6, 3, 3) / math.sqrt(54)

@@ -3,10 +3,11 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.examples import examples
 from ttsv.spectral.clipping import (
     ClipOptions,
     MeasuredClip,
@@ -16,6 +17,7 @@ from ttsv.spectral.clipping import (
     clip_tt,
     divide_conv,
 )
+from ttsv.spectral.krylov import LeadingPairs
 from ttsv.spectral.norms import Algorithm, clip_algorithm
 from ttsv.spectral.singular_values import conv_norm, conv_singular_values
 from ttsv.spectral.symbol import PeriodicConv, Size
@@ -47,7 +49,7 @@ def measured_clip(
     return clip_measured(kernel, PeriodicConv.of(kernel, input_size, **geometry), options)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(data=st.data())
 def test_clip_is_that_of_the_dense_operator(dense: "Dense", data: st.DataObject) -> None:
     case = data.draw(dense.drawn_convolutions())
@@ -128,6 +130,7 @@ def test_rescaled_float32_kernels_are_below_delta_in_exact_arithmetic(
     assert conv_singular_values(found.kernel, 8).max().item() <= 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "size", "options", "share"),
     [
@@ -168,6 +171,22 @@ def test_the_algorithm_depends_on_side_and_device() -> None:
     assert [clip_algorithm(side, cuda) for side in (1, 32, 33, 95, 96, 640)] == ["eigh"] * 2 + ["sign"] * 4
 
 
+@pytest.mark.parametrize(("algorithm", "iterates"), [("eigh", [False]), ("krylov", [True]), ("sign", [])])
+def test_the_algorithm_that_is_asked_for_computes(
+    dense: "Dense", monkeypatch: pytest.MonkeyPatch, algorithm: Algorithm, iterates: list[bool]
+) -> None:
+    """All give the same result: only what they make on the way tells them apart."""
+    made = []
+
+    def watched(**options: bool) -> LeadingPairs:
+        made.append(options["iterates"])
+        return LeadingPairs(**options)
+
+    monkeypatch.setattr("ttsv.spectral.clipping.LeadingPairs", watched)
+    clip_conv(dense.gaussian(4, 3, 3), 0.5, 6, algorithm=algorithm)
+    assert made == iterates
+
+
 def test_nothing_to_clip_returns_a_copy(dense: "Dense") -> None:
     kernel = dense.gaussian(2, 3, 3).requires_grad_()
     for delta in (1.0001 * conv_norm(kernel, 5), 1e300):
@@ -195,14 +214,22 @@ def test_rounds_bring_the_norm_down(dense: "Dense") -> None:
     assert norms[2] < 1.02 * 2.0
 
 
-def test_batches_of_frequencies_change_nothing(dense: "Dense", monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("algorithm", get_args(Algorithm))
+@pytest.mark.parametrize("share", [0.2, 0.9])
+def test_batches_of_frequencies_change_nothing(
+    dense: "Dense", monkeypatch: pytest.MonkeyPatch, share: float, algorithm: Algorithm
+) -> None:
+    """Those with nothing to clip neither."""
     kernel = dense.gaussian(4, 2, 3, 3)
-    whole = clip_conv(kernel, 1.0, 6, groups=2, stride=2)
+    options: dict[str, Any] = {"groups": 2, "stride": 2, "algorithm": algorithm}
+    delta = share * conv_norm(kernel, 6, groups=2, stride=2)
+    whole = clip_conv(kernel, delta, 6, **options)
+    assert not torch.equal(whole, kernel)
     monkeypatch.setattr("ttsv.spectral.gram._PART_BYTES", 1)
-    torch.testing.assert_close(clip_conv(kernel, 1.0, 6, groups=2, stride=2), whole, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(clip_conv(kernel, delta, 6, **options), whole, rtol=1e-12, atol=1e-12)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(data=st.data())
 def test_clip_tt_clips_the_whole_operator(dense: "Dense", data: st.DataObject) -> None:
     core = data.draw(dense.drawn_convolutions(grouped=False))
@@ -245,6 +272,13 @@ def test_divide_conv(dense: "Dense") -> None:
         divide_conv(kernel, 0.0, 6)
 
 
+def test_divide_conv_with_dilation_and_groups(dense: "Dense") -> None:
+    kernel = dense.gaussian(4, 2, 3, 3)
+    options: dict[str, Any] = {"dilation": (2, 3), "groups": 2}
+    target = conv_norm(kernel, 6, **options) / 3
+    torch.testing.assert_close(divide_conv(kernel, target, 6, **options), kernel / 3)
+
+
 @pytest.mark.parametrize("delta", [0.0, -1.0, math.nan, math.inf])
 def test_delta_out_of_range(delta: float) -> None:
     kernel = torch.ones(2, 2, 3)
@@ -258,6 +292,8 @@ def test_other_arguments_out_of_range() -> None:
     kernel = torch.ones(2, 2, 3)
     with pytest.raises(ValueError, match="rounds = 0: must be at least 1"):
         clip_conv(kernel, 1.0, 4, rounds=0)
+    with pytest.raises(ValueError, match="rescale = 1: "):
+        clip_conv(kernel, 1.0, 4, rescale=1)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="algorithm = 'svd': must be None or one of eigh, krylov, sign"):
         clip_conv(kernel, 1.0, 4, algorithm="svd")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"stride = 3: must divide input_size = \(4,\)"):

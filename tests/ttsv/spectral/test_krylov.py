@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.examples import examples
 from ttsv.spectral.clipping import clip_conv
 from ttsv.spectral.gram import Grams
 from ttsv.spectral.krylov import LeadingPairs
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from tests.ttsv.conftest import Dense
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(data=st.data())
 def test_gram_matrices_are_those_of_the_blocks(dense: "Dense", data: st.DataObject) -> None:
     case = data.draw(dense.drawn_convolutions())

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.examples import examples
 from ttsv.spectral import matrix_sign
 from ttsv.spectral.clipping import clip_conv
 from ttsv.spectral.krylov import Eigenpairs, eigenpairs_above
@@ -85,7 +86,7 @@ def by_svd(block: Tensor, delta: float) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", COMPLEX)
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(values=spectra(), delta=st.sampled_from([0.5, 1.0, 1e3]))
 def test_the_excess_is_that_of_the_decomposition(
     dense: "Dense", dtype: torch.dtype, values: Tensor, delta: float
@@ -145,7 +146,7 @@ def test_what_is_not_certified_is_decomposed(
     assert sum(decompositions) > 0
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(data=st.data())
 def test_largest_eigenvalues_by_squaring(dense: "Dense", data: st.DataObject) -> None:
     side = data.draw(st.integers(1, 12))

@@ -4,10 +4,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from tests.examples import examples
 from ttsv.layers import TTConv2d, tensorize
 from ttsv.spectral.network import layer_singular_values, model_spectra
 from ttsv.spectral.singular_values import conv_norm, conv_singular_values, tt_singular_values
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from tests.ttsv.conftest import Dense
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(data=st.data())
 def test_singular_values_are_those_of_the_dense_operator(dense: "Dense", data: st.DataObject) -> None:
     case = data.draw(dense.drawn_convolutions())
@@ -101,7 +102,7 @@ def test_norm_of_very_small_and_very_large_weights(dense: "Dense", scale: float)
     assert conv_norm(torch.zeros(3, 2, 3), 5) == 0
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(data=st.data())
 def test_tt_values_are_the_nonzero_ones_of_the_whole_operator(dense: "Dense", data: st.DataObject) -> None:
     core = data.draw(dense.drawn_convolutions(grouped=False))

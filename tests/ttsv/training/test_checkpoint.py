@@ -55,6 +55,7 @@ trees = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.text(), trees, max_size=4))
 def test_a_state_comes_back_as_it_was(tmp_path_factory: pytest.TempPathFactory, tree: dict[str, Any]) -> None:
     checkpoints = Checkpoints(tmp_path_factory.mktemp("round"), IDENTITY)

@@ -195,6 +195,7 @@ UNHURRIED = 1e30
 """A bound on gradients that none exceeds: all are kept for it, and multiplied by 1."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chosen", [{}, {"optimizer": "adam", "amsgrad": True}, {"ema": 0.9}], ids=str)
 @pytest.mark.parametrize("layer", LAYERS)
 def test_parameters_stepped_within_the_backward_pass_get_the_same_bits(
@@ -464,6 +465,7 @@ CHOICES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chosen", CHOICES)
 @pytest.mark.parametrize("kind", ["warm", "clip", "divide"])
 def test_a_broken_run_gives_the_unbroken_numbers(tmp_path: Path, chosen: str, kind: str) -> None:
@@ -497,6 +499,7 @@ def wide_network() -> nn.Sequential:
         return nn.Sequential(*convolutions, nn.BatchNorm2d(160), nn.ReLU(), nn.Flatten(), nn.Linear(160 * 64, 10))
 
 
+@pytest.mark.slow
 def test_convolutions_of_training_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Winograd's give nearly the numbers of torch's, and the same ones after a break; evaluation has torch's."""
     compute, calls = convolution.winograd_convolution, []
@@ -681,6 +684,7 @@ def test_images_of_two_dimensions_are_computed_channels_last() -> None:
     assert weight.is_contiguous(memory_format=torch.channels_last)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_less_precision_gives_the_same_conclusion(precision: str, tmp_path: Path) -> None:
     """On the digits: as accurate within 2 %, and the bound holds in float32 all the same.
@@ -703,6 +707,7 @@ def test_less_precision_gives_the_same_conclusion(precision: str, tmp_path: Path
     assert abs(accuracies["float32"] - accuracies[precision]) <= 0.02
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 @pytest.mark.parametrize("layer", LAYERS)
 def test_every_kind_of_layer_takes_a_step_in_less_precision(layer: str, precision: str) -> None:

@@ -3,10 +3,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.examples import examples
 from ttsv.tt.decomposition import orthogonalize, tt_error, tt_ranks, tt_svd, tt_to_dense
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def test_merged_kernel_follows_the_definition(dense: "Dense", shapes: Any) -> No
     torch.testing.assert_close(tt_to_dense(*flipped), definition(*flipped))
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(data=st.data())
 def test_lemma_1_frames_can_be_orthonormal(dense: "Dense", data: st.DataObject) -> None:
     core = data.draw(dense.drawn_convolutions(grouped=False)).kernel
@@ -56,7 +57,7 @@ def test_orthonormal_frames_stay(dense: "Dense") -> None:
 
 
 @pytest.mark.parametrize("padding", ["periodic", "zeros", "valid"])
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(data=st.data())
 def test_theorem_1_nonzero_values_are_the_cores(dense: "Dense", data: st.DataObject, padding: str) -> None:
     core = data.draw(dense.drawn_convolutions(grouped=False, periodic=padding == "periodic"))

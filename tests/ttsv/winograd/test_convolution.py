@@ -4,13 +4,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from tests.examples import examples
 from ttsv.errors import ConfigError
 from ttsv.winograd import convolution, tiles
 from ttsv.winograd.convolution import WinogradConvolutions, winograd_convolution, winograd_may_pay, winograd_pays
@@ -57,12 +58,13 @@ def test_transforms_are_those_of_the_algorithm(stride: int) -> None:
     torch.testing.assert_close(output @ ((kernel @ g) * (images @ d)), expected, rtol=1e-13, atol=1e-13)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "blocks",
     [(4608, 43_000, 8 << 20), (1, 1, 1), (200, 70, 8 << 20), (4608, 43_000, 1)],
     ids=["whole", "least", "tiles", "channels"],
 )
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     batch=st.integers(1, 5),
     channels=st.tuples(st.integers(1, 12), st.integers(1, 12)),

@@ -42,6 +42,7 @@ def test_several_are_compiled_together_and_once(monkeypatch: pytest.MonkeyPatch)
     assert computes(functions[2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("python", ["", None, "/no/such/file", "/bin/false", "/bin/true", "/bin/cat"])
 def test_code_is_made_here_where_another_process_makes_none(
     python: str | None, monkeypatch: pytest.MonkeyPatch

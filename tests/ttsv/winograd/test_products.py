@@ -3,11 +3,12 @@ import re
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from llvmlite import binding
 from torch import Tensor
 
+from tests.examples import examples
 from ttsv.winograd import transforms
 from ttsv.winograd.codegen import code_of_product
 from ttsv.winograd.jit import compile_together, optimised, processor
@@ -40,7 +41,7 @@ def within(values: Tensor, rows_apart: int, places_apart: int) -> tuple[Tensor, 
 
 @pytest.mark.usefixtures("side")
 @pytest.mark.parametrize("add", [False, True])
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     sizes=st.tuples(st.integers(1, 3), SIZES, SIZES, SIZES),
     apart=st.tuples(st.integers(0, 3), st.integers(0, 50)),
@@ -79,6 +80,7 @@ def test_own_code_is_used_on_one_thread_of_wide_vectors(monkeypatch: pytest.Monk
     assert not used(wide=False, threads=1)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="an LLVM for other processors")
 @pytest.mark.parametrize("cpu", ["skylake-avx512", "sapphirerapids", "znver4"])
 def test_sums_stay_in_registers(cpu: str) -> None:

@@ -2,10 +2,11 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.examples import examples
 from ttsv.winograd.jit import compile_together
 from ttsv.winograd.transforms import Frame, Tiles, TileTransform
 
@@ -51,7 +52,7 @@ def all_compiled() -> None:
 
 @pytest.mark.parametrize("name", MATRICES)
 class TestAgainstFloat64:
-    @settings(max_examples=20, deadline=None)
+    @examples(20)
     @given(counts=COUNTS, channels=CHANNELS)
     def test_of_separate_tiles(self, name: str, counts: tuple[int, int, int], channels: int) -> None:
         matrix = MATRICES[name]
@@ -64,7 +65,7 @@ class TestAgainstFloat64:
         APART[name](separate(source), separate(again), counts, channels)
         assert torch.equal(again, target)
 
-    @settings(max_examples=20, deadline=None)
+    @examples(20)
     @given(counts=COUNTS, channels=CHANNELS, size=st.tuples(st.integers(1, 9), st.integers(1, 9)), data=st.data())
     def test_of_tiles_that_overlap_and_reach_over_the_edge(
         self, name: str, counts: tuple[int, int, int], channels: int, size: tuple[int, int], data: st.DataObject

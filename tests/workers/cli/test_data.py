@@ -54,6 +54,7 @@ def test_fetch_and_verify_an_embedded_set(data_dir: Path) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["fetch", "verify"])
 def test_failures_are_said_plainly(command: str, data_dir: Path) -> None:
     for name, message in {

@@ -33,6 +33,7 @@ def run(folder: Path, *options: str) -> Result:
     return CliRunner().invoke(app, command, env=env)
 
 
+@pytest.mark.slow
 def test_a_saved_network_is_evaluated(folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "record.json"
     out = tmp_path / "new" / "out"
@@ -64,6 +65,7 @@ def test_a_saved_network_is_evaluated(folder: Path, tmp_path: Path) -> None:
     assert (tmp_path / "plots" / "spectra.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_attacks_and_corruptions(folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "record.json"
     few = ("--images", "6", "--metrics", "pgd,corruption", "--corruption-images", "1", "--norm", "Linf", "--eps", "0.1")

@@ -226,6 +226,7 @@ class TestLooking:
 
 
 class TestEnds:
+    @pytest.mark.slow
     def test_nobody_answers(self) -> None:
         done = CliRunner().invoke(app, ["ls", "--url", "http://127.0.0.1:9"])
         assert done.exit_code == 3

@@ -98,6 +98,7 @@ class TestSearch:
         assert run(trials, rows) == [5, 6, 7, 8]
         assert len({tried.fingerprint for tried in rows.tried}) == 8
 
+    @pytest.mark.slow
     def test_a_small_space_ends(self, algorithm: str) -> None:
         rows = Rows()
         space = {DECAY: {"choice": [0.1, 0.2]}, "seed": {"int": [0, 1]}}

@@ -17,6 +17,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tests.examples import deep
 from ttsv.errors import ConfigError, DataError
 from ttsv.metrics.attacks.autoattack import AttackProgress, AttackRecord, autoattack, pgd
 from ttsv.metrics.attacks.network import AttackedNetwork
@@ -128,6 +129,7 @@ def assert_same(one: AttackRecord, other: AttackRecord) -> None:
         assert (counts.attacked, counts.broken) == (other.counts[name].attacked, other.counts[name].broken)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("shortened")
 @pytest.mark.parametrize(
     ("build", "version", "norm", "eps"),
@@ -153,9 +155,10 @@ def test_equal_to_the_official_code(build: Callable[[], nn.Module], version: str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("build", [linear, strided, pooled])
-def test_equal_to_the_official_code_at_full_strength(build: Callable[[], nn.Module]) -> None:
-    model, (images, labels) = trained(build), some_digits(40)
+@pytest.mark.parametrize(("build", "count"), [(linear, 16), deep(linear, 40), deep(strided, 40), deep(pooled, 40)])
+def test_equal_to_the_official_code_at_full_strength(build: Callable[[], nn.Module], count: int) -> None:
+    """Of one network in every run: the schedules of steps and windows, which few iterations never reach, are theirs."""
+    model, (images, labels) = trained(build), some_digits(count)
     settings: dict[str, Any] = {"norm": "L2", "eps": 0.5, "seed": 1, "batch_size": 16}
     record = autoattack(model, images, labels, **settings)
     assert_equal_to_official(record, images, labels, official(model, images, labels, **settings))
@@ -400,6 +403,7 @@ def test_fingerprints_of_models() -> None:
         assert model_fingerprint(copy.deepcopy(model)) == model_fingerprint(model)
 
 
+@pytest.mark.slow
 def test_the_fingerprint_of_a_model_is_that_of_every_process() -> None:
     code = (
         "from ttsv.metrics.attacks.state import model_fingerprint\n"
