@@ -40,7 +40,8 @@ def migrate(database: Database) -> None:
 
 def lacking_metrics(connection: Connection) -> list[str]:
     """The catalogue's metrics for which the results have no column yet."""
-    present = {column["name"] for column in inspect(connection).get_columns(Result.__tablename__)}
+    inspector, table = inspect(connection), Result.__tablename__
+    present = {column["name"] for column in inspector.get_columns(table)} if inspector.has_table(table) else set()
     return [name for name in METRICS if name not in present]
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypedDict, Unpack
 from urllib.parse import quote
 
-from service.client.connection import Connection, checked, covers
+from service.client.connection import Connection, checked, covers, of_paper
 from service.schemas.experiments import PresetOut
 from service.schemas.leaderboards import LeaderboardOut, RowOut, TableOut
 
@@ -61,6 +61,9 @@ class Boards(Connection):
     @covers("getLeaderboard")
     def board_rows(self, dataset: str, protocol: str, **question: Any) -> Iterator[RowOut]:
         """All rows of one board, best first; pages are fetched as they are needed; `question` as of `leaderboard`."""
+        return self._board_rows(dataset, protocol, checked(BoardQuestion, question))  # a wrong name is told at once
+
+    def _board_rows(self, dataset: str, protocol: str, question: dict[str, Any]) -> Iterator[RowOut]:
         while boards := self.leaderboard(dataset, protocol=protocol, **question).boards:
             yield from boards[0].rows
             question["cursor"] = boards[0].next
@@ -70,13 +73,13 @@ class Boards(Connection):
     @covers("getTable")
     def table(self, name: str, **question: Unpack[TableQuestion]) -> TableOut:
         """A table of the paper (`senderovich2022/table2`), the printed values beside ours."""
-        return self._get(TableOut, f"/v1/tables/{quote(name, safe=':/')}", **_asked(TableQuestion, question))
+        return self._get(TableOut, f"/v1/tables/{of_paper(name)}", **_asked(TableQuestion, question))
 
     @covers("getTable")
     def table_text(self, name: str, *, format: str, standalone: bool = False, **question: Unpack[TableQuestion]) -> str:
         """The same as `csv`, `markdown` or `latex`."""
         asked = _asked(TableQuestion, question)
-        path = f"/v1/tables/{quote(name, safe=':/')}"
+        path = f"/v1/tables/{of_paper(name)}"
         return self._text(path, **asked, format=format, standalone=standalone or None)
 
     @covers("listPresets")
@@ -87,7 +90,7 @@ class Boards(Connection):
     @covers("getPreset")
     def preset(self, name: str, *, scale: str = "full", protocol: str = "code") -> dict[str, Any]:
         """A preset as a spec, to be changed and submitted."""
-        path = f"/v1/presets/{quote(name, safe=':/')}"
+        path = f"/v1/presets/{of_paper(name)}"
         spec: dict[str, Any] = self._send("GET", path, params={"scale": scale, "protocol": protocol}).json()
         return spec
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from types import TracebackType
 from typing import Any, ParamSpec, Protocol, Self, TypeVar
+from urllib.parse import quote
 
 import httpx2 as httpx
 from pydantic import BaseModel
@@ -171,6 +172,11 @@ class Connection:
 
     def _no_answer(self, error: Exception) -> UnreachableError:
         return no_answer(self.url, error)
+
+
+def of_paper(name: str) -> str:
+    """PAPER/NAME as a path: nothing in it leads elsewhere."""
+    return "/".join(quote(part, safe=":") if part.strip(".") else "-" for part in name.split("/", 1))
 
 
 def query(**params: Any) -> dict[str, Any]:

@@ -4,11 +4,10 @@ import time
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any, TypedDict, Unpack
-from urllib.parse import quote
 
 import httpx2 as httpx
 
-from service.client.connection import Connection, checked, covers, idempotent, pause, query
+from service.client.connection import Connection, checked, covers, idempotent, of_paper, pause, query
 from service.client.errors import UnreachableError, refusal
 from service.client.streams import Feed
 from service.schemas.experiments import (
@@ -264,4 +263,4 @@ class Experiments(Connection):
 
 
 def _preset(name: str) -> str:
-    return f"/v1/presets/{quote(name, safe=':/')}"
+    return f"/v1/presets/{of_paper(name)}"

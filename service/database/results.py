@@ -84,7 +84,7 @@ class ScoreBoard(Base):
 class Score(Base):
     """One cell over its seeds on one board (`service.leaderboards.cell_scores`): what leaderboards are read from.
 
-    `metrics` are all its means and spreads  over `seeds` results; `trial_id` is the newest
+    `metrics` are all its means and spreads over `seeds` results; `trial_id` is the newest
     trial among them, whose configuration is the cell's. The fields by which rows are filtered are kept here too.
     """
 

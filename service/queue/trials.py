@@ -56,13 +56,16 @@ class HeldExperiment:
     def __init__(self, session: Session, lease: Lease) -> None:
         self._session, self._lease = session, lease
         self._locked = leases.lock(session, lease)
+        self._over = False
         self._trials: dict[int, Trial] = {}
         self._protocols: set[str] = set()
         self.touched: set[tuple[str, str]] = set()
 
     @property
     def experiment(self) -> Experiment:
-        """Its row, for as long as the lease holds."""
+        """Its row, for as long as the lease holds and the block lasts."""
+        if self._over:
+            raise RuntimeError("the unit of work is over: what is written now would not be scored")
         # Since it was locked nobody but this transaction can have changed it.
         if self._locked.fence != self._lease.fence or self._locked.state is not ExperimentState.RUNNING:
             raise leases.lost(self._lease)
@@ -216,7 +219,10 @@ def hold(session: Session, lease: Lease) -> Iterator[HeldExperiment]:
     Raises `LeaseLostError`.
     """
     held = HeldExperiment(session, lease)
-    yield held
+    try:
+        yield held
+    finally:
+        held._over = True
     if held.touched:
         cell_scores.refresh_cells(session, held.touched)
 

@@ -301,7 +301,7 @@ def _sign(seen: Watched) -> tuple[int, int, int]:
 
 
 def fault(name: str) -> None:
-    """Does what the environment asks for at this point; nothing by default."""
+    """Breaks the process here where tests ask for it: `TTSV_FAULT=after_claim:kill` (or `raise`, or `sleep`)."""
     wanted, _, what = os.environ.get("TTSV_FAULT", "").partition(":")
     if wanted != name:
         return

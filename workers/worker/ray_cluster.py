@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 import psutil
@@ -27,7 +28,12 @@ _OWNER = "owner.json"
 _OBJECT_STORE_BYTES = 83_886_080  # little more than the least Ray accepts: trials hand over numbers only
 _STOP_SECONDS = 3.0
 _PARTS = {"gcs_server", "raylet"}
-_BF16_PRODUCT = "import torch; matrix = torch.ones(64, 64, dtype=torch.bfloat16); matrix @ matrix"
+_BF16_PRODUCT = """
+import resource, torch
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+matrix = torch.ones(64, 64, dtype=torch.bfloat16)
+matrix @ matrix
+"""
 
 
 class Cluster:
@@ -90,18 +96,15 @@ class LocalCluster(Cluster):
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--no-monitor"]
         command += ["--disable-usage-stats", "--log-color", "false"]
         command += [f"--{name}={value}" for name, value in options.items()]
-        # Trials hold no credentials: nothing of our settings reaches Ray's processes.
-        env = {name: value for name, value in os.environ.items() if not name.startswith(("TTSV_", "RAY_ADDRESS"))}
-        env |= (
-            usable_instructions()
-            | self.env()
-            | {
-                "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
-                "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",  # a trial without a GPU sees none
-                # Processes started in advance fit no trial: Tune gives its actors an environment of their own.
-                "RAY_prestart_worker_first_driver": "0",
-            }
-        )
+        env = {
+            **_without_settings(),  # trials hold no credentials
+            **usable_instructions(),
+            **self.env(),
+            "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",  # a trial without a GPU sees none
+            # Processes started in advance fit no trial: Tune gives its actors an environment of their own.
+            "RAY_prestart_worker_first_driver": "0",
+        }
         self.address = f"127.0.0.1:{port}"
         self._parts, self._deadline = [], time.monotonic() + START_SECONDS
         self._child = spawn(command, env=env, log=self._log, death=signal.SIGTERM)
@@ -166,19 +169,30 @@ def local_gpus(environment: Mapping[str, str]) -> int:
     return sum(line.startswith("GPU ") for line in listing.stdout.splitlines())
 
 
+@cache
 def usable_instructions() -> dict[str, str]:
     """What trials' environment needs so that torch keeps to instructions that this machine lets them use.
 
     Some virtual machines show AMX and trap it: a product in bf16 would end every process that computes one by SIGILL.
-    Where a processor shows AMX, a child tries such a product; an ONEDNN_MAX_CPU_ISA that is set already is obeyed.
+    Where a processor shows AMX, a child tries such a product, once per worker and for some seconds; an
+    ONEDNN_MAX_CPU_ISA that is set already is obeyed.
     """
     if "ONEDNN_MAX_CPU_ISA" in os.environ or not _shows_amx():
         return {}
-    child = subprocess.run([sys.executable, "-c", _BF16_PRODUCT], capture_output=True, check=False)
+    command, env = [sys.executable, "-c", _BF16_PRODUCT], _without_settings()
+    try:
+        child = subprocess.run(command, capture_output=True, check=False, timeout=START_SECONDS, env=env)
+    except subprocess.TimeoutExpired:
+        return {}
     if child.returncode != -signal.SIGILL:
         return {}
     logger.warning("this machine shows AMX and lets no process use it: trials compute without")
     return {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"}
+
+
+def _without_settings() -> dict[str, str]:
+    """Our environment for processes that hold no credentials: nothing of our settings."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("TTSV_", "RAY_ADDRESS"))}
 
 
 def _shows_amx() -> bool:

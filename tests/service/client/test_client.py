@@ -12,6 +12,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from service.client import ApiError, Client
+from service.client.connection import of_paper
 from service.database import Experiment, IdempotencyKey, TrialState
 from service.database.engine import Database
 from service.experiments import submission
@@ -275,3 +276,14 @@ class TestRetries:
                 client.ready()
             thread.join()
         assert str(caught.value) == f"503 Service Unavailable: {body.decode()}"
+
+
+def test_names_of_the_paper_lead_nowhere_else() -> None:
+    assert of_paper("senderovich2022/table2") == "senderovich2022/table2"
+    assert of_paper("../experiments/3/cancel") == "-/experiments%2F3%2Fcancel"
+    assert of_paper("a/..") == "a/-"
+
+
+def test_a_board_s_rows_refuse_a_wrong_name_at_once() -> None:
+    with Client("http://127.0.0.1:9") as client, pytest.raises(TypeError, match="there is no 'metrik'"):
+        client.board_rows("digits", "p" * 64, metrik="ece")

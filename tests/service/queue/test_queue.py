@@ -877,3 +877,38 @@ class TestWorkers:
         database.write(age)
         write(database, leases.greet, "here", 1, 0)
         assert [worker.name for worker in table(Worker)] == ["here", "quiet"]
+
+
+class TestUnitOfWork:
+    """What is written outside the block would not be scored, nor be sure of its fence: it is refused."""
+
+    def test_nothing_is_written_after_the_block(
+        self, submit: Submit, claim: Claim, database: Database, table: Table, trial_result: Make
+    ) -> None:
+        submit(seeds=1)
+        lease = claim()
+        trial_id = table(Trial)[0].id
+
+        def work(session: Session) -> None:
+            with hold(session, lease) as held:
+                held.start_trial(trial_id)
+            held.finish_trial(trial_id, trial_result(), PROTOCOL)
+
+        with pytest.raises(RuntimeError, match="unit of work is over"):
+            database.write(work)
+        assert table(Result) == []
+        assert table(Trial)[0].state is TrialState.QUEUED
+
+    def test_nor_after_a_block_that_failed(self, submit: Submit, claim: Claim, database: Database) -> None:
+        submit(seeds=1)
+        lease, kept = claim(), []
+
+        def work(session: Session) -> None:
+            with hold(session, lease) as held:
+                kept.append(held)
+                raise KeyError
+
+        with pytest.raises(KeyError):
+            database.write(work)
+        with pytest.raises(RuntimeError, match="unit of work is over"):
+            _ = kept[0].experiment

@@ -82,6 +82,7 @@ class TestInstructions:
     @pytest.fixture(autouse=True)
     def _unset(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+        usable_instructions.cache_clear()
 
     @pytest.mark.parametrize(
         ("shows", "code", "kept"), [(True, -signal.SIGILL, False), (True, 0, True), (False, 1, True)]

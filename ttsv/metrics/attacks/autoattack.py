@@ -102,7 +102,7 @@ def autoattack_steps(
         file = None
         if state_path is not None:
             # Of a wrapper of its own: what is not finite there need not be met by an attack.
-            known_by = answers(AttackedNetwork(model, network.device), images)
+            known_by = answers(AttackedNetwork(model, network.device), images, batch_size)
             file = StateFile(Path(state_path), _identity(model, images, labels) | settings, known_by, network.device)
         state = file.load() if file else None
         if state is None:

@@ -200,12 +200,12 @@ def fingerprint(*tensors: Tensor) -> str:
 def model_fingerprint(model: nn.Module) -> str:
     """SHA-256 (hex) of a module's weights and of what it shows of how it computes.
 
-    By name: parameters and buffers, those that are not saved too; of every submodule its class; and the module's text.
-    What else decides, such as plain attributes, hooks and the source of classes, shows in its `answers`.
+    By name: parameters and buffers, those that are not saved too; of every submodule its class's name; and the
+    module's text. What else decides, such as plain attributes, hooks and the source of classes, shows in its `answers`.
     """
     digest = hashlib.sha256(_ADDRESS.sub("", repr(model)).encode())
     for path, module in model.named_modules(remove_duplicate=False):
-        digest.update(f"{path} {type(module).__module__}.{type(module).__qualname__}\n".encode())
+        digest.update(f"{path} {type(module).__qualname__}\n".encode())
     tensors = model.state_dict() | dict(model.named_buffers())
     for name, value in tensors.items():
         if isinstance(value, Tensor):
@@ -213,15 +213,18 @@ def model_fingerprint(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def answers(network: AttackedNetwork, images: Tensor) -> Tensor:
+def answers(network: AttackedNetwork, images: Tensor, batch_size: int | None = None) -> Tensor:
     """Logits (asked, classes), on the CPU, of some of the images that are attacked, and of as many drawn ones.
 
-    By these a network is known: another one of the same weights differs somewhere. Random numbers stay as they were.
+    By these a network is known: one of the same weights that computes something else differs somewhere, though by
+    less than `_DEVIATION` it counts as the same. At most `batch_size` images are taken at once. Random numbers stay as
+    they were.
     """
     asked = images[:: -(-len(images) // _ASKED)]
     drawn = torch.rand(asked.shape, generator=torch.Generator().manual_seed(0))
     with random_state(0, network.device):  # a randomised network answers alike, too
-        return torch.cat([network(batch.to(network.device)).detach().cpu() for batch in (asked, drawn)])
+        batches = (batch for kind in (asked, drawn) for batch in torch.split(kind, batch_size or _ASKED))
+        return torch.cat([network(batch.to(network.device)).detach().cpu() for batch in batches])
 
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
