@@ -15,7 +15,7 @@ parametrization makes of weights counts as its own precision makes it.
   a global variable) does the same on every pass.
 
 `trace` follows a network; `rules`, `normalization`, `layers` and `pooling` bound its functions, `linear_maps` its
-linear maps. Layers and what computes on them may be imported, nothing of training.
+linear maps. Layers, metrics, configurations and what they rest on may be imported, nothing of training.
 """
 
 from ttsv.certification.certificates import (

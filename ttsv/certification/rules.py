@@ -200,11 +200,12 @@ def _concatenated(trace: Trace, _: Tensor, tensors: Sequence[Tensor], *__: Any, 
 
 
 def _along(trace: Trace, features: Traced, dim: Any, kind: str) -> Reach | Affine:
-    """The reach before something that acts along axes (None: all); one bound for all channels if theirs is among them.
+    """The reach before something that acts along axes; one bound for all channels if theirs is among them.
 
-    Raises `ConfigError` where the axis of the images is.
+    Where `dim` is None or names none, these are all, as torch has it. Raises `ConfigError` where the axis of the images
+    is.
     """
-    axes = range(features.ndim) if dim is None else ([dim] if isinstance(dim, int) else dim)
+    axes = [dim] if isinstance(dim, int) else dim or range(features.ndim)
     places = {axis % features.ndim for axis in axes}
     if 0 in places:
         raise trace.refuse(f"a {kind} over the first axis", "mixes the images of a batch")

@@ -68,6 +68,11 @@ class Clip(Projection):
         self.floor = floor
         self.linear = linear
 
+    @property
+    def delta(self) -> float:
+        """The threshold."""
+        return self.options.delta
+
     def bind(self, model: nn.Module, input_size: Size, *, in_channels: int | None = None) -> None:
         """Records the size that each layer sees, by a forward pass that changes nothing in the model.
 

@@ -72,10 +72,10 @@ def evaluate(
         found = yield from evaluate_network(subject, options)
     except DivergedError as error:
         raise DataError(f"{path}: {error}") from error
-    if own_state is not None:
-        own_state.unlink(missing_ok=True)
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
     training = {name: saved.training.get(name) for name in _TRAINING}
+    if own_state is not None:
+        own_state.unlink(missing_ok=True)
     return replace(found, saved={"model_sha256": sha256}, training=training)
 
 

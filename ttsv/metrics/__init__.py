@@ -1,7 +1,7 @@
 """Metrics of a trained network; each works alone on any module that takes pixels in [0, 1].
 
-Layers, models, data and configurations may be imported; nothing of training. Importing this package loads no torch and
-no library of attacks or corruptions: what is asked of it does.
+Constraints, layers, models, data and configurations may be imported; nothing of training. Importing this package loads
+no torch and no library of attacks or corruptions: what is asked of it does.
 """
 
 from importlib import import_module

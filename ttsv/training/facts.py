@@ -34,9 +34,12 @@ class LayerRecord:
 
     @classmethod
     def from_dict(cls, data: Plain) -> "LayerRecord":
-        """Inverse of `asdict`."""
-        projection = data["projection"]
-        return cls(**data | {"projection": None if projection is None else LayerNorms(**projection)})
+        """Inverse of `asdict`; what another version notes besides is left out."""
+        known = {field.name: data[field.name] for field in fields(cls)}
+        if (projection := data["projection"]) is not None:
+            names = projection.keys() & {field.name for field in fields(LayerNorms)}
+            known["projection"] = LayerNorms(**{name: projection[name] for name in names})
+        return cls(**known)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -717,6 +717,7 @@ ONE = torch.ones(1, dtype=torch.float64)
         (Applied(lambda x: functional.conv2d(x[0], torch.ones(4, 1, 1, 1))[None]), r"conv2d\(\) of 3 axes"),
         (Applied(lambda x: x.is_contiguous() and x), "is_contiguous"),  # type: ignore[arg-type, return-value]
         (Applied(lambda x: x.mean(0)), "mixes the images"),
+        (Applied(lambda x: x.amax(dim=())), "maximum over the first axis.*mixes the images"),
         (Applied(lambda x: 3.0), "one tensor"),  # type: ignore[arg-type, return-value]
         (Applied(lambda x: (x, x)), "one tensor"),  # type: ignore[arg-type, return-value]
         (nn.Conv2d(2, 1, 1), "must have 2"),

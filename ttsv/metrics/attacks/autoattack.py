@@ -30,7 +30,7 @@ from ttsv.metrics.attacks.record import (
     attack_inputs,
     require_tiles,
 )
-from ttsv.metrics.attacks.state import AttackState, StateFile, answers, fingerprint, model_fingerprint
+from ttsv.metrics.attacks.state import AttackState, StateFile, fingerprint, model_fingerprint
 
 if TYPE_CHECKING:
     from pyautoattack import AutoAttack
@@ -101,9 +101,7 @@ def autoattack_steps(
         official, messages = _official(network, **settings)
         file = None
         if state_path is not None:
-            # Of a wrapper of its own: what is not finite there need not be met by an attack.
-            known_by = answers(AttackedNetwork(model, network.device), images, batch_size)
-            file = StateFile(Path(state_path), _identity(model, images, labels) | settings, known_by, network.device)
+            file = StateFile(Path(state_path), _identity(model, images, labels) | settings, network.device)
         state = file.load() if file else None
         if state is None:
             state = _start(official, network, images, labels, int(batch_size or batch_size_for(network, images)))
@@ -155,7 +153,7 @@ def _official(
 def _identity(model: nn.Module, images: Tensor, labels: Tensor) -> dict[str, Any]:
     """What a state file belongs to, besides the settings."""
     return {
-        "format": 2,
+        "format": 1,
         PACKAGE: package_version(PACKAGE),
         "model": model_fingerprint(model),
         "images": fingerprint(images),

@@ -5,19 +5,21 @@ import json
 import math
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
+from types import CellType, CodeType
 from typing import Any
 
+import numpy as np
 import safetensors
 import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from ttsv.errors import ConfigError, DataError
-from ttsv.metrics.attacks.network import AttackedNetwork
 from ttsv.metrics.attacks.record import AttackCounts, AttackProgress, AttackRecord, perturbation
-from ttsv.runtime import random_state
 
 
 @dataclass
@@ -130,23 +132,21 @@ _TENSORS = ("robust", "broken_indices", "broken_images", "broken_classes", "targ
 class StateFile:
     """Keeps the state of one attack in a safetensors file, replaced as a whole, its plain part in the header.
 
-    `identity` (JSON-ready) says what is attacked, and how, `known_by` what the network answers, see `answers`; the file
-    of another attack is refused. Torch's random numbers are part of it: a randomised network goes on with those that
-    it would have drawn. Raises `ConfigError` where there is no folder to keep it in.
+    `identity` (JSON-ready) says what is attacked, and how; the file of another attack is refused. Torch's random
+    numbers are part of it: a randomised network goes on with those that it would have drawn. Raises `ConfigError`
+    where there is no folder to keep it in.
     """
 
-    def __init__(self, path: Path, identity: dict[str, Any], known_by: Tensor, device: torch.device) -> None:
+    def __init__(self, path: Path, identity: dict[str, Any], device: torch.device) -> None:
         if not path.parent.is_dir():
             raise ConfigError("state_path", str(path), f"must lie in a folder that is there: make {path.parent}")
         self.path = path
         self.identity = identity
-        self.known_by = known_by
         self.device = device
 
     def save(self, state: AttackState) -> None:
         """Replaces the file: a process killed at any moment leaves the old state or the new one."""
-        tensors = {name: getattr(state, name) for name in _TENSORS}
-        tensors |= {"answers": self.known_by, "random": torch.get_rng_state()}
+        tensors = {name: getattr(state, name) for name in _TENSORS} | {"random": torch.get_rng_state()}
         if self.device.type == "cuda":
             tensors["random_cuda"] = torch.cuda.get_rng_state(self.device)
         plain = {name: value for name, value in asdict(state).items() if name not in _TENSORS}
@@ -175,10 +175,9 @@ class StateFile:
                 raise ValueError("its SHA-256 differs")
         except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
             raise DataError(f"{self.path} is no whole state of an attack ({error}): remove it to start anew") from error
-        others = [name for name, value in self.identity.items() if body["identity"].get(name) != value]
-        if others or not _alike(tensors.pop("answers"), self.known_by):
-            what = others[0] if others else "model"
-            raise ConfigError("state_path", str(self.path), f"has another {what}: name another file, or remove it")
+        for name, value in self.identity.items():
+            if body["identity"].get(name) != value:
+                raise ConfigError("state_path", str(self.path), f"has another {name}: name another file, or remove it")
         torch.set_rng_state(tensors.pop("random"))
         random_cuda = tensors.pop("random_cuda", None)
         if random_cuda is not None and self.device.type == "cuda":
@@ -198,14 +197,18 @@ def fingerprint(*tensors: Tensor) -> str:
 
 
 def model_fingerprint(model: nn.Module) -> str:
-    """SHA-256 (hex) of a module's weights and of what it shows of how it computes.
+    """SHA-256 (hex) of what a module computes, as far as it is known without calling it.
 
-    By name: parameters and buffers, those that are not saved too; of every submodule its class's name; and the
-    module's text. What else decides, such as plain attributes, hooks and the source of classes, shows in its `answers`.
+    By name: parameters and buffers, those that are not saved too; of every submodule, its class, its `extra_repr`,
+    whether it is training, its hooks, and its attributes: plain values, arrays, functions with what they close over,
+    and lists and the like of these; of any other object its class. Not the source of classes.
     """
     digest = hashlib.sha256(_ADDRESS.sub("", repr(model)).encode())
     for path, module in model.named_modules(remove_duplicate=False):
-        digest.update(f"{path} {type(module).__qualname__}\n".encode())
+        lines = [f"{path} {type(module).__module__}.{type(module).__qualname__} {module.extra_repr()}"]
+        attributes = {name: value for name, value in vars(module).items() if name not in _NAMED}
+        lines += [f"{path}.{name} = {_described(value)}" for name, value in sorted(attributes.items())]
+        digest.update(_ADDRESS.sub("", "\n".join(lines)).encode())
     tensors = model.state_dict() | dict(model.named_buffers())
     for name, value in tensors.items():
         if isinstance(value, Tensor):
@@ -213,34 +216,60 @@ def model_fingerprint(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def answers(network: AttackedNetwork, images: Tensor, batch_size: int | None = None) -> Tensor:
-    """Logits (asked, classes), on the CPU, of some of the images that are attacked, and of as many drawn ones.
-
-    By these a network is known: one of the same weights that computes something else differs somewhere, though by
-    less than `_DEVIATION` it counts as the same. At most `batch_size` images are taken at once. Random numbers stay as
-    they were.
-    """
-    asked = images[:: -(-len(images) // _ASKED)]
-    drawn = torch.rand(asked.shape, generator=torch.Generator().manual_seed(0))
-    with random_state(0, network.device):  # a randomised network answers alike, too
-        batches = (batch for kind in (asked, drawn) for batch in torch.split(kind, batch_size or _ASKED))
-        return torch.cat([network(batch.to(network.device)).detach().cpu() for batch in batches])
-
-
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 """Where an object lies in memory, which is another place in every process."""
 
-_ASKED = 64
-"""At most so many images of each kind: a small part of what one step of an attack takes."""
 
-_DEVIATION = 1e-2
-"""Of the largest logit: what one network's may differ by on another machine, in half precision say."""
+_NAMED = ("_parameters", "_buffers", "_modules")
+"""Of a module's attributes, those whose contents are looked at by name."""
+
+_DEPTH = 6
+"""How deep lists in lists, and functions in functions, are looked into: some hold themselves."""
 
 
-def _alike(kept: Tensor, found: Tensor) -> bool:
-    """Whether two tensors of answers may be those of one network."""
-    largest = kept.nan_to_num(posinf=0, neginf=0).abs().max().item()
-    return kept.shape == found.shape and torch.allclose(found, kept, 0, _DEVIATION * largest, equal_nan=True)
+def _described(value: Any, depth: int = _DEPTH) -> str:
+    """A value as text that is the same in every process: its content where that is plain, else its class."""
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes | np.generic):
+        return repr(value)
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    if not depth:
+        return kind
+    parts: list[str] = []
+    if isinstance(value, Tensor):
+        # One without data has its shape alone; a view of its conjugate, or a sparse one, has no bytes of its own.
+        plain = None if value.is_meta else value.detach().to_dense().resolve_conj().resolve_neg()
+        parts = [str(tuple(value.shape)) if plain is None else fingerprint(plain)]
+    elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        parts = [f"{value.dtype} {value.shape}", hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()]
+    elif isinstance(value, Mapping):
+        # Hooks have numbers for keys, which count those of the whole process.
+        parts = [
+            f"{'' if isinstance(key, int) else _described(key, depth - 1)}: {_described(part, depth - 1)}"
+            for key, part in value.items()
+        ]
+    elif isinstance(value, set | frozenset):
+        parts = sorted(_described(part, depth - 1) for part in value)
+    elif isinstance(value, list | tuple):
+        parts = [_described(part, depth - 1) for part in value]
+    elif isinstance(value, partial):
+        parts = [_described(part, depth - 1) for part in (value.func, value.args, value.keywords)]
+    elif isinstance(value, CodeType):
+        # Lambdas of one place share a name.
+        parts = [value.co_code.hex(), str(value.co_names), _described(value.co_consts, depth - 1)]
+    elif isinstance(value, CellType):
+        parts = [_described(part, depth - 1) for part in _held(value)]
+    elif callable(value) and hasattr(value, "__qualname__"):
+        inner = ("__code__", "__closure__", "__defaults__", "__kwdefaults__")
+        parts = [f"{getattr(value, '__module__', '')}.{value.__qualname__}"]
+        parts += [_described(getattr(value, name, None), depth - 1) for name in inner]
+    return f"{kind}({', '.join(parts)})"
+
+
+def _held(cell: CellType) -> list[Any]:
+    try:
+        return [cell.cell_contents]
+    except ValueError:  # of a name that has no value yet
+        return []
 
 
 def _digest(body: str, tensors: dict[str, Tensor]) -> str:
