@@ -41,26 +41,35 @@ from service.client import frames
 from service.database import Result, Score, Trial
 from service.database.engine import Database
 from service.experiments import submission
+from service.experiments.submission import Draft
 from service.leaderboards.metrics import HEADLINE, Metric
 from service.main import create_app
 from service.migrate import migrate
-from service.queue import leases, trials
+from service.queue import leases
+from service.queue.trials import HeldExperiment, hold
 from service.settings import Settings
 from service.specs.grid import ExperimentSpec, expand_grid
+from tests.held import under
 from tests.results import made_result
 from workers.driver import recorder
 from workers.trial_process.messages import ResultReport
+
+
+def recorded(session, trial_id, report):
+    with hold(session, lease) as held:
+        recorder._finish(held, trial_id, report)
+
 
 settings = Settings(data_dir=Path(sys.argv[1]), allowed_hosts=["testserver"])
 database = Database(settings.url)
 migrate(database)
 spec = ExperimentSpec(name="new", base={"dataset": "digits", "model": "small-cnn"}, grid={"seed": [0, 1]})
-database.write(lambda s: submission.create_experiment(s, spec, expand_grid(spec, max_trials=2)).id)
+database.write(lambda s: submission.submit(s, Draft(spec, expand_grid(spec, max_trials=2))).id)
 lease = database.write(lambda s: leases.claim(s, "worker", {"pid": 1}))
 for trial_id, sharpness in ((1, 0.25), (2, 0.75)):
     report = ResultReport(made_result(sharpness=sharpness), [])
-    database.write(lambda s: trials.start_trial(s, lease, trial_id))
-    database.write(lambda s: recorder._finish(s, lease, trial_id, report))
+    database.write(under(lease, HeldExperiment.start_trial, trial_id))
+    database.write(lambda s: recorded(s, trial_id, report))
 with database.engine.connect() as connection:
     columns = {c["name"]: [str(c["type"]), c["nullable"]] for c in inspect(connection).get_columns("results")}
 board = "/v1/leaderboards/digits?metric=sharpness"

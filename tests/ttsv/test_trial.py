@@ -65,7 +65,7 @@ def timeless(epochs: list[EpochMetrics], result: TrialResult) -> tuple[list[Epoc
 def _nothing_is_drawn() -> Iterator[None]:
     """Nobody looks at these trials' plots, which take longer than their training."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ttsv.run.write_plots", lambda *_, **__: {})
+        patch.setattr("ttsv.evaluation.evaluated.write_plots", lambda *_, **__: {})
         yield
 
 
