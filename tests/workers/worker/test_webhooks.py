@@ -74,7 +74,9 @@ def test_one_worker_after_another(
     with WebhookSender(told, lab.database), WebhookSender(told, lab.database):
         lab.database.write(lambda session: actions.cancel(session, three))
         lab.wait_for(lambda: len(receiver.got) >= 4)
-    assert [message["experiment"]["id"] for message in receiver.got] == [one, one, two, three]
+    told_of = [message["experiment"]["id"] for message in receiver.got]
+    assert told_of[:2] == [one, one]
+    assert sorted(told_of[2:]) == [two, three]  # by two senders at once, in either order
     (record,) = [record for record in caplog.records if "it answered 500" in record.message]
     assert "tried again later" in record.message
     assert "token-of-a-chat" not in caplog.text
