@@ -5,6 +5,7 @@ import pickle
 import tarfile
 import tempfile
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +27,7 @@ class PublishedFile(NamedTuple):
     urls: tuple[str, ...] = ()
 
 
-class Published:
+class Published(ABC):
     """Base of the sets that torchvision publishes: `name` is theirs here, `torchvision_class` that of their class."""
 
     name: str
@@ -54,8 +55,9 @@ class Published:
             require_md5(self.name, file.path, file.md5)
         return [file.path for file in published]
 
+    @abstractmethod
     def _published(self, folder: Path) -> list[PublishedFile]:
-        raise NotImplementedError
+        """The publisher's files, with their checksums, whether they are there or not."""
 
 
 class Cifar(Published):
