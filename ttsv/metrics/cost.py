@@ -1,18 +1,19 @@
 """What a network costs."""
 
-import itertools
 import math
 import os
 import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from operator import itemgetter
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch._C._profiler import _EventType
 from torch.nn.utils import parametrize
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
@@ -138,9 +139,26 @@ def peak_allocation(compute: Callable[[], _Found], device: torch.device) -> tupl
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         found = compute()
     assert profiler.profiler is not None
-    events = profiler.profiler.kineto_results.events()
-    changes = (event.nbytes() for event in events if event.name() == "[memory]")
-    return found, max(itertools.accumulate(changes), default=0)
+    peak = present = 0
+    living: set[int] = set()
+    events = profiler.profiler.kineto_results.experimental_event_tree()
+    for _, pointer, size in sorted(_allocations(events), key=itemgetter(0)):
+        if size > 0:
+            living.add(pointer)
+        elif pointer not in living:
+            continue  # freed here, and allocated while an earlier call was looked at
+        present += size
+        peak = max(peak, present)
+    return found, peak
+
+
+def _allocations(events: Iterable[Any]) -> Iterator[tuple[int, int, int]]:
+    """Yields when it was, the address, and bytes: positive for an allocation, negative where it was freed."""
+    for event in events:
+        kind, fields = event.typed
+        if kind == _EventType.Allocation:
+            yield event.start_time_ns, fields.ptr, fields.alloc_size
+        yield from _allocations(event.children)
 
 
 def merged(model: nn.Module) -> nn.Module | None:

@@ -201,6 +201,14 @@ def test_peak_allocation() -> None:
     assert peak == pytest.approx(8e6, rel=1e-3)
     assert cost.peak_allocation(lambda: held.shape, torch.device("cpu")) == (held.shape, 0)
 
+    kept = [cost.peak_allocation(lambda: torch.ones(1000), torch.device("cpu"))[0]]
+
+    def free_what_an_earlier_call_kept() -> int:
+        kept.clear()
+        return torch.ones(1000).numel()
+
+    assert cost.peak_allocation(free_what_an_earlier_call_kept, torch.device("cpu")) == (1000, 4000)
+
 
 @pytest.mark.parametrize(("share", "predicted"), [(2, 4), (3, 9)])
 def test_the_spectrum_of_a_tt_layer_takes_less_memory(share: int, predicted: int) -> None:
