@@ -11,7 +11,7 @@ import itertools
 import json
 import math
 import typing
-from collections.abc import Container
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
 
@@ -188,6 +188,8 @@ class Checked:
         for name, field in _parts_and_fields(type(self)).items():
             value = getattr(self, name)
             if isinstance(field, FieldInfo):
+                if value is field.default:  # most are, in each of the ten thousand trials of a grid
+                    continue
                 parsed = field.parse(value)
                 if parsed is not value:
                     object.__setattr__(self, name, parsed)
@@ -257,10 +259,20 @@ def changed(part: _Part, **values: Any) -> _Part:
     return dataclasses.replace(part, **real) if real else part
 
 
-def at_default(part: _Part, names: Container[str], **values: Any) -> _Part:
+def at_default(part: _Part, names: Iterable[str], **values: Any) -> _Part:
     """The part with the named fields at their defaults, and others at `values`."""
-    unused = {field.name: field.default for field in dataclasses.fields(part) if field.name in names}
-    return changed(part, **unused | values)
+    defaults = _defaults(type(part))
+    return changed(part, **{name: defaults[name] for name in names} | values)
+
+
+_DEFAULTS: dict[type[Checked], Mapping[str, Any]] = {}
+
+
+def _defaults(cls: type[Checked]) -> Mapping[str, Any]:
+    """Name -> default of every field and nested part."""
+    if cls not in _DEFAULTS:
+        _DEFAULTS[cls] = {field.name: field.default for field in dataclasses.fields(cls)}
+    return _DEFAULTS[cls]
 
 
 def plain(part: Checked) -> Plain:
@@ -279,12 +291,14 @@ def plain(part: Checked) -> Plain:
 def differing(part: Checked) -> Plain:
     """The fields whose values are not their defaults, as nested plain data."""
     found: Plain = {}
-    for name, field in _parts_and_fields(type(part)).items():
+    for name, default in _defaults(type(part)).items():
         value = getattr(part, name)
-        if not isinstance(field, FieldInfo):
+        if value is default:
+            continue
+        if isinstance(value, Checked):
             if inner := differing(value):
                 found[name] = inner
-        elif value != field.default:
+        elif value != default:
             found[name] = value
     return found
 

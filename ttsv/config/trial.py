@@ -3,7 +3,10 @@
 Two configurations that train the same network the same way, and evaluate it alike, have the same `fingerprint()`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 from ttsv.config.evaluation import EVALUATION, EvaluationConfig
@@ -296,6 +299,7 @@ class TrialConfig(Checked):
         return build(cls, data)
 
 
-def field_infos() -> dict[str, FieldInfo]:
+@cache
+def field_infos() -> Mapping[str, FieldInfo]:
     """Dotted path -> every field of a trial: what a grid axis can be named after."""
-    return walk(TrialConfig)
+    return MappingProxyType(walk(TrialConfig))
