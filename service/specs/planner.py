@@ -98,7 +98,7 @@ class Planner:
         if self._chooser and config.training.validation == "test":
             fix = f"must be held-out: `{self._chooser}` would choose among trials by the test images"
             raise ConfigError("training.validation", "test", fix)
-        images = (config.dataset, config.model, config.mean, config.std)
+        images = (config.dataset, config.model, config.layer, config.mean, config.std)
         if images not in self._images:
             config.check_images()
             self._images.add(images)

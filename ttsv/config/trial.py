@@ -29,7 +29,7 @@ from ttsv.config.fields import (
 )
 from ttsv.data.catalog import DatasetInfo, DatasetName, dataset_info
 from ttsv.errors import ConfigError
-from ttsv.models.shapes import LAYERS, SMALLEST_STD, layer_shapes, list_models, name_fix, name_patterns
+from ttsv.models.shapes import LAYERS, SMALLEST_STD, ConvShape, layer_shapes, list_models, name_fix, name_patterns
 
 CONSTRAINTS = ("none", "clip", "divide")
 OPERATORS = ("periodic", "zero-padded")
@@ -259,24 +259,42 @@ class TrialConfig(Checked):
         Without `info`, the data set's facts, as far as they are known without files: of the user's own sets nothing is.
         """
         info = info or dataset_info(self.dataset)
+        if self.model.startswith("torchvision:"):
+            self._check_torchvision(info)
         if info is None:
             return
         for name, values in (("mean", self.mean), ("std", self.std)):
             if len(values) not in (0, 1, info.channels):
                 fix = f"must be empty, one value, or one per channel of {self.dataset}, {info.channels}"
                 raise ConfigError(name, values, fix)
-        dims = 2
-        if not self.model.startswith("torchvision:"):  # whose layers are known only once they are built
-            try:
-                shapes = layer_shapes(
-                    self.model, in_channels=info.channels, image_size=info.image_size, num_classes=info.classes
-                )
-            except ConfigError as error:
-                raise ConfigError("model", self.model, f"cannot take the images of {self.dataset}: {error}") from error
-            dims = shapes[0].dims
+        shapes = [] if self.model.startswith("torchvision:") else self._shapes(info)
+        dims = shapes[0].dims if shapes else 2
         if dims != info.dims:
             fix = f"must be a network for images of {info.dims} dimensions, as {self.dataset} has; it is one for {dims}"
             raise ConfigError("model", self.model, fix)
+        for shape in shapes:
+            shape.check_layer(self.layer)
+
+    def _shapes(self, info: DatasetInfo) -> list[ConvShape]:
+        """The network's convolutions. Raises `ConfigError` where it cannot take the images."""
+        try:
+            return layer_shapes(
+                self.model, in_channels=info.channels, image_size=info.image_size, num_classes=info.classes
+            )
+        except ConfigError as error:
+            raise ConfigError("model", self.model, f"cannot take the images of {self.dataset}: {error}") from error
+
+    def _check_torchvision(self, info: DatasetInfo | None) -> None:
+        """Its layers are known only once they are built: it is, without weights. Raises `ConfigError`."""
+        from ttsv.models.build import check_buildable  # torch and torchvision, which other networks do not need here
+
+        channels, size, classes = (3, 224, 10) if info is None else (info.channels, info.image_size, info.classes)
+        try:
+            check_buildable(self.model, layer=self.layer, in_channels=channels, image_size=size, num_classes=classes)
+        except ConfigError as error:
+            if error.field != "image_size":
+                raise
+            raise ConfigError("model", self.model, f"cannot take the images of {self.dataset}: {error}") from error
 
     def fingerprint(self) -> str:
         """SHA-256 (hex) of the canonical trial: of the fields that differ from their defaults.

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -81,6 +82,26 @@ def build_model(spec: NetworkSpec) -> nn.Module:
     normalize = _normalization(spec, shapes[0].dims)
     conv = ConvFactory(spec.layer, largest_rank(shapes, spec.rank), spec.frames)  # type: ignore[arg-type] # checked above
     return BUILDERS[family.pattern](shapes, conv, normalize, spec.num_classes)
+
+
+@cache
+def check_buildable(name: str, *, layer: str, in_channels: int, image_size: int, num_classes: int) -> None:
+    """Raises `ConfigError` where `create_model` does, without making weights. Ranks are not looked at."""
+    with torch.device("meta"):
+        build_model(
+            NetworkSpec(
+                name=name,
+                num_classes=num_classes,
+                in_channels=in_channels,
+                image_size=image_size,
+                layer=layer,
+                rank=None,
+                frames="free",
+                mean=(0.5,),
+                std=(0.5,),
+                options={},
+            )
+        )
 
 
 def _normalization(spec: NetworkSpec, dims: int) -> Normalize:

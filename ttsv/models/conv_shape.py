@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+from ttsv.errors import ConfigError
 from ttsv.tt.ranks import cheapest_merge
 
 LAYERS = (
@@ -52,6 +53,23 @@ class ConvShape:
     def output_size(self) -> int:
         """Pixels of its output along an axis."""
         return (self.input_size + 2 * self.padding - self.kernel_size) // self.stride + 1
+
+    def check_layer(self, layer: str) -> None:
+        """Raises `ConfigError` where a kind of layer, one of `LAYERS`, has no convolution of this shape."""
+        kind, k, s, n = core_kind(layer), self.kernel_size, self.stride, self.input_size
+        if kind == "dense":
+            return
+        fix = None
+        if self.dims != 2:
+            fix = f"takes images; {self.name} has {self.dims} spatial axes: dense and tt take those"
+        elif k % 2 == 0 or self.padding != k // 2:
+            fix = f"needs odd kernels that are padded to keep the size; {self.name} has {k}x{k}, padding {self.padding}"
+        elif kind in ("aoc", "aol") and k < s:
+            fix = f"needs kernels no smaller than their strides; {self.name} has {k}x{k} and stride {s}"
+        elif kind not in ("aoc", "aol") and n % s:
+            fix = f"needs strides that divide the size; {self.name} sees {n} pixels and has stride {s}"
+        if fix is not None:
+            raise ConfigError("layer", layer, fix)
 
     def ranks(self, rank: int | None) -> tuple[int, int] | None:
         """TT ranks (r1, r2) under a largest rank, or None where the layer stays undecomposed.

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ttsv.errors import ConfigError
 from ttsv.layers import SOC, SOCTT, FramedConv2d, FrameKind, TTConv, TTConv1d, TTConv2d, TTConv3d
 from ttsv.models.conv_shape import ConvShape, core_kind
 from ttsv.spectral.geometry import Convolution
@@ -36,11 +35,11 @@ class ConvFactory:
 
     def __call__(self, shape: ConvShape) -> nn.Module:
         """The convolution of a shape. Raises `ConfigError` where the kind of layer has none such."""
+        shape.check_layer(self.layer)
         kind = core_kind(self.layer)
         ranks = shape.ranks(self.rank) if self.layer.endswith("tt") else None
         if kind == "dense":
             return self._sliding(shape, ranks)
-        self._check(kind, shape)
         c_in, c_out, k, s, bias = shape.in_channels, shape.out_channels, shape.kernel_size, shape.stride, shape.bias
         if kind == "soc":
             if ranks is not None:
@@ -59,23 +58,6 @@ class ConvFactory:
         if ranks is None:
             return _DENSE[shape.dims](*channels, **options)
         return _TT[shape.dims](*channels, ranks, **options, frames=self.frames)
-
-    def _check(self, kind: str, shape: ConvShape) -> None:
-        """Raises `ConfigError` for a convolution that the orthogonal kinds do not have."""
-        k, s, n = shape.kernel_size, shape.stride, shape.input_size
-        fix = None
-        if shape.dims != 2:
-            fix = f"takes images; {shape.name} has {shape.dims} spatial axes: dense and tt take those"
-        elif k % 2 == 0 or shape.padding != k // 2:
-            fix = (
-                f"needs odd kernels that are padded to keep the size; {shape.name} has {k}x{k}, padding {shape.padding}"
-            )
-        elif kind in ("aoc", "aol") and k < s:
-            fix = f"needs kernels no smaller than their strides; {shape.name} has {k}x{k} and stride {s}"
-        elif kind not in ("aoc", "aol") and n % s:
-            fix = f"needs strides that divide the size; {shape.name} sees {n} pixels and has stride {s}"
-        if fix is not None:
-            raise ConfigError("layer", self.layer, fix)
 
 
 def orthogonal_core_(core: torch.Tensor) -> None:

@@ -124,6 +124,10 @@ class TestExpansion:
             ({"dataset": "digits", "model": "small-cnn3d"}, "model", "images of 2 dimensions"),
             ({"dataset": "synthetic:1x8x8x8:2:20", "model": "small-cnn"}, "model", "images of 3 dimensions"),
             ({"dataset": "cifar10", "model": "small-cnn", "mean": [0.1, 0.2]}, "mean", "one per channel of cifar10, 3"),
+            ({"dataset": "cifar10", "model": "torchvision:resnet81"}, "model", "torchvision has alexnet"),
+            ({"dataset": "npz:mine", "model": "torchvision:resnet81"}, "model", "torchvision has alexnet"),
+            ({"dataset": "npz:mine", "model": "torchvision:resnet18", "layer": "soc"}, "layer", "dense or tt"),
+            ({"dataset": "cifar10", "model": "torchvision:alexnet"}, "model", "cannot take the images of cifar10"),
         ]
         for base, field, said in wrong:
             found = problems_of(base, {"seed": [0, 1]})
@@ -131,11 +135,23 @@ class TestExpansion:
             assert said in found[field]
         for right in (
             {"dataset": "npz:mine", "model": "lipconvnet-5"},
-            {"dataset": "digits", "model": "torchvision:resnet18"},
+            {"dataset": "digits", "model": "torchvision:resnet18", "layer": "tt", "rank": 0.25},
             {"dataset": "synthetic:1x8x8x8:2:20", "model": "small-cnn3d"},
             {"dataset": "cifar10", "model": "wrn10-1", "mean": [0.1, 0.2, 0.3], "std": [0.5]},
         ):
             assert len(expand(right).trials) == 1
+
+    def test_a_kind_of_layer_without_such_a_convolution_is_named(self) -> None:
+        """Before any worker has seen the spec: with the convolution that stands in the way."""
+        for model, layers in {"resnet18": ("aoc", "aol-tt"), "small-cnn3d": ("soc", "bcop", "cayley-tt")}.items():
+            data = "synthetic:1x8x8x8:2:20" if model == "small-cnn3d" else "cifar10"
+            for layer in layers:
+                base = {"dataset": data, "model": model, "rank": 4}
+                found = problems_of(base, {"layer": ["dense", layer]})
+                assert set(found) == {"layer"}
+                assert f'not "{layer}"' in found["layer"]
+                assert ("downsample.0 has 1x1 and stride 2" in found["layer"]) == (model == "resnet18")
+        assert len(expand({"dataset": "cifar10", "model": "resnet18", "layer": "bcop"}).trials) == 1
 
     def test_is_pure(self) -> None:
         spec = spec_of(BASE | {"training": {"epochs": 2}}, {"seed": [0, 1], "training.milestones": [[1], [2]]})
