@@ -115,7 +115,7 @@ def _assert_whole(client: Client, experiment_id: int, count: int) -> None:
         assert [point.epoch for point in detail.epoch_metrics] == list(range(1, trial.epochs + 1))
 
 
-def _wait_for(client: Client, experiment_id: int, epochs: int, seconds: float = 60) -> None:
+def _wait_for(client: Client, experiment_id: int, epochs: int, seconds: float = 120) -> None:
     deadline = time.monotonic() + seconds
     while client.experiment(experiment_id).progress.epochs_done < epochs:
         assert time.monotonic() < deadline, client.experiment(experiment_id)
