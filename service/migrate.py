@@ -15,7 +15,7 @@ from sqlalchemy import Column, Connection, inspect, text
 from sqlalchemy.orm import Session
 
 import migrations
-from service.database import Result, trial_counts
+from service.database import Result, tallies
 from service.database.engine import Database
 from service.leaderboards import cell_scores
 from ttsv.metrics.catalog import METRICS
@@ -27,10 +27,10 @@ def migrate(database: Database) -> None:
         if connection.dialect.name == "postgresql":
             # One at a time; the second finds nothing left to do. (SQLite: BEGIN IMMEDIATE.)
             connection.execute(text("SELECT pg_advisory_xact_lock(hashtextextended('ttsv migrate', 0))"))
-        trial_counts.uninstall(connection)
+        tallies.uninstall(connection)
         command.upgrade(alembic_config(connection), "head")
         _add_metrics(connection)
-        trial_counts.install(connection)
+        tallies.install(connection)
         with Session(connection) as session:  # the transaction stays the connection's
             cell_scores.fill_missing(session)
             session.commit()

@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-from service.database import trial_counts
+from service.database import tallies
 
 revision = "0003"
 down_revision = "0002"
@@ -36,6 +36,6 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    trial_counts.uninstall(op.get_bind())  # `service.migrate` makes the triggers after every upgrade
+    tallies.uninstall(op.get_bind())  # `service.migrate` makes the triggers after every upgrade
     op.drop_index("ix_events_kind", "events")
     op.drop_table("tallies")

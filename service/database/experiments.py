@@ -135,7 +135,7 @@ class Trial(Base):
 
 
 class Tally(Base):
-    """An experiment's trials of one state, counted: triggers keep it up to date (`trial_counts`), no code writes it.
+    """An experiment's trials of one state, counted: triggers keep it up to date (`tallies`), no code writes it.
 
     `epoch`, `epochs` and `run_seconds` are sums over these trials; the best accuracies those of any trial that ever was
     in this state, `best_accuracy` of valid results alone.

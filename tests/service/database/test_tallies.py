@@ -14,7 +14,7 @@ from alembic.operations import Operations
 from sqlalchemy import String, delete, insert, text, update
 from sqlalchemy.orm import Session
 
-from service.database import OPEN_TRIALS, Experiment, Protocol, Result, Tally, Trial, TrialState, trial_counts
+from service.database import OPEN_TRIALS, Experiment, Protocol, Result, Tally, Trial, TrialState, tallies
 from service.database.engine import Database
 from service.experiments import store
 from service.experiments.store import Progress
@@ -103,7 +103,7 @@ def test_a_change_that_is_taken_back_counts_nothing(database: Database, submit: 
 def test_migrating_again_counts_anew(database: Database, submit: Submit) -> None:
     submit(seeds=3)
     with database.writer.begin() as connection:
-        trial_counts.uninstall(connection)
+        tallies.uninstall(connection)
         connection.execute(text("UPDATE tallies SET trials = 99"))
         connection.execute(text("UPDATE trials SET epoch = 2"))
     migrate(database)
@@ -120,13 +120,13 @@ def test_a_migration_that_copies_the_trials_keeps_the_counts(database: Database,
             driver: Any = connection.connection.driver_connection
             driver.execute("PRAGMA foreign_keys=OFF")
         with connection.begin():
-            trial_counts.uninstall(connection)
+            tallies.uninstall(connection)
             with (
                 Operations.context(MigrationContext.configure(connection)),
                 op.batch_alter_table("trials") as batch,
             ):
                 batch.alter_column("failure", type_=String(40), existing_type=String(32), existing_nullable=True)
-            trial_counts.install(connection)
+            tallies.install(connection)
         if connection.dialect.name == "sqlite":
             driver.execute("PRAGMA foreign_keys=ON")
     check(database)
