@@ -52,7 +52,7 @@ class ScopeError(PermissionError):
 
 
 class StateError(RuntimeError):
-    """The experiment's state does not allow the verb; the message says what it is and what would."""
+    """The experiment's state does not allow the action; the message says what it is and what would."""
 
 
 class PreconditionError(RuntimeError):

@@ -19,9 +19,9 @@ from service.api import (
     keys,
     leaderboards,
     logs,
+    paper_tables,
     presets,
     stream,
-    tables,
     trials,
 )
 from service.api.http import observability, problems
@@ -30,7 +30,7 @@ from service.api.http.dependencies import known_parameters_only
 from service.api.http.middleware import HeadAsGet, HostGuard
 from service.api.http.observability import Observatory, RequestObserver
 from service.database.engine import Database
-from service.experiments.subscriptions import Watching
+from service.experiments.subscriptions import Subscriptions
 from service.settings import Settings
 
 
@@ -51,7 +51,7 @@ def create_app(settings: Settings) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         yield
-        await app.state.watching.close()
+        await app.state.subscriptions.close()
         database.close()
 
     app = FastAPI(
@@ -65,7 +65,7 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.settings = settings
     app.state.database = database
-    app.state.watching = Watching(database)
+    app.state.subscriptions = Subscriptions(database)
     app.state.observatory = Observatory(database)
     app.add_middleware(HeadAsGet)
     app.add_middleware(BodyGuard, max_bytes=settings.max_body_bytes, forms=dashboard.FORMS)
@@ -81,7 +81,7 @@ def create_app(settings: Settings) -> FastAPI:
         logs,
         stream,
         leaderboards,
-        tables,
+        paper_tables,
         presets,
         keys,
     ):

@@ -7,9 +7,10 @@ from fastapi import APIRouter, Header, Path, Request, Response
 from fastapi.responses import FileResponse
 
 from service.api.http.authentication import Reader
-from service.api.http.dependencies import MAX_ID, UNCHANGED, Answer, Config, Db, TrialId, etag_matches
+from service.api.http.dependencies import MAX_ID, Config, Db, TrialId
 from service.api.http.problems import RESPONSES, problem, refusals
-from service.api.openapi_examples.experiments import shown
+from service.api.http.responses import UNCHANGED, Answer, etag_matches, validators
+from service.api.openapi_examples import Example, shown
 from service.api.openapi_examples.trials import ARTIFACTS
 from service.experiments import store
 from service.experiments.artifacts import content_of
@@ -19,9 +20,7 @@ router = APIRouter(prefix="/v1", tags=["artifacts"], responses=RESPONSES)
 
 ArtifactId = Annotated[int, Path(ge=1, le=MAX_ID)]
 
-_BYTES: dict[str, Any] = {
-    "application/octet-stream": {"schema": {"type": "string", "format": "binary"}, "example": "bytes"}
-}
+_BYTES: Example = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}, "example": "bytes"}}
 _RANGE = re.compile(r"\s*(?:(\d{1,18})-(\d{1,18})?|-(\d{1,18}))\s*")
 _MAX_RANGES = 10
 
@@ -66,14 +65,11 @@ def download(
         session.expunge(artifact)
     content = content_of(settings.data_dir, artifact)
     tag = f'"{artifact.sha256}"'
-    headers = {
-        "ETag": tag,
-        "Cache-Control": "private, no-cache",
-        "Vary": "Authorization",
+    headers = validators(tag) | {
         "X-Content-Type-Options": "nosniff",
         "Content-Security-Policy": "sandbox; default-src 'none'; style-src 'unsafe-inline'",
     }
-    if if_none_match is not None and etag_matches(if_none_match, tag):
+    if etag_matches(if_none_match, tag):
         return Response(status_code=304, headers=headers)
     if byte_range is not None:
         kept = _satisfiable(byte_range, artifact.size)

@@ -1,23 +1,25 @@
 """/v1/experiments."""
 
-from dataclasses import asdict, replace
-from typing import Annotated, Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, TypeVar
 
-from fastapi import APIRouter, Body, Header, Query, Response
+from fastapi import APIRouter, Body, Depends, Header, Query, Response
 from fastapi.responses import JSONResponse
+from pydantic import JsonValue
 from sqlalchemy.orm import Session
 
-from service.access.security import Principal
 from service.api.http.authentication import Reader, Submitter
-from service.api.http.dependencies import UNCHANGED, Answer, Config, Cursor, Db, ExperimentId, FieldNames, Limit
+from service.api.http.dependencies import Config, Cursor, Db, ExperimentId, FieldNames, Limit
 from service.api.http.problems import RESPONSES
-from service.api.http.query_filters import ExperimentSort, TrialSort, WhichExperiments, WhichTrials
-from service.api.http.responses import experiment_out, experiments_out, trial_page
-from service.api.openapi_examples.experiments import CREATED, EXPERIMENT, SPEC, page, shown
+from service.api.http.query_filters import ExperimentSort, TrialSort, WhichExperiments
+from service.api.http.responses import UNCHANGED, Answer, experiment_out, experiments_out
+from service.api.openapi_examples import Responses, page, shown
+from service.api.openapi_examples.experiments import CREATED, EXPERIMENT, SPEC
 from service.api.openapi_examples.trials import TRIAL
-from service.database.engine import Database
+from service.api.trials import TrialList
 from service.experiments import store
-from service.experiments.estimate import Estimate, Estimator
+from service.experiments.estimate import Estimator
 from service.experiments.listing import list_experiments
 from service.experiments.submission import Draft, submit
 from service.schemas.experiments import (
@@ -33,12 +35,11 @@ from service.schemas.experiments import (
     TrialPage,
 )
 from service.schemas.field_selection import Fields
-from service.specs.grid import PRINTABLE, ExperimentSpec, expand_grid
+from service.specs.grid import expand_grid
 from service.specs.planner import warnings
+from service.specs.spec import PRINTABLE, ExperimentSpec
 
-DryRun = Annotated[
-    bool, Query(description="Store nothing: answer (200) with the trials and what they would cost.", alias="dry_run")
-]
+_Number = TypeVar("_Number", int, float)
 
 _EXAMPLE = {
     "grid_points": 24,
@@ -60,7 +61,7 @@ _EXAMPLE = {
     ],
 }
 
-DRY_RUN: dict[int | str, dict[str, Any]] = {
+DRY_RUN: Responses = {
     200: {
         "model": DryRunOut,
         "description": "With dry_run: what would be stored.",
@@ -69,48 +70,96 @@ DRY_RUN: dict[int | str, dict[str, Any]] = {
 }
 
 
-def dry_run(draft: Draft, who: Principal, database: Database) -> JSONResponse:
-    """The answer to a draft that is only to be looked at."""
-    plan = draft.plan
-    with database.read() as session:
-        estimator = Estimator(session, (planned.config for planned in plan.trials), who.project_id)
-    estimates = [estimator.estimate(planned.config) for planned in plan.trials]
-    trials = [
-        DryTrialOut(
-            number=number,
-            fingerprint=planned.fingerprint,
-            cell=planned.cell,
-            config=planned.config.to_dict(),
-            **asdict(estimate) | {"reasons": list(estimate.reasons)},
-        )
-        for number, (planned, estimate) in enumerate(zip(plan.trials[:SHOWN], estimates, strict=False))
-    ]
-    found = DryRunOut(
-        grid_points=plan.points,
-        trial_count=len(plan.trials),
-        totals=_totals(estimates),
-        warnings=warnings(draft.spec, plan),
-        trials=trials,
-    )
-    return JSONResponse(found.model_dump(mode="json"))
-
-
-def _totals(estimates: list[Estimate]) -> DryTotals:
-    steps = [estimate.steps for estimate in estimates]
-    seconds = [estimate.seconds for estimate in estimates]
-    return DryTotals(
-        steps=None if None in steps or not steps else sum(step or 0 for step in steps),
-        seconds=None if None in seconds or not seconds else sum(second or 0.0 for second in seconds),
-    )
-
-
 YAML_BODY = {
     "requestBody": {"content": {"application/yaml": {"schema": {"$ref": "#/components/schemas/ExperimentSpec"}}}}
 }
 
 router = APIRouter(prefix="/v1/experiments", tags=["experiments"], responses=RESPONSES)
 
-IdempotencyKey = Annotated[str | None, Header(min_length=1, max_length=200, pattern=PRINTABLE)]
+
+@dataclass(frozen=True)
+class Submission:
+    """Who wants to make or enlarge an experiment, and how the answer goes out: once per Idempotency-Key."""
+
+    response: Response
+    database: Db
+    settings: Config
+    who: Submitter
+    idempotency_key: Annotated[str | None, Header(min_length=1, max_length=200, pattern=PRINTABLE)] = None
+
+    def draft(self, make: Callable[..., Draft], experiment_id: int, **asked: Any) -> Draft:
+        """What one of the functions `draft_...` of `service.experiments.submission` makes of an experiment."""
+        with self.database.read() as session:
+            return make(session, experiment_id, who=self.who, max_trials=self.settings.max_trials, **asked)
+
+    def store(self, draft: Draft, request: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        """Submits a draft; the experiment as plain data.
+
+        `request` says what is asked, and of what. A new experiment's address becomes the header Location.
+        """
+
+        def work(session: Session) -> dict[str, JsonValue]:
+            return store.answer_once(
+                session,
+                self.idempotency_key,
+                request,
+                lambda: experiment_out(session, submit(session, draft, self.who)).model_dump(mode="json"),
+                project_id=self.who.project_id,
+            )
+
+        answer = self.database.write(work)
+        if draft.before is None:
+            self.response.headers["Location"] = f"/v1/experiments/{answer['id']}"
+        return answer
+
+
+@dataclass(frozen=True)
+class SpecSubmission(Submission):
+    """A spec that is posted, or only to be looked at."""
+
+    dry_run: Annotated[
+        bool, Query(description="Store nothing: answer (200) with the trials and what they would cost.")
+    ] = False
+
+    def post(self, spec: ExperimentSpec) -> Mapping[str, object] | JSONResponse:
+        """The stored experiment with what has no effect in it, or what the spec would become."""
+        draft = Draft(spec, expand_grid(spec, max_trials=self.settings.max_trials))
+        if self.dry_run:
+            return self._estimated(draft)
+        return self.store(draft, spec.model_dump(mode="json")) | {"warnings": warnings(spec, draft.plan)}
+
+    def _estimated(self, draft: Draft) -> JSONResponse:
+        plan = draft.plan
+        with self.database.read() as session:
+            estimator = Estimator(session, (planned.config for planned in plan.trials), self.who.project_id)
+        estimates = [estimator.estimate(planned.config) for planned in plan.trials]
+        trials = [
+            DryTrialOut(
+                number=number,
+                fingerprint=planned.fingerprint,
+                cell=planned.cell,
+                config=planned.config.to_dict(),
+                **asdict(estimate) | {"reasons": list(estimate.reasons)},
+            )
+            for number, (planned, estimate) in enumerate(zip(plan.trials[:SHOWN], estimates, strict=False))
+        ]
+        found = DryRunOut(
+            grid_points=plan.points,
+            trial_count=len(plan.trials),
+            totals=DryTotals(
+                steps=_total([estimate.steps for estimate in estimates]),
+                seconds=_total([estimate.seconds for estimate in estimates]),
+            ),
+            warnings=warnings(draft.spec, plan),
+            trials=trials,
+        )
+        return JSONResponse(found.model_dump(mode="json"))
+
+
+def _total(values: Sequence[_Number | None]) -> _Number | None:
+    """The sum, where there are values and all of them are known."""
+    known = [value for value in values if value is not None]
+    return sum(known[1:], known[0]) if known and len(known) == len(values) else None
 
 
 @router.post(
@@ -123,22 +172,13 @@ IdempotencyKey = Annotated[str | None, Header(min_length=1, max_length=200, patt
 )
 def create(
     spec: Annotated[ExperimentSpec, Body(openapi_examples={"quickstart": {"value": SPEC}})],
-    response: Response,
-    database: Db,
-    settings: Config,
-    who: Submitter,
-    dry: DryRun = False,
-    idempotency_key: IdempotencyKey = None,
+    posted: Annotated[SpecSubmission, Depends()],
 ) -> Any:
     """Stores the experiment and all its trials, or nothing. The spec may be sent as YAML, too.
 
     With an Idempotency-Key the same request can be sent again: it gets the same answer and stores nothing more.
     """
-    draft = Draft(spec, expand_grid(spec, max_trials=settings.max_trials))
-    if dry:
-        return dry_run(draft, who, database)
-    answer = store_draft(database, who, draft, response, idempotency_key, spec.model_dump(mode="json"))
-    return answer | {"warnings": warnings(spec, draft.plan)}
+    return posted.post(spec)
 
 
 @router.get(
@@ -185,47 +225,19 @@ def show(experiment_id: ExperimentId, answer: Answer, who: Reader, database: Db,
         return answer(wanted.one(found), revision=experiment.revision)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _TrialsInGrid(TrialList):
+    """A list of an experiment's trials, in the grid's order unless another is asked for."""
+
+    sort: TrialSort = "number"
+
+
 @router.get(
     "/{experiment_id}/trials",
     operation_id="listTrials",
     responses=shown(page(TRIAL)) | UNCHANGED,
     response_model=TrialPage | SelectionPage,
 )
-def trials(
-    experiment_id: ExperimentId,
-    answer: Answer,
-    database: Db,
-    which: WhichTrials,
-    limit: Limit = 100,
-    cursor: Cursor = None,
-    sort: TrialSort = "number",
-    field_names: FieldNames = None,
-) -> Any:
+def trials(experiment_id: ExperimentId, asked: Annotated[_TrialsInGrid, Depends()]) -> Any:
     """The experiment's trials in the grid's order or another, with the results of those that have one."""
-    with database.read() as session:
-        store.get_experiment(session, experiment_id, project_id=which.project_id)
-        which = replace(which, experiment_id=experiment_id)
-        return trial_page(session, answer, which, limit=limit, cursor=cursor, sort=sort, field_names=field_names)
-
-
-def store_draft(
-    database: Database, who: Principal, draft: Draft, response: Response, key: str | None, request: dict[str, Any]
-) -> dict[str, Any]:
-    """Submits a draft, once per Idempotency-Key; the experiment as plain data.
-
-    `request` says what is asked, and of what. A new experiment's address becomes the header Location.
-    """
-
-    def work(session: Session) -> dict[str, Any]:
-        return store.answer_once(
-            session,
-            key,
-            request,
-            lambda: experiment_out(session, submit(session, draft, who)).model_dump(mode="json"),
-            project_id=who.project_id,
-        )
-
-    answer = database.write(work)
-    if draft.before is None:
-        response.headers["Location"] = f"/v1/experiments/{answer['id']}"
-    return answer
+    return asked.page(experiment_id)

@@ -6,11 +6,17 @@ from fastapi import APIRouter, Response
 from sqlalchemy.exc import DBAPIError
 
 from service.api.http.dependencies import Config, Db
-from service.api.openapi_examples.experiments import READINESS, shown
+from service.api.openapi_examples import Example, shown
 from service.experiments import store
 from service.schemas.service import Liveness, Readiness
 
 router = APIRouter(tags=["health"])
+
+READINESS: Example = {
+    "status": "ok",
+    "checks": {"database": "ok", "schema": "ok", "disk": "ok"},
+    "worker_seen_at": "2026-11-21T03:33:01.124077Z",
+}
 
 _MIN_FREE_BYTES = 256 * 2**20
 

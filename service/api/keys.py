@@ -1,6 +1,6 @@
 """/v1/projects, /v1/keys and /v1/me: teams, their keys and their quotas."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Body, Path
 from pydantic import BaseModel, ConfigDict, Field
@@ -12,10 +12,10 @@ from service.api.http.authentication import Admin, Reader
 from service.api.http.dependencies import MAX_ID, Config, Db
 from service.api.http.problems import RESPONSES
 from service.api.http.query_filters import Instant
-from service.api.openapi_examples.experiments import shown
+from service.api.openapi_examples import Example, shown
 from service.database import Project
 from service.schemas.service import KeyOut, MeOut, NewKeyOut, ProjectOut
-from service.specs.grid import PRINTABLE
+from service.specs.spec import PRINTABLE
 
 router = APIRouter(prefix="/v1", tags=["keys"], responses=RESPONSES)
 
@@ -47,7 +47,7 @@ class KeyIn(BaseModel):
     expires_at: Instant | None = None
 
 
-PROJECT: dict[str, Any] = {
+PROJECT: Example = {
     "id": 1,
     "name": "vision",
     "max_queued_trials": 500,
@@ -56,7 +56,7 @@ PROJECT: dict[str, Any] = {
     "open_trials": 20,
     "gpu_hours": 12.5,
 }
-KEY: dict[str, Any] = {
+KEY: Example = {
     "id": "5f0c1b2a3d4e5f60",
     "project_id": 1,
     "owner": "ada",
@@ -66,7 +66,7 @@ KEY: dict[str, Any] = {
     "revoked_at": None,
     "last_used_at": None,
 }
-NEW_KEY: dict[str, Any] = KEY | {"key": "ttsv_5f0c1b2a3d4e5f60_" + 43 * "x"}
+NEW_KEY: Example = KEY | {"key": "ttsv_5f0c1b2a3d4e5f60_" + 43 * "x"}
 
 
 @router.get(

@@ -28,7 +28,7 @@ from service.leaderboards.metrics import HEADLINE, Metric
 from service.leaderboards.sheets import board_records, board_sheets
 from service.paper.reference import references
 from service.schemas.leaderboards import LeaderboardOut
-from service.specs.grid import PRINTABLE
+from service.specs.spec import PRINTABLE
 from ttsv.data.catalog import DatasetName
 
 router = APIRouter(prefix="/v1/leaderboards", tags=["leaderboards"], responses=RESPONSES | refusals(406))

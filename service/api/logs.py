@@ -5,25 +5,26 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Response
 from fastapi.responses import StreamingResponse
 from sqlalchemy.orm import Session
 
 from service.api.http.authentication import Reader
-from service.api.http.dependencies import Config, Db, ExperimentId, TrialId, Watched
+from service.api.http.dependencies import Config, Db, ExperimentId, Subscribed, TrialId
 from service.api.http.problems import RESPONSES
-from service.api.openapi_examples.experiments import LOG
+from service.api.openapi_examples import Responses
 from service.database import OPEN_EXPERIMENTS, OPEN_TRIALS
 from service.errors import NotFoundError
 from service.experiments import logs, store
-from service.experiments.subscriptions import Watching
+from service.experiments.subscriptions import Subscriptions
 
 router = APIRouter(prefix="/v1", tags=["logs"], responses=RESPONSES)
 
-_TEXT: dict[int | str, dict[str, Any]] = {
-    200: {"description": "The log", "content": {"text/plain": {"schema": {"type": "string"}, "example": LOG}}}
+_EXAMPLE = "2026-11-21T03:32:06.120Z INFO epoch 1/12: train loss 1.2301, validation accuracy 0.8811, 0.65 s\n"
+_TEXT: Responses = {
+    200: {"description": "The log", "content": {"text/plain": {"schema": {"type": "string"}, "example": _EXAMPLE}}}
 }
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -41,7 +42,7 @@ class _Asked:
     who: Reader
     database: Db
     settings: Config
-    watching: Watched
+    subscriptions: Subscribed
     tail: Annotated[int, Query(ge=0, le=100_000, description="So many lines of its end, 4 MiB at most.")] = 1000
     follow: Annotated[bool, Query(description="Go on with what is written, until the end.")] = False
 
@@ -59,7 +60,7 @@ class _Asked:
         if path is None and (final or not self.follow):
             raise NotFoundError(f"{what} has no log; one is written as soon as it runs")
         if self.follow:
-            return StreamingResponse(_follow(self.watching, newest, ended, self.tail), headers=_HEADERS)
+            return StreamingResponse(_follow(self.subscriptions, newest, ended, self.tail), headers=_HEADERS)
         assert path is not None
         return Response(logs.tail(path, self.tail)[0], headers=_HEADERS)
 
@@ -93,21 +94,21 @@ def of_experiment(experiment_id: ExperimentId, asked: Asked) -> Response:
 
 
 async def _follow(
-    watching: Watching, find: Callable[[], Path | None], ended: Callable[[], bool], lines: int
+    subscriptions: Subscriptions, find: Callable[[], Path | None], ended: Callable[[], bool], lines: int
 ) -> AsyncIterator[bytes]:
     """The end of the log, then what is written to it, then the logs of later attempts from their beginning."""
     path, offset = None, 0
     first = True
     while True:
-        final = await watching.aside(lambda: _safely(ended))  # before reading: what is written until then is all
-        newest = await watching.aside(find)
+        final = await subscriptions.aside(lambda: _safely(ended))  # before reading: what is written until then is all
+        newest = await subscriptions.aside(find)
         if first and newest is not None:
-            text, offset = await watching.aside(partial(logs.tail, newest, lines))
+            text, offset = await subscriptions.aside(partial(logs.tail, newest, lines))
             path = newest
             yield text
         first = False
         while path is not None:
-            piece = await watching.aside(partial(logs.read_from, path, offset))
+            piece = await subscriptions.aside(partial(logs.read_from, path, offset))
             if not piece:
                 break
             offset += len(piece)

@@ -2,17 +2,16 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query, Response
+from fastapi import APIRouter, Depends, Path, Query
 
-from service.api.experiments import DRY_RUN, DryRun, IdempotencyKey, dry_run, store_draft
-from service.api.http.authentication import Reader, Submitter
-from service.api.http.dependencies import Config, Db
+from service.api.experiments import DRY_RUN, SpecSubmission
+from service.api.http.authentication import Reader
 from service.api.http.problems import RESPONSES
-from service.api.openapi_examples.experiments import CREATED, PRESET_SPEC, PRESETS, shown
-from service.experiments.submission import Draft
+from service.api.openapi_examples import Example, shown
+from service.api.openapi_examples.experiments import CREATED, SPEC
 from service.paper.presets import PAPER, Protocol, Scale, preset_spec, presets
 from service.schemas.experiments import ExperimentOut, PresetOut
-from service.specs.grid import ExperimentSpec, expand_grid
+from service.specs.spec import ExperimentSpec
 
 router = APIRouter(prefix="/v1/presets", tags=["presets"], responses=RESPONSES)
 
@@ -20,6 +19,19 @@ Paper = Annotated[str, Path(max_length=64, examples=[PAPER])]
 Name = Annotated[str, Path(max_length=64, examples=["table2"])]
 HowMuch = Annotated[Scale, Query(description="full, or smoke: every path in minutes on a CPU, and no result.")]
 Which = Annotated[Protocol, Query(description="What is followed where the paper's text and programs differ.")]
+
+
+PRESETS: list[Example] = [
+    {"name": "senderovich2022/table2", "title": "Clipping and division in WRN-16-10 on CIFAR-10"},
+]
+
+PRESET_SPEC: Example = SPEC | {
+    "name": "senderovich2022/figure-speedup (smoke, code)",
+    "notes": "Time of the exact spectrum of a TT layer, n = 16.",
+    "base": {"model": "single-conv", "layer": "tt", "training": {"epochs": 2, "steps": 2, "batch_size": 8}},
+    "variants": [{"dataset": "synthetic:16x16x16:10:100"}, {"dataset": "synthetic:24x16x16:10:100"}],
+    "grid": {"rank": [None, 0.25]},
+}
 
 
 @router.get("", operation_id="listPresets", responses=shown(PRESETS), response_model=list[PresetOut])
@@ -44,18 +56,9 @@ def show(paper: Paper, name: Name, who: Reader, scale: HowMuch = Scale.FULL, pro
 def create(
     paper: Paper,
     name: Name,
-    response: Response,
-    database: Db,
-    settings: Config,
-    who: Submitter,
+    posted: Annotated[SpecSubmission, Depends()],
     scale: HowMuch = Scale.FULL,
     protocol: Which = Protocol.CODE,
-    dry: DryRun = False,
-    idempotency_key: IdempotencyKey = None,
 ) -> Any:
     """Posts a preset as it is."""
-    spec = ExperimentSpec.model_validate(preset_spec(f"{paper}/{name}", scale=scale, protocol=protocol))
-    draft = Draft(spec, expand_grid(spec, max_trials=settings.max_trials))
-    if dry:
-        return dry_run(draft, who, database)
-    return store_draft(database, who, draft, response, idempotency_key, spec.model_dump(mode="json"))
+    return posted.post(ExperimentSpec.model_validate(preset_spec(f"{paper}/{name}", scale=scale, protocol=protocol)))

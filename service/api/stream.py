@@ -10,10 +10,10 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.exceptions import HTTPException
 
 from service.api.http.authentication import Reader
-from service.api.http.dependencies import MAX_ID, Db, ExperimentId, Watched
+from service.api.http.dependencies import MAX_ID, Db, ExperimentId, Subscribed
 from service.api.http.problems import RESPONSES
 from service.api.http.responses import progress_out
-from service.api.openapi_examples.experiments import STREAM
+from service.api.openapi_examples import Responses
 from service.database import OPEN_EXPERIMENTS
 from service.experiments import store
 from service.schemas.experiments import EventOut, ExperimentUpdate
@@ -49,8 +49,18 @@ def _asked(
     return _Asked(experiment.id, last_event_id)
 
 
-_ANSWERS: dict[int | str, dict[str, Any]] = {
-    200: {"description": "Events until the experiment is final", "content": {"text/event-stream": {"example": STREAM}}},
+_EXAMPLE = (
+    'event: event\ndata: {"id":1,"experiment_id":1,"trial_id":null,"at":"2026-11-21T03:30:31.615887Z",'
+    '"actor":"anonymous","kind":"submitted","detail":{}}\nid: 1\n\n'
+    'event: progress\ndata: {"id":1,"state":"running","error":null,"progress":{"trials":{"queued":12,"running":2,'
+    '"succeeded":6,"early_stopped":0,"failed":0,"diverged":0,"cancelled":0},"epochs_done":84,"epochs":240,'
+    '"best_accuracy":0.98,"best_val_accuracy":1.0,"seconds_left":61.2}}\n\n'
+)
+_ANSWERS: Responses = {
+    200: {
+        "description": "Events until the experiment is final",
+        "content": {"text/event-stream": {"example": _EXAMPLE}},
+    },
     204: {"description": "The experiment is final and Last-Event-ID its last event: do not connect again"},
 }
 
@@ -63,7 +73,7 @@ _ANSWERS: dict[int | str, dict[str, Any]] = {
 )
 async def stream(
     asked: Annotated[_Asked, Depends(_asked)],
-    watching: Watched,
+    subscriptions: Subscribed,
     events: Annotated[bool, Query(description="Whether events are wanted, or progress alone.")] = True,
 ) -> AsyncGenerator[ServerSentEvent, None]:
     """`progress` at once and whenever it changes, `event` for everything that happened and happens, `end` at the end.
@@ -74,7 +84,7 @@ async def stream(
     """
     experiment_id, position = asked.experiment_id, asked.position
     shown: tuple[Any, ...] | None = None
-    async with aclosing(watching.changes(experiment_id)) as changes:
+    async with aclosing(subscriptions.changes(experiment_id)) as changes:
         async for seen in changes:
             state = (seen.state, seen.error, seen.progress)
             update = ExperimentUpdate(
@@ -87,7 +97,7 @@ async def stream(
                 shown = state
                 yield ServerSentEvent(event="progress", data=update)
             while events and position < seen.newest_event:
-                found = await watching.events(experiment_id, position)
+                found = await subscriptions.events(experiment_id, position)
                 if not found:
                     break
                 for event in found:

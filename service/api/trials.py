@@ -1,19 +1,21 @@
 """/v1/trials: lists over experiments, single trials, their results and epochs, the spectra of their layers."""
 
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Depends, Query, Response
 
 from service.api.http.authentication import Reader
-from service.api.http.dependencies import UNCHANGED, Answer, Cursor, Db, FieldNames, Limit, TrialId
+from service.api.http.dependencies import Cursor, Db, FieldNames, Limit, TrialId
 from service.api.http.problems import RESPONSES
 from service.api.http.query_filters import TrialSort, WhichTrials
-from service.api.http.responses import result_out, trial_out, trial_page
-from service.api.openapi_examples.experiments import page, shown
+from service.api.http.responses import UNCHANGED, Answer, result_out, trial_out
+from service.api.openapi_examples import page, shown
 from service.api.openapi_examples.trials import METRICS, RESULT, SPECTRA, TRIAL, TRIAL_DETAIL
 from service.database import Result
 from service.errors import NotFoundError
 from service.experiments import epoch_points, store
+from service.experiments.listing import list_trials
 from service.experiments.store import TrialDetail
 from service.schemas.experiments import (
     ArtifactOut,
@@ -25,6 +27,7 @@ from service.schemas.experiments import (
     SelectionPage,
     SpectraOut,
     TrialDetailOut,
+    TrialOut,
     TrialPage,
 )
 from service.schemas.field_selection import Fields
@@ -32,24 +35,46 @@ from service.schemas.field_selection import Fields
 router = APIRouter(prefix="/v1/trials", tags=["trials"], responses=RESPONSES)
 
 MAX_POINTS_SHOWN = 1000
-"""A trial is shown with so many epochs; of more, with a selection (`points.thin`)."""
+"""A trial is shown with so many epochs; of more, with a selection (`epoch_points.thin`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialList:
+    """A list of trials as a request asks for it, newest first or in another order."""
+
+    answer: Answer
+    database: Db
+    which: WhichTrials
+    limit: Limit = 100
+    cursor: Cursor = None
+    sort: TrialSort = "-id"
+    field_names: FieldNames = None
+
+    def page(self, experiment_id: int | None = None) -> Response:
+        """A page of the trials of one experiment, or of all; raises `QueryError` and `NotFoundError`."""
+        wanted = Fields(TrialOut, self.field_names)
+        with self.database.read() as session:
+            if experiment_id is not None:
+                store.get_experiment(session, experiment_id, project_id=self.which.project_id)
+            found = list_trials(
+                session,
+                replace(self.which, experiment_id=experiment_id),
+                limit=self.limit,
+                sort=self.sort,
+                cursor=self.cursor,
+                with_config="config" in wanted,
+                with_result="result" in wanted,
+            )
+            items = [trial_out(trial, result, wanted) for trial, result in found.rows]
+        return self.answer(wanted.page(TrialPage, items, found.next), following=found.next)
 
 
 @router.get(
     "", operation_id="listAllTrials", responses=shown(page(TRIAL)) | UNCHANGED, response_model=TrialPage | SelectionPage
 )
-def index(
-    answer: Answer,
-    database: Db,
-    which: WhichTrials,
-    limit: Limit = 100,
-    cursor: Cursor = None,
-    sort: TrialSort = "-id",
-    field_names: FieldNames = None,
-) -> Any:
+def index(asked: Annotated[TrialList, Depends()]) -> Any:
     """Trials of all experiments, newest first or in another order."""
-    with database.read() as session:
-        return trial_page(session, answer, which, limit=limit, cursor=cursor, sort=sort, field_names=field_names)
+    return asked.page()
 
 
 @router.get(
@@ -156,6 +181,5 @@ def metrics(
                 following = found[-1]["epoch"]
         else:
             found = epoch_points.sample(session, trial_id, metrics, count, after=after)
-    url = None if following is None else str(answer.url.include_query_params(after=following))
     body = {"items": found, "next": following, "sampled": count is not None}
-    return answer(body, following_url=url)
+    return answer(body, following=following, page_parameter="after")

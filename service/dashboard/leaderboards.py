@@ -11,7 +11,7 @@ from fastapi.responses import HTMLResponse
 from service.api.http.authentication import Reader
 from service.api.http.dependencies import MAX_ID, Db
 from service.api.leaderboards import HEX, AskedBoards, answering
-from service.api.tables import AskedTable
+from service.api.paper_tables import AskedTable
 from service.dashboard.charts import Scatter, scatter
 from service.dashboard.rendering import PageRoute, Show
 from service.dashboard.wording import short

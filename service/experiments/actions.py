@@ -1,7 +1,7 @@
 """What people do with an experiment that is there; `service.experiments.submission` has what makes or enlarges one.
 
-Every verb can be said again: where the experiment is as asked already, nothing changes. Where its state does not allow
-the verb it raises `StateError`, and `NotFoundError` where there is no such experiment that `who` asks may see. What
+Every action can be repeated: where the experiment is as asked already, nothing changes. Where its state does not allow
+the action it raises `StateError`, and `NotFoundError` where there is no such experiment that `who` asks may see. What
 changes something grows the `revision` and leaves an event under their name. Functions take a Session; callers commit.
 """
 

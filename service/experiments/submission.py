@@ -6,7 +6,7 @@ one short transaction. Functions take a Session; callers commit.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
@@ -21,8 +21,9 @@ from service.database.engine import is_postgres
 from service.errors import FieldProblem, SpecError, StateError
 from service.experiments import actions, events, store, transitions
 from service.experiments.events import EventKind
-from service.specs.grid import ExperimentSpec, Plan, PlannedTrial, expand_grid, factored
-from service.specs.spec import PartialTrial
+from service.specs.grid import expand_grid, factored
+from service.specs.planner import Plan, PlannedTrial
+from service.specs.spec import Additions, ExperimentSpec
 from service.specs.validation_errors import wrong_fields
 from ttsv.config.trial import TrialConfig
 from ttsv.errors import ConfigError
@@ -42,16 +43,6 @@ class Draft:
     origin: int | None = None
     sources: Mapping[str, int] | None = None
     before: Mapping[str, Any] | None = None
-
-
-@dataclass(frozen=True)
-class Additions:
-    """What an experiment is extended by: values of its axes, variants, listed trials, a larger `repeat`."""
-
-    grid: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    variants: Sequence[PartialTrial] = ()
-    trials: Sequence[PartialTrial] = ()
-    repeat: int | None = None
 
 
 def submit(session: Session, draft: Draft, who: Principal = ANYONE) -> Experiment:

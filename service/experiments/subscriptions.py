@@ -48,7 +48,7 @@ class _Feed:
         told.set()
 
 
-class Watching:
+class Subscriptions:
     """Looks at all watched experiments in one transaction per `every` seconds, in a thread; nobody else's waits.
 
     Reads of all streams together use few threads and connections, so that many watchers leave the API its own.

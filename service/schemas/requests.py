@@ -5,11 +5,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, WithJsonSchema
 
 from service.database import TrialState
-from service.specs.json_schema import base_schema, grid_schema
-from service.specs.spec import PRINTABLE, Part, PartialTrial, TagName
+from service.specs.json_schema import base_schema
+from service.specs.spec import PRINTABLE, Part, TagName
 
 _NOTES = r"^[^\x00]*$"  # PostgreSQL's text cannot hold NUL
-_MOST = 10_000
 
 Name = Annotated[str, Field(min_length=1, max_length=200, pattern=PRINTABLE)]
 EvaluationFields = Annotated[dict[str, Any], WithJsonSchema(base_schema()["properties"]["evaluation"])]
@@ -27,17 +26,6 @@ class Retry(Part):
     def trial_states(self) -> list[TrialState]:
         """The states as the database has them."""
         return [TrialState(state) for state in self.states]
-
-
-class Additions(Part):
-    """What an experiment is extended by. What it has already is not added again."""
-
-    grid: Annotated[dict[str, list[Any]], WithJsonSchema(grid_schema())] = Field(
-        default={}, description="More values of axes that the experiment has; a new axis would change its trials."
-    )
-    variants: list[PartialTrial] = Field(default=[], max_length=_MOST, description="More variants.")
-    trials: list[PartialTrial] = Field(default=[], max_length=_MOST, description="More trials beside the grid's.")
-    repeat: int | None = Field(None, ge=1, le=_MOST, description="So many seeds of each trial, instead of fewer.")
 
 
 class Clone(Part):

@@ -1,4 +1,4 @@
-"""What is posted: an experiment as a document (JSON or YAML)."""
+"""What is posted: an experiment as a document (JSON or YAML), and what one is extended by."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -137,3 +137,14 @@ class ExperimentSpec(Part):
         if twice := next((tag for index, tag in enumerate(tags) if tag in tags[:index]), None):
             raise ValueError(f"{twice!r} stands twice; name each tag once")
         return tags
+
+
+class Additions(Part):
+    """What an experiment is extended by. What it has already is not added again."""
+
+    grid: Annotated[dict[str, list[Any]], WithJsonSchema(grid_schema())] = Field(
+        default={}, description="More values of axes that the experiment has; a new axis would change its trials."
+    )
+    variants: list[PartialTrial] = Field(default=[], max_length=_MOST, description="More variants.")
+    trials: list[PartialTrial] = Field(default=[], max_length=_MOST, description="More trials beside the grid's.")
+    repeat: int | None = Field(None, ge=1, le=_MOST, description="So many seeds of each trial, instead of fewer.")

@@ -1,6 +1,6 @@
 """In which form tables are answered: JSON, CSV, Markdown or LaTeX."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -8,6 +8,7 @@ from fastapi import Header, Query, Response
 from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 
+from service.api.openapi_examples import Example, Responses
 from service.leaderboards.text_tables import Sheet, to_csv, to_latex, to_markdown
 
 
@@ -94,7 +95,7 @@ def _covers(name: str, media: str) -> bool:
     return name in ("*/*", media) or (name.endswith("/*") and media.startswith(name[:-1]))
 
 
-def forms(example: dict[str, Any], text: dict[Format, str]) -> dict[int | str, dict[str, Any]]:
+def forms(example: Example, text: Mapping[Format, str]) -> Responses:
     """A route's `responses` for status 200, with an example of every form."""
     content: dict[str, Any] = {"application/json": {"example": example}}
     for form, shown in text.items():

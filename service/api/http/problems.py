@@ -14,6 +14,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
+from service.api.openapi_examples import Example, Responses
 from service.database.engine import is_full, is_read_only
 from service.errors import (
     ConflictError,
@@ -32,7 +33,7 @@ from service.observability import request_id
 from service.schemas.service import Problem, ProblemField
 from service.specs.validation_errors import wrong_fields
 
-EXAMPLE: dict[str, Any] = {
+EXAMPLE: Example = {
     "type": "about:blank",
     "title": "Unprocessable Entity",
     "status": 422,
@@ -81,18 +82,15 @@ def _schema() -> dict[str, Any]:
     return schema
 
 
-def refusals(*codes: int) -> dict[int | str, dict[str, Any]]:
+_CONTENT = {MEDIA_TYPE: {"schema": _schema(), "example": EXAMPLE}}
+
+
+def refusals(*codes: int) -> Responses:
     """What the OpenAPI document says of errors with these statuses."""
-    content = {MEDIA_TYPE: {"schema": _schema(), "example": EXAMPLE}}
-    return {code: {"description": HTTPStatus(code).phrase, "content": content} for code in codes}
+    return {code: {"description": HTTPStatus(code).phrase, "content": _CONTENT} for code in codes}
 
 
-ANY_OTHER: dict[int | str, dict[str, Any]] = {
-    "default": {
-        "description": "Any other error",
-        "content": {MEDIA_TYPE: {"schema": _schema(), "example": EXAMPLE}},
-    }
-}
+ANY_OTHER: Responses = {"default": {"description": "Any other error", "content": _CONTENT}}
 """What it says of what any route may answer: a body that cannot be read, a wrong Host, a database that is away."""
 
 RESPONSES = refusals(401, 403, 404, 422)

@@ -1,17 +1,97 @@
-"""How experiments and trials are shown: the rows of the database as the API's answers."""
+"""How a GET answers, with ETags and pages, and how the database's rows are shown as the API's answers."""
 
-from collections.abc import Sequence
-from typing import Any
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
-from fastapi import Response
+from fastapi import Depends, Header, Request, Response
+from pydantic import BaseModel
 from sqlalchemy.orm import Session
 
-from service.api.http.dependencies import Reply
+from service.api.openapi_examples import Responses
 from service.database import Experiment, ExperimentState, Result, Trial
 from service.experiments import store
-from service.experiments.listing import TrialFilter, list_trials, tags_of
-from service.schemas.experiments import ExperimentOut, ExperimentProgress, ResultOut, TrialOut, TrialPage
+from service.experiments.listing import tags_of
+from service.schemas.experiments import ExperimentOut, ExperimentProgress, ResultOut, TrialOut
 from service.schemas.field_selection import Fields
+
+UNCHANGED: Responses = {304: {"description": "Not changed since the answer with this ETag"}}
+
+
+class Reply:
+    """How a GET answers: with an ETag of what it says, and with 304 and no body to who has it already."""
+
+    def __init__(
+        self,
+        request: Request,
+        if_none_match: Annotated[str | None, Header(description="ETags of answers that are known.")] = None,
+    ) -> None:
+        self._url = request.url
+        self._known = if_none_match
+
+    def __call__(
+        self,
+        answer: BaseModel | Mapping[str, Any],
+        *,
+        following: str | int | None = None,
+        page_parameter: str = "cursor",
+        revision: int | None = None,
+    ) -> Response:
+        """The answer as JSON. `revision` enters the ETag, for `If-Match`.
+
+        `following` is where the next page begins, as the value of the query parameter `page_parameter`.
+        """
+        if isinstance(answer, BaseModel):
+            body = written(answer)
+        else:
+            body = json.dumps(answer, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+        tag = tag_of(body, revision)
+        headers = validators(tag)
+        if following is not None:
+            headers["Link"] = f'<{self._url.include_query_params(**{page_parameter: following})}>; rel="next"'
+        if etag_matches(self._known, tag):
+            return Response(status_code=304, headers=headers)
+        return Response(body, media_type="application/json", headers=headers)
+
+
+Answer = Annotated[Reply, Depends(Reply)]
+
+
+def written(answer: BaseModel) -> bytes:
+    """An answer as a GET writes it."""
+    return answer.model_dump_json().encode()
+
+
+def tag_of(body: bytes, revision: int | None = None) -> str:
+    """The ETag of an answer that is written so."""
+    digest = hashlib.sha256(body).hexdigest()[:32]
+    return f'"{digest}"' if revision is None else f'"{revision}-{digest}"'
+
+
+def validators(tag: str) -> dict[str, str]:
+    """Headers that let a client keep an answer, and ask each time whether it is still the newest."""
+    return {"ETag": tag, "Cache-Control": "private, no-cache", "Vary": "Authorization"}
+
+
+def etag_matches(if_none_match: str | None, tag: str) -> bool:
+    """Whether the header names this ETag, weak or strong."""
+    if if_none_match is None:
+        return False
+    known = [one.strip().removeprefix("W/") for one in if_none_match.split(",")]
+    return tag.removeprefix("W/") in known or known == ["*"]
+
+
+def revision_matches(if_match: str | None, revision: int) -> bool:
+    """Whether a change may be made: no `If-Match`, `*`, or the ETag of an answer that showed this revision.
+
+    What workers do meanwhile makes other ETags but no other revision, so it stands in no one's way.
+    """
+    if if_match is None or if_match.strip() == "*":
+        return True
+    return any(re.fullmatch(rf'"{revision}(-[0-9a-f]+)?"', one.strip()) for one in if_match.split(","))
+
 
 _EVERYTHING = Fields(ExperimentOut)
 
@@ -54,31 +134,6 @@ def trial_out(trial: Trial, result: Result | None, wanted: Fields | None = None)
     if wanted is None or "result" in wanted:
         values["result"] = result_out(result) if result else None
     return TrialOut.model_construct(set(values), **values)
-
-
-def trial_page(
-    session: Session,
-    answer: Reply,
-    which: TrialFilter,
-    *,
-    limit: int,
-    cursor: str | None,
-    sort: str,
-    field_names: str | None,
-) -> Response:
-    """A page of trials with what was asked for; raises `QueryError`."""
-    wanted = Fields(TrialOut, field_names)
-    found = list_trials(
-        session,
-        which,
-        limit=limit,
-        sort=sort,
-        cursor=cursor,
-        with_config="config" in wanted,
-        with_result="result" in wanted,
-    )
-    items = [trial_out(trial, result, wanted) for trial, result in found.rows]
-    return answer(wanted.page(TrialPage, items, found.next), following=found.next)
 
 
 def result_out(result: Result) -> ResultOut:

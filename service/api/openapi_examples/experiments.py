@@ -1,10 +1,8 @@
 """Examples of answers, taken from a run of examples/quickstart.json: what the OpenAPI document shows."""
 
-from typing import Any
+from service.api.openapi_examples import Example
 
-Plain = dict[str, Any]
-
-EXPERIMENT: Plain = {
+EXPERIMENT: Example = {
     "id": 1,
     "name": "quickstart",
     "state": "succeeded",
@@ -70,9 +68,9 @@ EXPERIMENT: Plain = {
     "archived_at": None,
 }
 
-SPEC: Plain = EXPERIMENT["spec"]
+SPEC: Example = EXPERIMENT["spec"]
 
-CREATED: Plain = EXPERIMENT | {
+CREATED: Example = EXPERIMENT | {
     "state": "queued",
     "started_at": None,
     "finished_at": None,
@@ -85,52 +83,3 @@ CREATED: Plain = EXPERIMENT | {
         "seconds_left": None,
     },
 }
-
-STREAM = (
-    'event: event\ndata: {"id":1,"experiment_id":1,"trial_id":null,"at":"2026-11-21T03:30:31.615887Z",'
-    '"actor":"anonymous","kind":"submitted","detail":{}}\nid: 1\n\n'
-    'event: progress\ndata: {"id":1,"state":"running","error":null,"progress":{"trials":{"queued":12,"running":2,'
-    '"succeeded":6,"early_stopped":0,"failed":0,"diverged":0,"cancelled":0},"epochs_done":84,"epochs":240,'
-    '"best_accuracy":0.98,"best_val_accuracy":1.0,"seconds_left":61.2}}\n\n'
-)
-
-LOG = """2026-11-21T03:32:06.120Z INFO epoch 1/12: train loss 1.2301, validation accuracy 0.8811, 0.65 s
-"""
-
-EVENT: Plain = {
-    "id": 31,
-    "experiment_id": 1,
-    "trial_id": 7,
-    "at": "2026-11-21T03:32:12.296113Z",
-    "actor": "node-1-4711",
-    "kind": "trial_finished",
-    "detail": {"number": 6, "attempt": 1},
-}
-
-PRESETS: list[Plain] = [
-    {"name": "senderovich2022/table2", "title": "Clipping and division in WRN-16-10 on CIFAR-10"},
-]
-
-PRESET_SPEC: Plain = SPEC | {
-    "name": "senderovich2022/figure-speedup (smoke, code)",
-    "notes": "Time of the exact spectrum of a TT layer, n = 16.",
-    "base": {"model": "single-conv", "layer": "tt", "training": {"epochs": 2, "steps": 2, "batch_size": 8}},
-    "variants": [{"dataset": "synthetic:16x16x16:10:100"}, {"dataset": "synthetic:24x16x16:10:100"}],
-    "grid": {"rank": [None, 0.25]},
-}
-
-READINESS: Plain = {
-    "status": "ok",
-    "checks": {"database": "ok", "schema": "ok", "disk": "ok"},
-    "worker_seen_at": "2026-11-21T03:33:01.124077Z",
-}
-
-
-def shown(example: Plain | list[Plain], status: int = 200) -> dict[int | str, Plain]:
-    """A route's `responses`, with the example for one status."""
-    return {status: {"content": {"application/json": {"example": example}}}}
-
-
-def page(item: Plain) -> Plain:
-    """A page with one item."""
-    return {"items": [item], "next": "djE6MA"}

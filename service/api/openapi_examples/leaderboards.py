@@ -1,10 +1,10 @@
 """Examples of leaderboards and tables in the OpenAPI document: real answers, shortened."""
 
 from service.api.http.formats import Format
-from service.api.openapi_examples.experiments import Plain
+from service.api.openapi_examples import Example
 from service.api.openapi_examples.trials import PROTOCOL, TRIAL
 
-ROW: Plain = {
+ROW: Example = {
     "place": 1,
     "cell": "01779b46a560f580b089c4828e269b2bbcf76b63c416704d174168fbdadce62b",
     "config": {name: value for name, value in (TRIAL["config"] | {"rank": 16}).items() if name != "seed"},
@@ -35,7 +35,7 @@ ROW: Plain = {
     "paper": [],
 }
 
-LEADERBOARD: Plain = {
+LEADERBOARD: Example = {
     "dataset": "digits",
     "metric": "accuracy",
     "boards": [
@@ -62,7 +62,7 @@ LEADERBOARD_TEXT = {
     Format.LATEX: "\\begin{tabular}{rrrr}\n1 & {16} & \\textbf{98.75} $\\pm$ 0.20 & {2} \\\\\n\\end{tabular}\n",
 }
 
-TABLE: Plain = {
+TABLE: Example = {
     "name": "table2",
     "title": "Clipping and division in WRN-16-10 on CIFAR-10",
     "labels": ["method", "rank"],

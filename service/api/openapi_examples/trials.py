@@ -1,8 +1,9 @@
 """Examples of trials, their results and files, from the same run as `service.api.openapi_examples.experiments`."""
 
-from service.api.openapi_examples.experiments import SPEC, Plain
+from service.api.openapi_examples import Example
+from service.api.openapi_examples.experiments import SPEC
 
-PROTOCOL: Plain = {
+PROTOCOL: Example = {
     "dataset": "digits",
     "dataset_sha256": "b4962e1929c4c377fdd20265c695ff630ffef36006df2db69774ab360db2235f",
     "split": {
@@ -23,7 +24,7 @@ PROTOCOL: Plain = {
     "precision": "float32",
 }
 
-TRIAL: Plain = {
+TRIAL: Example = {
     "id": 7,
     "experiment_id": 1,
     "number": 6,
@@ -101,7 +102,7 @@ TRIAL: Plain = {
     },
 }
 
-TRIAL_DETAIL: Plain = TRIAL | {
+TRIAL_DETAIL: Example = TRIAL | {
     "protocol": PROTOCOL,
     **{
         "epoch_metrics": [
@@ -143,11 +144,11 @@ TRIAL_DETAIL: Plain = TRIAL | {
     },
 }
 
-ARTIFACTS: Plain = {"items": TRIAL_DETAIL["artifacts"]}
+ARTIFACTS: Example = {"items": TRIAL_DETAIL["artifacts"]}
 
-METRICS: Plain = {"items": TRIAL_DETAIL["epoch_metrics"], "next": None, "sampled": False}
+METRICS: Example = {"items": TRIAL_DETAIL["epoch_metrics"], "next": None, "sampled": False}
 
-RESULT: Plain = TRIAL["result"] | {
+RESULT: Example = TRIAL["result"] | {
     "trial_id": 7,
     "protocol_record": PROTOCOL,
     "evaluation": {"temperature": {"value": 0.871, "fitted_on": "validation"}},
@@ -155,7 +156,7 @@ RESULT: Plain = TRIAL["result"] | {
     "created_at": "2026-11-21T03:32:12.295909Z",
 }
 
-SPECTRA: Plain = {
+SPECTRA: Example = {
     "trial_id": 7,
     "max_singular_value": TRIAL["result"]["max_singular_value"],
     "layers": TRIAL_DETAIL["layers"],

@@ -257,9 +257,9 @@ def test_quotas_are_the_project_s(
     second = ask("small", ROLES[-1], "POST", "/v1/experiments", json=SPEC)
     assert second.status_code == 429, second.text
     assert "3 trials" in second.json()["detail"]
-    for verb, request in (("clone", {}), ("extend", {"json": {"grid": {"seed": [5, 6, 7]}}})):
-        answer = ask("small", ROLES[-1], "POST", f"/v1/experiments/{first.json()['id']}/{verb}", **request)
-        assert answer.status_code == 429, (verb, answer.text)
+    for action, request in (("clone", {}), ("extend", {"json": {"grid": {"seed": [5, 6, 7]}}})):
+        answer = ask("small", ROLES[-1], "POST", f"/v1/experiments/{first.json()['id']}/{action}", **request)
+        assert answer.status_code == 429, (action, answer.text)
     assert ask("large", ROLES[-1], "POST", "/v1/experiments", json=SPEC).status_code == 201
     assert ask("small", ("cancel",), "POST", f"/v1/experiments/{first.json()['id']}/cancel").status_code == 200
     assert ask("small", ROLES[-1], "POST", "/v1/experiments", json=SPEC).status_code == 201

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from service.api import health
 from service.api.http import problems
 from service.api.openapi_examples import experiments, leaderboards, trials
 from service.main import create_app
@@ -39,7 +40,7 @@ from service.specs.grid import ExperimentSpec
         (ArtifactList, trials.ARTIFACTS),
         (LeaderboardOut, leaderboards.LEADERBOARD),
         (TableOut, leaderboards.TABLE),
-        (Readiness, experiments.READINESS),
+        (Readiness, health.READINESS),
         (Problem, problems.EXAMPLE),
     ],
 )

@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import insert
 from sqlalchemy.orm import Session
 
-from service.api.http.dependencies import revision_matches
+from service.api.http.responses import revision_matches
 from service.database import Artifact, EpochPoint, Experiment, Tag, Trial
 from service.database.engine import Database
 from service.experiments.listing import METRICS

@@ -50,7 +50,7 @@ class Server:
 def served(database_url: str, folder: Path) -> Iterator[Server]:
     settings = Settings(database_url=database_url, data_dir=folder / "data")
     app = create_app(settings)
-    app.state.watching.every = 0.05
+    app.state.subscriptions.every = 0.05
     listening = socket.create_server(("127.0.0.1", 0), backlog=512)
     config = uvicorn.Config(app, log_config=None, log_level="critical", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
@@ -242,14 +242,14 @@ def test_fifty_watchers_leave_the_service_to_others(
     """More streams than there are threads or connections, on few looks at the database."""
     experiment_id = submit(seeds=2)
     looks = 0
-    look = server.app.state.watching._look
+    look = server.app.state.subscriptions._look
 
     def counted(ids: list[int]) -> Any:
         nonlocal looks
         looks += 1
         return look(ids)
 
-    server.app.state.watching._look = counted
+    server.app.state.subscriptions._look = counted
     begun = threading.Barrier(51)
 
     def watch() -> list[str]:
@@ -271,13 +271,13 @@ def test_fifty_watchers_leave_the_service_to_others(
         run_to_the_end(database, claim, finish, table)  # before anything may fail: until then the watchers stay
         told = [watcher.result(30) for watcher in watchers]
     assert sorted(times)[5] < 1
-    assert looked <= passed / server.app.state.watching.every + 2
+    assert looked <= passed / server.app.state.subscriptions.every + 2
     expected = len(table(Event))
     for names in told:
         assert names.count("event") == expected
         assert names[-1] == "end"
     deadline = time.monotonic() + 5
-    while server.app.state.watching._feeds:
+    while server.app.state.subscriptions._feeds:
         assert time.monotonic() < deadline, "a feed is left without watchers"
         time.sleep(0.02)
 
@@ -289,7 +289,7 @@ def test_head_of_what_does_not_end(server: Server, submit: Submit, path: str) ->
     assert (head.status_code, head.content) == (200, b"")
     assert head.headers["content-type"].startswith("text/")
     deadline = time.monotonic() + 5
-    while server.app.state.watching._feeds:
+    while server.app.state.subscriptions._feeds:
         assert time.monotonic() < deadline, "nobody listens"
         time.sleep(0.02)
 
@@ -298,9 +298,9 @@ def test_watchers_that_leave_are_forgotten(server: Server, submit: Submit) -> No
     experiment_id = submit(seeds=1)
     with stream(server, experiment_id) as messages:
         next(messages)
-        assert server.app.state.watching._feeds
+        assert server.app.state.subscriptions._feeds
     deadline = time.monotonic() + 5
-    while server.app.state.watching._feeds:
+    while server.app.state.subscriptions._feeds:
         assert time.monotonic() < deadline
         time.sleep(0.02)
 

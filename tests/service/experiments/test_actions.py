@@ -37,7 +37,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 S = ExperimentState
 
-VERBS: dict[str, tuple[set[S], dict[str, Any] | None]] = {
+ACTIONS: dict[str, tuple[set[S], dict[str, Any] | None]] = {
     "pause": ({S.QUEUED, S.RUNNING, S.PAUSED}, None),
     "resume": ({S.QUEUED, S.RUNNING, S.PAUSED}, None),
     "stop": ({S.QUEUED, S.RUNNING, S.PAUSED, S.STOPPED}, None),
@@ -49,7 +49,7 @@ VERBS: dict[str, tuple[set[S], dict[str, Any] | None]] = {
     "clone": (set(S), None),
     "re-evaluate": (set(), {"evaluation": {"lipschitz": "fgsm"}}),  # without a trial that succeeded
 }
-"""Verb -> where it may be said, and a body with which it adds nothing to an experiment of two seeds."""
+"""Action -> where it may be said, and a body with which it adds nothing to an experiment of two seeds."""
 
 
 def write(database: Database, function: Callable[Concatenate[Session, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -58,7 +58,7 @@ def write(database: Database, function: Callable[Concatenate[Session, P], T], *a
 
 
 def put(database: Database, experiment_id: int, **columns: Any) -> None:
-    """Sets columns of an experiment, past all verbs."""
+    """Sets columns of an experiment, past all actions."""
 
     def work(session: Session) -> None:
         experiment = session.get_one(Experiment, experiment_id)
@@ -68,17 +68,17 @@ def put(database: Database, experiment_id: int, **columns: Any) -> None:
     database.write(work)
 
 
-def say(api: TestClient, experiment_id: int, verb: str, body: object = None, **headers: str) -> dict[str, Any]:
-    """What the API answers to a verb that is allowed."""
-    response = api.post(f"/v1/experiments/{experiment_id}/{verb}", json=body, headers=headers)
+def say(api: TestClient, experiment_id: int, action: str, body: object = None, **headers: str) -> dict[str, Any]:
+    """What the API answers to a action that is allowed."""
+    response = api.post(f"/v1/experiments/{experiment_id}/{action}", json=body, headers=headers)
     assert response.status_code in (200, 201), response.text
     answer: dict[str, Any] = response.json()
     return answer
 
 
-def refusal(api: TestClient, experiment_id: int, verb: str, body: object = None, status: int = 409) -> str:
-    """Why the API refuses a verb."""
-    response = api.post(f"/v1/experiments/{experiment_id}/{verb}", json=body)
+def refusal(api: TestClient, experiment_id: int, action: str, body: object = None, status: int = 409) -> str:
+    """Why the API refuses a action."""
+    response = api.post(f"/v1/experiments/{experiment_id}/{action}", json=body)
     assert (response.status_code, response.headers["content-type"]) == (status, "application/problem+json")
     detail: str = response.json()["detail"]
     return detail
@@ -89,9 +89,11 @@ def kinds(table: Table) -> list[str]:
 
 
 class TestStates:
-    @pytest.mark.parametrize("verb", VERBS)
-    def test_in_every_state(self, api: TestClient, submit: Submit, database: Database, table: Table, verb: str) -> None:
-        allowed, body = VERBS[verb]
+    @pytest.mark.parametrize("action", ACTIONS)
+    def test_in_every_state(
+        self, api: TestClient, submit: Submit, database: Database, table: Table, action: str
+    ) -> None:
+        allowed, body = ACTIONS[action]
         for state in ExperimentState:
             experiment_id = submit(seeds=2)
             finished = None if state in OPEN_EXPERIMENTS else now()
@@ -103,38 +105,40 @@ class TestStates:
                 worker="here" if state == S.RUNNING else None,
             )
             before, events = api.get(f"/v1/experiments/{experiment_id}").json(), kinds(table)
-            response = api.post(f"/v1/experiments/{experiment_id}/{verb}", json=body)
+            response = api.post(f"/v1/experiments/{experiment_id}/{action}", json=body)
             if state in allowed:
-                assert response.status_code == (201 if verb == "clone" else 200), response.text
+                assert response.status_code == (201 if action == "clone" else 200), response.text
                 continue
             assert response.status_code == 409
             detail = response.json()["detail"]
             assert f"experiment {experiment_id} " in detail
-            if verb != "re-evaluate":
+            if action != "re-evaluate":
                 assert f" is {state.value}: it can be " in detail
                 assert all(name in detail for name in allowed)
             assert api.get(f"/v1/experiments/{experiment_id}").json() == before
             assert kinds(table) == events
 
     def test_of_nothing(self, api: TestClient) -> None:
-        for verb, (_, body) in VERBS.items():
-            assert refusal(api, 7, verb, body, status=404) == "there is no experiment 7"
+        for action, (_, body) in ACTIONS.items():
+            assert refusal(api, 7, action, body, status=404) == "there is no experiment 7"
 
-    @pytest.mark.parametrize("verb", ["retry", "extend"])
-    def test_nothing_runs_in_the_archive(self, api: TestClient, submit: Submit, database: Database, verb: str) -> None:
+    @pytest.mark.parametrize("action", ["retry", "extend"])
+    def test_nothing_runs_in_the_archive(
+        self, api: TestClient, submit: Submit, database: Database, action: str
+    ) -> None:
         experiment_id = submit()
         say(api, experiment_id, "cancel")
         say(api, experiment_id, "archive")
-        assert "is archived: it can be" in refusal(api, experiment_id, verb, VERBS[verb][1])
+        assert "is archived: it can be" in refusal(api, experiment_id, action, ACTIONS[action][1])
 
-    @pytest.mark.parametrize("verb", ["retry", "extend"])
+    @pytest.mark.parametrize("action", ["retry", "extend"])
     def test_nothing_begins_in_what_stops(
-        self, api: TestClient, submit: Submit, claim: Claim, database: Database, table: Table, verb: str
+        self, api: TestClient, submit: Submit, claim: Claim, database: Database, table: Table, action: str
     ) -> None:
         experiment_id = submit()
         database.write(under(claim(), HeldExperiment.start_trial, table(Trial)[0].id))
         say(api, experiment_id, "stop")
-        assert "once it has stopped" in refusal(api, experiment_id, verb, VERBS[verb][1])
+        assert "once it has stopped" in refusal(api, experiment_id, action, ACTIONS[action][1])
 
 
 class TestPause:

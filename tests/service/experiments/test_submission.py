@@ -20,6 +20,7 @@ from service.queue import driver_reads, leases
 from service.queue.leases import Lease
 from service.queue.trials import HeldExperiment
 from service.specs.grid import ExperimentSpec, Plan, expand_grid, factored
+from service.specs.spec import Additions
 from tests.held import under
 
 Submit = Callable[..., int]
@@ -228,7 +229,7 @@ class TestExtend:
 
     def test_not_over_anothers_change(self, submit: Submit, database: Database, table: Table) -> None:
         experiment_id = submit(seeds=1)
-        more = [submission.Additions(grid={"seed": [seed]}) for seed in (1, 2)]
+        more = [Additions(grid={"seed": [seed]}) for seed in (1, 2)]
         with database.read() as session:
             drafts = [submission.draft_extension(session, experiment_id, one, max_trials=9) for one in more]
         write(database, submission.submit, drafts[0])
@@ -253,18 +254,18 @@ class TestClone:
         assert [event.detail for event in table(Event) if event.kind == "cloned"] == 2 * [{"trials": 3, "source": 1}]
 
     @pytest.mark.parametrize(
-        ("verb", "body", "status"),
+        ("action", "body", "status"),
         [("clone", {"name": "twin"}, 201), ("extend", {"grid": {"seed": [9]}}, 200)],
     )
     def test_once_per_key(
-        self, api: TestClient, submit: Submit, table: Table, verb: str, body: dict[str, Any], status: int
+        self, api: TestClient, submit: Submit, table: Table, action: str, body: dict[str, Any], status: int
     ) -> None:
         path, other = (f"/v1/experiments/{submit(seeds=1)}" for _ in range(2))
-        first, second = (post(api, f"{path}/{verb}", body, status, Idempotency_Key="k") for _ in range(2))
+        first, second = (post(api, f"{path}/{action}", body, status, Idempotency_Key="k") for _ in range(2))
         assert first == second
-        assert len(table(Experiment)) == (3 if verb == "clone" else 2)
-        post(api, f"{other}/{verb}", body, 422, Idempotency_Key="k")
-        post(api, f"{path}/{verb}", {}, 422, Idempotency_Key="k")
+        assert len(table(Experiment)) == (3 if action == "clone" else 2)
+        post(api, f"{other}/{action}", body, 422, Idempotency_Key="k")
+        post(api, f"{path}/{action}", {}, 422, Idempotency_Key="k")
 
 
 class TestReevaluate:

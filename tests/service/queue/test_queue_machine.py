@@ -38,6 +38,7 @@ from service.queue import driver_reads, leases
 from service.queue.leases import MAX_FRUITLESS_CLAIMS, Lease, Watched
 from service.queue.trials import MAX_ATTEMPTS, HeldExperiment, ProtocolRecord, hold
 from service.specs.grid import ExperimentSpec, PlannedTrial, expand_grid
+from service.specs.spec import Additions
 from tests.examples import examples
 from tests.held import reported, under
 
@@ -85,7 +86,7 @@ ALLOWED: dict[str, set[ExperimentState]] = {
     "archive": {E.SUCCEEDED, E.STOPPED, E.FAILED, E.CANCELLED},
     "unarchive": set(E),
 }
-"""Where each verb may be said, as its documentation has it."""
+"""Where each action may be said, as its documentation has it."""
 LEADS_TO: dict[str, set[ExperimentState]] = {
     "pause": {E.PAUSED},
     "resume": {E.QUEUED, E.RUNNING},
@@ -154,11 +155,11 @@ class QueueMachine(RuleBasedStateMachine):
         else:
             assert not stale
 
-    def say(self, experiment_id: int, allowed: bool, verb: Callable[[Session], Any]) -> bool:
+    def say(self, experiment_id: int, allowed: bool, action: Callable[[Session], Any]) -> bool:
         """What somebody does to an experiment: refused, and without effect, exactly where it is not allowed."""
         before = self.look()
         try:
-            self.database.write(verb)
+            self.database.write(action)
         except StateError:
             assert not allowed
             assert self.look() == before
@@ -262,14 +263,14 @@ class QueueMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.experiments)
     @rule(place=places, name=st.sampled_from(sorted(ALLOWED)))
-    def verb(self, place: int, name: str) -> None:
+    def action(self, place: int, name: str) -> None:
         row = self.some(place)
-        verb = getattr(actions, name)
+        action = getattr(actions, name)
         allowed = row["state"] in ALLOWED[name]
-        if self.say(row["id"], allowed, lambda s: verb(s, row["id"])):
+        if self.say(row["id"], allowed, lambda s: action(s, row["id"])):
             after = self.look()
             assert after[0][row["id"]]["state"] in LEADS_TO[name]
-            assert self.say(row["id"], True, lambda s: verb(s, row["id"]))
+            assert self.say(row["id"], True, lambda s: action(s, row["id"]))
             assert self.look() == after  # said again it changes nothing
 
     @precondition(lambda self: self.experiments)
@@ -295,7 +296,7 @@ class QueueMachine(RuleBasedStateMachine):
             trial["source_trial_id"] for trial in self.look()[1].values() if trial["experiment_id"] == row["id"]
         )
         allowed = not (stopping or row["archived_at"] or row["state"] == E.CANCELLED or reevaluation)
-        more = submission.Additions(grid={"seed": sorted(seeds)})
+        more = Additions(grid={"seed": sorted(seeds)})
 
         def work(session: Session) -> None:
             drafted = submission.draft_extension(session, row["id"], more, max_trials=99)

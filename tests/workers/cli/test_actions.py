@@ -1,4 +1,4 @@
-"""The verbs at the terminal, against a real server."""
+"""The actions at the terminal, against a real server."""
 
 import json
 from collections.abc import Callable
