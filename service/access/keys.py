@@ -1,5 +1,6 @@
 """SQL of projects, their keys and their quotas. Functions take a Session; callers commit."""
 
+import hmac
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -7,7 +8,7 @@ from datetime import datetime, timedelta
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from service.access.security import NewKey, Principal, Scope, same_hash
+from service.access.security import NewKey, Principal, Scope
 from service.database import OPEN_TRIALS, ApiKey, Experiment, Project, Trial, now
 from service.database.engine import Database
 from service.errors import ConflictError, NotFoundError, QuotaError
@@ -28,8 +29,7 @@ def create_project(
     session: Session, name: str, *, max_queued_trials: int | None = None, max_gpu_hours: float | None = None
 ) -> Project:
     """A new project; raises `ConflictError` where the name is taken."""
-    if session.scalar(select(Project.id).where(Project.name == name)) is not None:
-        raise ConflictError("name", f"there is a project {name!r} already")
+    _refuse_taken(session, name)
     project = Project(name=name, max_queued_trials=max_queued_trials, max_gpu_hours=max_gpu_hours)
     session.add(project)
     session.flush()
@@ -41,11 +41,15 @@ def update_project(
 ) -> Project:
     """Changes name and quotas; raises `NotFoundError`, and `ConflictError` where the name is another's."""
     project = get_project(session, project_id)
-    other = project_named(session, name)
-    if other is not None and other.id != project_id:
-        raise ConflictError("name", f"there is a project {name!r} already")
+    if name != project.name:
+        _refuse_taken(session, name)
     project.name, project.max_queued_trials, project.max_gpu_hours = name, max_queued_trials, max_gpu_hours
     return project
+
+
+def _refuse_taken(session: Session, name: str) -> None:
+    if project_named(session, name) is not None:
+        raise ConflictError("name", f"there is a project {name!r} already")
 
 
 def list_projects(session: Session) -> Sequence[Project]:
@@ -167,8 +171,8 @@ def refuse_without_keys(database: Database, settings: Settings) -> None:
 def authenticate(session: Session, key_id: str, secret_hash: str) -> Principal | None:
     """Who a key belongs to, or None if it is unknown, revoked, expired or not this secret's."""
     row = session.get(ApiKey, key_id)
-    # Compared in every case, so that the time does not tell which ids there are.
-    if not same_hash(row.secret_hash if row else "0" * 64, secret_hash) or row is None:
+    # Compared in every case and to the end, so that the time does not tell which ids there are, or how much was right.
+    if not hmac.compare_digest(row.secret_hash if row else "0" * 64, secret_hash) or row is None:
         return None
     if row.revoked_at is not None or (row.expires_at is not None and row.expires_at <= now()):
         return None

@@ -71,11 +71,6 @@ def hash_secret(installation: bytes, secret: str) -> str:
     return hmac.new(installation, secret.encode(), hashlib.sha256).hexdigest()
 
 
-def same_hash(a: str, b: str) -> bool:
-    """Compares in a time that tells nothing."""
-    return hmac.compare_digest(a, b)
-
-
 def installation_secret(data_dir: Path) -> bytes:
     """The secret of this installation, 32 bytes in `data_dir/key-secret` (made at first use, readable by us alone).
 

@@ -1,7 +1,5 @@
 """/v1/leaderboards."""
 
-import base64
-import json
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +19,7 @@ from service.api.openapi_examples.leaderboards import LEADERBOARD, LEADERBOARD_T
 from service.database.engine import Database
 from service.errors import FieldProblem, NotFoundError, QueryError
 from service.experiments import store
+from service.experiments.pagination import decoded, encoded
 from service.leaderboards.cell_scores import EVERYONE
 from service.leaderboards.filters import Filters, GroupBy, Position, Question
 from service.leaderboards.leaderboard import Leaderboard, leaderboard
@@ -156,7 +155,7 @@ def show(
 def _plain(found: Leaderboard, question: Question) -> dict[str, Any]:
     """The answer as `LeaderboardOut` has it."""
     metric = question.metric
-    boards = [vars(b) | {"next": None if b.next is None else _encoded(b.next, metric)} for b in found.boards]
+    boards = [vars(b) | {"next": None if b.next is None else encoded([metric, *b.next])} for b in found.boards]
     return {"dataset": question.dataset, "metric": metric, **vars(found), "boards": boards}
 
 
@@ -171,15 +170,10 @@ def _metrics(field: str, names: str | None) -> tuple[Metric, ...]:
     return tuple(Metric(name) for name in listed)
 
 
-def _encoded(position: Position, metric: Metric) -> str:
-    text = json.dumps([metric, *position])
-    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
-
-
 def _decoded(cursor: str, metric: Metric) -> Position:
     """Where the page before ended; raises `QueryError`."""
     try:
-        name, mean, tie = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+        name, mean, tie = decoded(cursor)
         if name == metric and type(mean) is float and math.isfinite(mean) and type(tie) is int and 0 <= tie <= MAX_ID:
             return Position(mean, tie)
     except (ValueError, TypeError):

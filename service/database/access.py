@@ -2,11 +2,7 @@
 
 from datetime import datetime
 
-from sqlalchemy import (
-    ForeignKey,
-    String,
-    UniqueConstraint,
-)
+from sqlalchemy import ForeignKey, String, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
 from service.database.base import Base, Id, now

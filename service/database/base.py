@@ -4,15 +4,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import (
-    JSON,
-    BigInteger,
-    DateTime,
-    Enum,
-    Integer,
-    MetaData,
-    TypeDecorator,
-)
+from sqlalchemy import JSON, BigInteger, DateTime, Enum, Integer, MetaData, TypeDecorator
 from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import DeclarativeBase
 

@@ -3,15 +3,7 @@
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import (
-    BigInteger,
-    ForeignKey,
-    Index,
-    String,
-    UniqueConstraint,
-    case,
-    false,
-)
+from sqlalchemy import BigInteger, ForeignKey, Index, String, UniqueConstraint, case, false
 from sqlalchemy.orm import Mapped, mapped_column
 
 from service.database.base import Base, Id, now

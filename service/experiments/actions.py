@@ -15,7 +15,7 @@ from service.access.keys import check_quota
 from service.access.security import ANYONE, Principal
 from service.database import OPEN_EXPERIMENTS, Experiment, ExperimentState, Tag, Trial, TrialState, now
 from service.errors import PreconditionError, StateError
-from service.experiments import events, transitions
+from service.experiments import events, store, transitions
 from service.experiments.events import EventKind
 from service.leaderboards import cell_scores
 
@@ -29,7 +29,7 @@ def pause(session: Session, experiment_id: int, who: Principal = ANYONE) -> Expe
     Running trials wait again, without an attempt spent; of each the last epoch that has a checkpoint is kept. The fence
     grows, so that the worker notices.
     """
-    experiment = transitions.lock(session, experiment_id, who.project_id)
+    experiment = _lock(session, experiment_id, who)
     if experiment.state == ExperimentState.PAUSED:
         return experiment
     _require(experiment, OPEN_EXPERIMENTS, "paused")
@@ -42,7 +42,7 @@ def pause(session: Session, experiment_id: int, who: Principal = ANYONE) -> Expe
 
 def resume(session: Session, experiment_id: int, who: Principal = ANYONE) -> Experiment:
     """Puts a paused experiment back into the queue; one that is queued or running stays as it is."""
-    experiment = transitions.lock(session, experiment_id, who.project_id)
+    experiment = _lock(session, experiment_id, who)
     _require(experiment, OPEN_EXPERIMENTS, "resumed")
     if experiment.state != ExperimentState.PAUSED:
         return experiment
@@ -55,7 +55,7 @@ def stop(session: Session, experiment_id: int, who: Principal = ANYONE) -> Exper
 
     Where none runs it is at once. If the worker dies meanwhile the next one still finishes what was running.
     """
-    experiment = transitions.lock(session, experiment_id, who.project_id)
+    experiment = _lock(session, experiment_id, who)
     asked = experiment.stopping and experiment.state != ExperimentState.PAUSED
     if experiment.state == ExperimentState.STOPPED or (asked and experiment.state in OPEN_EXPERIMENTS):
         return experiment
@@ -75,7 +75,7 @@ def cancel(session: Session, experiment_id: int, who: Principal = ANYONE) -> Exp
 
     The fence grows, so that whatever its worker still writes is refused and the worker stops.
     """
-    experiment = transitions.lock(session, experiment_id, who.project_id)
+    experiment = _lock(session, experiment_id, who)
     if experiment.state == ExperimentState.CANCELLED:
         return experiment
     _require(experiment, OPEN_EXPERIMENTS, "cancelled")
@@ -97,7 +97,7 @@ def retry(
     `states` are of FAILED, DIVERGED and CANCELLED. Epochs are kept, and training goes on from the last checkpoint that
     is left. Trials that succeeded keep their results. Raises `QuotaError`.
     """
-    experiment = transitions.lock(session, experiment_id, who.project_id)
+    experiment = _lock(session, experiment_id, who)
     _refuse_archived(experiment, "retried")
     _refuse_stopping(experiment, "retried")
     asked = (Trial.experiment_id == experiment.id, Trial.state.in_(states))
@@ -113,7 +113,7 @@ def retry(
 
 def archive(session: Session, experiment_id: int, who: Principal = ANYONE) -> Experiment:
     """Leaves a final experiment out of lists and leaderboards, until `unarchive`."""
-    experiment = transitions.lock(session, experiment_id, who.project_id)
+    experiment = _lock(session, experiment_id, who)
     if experiment.archived_at is not None:
         return experiment
     final = [state for state in ExperimentState if state not in OPEN_EXPERIMENTS]
@@ -125,7 +125,7 @@ def archive(session: Session, experiment_id: int, who: Principal = ANYONE) -> Ex
 
 def unarchive(session: Session, experiment_id: int, who: Principal = ANYONE) -> Experiment:
     """Takes an experiment out of the archive."""
-    experiment = transitions.lock(session, experiment_id, who.project_id)
+    experiment = _lock(session, experiment_id, who)
     if experiment.archived_at is None:
         return experiment
     experiment.archived_at = None
@@ -146,7 +146,7 @@ def change(
     Raises `PreconditionError` if the revision is not an `expected` one, unless all is as asked already: then
     the request was sent again.
     """
-    experiment = transitions.lock(session, experiment_id, who.project_id)
+    experiment = _lock(session, experiment_id, who)
     news = {name: value for name, value in fields.items() if experiment.spec.get(name) != value}
     if not news:
         return experiment
@@ -190,6 +190,10 @@ def note(session: Session, experiment: Experiment, kind: EventKind, who: Princip
     experiment.revision += 1
     events.record(session, kind, who.name, experiment, **detail)
     return experiment
+
+
+def _lock(session: Session, experiment_id: int, who: Principal) -> Experiment:
+    return store.get_experiment(session, experiment_id, project_id=who.project_id, locked=True)
 
 
 def _require(experiment: Experiment, allowed: Collection[ExperimentState], done: str) -> None:

@@ -3,15 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from sqlalchemy import ColumnElement, Select, select
 from sqlalchemy.orm import Session, defer
 
 from service.database import Experiment, ExperimentState, Result, Tag, Trial, TrialState
-from service.experiments.pagination import Orders, order
-
-_Row = TypeVar("_Row")
+from service.experiments.pagination import Orders, Page, order
 
 EXPERIMENT_ORDERS: Orders = {
     "id": Experiment.id,
@@ -122,14 +120,6 @@ class TrialFilter:
         return found
 
 
-@dataclass(frozen=True)
-class Page(Generic[_Row]):
-    """Rows of a list, and the cursor of those that follow."""
-
-    rows: list[_Row]
-    next: str | None
-
-
 def list_experiments(
     session: Session,
     wanted: ExperimentFilter,
@@ -144,9 +134,8 @@ def list_experiments(
     query = select(Experiment).where(*wanted.conditions()).options(defer(Experiment.process, raiseload=True))
     if not with_spec:
         query = query.options(defer(Experiment.spec, raiseload=True))
-    found = session.scalars(by.page(query, cursor, limit + 1)).all()
-    rows, more = list(found[:limit]), len(found) > limit
-    return Page(rows, by.cursor(getattr(rows[-1], by.column.key), rows[-1].id) if more else None)
+    found = by.page(session, query, cursor, limit)
+    return Page([row[0] for row in found.rows], found.next)
 
 
 def list_trials(
@@ -164,27 +153,16 @@ def list_trials(
     What `with_config` and `with_result` leave out is not read; layers and environments never are.
     """
     by = order(TRIAL_ORDERS, sort, Trial.id)
-    query: Select[Any] = select(Trial)
-    if with_result:
-        query = query.add_columns(Result)
-        heavy = (Result.layers, Result.environment, Result.evaluation)
-        query = query.options(*(defer(column, raiseload=True) for column in heavy))
-    elif by.column.class_ is Result:
-        query = query.add_columns(by.column)
+    query: Select[Any] = select(Trial).where(*wanted.conditions())
     if with_result or by.column.class_ is Result:
         query = query.outerjoin(Result, Result.trial_id == Trial.id)
+    if with_result:
+        heavy = (Result.layers, Result.environment, Result.evaluation)
+        query = query.add_columns(Result).options(*(defer(column, raiseload=True) for column in heavy))
     if not with_config:
         query = query.options(defer(Trial.config, raiseload=True))
-    found = session.execute(by.page(query.where(*wanted.conditions()), cursor, limit + 1)).all()
-    rows, following = found[:limit], None
-    if len(found) > limit:
-        last = rows[-1]
-        if by.column.class_ is Trial:
-            value = getattr(last[0], by.column.key)
-        else:
-            value = (last[1] and getattr(last[1], by.column.key)) if with_result else last[1]
-        following = by.cursor(value, last[0].id)
-    return Page([(row[0], row[1] if with_result else None) for row in rows], following)
+    found = by.page(session, query, cursor, limit)
+    return Page([(row[0], row[1] if with_result else None) for row in found.rows], found.next)
 
 
 def tags_of(session: Session, experiment_ids: Sequence[int]) -> dict[int, list[str]]:

@@ -7,23 +7,33 @@ without a value come last in both.
 import base64
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from sqlalchemy import ColumnElement, Select, and_, or_
-from sqlalchemy.orm import InstrumentedAttribute
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from service.database import Timestamp
 from service.errors import FieldProblem, QueryError
+
+_Row = TypeVar("_Row")
 
 Column = InstrumentedAttribute[Any]
 Orders = Mapping[str, Column]
 """The names a list can be sorted by, each with its column."""
 
 _MAX_ID = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class Page(Generic[_Row]):
+    """Rows of a list, and the cursor of those that follow."""
+
+    rows: list[_Row]
+    next: str | None
 
 
 @dataclass(frozen=True)
@@ -40,22 +50,26 @@ class Order:
         """Largest first."""
         return self.name.startswith("-")
 
-    def cursor(self, value: Any, identity: int) -> str:
-        """Where a page ended, for the next one: opaque to clients."""
-        plain = value.isoformat() if isinstance(value, datetime) else value
-        text = json.dumps([self.name, plain, identity], separators=(",", ":"))
-        return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+    def page(self, session: Session, query: Select[Any], cursor: str | None, limit: int) -> Page[Any]:
+        """At most `limit` of the query's rows after the cursor, each with two more columns, of use here alone.
 
-    def page(self, query: Select[Any], cursor: str | None, limit: int) -> Select[Any]:
-        """The query's rows after the cursor, at most `limit`; raises `QueryError` for a cursor of another list."""
+        Raises `QueryError` for a cursor of another list.
+        """
         if cursor is not None:
             query = query.where(self._after(*self._position(cursor)))
         direction = [c.desc() if self.descending else c.asc() for c in dict.fromkeys((self.column, self.identity))]
         nulls_last = [self.column.is_(None)] if self.nullable else []
-        return query.order_by(*nulls_last, *direction).limit(limit)
+        query = query.add_columns(self.column, self.identity).order_by(*nulls_last, *direction).limit(limit + 1)
+        found = session.execute(query).all()
+        rows = list(found[:limit])
+        return Page(rows, self._cursor(*rows[-1][-2:]) if len(found) > limit else None)
 
-    def _after(self, value: Any, identity: int) -> ColumnElement[bool]:
-        further = self.identity < identity if self.descending else self.identity > identity
+    def _cursor(self, value: Any, identity: Any) -> str:
+        """Where a page ended, for the next one: opaque to clients."""
+        return encoded([self.name, value.isoformat() if isinstance(value, datetime) else value, identity])
+
+    def _after(self, value: Any, identity: Any) -> ColumnElement[bool]:
+        further: ColumnElement[bool] = self.identity < identity if self.descending else self.identity > identity
         if value is None:
             return and_(self.column.is_(None), further)
         if self.column is self.identity:
@@ -66,49 +80,55 @@ class Order:
         after = and_(reached, or_(beyond, further))
         return or_(after, self.column.is_(None)) if self.nullable else after
 
-    def _position(self, cursor: str) -> tuple[Any, int]:
+    def _position(self, cursor: str) -> tuple[Any, Any]:
         try:
-            found = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
-            name, plain, identity = found
-            if not isinstance(name, str) or type(identity) is not int or not 0 <= identity <= _MAX_ID:
+            name, value, identity = decoded(cursor)
+            if not isinstance(name, str) or (isinstance(identity, int) and identity < 0):
                 raise ValueError
-            if name != self.name:
-                fix = f"take `next` of a page with sort={self.name}, or leave it out"
-                raise _refused(f"belongs to sort={ascii(name)[1:-1][:64]}; {fix}")
-            value = self._value(plain)
-        except QueryError:
-            raise
+            if name == self.name:
+                return _parsed(self.column, value, self.nullable), _parsed(self.identity, identity)
         except (ValueError, TypeError, RecursionError):  # binascii.Error and UnicodeError among them
             raise _refused("not a cursor; take `next` of the page before") from None
-        return value, identity
+        fix = f"take `next` of a page with sort={self.name}, or leave it out"
+        raise _refused(f"belongs to sort={ascii(name)[1:-1][:64]}; {fix}")
 
-    def _value(self, plain: Any) -> Any:
-        """What stands in a cursor, as the column has it; raises ValueError."""
-        if plain is None:
-            if not self.nullable:
-                raise ValueError
-            return None
-        if isinstance(self.column.type, Timestamp):
-            value = datetime.fromisoformat(plain)
-            if value.tzinfo is None or not 1970 <= value.year <= 9000:
-                raise ValueError
-            return value
-        kind: type = self.column.type.python_type
-        if issubclass(kind, StrEnum):
-            return kind(plain)
-        if kind is float and type(plain) is int:
-            plain = float(plain)
-        if type(plain) is not kind:
+
+def encoded(position: Sequence[Any]) -> str:
+    """A cursor: opaque to clients, and safe in an address."""
+    text = json.dumps(position, separators=(",", ":"))
+    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+
+def decoded(cursor: str) -> Any:
+    """What `encoded` made a cursor of, or anything else that JSON can say. Raises ValueError and RecursionError."""
+    return json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+
+
+def _parsed(column: Column, plain: Any, nullable: bool = False) -> Any:
+    """What stands in a cursor, as the column has it; raises ValueError."""
+    if plain is None and nullable:
+        return None
+    if isinstance(column.type, Timestamp):
+        value = datetime.fromisoformat(plain)
+        if value.tzinfo is None or not 1970 <= value.year <= 9000:
             raise ValueError
-        if isinstance(plain, str):
-            plain.encode()  # half a character
-            if "\x00" in plain:
-                raise ValueError
-        if isinstance(plain, float) and not math.isfinite(plain):
+        return value
+    kind: type = column.type.python_type
+    if issubclass(kind, StrEnum):
+        return kind(plain)
+    if kind is float and type(plain) is int:
+        plain = float(plain)
+    if type(plain) is not kind:
+        raise ValueError
+    if isinstance(plain, str):
+        plain.encode()  # half a character
+        if "\x00" in plain:
             raise ValueError
-        if isinstance(plain, int) and abs(plain) > _MAX_ID:
-            raise ValueError
-        return plain
+    if isinstance(plain, float) and not math.isfinite(plain):
+        raise ValueError
+    if isinstance(plain, int) and abs(plain) > _MAX_ID:
+        raise ValueError
+    return plain
 
 
 def order(orders: Orders, name: str, identity: Column) -> Order:

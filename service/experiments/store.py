@@ -26,6 +26,7 @@ from service.database import (
     TrialState,
     Worker,
 )
+from service.database.engine import is_postgres
 from service.errors import IdempotencyError, NotFoundError
 
 
@@ -79,7 +80,7 @@ def answer_once(
         return answer()
     digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
     mine = key if project_id is None else f"project {project_id}: {hashlib.sha256(key.encode()).hexdigest()}"
-    if session.bind is not None and session.bind.dialect.name == "postgresql":
+    if is_postgres(session):
         # Two first requests at once: the second waits here for the first one's commit. (SQLite has one writer.)
         session.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:key, 0))"), {"key": mine})
     if known := session.get(IdempotencyKey, mine):
@@ -91,9 +92,14 @@ def answer_once(
     return response
 
 
-def get_experiment(session: Session, experiment_id: int, *, project_id: int | None = None) -> Experiment:
-    """The experiment, of this project if one is given; raises `NotFoundError`."""
-    experiment = session.get(Experiment, experiment_id)
+def get_experiment(
+    session: Session, experiment_id: int, *, project_id: int | None = None, locked: bool = False
+) -> Experiment:
+    """The experiment, of this project if one is given; raises `NotFoundError`.
+
+    `locked` locks its row until the transaction ends. What the session loaded of it before is read again then.
+    """
+    experiment = session.get(Experiment, experiment_id, with_for_update=locked or None, populate_existing=locked)
     if experiment is None or (project_id is not None and experiment.project_id != project_id):
         raise NotFoundError(f"there is no experiment {experiment_id}")
     return experiment

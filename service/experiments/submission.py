@@ -19,7 +19,7 @@ from service.access.security import ANYONE, Principal
 from service.database import Experiment, Trial, TrialState
 from service.database.engine import is_postgres
 from service.errors import FieldProblem, SpecError, StateError
-from service.experiments import actions, events, store, transitions
+from service.experiments import actions, events, store
 from service.experiments.events import EventKind
 from service.specs.grid import expand_grid, factored
 from service.specs.planner import Plan, PlannedTrial
@@ -75,7 +75,7 @@ def submit(session: Session, draft: Draft, who: Principal = ANYONE) -> Experimen
 
 def _extend(session: Session, draft: Draft, who: Principal) -> Experiment:
     assert draft.origin is not None
-    experiment = transitions.lock(session, draft.origin, who.project_id)
+    experiment = store.get_experiment(session, draft.origin, project_id=who.project_id, locked=True)
     actions.refuse_growth(experiment)
     if experiment.spec != draft.before:
         raise StateError(f"experiment {experiment.id} was changed at the same moment; send the request again")

@@ -1,4 +1,4 @@
-"""Changes of state that workers and people both make, and the lock under which all of them are made.
+"""Changes of state that workers and people both make.
 
 Functions take a Session; callers commit. The experiment must be locked.
 """
@@ -10,22 +10,8 @@ from sqlalchemy.orm import Session
 
 from service.database import Experiment, ExperimentState, Trial, TrialState, now
 from service.database.engine import changed_rows
-from service.errors import NotFoundError
 from service.experiments import events
 from service.experiments.events import EventKind
-
-
-def lock(session: Session, experiment_id: int, project_id: int | None = None) -> Experiment:
-    """The experiment, of this project if one is given, its row locked until the transaction ends.
-
-    Raises `NotFoundError`.
-    """
-    # What the session may have loaded before the lock was its own is read again.
-    query = select(Experiment).where(Experiment.id == experiment_id).with_for_update()
-    experiment = session.scalar(query.execution_options(populate_existing=True))
-    if experiment is None or (project_id is not None and experiment.project_id != project_id):
-        raise NotFoundError(f"there is no experiment {experiment_id}")
-    return experiment
 
 
 def running_trials(session: Session, experiment: Experiment) -> Sequence[Trial]:

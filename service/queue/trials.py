@@ -153,10 +153,7 @@ class HeldExperiment:
                 self._session.execute(known.on_conflict_do_nothing())
             self._protocols.add(protocol.fingerprint)
         self._session.add(Result(trial_id=trial_id, protocol=protocol.fingerprint, fence=self._lease.fence, **result))
-        self._session.add_all(
-            Artifact(trial_id=trial_id, kind=file.kind, path=file.path, sha256=file.sha256, size=file.size)
-            for file in artifacts
-        )
+        self._session.add_all(Artifact(trial_id=trial_id, **vars(file)) for file in artifacts)
         self._got_on()
         self.touched.add((trial.dataset, trial.cell))
         self._tell(EventKind.TRIAL_FINISHED, trial)

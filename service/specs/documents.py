@@ -139,14 +139,14 @@ _WORDS = {"": None, "~": None, "null": None, "true": True, "false": False}
 _DATE = re.compile(r"[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}([Tt ].*)?")
 
 
-def read_yaml(text: str, max_depth: int = MAX_DEPTH) -> Any:
+def read_yaml(text: str) -> Any:
     """The one value of a document, as JSON has them; NaN and the infinities are floats here.
 
-    Raises `ValueError` saying where and what. Of a document that is refused, as one nested deeper
-    than `max_depth` levels, nothing more is read.
+    Raises `ValueError` saying where and what. Of a document that is refused, as one nested deeper than `MAX_DEPTH`
+    levels, nothing more is read.
     """
     try:
-        return _Reader(text, max_depth).document()
+        return _Reader(text).document()
     except yaml.YAMLError as error:
         problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
         raise ValueError(_where(getattr(error, "problem_mark", None)) + str(problem)) from None
@@ -166,9 +166,8 @@ def yaml_as_json(document: bytes, what: str = "the document") -> bytes:
 class _Reader:
     """Makes values of the parser's events, which come one at a time: nothing is built of what is refused."""
 
-    def __init__(self, text: str, max_depth: int) -> None:
+    def __init__(self, text: str) -> None:
         self._events = yaml.parse(text, Loader=_LOADER)
-        self._max_depth = max_depth
 
     def document(self) -> Any:
         next(self._events)  # of the stream
@@ -188,8 +187,8 @@ class _Reader:
             raise ValueError(where + f"the tag {tag} is not read; write a plain value")
         if isinstance(event, yaml.ScalarEvent):
             return _scalar(event, where)
-        if depth > self._max_depth:
-            raise ValueError(where + f"the document is nested deeper than {self._max_depth} levels")
+        if depth > MAX_DEPTH:
+            raise ValueError(where + f"the document is nested deeper than {MAX_DEPTH} levels")
         return self._mapping(depth) if isinstance(event, yaml.MappingStartEvent) else self._sequence(depth)
 
     def _sequence(self, depth: int) -> list[Any]:

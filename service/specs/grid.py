@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from service.errors import FieldProblem, SpecError
-from service.specs.json_schema import LARGEST
+from service.specs.json_schema import value_fix
 from service.specs.planner import Fields, Plan, PlannedTrial, Planner
-from service.specs.search import domains, space_problems
+from service.specs.search import best_direction, domains, space_problems
 from service.specs.spec import PRINTABLE, ExperimentSpec, PartialTrial, Resources
 from service.specs.validation_errors import shown
 from ttsv.config.trial import field_infos
@@ -147,8 +147,8 @@ def _check_axes(parts: _Parts, problems: list[FieldProblem]) -> None:
             fix = f"is set in variants[{places[0]}] too; remove it here or variants[{places[0]}].{path}"
             problems.append(FieldProblem(where, fix))
         else:
-            for index, value in enumerate(values):
-                _try_parse(path, value, f"{where}[{index}]", problems)
+            fixes = [value_fix(infos[path], value) for value in values]
+            problems += [FieldProblem(f"{where}[{index}]", fix) for index, fix in enumerate(fixes) if fix]
 
 
 def _check_required(parts: _Parts, problems: list[FieldProblem]) -> None:
@@ -174,8 +174,8 @@ def _check_search(spec: ExperimentSpec, base: Fields, problems: list[FieldProble
         for path in _REQUIRED
         if path not in base and path not in spec.search.space
     ]
-    if spec.search.mode not in (None, "min" if spec.search.metric == "val_loss" else "max"):
-        better = "min" if spec.search.metric == "val_loss" else "max"
+    better = best_direction(spec.search.metric)
+    if spec.search.mode not in (None, better):
         problems.append(FieldProblem("search.mode", f"must be {better} for {spec.search.metric}, or null"))
 
 
@@ -207,17 +207,6 @@ def _choices(path: str) -> str:
     return (check and check.fix(None)) or ""
 
 
-def _try_parse(path: str, value: Any, where: str, problems: list[FieldProblem]) -> None:
-    info = field_infos()[path]
-    if int in info.types and type(value) is int and abs(value) > LARGEST:
-        problems.append(FieldProblem(where, f"must be within ±{LARGEST}, not {shown(value)}"))
-        return
-    try:
-        info.parse(value)
-    except ConfigError as error:
-        problems.append(FieldProblem(where, f"{error.fix}, not {shown(value)}"))
-
-
 def _flatten(part_of_spec: PartialTrial, where: str, problems: list[FieldProblem]) -> Fields:
     """Nested fields as dotted paths; unknown ones and wrong values as problems."""
     infos = field_infos()
@@ -240,8 +229,8 @@ def _flatten(part_of_spec: PartialTrial, where: str, problems: list[FieldProblem
         else:
             known = ", ".join(sorted(parts | {path for path in infos if "." not in path}))
             problems.append(FieldProblem(f"{where}.{key}", f"unknown; the fields are {known}"))
-    for path, value in flat.items():
-        _try_parse(path, value, f"{where}.{path}", problems)
+    fixes = {path: value_fix(infos[path], value) for path, value in flat.items()}
+    problems += [FieldProblem(f"{where}.{path}", fix) for path, fix in fixes.items() if fix]
     return flat
 
 

@@ -1,9 +1,11 @@
-"""JSON schemas of the parts of a spec that follow from the fields of a trial."""
+"""What values the fields of a trial take in a spec: as JSON schemas, and what is wrong with one."""
 
 from typing import Any
 
+from service.specs.validation_errors import shown
 from ttsv.config.fields import FieldInfo
 from ttsv.config.trial import field_infos
+from ttsv.errors import ConfigError
 
 LARGEST = 2**53 - 1
 """Beyond it, whoever reads JSON's numbers as doubles sees another number."""
@@ -20,6 +22,17 @@ def field_schema(info: FieldInfo) -> dict[str, Any]:
 def value_schema(info: FieldInfo) -> dict[str, Any]:
     """A field's values where it has no default."""
     return {key: value for key, value in field_schema(info).items() if key != "default"}
+
+
+def value_fix(info: FieldInfo, value: Any) -> str | None:
+    """What would be right in place of a field's value, or None where it is."""
+    if int in info.types and type(value) is int and abs(value) > LARGEST:
+        return f"must be within ±{LARGEST}, not {shown(value)}"
+    try:
+        info.parse(value)
+    except ConfigError as error:
+        return f"{error.fix}, not {shown(value)}"
+    return None
 
 
 def base_schema() -> dict[str, Any]:

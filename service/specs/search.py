@@ -9,11 +9,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from service.errors import FieldProblem
-from service.specs.json_schema import LARGEST, value_schema
+from service.specs.json_schema import LARGEST, value_fix, value_schema
 from service.specs.validation_errors import shown
 from ttsv.config.fields import FieldInfo
 from ttsv.config.trial import field_infos
-from ttsv.errors import ConfigError
 
 _MOST_CHOICES = 1000
 
@@ -39,6 +38,10 @@ def _space_schema() -> dict[str, Any]:
     }
 
 
+Metric = Literal["val_accuracy", "val_loss"]
+"""What trials are compared by while they train."""
+
+
 class Search(BaseModel):
     """Trials found by Ray Tune's searchers instead of being listed.
 
@@ -52,7 +55,7 @@ class Search(BaseModel):
         description="random: independent points; optuna: its tree-structured Parzen estimator, which learns from them."
     )
     trials: int = Field(ge=1, le=10_000, description="So many at most.")
-    metric: Literal["val_accuracy", "val_loss"] = Field("val_accuracy", description="Of a trial's last epoch.")
+    metric: Metric = Field("val_accuracy", description="Of a trial's last epoch.")
     mode: Literal["max", "min"] | None = Field(None, description="null: max of an accuracy, min of a loss.")
     seed: int = Field(0, ge=0, le=2**32 - 1, description="Of the search, not of the trials.")
     space: Annotated[dict[str, dict[str, Any]], WithJsonSchema(_space_schema())] = Field(
@@ -94,7 +97,7 @@ class Domain:
 
 def domains(space: Mapping[str, Mapping[str, Any]]) -> dict[str, Domain]:
     """Path -> how its values are drawn, of a space without problems."""
-    return {path: Domain(*_only_item(drawn)) for path, drawn in space.items()}
+    return {path: Domain(kind, tuple(values)) for path, drawn in space.items() for kind, values in drawn.items()}
 
 
 def space_problems(space: Mapping[str, Mapping[str, Any]], base: Mapping[str, Any]) -> list[FieldProblem]:
@@ -115,11 +118,6 @@ def space_problems(space: Mapping[str, Mapping[str, Any]], base: Mapping[str, An
     return problems
 
 
-def _only_item(drawn: Mapping[str, Any]) -> tuple[str, tuple[Any, ...]]:
-    ((kind, values),) = drawn.items()
-    return kind, tuple(values)
-
-
 def _domain_fix(info: FieldInfo, drawn: Mapping[str, Any]) -> str | None:
     """What would be right for one field's domain, or None."""
     if len(drawn) != 1 or next(iter(drawn)) not in ("uniform", "loguniform", "int", "choice"):
@@ -129,7 +127,7 @@ def _domain_fix(info: FieldInfo, drawn: Mapping[str, Any]) -> str | None:
     if kind == "choice":
         if not isinstance(values, list) or not 1 <= len(values) <= _MOST_CHOICES:
             return f"choice must be a list of 1 to {_MOST_CHOICES} values, not {shown(values)}"
-        return next((fix for value in values if (fix := _value_fix(info, value))), None)
+        return next((fix for value in values if (fix := value_fix(info, value))), None)
     if not isinstance(values, list) or len(values) != 2 or not all(type(v) in (int, float) for v in values):
         return f"{kind} must be two numbers, [low, high], not {shown(values)}"
     low, high = values
@@ -144,14 +142,4 @@ def _domain_fix(info: FieldInfo, drawn: Mapping[str, Any]) -> str | None:
     inside = low if kind == "int" else (low + high) / 2
     if kind != "int" and float(inside).is_integer():
         inside = (low + inside) / 2 if not ((low + inside) / 2).is_integer() else low + (high - low) / 3
-    return next((fix for value in (low, high, inside) if (fix := _value_fix(info, value))), None)
-
-
-def _value_fix(info: FieldInfo, value: Any) -> str | None:
-    if int in info.types and type(value) is int and abs(value) > LARGEST:
-        return f"must be within ±{LARGEST}, not {value}"
-    try:
-        info.parse(value)
-    except ConfigError as error:
-        return f"{error.fix}, not {shown(value)}"
-    return None
+    return next((fix for value in (low, high, inside) if (fix := value_fix(info, value))), None)

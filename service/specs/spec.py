@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
 
 from service.specs.json_schema import base_schema, grid_schema
-from service.specs.search import Search
+from service.specs.search import Metric, Search
 from service.specs.versions import NEWEST, checked_version, upgrade
 
 # No control characters, and none that break lines or turn the direction of what follows.
@@ -16,7 +16,6 @@ _MOST = 10_000
 
 PartialTrial = Annotated[dict[str, Any], WithJsonSchema(base_schema())]
 TagName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/+-]{0,63}$")]
-Metric = Literal["val_accuracy", "val_loss"]
 
 
 class Part(BaseModel):
