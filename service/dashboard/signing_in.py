@@ -26,10 +26,13 @@ def ask(settings: Config, next: str = "/") -> Response:
 @router.post(LOGIN)
 async def login(request: Request, database: Db, settings: Config) -> Response:
     """Checks the key and keeps it: for this site's own requests alone, and hidden from scripts."""
-    form = parse_qs((await request.body()).decode("utf-8", errors="replace"), max_num_fields=10)
-    after = _local(form.get("next", ["/"])[0])
     if not sent_from_our_pages(request):
-        return _form(after, "This form was sent from another site.", status=403)
+        return _form("/", "This form was sent from another site.", status=403)
+    try:
+        form = parse_qs((await request.body()).decode("utf-8", errors="replace"), max_num_fields=10)
+    except ValueError:
+        return _form("/", "This form has more fields than the page that sends it.", status=400)
+    after = _local(form.get("next", ["/"])[0])
     key = form.get("key", [""])[0].strip()
     try:
         principal_of(key, database, settings)

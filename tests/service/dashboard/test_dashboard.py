@@ -610,6 +610,11 @@ class TestKeys:
         for where in others:
             assert self.login(site, key, next=where).headers["location"] == "/", where
 
+    def test_a_form_of_too_many_fields(self, site: TestClient) -> None:
+        fields = {f"field{number}": "x" for number in range(11)}
+        assert self.login(site, "x", **fields).status_code == 400
+        assert site.post("/login", data=fields, headers={"Origin": "https://evil.example"}).status_code == 403
+
     def test_buttons_work_from_our_pages_alone(self, site: TestClient, make: Callable[..., str]) -> None:
         self.login(site, make())
         spec = {"name": "x", "base": {"dataset": "digits", "model": "small-cnn"}, "grid": {"seed": [0]}}
