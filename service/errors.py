@@ -40,7 +40,14 @@ class ConflictError(ValueError):
 
 
 class QuotaError(RuntimeError):
-    """The project may not have more of what was asked for; the message says of what, and what to do."""
+    """The project may not have more of what was asked for; the message says of what, and what to do.
+
+    `retry_after`: seconds after which it is worth asking again.
+    """
+
+    def __init__(self, message: str, retry_after: int) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class KeyRefusedError(PermissionError):

@@ -16,6 +16,8 @@ from service.settings import Settings
 
 _USED_EVERY = timedelta(minutes=1)
 
+_RETRY_TRIALS, _RETRY_HOURS = 60, 3600
+"""Seconds after which a project may have trials left again, or GPU-hours that an admin gave it."""
 
 @dataclass(frozen=True)
 class Usage:
@@ -101,12 +103,14 @@ def check_quota(session: Session, principal: Principal, trials: int) -> None:
     if limit is not None and used.open_trials + trials > limit:
         raise QuotaError(
             f"project {project.name!r} may have {limit} trials waiting or running: {used.open_trials} are, and this "
-            f"adds {trials}; wait for some to finish, or ask an admin for a larger quota"
+            f"adds {trials}; wait for some to finish, or ask an admin for a larger quota",
+            _RETRY_TRIALS,
         )
     if project.max_gpu_hours is not None and used.gpu_hours >= project.max_gpu_hours:
         raise QuotaError(
             f"project {project.name!r} has used {used.gpu_hours:.1f} of its {project.max_gpu_hours:g} GPU-hours; "
-            "ask an admin for more"
+            "ask an admin for more",
+            _RETRY_HOURS,
         )
 
 

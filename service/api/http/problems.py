@@ -115,7 +115,9 @@ def _refused(status: int, request: Request, error: Exception) -> JSONResponse:
     """A refusal, which names the field or header that is to blame where there is one."""
     field = error.field if isinstance(error, ConflictError) else _HEADERS_TO_BLAME.get(type(error))
     fields = [] if field is None else [ProblemField(field=field, message=str(error))]
-    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
+    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
+    if isinstance(error, QuotaError):
+        headers["Retry-After"] = str(error.retry_after)
     return problem(status, str(error), instance=request.url.path, errors=fields, headers=headers)
 
 

@@ -257,6 +257,7 @@ def test_quotas_are_the_project_s(
     second = ask("small", ROLES[-1], "POST", "/v1/experiments", json=SPEC)
     assert second.status_code == 429, second.text
     assert "3 trials" in second.json()["detail"]
+    assert second.headers["Retry-After"] == "60"
     for action, request in (("clone", {}), ("extend", {"json": {"grid": {"seed": [5, 6, 7]}}})):
         answer = ask("small", ROLES[-1], "POST", f"/v1/experiments/{first.json()['id']}/{action}", **request)
         assert answer.status_code == 429, (action, answer.text)
