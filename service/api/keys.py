@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from service.access import keys
 from service.access.security import Scope, installation_secret, new_key
-from service.api.http.authentication import Admin, Reader
+from service.api.http.authentication import Admin, KeyHolder
 from service.api.http.dependencies import MAX_ID, Config, Db
 from service.api.http.problems import RESPONSES
 from service.api.http.query_filters import Instant
@@ -75,7 +75,7 @@ NEW_KEY: Example = KEY | {"key": "ttsv_5f0c1b2a3d4e5f60_" + 43 * "x"}
     response_model=MeOut,
     responses=shown({"name": "ada", "project_id": 1, "scopes": ["read"]}),
 )
-def me(principal: Reader) -> MeOut:
+def me(principal: KeyHolder) -> MeOut:
     """Who the key belongs to."""
     return MeOut(name=principal.name, project_id=principal.project_id, scopes=sorted(principal.scopes))
 

@@ -77,6 +77,8 @@ def sent_from_our_pages(request: Request) -> bool:
     return origin is not None and urlsplit(origin).netloc == request.headers.get("host")
 
 
+KeyHolder = Annotated[Principal, Security(_principal)]
+"""Whoever has a key, whatever it allows."""
 Reader = Annotated[Principal, Security(_principal, scopes=[Scope.READ])]
 Submitter = Annotated[Principal, Security(_principal, scopes=[Scope.SUBMIT])]
 Canceller = Annotated[Principal, Security(_principal, scopes=[Scope.CANCEL])]

@@ -109,6 +109,12 @@ class TestGuard:
         wrong = key[:-1] + ("A" if key[-1] != "A" else "B")
         assert guarded.get("/v1/me", headers=bearer(wrong)).status_code == 401
 
+    @pytest.mark.parametrize("scope", Scope)
+    def test_every_key_says_whose_it_is(self, guarded: TestClient, make: Callable[..., str], scope: Scope) -> None:
+        answer = guarded.get("/v1/me", headers=bearer(make("vision", scope)))
+        assert answer.status_code == 200
+        assert answer.json()["scopes"] == [scope]
+
     def test_an_expired_one_does_not(self, guarded: TestClient, make: Callable[..., str]) -> None:
         key = make(expires_at=now() - timedelta(seconds=1))
         assert guarded.get("/v1/me", headers=bearer(key)).status_code == 401
