@@ -1,9 +1,10 @@
 """/v1/projects, /v1/keys and /v1/me: teams, their keys and their quotas."""
 
+from datetime import datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Body, Path
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 from sqlalchemy.orm import Session
 
 from service.access import keys
@@ -13,7 +14,7 @@ from service.api.http.dependencies import MAX_ID, Config, Db
 from service.api.http.problems import RESPONSES
 from service.api.http.query_filters import Instant
 from service.api.openapi_examples import Example, shown
-from service.database import Project
+from service.database import Project, now
 from service.schemas.service import KeyOut, MeOut, NewKeyOut, ProjectOut
 from service.specs.spec import PRINTABLE
 
@@ -45,6 +46,13 @@ class KeyIn(BaseModel):
     owner: Name
     scopes: list[Scope] = Field(min_length=1, max_length=len(Scope))
     expires_at: Instant | None = None
+
+    @field_validator("expires_at")
+    @classmethod
+    def _not_yet(cls, moment: datetime | None) -> datetime | None:
+        if moment is not None and moment <= now():
+            raise ValueError(f"must be in the future, not {moment.isoformat()}: such a key would open nothing")
+        return moment
 
 
 PROJECT: Example = {

@@ -115,6 +115,17 @@ class TestGuard:
         assert answer.status_code == 200
         assert answer.json()["scopes"] == [scope]
 
+    def test_one_that_expired_before_is_not_made(self, guarded: TestClient, make: Callable[..., str]) -> None:
+        admin = bearer(make("ops", "admin"))
+        body = {"project_id": 1, "owner": "ada", "scopes": ["read"]}
+        for moment, status in ((now() - timedelta(seconds=1), 422), (now() + timedelta(days=1), 201)):
+            made = guarded.post("/v1/keys", json=body | {"expires_at": moment.isoformat()}, headers=admin)
+            assert made.status_code == status, made.text
+            if status == 422:
+                (error,) = made.json()["errors"]
+                assert error["field"] == "expires_at"
+                assert "must be in the future" in error["message"]
+
     def test_an_expired_one_does_not(self, guarded: TestClient, make: Callable[..., str]) -> None:
         key = make(expires_at=now() - timedelta(seconds=1))
         assert guarded.get("/v1/me", headers=bearer(key)).status_code == 401
