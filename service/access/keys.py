@@ -11,13 +11,14 @@ from sqlalchemy.orm import Session
 from service.access.security import NewKey, Principal, Scope
 from service.database import OPEN_TRIALS, ApiKey, Experiment, Project, Trial, now
 from service.database.engine import Database
+from service.database.pagination import Order, Page
 from service.errors import ConflictError, NotFoundError, QuotaError
 from service.settings import Settings
 
 _USED_EVERY = timedelta(minutes=1)
-
 _RETRY_TRIALS, _RETRY_HOURS = 60, 3600
 """Seconds after which a project may have trials left again, or GPU-hours that an admin gave it."""
+
 
 @dataclass(frozen=True)
 class Usage:
@@ -57,6 +58,12 @@ def _refuse_taken(session: Session, name: str) -> None:
 def list_projects(session: Session) -> Sequence[Project]:
     """All projects by name."""
     return session.scalars(select(Project).order_by(Project.name)).all()
+
+
+def page_of_projects(session: Session, limit: int, cursor: str | None) -> Page[Project]:
+    """At most `limit` projects by name, those after the cursor; raises `QueryError`."""
+    found = Order("name", Project.name, Project.id).page(session, select(Project), cursor, limit)
+    return Page([row[0] for row in found.rows], found.next)
 
 
 def get_project(session: Session, project_id: int) -> Project:
@@ -144,6 +151,12 @@ def list_keys(session: Session, project_id: int | None = None) -> Sequence[ApiKe
     if project_id is not None:
         query = query.where(ApiKey.project_id == project_id)
     return session.scalars(query).all()
+
+
+def page_of_keys(session: Session, limit: int, cursor: str | None) -> Page[ApiKey]:
+    """At most `limit` keys, oldest first, those after the cursor; raises `QueryError`."""
+    found = Order("created_at", ApiKey.created_at, ApiKey.id).page(session, select(ApiKey), cursor, limit)
+    return Page([row[0] for row in found.rows], found.next)
 
 
 def revoke_key(session: Session, key_id: str) -> ApiKey:

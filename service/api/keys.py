@@ -1,18 +1,19 @@
 """/v1/projects, /v1/keys and /v1/me: teams, their keys and their quotas."""
 
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Path
+from fastapi import APIRouter, Body, Path, Query
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from sqlalchemy.orm import Session
 
 from service.access import keys
 from service.access.security import Scope, installation_secret, new_key
 from service.api.http.authentication import Admin, KeyHolder
-from service.api.http.dependencies import MAX_ID, Config, Db
+from service.api.http.dependencies import MAX_ID, MOST, Config, Db, Limit
 from service.api.http.problems import RESPONSES
 from service.api.http.query_filters import Instant
+from service.api.http.responses import UNCHANGED, Answer
 from service.api.openapi_examples import Example, shown
 from service.database import Project, now
 from service.schemas.service import KeyOut, MeOut, NewKeyOut, ProjectOut
@@ -24,6 +25,9 @@ Name = Annotated[str, Field(min_length=1, max_length=100, pattern=PRINTABLE)]
 Quota = Annotated[int | None, Field(ge=0, le=10_000_000, description="Trials that may wait or run; null: no limit.")]
 Hours = Annotated[float | None, Field(ge=0, le=1e9, allow_inf_nan=False, description="GPU-hours; null: no limit.")]
 ProjectId = Annotated[int, Path(ge=1, le=MAX_ID)]
+NextCursor = Annotated[
+    str | None, Query(max_length=1000, pattern=PRINTABLE, description="That of the address of the page before's Link.")
+]
 KeyId = Annotated[str, Path(pattern=r"^[0-9a-f]{16}$", examples=["5f0c1b2a3d4e5f60"])]
 
 
@@ -88,11 +92,17 @@ def me(principal: KeyHolder) -> MeOut:
     return MeOut(name=principal.name, project_id=principal.project_id, scopes=sorted(principal.scopes))
 
 
-@router.get("/projects", operation_id="listProjects", response_model=list[ProjectOut], responses=shown([PROJECT]))
-def projects(database: Db, _admin: Admin) -> list[ProjectOut]:
-    """All projects with what they have used."""
+@router.get(
+    "/projects",
+    operation_id="listProjects",
+    response_model=list[ProjectOut],
+    responses=shown([PROJECT]) | UNCHANGED,
+)
+def projects(answer: Answer, database: Db, _admin: Admin, limit: Limit = MOST, cursor: NextCursor = None) -> Any:
+    """All projects with what they have used, by name. The header Link has the address of the next page."""
     with database.read() as session:
-        return [_project(session, project) for project in keys.list_projects(session)]
+        found = keys.page_of_projects(session, limit, cursor)
+        return answer([_project(session, project) for project in found.rows], following=found.next)
 
 
 @router.post(
@@ -128,11 +138,12 @@ def update_project(
     return database.write(work)
 
 
-@router.get("/keys", operation_id="listKeys", response_model=list[KeyOut], responses=shown([KEY]))
-def index(database: Db, _admin: Admin) -> list[KeyOut]:
-    """All keys, without their secrets."""
+@router.get("/keys", operation_id="listKeys", response_model=list[KeyOut], responses=shown([KEY]) | UNCHANGED)
+def index(answer: Answer, database: Db, _admin: Admin, limit: Limit = MOST, cursor: NextCursor = None) -> Any:
+    """All keys, without their secrets, oldest first. The header Link has the address of the next page."""
     with database.read() as session:
-        return [KeyOut.model_validate(row) for row in keys.list_keys(session)]
+        found = keys.page_of_keys(session, limit, cursor)
+        return answer([KeyOut.model_validate(row) for row in found.rows], following=found.next)
 
 
 @router.post(

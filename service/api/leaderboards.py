@@ -17,9 +17,9 @@ from service.api.http.problems import RESPONSES, refusals
 from service.api.http.query_filters import Rank
 from service.api.openapi_examples.leaderboards import LEADERBOARD, LEADERBOARD_TEXT
 from service.database.engine import Database
+from service.database.pagination import decoded, encoded
 from service.errors import FieldProblem, NotFoundError, QueryError
 from service.experiments import store
-from service.experiments.pagination import decoded, encoded
 from service.leaderboards.cell_scores import EVERYONE
 from service.leaderboards.filters import Filters, GroupBy, Position, Question
 from service.leaderboards.leaderboard import Leaderboard, leaderboard

@@ -112,8 +112,16 @@ class Connection:
         return kind.model_validate_json(self._send("GET", path, params=query(**params)).content)
 
     def _list(self, kind: type[_Model], path: str) -> list[_Model]:
-        """Asks for a list that has no pages."""
-        return [kind.model_validate(item) for item in self._send("GET", path).json()]
+        """Asks for a list that stands alone in its answers: what follows is named by the header Link."""
+        found: list[_Model] = []
+        asked: dict[str, str] = {}
+        while True:
+            answer = self._send("GET", path, params=asked)
+            found += [kind.model_validate(item) for item in answer.json()]
+            if "next" not in answer.links:
+                return found
+            # Not the address itself: a proxy may have another than the service knows of.
+            asked = dict(httpx.URL(answer.links["next"]["url"]).params)
 
     def _text(self, path: str, /, **params: Any) -> str:
         """Asks for text."""

@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, Select, select
 from sqlalchemy.orm import Session, defer
 
 from service.database import Experiment, ExperimentState, Result, Tag, Trial, TrialState
-from service.experiments.pagination import Orders, Page, order
+from service.database.pagination import Orders, Page, order
 
 EXPERIMENT_ORDERS: Orders = {
     "id": Experiment.id,

@@ -34,7 +34,9 @@ Subscribed = Annotated[Subscriptions, Depends(_subscriptions)]
 
 MAX_ID = 2**63 - 1
 
-Limit = Annotated[int, Query(ge=1, le=1000, description="At most so many items.")]
+MOST = 1000
+"""Items of a page."""
+Limit = Annotated[int, Query(ge=1, le=MOST, description="At most so many items.")]
 Cursor = Annotated[
     str | None, Query(max_length=1000, pattern=PRINTABLE, description="`next` of the page before, in the same order.")
 ]

@@ -33,7 +33,7 @@ class Reply:
 
     def __call__(
         self,
-        answer: BaseModel | Mapping[str, Any],
+        answer: BaseModel | Mapping[str, Any] | Sequence[BaseModel],
         *,
         following: str | int | None = None,
         page_parameter: str = "cursor",
@@ -45,8 +45,10 @@ class Reply:
         """
         if isinstance(answer, BaseModel):
             body = written(answer)
-        else:
+        elif isinstance(answer, Mapping):
             body = json.dumps(answer, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+        else:
+            body = b"[" + b",".join(map(written, answer)) + b"]"
         tag = tag_of(body, revision)
         headers = validators(tag)
         if following is not None:

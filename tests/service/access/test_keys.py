@@ -126,6 +126,25 @@ class TestGuard:
                 assert error["field"] == "expires_at"
                 assert "must be in the future" in error["message"]
 
+    def test_lists_have_pages(self, guarded: TestClient, make: Callable[..., str]) -> None:
+        admin = bearer(make("p0", "admin"))
+        for number in range(1, 5):
+            make(f"p{number}", "read")
+        for path, name in (("/v1/keys", "id"), ("/v1/projects", "name")):
+            every = [row[name] for row in guarded.get(path, headers=admin).json()]
+            assert len(every) == 5
+            found, url, pages = [], f"{path}?limit=2", 0
+            while url:
+                answer = guarded.get(url, headers=admin)
+                found += [row[name] for row in answer.json()]
+                url, pages = answer.links.get("next", {}).get("url", ""), pages + 1
+                etag = {"If-None-Match": answer.headers["ETag"]}
+                assert guarded.get(answer.url, headers=admin | etag).status_code == 304
+            assert (found, pages) == (every, 3)
+            refused = guarded.get(f"{path}?cursor=x", headers=admin)
+            assert refused.status_code == 422
+            assert refused.json()["errors"][0]["field"] == "cursor"
+
     def test_an_expired_one_does_not(self, guarded: TestClient, make: Callable[..., str]) -> None:
         key = make(expires_at=now() - timedelta(seconds=1))
         assert guarded.get("/v1/me", headers=bearer(key)).status_code == 401

@@ -115,6 +115,20 @@ class TestAgainstAServer:
         assert next(client.experiments(state="queued")).id == ids[-1]
         assert len(requests) == 3
 
+    def test_lists_of_bare_items_too(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        for number in range(5):
+            client.create_project(f"p{number}")
+        asked: list[str] = []
+        request = client._http.request
+
+        def two_at_a_time(method: str, path: str, *, params: dict[str, str], **more: Any) -> Any:
+            asked.append(path)
+            return request(method, path, params={"limit": "2"} | params, **more)
+
+        monkeypatch.setattr(client._http, "request", two_at_a_time)
+        assert [project.name for project in client.projects()] == [f"p{number}" for number in range(5)]
+        assert asked == ["/v1/projects"] * 3
+
     def test_watch_until_the_end(self, client: Client, stored: Database, epoch_point: Make, trial_result: Make) -> None:
         experiment_id = client.submit(SPEC | {"grid": {}}).id
 

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 from sqlalchemy import ColumnElement, Select, and_, or_
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
-from service.database import Timestamp
+from service.database.base import Timestamp
 from service.errors import FieldProblem, QueryError
 
 _Row = TypeVar("_Row")
@@ -43,7 +43,7 @@ class Order:
     name: str
     column: Column
     identity: Column
-    nullable: bool
+    nullable: bool = False
 
     @property
     def descending(self) -> bool:
