@@ -12,11 +12,13 @@ from alembic.operations import Operations
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Column, Connection, inspect, text
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 import migrations
 from service.database import Result, tallies
 from service.database.engine import Database
+from service.errors import UserError
 from service.leaderboards import cell_scores
 from ttsv.metrics.catalog import METRICS
 
@@ -36,6 +38,25 @@ def migrate(database: Database) -> None:
             session.commit()
         if connection.dialect.name == "sqlite" and connection.execute(text("PRAGMA foreign_key_check")).first():
             raise RuntimeError("a migration left rows that refer to nothing; it was taken back")
+
+
+def refuse_unmigrated(database: Database) -> None:
+    """Raises `UserError` for a database that answers, and whose schema is not the one that this code needs."""
+    try:
+        with database.engine.connect() as connection:
+            fault = schema_fault(connection, MigrationContext.configure(connection).get_current_revision())
+    except OperationalError:  # it is away: the API says so until it is back
+        return
+    if fault is not None:
+        raise UserError(f"the database is not ready: {fault}")
+
+
+def schema_fault(connection: Connection, head: str | None) -> str | None:
+    """What a database at that revision lacks that this code needs, and the command that mends it; None: nothing."""
+    if head != newest():
+        return f"at {head}, this code needs {newest()}: run `ttsv migrate`"
+    lacking = lacking_metrics(connection)
+    return f"no column for {', '.join(lacking)}: run `ttsv migrate`" if lacking else None
 
 
 def lacking_metrics(connection: Connection) -> list[str]:

@@ -11,7 +11,7 @@ import httpx2 as httpx
 import pytest
 from fastapi.testclient import TestClient
 from pydantic import ValidationError
-from sqlalchemy import event
+from sqlalchemy import event, text
 from sqlalchemy.exc import OperationalError
 from typer.testing import CliRunner
 
@@ -20,6 +20,7 @@ from service.database.engine import Database, is_full, is_read_only
 from service.errors import UserError
 from service.main import create_app
 from service.queue import leases
+from service.migrate import refuse_unmigrated
 from service.settings import Settings
 from workers.cli.__main__ import app
 
@@ -65,6 +66,24 @@ class TestFolder:
 
 
 class TestDatabaseUrl:
+class TestUnmigrated:
+    def test_the_api_names_the_command(self, tmp_path: Path) -> None:
+        line = said(("api",), TTSV_DATA_DIR=str(tmp_path))
+        assert "the database is not ready: at None, this code needs " in line
+        assert line.endswith("run `ttsv migrate`")
+
+    def test_a_database_that_is_migrated(self, database: Database) -> None:
+        refuse_unmigrated(database)
+        database.write(lambda session: session.execute(text("ALTER TABLE results DROP COLUMN brier")))
+        with pytest.raises(UserError, match="no column for brier: run `ttsv migrate`"):
+            refuse_unmigrated(database)
+
+    def test_one_that_is_away_may_come_back(self, tmp_path: Path) -> None:
+        away = Database(f"postgresql+psycopg://nobody@/nothing?host={tmp_path}")
+        refuse_unmigrated(away)
+        away.close()
+
+
     @pytest.mark.parametrize(
         "url",
         [

@@ -55,6 +55,7 @@ def api(
     from service.access.keys import refuse_without_keys
     from service.database.engine import Database
     from service.errors import UserError
+    from service.migrate import refuse_unmigrated
     from service.observability import configure_logging
     from service.settings import Settings
 
@@ -63,6 +64,7 @@ def api(
     database = Database(settings.url)
     try:
         settings.refuse_open_network()
+        refuse_unmigrated(database)
         refuse_without_keys(database, settings)
     except ValueError as error:
         raise UserError(str(error)) from None
