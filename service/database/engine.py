@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from sqlite3 import SQLITE_FULL, SQLITE_READONLY
+from sqlite3 import SQLITE_BUSY, SQLITE_FULL, SQLITE_READONLY
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -27,7 +27,7 @@ from sqlalchemy import (
     make_url,
 )
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from service.errors import UserError
@@ -41,6 +41,7 @@ _PATIENCE = 30
 _FIRST_SOUND_WAL = (3, 51, 3)
 _RETRIED_STATES = {"40001", "40P01"}  # serialization failure, deadlock
 _DISK_FULL = "53100"
+_READ_ONLY_TRANSACTION = "25006"
 _WRITE_ATTEMPTS = 5
 
 
@@ -97,6 +98,24 @@ class Database:
                 time.sleep(random.uniform(0, 0.05 * 2**attempt))
         raise AssertionError("unreachable")
 
+    def takes_writes(self) -> bool:
+        """Whether changes can be stored: tries one of no row, and waits for nobody; who holds the lock can write."""
+        with self.engine.connect() as connection:
+            sqlite_alone = connection.dialect.name == "sqlite"
+            if sqlite_alone:
+                connection.exec_driver_sql("PRAGMA busy_timeout=0")
+            try:
+                connection.exec_driver_sql("UPDATE alembic_version SET version_num = '' WHERE 1 = 0")
+            except DBAPIError as error:
+                if is_read_only(error):
+                    return False
+                if getattr(error.orig, "sqlite_errorcode", 0) & 0xFF != SQLITE_BUSY:
+                    raise
+            finally:
+                if sqlite_alone:
+                    connection.exec_driver_sql(f"PRAGMA busy_timeout={1000 * _PATIENCE}")
+        return True
+
     def close(self) -> None:
         """Closes every connection."""
         self.engine.dispose()
@@ -131,9 +150,10 @@ def is_full(error: Exception) -> bool:
 
 
 def is_read_only(error: Exception) -> bool:
-    """Whether SQLite may not write its file, or nothing beside it."""
-    code = getattr(getattr(error, "orig", None), "sqlite_errorcode", None)
-    return code is not None and code & 0xFF == SQLITE_READONLY
+    """Whether SQLite may not write its file, or nothing beside it, or PostgreSQL takes no changes."""
+    cause = getattr(error, "orig", None)
+    read_only = getattr(cause, "sqlite_errorcode", 0) & 0xFF == SQLITE_READONLY
+    return read_only or getattr(cause, "sqlstate", None) == _READ_ONLY_TRANSACTION
 
 
 def changed_rows(session: Session, change: UpdateBase) -> int:

@@ -13,14 +13,15 @@ from fastapi.testclient import TestClient
 from pydantic import ValidationError
 from sqlalchemy import event, text
 from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session
 from typer.testing import CliRunner
 
 from service.client import Client, UnreachableError
 from service.database.engine import Database, is_full, is_read_only
 from service.errors import UserError
 from service.main import create_app
-from service.queue import leases
 from service.migrate import refuse_unmigrated
+from service.queue import leases
 from service.settings import Settings
 from workers.cli.__main__ import app
 
@@ -65,7 +66,6 @@ class TestFolder:
         Database(sqlite_url).close()  # a file that is there may be read
 
 
-class TestDatabaseUrl:
 class TestUnmigrated:
     def test_the_api_names_the_command(self, tmp_path: Path) -> None:
         line = said(("api",), TTSV_DATA_DIR=str(tmp_path))
@@ -84,6 +84,7 @@ class TestUnmigrated:
         away.close()
 
 
+class TestDatabaseUrl:
     @pytest.mark.parametrize(
         "url",
         [
@@ -175,9 +176,29 @@ class TestReadOnly:
             assert response.json()["detail"].startswith("the database is read-only; nothing was stored: make its file")
             assert "Retry-After" not in response.headers
             assert api.get("/v1/experiments").json()["items"] == []
+            ready = api.get("/readyz")
+            assert ready.status_code == 503
+            assert ready.json()["checks"] == {
+                "database": ready.json()["checks"]["database"],
+                "schema": "ok",
+                "disk": "ok",
+            }
+            assert ready.json()["checks"]["database"].startswith("read-only: ")
             event.remove(engine, "connect", read_only)
             api.post("/v1/experiments", json=SPEC)  # at the latest this one drops the connections that were so
             assert api.post("/v1/experiments", json=SPEC).status_code == 201
+            assert api.get("/readyz").status_code == 200
+
+    def test_readiness_waits_for_no_writer(self, application: Any) -> None:
+        database = application.state.database
+        with TestClient(application) as api, Session(database.writer) as writer:
+            writer.execute(text("SELECT 1"))  # takes the lock
+            begun = time.monotonic()
+            assert api.get("/readyz").status_code == 200
+            assert time.monotonic() - begun < 5
+            writer.rollback()
+            with database.engine.connect() as connection:
+                assert connection.exec_driver_sql("PRAGMA busy_timeout").scalar() == 30_000
 
     def test_the_error_is_recognised(self, sqlite_url: str) -> None:
         database = Database(sqlite_url)

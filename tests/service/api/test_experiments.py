@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import event, exc
+from sqlalchemy import Connection, event, exc
 from sqlalchemy.orm import Session
 
 from service.api import experiments
@@ -442,6 +442,29 @@ class TestHealth:
         database.write(lambda session: leases.greet(session, "worker", 1, 0))
         assert api.get("/readyz").json()["worker_seen_at"] is not None
         assert len(table(Worker)) == 1
+
+    def test_columns_are_looked_for_once(
+        self, api: TestClient, database: Database, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert api.get("/readyz").status_code == 200
+        looked = []
+        monkeypatch.setattr("service.migrate.lacking_metrics", looked.append)
+        assert api.get("/readyz").json()["checks"]["schema"] == "ok"
+        assert not looked
+
+    def test_not_ready_where_nothing_can_be_written(self, postgres_url: str, tmp_path: Path) -> None:
+        settings = Settings(database_url=postgres_url, data_dir=tmp_path / "data", host="127.0.0.1")
+        application = create_app(settings)
+
+        def read_only(connection: Connection) -> None:  # as on a standby
+            connection.exec_driver_sql("SET TRANSACTION READ ONLY")
+
+        event.listen(application.state.database.engine, "begin", read_only)
+        with TestClient(application) as api:
+            ready = api.get("/readyz")
+            assert ready.status_code == 503
+            assert ready.json()["checks"]["database"].startswith("read-only: ")
+            assert "read-only" in problem(api.post("/v1/experiments", json=SPEC), 503)["detail"]
 
     def test_not_ready_before_the_migration(self, empty_url: str, tmp_path: Path) -> None:
         settings = Settings(database_url=empty_url, data_dir=tmp_path / "data", host="127.0.0.1")
