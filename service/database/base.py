@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
+from pydantic import JsonValue
 from sqlalchemy import JSON, BigInteger, DateTime, Enum, Integer, MetaData, TypeDecorator
 from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import DeclarativeBase
@@ -58,7 +59,8 @@ class Base(DeclarativeBase):
     type_annotation_map = {  # noqa: RUF012 - read by SQLAlchemy
         datetime: Timestamp,
         dict[str, Any]: Json,
-        list[dict[str, Any]]: Json,
+        dict[str, JsonValue]: Json,
+        list[dict[str, JsonValue]]: Json,
         list[str]: Json,
         ExperimentState: _states(ExperimentState, "state"),
         TrialState: _states(TrialState, "state"),

@@ -3,6 +3,7 @@
 from datetime import datetime
 from typing import Any
 
+from pydantic import JsonValue
 from sqlalchemy import (
     BigInteger,
     CheckConstraint,
@@ -27,7 +28,7 @@ class Protocol(Base):
     __tablename__ = "protocols"
 
     fingerprint: Mapped[str] = mapped_column(String(64), primary_key=True)
-    record: Mapped[dict[str, Any]]
+    record: Mapped[dict[str, JsonValue]]
 
 
 def _numbers() -> dict[str, MappedColumn[Any]]:
@@ -63,9 +64,9 @@ class Result(_Numbers, Base):  # type: ignore[misc] # whose columns are the cata
     fence: Mapped[int] = mapped_column(sort_order=-2)
     valid: Mapped[bool] = mapped_column(default=True, server_default=true())
     violations: Mapped[list[str] | None]
-    evaluation: Mapped[dict[str, Any] | None]
-    layers: Mapped[list[dict[str, Any]]]
-    environment: Mapped[dict[str, Any]]
+    evaluation: Mapped[dict[str, JsonValue] | None]
+    layers: Mapped[list[dict[str, JsonValue]]]
+    environment: Mapped[dict[str, JsonValue]]
     created_at: Mapped[datetime] = mapped_column(default=now)
 
 

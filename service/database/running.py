@@ -1,8 +1,8 @@
 """What keeps the service going: answered requests, webhooks, workers."""
 
 from datetime import datetime
-from typing import Any
 
+from pydantic import JsonValue
 from sqlalchemy import BigInteger, ForeignKey, String
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -16,7 +16,7 @@ class IdempotencyKey(Base):
 
     key: Mapped[str] = mapped_column(String(200), primary_key=True)
     body_sha256: Mapped[str] = mapped_column(String(64))
-    response: Mapped[dict[str, Any]]
+    response: Mapped[dict[str, JsonValue]]
     created_at: Mapped[datetime] = mapped_column(default=now)
 
 

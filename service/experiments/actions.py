@@ -5,7 +5,7 @@ the action it raises `StateError`, and `NotFoundError` where there is no such ex
 changes something grows the `revision` and leaves an event under their name. Functions take a Session; callers commit.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from typing import Any
 
 from sqlalchemy import delete, func, insert, select, update
@@ -18,6 +18,7 @@ from service.errors import PreconditionError, StateError
 from service.experiments import events, store, transitions
 from service.experiments.events import EventKind
 from service.leaderboards import cell_scores
+from service.specs.spec import Changes
 
 RETRIED_BY_DEFAULT = (TrialState.FAILED,)
 """Not the diverged ones, as the same seed would diverge again, and not those that somebody cancelled."""
@@ -136,7 +137,7 @@ def unarchive(session: Session, experiment_id: int, who: Principal = ANYONE) -> 
 def change(
     session: Session,
     experiment_id: int,
-    fields: Mapping[str, Any],
+    fields: Changes,
     who: Principal = ANYONE,
     *,
     expected: Callable[[int], bool] = lambda _revision: True,
@@ -159,7 +160,7 @@ def change(
     experiment.name = experiment.spec["name"]
     experiment.priority = experiment.spec["priority"]
     if "tags" in news:
-        set_tags(session, experiment, news["tags"])
+        set_tags(session, experiment, fields["tags"])
     return note(session, experiment, EventKind.UPDATED, who, fields=sorted(news))
 
 

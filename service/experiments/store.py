@@ -8,8 +8,8 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
 
+from pydantic import JsonValue
 from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session, defer
 
@@ -60,18 +60,18 @@ class TrialDetail:
 
     trial: Trial
     result: Result | None
-    protocol: dict[str, Any] | None
+    protocol: dict[str, JsonValue] | None
     artifacts: Sequence[Artifact]
 
 
 def answer_once(
     session: Session,
     key: str | None,
-    body: Any,
-    answer: Callable[[], dict[str, Any]],
+    body: JsonValue,
+    answer: Callable[[], dict[str, JsonValue]],
     *,
     project_id: int | None = None,
-) -> dict[str, Any]:
+) -> dict[str, JsonValue]:
     """`answer()`, or what was answered to the same key before; raises `IdempotencyError` if the body differs.
 
     Keys of different projects never meet: nobody gets another's answer.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
-from pydantic_core import to_json
+from pydantic_core import ErrorDetails, to_json
 from sqlalchemy import func, insert, select, text
 from sqlalchemy.orm import Session
 
@@ -211,7 +211,7 @@ def _read(document: dict[str, Any]) -> ExperimentSpec:
     try:
         return ExperimentSpec.model_validate(document)
     except ValidationError as error:
-        found = [{**problem, "loc": ("body", *problem["loc"])} for problem in error.errors()]
+        found: list[ErrorDetails] = [{**problem, "loc": ("body", *problem["loc"])} for problem in error.errors()]
         raise SpecError(wrong_fields(found, document)) from error
 
 

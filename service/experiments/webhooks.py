@@ -10,7 +10,7 @@ import random
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypedDict
 
 from sqlalchemy import delete, exists, func, insert, select, update
 from sqlalchemy.orm import Session
@@ -29,6 +29,37 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 3600.0
 _LONGEST_ERROR = 1000
 
 
+class ExperimentMessage(TypedDict):
+    """The experiment that an event is about, as it was after it."""
+
+    id: int
+    name: str
+    state: str
+    error: str | None
+    trials: int
+    path: str
+
+
+class TrialMessage(TypedDict):
+    """The trial that an event is about; `failure` is the class of what went wrong."""
+
+    id: int
+    number: int
+    failure: str | None
+    error: str | None
+    path: str
+
+
+class Message(TypedDict):
+    """What an address is told of an event."""
+
+    id: int
+    kind: str
+    at: str
+    experiment: ExperimentMessage | None
+    trial: TrialMessage | None
+
+
 @dataclass(frozen=True)
 class Delivery:
     """An event to be sent, for the `attempt`th time."""
@@ -36,7 +67,7 @@ class Delivery:
     endpoint: str
     event_id: int
     attempt: int
-    message: dict[str, Any]
+    message: Message
 
 
 def enrol(session: Session, endpoint: str) -> None:
@@ -111,17 +142,11 @@ def _settle_old(session: Session, endpoint: str, after: int) -> None:
     session.execute(delete(WebhookDelivery).where(*over))
 
 
-def _message(event: Event, experiment: Experiment | None, trial: Trial | None) -> dict[str, Any]:
+def _message(event: Event, experiment: Experiment | None, trial: Trial | None) -> Message:
     """What is sent: small whatever the experiment holds, and with no part of its spec."""
-    message: dict[str, Any] = {
-        "id": event.id,
-        "kind": event.kind,
-        "at": event.at.isoformat(),
-        "experiment": None,
-        "trial": None,
-    }
+    about_experiment: ExperimentMessage | None = None
     if experiment is not None:
-        message["experiment"] = {
+        about_experiment = {
             "id": experiment.id,
             "name": experiment.name,
             "state": event.detail.get("state", experiment.state.value),
@@ -129,15 +154,22 @@ def _message(event: Event, experiment: Experiment | None, trial: Trial | None) -
             "trials": experiment.trial_count,
             "path": f"/v1/experiments/{experiment.id}",
         }
+    about_trial: TrialMessage | None = None
     if trial is not None:
-        message["trial"] = {
+        about_trial = {
             "id": trial.id,
             "number": trial.number,
             "failure": event.detail.get("failure"),
             "error": _short(trial.error),
             "path": f"/v1/trials/{trial.id}",
         }
-    return message
+    return {
+        "id": event.id,
+        "kind": event.kind,
+        "at": event.at.isoformat(),
+        "experiment": about_experiment,
+        "trial": about_trial,
+    }
 
 
 def _short(text: str | None) -> str | None:

@@ -1,12 +1,12 @@
 """Bodies of requests about an experiment that is there; `service.specs.spec.ExperimentSpec` is what makes one."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field, WithJsonSchema
 
 from service.database import TrialState
 from service.specs.json_schema import base_schema
-from service.specs.spec import PRINTABLE, Part, TagName
+from service.specs.spec import PRINTABLE, Changes, Part, TagName
 
 _NOTES = r"^[^\x00]*$"  # PostgreSQL's text cannot hold NUL
 
@@ -51,9 +51,9 @@ class Change(Part):
     )
     priority: int | None = Field(None, ge=-1000, le=1000, description="From the next claim on.")
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> Changes:
         """The changes as fields of a spec."""
-        found = self.model_dump(exclude_none=True)
+        found = cast(Changes, self.model_dump(exclude_none=True))
         if "tags" in found:
             found["tags"] = list(dict.fromkeys(found["tags"]))
         return found

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from pydantic.json_schema import JsonSchemaValue
+
 from service.specs.validation_errors import shown
 from ttsv.config.fields import FieldInfo
 from ttsv.config.trial import field_infos
@@ -11,7 +13,7 @@ LARGEST = 2**53 - 1
 """Beyond it, whoever reads JSON's numbers as doubles sees another number."""
 
 
-def field_schema(info: FieldInfo) -> dict[str, Any]:
+def field_schema(info: FieldInfo) -> JsonSchemaValue:
     """A field's values."""
     schema = info.schema()
     if int in info.types:
@@ -19,7 +21,7 @@ def field_schema(info: FieldInfo) -> dict[str, Any]:
     return schema
 
 
-def value_schema(info: FieldInfo) -> dict[str, Any]:
+def value_schema(info: FieldInfo) -> JsonSchemaValue:
     """A field's values where it has no default."""
     return {key: value for key, value in field_schema(info).items() if key != "default"}
 
@@ -35,9 +37,9 @@ def value_fix(info: FieldInfo, value: Any) -> str | None:
     return None
 
 
-def base_schema() -> dict[str, Any]:
+def base_schema() -> JsonSchemaValue:
     """A partial trial: nested objects, no required fields."""
-    schema: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+    schema: JsonSchemaValue = {"type": "object", "properties": {}, "additionalProperties": False}
     for path, info in field_infos().items():
         part, _, name = path.rpartition(".")
         parent = schema
@@ -48,7 +50,7 @@ def base_schema() -> dict[str, Any]:
     return schema
 
 
-def grid_schema() -> dict[str, Any]:
+def grid_schema() -> JsonSchemaValue:
     """The axes: each a non-empty list of one field's values."""
     axes = {path: {"type": "array", "minItems": 1, "items": value_schema(info)} for path, info in field_infos().items()}
     return {"type": "object", "properties": axes, "additionalProperties": False}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic.json_schema import JsonSchemaValue
 
 from service.errors import FieldProblem
 from service.specs.json_schema import LARGEST, value_fix, value_schema
@@ -17,12 +18,12 @@ from ttsv.config.trial import field_infos
 _MOST_CHOICES = 1000
 
 
-def _space_schema() -> dict[str, Any]:
+def _space_schema() -> JsonSchemaValue:
     """JSON schema: dotted paths, each with one way of drawing a value."""
     number = {"type": "number"}
     whole = {"type": "integer", "minimum": -LARGEST, "maximum": LARGEST}
 
-    def only(kind: str, items: dict[str, Any], least: int, most: int) -> dict[str, Any]:
+    def only(kind: str, items: JsonSchemaValue, least: int, most: int) -> JsonSchemaValue:
         values = {"type": "array", "items": items, "minItems": least, "maxItems": most}
         return {"type": "object", "properties": {kind: values}, "required": [kind], "additionalProperties": False}
 

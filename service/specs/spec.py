@@ -1,6 +1,6 @@
 """What is posted: an experiment as a document (JSON or YAML), and what one is extended by."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypedDict
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
 
@@ -136,6 +136,15 @@ class ExperimentSpec(Part):
         if twice := next((tag for index, tag in enumerate(tags) if tag in tags[:index]), None):
             raise ValueError(f"{twice!r} stands twice; name each tag once")
         return tags
+
+
+class Changes(TypedDict, total=False):
+    """Fields of a spec that may change once it was posted."""
+
+    name: str
+    notes: str
+    tags: list[str]
+    priority: int
 
 
 class Additions(Part):

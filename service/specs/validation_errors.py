@@ -1,8 +1,10 @@
 """What Pydantic finds wrong with a request, in the words of who wrote it: the field, what would be right, the value."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
+
+from pydantic_core import ErrorDetails
 
 from service.errors import FieldProblem, SpecError
 
@@ -43,7 +45,7 @@ _SAY_NO_VALUE = {"missing", "extra_forbidden", "union_tag_not_found", "too_short
 _MOST_SHOWN = 60
 
 
-def wrong_fields(errors: Iterable[Mapping[str, Any]], body: Any) -> list[FieldProblem]:
+def wrong_fields(errors: Iterable[ErrorDetails], body: Any) -> list[FieldProblem]:
     """The problems behind a `ValidationError`'s errors; `body` is what was sent, "body" their paths' first part."""
     return [field for error in errors for field in _fields(error, body)]
 
@@ -54,7 +56,7 @@ def shown(value: Any) -> str:
     return text if len(text) <= _MOST_SHOWN else text[: _MOST_SHOWN - 3] + "..."
 
 
-def _fields(error: Mapping[str, Any], body: Any) -> list[FieldProblem]:
+def _fields(error: ErrorDetails, body: Any) -> list[FieldProblem]:
     path, context = _path(error["loc"], body), error.get("ctx", {})
     if isinstance(cause := context.get("error"), SpecError):  # it knows its fields itself
         prefix = "" if path == "body" else f"{path}."

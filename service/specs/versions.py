@@ -4,7 +4,6 @@ A version's meaning never changes once it was published; what changes it is a ne
 """
 
 from collections.abc import Callable
-from typing import Any
 
 from service.errors import FieldProblem, SpecError
 from service.specs.validation_errors import shown
@@ -15,7 +14,7 @@ NEWEST = 2
 _SINCE_2 = ("trials", "repeat", "scheduler", "search", "timeout_seconds", "tags")
 
 
-def upgrade(document: dict[str, Any]) -> dict[str, Any]:
+def upgrade(document: dict[str, object]) -> dict[str, object]:
     """The same experiment as a spec of the newest version; a document without a version is of that one.
 
     The given document stays as it is. One of a version that there never was is handed back: it is refused as any wrong
@@ -36,7 +35,7 @@ def checked_version(version: object) -> object:
     return version
 
 
-def _from_1(document: dict[str, Any]) -> dict[str, Any]:
+def _from_1(document: dict[str, object]) -> dict[str, object]:
     """Version 2 has more fields, none with another meaning; none of them was in version 1."""
     resources = document.get("resources")
     later = [name for name in _SINCE_2 if name in document]
@@ -48,5 +47,5 @@ def _from_1(document: dict[str, Any]) -> dict[str, Any]:
     return document | {"spec_version": 2}
 
 
-_STEPS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _from_1}
+_STEPS: dict[int, Callable[[dict[str, object]], dict[str, object]]] = {1: _from_1}
 """Version -> what makes the next one of it."""

@@ -152,7 +152,7 @@ def _tagged(spec: dict[str, Any], tags: Sequence[str]) -> dict[str, Any]:
     from service.specs.versions import upgrade
 
     try:
-        newest = upgrade(spec)  # the first version has none
+        newest: dict[str, Any] = upgrade(spec)  # the first version has none
         return newest | {"tags": list(dict.fromkeys([*newest.get("tags", ()), *tags]))}
     except (ValueError, TypeError) as error:
         raise UserError(f"tags: {error}") from None

@@ -16,7 +16,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
@@ -98,7 +98,7 @@ def signature(secret: bytes, timestamp: int, body: bytes) -> str:
     return f"t={timestamp},v1={digest}"
 
 
-async def post(target: Target, message: dict[str, Any], *, tls: ssl.SSLContext | None = None) -> None:
+async def post(target: Target, message: Mapping[str, Any], *, tls: ssl.SSLContext | None = None) -> None:
     """Sends a message, whose `id` tells the receiver whether it has it already. Raises `NotDeliveredError`.
 
     `tls` is by default what the operating system trusts.

@@ -4,11 +4,11 @@ import logging
 from collections.abc import Iterable, Sequence
 from functools import partial
 from http import HTTPStatus
-from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic.json_schema import JsonSchemaValue
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
@@ -75,7 +75,7 @@ def problem(
     return JSONResponse(body.model_dump(), status_code=status, media_type=MEDIA_TYPE, headers=headers)
 
 
-def _schema() -> dict[str, Any]:
+def _schema() -> JsonSchemaValue:
     """The document's JSON schema in one piece: a reference inside would not be found from the OpenAPI document."""
     schema = Problem.model_json_schema()
     schema["properties"]["errors"]["items"] = schema.pop("$defs")[ProblemField.__name__]

@@ -447,7 +447,7 @@ class TestHealth:
         self, api: TestClient, database: Database, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         assert api.get("/readyz").status_code == 200
-        looked = []
+        looked: list[Connection] = []
         monkeypatch.setattr("service.migrate.lacking_metrics", looked.append)
         assert api.get("/readyz").json()["checks"]["schema"] == "ok"
         assert not looked

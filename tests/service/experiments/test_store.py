@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import pytest
+from pydantic import JsonValue
 from sqlalchemy.orm import Session
 
 from service.database import Artifact, Experiment, IdempotencyKey, Project, Trial, TrialState
@@ -47,7 +48,7 @@ def plan_of(spec: ExperimentSpec) -> Plan:
 
 class TestAnswerOnce:
     @staticmethod
-    def ask(database: Database, key: str | None, body: object, answer: object) -> dict[str, Any]:
+    def ask(database: Database, key: str | None, body: JsonValue, answer: JsonValue) -> dict[str, JsonValue]:
         return write(database, store.answer_once, key, body, lambda: {"answer": answer})
 
     def test_same_key_and_body_get_the_first_answer(self, database: Database, table: Table) -> None:

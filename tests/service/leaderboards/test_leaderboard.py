@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from pydantic import JsonValue
 from sqlalchemy import event
 from sqlalchemy.orm import Session
 
@@ -354,7 +355,10 @@ class TestRules:
 
     def test_boards_apart_say_why(self, session: Session, rank: Rank) -> None:
         rank([Run(0, 0), Run(1, 0)], [Run(0, 0, "b")])
-        records = {"a": {"split": {"seed": 0}, "eps": 0.5}, "b": {"split": {"seed": 1}, "eps": 0.5, "weights": "last"}}
+        records: dict[str, dict[str, JsonValue]] = {
+            "a": {"split": {"seed": 0}, "eps": 0.5},
+            "b": {"split": {"seed": 1}, "eps": 0.5, "weights": "last"},
+        }
         for name, record in records.items():
             session.get_one(Protocol, name).record = record
         session.flush()
