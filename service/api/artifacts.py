@@ -8,9 +8,9 @@ from fastapi.responses import FileResponse
 
 from service.api.http.authentication import Reader
 from service.api.http.dependencies import MAX_ID, Config, Db, TrialId
+from service.api.http.examples import Example, shown
 from service.api.http.problems import RESPONSES, problem, refusals
 from service.api.http.responses import UNCHANGED, Answer, etag_matches, validators
-from service.api.openapi_examples import Example, shown
 from service.api.openapi_examples.trials import ARTIFACTS
 from service.experiments import store
 from service.experiments.artifacts import content_of

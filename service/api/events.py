@@ -8,9 +8,9 @@ from fastapi import APIRouter, Depends, Query, Response
 
 from service.api.http.authentication import Reader
 from service.api.http.dependencies import MAX_ID, Db, ExperimentId, FieldNames, Limit
+from service.api.http.examples import Example, page, shown
 from service.api.http.problems import RESPONSES
 from service.api.http.responses import UNCHANGED, Answer
-from service.api.openapi_examples import Example, page, shown
 from service.experiments import store
 from service.experiments.events import EventKind, list_events
 from service.schemas.experiments import EventOut, EventPage, SelectionEvents

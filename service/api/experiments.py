@@ -11,10 +11,10 @@ from sqlalchemy.orm import Session
 
 from service.api.http.authentication import Reader, Submitter
 from service.api.http.dependencies import Config, Cursor, Db, ExperimentId, FieldNames, Limit
+from service.api.http.examples import Responses, page, shown
 from service.api.http.problems import RESPONSES
 from service.api.http.query_filters import ExperimentSort, TrialSort, WhichExperiments
 from service.api.http.responses import UNCHANGED, Answer, experiment_out, experiments_out
-from service.api.openapi_examples import Responses, page, shown
 from service.api.openapi_examples.experiments import CREATED, EXPERIMENT, SPEC
 from service.api.openapi_examples.trials import TRIAL
 from service.api.trials import TrialList

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Response
 from sqlalchemy.exc import DBAPIError
 
 from service.api.http.dependencies import Config, Db
-from service.api.openapi_examples import Example, shown
+from service.api.http.examples import Example, shown
 from service.database.engine import Database
 from service.experiments import store
 from service.schemas.service import Liveness, Readiness

@@ -11,10 +11,10 @@ from service.access import keys
 from service.access.security import Scope, installation_secret, new_key
 from service.api.http.authentication import Admin, KeyHolder
 from service.api.http.dependencies import MAX_ID, MOST, Config, Db, Limit
+from service.api.http.examples import Example, shown
 from service.api.http.problems import RESPONSES
 from service.api.http.query_filters import Instant
 from service.api.http.responses import UNCHANGED, Answer
-from service.api.openapi_examples import Example, shown
 from service.database import Project, now
 from service.schemas.service import KeyOut, MeOut, NewKeyOut, ProjectOut
 from service.specs.spec import PRINTABLE

@@ -13,8 +13,8 @@ from sqlalchemy.orm import Session
 
 from service.api.http.authentication import Reader
 from service.api.http.dependencies import Config, Db, ExperimentId, Subscribed, TrialId
+from service.api.http.examples import Responses
 from service.api.http.problems import RESPONSES
-from service.api.openapi_examples import Responses
 from service.database import OPEN_EXPERIMENTS, OPEN_TRIALS
 from service.errors import NotFoundError
 from service.experiments import logs, store

@@ -11,9 +11,9 @@ from starlette.exceptions import HTTPException
 
 from service.api.http.authentication import Reader
 from service.api.http.dependencies import MAX_ID, Db, ExperimentId, Subscribed
+from service.api.http.examples import Responses
 from service.api.http.problems import RESPONSES
 from service.api.http.responses import progress_out
-from service.api.openapi_examples import Responses
 from service.database import OPEN_EXPERIMENTS
 from service.experiments import store
 from service.schemas.experiments import EventOut, ExperimentUpdate

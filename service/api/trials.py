@@ -7,10 +7,10 @@ from fastapi import APIRouter, Depends, Query, Response
 
 from service.api.http.authentication import Reader
 from service.api.http.dependencies import Cursor, Db, FieldNames, Limit, TrialId
+from service.api.http.examples import page, shown
 from service.api.http.problems import RESPONSES
 from service.api.http.query_filters import TrialSort, WhichTrials
 from service.api.http.responses import UNCHANGED, Answer, result_out, trial_out
-from service.api.openapi_examples import page, shown
 from service.api.openapi_examples.trials import METRICS, RESULT, SPECTRA, TRIAL, TRIAL_DETAIL
 from service.database import Result
 from service.errors import NotFoundError

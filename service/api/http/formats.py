@@ -8,7 +8,7 @@ from fastapi import Header, Query, Response
 from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 
-from service.api.openapi_examples import Example, Responses
+from service.api.http.examples import Example, Responses
 from service.leaderboards.text_tables import Sheet, to_csv, to_latex, to_markdown
 
 

@@ -14,7 +14,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
-from service.api.openapi_examples import Example, Responses
+from service.api.http.examples import Example, Responses
 from service.database.engine import is_full, is_read_only
 from service.errors import (
     ConflictError,

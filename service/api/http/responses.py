@@ -10,7 +10,7 @@ from fastapi import Depends, Header, Request, Response
 from pydantic import BaseModel
 from sqlalchemy.orm import Session
 
-from service.api.openapi_examples import Responses
+from service.api.http.examples import Responses
 from service.database import Experiment, ExperimentState, Result, Trial
 from service.experiments import store
 from service.experiments.listing import tags_of

@@ -1,6 +1,6 @@
 """Examples of answers, taken from a run of examples/quickstart.json: what the OpenAPI document shows."""
 
-from service.api.openapi_examples import Example
+from service.api.http.examples import Example
 
 EXPERIMENT: Example = {
     "id": 1,

@@ -1,7 +1,7 @@
 """Examples of leaderboards and tables in the OpenAPI document: real answers, shortened."""
 
+from service.api.http.examples import Example
 from service.api.http.formats import Format
-from service.api.openapi_examples import Example
 from service.api.openapi_examples.trials import PROTOCOL, TRIAL
 
 ROW: Example = {

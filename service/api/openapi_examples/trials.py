@@ -1,6 +1,6 @@
 """Examples of trials, their results and files, from the same run as `service.api.openapi_examples.experiments`."""
 
-from service.api.openapi_examples import Example
+from service.api.http.examples import Example
 from service.api.openapi_examples.experiments import SPEC
 
 PROTOCOL: Example = {
