@@ -145,12 +145,9 @@ def add_key(
     return row
 
 
-def list_keys(session: Session, project_id: int | None = None) -> Sequence[ApiKey]:
-    """Keys, oldest first; of one project or of all."""
-    query = select(ApiKey).order_by(ApiKey.created_at, ApiKey.id)
-    if project_id is not None:
-        query = query.where(ApiKey.project_id == project_id)
-    return session.scalars(query).all()
+def list_keys(session: Session) -> Sequence[ApiKey]:
+    """All keys, oldest first."""
+    return session.scalars(select(ApiKey).order_by(ApiKey.created_at, ApiKey.id)).all()
 
 
 def page_of_keys(session: Session, limit: int, cursor: str | None) -> Page[ApiKey]:
