@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec
 
 import typer
 
-from workers.cli.exit_codes import plain_errors
+from workers.cli.errors import plain_errors
 
 if TYPE_CHECKING:  # imported where they are needed, so that `ttsv --help` is quick
     from pydantic import BaseModel

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from workers.cli.client_options import console, print_table
-from workers.cli.exit_codes import plain_errors
+from workers.cli.errors import plain_errors
 
 if TYPE_CHECKING:
     from ttsv.data.shared import Listed

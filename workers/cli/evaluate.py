@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from workers.cli.exit_codes import plain_errors
+from workers.cli.errors import plain_errors
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -16,7 +16,7 @@ from service.paper.presets import Protocol, Scale, preset_spec, presets
 from service.specs.documents import read_json, yaml_as_json
 from service.specs.states import ExperimentState, TrialState
 from workers.cli.client_options import ExperimentId, Json, TrialId, connected, console, print_json, print_table
-from workers.cli.exit_codes import plain_errors
+from workers.cli.errors import plain_errors
 
 if TYPE_CHECKING:
     from service.client import Client

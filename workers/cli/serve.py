@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from workers.cli.client_options import asking, console
-from workers.cli.exit_codes import plain_errors
+from workers.cli.errors import plain_errors
 
 if TYPE_CHECKING:
     from service.client import Client

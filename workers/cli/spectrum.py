@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ttsv.errors import ConfigError
-from workers.cli.exit_codes import plain_errors
+from workers.cli.errors import plain_errors
 
 if TYPE_CHECKING:
     from rich.table import Table

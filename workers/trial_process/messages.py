@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
 
+from ttsv.config.fields import Plain
 from ttsv.results import EpochMetrics, StageProgress, TrialResult
 
 RunTrial = Callable[..., Iterator[EpochMetrics | TrialResult | StageProgress]]
@@ -20,7 +21,7 @@ class Job:
     trial_id: int
     fence: int
     stored_epochs: int
-    config: dict[str, Any]
+    config: Plain
     source: str | None = None
 
 
@@ -31,12 +32,21 @@ class EpochReport:
     points: list[EpochMetrics]
 
 
+class FileFields(TypedDict):
+    """A file that is on disk: the fields of `service.queue.trials.ArtifactFile`, which only the driver imports."""
+
+    kind: str
+    path: str
+    sha256: str
+    size: int
+
+
 @dataclass(frozen=True)
 class ResultReport:
-    """The trial succeeded. `artifacts` are the fields of `service.queue.trials.ArtifactFile`: the files are on disk."""
+    """The trial succeeded, and left these files."""
 
     result: TrialResult
-    artifacts: list[dict[str, Any]]
+    artifacts: list[FileFields]
 
 
 @dataclass(frozen=True)

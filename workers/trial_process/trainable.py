@@ -24,6 +24,9 @@ from workers.trial_process.trial_folder import Journal, manifest, trial_folder
 
 logger = logging.getLogger(__name__)
 
+LOG = "trial.log"
+"""Its name in the trial's folder. A later attempt goes on in a copy of it."""
+_LONGEST_LINE = 10_000
 _DISK_TROUBLE = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE}
 _TRACEBACK_CHARACTERS = 4000
 
@@ -62,7 +65,7 @@ class TrialTrainable(tune.Trainable):
 
     def step(self) -> dict[str, Any]:
         """Runs up to the next report."""
-        report = self._guarded()
+        report = self._next_report()
         return {"report": report, "done": not isinstance(report, EpochReport), **_numbers(report)}
 
     def cleanup(self) -> None:
@@ -89,7 +92,7 @@ class TrialTrainable(tune.Trainable):
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.empty_cache()
 
-    def _guarded(self) -> Report:
+    def _next_report(self) -> Report:
         try:
             return next(self._reports)
         except TrialError as error:
@@ -184,7 +187,7 @@ def _log_stage(item: StageProgress) -> None:
     logger.info("%s: %s of %s%s", item.stage, item.done, item.total, left)
 
 
-def _numbers(report: Report) -> dict[str, Any]:
+def _numbers(report: Report) -> dict[str, float]:
     """The newest numbers, by name; `timesteps_total` is what TensorBoard draws them over."""
     if isinstance(report, EpochReport):
         newest = report.points[-1]
@@ -218,12 +221,6 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 def _bug() -> FailureReport:
     """The exception being handled, as a failure that nobody foresaw."""
     return FailureReport("error", traceback.format_exc()[-_TRACEBACK_CHARACTERS:])
-
-
-LOG = "trial.log"
-"""Its name in the trial's folder. A later attempt goes on in a copy of it."""
-
-_LONGEST_LINE = 10_000
 
 
 @contextmanager

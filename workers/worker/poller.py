@@ -20,11 +20,11 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from service.database import now
 from service.database.engine import Database
+from service.database.outages import Backoff
 from service.errors import LeaseLostError
 from service.queue import driver_reads, leases
 from service.queue.leases import Lease, Watched
 from service.settings import Settings
-from workers.driver.database_retry import Backoff
 from workers.trial_process.trial_folder import remove_checkpoints, tune_folder
 from workers.worker.processes import identity, is_dead, kill_session, spawn, stop
 from workers.worker.ray_cluster import Cluster, LocalCluster, local_cpus, local_gpus

@@ -70,7 +70,7 @@ SLEEP = "import time; time.sleep(60)"
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.driver.database_retry.random.uniform", lambda low, high: 0.02)
+    monkeypatch.setattr("service.database.outages.random.uniform", lambda low, high: 0.02)
 
 
 def test_driver_that_always_dies_is_quarantined(lab: Lab) -> None:
