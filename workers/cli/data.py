@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from workers.cli.client_options import console, print_table
+from workers.cli.client_options import Json, console, print_table
 from workers.cli.errors import plain_errors
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ Name = Annotated[str, typer.Argument(help="As `ttsv data list` shows it, or synt
 
 @data_app.command("list")
 @plain_errors
-def data_list(as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False) -> None:
+def data_list(as_json: Json = False) -> None:
     """List the data sets, and which of them are here."""
     from service.settings import Settings
     from ttsv.data import list_datasets

@@ -41,11 +41,11 @@ def progress_line(experiment: ExperimentOut) -> str:
 
 
 def duration(seconds: float) -> str:
-    """7 s, 3:05 min or 2:10 h."""
-    if seconds < 60:
+    """7 s, 38 min or 1 h 5 min."""
+    if seconds < 59.5:
         return f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}:{rest:02d} min" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d} h"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return " ".join(f"{count} {unit}" for count, unit in ((hours, "h"), (minutes, "min")) if count)
 
 
 def experiments_table(experiments: list[ExperimentOut]) -> Table:
@@ -250,7 +250,7 @@ class LiveLine:
             self._bar = progress.Progress(*columns, console=console, transient=True)
             self._task = self._bar.add_task("", total=None)
         self._printed_at = -math.inf
-        self._last = ""
+        self._last = self._printed = ""
 
     def __enter__(self) -> Self:
         if self._bar:
@@ -260,7 +260,8 @@ class LiveLine:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         if self._bar:
             self._bar.stop()
-        self._console.print(self._last, markup=False, highlight=False)
+        if self._last != self._printed:
+            self._print(self._last)
 
     def show(self, experiment: ExperimentOut) -> None:
         """Shows the newest state."""
@@ -269,7 +270,10 @@ class LiveLine:
             done, epochs = experiment.progress.epochs_done, experiment.progress.epochs
             # Trials without epochs evaluate what others trained: how far they are is not known.
             self._bar.update(self._task, description=line, completed=done, total=epochs or None)
-        elif line != self._last and time.monotonic() - self._printed_at >= 5:
-            self._console.print(line, markup=False, highlight=False)
-            self._printed_at = time.monotonic()
+        elif line != self._printed and time.monotonic() - self._printed_at >= 5:
+            self._print(line)
         self._last = line
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False)
+        self._printed, self._printed_at = line, time.monotonic()
