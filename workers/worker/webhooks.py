@@ -31,6 +31,13 @@ from service.experiments.events import EventKind
 from service.experiments.webhooks import Delivery
 from service.settings import Settings
 
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 2.0
+AT_ONCE = 20
+"""Deliveries that are under way together."""
+_OUTAGE_SECONDS = 10.0
+_END_SECONDS = 10.0
 SECONDS = 5.0
 """A delivery takes no longer, however slowly the other side answers."""
 SIGNATURE, DELIVERY = "X-TTSV-Signature", "X-TTSV-Delivery"
@@ -82,6 +89,9 @@ def _checked(text: str, loopback: bool) -> httpx.URL:
     schemes = ("https", "http") if loopback else ("https",)
     try:
         url = httpx.URL(text)
+        url.host.encode("idna")  # as it is resolved
+    except UnicodeError:
+        raise ValueError(f"TTSV_WEBHOOK_URL: {text!r}: no part of a name may be empty or longer than 63") from None
     except (httpx.InvalidURL, TypeError) as error:
         raise ValueError(f"TTSV_WEBHOOK_URL: {text!r} is no URL: {error}") from None
     if url.scheme not in schemes or not url.host:
@@ -142,8 +152,8 @@ async def resolved(target: Target) -> str:
     host, port = target.url.host, target.url.port or {"http": 80, "https": 443}[target.url.scheme]
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise NotDeliveredError(f"{host}: {error.strerror or error}") from None
+    except (OSError, UnicodeError) as error:
+        raise NotDeliveredError(f"{host}: {getattr(error, 'strerror', None) or error}") from None
     addresses = [str(sockaddr[0]) for *_, sockaddr in found]
     for address in addresses:
         parsed = ipaddress.ip_address(address.partition("%")[0])
@@ -166,15 +176,6 @@ def _is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
         if embedded is not None:
             return _is_public(embedded)
     return address.is_global and not address.is_multicast and not address.is_reserved
-
-
-logger = logging.getLogger(__name__)
-
-LOOK_SECONDS = 2.0
-AT_ONCE = 20
-"""Deliveries that are under way together."""
-_OUTAGE_SECONDS = 10.0
-_END_SECONDS = 10.0
 
 
 class WebhookSender:
@@ -249,6 +250,9 @@ async def _send(target: Target, deliveries: Sequence[Delivery]) -> list[str | No
             await post(target, delivery.message)
         except NotDeliveredError as error:
             return str(error)
+        except Exception as error:  # whatever it was, the other deliveries go on, and this one is given up some day
+            logger.exception("webhooks: an unexpected error")
+            return f"{type(error).__name__}: {error}"
         return None
 
     return list(await asyncio.gather(*map(one, deliveries)))

@@ -351,6 +351,11 @@ class TestAddresses:
         with pytest.raises(NotDeliveredError, match="not an address of this machine"):
             asyncio.run(resolved(target("http://example.com")))
 
+    @pytest.mark.parametrize("host", ["a" * 64 + ".example", "a..example"])
+    def test_no_name_at_all(self, host: str) -> None:
+        with pytest.raises(NotDeliveredError, match="label empty or too long"):
+            asyncio.run(resolved(target(f"https://{host}", loopback=False)))
+
     def test_a_name_that_changes_its_mind(
         self, monkeypatch: pytest.MonkeyPatch, receive: Callable[..., Receiver]
     ) -> None:
@@ -438,6 +443,8 @@ class TestTargets:
             ("https://", True, "must begin with"),
             ("example.com/hook", False, "must begin with https://"),
             ("https://user:pass@example.com", False, "must hold no password"),
+            ("https://" + "a" * 64 + ".example/hook", False, "no part of a name may be empty or longer than 63"),
+            ("https://a..example", False, "no part of a name may be empty or longer than 63"),
         ],
     )
     def test_refused(self, secret: Path, url: str, loopback: bool, reason: str) -> None:
