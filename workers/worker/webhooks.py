@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import httpx2 as httpx
 from sqlalchemy.exc import SQLAlchemyError
@@ -30,6 +30,7 @@ from service.experiments import webhooks
 from service.experiments.events import EventKind
 from service.experiments.webhooks import Delivery
 from service.settings import Settings
+from ttsv.config.fields import Plain
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +109,7 @@ def signature(secret: bytes, timestamp: int, body: bytes) -> str:
     return f"t={timestamp},v1={digest}"
 
 
-async def post(target: Target, message: dict[str, Any], *, tls: ssl.SSLContext | None = None) -> None:
+async def post(target: Target, message: Plain, *, tls: ssl.SSLContext | None = None) -> None:
     """Sends a message, whose `id` tells the receiver whether it has it already. Raises `NotDeliveredError`.
 
     `tls` is by default what the operating system trusts.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -190,7 +191,7 @@ def test_greets_and_parts(lab: Lab) -> None:
         assert store.last_worker_sign(session) is None
 
 
-def _claim(lab: Lab, worker: str, process: dict[str, Any] | None) -> Lease:
+def _claim(lab: Lab, worker: str, process: Mapping[str, Any] | None) -> Lease:
     lease = lab.database.write(lambda session: leases.claim(session, worker, process))
     assert lease is not None
     return lease

@@ -177,7 +177,7 @@ def test_worker_killed_right_after_its_claim(quick_lab: Lab) -> None:
     """Its neighbour sees that the process is gone, and does not wait for the lease to end."""
     quick_lab.settings["TTSV_LEASE_SECONDS"] = "1000"
     experiment_id = quick_lab.post([0], epochs=1)
-    assert quick_lab.start_worker(TTSV_FAULT="after_claim:kill").wait(30) == -signal.SIGKILL
+    assert quick_lab.start_worker(DIES_AFTER_CLAIM="1").wait(30) == -signal.SIGKILL
     assert quick_lab.experiment(experiment_id).state == "running"
     quick_lab.start_worker()
     quick_lab.wait_until_final(experiment_id)
