@@ -11,6 +11,7 @@ from workers.cli.client_options import Json, console, print_table
 from workers.cli.errors import plain_errors
 
 if TYPE_CHECKING:
+    from ttsv.data.catalog import DatasetInfo
     from ttsv.data.shared import Listed
     from ttsv.data.source import Progress
 
@@ -85,7 +86,7 @@ def _show(found: "list[Listed]") -> None:
 
     table = Table("data set", "images", "classes", "state", box=None)
     for name, info, sha256 in found:
-        shape = "x".join(map(str, [info.channels, *[info.image_size] * info.dims])) if info else "-"
+        shape = "x".join(map(str, _shape(info))) if info else "-"
         state = f"ready, content {sha256[:12]}" if sha256 else "made at first use"
         if not sha256 and info is None:
             state = "not used yet"
@@ -102,6 +103,10 @@ def _plain(listed: "Listed") -> dict[str, object]:
         "ready": listed.sha256 is not None,
         "sha256": listed.sha256,
         "classes": info.classes if info else None,
-        "shape": [info.channels, *[info.image_size] * info.dims] if info else None,
+        "shape": _shape(info) if info else None,
         "source": info.source if info else None,
     }
+
+
+def _shape(info: "DatasetInfo") -> list[int]:
+    return [info.channels, *[info.image_size] * info.dims]

@@ -1,7 +1,7 @@
 """`ttsv keys`: projects and their keys, straight in the database: whoever can write there is trusted already."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated
 
@@ -110,12 +110,9 @@ def _database() -> "Iterator[Database]":
     from service.migrate import migrate
     from service.settings import Settings
 
-    database = Database(Settings().url)
-    try:
+    with closing(Database(Settings().url)) as database:
         migrate(database)  # a key can be the first thing there is
         yield database
-    finally:
-        database.close()
 
 
 def _day(moment: datetime | None) -> str:

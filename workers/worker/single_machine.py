@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Self
@@ -66,15 +67,10 @@ class LocalStack:
         self._children: list[Child] = []
 
     def __enter__(self) -> Self:
-        database = Database(self.settings.url)
-        try:
-            self.settings.refuse_open_network()
+        self.settings.refuse_open_network()
+        with closing(Database(self.settings.url)) as database:
             migrate(database)
             refuse_without_keys(database, self.settings)
-        except ValueError as error:
-            raise UserError(str(error)) from None
-        finally:
-            database.close()
         self._socket = self._listen()
         host, port = self._socket.getsockname()[:2]
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"

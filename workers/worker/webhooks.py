@@ -26,6 +26,7 @@ import httpx2 as httpx
 from sqlalchemy.exc import SQLAlchemyError
 
 from service.database.engine import Database
+from service.errors import UserError
 from service.experiments import webhooks
 from service.experiments.events import EventKind
 from service.experiments.webhooks import Delivery
@@ -70,18 +71,18 @@ class Target:
 
 
 def targets(settings: Settings) -> list[Target]:
-    """The addresses of the settings, none by default. Raises `ValueError` where they cannot be used."""
+    """The addresses of the settings, none by default. Raises `UserError` where they cannot be used."""
     if settings.webhook_url is None:
         return []
     if settings.webhook_secret_file is None:
-        raise ValueError("TTSV_WEBHOOK_URL needs TTSV_WEBHOOK_SECRET_FILE: a file with a secret, for the signatures")
+        raise UserError("TTSV_WEBHOOK_URL needs TTSV_WEBHOOK_SECRET_FILE: a file with a secret, for the signatures")
     try:
         secret = settings.webhook_secret_file.read_bytes().strip()
     except OSError as error:
-        raise ValueError(f"TTSV_WEBHOOK_SECRET_FILE: {error}") from None
+        raise UserError(f"TTSV_WEBHOOK_SECRET_FILE: {error}") from None
     if len(secret) < _SHORTEST_SECRET:
         fix = f"at least {_SHORTEST_SECRET} characters, such as those of `openssl rand -hex 32`"
-        raise ValueError(f"TTSV_WEBHOOK_SECRET_FILE: {settings.webhook_secret_file} holds too little: {fix}")
+        raise UserError(f"TTSV_WEBHOOK_SECRET_FILE: {settings.webhook_secret_file} holds too little: {fix}")
     loopback = settings.webhook_loopback
     return [Target(_checked(text, loopback), secret, loopback) for text in settings.webhook_url.split()]
 
@@ -92,14 +93,14 @@ def _checked(text: str, loopback: bool) -> httpx.URL:
         url = httpx.URL(text)
         url.host.encode("idna")  # as it is resolved
     except UnicodeError:
-        raise ValueError(f"TTSV_WEBHOOK_URL: {text!r}: no part of a name may be empty or longer than 63") from None
+        raise UserError(f"TTSV_WEBHOOK_URL: {text!r}: no part of a name may be empty or longer than 63") from None
     except (httpx.InvalidURL, TypeError) as error:
-        raise ValueError(f"TTSV_WEBHOOK_URL: {text!r} is no URL: {error}") from None
+        raise UserError(f"TTSV_WEBHOOK_URL: {text!r} is no URL: {error}") from None
     if url.scheme not in schemes or not url.host:
         allowed = "https://" if not loopback else "https://, or http:// to this machine"
-        raise ValueError(f"TTSV_WEBHOOK_URL: {url.scheme}://{url.host}: must begin with {allowed}")
+        raise UserError(f"TTSV_WEBHOOK_URL: {url.scheme}://{url.host}: must begin with {allowed}")
     if url.userinfo:
-        raise ValueError("TTSV_WEBHOOK_URL: must hold no password; the signature says who sends")
+        raise UserError("TTSV_WEBHOOK_URL: must hold no password; the signature says who sends")
     return url.copy_with(fragment=None)
 
 
@@ -180,7 +181,7 @@ def _is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
 
 
 class WebhookSender:
-    """As a context manager; without addresses in the settings it does nothing. Raises `ValueError` for wrong ones.
+    """As a context manager; without addresses in the settings it does nothing. Raises `UserError` for wrong ones.
 
     Several workers share the deliveries by the database. What was not delivered at the end is due for the next worker.
     """

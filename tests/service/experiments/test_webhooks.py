@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from service.database import Event, Webhook, WebhookDelivery, now
 from service.database.engine import Database
+from service.errors import UserError
 from service.experiments import actions, webhooks
 from service.experiments.events import EventKind
 from service.queue import driver_reads, leases
@@ -449,12 +450,12 @@ class TestTargets:
     )
     def test_refused(self, secret: Path, url: str, loopback: bool, reason: str) -> None:
         settings = Settings(webhook_url=url, webhook_secret_file=secret, webhook_loopback=loopback)
-        with pytest.raises(ValueError, match=f"^TTSV_WEBHOOK_URL: .*{reason}"):
+        with pytest.raises(UserError, match=f"^TTSV_WEBHOOK_URL: .*{reason}"):
             targets(settings)
 
     def test_a_secret_is_needed(self, tmp_path: Path) -> None:
         short = tmp_path / "short"
         short.write_text("short")
         for file, reason in ((None, "needs TTSV_WEBHOOK_SECRET_FILE"), (short, "too little"), (tmp_path / "x", "x")):
-            with pytest.raises(ValueError, match=reason):
+            with pytest.raises(UserError, match=reason):
                 targets(Settings(webhook_url="https://example.com", webhook_secret_file=file))
