@@ -55,11 +55,7 @@ def covers(*operations: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
 
 
 class Connection:
-    """Sends requests to the service at `url` with `key`, by default those of `TTSV_URL` and `TTSV_KEY`.
-
-    A request is sent again, `retries` times at most, where no connection, no answer, or a 502, 503 or 504 came.
-    `timeout` is in seconds. Methods raise `ApiError`.
-    """
+    """Sends requests to the service; its arguments are those of `service.client.Client`."""
 
     def __init__(
         self, url: str | None = None, *, key: str | None = None, retries: int = 4, timeout: float = 30

@@ -3,7 +3,7 @@
 import inspect
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec
 
@@ -62,7 +62,7 @@ def asking(**patience: Any) -> "Callable[[Callable[Concatenate[Client, _P], None
     return decorated
 
 
-_OPTIONS: dict[str, Any] = {"url": _URL, "key": _KEY}
+_OPTIONS: Mapping[str, Any] = {"url": _URL, "key": _KEY}
 
 
 def console() -> "Console":

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,6 +15,7 @@ from service.errors import UserError
 from service.paper.presets import Protocol, Scale, preset_spec, presets
 from service.specs.documents import read_json, yaml_as_json
 from service.specs.states import ExperimentState, TrialState
+from ttsv.config.fields import Plain
 from workers.cli.client_options import ExperimentId, Json, TrialId, connected, console, print_json, print_table
 from workers.cli.errors import plain_errors
 
@@ -151,7 +152,7 @@ def watch(client: "Client", experiment_id: ExperimentId, as_json: Json = False) 
     _watch(client, experiment_id, as_json)
 
 
-def _tagged(spec: dict[str, Any], tags: Sequence[str]) -> dict[str, Any]:
+def _tagged(spec: Plain, tags: Sequence[str]) -> Plain:
     """The spec with these tags besides its own."""
     from service.specs.versions import upgrade
 
@@ -234,7 +235,7 @@ def submit_preset(
     _say_posted(client.submit_preset(name, scale=scale, protocol=protocol), quiet)
 
 
-def read_spec(path: Path) -> dict[str, Any]:
+def read_spec(path: Path) -> Plain:
     """The spec in a file, read as the API reads it; `-` is standard input.
 
     Raises `UserError` with the file's name and what is wrong.

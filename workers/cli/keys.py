@@ -93,12 +93,13 @@ def project(
     """Make a project, or set its quotas anew (those left out are none)."""
     from service.access import keys
 
-    quotas = {"max_queued_trials": max_queued_trials, "max_gpu_hours": max_gpu_hours}
     with _database() as database:
 
         def work(session: "Session") -> None:
             found = keys.project_named(session, name) or keys.create_project(session, name)
-            keys.update_project(session, found.id, name, **quotas)  # type: ignore[arg-type]
+            keys.update_project(
+                session, found.id, name, max_queued_trials=max_queued_trials, max_gpu_hours=max_gpu_hours
+            )
 
         database.write(work)
     typer.echo(f"project {name}: {max_queued_trials} trials, {max_gpu_hours} GPU-hours (None: no limit)")

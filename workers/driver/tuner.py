@@ -23,7 +23,7 @@ from workers.driver.callback import TuneCallback, job_of
 from workers.driver.recorder import Recorder
 from workers.driver.tensorboard import TensorBoardLogger
 from workers.driver.watchdog import Watchdog
-from workers.trial_process.messages import FailureReport, Job, RunTrial
+from workers.trial_process.messages import FailureReport, Job, PassConfig, RunTrial
 from workers.trial_process.trainable import COMPARED_EPOCH, TrialTrainable
 
 if TYPE_CHECKING:
@@ -119,17 +119,18 @@ class Passes:
         callbacks: list[tune.Callback] = [TuneCallback(self._recorder, watchdog, expected, self._all_ended)]
         if work.board_folder is not None:
             callbacks.append(TensorBoardLogger(work.board_folder))
+        config = PassConfig(
+            run=self._run,
+            data_dir=str(work.data_dir),
+            cpus=resources.cpus,
+            stop_file=str(work.stop),
+            every_epoch=work.board_folder is not None or not isinstance(work.spec.scheduler, Fifo),
+        )
+        # As plain data: Tune puts placeholders where other objects stand.
+        jobs = {} if search is not None else {"job": tune.grid_search([asdict(job) for job in work.jobs])}
         return tune.Tuner(
             tune.with_resources(TrialTrainable, reserved),
-            param_space={
-                "run": self._run,
-                "data_dir": str(work.data_dir),
-                "cpus": resources.cpus,
-                "stop_file": str(work.stop),
-                "every_epoch": work.board_folder is not None or not isinstance(work.spec.scheduler, Fifo),
-            }
-            # As plain data: Tune puts placeholders where other objects stand.
-            | ({} if search is not None else {"job": tune.grid_search([asdict(job) for job in work.jobs])}),
+            param_space={**config, **jobs},
             tune_config=tune.TuneConfig(
                 reuse_actors=True,
                 max_concurrent_trials=work.spec.max_concurrent_trials,

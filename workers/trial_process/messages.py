@@ -25,6 +25,26 @@ class Job:
     source: str | None = None
 
 
+class PassConfig(TypedDict):
+    """What Tune hands to each process of a pass.
+
+    `run` has the shape of `run_trial`; once `stop_file` exists no trial begins; `every_epoch`: whether each is reported
+    for itself.
+    """
+
+    run: RunTrial
+    data_dir: str
+    cpus: float
+    stop_file: str
+    every_epoch: bool
+
+
+class TuneConfig(PassConfig):
+    """And for one trial: `job` has the fields of a `Job`."""
+
+    job: Plain
+
+
 @dataclass(frozen=True)
 class EpochReport:
     """Epochs that finished: usually one; after a resume also those that a killed driver could not store."""

@@ -12,14 +12,23 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import TextIOBase
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 from ray import tune
 
 from ttsv.config.trial import TrialConfig
 from ttsv.errors import DataError, DivergedError, TrialError
 from ttsv.results import EpochMetrics, StageProgress, TrialResult
-from workers.trial_process.messages import EpochReport, FailureReport, Job, Report, ResultReport, SkippedReport
+from workers.trial_process.messages import (
+    EpochReport,
+    FailureReport,
+    Job,
+    Report,
+    ResultReport,
+    RunTrial,
+    SkippedReport,
+    TuneConfig,
+)
 from workers.trial_process.trial_folder import Journal, manifest, trial_folder
 
 logger = logging.getLogger(__name__)
@@ -40,11 +49,8 @@ COMPARED_EPOCH = "compared_epoch"
 class TrialTrainable(tune.Trainable):
     """Each step is one epoch; the last one is the result or the failure.
 
-    A failure that would come again is reported, not raised: Ray would take the process down for it. Reading the
-    configuration: `job` (the fields of a `Job`), `run` (in the shape of `run_trial`), `data_dir`, `cpus`, `stop_file`
-    (once it exists no trial begins) and `every_epoch` (whether each is reported for itself).
-
-    A step's result is the report, and beside it the newest numbers for Tune's schedulers and loggers.
+    A failure that would come again is reported, not raised: Ray would take the process down for it. A step's result is
+    the report, and beside it the newest numbers for Tune's schedulers and loggers.
     """
 
     def setup(self, config: dict[str, Any]) -> None:
@@ -55,12 +61,12 @@ class TrialTrainable(tune.Trainable):
 
         torch.set_num_threads(math.ceil(config["cpus"]))
         keep_freed_memory()
-        self._begin(config)
+        self._begin(cast(TuneConfig, config))
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Prepares the next trial in the same process."""
         self._end()
-        self._begin(new_config)
+        self._begin(cast(TuneConfig, new_config))
         return True
 
     def step(self) -> dict[str, Any]:
@@ -72,7 +78,7 @@ class TrialTrainable(tune.Trainable):
         """Closes the trial."""
         self._end()
 
-    def _begin(self, config: dict[str, Any]) -> None:
+    def _begin(self, config: TuneConfig) -> None:
         pause = 0.0 if config["every_epoch"] else REPORT_SECONDS
         self._reports: Iterator[Report] = _reports(
             Job(**config["job"]), config["run"], Path(config["data_dir"]), Path(config["stop_file"]), pause
@@ -107,7 +113,7 @@ class TrialTrainable(tune.Trainable):
             return _bug()
 
 
-def _reports(job: Job, run: Any, data_dir: Path, stop_file: Path, pause: float) -> Iterator[Report]:
+def _reports(job: Job, run: RunTrial, data_dir: Path, stop_file: Path, pause: float) -> Iterator[Report]:
     """What the trial has to say. The first epoch at once, later ones together, as each report costs a round trip."""
     if stop_file.exists():
         yield SkippedReport()
@@ -126,7 +132,7 @@ def _reports(job: Job, run: Any, data_dir: Path, stop_file: Path, pause: float) 
             raise
 
 
-def _told(job: Job, run: Any, config: TrialConfig, data_dir: Path, folder: Path, pause: float) -> Iterator[Report]:
+def _told(job: Job, run: RunTrial, config: TrialConfig, data_dir: Path, folder: Path, pause: float) -> Iterator[Report]:
     """Runs the trial and packs what it yields."""
     journal = Journal(folder)
     points = journal.after(job.stored_epochs)

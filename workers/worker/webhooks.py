@@ -218,7 +218,7 @@ class WebhookSender:
                         self._database.write(partial(webhooks.enrol, endpoint=target.endpoint))
                     enrolled = True
                 for target in self._targets:
-                    self.deliver(target)
+                    self._deliver(target)
             except SQLAlchemyError as error:
                 logger.warning("webhooks wait for the database: %s", error)
                 pause = _OUTAGE_SECONDS
@@ -227,11 +227,11 @@ class WebhookSender:
                 pause = _OUTAGE_SECONDS
             self._ending.wait(pause)
 
-    def deliver(self, target: Target) -> int:
-        """Sends what is due to one address; how many it took."""
+    def _deliver(self, target: Target) -> None:
+        """Sends what is due to one address."""
         with self._database.read() as session:
             if not webhooks.has_work(session, target.endpoint, self._kinds):
-                return 0
+                return
         take = partial(webhooks.take, endpoint=target.endpoint, kinds=self._kinds, limit=AT_ONCE)
         deliveries = self._database.write(take)
         problems = asyncio.run(_send(target, deliveries))
@@ -241,7 +241,6 @@ class WebhookSender:
                 level, then = (logging.ERROR, "given up") if over else (logging.WARNING, "tried again later")
                 what = f"event {delivery.event_id} to {target.shown}, attempt {delivery.attempt}"
                 logger.log(level, "webhook: %s: %s; %s", what, problem, then)
-        return problems.count(None)
 
 
 async def _send(target: Target, deliveries: Sequence[Delivery]) -> list[str | None]:
