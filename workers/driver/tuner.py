@@ -23,7 +23,7 @@ from workers.driver.callback import TuneCallback, job_of
 from workers.driver.recorder import Recorder
 from workers.driver.tensorboard import TensorBoardLogger
 from workers.driver.watchdog import Watchdog
-from workers.trial_process.messages import FailureReport, Job, PassConfig, RunTrial
+from workers.trial_process.messages import FailureReport, Job, RunTrial, TuneConfig
 from workers.trial_process.trainable import COMPARED_EPOCH, TrialTrainable
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class Passes:
         callbacks: list[tune.Callback] = [TuneCallback(self._recorder, watchdog, expected, self._all_ended)]
         if work.board_folder is not None:
             callbacks.append(TensorBoardLogger(work.board_folder))
-        config = PassConfig(
+        config = TuneConfig(
             run=self._run,
             data_dir=str(work.data_dir),
             cpus=resources.cpus,

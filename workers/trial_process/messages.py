@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 from ttsv.config.fields import Plain
 from ttsv.results import EpochMetrics, StageProgress, TrialResult
@@ -25,24 +25,19 @@ class Job:
     source: str | None = None
 
 
-class PassConfig(TypedDict):
-    """What Tune hands to each process of a pass.
+class TuneConfig(TypedDict):
+    """What Tune hands to a trial's process.
 
-    `run` has the shape of `run_trial`; once `stop_file` exists no trial begins; `every_epoch`: whether each is reported
-    for itself.
+    `job` has the fields of a `Job`, all else is common to a pass. `run` has the shape of `run_trial`; once `stop_file`
+    exists no trial begins; `every_epoch`: whether each is reported for itself.
     """
 
+    job: NotRequired[Plain]
     run: RunTrial
     data_dir: str
     cpus: float
     stop_file: str
     every_epoch: bool
-
-
-class TuneConfig(PassConfig):
-    """And for one trial: `job` has the fields of a `Job`."""
-
-    job: Plain
 
 
 @dataclass(frozen=True)

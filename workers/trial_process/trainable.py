@@ -105,12 +105,10 @@ class TrialTrainable(tune.Trainable):
             return FailureReport(error.failure, str(error))
         except MemoryError:
             return FailureReport("oom", "the trial does not fit into the machine's memory")
-        except OSError as error:
-            if error.errno in _DISK_TROUBLE:
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno in _DISK_TROUBLE:
                 raise  # the machine's fault, not the trial's: the attempt counts as lost, and another one may succeed
-            return _bug()
-        except Exception:
-            return _bug()
+            return FailureReport("error", traceback.format_exc()[-_TRACEBACK_CHARACTERS:])  # which nobody foresaw
 
 
 def _reports(job: Job, run: RunTrial, data_dir: Path, stop_file: Path, pause: float) -> Iterator[Report]:
@@ -176,15 +174,9 @@ def _require_file(path: Path) -> Path:
 
 def _log_epoch(item: EpochMetrics) -> None:
     logger.info(
-        "epoch %d of %d: train loss %.4g, accuracy %.4f; validation loss %.4g, accuracy %.4f; lr %.3g, %.2f s",
-        item.epoch,
-        item.epochs,
-        item.train_loss,
-        item.train_accuracy,
-        item.val_loss,
-        item.val_accuracy,
-        item.lr,
-        item.seconds,
+        "epoch %(epoch)d of %(epochs)d: train loss %(train_loss).4g, accuracy %(train_accuracy).4f; "
+        "validation loss %(val_loss).4g, accuracy %(val_accuracy).4f; lr %(lr).3g, %(seconds).2f s",
+        dataclasses.asdict(item),
     )
 
 
@@ -222,11 +214,6 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
             yield from _leaves(inner, f"{path}[{index}]")
     else:
         yield path, value
-
-
-def _bug() -> FailureReport:
-    """The exception being handled, as a failure that nobody foresaw."""
-    return FailureReport("error", traceback.format_exc()[-_TRACEBACK_CHARACTERS:])
 
 
 @contextmanager
