@@ -37,7 +37,7 @@ from service.settings import Settings
 def create_app(settings: Settings) -> FastAPI:
     """The API on the settings' database, which `ttsv migrate` has brought up to date.
 
-    Raises ValueError if the settings would open it to a network without keys.
+    Raises `UserError` if the settings would open it to a network without keys.
     """
     settings.refuse_open_network()
     settings.data_dir.mkdir(parents=True, exist_ok=True)

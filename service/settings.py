@@ -11,6 +11,8 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
+from service.errors import UserError
+
 
 class LogFormat(StrEnum):
     """How logs are written."""
@@ -160,9 +162,9 @@ class Settings(BaseSettings):
             return self.host == "localhost"
 
     def refuse_open_network(self) -> None:
-        """Raises `ValueError` if the API would be open to everyone who reaches the machine."""
+        """Raises `UserError` if the API would be open to everyone who reaches the machine."""
         if not (self.on_loopback or self.keys_required or self.trust_network):
-            raise ValueError(
+            raise UserError(
                 f"TTSV_HOST = {self.host!r} with TTSV_REQUIRE_KEYS=false: everyone who reaches this machine could use "
                 "the API; leave TTSV_REQUIRE_KEYS out, or set TTSV_TRUST_NETWORK=true behind a proxy that authenticates"
             )

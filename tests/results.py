@@ -1,9 +1,9 @@
-"""A finished trial's result for tests that care about little of it."""
+"""A trial's epochs and its result for tests that care about little of them."""
 
 import dataclasses
 from typing import Any
 
-from ttsv.results import TrialResult
+from ttsv.results import EpochMetrics, TrialResult
 
 _PLAIN = TrialResult(
     accuracy=0.5,
@@ -32,3 +32,20 @@ _PLAIN = TrialResult(
 def made_result(**changes: Any) -> TrialResult:
     """Some result, with these fields changed."""
     return dataclasses.replace(_PLAIN, **changes)
+
+
+def made_epoch(number: int, **changes: Any) -> EpochMetrics:
+    """The epoch of that number, of three, with these fields changed."""
+    epoch = EpochMetrics(
+        epoch=number,
+        epochs=3,
+        train_loss=1.0,
+        train_accuracy=0.5,
+        val_loss=1.0,
+        val_accuracy=0.5,
+        ort_loss=None,
+        lr=0.1,
+        seconds=0.1,
+        constraint_seconds=0.0,
+    )
+    return dataclasses.replace(epoch, **changes)

@@ -12,7 +12,7 @@ from service.access.security import NewKey, Principal, Scope
 from service.database import OPEN_TRIALS, ApiKey, Experiment, Project, Trial, now
 from service.database.engine import Database
 from service.database.pagination import Order, Page
-from service.errors import ConflictError, NotFoundError, QuotaError
+from service.errors import ConflictError, NotFoundError, QuotaError, UserError
 from service.settings import Settings
 
 _USED_EVERY = timedelta(minutes=1)
@@ -171,12 +171,12 @@ def has_keys(session: Session) -> bool:
 
 
 def refuse_without_keys(database: Database, settings: Settings) -> None:
-    """Raises `ValueError` if the API would listen on a network that nobody could use it from."""
+    """Raises `UserError` if the API would listen on a network that nobody could use it from."""
     if settings.on_loopback or not settings.keys_required:
         return
     with database.read() as session:
         if not has_keys(session):
-            raise ValueError(
+            raise UserError(
                 f"TTSV_HOST = {settings.host!r}: requests from elsewhere need a key, and there is none yet; make one "
                 "with `ttsv keys create PROJECT --owner NAME`, or use TTSV_HOST=127.0.0.1"
             )

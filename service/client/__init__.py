@@ -36,5 +36,6 @@ class Client(Experiments, Trials, Boards, Access):
     """Talks to one service. Requests that were not answered are sent again: each is safe to repeat.
 
     `url` and `key` are by default those of `TTSV_URL` and `TTSV_KEY`. `retries` is how often a request is sent again
-    where no connection, no answer, or a 502, 503 or 504 came. Use as a context manager. Methods raise `ApiError`.
+    where no connection, no answer, or a 502, 503 or 504 came; `timeout` is in seconds. Use as a context manager.
+    Methods raise `ApiError`.
     """

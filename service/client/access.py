@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
 
 from service.client.connection import Connection, covers
 from service.schemas.service import KeyOut, Liveness, MeOut, NewKeyOut, ProjectOut, Readiness
@@ -35,7 +34,7 @@ class Access(Connection):
     ) -> ProjectOut:
         """Gives a project a name and quotas; those left out are none."""
         body = _project(name, max_queued_trials, max_gpu_hours)
-        return ProjectOut.model_validate_json(self._send("PUT", f"/v1/projects/{project_id}", json=body).content)
+        return self._answer(ProjectOut, "PUT", f"/v1/projects/{project_id}", json=body)
 
     @covers("listKeys")
     def keys(self) -> list[KeyOut]:
@@ -63,7 +62,7 @@ class Access(Connection):
     @covers("revokeKey")
     def revoke_key(self, key_id: str) -> KeyOut:
         """Makes a key useless at once."""
-        return KeyOut.model_validate_json(self._send("DELETE", f"/v1/keys/{key_id}").content)
+        return self._answer(KeyOut, "DELETE", f"/v1/keys/{key_id}")
 
     @covers("getLiveness")
     def alive(self) -> Liveness:
@@ -81,5 +80,5 @@ class Access(Connection):
         return self._text("/metrics")
 
 
-def _project(name: str, max_queued_trials: int | None, max_gpu_hours: float | None) -> dict[str, Any]:
+def _project(name: str, max_queued_trials: int | None, max_gpu_hours: float | None) -> dict[str, object]:
     return {"name": name, "max_queued_trials": max_queued_trials, "max_gpu_hours": max_gpu_hours}

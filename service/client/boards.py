@@ -1,12 +1,13 @@
 """Leaderboards, the paper's tables and its presets."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack, cast
 from urllib.parse import quote
 
 from service.client.connection import Connection, checked, covers, of_paper
 from service.schemas.experiments import PresetOut
 from service.schemas.leaderboards import LeaderboardOut, RowOut, TableOut
+from ttsv.config.fields import Plain
 
 
 class BoardQuestion(TypedDict, total=False):
@@ -61,10 +62,11 @@ class Boards(Connection):
     @covers("getLeaderboard")
     def board_rows(self, dataset: str, protocol: str, **question: Any) -> Iterator[RowOut]:
         """All rows of one board, best first; pages are fetched as they are needed; `question` as of `leaderboard`."""
-        return self._board_rows(dataset, protocol, checked(BoardQuestion, question))  # a wrong name is told at once
+        asked = checked(BoardQuestion, question) | {"protocol": protocol}  # a wrong name is told at once
+        return self._board_rows(dataset, cast(BoardQuestion, asked))
 
-    def _board_rows(self, dataset: str, protocol: str, question: dict[str, Any]) -> Iterator[RowOut]:
-        while boards := self.leaderboard(dataset, protocol=protocol, **question).boards:
+    def _board_rows(self, dataset: str, question: BoardQuestion) -> Iterator[RowOut]:
+        while boards := self.leaderboard(dataset, **question).boards:
             yield from boards[0].rows
             question["cursor"] = boards[0].next
             if boards[0].next is None:
@@ -88,10 +90,10 @@ class Boards(Connection):
         return self._list(PresetOut, "/v1/presets")
 
     @covers("getPreset")
-    def preset(self, name: str, *, scale: str = "full", protocol: str = "code") -> dict[str, Any]:
+    def preset(self, name: str, *, scale: str = "full", protocol: str = "code") -> Plain:
         """A preset as a spec, to be changed and submitted."""
         path = f"/v1/presets/{of_paper(name)}"
-        spec: dict[str, Any] = self._send("GET", path, params={"scale": scale, "protocol": protocol}).json()
+        spec: Plain = self._send("GET", path, params={"scale": scale, "protocol": protocol}).json()
         return spec
 
 
@@ -99,12 +101,11 @@ def _board(dataset: str) -> str:
     return f"/v1/leaderboards/{quote(dataset, safe=':')}"
 
 
-def _asked(kind: type, question: BoardQuestion | TableQuestion) -> dict[str, Any]:
-    """A question as parameters of the API."""
+def _asked(kind: type, question: BoardQuestion | TableQuestion) -> dict[str, object]:
+    """A question as parameters of the API: several names are one text."""
     asked = checked(kind, question)
     asked["experiment"] = asked.pop("experiment_id", None)
-    return asked | {name: _joined(asked.get(name)) for name in ("metrics", "pareto")}
-
-
-def _joined(names: str | Iterable[str] | None) -> str | None:
-    return names if names is None or isinstance(names, str) else ",".join(names)
+    for name in ("metrics", "pareto"):
+        if (names := question.get(name)) is not None and not isinstance(names, str):
+            asked[name] = ",".join(cast(Iterable[str], names))
+    return asked

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from types import TracebackType
-from typing import Any, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, ParamSpec, Protocol, Self, TypeAlias, TypeVar
 from urllib.parse import quote
 
 import httpx2 as httpx
@@ -21,6 +21,9 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _Item = TypeVar("_Item", covariant=True)
 _Model = TypeVar("_Model", bound=BaseModel)
+
+Query: TypeAlias = dict[str, str | list[str]]
+"""Parameters of an address, as they are written there."""
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 10.0
@@ -52,11 +55,7 @@ def covers(*operations: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
 
 
 class Connection:
-    """Sends requests to the service at `url` with `key`, by default those of `TTSV_URL` and `TTSV_KEY`.
-
-    A request is sent again, `retries` times at most, where no connection, no answer, or a 502, 503 or 504 came.
-    `timeout` is in seconds. Methods raise `ApiError`.
-    """
+    """Sends requests to the service; its arguments are those of `service.client.Client`."""
 
     def __init__(
         self, url: str | None = None, *, key: str | None = None, retries: int = 4, timeout: float = 30
@@ -85,7 +84,7 @@ class Connection:
         method: str,
         path: str,
         *,
-        params: Mapping[str, Any] | None = None,
+        params: Query | None = None,
         json: Any = None,
         headers: Mapping[str, str] | None = None,
         repeatable: bool = True,
@@ -107,14 +106,18 @@ class Connection:
             time.sleep(self._pause_after(outcome, attempt, repeatable=repeatable))
             attempt += 1
 
+    def _answer(self, kind: type[_Model], method: str, path: str, /, **options: Any) -> _Model:
+        """An answer of a kind; `options` are those of sending."""
+        return kind.model_validate_json(self._send(method, path, **options).content)
+
     def _get(self, kind: type[_Model], path: str, /, **params: Any) -> _Model:
         """Asks for an answer of a kind."""
-        return kind.model_validate_json(self._send("GET", path, params=query(**params)).content)
+        return self._answer(kind, "GET", path, params=query(**params))
 
     def _list(self, kind: type[_Model], path: str) -> list[_Model]:
         """Asks for a list that stands alone in its answers: what follows is named by the header Link."""
         found: list[_Model] = []
-        asked: dict[str, str] = {}
+        asked: Query = {}
         while True:
             answer = self._send("GET", path, params=asked)
             found += [kind.model_validate(item) for item in answer.json()]
@@ -129,10 +132,10 @@ class Connection:
 
     def _post(self, kind: type[_Model], path: str, body: Any = None, /, **options: Any) -> _Model:
         """Posts a body; `options` are those of sending."""
-        return kind.model_validate_json(self._send("POST", path, json=body, **options).content)
+        return self._answer(kind, "POST", path, json=body, **options)
 
     def _pages(
-        self, read: Callable[[bytes], Page[_Item]], path: str, /, following: str = "cursor", **params: Any
+        self, read: Callable[[bytes], Page[_Item]], path: str, following: str = "cursor", /, **params: object
     ) -> Iterator[_Item]:
         """The items of a list; pages are fetched as they are needed, by the parameter that `following` names."""
         asked = query(**params)
@@ -145,7 +148,7 @@ class Connection:
 
     @contextmanager
     def _stream(
-        self, path: str, *, params: Mapping[str, Any] | None = None, headers: Mapping[str, str] | None = None
+        self, path: str, *, params: Query | None = None, headers: Mapping[str, str] | None = None
     ) -> Iterator[httpx.Response]:
         """The answer to a GET, to be read as it comes; a refusal has been read."""
         with self._http.stream("GET", path, params=params, headers=headers, timeout=self._streaming) as response:
@@ -187,22 +190,22 @@ def of_paper(name: str) -> str:
     return "/".join(quote(part, safe=":") if part.strip(".") else "-" for part in name.split("/", 1))
 
 
-def query(**params: Any) -> dict[str, Any]:
+def query(**params: object) -> Query:
     """Parameters as they are written; those that are None are left out."""
-    return {name: _written(value) for name, value in params.items() if value is not None}
+    return {
+        name: list(map(_written, value)) if isinstance(value, list | tuple) else _written(value)
+        for name, value in params.items()
+        if value is not None
+    }
 
 
-def _written(value: Any) -> Any:
+def _written(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, datetime):
-        return value.isoformat()
-    if isinstance(value, (list, tuple)):
-        return [_written(one) for one in value]
-    return str(value)
+    return value.isoformat() if isinstance(value, datetime) else str(value)
 
 
-def checked(kind: type, asked: Mapping[str, Any]) -> dict[str, Any]:
+def checked(kind: type, asked: Mapping[str, object]) -> dict[str, object]:
     """What was asked for; raises `TypeError` for a name that the typed dictionary `kind` does not have."""
     if unknown := sorted(asked.keys() - kind.__annotations__.keys()):
         raise TypeError(f"there is no {unknown[0]!r}; there are {', '.join(kind.__annotations__)}")

@@ -21,6 +21,7 @@ from service.schemas.experiments import (
     SelectionPage,
 )
 from service.specs.states import OPEN_EXPERIMENTS
+from ttsv.config.fields import Plain
 
 _ROOT = "/v1/experiments"
 _ALL_BUT_SPEC = ",".join(name for name in ExperimentOut.model_fields if name != "spec")
@@ -46,12 +47,12 @@ class Experiments(Connection):
     """Posts experiments, asks about them and changes them."""
 
     @covers("createExperiment")
-    def submit(self, spec: dict[str, Any], *, idempotency_key: str | None = None) -> NewExperimentOut:
+    def submit(self, spec: Plain, *, idempotency_key: str | None = None) -> NewExperimentOut:
         """Posts an experiment; sent again after a lost answer it is still stored once."""
         return self._post(NewExperimentOut, _ROOT, spec, headers=idempotent(idempotency_key))
 
     @covers("createExperiment")
-    def dry_run(self, spec: dict[str, Any]) -> DryRunOut:
+    def dry_run(self, spec: Plain) -> DryRunOut:
         """What a spec would become: its trials with sizes, steps and times. Nothing is stored."""
         return self._post(DryRunOut, _ROOT, spec, params=query(dry_run=True))
 
@@ -128,8 +129,8 @@ class Experiments(Connection):
         experiment_id: int,
         *,
         grid: dict[str, list[Any]] | None = None,
-        variants: Sequence[dict[str, Any]] = (),
-        trials: Sequence[dict[str, Any]] = (),
+        variants: Sequence[Plain] = (),
+        trials: Sequence[Plain] = (),
         repeat: int | None = None,
         idempotency_key: str | None = None,
     ) -> ExperimentOut:
@@ -141,19 +142,19 @@ class Experiments(Connection):
     def clone(
         self, experiment_id: int, *, name: str | None = None, idempotency_key: str | None = None
     ) -> ExperimentOut:
-        """Posts an experiment's spec once more, by default under the same name."""
+        """Posts an experiment's spec once more, by default as `NAME (clone)`."""
         return self._act(experiment_id, "clone", {"name": name}, headers=idempotent(idempotency_key))
 
     @covers("reevaluateExperiment")
     def reevaluate(
         self,
         experiment_id: int,
-        evaluation: dict[str, Any],
+        evaluation: Plain,
         *,
         name: str | None = None,
         idempotency_key: str | None = None,
     ) -> ExperimentOut:
-        """Posts an experiment that evaluates another's networks anew and trains nothing."""
+        """Posts an experiment, by default `NAME (re-evaluated)`, that evaluates networks anew and trains nothing."""
         body = {"evaluation": evaluation, "name": name}
         return self._act(experiment_id, "re-evaluate", body, headers=idempotent(idempotency_key))
 
@@ -170,14 +171,14 @@ class Experiments(Connection):
     ) -> ExperimentOut:
         """Changes what is given; refused (`ChangedError`) if a `revision` is given and it is at another one."""
         body = {"name": name, "notes": notes, "tags": None if tags is None else list(tags), "priority": priority}
-        answer = self._send(
+        return self._answer(
+            ExperimentOut,
             "PATCH",
             f"{_ROOT}/{experiment_id}",
             json=body,
             headers={} if revision is None else {"If-Match": f'"{revision}"'},
             repeatable=revision is None,  # the change itself makes the next revision
         )
-        return ExperimentOut.model_validate_json(answer.content)
 
     @covers("listExperimentEvents", "listEvents")
     def events(
@@ -193,8 +194,7 @@ class Experiments(Connection):
         Pages are fetched as needed. `kind` is one of `service.experiments.events.EventKind`, or several.
         """
         path = "/v1/events" if experiment_id is None else f"{_ROOT}/{experiment_id}/events"
-        read = EventPage.model_validate_json
-        return self._pages(read, path, "after", kind=kind, after=after, sort=sort, limit=1000)
+        return self._pages(EventPage.model_validate_json, path, "after", kind=kind, after=after, sort=sort, limit=1000)
 
     @covers("streamExperiment")
     def follow(
@@ -214,8 +214,9 @@ class Experiments(Connection):
                         raise refusal(answer)
                     feed.begin()
                     if answer.status_code == 204:  # final, and all events known: its last word is its own
+                        last = ExperimentUpdate.model_validate(self.experiment(experiment_id))
                         feed.ended = True
-                        yield ExperimentUpdate.model_validate(self.experiment(experiment_id))
+                        yield last
                     for line in answer.iter_lines():
                         if (item := feed.take(line)) is not None:
                             failures = 0
@@ -256,9 +257,7 @@ class Experiments(Connection):
             if shown.state in OPEN_EXPERIMENTS:
                 time.sleep(every)
 
-    def _act(
-        self, experiment_id: int, action: str, body: dict[str, Any] | None = None, **options: Any
-    ) -> ExperimentOut:
+    def _act(self, experiment_id: int, action: str, body: Plain | None = None, **options: Any) -> ExperimentOut:
         return self._post(ExperimentOut, f"{_ROOT}/{experiment_id}/{action}", body, **options)
 
 

@@ -49,10 +49,14 @@ def result_frame(trials: Iterable[TrialOut]) -> "pd.DataFrame":
     """
     import pandas as pd
 
-    rows = [_row(trial) for trial in trials]
-    config = list(dict.fromkeys(name for row in rows for name in row[1]))
-    columns = [*_TRIAL_COLUMNS, *config, *RESULT_COLUMNS]
-    frame = pd.DataFrame([own | settings | result for own, settings, result in rows], columns=columns)
+    rows, names = [], dict[str, None]()
+    for trial in trials:
+        own = {name: getattr(trial, name) for name in _TRIAL_COLUMNS} | {"state": trial.state.value}
+        # Strings tell a data frame too little of lists (`milestones`): they stay what they are.
+        config = dict(flat(trial.config))
+        names |= dict.fromkeys(config)
+        rows.append(own | config | ({} if trial.result is None else trial.result.model_dump()))
+    frame = pd.DataFrame(rows, columns=[*_TRIAL_COLUMNS, *names, *RESULT_COLUMNS])
     return frame.astype(dict.fromkeys(_WHOLE, "Int64")).set_index("id")
 
 
@@ -62,9 +66,3 @@ def epoch_frame(epochs: Iterable[EpochOut]) -> "pd.DataFrame":
 
     columns = list(EpochOut.model_fields)
     return pd.DataFrame([epoch.model_dump() for epoch in epochs], columns=columns).set_index("epoch")
-
-
-def _row(trial: TrialOut) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    own = {name: getattr(trial, name) for name in _TRIAL_COLUMNS} | {"state": trial.state.value}
-    # Strings tell a data frame too little of lists (`milestones`): they stay what they are.
-    return own, dict(flat(trial.config)), {} if trial.result is None else trial.result.model_dump()

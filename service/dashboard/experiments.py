@@ -83,14 +83,8 @@ def experiment(
     with database.read() as session:
         row = store.get_experiment(session, experiment_id, project_id=which.project_id)
         (found,) = experiments_out(session, [row])
-        trials = list_trials(
-            session,
-            replace(which, experiment_id=experiment_id),
-            limit=limit,
-            sort=sort,
-            cursor=cursor,
-            with_config=False,
-        )
+        here = replace(which, experiment_id=experiment_id)
+        trials = list_trials(session, here, limit=limit, sort=sort, cursor=cursor, with_config=False)
         events = list_events(session, experiment_id=experiment_id, limit=_EVENTS, newest_first=True)
         doable = actions(row, found.progress)
     path = experiment_log(settings.data_dir, experiment_id)

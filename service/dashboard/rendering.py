@@ -1,6 +1,7 @@
 """Pages as answers: templates, and the headers that keep scripts of others out."""
 
-from functools import cache
+from collections.abc import Mapping
+from functools import cache, partial
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
@@ -66,22 +67,18 @@ class Shower:
     """How a page is answered: `show("trial.html", title=..., ...)`."""
 
     def __init__(self, request: Request, settings: Config, who: Reader) -> None:
-        self._query = request.query_params
-        self._common: dict[str, Any] = {
+        self._common: Mapping[str, Any] = {
             "who": who,
             "may_submit": who.may(Scope.SUBMIT),
             "may_cancel": who.may(Scope.CANCEL),
             "keys_required": settings.keys_required,
             "query": request.query_params,
-            "with_query": self._with_query,
+            "with_query": partial(with_query, request.query_params),
         }
 
     def __call__(self, template: str, **values: Any) -> HTMLResponse:
         """The page, for who asks."""
         return html(template, **self._common, **values)
-
-    def _with_query(self, **changes: Any) -> str:
-        return with_query(self._query, **changes)
 
 
 Show = Annotated[Shower, Depends(Shower)]

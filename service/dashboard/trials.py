@@ -12,7 +12,7 @@ from service.api.http.dependencies import Config, Cursor, Db, TrialId
 from service.api.http.query_filters import TrialSort, WhichTrials
 from service.dashboard.charts import LineChart, line_chart
 from service.dashboard.rendering import PageRoute, PageSize, Show
-from service.database import OPEN_TRIALS, Result, TrialState
+from service.database import OPEN_TRIALS, TrialState
 from service.experiments import epoch_points, store
 from service.experiments.listing import list_trials
 from service.experiments.logs import tail, trial_log
@@ -26,14 +26,6 @@ _POINTS = 300
 _LOG_LINES = 200
 _LAYERS = 200
 _COLUMNS = ("train_loss", "val_loss", "train_accuracy", "val_accuracy", "ort_loss", "lr")
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """A metric of the result."""
-
-    metric: Metric
-    value: float
 
 
 @dataclass(frozen=True)
@@ -72,6 +64,7 @@ def trial(trial_id: TrialId, show: Show, who: Reader, database: Db, settings: Co
         name = experiment.name
         session.expunge_all()
     result = found.result
+    values = [(metric, getattr(result, metric.value)) for metric in Metric] if result else []
     path = trial_log(settings.data_dir, trial_id)
     layers = result.layers if result else []
     return show(
@@ -81,8 +74,8 @@ def trial(trial_id: TrialId, show: Show, who: Reader, database: Db, settings: Co
         open=found.trial.state in OPEN_TRIALS,
         charts=curves(epochs),
         result=result,
-        measurements=measurements(result) if result else [],
-        unmeasured=[m for m in Metric if getattr(result, m.value) is None] if result else [],
+        measurements=[(metric, value) for metric, value in values if value is not None],
+        unmeasured=[metric for metric, value in values if value is None],
         protocol=found.protocol,
         layers=layer_ranges(layers[:_LAYERS]),
         layer_count=len(layers),
@@ -112,16 +105,10 @@ def curves(epochs: Sequence[epoch_points.Point]) -> list[LineChart]:
     return [chart for chart in charts if chart is not None]
 
 
-def measurements(result: Result) -> list[Measurement]:
-    """All metrics that the result has, in the tables' order."""
-    values = [(metric, getattr(result, metric.value)) for metric in Metric]
-    return [Measurement(metric, value) for metric, value in values if value is not None]
-
-
 def layer_ranges(layers: Sequence[Mapping[str, Any]]) -> list[LayerRange]:
     """Each layer's smallest to largest singular value, all on one scale."""
-    tops = [value for layer in layers for value in (layer.get("largest"), layer.get("largest_before_projection"))]
-    top = max((value for value in tops if value is not None), default=0) or 1
+    tops = [layer.get(name) or 0 for layer in layers for name in ("largest", "largest_before_projection")]
+    top = max(tops, default=0) or 1
 
     def place(value: float | None) -> float:
         return round(1000 * min(max(value or 0, 0), top) / top, 1)

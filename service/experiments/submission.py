@@ -23,7 +23,7 @@ from service.experiments import actions, events, store
 from service.experiments.events import EventKind
 from service.specs.grid import expand_grid, factored
 from service.specs.planner import Plan, PlannedTrial
-from service.specs.spec import Additions, ExperimentSpec
+from service.specs.spec import LONGEST_NAME, Additions, ExperimentSpec
 from service.specs.validation_errors import wrong_fields
 from ttsv.config.trial import TrialConfig
 from ttsv.errors import ConfigError
@@ -95,9 +95,12 @@ def _extend(session: Session, draft: Draft, who: Principal) -> Experiment:
 def draft_clone(
     session: Session, experiment_id: int, who: Principal = ANYONE, *, name: str | None, max_trials: int
 ) -> Draft:
-    """The same spec once more; a re-evaluation's clone evaluates the same networks. Raises `NotFoundError`."""
+    """The same spec once more, by default as `NAME (clone)`; of a re-evaluation it evaluates the same networks.
+
+    Raises `NotFoundError`.
+    """
     experiment = store.get_experiment(session, experiment_id, project_id=who.project_id)
-    spec = _read(experiment.spec | ({"name": name} if name is not None else {}))
+    spec = _read(experiment.spec | {"name": name or _named_after(experiment, "clone")})
     query = select(Trial.fingerprint, Trial.source_trial_id)
     found = session.execute(query.where(Trial.experiment_id == experiment_id, Trial.source_trial_id.is_not(None)))
     sources = {fingerprint: source for fingerprint, source in found if source is not None}
@@ -116,7 +119,8 @@ def draft_reevaluation(
 ) -> Draft:
     """The trials that have succeeded by now, each with `evaluation` laid over its own: nothing is trained.
 
-    The spec lists them: posted as it is, it would train them anew. Trials that differ in their evaluation alone become
+    By default it is called `NAME (re-evaluated)`. The spec lists the trials: posted as it is, it would train them anew.
+    Trials that differ in their evaluation alone become
     one. Raises `NotFoundError`, `StateError` without any such trial, and `SpecError` naming the wrong field.
     """
     experiment = store.get_experiment(session, experiment_id, project_id=who.project_id)
@@ -143,10 +147,16 @@ def draft_reevaluation(
     kept = ("resources", "timeout_seconds", "max_concurrent_trials", "priority", "tags", "notes")
     spec = _read(
         {key: experiment.spec[key] for key in kept if key in experiment.spec}
-        | {"name": experiment.name if name is None else name, "base": base, "trials": trials}
+        | {"name": name or _named_after(experiment, "re-evaluated"), "base": base, "trials": trials}
     )
     plan = expand_grid(spec, max_trials=max_trials)
     return Draft(spec, plan, EventKind.REEVALUATED, experiment_id, sources)
+
+
+def _named_after(experiment: Experiment, what: str) -> str:
+    """`NAME (what)`, of an origin that is called so already its own name; within a name's length."""
+    addition = f" ({what})"
+    return experiment.name.removesuffix(addition)[: LONGEST_NAME - len(addition)] + addition
 
 
 def draft_extension(

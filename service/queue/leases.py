@@ -6,6 +6,7 @@ lease still lives is told by its heartbeat counter, which the reaper watches on 
 (`workers.worker.poller`), so no clock has to agree with another.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -57,7 +58,7 @@ def part(session: Session, worker: str) -> None:
     session.execute(delete(Worker).where(Worker.name == worker))
 
 
-def claim(session: Session, worker: str, process: dict[str, Any] | None) -> Lease | None:
+def claim(session: Session, worker: str, process: Mapping[str, Any] | None) -> Lease | None:
     """Takes the first queued experiment (highest priority, then oldest), or None.
 
     `process` identifies the worker's process on its host (`workers.worker.processes`), so that a neighbour can tell at
@@ -84,7 +85,7 @@ def claim(session: Session, worker: str, process: dict[str, Any] | None) -> Leas
         experiment.claimed_at = now()
         done = session.scalar(select(func.sum(EPOCHS_DONE)).where(Trial.experiment_id == experiment.id))
         experiment.epochs_at_claim = int(done or 0)
-        experiment.worker, experiment.process = worker, process
+        experiment.worker, experiment.process = worker, None if process is None else dict(process)
         events.record(session, EventKind.CLAIMED, worker, experiment, fence=experiment.fence)
         return Lease(experiment.id, experiment.fence)
     return None

@@ -6,11 +6,11 @@ from pydantic import Field, WithJsonSchema
 
 from service.database import TrialState
 from service.specs.json_schema import base_schema
-from service.specs.spec import PRINTABLE, Changes, Part, TagName
+from service.specs.spec import LONGEST_NAME, PRINTABLE, Changes, Part, TagName
 
 _NOTES = r"^[^\x00]*$"  # PostgreSQL's text cannot hold NUL
 
-Name = Annotated[str, Field(min_length=1, max_length=200, pattern=PRINTABLE)]
+Name = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME, pattern=PRINTABLE)]
 EvaluationFields = Annotated[dict[str, Any], WithJsonSchema(base_schema()["properties"]["evaluation"])]
 
 
@@ -31,14 +31,14 @@ class Retry(Part):
 class Clone(Part):
     """What a clone is called."""
 
-    name: Name | None = Field(None, description="By default the experiment's own.")
+    name: Name | None = Field(None, description="By default the experiment's own with `(clone)` behind it.")
 
 
 class Reevaluation(Part):
     """How networks that were trained are to be evaluated anew."""
 
     evaluation: EvaluationFields = Field(description="Laid over each trial's own `evaluation`.")
-    name: Name | None = Field(None, description="By default the experiment's own.")
+    name: Name | None = Field(None, description="By default the experiment's own with `(re-evaluated)` behind it.")
 
 
 class Change(Part):

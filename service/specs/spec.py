@@ -10,6 +10,7 @@ from service.specs.versions import NEWEST, checked_version, upgrade
 
 # No control characters, and none that break lines or turn the direction of what follows.
 PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]*$"
+LONGEST_NAME = 200
 _NO_NUL = r"^[^\x00]*$"  # PostgreSQL's text cannot hold it
 
 _MOST = 10_000
@@ -83,7 +84,9 @@ class ExperimentSpec(Part):
     spec_version: Annotated[
         Literal[2], BeforeValidator(checked_version), WithJsonSchema({"enum": [*range(1, NEWEST + 1)]})
     ] = 2
-    name: str = Field(min_length=1, max_length=200, pattern=PRINTABLE, description="For people; need not be unique.")
+    name: str = Field(
+        min_length=1, max_length=LONGEST_NAME, pattern=PRINTABLE, description="For people; need not be unique."
+    )
     base: PartialTrial = Field(default={}, description="Fields that all trials share.")
     grid: Annotated[dict[str, list[Any]], WithJsonSchema(grid_schema())] = Field(
         default={}, description="Axes by dotted path (`rank`, `training.lr`), each a list of values."

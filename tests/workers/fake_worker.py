@@ -1,15 +1,28 @@
-"""A worker whose drivers run fake trials; settings come from the environment."""
+"""A worker whose drivers run fake trials; settings come from the environment.
+
+With `DIES_AFTER_CLAIM` it is killed between a claim and the start of its driver.
+"""
 
 import logging
+import os
+import signal
 import sys
 from pathlib import Path
 
 from service.database.engine import Database
+from service.queue.leases import Lease
 from service.settings import Settings
 from workers.worker.poller import Worker
+
+
+class DyingWorker(Worker):
+    def _start_driver(self, lease: Lease) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     settings = Settings()
     driver = (sys.executable, str(Path(__file__).with_name("fake_driver.py")))
-    Worker(settings, Database(settings.url), driver=driver).run()
+    kind = DyingWorker if "DIES_AFTER_CLAIM" in os.environ else Worker
+    kind(settings, Database(settings.url), driver=driver).run()

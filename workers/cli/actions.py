@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 actions_app = typer.Typer()
 
-Name = Annotated[str | None, typer.Option(help="By default the experiment's own.")]
+Name = Annotated[str | None, typer.Option(help="By default the experiment's own, and behind it what this is.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the new experiment's number alone.")]
 Values = Annotated[
     list[str],

@@ -3,13 +3,13 @@
 import inspect
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec
 
 import typer
 
-from workers.cli.exit_codes import plain_errors
+from workers.cli.errors import plain_errors
 
 if TYPE_CHECKING:  # imported where they are needed, so that `ttsv --help` is quick
     from pydantic import BaseModel
@@ -62,7 +62,7 @@ def asking(**patience: Any) -> "Callable[[Callable[Concatenate[Client, _P], None
     return decorated
 
 
-_OPTIONS: dict[str, Any] = {"url": _URL, "key": _KEY}
+_OPTIONS: Mapping[str, Any] = {"url": _URL, "key": _KEY}
 
 
 def console() -> "Console":

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from workers.cli.client_options import console, print_table
-from workers.cli.exit_codes import plain_errors
+from workers.cli.client_options import Json, console, print_table
+from workers.cli.errors import plain_errors
 
 if TYPE_CHECKING:
+    from ttsv.data.catalog import DatasetInfo
     from ttsv.data.shared import Listed
     from ttsv.data.source import Progress
 
@@ -21,7 +22,7 @@ Name = Annotated[str, typer.Argument(help="As `ttsv data list` shows it, or synt
 
 @data_app.command("list")
 @plain_errors
-def data_list(as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False) -> None:
+def data_list(as_json: Json = False) -> None:
     """List the data sets, and which of them are here."""
     from service.settings import Settings
     from ttsv.data import list_datasets
@@ -85,7 +86,7 @@ def _show(found: "list[Listed]") -> None:
 
     table = Table("data set", "images", "classes", "state", box=None)
     for name, info, sha256 in found:
-        shape = "x".join(map(str, [info.channels, *[info.image_size] * info.dims])) if info else "-"
+        shape = "x".join(map(str, _shape(info))) if info else "-"
         state = f"ready, content {sha256[:12]}" if sha256 else "made at first use"
         if not sha256 and info is None:
             state = "not used yet"
@@ -102,6 +103,10 @@ def _plain(listed: "Listed") -> dict[str, object]:
         "ready": listed.sha256 is not None,
         "sha256": listed.sha256,
         "classes": info.classes if info else None,
-        "shape": [info.channels, *[info.image_size] * info.dims] if info else None,
+        "shape": _shape(info) if info else None,
         "source": info.source if info else None,
     }
+
+
+def _shape(info: "DatasetInfo") -> list[int]:
+    return [info.channels, *[info.image_size] * info.dims]

@@ -1,7 +1,6 @@
 """`make demo`: an empty machine to a leaderboard in one command."""
 
 import time
-from typing import Any
 
 from rich.console import Console
 
@@ -11,11 +10,12 @@ from service.errors import UserError
 from service.schemas.experiments import ExperimentOut
 from service.settings import Settings
 from service.specs.versions import upgrade
+from ttsv.config.fields import Plain
 from workers.cli.tables import LiveLine, duration, show_leaderboard
 from workers.worker.single_machine import LocalStack
 
 
-def run(settings: Settings, spec: dict[str, Any], console: Console, spec_path: str) -> None:
+def run(settings: Settings, spec: Plain, console: Console, spec_path: str) -> None:
     """Starts the stack on a free port, posts the spec, follows it, prints the leaderboard, stops everything.
 
     An unfinished experiment of the same spec (an earlier demo was interrupted) is followed instead of posted again.
@@ -53,7 +53,7 @@ def run(settings: Settings, spec: dict[str, Any], console: Console, spec_path: s
         raise UserError(f"experiment {experiment.id} is {experiment.state.value}: {experiment.error}")
 
 
-def _unfinished(client: Client, spec: dict[str, Any]) -> ExperimentOut | None:
+def _unfinished(client: Client, spec: Plain) -> ExperimentOut | None:
     """The newest open experiment whose spec says what this one says."""
     spec = upgrade(spec)
     for state in OPEN_EXPERIMENTS:

@@ -2,24 +2,22 @@
 
 import json
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from workers.cli.exit_codes import plain_errors
+from workers.cli.errors import plain_errors
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from ttsv.config.evaluation import EvaluationConfig
     from ttsv.evaluation import Evaluated
     from ttsv.results import StageProgress
 
-METRICS = ("calibration", "certified", "lipschitz", "autoattack", "pgd", "corruption", "cost")
+EVALUATIONS = ("calibration", "certified", "lipschitz", "autoattack", "pgd", "corruption", "cost")
 
 
 @plain_errors
@@ -27,7 +25,7 @@ def evaluate(
     model: Annotated[Path, typer.Argument(help="The model.safetensors that a trial left.")],
     data: Annotated[str, typer.Option(help="Data set whose test images are evaluated.")],
     metrics: Annotated[
-        str, typer.Option(help=f"Besides accuracy: some of {', '.join(METRICS)}, with commas between.")
+        str, typer.Option(help=f"Besides accuracy: some of {', '.join(EVALUATIONS)}, with commas between.")
     ] = "calibration,certified,lipschitz",
     images: Annotated[int | None, typer.Option(min=1, help="Only the first so many test images.")] = None,
     norm: Annotated[str, typer.Option(help="Of the attack: L2, Linf or L1 (AutoAttack only).")] = "L2",
@@ -66,108 +64,50 @@ def evaluate(
 
     Interrupted, the same command goes on with AutoAttack where it was.
     """
-    _run(_Options(**locals()))
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Options:
-    """The arguments of `evaluate`, by its names."""
-
-    model: Path
-    data: str
-    metrics: str
-    images: int | None
-    norm: str
-    eps: float
-    version: str
-    attack_images: int | None
-    radii: str | None
-    corruptions: str
-    corruption_images: int | None
-    lipschitz_images: int | None
-    batch_size: int | None
-    seed: int
-    device: str
-    out: Path | None
-    plots: Path | None
-    json_file: Path | None
-    state: Path | None
-    save_baseline: bool
-
-    @property
-    def names(self) -> list[str]:
-        """The metrics asked for."""
-        return [name.strip() for name in self.metrics.split(",") if name.strip()]
-
-    def config(self) -> "EvaluationConfig":
-        """What is measured; raises a `ConfigError`."""
-        from ttsv.config.evaluation import EVALUATION, EvaluationConfig
-        from ttsv.errors import ConfigError
-
-        for name in self.names:
-            if name not in METRICS:
-                raise ConfigError("metrics", name, f"must be one of {', '.join(METRICS)}")
-        attacks = [name for name in ("pgd", "autoattack") if name in self.names]
-        return EvaluationConfig(
-            attack="both" if len(attacks) == 2 else next(iter(attacks), "none"),
-            attack_norm=self.norm,
-            attack_eps=self.eps,
-            attack_version=self.version,
-            attack_images=self.attack_images,
-            corruptions=self.corruptions if "corruption" in self.names else "none",
-            corruption_images=self.corruption_images,
-            certified="certified" in self.names,
-            radii=EVALUATION.radii if self.radii is None else _numbers(self.radii),
-            lipschitz="both" if "lipschitz" in self.names else "none",
-            lipschitz_images=self.lipschitz_images,
-            batch_size=self.batch_size,
-            seed=self.seed,
-        )
-
-    def make_folders(self) -> None:
-        """Makes the folders of all that will be written: before what takes hours, not after it."""
-        for folder in (
-            self.out,
-            self.plots,
-            self.json_file and self.json_file.parent,
-            self.state and self.state.parent,
-        ):
-            if folder is not None:
-                folder.mkdir(parents=True, exist_ok=True)
-
-
-def _run(options: _Options) -> None:
     from rich.console import Console
 
     from service.errors import UserError
     from service.settings import Settings
-    from ttsv.evaluation import evaluate
+    from ttsv.config.evaluation import EVALUATION, EvaluationConfig
+    from ttsv.errors import ConfigError
+    from ttsv.evaluation import evaluate as evaluation
 
-    config, names = options.config(), options.names
-    if options.save_baseline and "corruption" not in names:
-        raise UserError("--save-baseline stores corruption accuracies: name corruption among the metrics")
-    with _writing():
-        options.make_folders()
-    data_dir, console = Settings().data_dir, Console()
-    steps = evaluate(
-        options.model,
-        options.data,
-        data_dir,
-        config,
-        images=options.images,
-        device=options.device,
-        state=options.state,
-        cost="cost" in names,
+    names = [name.strip() for name in metrics.split(",") if name.strip()]
+    for name in names:
+        if name not in EVALUATIONS:
+            raise ConfigError("metrics", name, f"must be one of {', '.join(EVALUATIONS)}")
+    attacks = [name for name in ("pgd", "autoattack") if name in names]
+    config = EvaluationConfig(
+        attack="both" if len(attacks) == 2 else next(iter(attacks), "none"),
+        attack_norm=norm,
+        attack_eps=eps,
+        attack_version=version,
+        attack_images=attack_images,
+        corruptions=corruptions if "corruption" in names else "none",
+        corruption_images=corruption_images,
+        certified="certified" in names,
+        radii=EVALUATION.radii if radii is None else _numbers(radii),
+        lipschitz="both" if "lipschitz" in names else "none",
+        lipschitz_images=lipschitz_images,
+        batch_size=batch_size,
+        seed=seed,
     )
+    if save_baseline and "corruption" not in names:
+        raise UserError("--save-baseline stores corruption accuracies: name corruption among the metrics")
+    # Before what takes hours, not after it.
+    for folder in (out, plots, json_file and json_file.parent, state and state.parent):
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+    data_dir, console = Settings().data_dir, Console()
+    steps = evaluation(model, data, data_dir, config, images=images, device=device, state=state, cost="cost" in names)
     try:
         found = _watched(steps, console)
     except KeyboardInterrupt:
         if "autoattack" in names:
             typer.echo("ttsv: interrupted: the same command goes on with AutoAttack where it was", err=True)
         raise
-    found = replace(found, saved={"model": str(options.model), **found.saved})
-    with _writing():
-        _write(found, options)
+    found = replace(found, saved={"model": str(model), **found.saved})
+    _write(found, json_file, out, plots)
     console.print(_table(found.record))
     for check in found.record["results"]["checks"]:
         console.print(f"checked: {check}", markup=False)
@@ -175,9 +115,8 @@ def _run(options: _Options) -> None:
         console.print(f"INVALID: {violation}", markup=False)
     if found.violations:
         raise typer.Exit(1)
-    if options.save_baseline:
-        with _writing():
-            _store_baseline(found, data_dir, str(options.model))
+    if save_baseline:
+        _store_baseline(found, data_dir, str(model))
 
 
 def _numbers(text: str) -> tuple[float, ...]:
@@ -191,45 +130,34 @@ def _numbers(text: str) -> tuple[float, ...]:
 
 def _watched(steps: "Generator[StageProgress, None, Evaluated]", console: "Console") -> "Evaluated":
     """Runs the evaluation to its end under a bar for each stage."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+    from ttsv.metrics.accuracy import run_to_end
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, TextColumn("{task.fields[left]}"), console=console, transient=True) as bars:
-        tasks: dict[str, Any] = {}
-        while True:
-            try:
-                step = next(steps)
-            except StopIteration as end:
-                found: Evaluated = end.value
-                return found
+        tasks: dict[str, TaskID] = {}
+
+        def show(step: "StageProgress") -> None:
             left = "" if step.seconds_left is None else f"about {step.seconds_left:.0f} s left"
             if step.stage not in tasks:
                 tasks[step.stage] = bars.add_task(step.stage, left=left)
             bars.update(tasks[step.stage], completed=step.done, total=step.total, left=left)
 
-
-@contextmanager
-def _writing() -> Iterator[None]:
-    """Inside, what cannot be written is something that a user can act on."""
-    from service.errors import UserError
-
-    try:
-        yield
-    except OSError as error:
-        raise UserError(str(error)) from None
+        return run_to_end(steps, show)
 
 
-def _write(found: "Evaluated", options: _Options) -> None:
+def _write(found: "Evaluated", json_file: Path | None, out: Path | None, plots: Path | None) -> None:
     """Writes the record, all files and the plots, each where it was asked for."""
     title = found.subject.data.info.name
-    if options.json_file is not None:
-        options.json_file.write_text(json.dumps(found.record, indent=1, allow_nan=False) + "\n")
-    if options.out is not None:
-        found.write(options.out, title=title)
-        found.draw(options.out, title=title, suffix=".png")
-    if options.plots is not None:
+    if json_file is not None:
+        json_file.write_text(json.dumps(found.record, indent=1, allow_nan=False) + "\n")
+    if out is not None:
+        found.write(out, title=title)
+        found.draw(out, title=title, suffix=".png")
+    if plots is not None:
         for suffix in (".svg", ".png"):
-            found.draw(options.plots, title=title, suffix=suffix)
+            found.draw(plots, title=title, suffix=suffix)
 
 
 def _store_baseline(found: "Evaluated", data_dir: Path, model: str) -> None:
@@ -253,7 +181,7 @@ def _table(record: Mapping[str, Any]) -> "Table":
     return table
 
 
-def _rows(results: Mapping[str, Any]) -> Generator[tuple[str, str], None, None]:
+def _rows(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "accuracy", f"{results['accuracy']:.2%}"
     yield "loss", f"{results['loss']:.4f}"
     calibration = results["calibration"]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,14 +15,21 @@ from service.errors import UserError
 from service.paper.presets import Protocol, Scale, preset_spec, presets
 from service.specs.documents import read_json, yaml_as_json
 from service.specs.states import ExperimentState, TrialState
+from ttsv.config.fields import Plain
 from workers.cli.client_options import ExperimentId, Json, TrialId, connected, console, print_json, print_table
-from workers.cli.exit_codes import plain_errors
+from workers.cli.errors import plain_errors
 
 if TYPE_CHECKING:
     from service.client import Client
-    from service.schemas.experiments import DryRunOut
+    from service.schemas.experiments import DryRunOut, ExperimentOut
 
 experiments_app = typer.Typer()
+presets_app = typer.Typer(help="The paper's tables and figures as experiments.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(help="As `ttsv presets ls` lists it.")]
+HowMuch = Annotated[Scale, typer.Option(help="smoke: every path in minutes on a CPU, and no result.")]
+Which = Annotated[Protocol, typer.Option(help="What is followed where the paper's text and programs differ.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the experiment's number alone.")]
 
 
 class Archived(StrEnum):
@@ -41,7 +48,7 @@ def submit(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Store nothing; say what it would become.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Follow it, as `ttsv watch` does.")] = False,
     tag: Annotated[list[str], typer.Option(help="One more tag; may be given several times.")] = [],  # noqa: B006
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the experiment's number alone.")] = False,
+    quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Post an experiment."""
@@ -58,10 +65,8 @@ def submit(
         return
     experiment = client.submit(found)
     _warn(experiment.warnings)
-    if quiet:
-        typer.echo(experiment.id)
-    elif not as_json:
-        typer.echo(f"experiment {experiment.id}: {experiment.trial_count} trials; ttsv watch {experiment.id}")
+    if quiet or not as_json:
+        _say_posted(experiment, quiet)
     elif not watch:
         print_json(experiment)
     if watch:
@@ -147,12 +152,12 @@ def watch(client: "Client", experiment_id: ExperimentId, as_json: Json = False) 
     _watch(client, experiment_id, as_json)
 
 
-def _tagged(spec: dict[str, Any], tags: Sequence[str]) -> dict[str, Any]:
+def _tagged(spec: Plain, tags: Sequence[str]) -> Plain:
     """The spec with these tags besides its own."""
     from service.specs.versions import upgrade
 
     try:
-        newest: dict[str, Any] = upgrade(spec)  # the first version has none
+        newest: Plain = upgrade(spec)  # the first version has none
         return newest | {"tags": list(dict.fromkeys([*newest.get("tags", ()), *tags]))}
     except (ValueError, TypeError) as error:
         raise UserError(f"tags: {error}") from None
@@ -173,6 +178,11 @@ def _watch(client: "Client", experiment_id: int, as_json: bool) -> None:
         raise typer.Exit(1)
 
 
+def _say_posted(experiment: "ExperimentOut", quiet: bool) -> None:
+    number = experiment.id
+    typer.echo(number if quiet else f"experiment {number}: {experiment.trial_count} trials; ttsv watch {number}")
+
+
 def _warn(warnings: Sequence[str]) -> None:
     for warning in warnings:
         typer.echo(f"ttsv: warning: {warning}", err=True)
@@ -191,15 +201,8 @@ def _show_dry_run(would: "DryRunOut") -> None:
         typer.echo(reason)
 
 
-presets_app = typer.Typer(help="The paper's tables and figures as experiments.", no_args_is_help=True)
-
-Name = Annotated[str, typer.Argument(help="As `ttsv presets ls` lists it.")]
-HowMuch = Annotated[Scale, typer.Option(help="smoke: every path in minutes on a CPU, and no result.")]
-Which = Annotated[Protocol, typer.Option(help="What is followed where the paper's text and programs differ.")]
-
-
 @presets_app.command("ls")
-def list_presets(as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False) -> None:
+def list_presets(as_json: Json = False) -> None:
     """List them."""
     if as_json:
         typer.echo(json.dumps([{"name": preset.name, "title": preset.title} for preset in presets()], indent=2))
@@ -226,27 +229,21 @@ def submit_preset(
     name: Name,
     scale: HowMuch = Scale.FULL,
     protocol: Which = Protocol.CODE,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the experiment's number alone.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Post one as it is."""
-    experiment = client.submit_preset(name, scale=scale, protocol=protocol)
-    if quiet:
-        typer.echo(experiment.id)
-    else:
-        typer.echo(f"experiment {experiment.id}: {experiment.trial_count} trials; ttsv watch {experiment.id}")
+    _say_posted(client.submit_preset(name, scale=scale, protocol=protocol), quiet)
 
 
-_WHAT = "the spec"
-
-
-def read_spec(path: Path) -> dict[str, Any]:
+def read_spec(path: Path) -> Plain:
     """The spec in a file, read as the API reads it; `-` is standard input.
 
     Raises `UserError` with the file's name and what is wrong.
     """
+    what = "the spec"
     try:
         document = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
-        spec = read_json(yaml_as_json(document, _WHAT) if _is_yaml(path, document) else document, _WHAT)
+        spec = read_json(yaml_as_json(document, what) if _is_yaml(path, document) else document, what)
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: {error}") from None
     if not isinstance(spec, dict):

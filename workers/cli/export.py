@@ -44,7 +44,6 @@ def export(
 
 
 def _write_csv(client: "Client", experiment_id: int, file: Path) -> None:
-    from service.errors import UserError
     from service.leaderboards.text_tables import to_csv
 
     frame = client.results(experiment_id).reset_index().astype(object)
@@ -53,10 +52,7 @@ def _write_csv(client: "Client", experiment_id: int, file: Path) -> None:
     if str(file) == "-":
         typer.echo(text, nl=False)
         return
-    try:
-        file.write_text(text, newline="")
-    except OSError as error:
-        raise UserError(str(error)) from None
+    file.write_text(text, newline="")
     typer.echo(f"{len(rows)} trials are in {file}")
 
 
@@ -67,16 +63,11 @@ def _cell(value: Any) -> str | int | float | bool | None:
 
 
 def _fetch_models(client: "Client", experiment_id: int, folder: Path) -> None:
-    from service.errors import UserError
-
     count = 0
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for trial in client.trials(experiment_id, state="succeeded"):
-            for artifact in client.artifacts(trial.id):
-                if artifact.kind == "model":
-                    client.download(artifact, folder)
-                    count += 1
-    except OSError as error:
-        raise UserError(str(error)) from None
+    folder.mkdir(parents=True, exist_ok=True)
+    for trial in client.trials(experiment_id, state="succeeded"):
+        for artifact in client.artifacts(trial.id):
+            if artifact.kind == "model":
+                client.download(artifact, folder)
+                count += 1
     typer.echo(f"{count} models are in {folder}")

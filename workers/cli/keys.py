@@ -1,14 +1,14 @@
 """`ttsv keys`: projects and their keys, straight in the database: whoever can write there is trusted already."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from workers.cli.client_options import print_table
-from workers.cli.exit_codes import plain_errors
+from workers.cli.errors import plain_errors
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -93,12 +93,13 @@ def project(
     """Make a project, or set its quotas anew (those left out are none)."""
     from service.access import keys
 
-    quotas = {"max_queued_trials": max_queued_trials, "max_gpu_hours": max_gpu_hours}
     with _database() as database:
 
         def work(session: "Session") -> None:
             found = keys.project_named(session, name) or keys.create_project(session, name)
-            keys.update_project(session, found.id, name, **quotas)  # type: ignore[arg-type]
+            keys.update_project(
+                session, found.id, name, max_queued_trials=max_queued_trials, max_gpu_hours=max_gpu_hours
+            )
 
         database.write(work)
     typer.echo(f"project {name}: {max_queued_trials} trials, {max_gpu_hours} GPU-hours (None: no limit)")
@@ -110,12 +111,9 @@ def _database() -> "Iterator[Database]":
     from service.migrate import migrate
     from service.settings import Settings
 
-    database = Database(Settings().url)
-    try:
+    with closing(Database(Settings().url)) as database:
         migrate(database)  # a key can be the first thing there is
         yield database
-    finally:
-        database.close()
 
 
 def _day(moment: datetime | None) -> str:

@@ -65,9 +65,6 @@ def get(
     for kind in kinds or found:
         if kind not in found:
             raise UserError(f"trial {trial_id} left no {kind!r}; there are {', '.join(found) or 'no files'}")
-    try:
-        to.mkdir(parents=True, exist_ok=True)
-        for kind in kinds or found:
-            typer.echo(client.download(found[kind], to))
-    except OSError as error:
-        raise UserError(str(error)) from None
+    to.mkdir(parents=True, exist_ok=True)
+    for kind in kinds or found:
+        typer.echo(client.download(found[kind], to))

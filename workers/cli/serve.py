@@ -1,12 +1,13 @@
 """The commands that run the service: `ttsv serve`, `migrate`, `api`, `worker`, `ready`, `demo`."""
 
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from workers.cli.client_options import asking, console
-from workers.cli.exit_codes import plain_errors
+from workers.cli.errors import plain_errors
 
 if TYPE_CHECKING:
     from service.client import Client
@@ -38,9 +39,8 @@ def migrate() -> None:
     from service.migrate import newest
     from service.settings import Settings
 
-    database = Database(Settings().url)
-    run(database)
-    database.close()
+    with closing(Database(Settings().url)) as database:
+        run(database)
     typer.echo(f"the database is at revision {newest()}")
 
 
@@ -54,22 +54,16 @@ def api(
 
     from service.access.keys import refuse_without_keys
     from service.database.engine import Database
-    from service.errors import UserError
     from service.migrate import refuse_unmigrated
     from service.observability import configure_logging
     from service.settings import Settings
 
     settings = Settings()
     configure_logging(settings)
-    database = Database(settings.url)
-    try:
-        settings.refuse_open_network()
+    settings.refuse_open_network()
+    with closing(Database(settings.url)) as database:
         refuse_unmigrated(database)
         refuse_without_keys(database, settings)
-    except ValueError as error:
-        raise UserError(str(error)) from None
-    finally:
-        database.close()
     uvicorn.run(
         "service.main:application",
         factory=True,
@@ -89,7 +83,6 @@ def api(
 def worker() -> None:
     """Claim experiments and run them on Ray, until SIGTERM or Ctrl-C. Tells webhooks, where they are configured."""
     from service.database.engine import Database
-    from service.errors import UserError
     from service.observability import configure_logging
     from service.settings import Settings
     from workers.worker.poller import Worker
@@ -98,11 +91,7 @@ def worker() -> None:
     settings = Settings()
     configure_logging(settings)
     database = Database(settings.url)
-    try:
-        sender = WebhookSender(settings, database)
-    except ValueError as error:
-        raise UserError(str(error)) from None
-    with sender:
+    with WebhookSender(settings, database):
         Worker(settings, database).run()
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ttsv.errors import ConfigError
-from workers.cli.exit_codes import plain_errors
+from workers.cli.errors import plain_errors
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -27,20 +27,15 @@ def spectrum(
     """Show the singular values of every layer of a saved network."""
     from rich.console import Console
 
-    from service.errors import UserError
     from ttsv.evaluation.saved_spectra import saved_spectra
-    from workers.cli.spectrum import spectra_table
 
     spectra = saved_spectra(model, None if input_size is None else _pixels(input_size))
-    try:
-        if json_file is not None:
-            json_file.write_text(json.dumps(spectra.to_json(), indent=1) + "\n")
-        if plot is not None:
-            from ttsv.evaluation.plots import plot_spectra
+    if json_file is not None:
+        json_file.write_text(json.dumps(spectra.to_json(), indent=1) + "\n")
+    if plot is not None:
+        from ttsv.evaluation.plots import plot_spectra
 
-            plot_spectra({layer.name: layer.values for layer in spectra.layers}, plot, str(model))
-    except OSError as error:
-        raise UserError(str(error)) from None
+        plot_spectra({layer.name: layer.values for layer in spectra.layers}, plot, str(model))
     # The table is wide: on a narrow terminal, or into a file, its lines are kept whole.
     Console(width=max(Console().width, 160)).print(spectra_table(spectra))
 

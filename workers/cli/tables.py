@@ -41,11 +41,11 @@ def progress_line(experiment: ExperimentOut) -> str:
 
 
 def duration(seconds: float) -> str:
-    """7 s, 3:05 min or 2:10 h."""
-    if seconds < 60:
+    """7 s, 38 min or 1 h 5 min."""
+    if seconds < 59.5:
         return f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}:{rest:02d} min" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d} h"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return " ".join(f"{count} {unit}" for count, unit in ((hours, "h"), (minutes, "min")) if count)
 
 
 def experiments_table(experiments: list[ExperimentOut]) -> Table:
@@ -68,11 +68,7 @@ def experiments_table(experiments: list[ExperimentOut]) -> Table:
 
 def trials_table(trials: list[TrialOut]) -> Table:
     """One line per trial."""
-    table = _table()
-    _columns(table, "id", "network", "layer")
-    _columns(table, "rank", "lambda_ort", "delta", "seed", right=True)
-    _columns(table, "state")
-    _columns(table, "epoch", "accuracy %", right=True)
+    table = _table("id", "network", "layer", "rank", "lambda_ort", "delta", "seed", "state", "epoch", "accuracy %")
     for trial in trials:
         table.add_row(
             str(trial.id),
@@ -97,8 +93,7 @@ def show_errors(console: Console, trials: list[TrialOut]) -> None:
 
 def epochs_table(trial: TrialDetailOut) -> Table:
     """One line per epoch."""
-    table = _table()
-    _columns(table, "epoch", "train loss", "acc. %", "val. loss", "acc. %", "ort. loss", "lr", "seconds", right=True)
+    table = _table("epoch", "train loss", "acc. %", "val. loss", "acc. %", "ort. loss", "lr", "seconds")
     for point in trial.epoch_metrics:
         table.add_row(
             str(point.epoch),
@@ -115,10 +110,7 @@ def epochs_table(trial: TrialDetailOut) -> Table:
 
 def artifacts_table(artifacts: list[ArtifactOut]) -> Table:
     """One line per file."""
-    table = _table()
-    _columns(table, "kind", "name")
-    _columns(table, "bytes", right=True)
-    _columns(table, "SHA-256")
+    table = _table("kind", "name", "bytes", "SHA-256")
     for artifact in artifacts:
         table.add_row(Text(artifact.kind), Text(artifact.name), str(artifact.size), artifact.sha256)
     return table
@@ -126,10 +118,8 @@ def artifacts_table(artifacts: list[ArtifactOut]) -> Table:
 
 def dry_run_table(would: DryRunOut) -> Table:
     """One line per trial that would be made."""
-    table = _table()
-    _columns(table, "#", right=True)
-    _columns(table, "network", "layer")
-    _columns(table, "rank", "lambda_ort", "delta", "seed", "parameters", "comp.", "steps", "time", right=True)
+    configured = ("network", "layer", "rank", "lambda_ort", "delta", "seed")
+    table = _table("#", *configured, "parameters", "comp.", "steps", "time")
     for trial in would.trials:
         table.add_row(
             str(trial.number),
@@ -167,19 +157,19 @@ def _board_table(leaderboard: LeaderboardOut, board: BoardOut, extra: Sequence[s
     models = {row.config["model"] for row in board.rows}
     several = len(models) != 1
     title = f"{leaderboard.dataset}{'' if several else ', ' + models.pop()}: by {leaderboard.metric}"
+    more = [Metric(name) for name in dict.fromkeys([leaderboard.metric, *extra]) if name not in SHOWN]
+    paper = any(Metric.ACCURACY in reference.values for row in board.rows for reference in row.paper)
     table = _table(
+        "#",
+        *(["network"] if several else []),
+        *("layer", "rank", "lambda_ort", "delta", "accuracy %", "seeds", "ECE %", "sigma", "comp.", "time s"),
+        *(metric.reading.title for metric in more),
+        *(["paper %"] if paper else []),
+        *(["front"] if board.front is not None else []),
         title=f"{title} (protocol {board.protocol[:12]})",
         caption="mean ± standard deviation over seeds; sigma: largest singular value\n"
         "(periodic convolutions); comp.: compression; time: training, mean",
     )
-    more = [Metric(name) for name in dict.fromkeys([leaderboard.metric, *extra]) if name not in SHOWN]
-    paper = any(Metric.ACCURACY in reference.values for row in board.rows for reference in row.paper)
-    _columns(table, "#", *(["network"] if several else []), "layer")
-    _columns(
-        table, "rank", "lambda_ort", "delta", "accuracy %", "seeds", "ECE %", "sigma", "comp.", "time s", right=True
-    )
-    _columns(table, *(metric.reading.title for metric in more), *(["paper %"] if paper else []), right=True)
-    _columns(table, *(["front"] if board.front is not None else []))
     for row in board.rows:
         cells = _cells(row, with_model=several)
         cells += [_mean(row, m, m.reading.factor, m.reading.decimals) for m in more]
@@ -217,14 +207,16 @@ def _mean(row: RowOut, metric: Metric, factor: float, digits: int, *, spread: bo
     return mean if found.std is None or not spread else f"{mean} ± {found.std * factor:.{digits}f}"
 
 
-def _table(**labels: str) -> Table:
+_LEFT = frozenset({"id", "network", "layer", "state", "kind", "name", "SHA-256", "front"})
+"""Columns of words; numbers stand on the right."""
+
+
+def _table(*columns: str, **labels: Any) -> Table:
     """Narrow enough for 80 columns: no lines."""
-    return Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold underline", **labels)  # type: ignore[arg-type]
-
-
-def _columns(table: Table, *names: str, right: bool = False) -> None:
-    for name in names:
-        table.add_column(name, justify="right" if right else "left", no_wrap=True)
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold underline", **labels)
+    for name in columns:
+        table.add_column(name, justify="left" if name in _LEFT else "right", no_wrap=True)
+    return table
 
 
 def _configuration(config: Mapping[str, Any]) -> list[str]:
@@ -250,7 +242,7 @@ class LiveLine:
             self._bar = progress.Progress(*columns, console=console, transient=True)
             self._task = self._bar.add_task("", total=None)
         self._printed_at = -math.inf
-        self._last = ""
+        self._last = self._printed = ""
 
     def __enter__(self) -> Self:
         if self._bar:
@@ -260,7 +252,8 @@ class LiveLine:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         if self._bar:
             self._bar.stop()
-        self._console.print(self._last, markup=False, highlight=False)
+        if self._last != self._printed:
+            self._print(self._last)
 
     def show(self, experiment: ExperimentOut) -> None:
         """Shows the newest state."""
@@ -269,7 +262,10 @@ class LiveLine:
             done, epochs = experiment.progress.epochs_done, experiment.progress.epochs
             # Trials without epochs evaluate what others trained: how far they are is not known.
             self._bar.update(self._task, description=line, completed=done, total=epochs or None)
-        elif line != self._last and time.monotonic() - self._printed_at >= 5:
-            self._console.print(line, markup=False, highlight=False)
-            self._printed_at = time.monotonic()
+        elif line != self._printed and time.monotonic() - self._printed_at >= 5:
+            self._print(line)
         self._last = line
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False)
+        self._printed, self._printed_at = line, time.monotonic()

@@ -1,5 +1,5 @@
 """The process that runs one claimed experiment: Ray Tune over its unfinished trials, and the one writer of results.
 
-`__main__` is its loop; `tuner`, `search`, `callback` and `timeouts` are Tune's parts; `recorder` and `lease_keeper`
-talk to the database, patiently (`database_retry`).
+`__main__` is its loop; `tuner`, `search`, `callback`, `tensorboard` and `watchdog` are Tune's parts; `recorder` and
+`lease_keeper` talk to the database.
 """

@@ -12,17 +12,19 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from service.database import TrialState
 from service.database.engine import Database
+from service.database.outages import patiently
 from service.errors import LeaseLostError
 from service.experiments import store
 from service.observability import configure_logging
@@ -34,7 +36,6 @@ from service.specs.grid import ExperimentSpec, search_base
 from service.specs.planner import Fields, PlannedTrial
 from service.specs.spec import Asha
 from ttsv.trial import run_trial
-from workers.driver.database_retry import patiently
 from workers.driver.lease_keeper import LeaseKeeper
 from workers.driver.recorder import Recorder
 from workers.trial_process.messages import Job, RunTrial
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     from workers.driver.tuner import Passes
 
 logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 START_SECONDS = 60
 FLUSH_SECONDS = 10.0
@@ -83,6 +86,7 @@ class Driver:
 
     def run(self) -> None:
         """Runs the experiment to its end."""
+        logger.info("experiment %d begins, fence %d", self._lease.experiment_id, self._lease.fence)
         self._keeper.start()
         self._recorder.open()
         for work in (self._await_signal, self._await_end, self._await_stop):
@@ -100,33 +104,37 @@ class Driver:
         faulthandler.cancel_dump_traceback_later()
         spec = patiently(self._read_spec)
         if problem := tuner.shortage(spec.resources):
-            patiently(lambda: self._database.write(partial(self._refuse, spec=spec, problem=problem)))
+            self._write(partial(self._refuse, spec=spec, problem=problem))
             spec = spec.model_copy(update={"search": None})
         self._passes = tuner.Passes(self._run_trial, self._recorder, self._all_ended.set)
-        last: list[tuple[int, int, datetime | None]] = []
+        last: Todo | None = None
         while True:
-            todo = patiently(lambda: self._database.write(self._next))
+            todo = self._write(self._next)
             self._search = patiently(partial(self._make_search, spec, todo))
             if self._search is None and not todo.jobs:
                 if self._complete():
                     return
                 continue
-            if todo.mark and todo.mark == last:
+            if last is not None and todo.mark and todo.mark == last.mark:
                 raise RuntimeError("Tune returned without having started a trial")
-            last = todo.mark
+            last = todo
             self._run_pass(self._passes, spec, todo)
+
+    def _write(self, work: Callable[[Session], _T]) -> _T:
+        """Writes, as soon as the database is there."""
+        return patiently(lambda: self._database.write(work))
 
     def _run_pass(self, passes: "Passes", spec: ExperimentSpec, todo: Todo) -> None:
         from workers.driver.tuner import Pass
 
         self._all_ended.clear()
-        data_dir = self._settings.data_dir
-        remove_tune_folders(data_dir, self._lease.experiment_id, self._lease.fence)
-        board = data_dir / "tensorboard" / str(self._lease.experiment_id)
+        data_dir, experiment_id = self._settings.data_dir, self._lease.experiment_id
+        remove_tune_folders(data_dir, experiment_id, self._lease.fence)
+        board = data_dir / "tensorboard" / str(experiment_id)
         work = Pass(
             spec=spec,
             data_dir=data_dir,
-            folder=tune_folder(data_dir, self._lease.experiment_id, self._lease.fence),
+            folder=tune_folder(data_dir, experiment_id, self._lease.fence),
             jobs=todo.jobs,
             search=self._search,
             earlier=patiently(partial(self._earlier, spec)),
@@ -138,7 +146,11 @@ class Driver:
         self._recorder.flush()
 
     def _complete(self) -> bool:
-        return patiently(lambda: self._database.write(partial(leases.complete, lease=self._lease)))
+        """Completes the experiment if nothing is left to do; whether nothing was."""
+        complete = self._write(partial(leases.complete, lease=self._lease))
+        if complete:
+            logger.info("experiment %d ends: every trial is final", self._lease.experiment_id)
+        return complete
 
     def _await_end(self) -> None:
         """Completes the experiment as soon as nothing is left to do, however long Tune takes to return."""
@@ -181,11 +193,11 @@ class Driver:
                     held.lose_trial(trial.id, "its process ended without a word")
             session.flush()
             trials = driver_reads.unfinished_trials(session, self._lease)
-            sources = {trial.id: trial.source_trial_id for trial in trials if trial.source_trial_id is not None}
-            paths = driver_reads.model_paths(session, list(sources.values()))
+            sources = [trial.source_trial_id for trial in trials if trial.source_trial_id is not None]
+            paths = driver_reads.model_paths(session, sources)
             jobs = []
             for trial in trials:
-                source = sources.get(trial.id)
+                source = trial.source_trial_id
                 if source is not None and source not in paths:
                     held.start_trial(trial.id)
                     model = f"trial {source}, which this one evaluates, left no `{driver_reads.MODEL}`"

@@ -1,5 +1,6 @@
-"""What Tune's events mean: for the recorder, for the timer, and for the end of a pass."""
+"""What Tune's events mean: for the recorder, for the watchdog, for the log, and for the end of a pass."""
 
+import logging
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -9,15 +10,17 @@ from ray import tune
 from ray.tune.experiment import Trial
 
 from workers.driver.recorder import Recorder
-from workers.driver.timeouts import Attempts
-from workers.trial_process.messages import EpochReport, Job
+from workers.driver.watchdog import Watchdog
+from workers.trial_process.messages import EpochReport, FailureReport, Job, Report, ResultReport
+
+logger = logging.getLogger(__name__)
 
 _REASON_CHARACTERS = 2000
 _NAMES = re.compile(r"\s+\w+: ")
 """A line in which Ray names what has died: its class, its numbers."""
 
 
-class Listener(tune.Callback):
+class TuneCallback(tune.Callback):
     """Hands Tune's events on. It runs in Tune's control loop: it must not wait, and must not fail.
 
     `expected` says how many trials the pass has, or None as long as nobody knows; `all_ended` is called when so many
@@ -27,11 +30,11 @@ class Listener(tune.Callback):
     def __init__(
         self,
         recorder: Recorder,
-        attempts: Attempts,
+        watchdog: Watchdog,
         expected: Callable[[], int | None],
         all_ended: Callable[[], None],
     ) -> None:
-        self._recorder, self._attempts = recorder, attempts
+        self._recorder, self._watchdog = recorder, watchdog
         self._expected, self._all_ended = expected, all_ended
         self._over = 0
 
@@ -41,7 +44,8 @@ class Listener(tune.Callback):
     def on_trial_start(self, iteration: int, trials: list[Trial], trial: Trial, **info: object) -> None:
         """A process was found for the trial."""
         trial_id = job_of(trial).trial_id
-        self._attempts.began(trial_id, trial.temporary_state.ray_actor)
+        logger.info("trial %d begins", trial_id)
+        self._watchdog.began(trial_id, trial.temporary_state.ray_actor)
         self._recorder.started(trial_id)
 
     def on_trial_result(
@@ -51,7 +55,8 @@ class Listener(tune.Callback):
         trial_id, report = job_of(trial).trial_id, result["report"]
         self._recorder.reported(trial_id, report)
         if result["done"]:
-            self._attempts.ended(trial_id)
+            logger.info("trial %d %s", trial_id, _end(report))
+            self._watchdog.ended(trial_id)
             if isinstance(report, EpochReport):
                 self._recorder.stopped_early(trial_id)
             self._count_end()
@@ -59,8 +64,10 @@ class Listener(tune.Callback):
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: object) -> None:
         """The trial's process died (what a trial raises itself it reports)."""
         trial_id = job_of(trial).trial_id
-        if self._attempts.ended(trial_id):
-            self._recorder.died(trial_id, reason_of(trial))
+        if self._watchdog.ended(trial_id):
+            reason = reason_of(trial)
+            logger.warning("trial %d lost its process: %s", trial_id, reason)
+            self._recorder.died(trial_id, reason)
         self._count_end()
 
     def _count_end(self) -> None:
@@ -72,6 +79,18 @@ class Listener(tune.Callback):
 def job_of(trial: Trial) -> Job:
     """What Tune's trial is to us."""
     return Job(**trial.config["job"])
+
+
+def _end(report: Report) -> str:
+    """What became of a trial, by its last report."""
+    match report:
+        case ResultReport(result):
+            return f"succeeded: accuracy {result.accuracy:.4f}"
+        case FailureReport(failure, message):
+            return f"failed ({failure}): {message.strip().rpartition(chr(10))[2]}"
+        case EpochReport(points):
+            return f"was stopped by its scheduler after epoch {points[-1].epoch}"
+    return "did not begin: its experiment is to stop"
 
 
 def reason_of(trial: Trial) -> str:

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from sqlalchemy.exc import SQLAlchemyError
 
 from service.database.engine import Database
+from service.database.outages import is_away
 from service.errors import LeaseLostError
 from service.queue import leases
 from service.queue.leases import Lease
-from workers.driver.database_retry import is_away
 
 logger = logging.getLogger(__name__)
 

@@ -6,17 +6,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from sqlalchemy.orm import Session
 
 from service.database import Result
 from service.database.engine import Database
+from service.database.outages import MOST_FAILURES, Backoff, is_away, is_in_trouble
 from service.errors import LeaseLostError
 from service.queue.leases import Lease
 from service.queue.trials import ArtifactFile, HeldExperiment, ProtocolRecord, hold
-from ttsv.results import TrialResult, protocol_fingerprint
-from workers.driver.database_retry import MOST_FAILURES, Backoff, is_away, is_in_trouble
+from ttsv.results import protocol_fingerprint
 from workers.trial_process.messages import EpochReport, FailureReport, Report, ResultReport, SkippedReport
 
 logger = logging.getLogger(__name__)
@@ -52,8 +51,8 @@ class Recorder:
         ended: Callable[[int], None] = lambda _trial_id: None,
         refused: Callable[[int], None] = lambda _trial_id: None,
     ) -> None:
-        self._database, self._lease, self._lost, self._ended = database, lease, lost, ended
-        self._refused = refused
+        self._database, self._lease = database, lease
+        self._lost, self._ended, self._refused = lost, ended, refused
         self._events: deque[_Event] = deque()
         self._changed = threading.Condition()
         self._muted = False
@@ -135,36 +134,35 @@ class Recorder:
     def _write(self, batch: list[_Event]) -> None:
         """Writes a batch; where it cannot be written whole, each event for itself."""
         try:
-            self._database.write(partial(self._apply, events=batch))
+            self._store(batch)
             self._forget(len(batch))
-        except LeaseLostError:
-            raise
         except Exception as error:
-            if is_in_trouble(error):
+            if _concerns_all(error):
                 raise
             for event in batch:
                 self._write_alone(event)
                 self._forget(1)
 
-    def _apply(self, session: Session, events: Sequence[_Event]) -> None:
-        with hold(session, self._lease) as held:
-            held.read_trials({event.trial_id for event in events})
-            for event in events:
-                event.write(held)
+    def _store(self, events: Sequence[_Event]) -> None:
+        def work(session: Session) -> None:
+            with hold(session, self._lease) as held:
+                held.read_trials({event.trial_id for event in events})
+                for event in events:
+                    event.write(held)
+
+        self._database.write(work)
 
     def _write_alone(self, event: _Event) -> None:
         """Writes one event; if the database refuses what it says, the trial failed."""
         try:
-            self._database.write(partial(self._apply, events=[event]))
-        except LeaseLostError:
-            raise
+            self._store([event])
         except Exception as error:
-            if is_in_trouble(error):
+            if _concerns_all(error):
                 raise
             logger.exception("trial %d: what it reported cannot be stored", event.trial_id)
             reason = f"what the trial reported could not be stored: {error}"
             failed = _Event(event.trial_id, lambda held: held.fail_trial(event.trial_id, "error", reason))
-            self._database.write(partial(self._apply, events=[failed]))
+            self._store([failed])
 
     def _forget(self, count: int) -> None:
         """Drops what is stored, once its consequences are drawn."""
@@ -178,13 +176,18 @@ class Recorder:
             self._changed.notify_all()
 
 
+def _concerns_all(error: Exception) -> bool:
+    """Whether no event could be written now, whatever it says."""
+    return isinstance(error, LeaseLostError) or is_in_trouble(error)
+
+
 def _add_epochs(held: HeldExperiment, trial_id: int, report: EpochReport) -> None:
     for metrics in report.points:
         held.add_epoch(trial_id, metrics)
 
 
 def _finish(held: HeldExperiment, trial_id: int, report: ResultReport) -> None:
-    result: TrialResult = report.result
+    result = report.result
     columns = {name: getattr(result, name) for name in _RESULT_COLUMNS}
     protocol = ProtocolRecord(protocol_fingerprint(result.protocol), result.protocol)
     files = [ArtifactFile(**fields) for fields in report.artifacts]

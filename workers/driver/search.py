@@ -76,7 +76,11 @@ class SearchTrials(Searcher):
         self._open = list(open_jobs)
         self._tried = {tried.fingerprint for tried in history}
         self._wanted = search.trials - len(history)
-        self._source = _make_source(search, self._space, len(history))
+        self._source: _Source = (
+            _Random(self._space, search.seed)
+            if search.algorithm == "random"
+            else _Optuna(self._space, search, len(history))
+        )
         points = {tried.trial_id: tried.point for tried in history}
         for tried in history:
             if tried.state in _FINAL_WITH_VALUE and tried.value is not None and tried.point:
@@ -191,12 +195,6 @@ def any_trial(search: Search, base: Fields) -> PlannedTrial:
     """Some trial of the space. Raises `ConfigError` where its fields do not go together."""
     _, point = _Random(domains(search.space), search.seed).next()
     return Planner("search").plan({**base, **point})
-
-
-def _make_source(search: Search, space: dict[str, Domain], tried: int) -> _Source:
-    if search.algorithm == "random":
-        return _Random(space, search.seed)
-    return _Optuna(space, search, tried)
 
 
 class _Random(_Source):

@@ -13,7 +13,7 @@ from workers.driver.callback import job_of
 logger = logging.getLogger(__name__)
 
 
-class BoardLogs(TBXLoggerCallback):
+class TensorBoardLogger(TBXLoggerCallback):
     """Writes the numbers of each trial's epochs and result below `folder`.
 
     They are a copy for people: where they cannot be written the trials go on.

@@ -19,11 +19,11 @@ from service.queue.driver_reads import Curve
 from service.specs.grid import ExperimentSpec, Resources
 from service.specs.search import best_direction
 from service.specs.spec import Asha, Fifo
-from workers.driver.callback import Listener, job_of
+from workers.driver.callback import TuneCallback, job_of
 from workers.driver.recorder import Recorder
-from workers.driver.tensorboard import BoardLogs
-from workers.driver.timeouts import Attempts
-from workers.trial_process.messages import FailureReport, Job, RunTrial
+from workers.driver.tensorboard import TensorBoardLogger
+from workers.driver.watchdog import Watchdog
+from workers.trial_process.messages import FailureReport, Job, RunTrial, TuneConfig
 from workers.trial_process.trainable import COMPARED_EPOCH, TrialTrainable
 
 if TYPE_CHECKING:
@@ -93,43 +93,44 @@ class Passes:
 
     def __init__(self, run: RunTrial, recorder: Recorder, all_ended: Callable[[], None]) -> None:
         self._run, self._recorder, self._all_ended = run, recorder, all_ended
-        self._attempts: Attempts | None = None
+        self._watchdog: Watchdog | None = None
 
     def refuse(self, trial_id: int) -> None:
         """Ends a trial that must not run."""
-        if self._attempts is not None:
-            self._attempts.kill(trial_id)
+        if self._watchdog is not None:
+            self._watchdog.kill(trial_id)
 
     def run(self, work: Pass) -> None:
         """Runs every job once: each reports its end or loses its process."""
         limit = work.spec.timeout_seconds
-        self._attempts = Attempts(limit, partial(self._timed_out, limit=limit))
-        self._attempts.watch()
+        self._watchdog = Watchdog(limit, partial(self._timed_out, limit=limit))
+        self._watchdog.start()
         try:
-            self._tuner(work, self._attempts).fit()
+            self._tuner(work, self._watchdog).fit()
         finally:
-            self._attempts.close()
+            self._watchdog.close()
 
-    def _tuner(self, work: Pass, attempts: Attempts) -> tune.Tuner:
+    def _tuner(self, work: Pass, watchdog: Watchdog) -> tune.Tuner:
         resources, search = work.spec.resources, work.search
         reserved = {"cpu": resources.cpus, "gpu": resources.gpus}
         if resources.memory_gib is not None:
             reserved["memory"] = resources.memory_gib * GIB
         expected = (lambda: len(work.jobs)) if search is None else (lambda: search.total)
-        callbacks: list[tune.Callback] = [Listener(self._recorder, attempts, expected, self._all_ended)]
+        callbacks: list[tune.Callback] = [TuneCallback(self._recorder, watchdog, expected, self._all_ended)]
         if work.board_folder is not None:
-            callbacks.append(BoardLogs(work.board_folder))
+            callbacks.append(TensorBoardLogger(work.board_folder))
+        config = TuneConfig(
+            run=self._run,
+            data_dir=str(work.data_dir),
+            cpus=resources.cpus,
+            stop_file=str(work.stop),
+            every_epoch=work.board_folder is not None or not isinstance(work.spec.scheduler, Fifo),
+        )
+        # As plain data: Tune puts placeholders where other objects stand.
+        jobs = {} if search is not None else {"job": tune.grid_search([asdict(job) for job in work.jobs])}
         return tune.Tuner(
             tune.with_resources(TrialTrainable, reserved),
-            param_space={
-                "run": self._run,
-                "data_dir": str(work.data_dir),
-                "cpus": resources.cpus,
-                "stop_file": str(work.stop),
-                "every_epoch": work.board_folder is not None or not isinstance(work.spec.scheduler, Fifo),
-            }
-            # As plain data: Tune puts placeholders where other objects stand.
-            | ({} if search is not None else {"job": tune.grid_search([asdict(job) for job in work.jobs])}),
+            param_space={**config, **jobs},
             tune_config=tune.TuneConfig(
                 reuse_actors=True,
                 max_concurrent_trials=work.spec.max_concurrent_trials,

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import NotRequired, TypedDict
 
+from ttsv.config.fields import Plain
 from ttsv.results import EpochMetrics, StageProgress, TrialResult
 
 RunTrial = Callable[..., Iterator[EpochMetrics | TrialResult | StageProgress]]
@@ -20,8 +21,23 @@ class Job:
     trial_id: int
     fence: int
     stored_epochs: int
-    config: dict[str, Any]
+    config: Plain
     source: str | None = None
+
+
+class TuneConfig(TypedDict):
+    """What Tune hands to a trial's process.
+
+    `job` has the fields of a `Job`, all else is common to a pass. `run` has the shape of `run_trial`; once `stop_file`
+    exists no trial begins; `every_epoch`: whether each is reported for itself.
+    """
+
+    job: NotRequired[Plain]
+    run: RunTrial
+    data_dir: str
+    cpus: float
+    stop_file: str
+    every_epoch: bool
 
 
 @dataclass(frozen=True)
@@ -31,12 +47,21 @@ class EpochReport:
     points: list[EpochMetrics]
 
 
+class FileFields(TypedDict):
+    """A file that is on disk: the fields of `service.queue.trials.ArtifactFile`, which only the driver imports."""
+
+    kind: str
+    path: str
+    sha256: str
+    size: int
+
+
 @dataclass(frozen=True)
 class ResultReport:
-    """The trial succeeded. `artifacts` are the fields of `service.queue.trials.ArtifactFile`: the files are on disk."""
+    """The trial succeeded, and left these files."""
 
     result: TrialResult
-    artifacts: list[dict[str, Any]]
+    artifacts: list[FileFields]
 
 
 @dataclass(frozen=True)

@@ -12,18 +12,30 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import TextIOBase
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 from ray import tune
 
 from ttsv.config.trial import TrialConfig
 from ttsv.errors import DataError, DivergedError, TrialError
 from ttsv.results import EpochMetrics, StageProgress, TrialResult
-from workers.trial_process.messages import EpochReport, FailureReport, Job, Report, ResultReport, SkippedReport
+from workers.trial_process.messages import (
+    EpochReport,
+    FailureReport,
+    Job,
+    Report,
+    ResultReport,
+    RunTrial,
+    SkippedReport,
+    TuneConfig,
+)
 from workers.trial_process.trial_folder import Journal, manifest, trial_folder
 
 logger = logging.getLogger(__name__)
 
+LOG = "trial.log"
+"""Its name in the trial's folder. A later attempt goes on in a copy of it."""
+_LONGEST_LINE = 10_000
 _DISK_TROUBLE = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE}
 _TRACEBACK_CHARACTERS = 4000
 
@@ -37,11 +49,8 @@ COMPARED_EPOCH = "compared_epoch"
 class TrialTrainable(tune.Trainable):
     """Each step is one epoch; the last one is the result or the failure.
 
-    A failure that would come again is reported, not raised: Ray would take the process down for it. Reading the
-    configuration: `job` (the fields of a `Job`), `run` (in the shape of `run_trial`), `data_dir`, `cpus`, `stop_file`
-    (once it exists no trial begins) and `every_epoch` (whether each is reported for itself).
-
-    A step's result is the report, and beside it the newest numbers for Tune's schedulers and loggers.
+    A failure that would come again is reported, not raised: Ray would take the process down for it. A step's result is
+    the report, and beside it the newest numbers for Tune's schedulers and loggers.
     """
 
     def setup(self, config: dict[str, Any]) -> None:
@@ -52,24 +61,24 @@ class TrialTrainable(tune.Trainable):
 
         torch.set_num_threads(math.ceil(config["cpus"]))
         keep_freed_memory()
-        self._begin(config)
+        self._begin(cast(TuneConfig, config))
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Prepares the next trial in the same process."""
         self._end()
-        self._begin(new_config)
+        self._begin(cast(TuneConfig, new_config))
         return True
 
     def step(self) -> dict[str, Any]:
         """Runs up to the next report."""
-        report = self._guarded()
+        report = self._next_report()
         return {"report": report, "done": not isinstance(report, EpochReport), **_numbers(report)}
 
     def cleanup(self) -> None:
         """Closes the trial."""
         self._end()
 
-    def _begin(self, config: dict[str, Any]) -> None:
+    def _begin(self, config: TuneConfig) -> None:
         pause = 0.0 if config["every_epoch"] else REPORT_SECONDS
         self._reports: Iterator[Report] = _reports(
             Job(**config["job"]), config["run"], Path(config["data_dir"]), Path(config["stop_file"]), pause
@@ -89,22 +98,20 @@ class TrialTrainable(tune.Trainable):
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.empty_cache()
 
-    def _guarded(self) -> Report:
+    def _next_report(self) -> Report:
         try:
             return next(self._reports)
         except TrialError as error:
             return FailureReport(error.failure, str(error))
         except MemoryError:
             return FailureReport("oom", "the trial does not fit into the machine's memory")
-        except OSError as error:
-            if error.errno in _DISK_TROUBLE:
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno in _DISK_TROUBLE:
                 raise  # the machine's fault, not the trial's: the attempt counts as lost, and another one may succeed
-            return _bug()
-        except Exception:
-            return _bug()
+            return FailureReport("error", traceback.format_exc()[-_TRACEBACK_CHARACTERS:])  # which nobody foresaw
 
 
-def _reports(job: Job, run: Any, data_dir: Path, stop_file: Path, pause: float) -> Iterator[Report]:
+def _reports(job: Job, run: RunTrial, data_dir: Path, stop_file: Path, pause: float) -> Iterator[Report]:
     """What the trial has to say. The first epoch at once, later ones together, as each report costs a round trip."""
     if stop_file.exists():
         yield SkippedReport()
@@ -123,7 +130,7 @@ def _reports(job: Job, run: Any, data_dir: Path, stop_file: Path, pause: float) 
             raise
 
 
-def _told(job: Job, run: Any, config: TrialConfig, data_dir: Path, folder: Path, pause: float) -> Iterator[Report]:
+def _told(job: Job, run: RunTrial, config: TrialConfig, data_dir: Path, folder: Path, pause: float) -> Iterator[Report]:
     """Runs the trial and packs what it yields."""
     journal = Journal(folder)
     points = journal.after(job.stored_epochs)
@@ -167,15 +174,9 @@ def _require_file(path: Path) -> Path:
 
 def _log_epoch(item: EpochMetrics) -> None:
     logger.info(
-        "epoch %d of %d: train loss %.4g, accuracy %.4f; validation loss %.4g, accuracy %.4f; lr %.3g, %.2f s",
-        item.epoch,
-        item.epochs,
-        item.train_loss,
-        item.train_accuracy,
-        item.val_loss,
-        item.val_accuracy,
-        item.lr,
-        item.seconds,
+        "epoch %(epoch)d of %(epochs)d: train loss %(train_loss).4g, accuracy %(train_accuracy).4f; "
+        "validation loss %(val_loss).4g, accuracy %(val_accuracy).4f; lr %(lr).3g, %(seconds).2f s",
+        dataclasses.asdict(item),
     )
 
 
@@ -184,7 +185,7 @@ def _log_stage(item: StageProgress) -> None:
     logger.info("%s: %s of %s%s", item.stage, item.done, item.total, left)
 
 
-def _numbers(report: Report) -> dict[str, Any]:
+def _numbers(report: Report) -> dict[str, float]:
     """The newest numbers, by name; `timesteps_total` is what TensorBoard draws them over."""
     if isinstance(report, EpochReport):
         newest = report.points[-1]
@@ -213,17 +214,6 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
             yield from _leaves(inner, f"{path}[{index}]")
     else:
         yield path, value
-
-
-def _bug() -> FailureReport:
-    """The exception being handled, as a failure that nobody foresaw."""
-    return FailureReport("error", traceback.format_exc()[-_TRACEBACK_CHARACTERS:])
-
-
-LOG = "trial.log"
-"""Its name in the trial's folder. A later attempt goes on in a copy of it."""
-
-_LONGEST_LINE = 10_000
 
 
 @contextmanager

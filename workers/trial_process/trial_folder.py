@@ -12,9 +12,9 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from ttsv.results import CHECKPOINTS, EpochMetrics
+from workers.trial_process.messages import FileFields
 
 _JOURNAL = "epochs.jsonl"
 
@@ -74,12 +74,12 @@ class Journal:
         return [points[number] for number in sorted(points) if number > epoch]
 
 
-def manifest(artifacts: Mapping[str, Path], data_dir: Path) -> list[dict[str, Any]]:
-    """Makes files durable and describes each: the fields of `service.queue.trials.ArtifactFile`."""
+def manifest(artifacts: Mapping[str, Path], data_dir: Path) -> list[FileFields]:
+    """Makes files durable and describes each."""
     return [_describe(kind, path, data_dir) for kind, path in artifacts.items()]
 
 
-def _describe(kind: str, path: Path, data_dir: Path) -> dict[str, Any]:
+def _describe(kind: str, path: Path, data_dir: Path) -> FileFields:
     with path.open("rb") as file:
         os.fsync(file.fileno())
         digest = hashlib.file_digest(file, "sha256").hexdigest()

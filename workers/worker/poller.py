@@ -20,11 +20,11 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from service.database import now
 from service.database.engine import Database
+from service.database.outages import Backoff
 from service.errors import LeaseLostError
 from service.queue import driver_reads, leases
 from service.queue.leases import Lease, Watched
 from service.settings import Settings
-from workers.driver.database_retry import Backoff
 from workers.trial_process.trial_folder import remove_checkpoints, tune_folder
 from workers.worker.processes import identity, is_dead, kill_session, spawn, stop
 from workers.worker.ray_cluster import Cluster, LocalCluster, local_cpus, local_gpus
@@ -209,7 +209,6 @@ class Worker:
             lease = self._database.write(partial(leases.claim, worker=self.name, process=self._identity))
             if lease is None:
                 return
-            fault("after_claim")
             self._start_driver(lease)
 
     def _start_driver(self, lease: Lease) -> None:
@@ -298,16 +297,3 @@ class Standstill:
 
 def _sign(seen: Watched) -> tuple[int, int, int]:
     return seen.experiment_id, seen.fence, seen.heartbeat
-
-
-def fault(name: str) -> None:
-    """Breaks the process here where tests ask for it: `TTSV_FAULT=after_claim:kill` (or `raise`, or `sleep`)."""
-    wanted, _, what = os.environ.get("TTSV_FAULT", "").partition(":")
-    if wanted != name:
-        return
-    if what == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
-    elif what == "sleep":
-        time.sleep(3600)
-    else:
-        raise RuntimeError(f"fault {name}")

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import psutil
 
@@ -31,10 +31,26 @@ def die_with_parent(parent: int, death: signal.Signals) -> None:
         sys.exit("the parent process is gone")
 
 
-def identity() -> dict[str, Any] | None:
-    """What tells this process from all others on its host, JSON-ready; None without Linux's /proc."""
+class Host(TypedDict):
+    """Where a pid means something: the running kernel and the pid namespace."""
+
+    boot: str
+    pids: int
+
+
+class Identity(Host):
+    """What tells a process from all others on its host, JSON-ready; `start` is in ticks since boot."""
+
+    pid: int
+    start: int
+
+
+def identity() -> Identity | None:
+    """This process's; None without Linux's /proc."""
     try:
-        return {**_host(), "pid": os.getpid(), "start": _start_ticks(os.getpid())}
+        start = _start_ticks(os.getpid())
+        assert start is not None, "we are no zombie"
+        return {**_host(), "pid": os.getpid(), "start": start}
     except OSError:
         return None
 
@@ -112,8 +128,8 @@ def _members(session: int | None, marks: Sequence[str]) -> list[psutil.Process]:
     return found
 
 
-def _host() -> dict[str, Any]:
-    """The running kernel and the pid namespace: where a pid means something."""
+def _host() -> Host:
+    """Raises `OSError` without Linux's /proc."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return {"boot": boot, "pids": Path("/proc/self/ns/pid").stat().st_ino}
 

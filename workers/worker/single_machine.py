@@ -6,7 +6,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Self
@@ -18,7 +19,6 @@ from service.migrate import migrate
 from service.settings import Settings
 from workers.worker.processes import spawn, stop
 
-_START_SECONDS = 30.0
 _GRACE_SECONDS = 30.0
 _HEALTHY_SECONDS = 30.0
 _MAX_QUICK_RESTARTS = 5
@@ -66,15 +66,10 @@ class LocalStack:
         self._children: list[Child] = []
 
     def __enter__(self) -> Self:
-        database = Database(self.settings.url)
-        try:
-            self.settings.refuse_open_network()
+        self.settings.refuse_open_network()
+        with closing(Database(self.settings.url)) as database:
             migrate(database)
             refuse_without_keys(database, self.settings)
-        except ValueError as error:
-            raise UserError(str(error)) from None
-        finally:
-            database.close()
         self._socket = self._listen()
         host, port = self._socket.getsockname()[:2]
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
@@ -130,16 +125,17 @@ class LocalStack:
                 f"cannot listen on {self.settings.host}:{port} ({error.strerror}); --port 0 picks one"
             ) from None
 
-    def _environment(self) -> dict[str, str]:
-        return os.environ | {"TTSV_DATA_DIR": str(self.settings.data_dir)}
+    def _start(self, log: Path, *command: str, pass_fds: Sequence[int] = ()) -> subprocess.Popen[bytes]:
+        env = os.environ | {"TTSV_DATA_DIR": str(self.settings.data_dir)}
+        python = [sys.executable, "-m", "workers.cli"]
+        return spawn([*python, *command], env=env, log=log, death=signal.SIGTERM, pass_fds=pass_fds)
 
     def _start_api(self, log: Path) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "workers.cli", "api", "--fd", str(self._socket.fileno())]
-        return spawn(command, env=self._environment(), log=log, death=signal.SIGTERM, pass_fds=[self._socket.fileno()])
+        listening = self._socket.fileno()
+        return self._start(log, "api", "--fd", str(listening), pass_fds=[listening])
 
     def _start_worker(self, log: Path) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "workers.cli", "worker"]
-        return spawn(command, env=self._environment(), log=log, death=signal.SIGTERM)
+        return self._start(log, "worker")
 
 
 def _exit(_signal: int, _frame: FrameType | None) -> None:

@@ -20,17 +20,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import httpx2 as httpx
 from sqlalchemy.exc import SQLAlchemyError
 
 from service.database.engine import Database
+from service.errors import UserError
 from service.experiments import webhooks
 from service.experiments.events import EventKind
 from service.experiments.webhooks import Delivery
 from service.settings import Settings
 
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 2.0
+AT_ONCE = 20
+"""Deliveries that are under way together."""
+_OUTAGE_SECONDS = 10.0
+_END_SECONDS = 10.0
 SECONDS = 5.0
 """A delivery takes no longer, however slowly the other side answers."""
 SIGNATURE, DELIVERY = "X-TTSV-Signature", "X-TTSV-Delivery"
@@ -62,18 +70,18 @@ class Target:
 
 
 def targets(settings: Settings) -> list[Target]:
-    """The addresses of the settings, none by default. Raises `ValueError` where they cannot be used."""
+    """The addresses of the settings, none by default. Raises `UserError` where they cannot be used."""
     if settings.webhook_url is None:
         return []
     if settings.webhook_secret_file is None:
-        raise ValueError("TTSV_WEBHOOK_URL needs TTSV_WEBHOOK_SECRET_FILE: a file with a secret, for the signatures")
+        raise UserError("TTSV_WEBHOOK_URL needs TTSV_WEBHOOK_SECRET_FILE: a file with a secret, for the signatures")
     try:
         secret = settings.webhook_secret_file.read_bytes().strip()
     except OSError as error:
-        raise ValueError(f"TTSV_WEBHOOK_SECRET_FILE: {error}") from None
+        raise UserError(f"TTSV_WEBHOOK_SECRET_FILE: {error}") from None
     if len(secret) < _SHORTEST_SECRET:
         fix = f"at least {_SHORTEST_SECRET} characters, such as those of `openssl rand -hex 32`"
-        raise ValueError(f"TTSV_WEBHOOK_SECRET_FILE: {settings.webhook_secret_file} holds too little: {fix}")
+        raise UserError(f"TTSV_WEBHOOK_SECRET_FILE: {settings.webhook_secret_file} holds too little: {fix}")
     loopback = settings.webhook_loopback
     return [Target(_checked(text, loopback), secret, loopback) for text in settings.webhook_url.split()]
 
@@ -82,13 +90,16 @@ def _checked(text: str, loopback: bool) -> httpx.URL:
     schemes = ("https", "http") if loopback else ("https",)
     try:
         url = httpx.URL(text)
+        url.host.encode("idna")  # as it is resolved
+    except UnicodeError:
+        raise UserError(f"TTSV_WEBHOOK_URL: {text!r}: no part of a name may be empty or longer than 63") from None
     except (httpx.InvalidURL, TypeError) as error:
-        raise ValueError(f"TTSV_WEBHOOK_URL: {text!r} is no URL: {error}") from None
+        raise UserError(f"TTSV_WEBHOOK_URL: {text!r} is no URL: {error}") from None
     if url.scheme not in schemes or not url.host:
         allowed = "https://" if not loopback else "https://, or http:// to this machine"
-        raise ValueError(f"TTSV_WEBHOOK_URL: {url.scheme}://{url.host}: must begin with {allowed}")
+        raise UserError(f"TTSV_WEBHOOK_URL: {url.scheme}://{url.host}: must begin with {allowed}")
     if url.userinfo:
-        raise ValueError("TTSV_WEBHOOK_URL: must hold no password; the signature says who sends")
+        raise UserError("TTSV_WEBHOOK_URL: must hold no password; the signature says who sends")
     return url.copy_with(fragment=None)
 
 
@@ -98,7 +109,7 @@ def signature(secret: bytes, timestamp: int, body: bytes) -> str:
     return f"t={timestamp},v1={digest}"
 
 
-async def post(target: Target, message: Mapping[str, Any], *, tls: ssl.SSLContext | None = None) -> None:
+async def post(target: Target, message: Mapping[str, object], *, tls: ssl.SSLContext | None = None) -> None:
     """Sends a message, whose `id` tells the receiver whether it has it already. Raises `NotDeliveredError`.
 
     `tls` is by default what the operating system trusts.
@@ -142,8 +153,8 @@ async def resolved(target: Target) -> str:
     host, port = target.url.host, target.url.port or {"http": 80, "https": 443}[target.url.scheme]
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise NotDeliveredError(f"{host}: {error.strerror or error}") from None
+    except (OSError, UnicodeError) as error:
+        raise NotDeliveredError(f"{host}: {getattr(error, 'strerror', None) or error}") from None
     addresses = [str(sockaddr[0]) for *_, sockaddr in found]
     for address in addresses:
         parsed = ipaddress.ip_address(address.partition("%")[0])
@@ -168,17 +179,8 @@ def _is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
     return address.is_global and not address.is_multicast and not address.is_reserved
 
 
-logger = logging.getLogger(__name__)
-
-LOOK_SECONDS = 2.0
-AT_ONCE = 20
-"""Deliveries that are under way together."""
-_OUTAGE_SECONDS = 10.0
-_END_SECONDS = 10.0
-
-
 class WebhookSender:
-    """As a context manager; without addresses in the settings it does nothing. Raises `ValueError` for wrong ones.
+    """As a context manager; without addresses in the settings it does nothing. Raises `UserError` for wrong ones.
 
     Several workers share the deliveries by the database. What was not delivered at the end is due for the next worker.
     """
@@ -215,7 +217,7 @@ class WebhookSender:
                         self._database.write(partial(webhooks.enrol, endpoint=target.endpoint))
                     enrolled = True
                 for target in self._targets:
-                    self.deliver(target)
+                    self._deliver(target)
             except SQLAlchemyError as error:
                 logger.warning("webhooks wait for the database: %s", error)
                 pause = _OUTAGE_SECONDS
@@ -224,11 +226,11 @@ class WebhookSender:
                 pause = _OUTAGE_SECONDS
             self._ending.wait(pause)
 
-    def deliver(self, target: Target) -> int:
-        """Sends what is due to one address; how many it took."""
+    def _deliver(self, target: Target) -> None:
+        """Sends what is due to one address."""
         with self._database.read() as session:
             if not webhooks.has_work(session, target.endpoint, self._kinds):
-                return 0
+                return
         take = partial(webhooks.take, endpoint=target.endpoint, kinds=self._kinds, limit=AT_ONCE)
         deliveries = self._database.write(take)
         problems = asyncio.run(_send(target, deliveries))
@@ -238,7 +240,6 @@ class WebhookSender:
                 level, then = (logging.ERROR, "given up") if over else (logging.WARNING, "tried again later")
                 what = f"event {delivery.event_id} to {target.shown}, attempt {delivery.attempt}"
                 logger.log(level, "webhook: %s: %s; %s", what, problem, then)
-        return problems.count(None)
 
 
 async def _send(target: Target, deliveries: Sequence[Delivery]) -> list[str | None]:
@@ -249,6 +250,9 @@ async def _send(target: Target, deliveries: Sequence[Delivery]) -> list[str | No
             await post(target, delivery.message)
         except NotDeliveredError as error:
             return str(error)
+        except Exception as error:  # whatever it was, the other deliveries go on, and this one is given up some day
+            logger.exception("webhooks: an unexpected error")
+            return f"{type(error).__name__}: {error}"
         return None
 
     return list(await asyncio.gather(*map(one, deliveries)))

@@ -31,12 +31,6 @@ function time(seconds) {
   return `${number(seconds / 3600, 1)} h`;
 }
 
-function axes(trials) {
-  const flat = trials.map((trial) => flatten(trial.config));
-  const names = [...new Set(flat.flatMap(Object.keys))];
-  return { flat, varied: names.filter((name) => new Set(flat.map((one) => JSON.stringify(one[name]))).size > 1) };
-}
-
 function flatten(config, path = "") {
   const found = {};
   for (const [name, value] of Object.entries(config)) {
@@ -60,7 +54,9 @@ function warned(sentences) {
 
 function show(answer) {
   const trials = answer.trials.slice(0, MOST);
-  const { flat, varied } = axes(trials);
+  const flat = trials.map((trial) => flatten(trial.config));
+  const names = [...new Set(flat.flatMap(Object.keys))];
+  const varied = names.filter((name) => new Set(flat.map((one) => JSON.stringify(one[name]))).size > 1);
   const isNumeric = (name) => flat.every((one) => (one[name] ?? null) === null || typeof one[name] === "number");
   const numeric = new Set(varied.filter(isNumeric));
   const aligned = (right) => (right ? { class: "number" } : {});
@@ -96,40 +92,44 @@ function show(answer) {
   preview.hidden = false;
 }
 
+function hide(...parts) {
+  for (const part of parts) part.hidden = true;
+}
+
+function refuse(result) {
+  showProblem(problem, result);
+  problem.focus();
+}
+
 async function look() {
-  problem.hidden = true;
-  stored.hidden = true;
+  hide(problem, stored);
   const result = await send("POST", "/v1/experiments?dry_run=true", { body: text.value, type: type() });
   if (result.ok) {
     show(result.answer);
   } else {
-    preview.hidden = true;
-    showProblem(problem, result);
-    problem.focus();
+    hide(preview);
+    refuse(result);
   }
-  return result.ok;
 }
 
 async function post() {
   const headers = { "Idempotency-Key": key };
   const result = await send("POST", "/v1/experiments", { body: text.value, type: type(), headers });
-  if (result.ok) {
-    const id = Number(result.answer.id);
-    const warnings = warned(result.answer.warnings);
-    if (warnings.length === 0) {
-      location.assign(`/experiments/${id}`);
-      return;
-    }
-    const where = element("a", `experiment ${id}`, [], { href: `/experiments/${id}` });
-    problem.hidden = true;
-    preview.hidden = true;
-    stored.replaceChildren(element("h2", "Stored"), element("p", "As ", [where, "."]), ...warnings);
-    stored.hidden = false;
-    where.focus();
-  } else {
-    showProblem(problem, result);
-    problem.focus();
+  if (!result.ok) {
+    refuse(result);
+    return;
   }
+  const address = `/experiments/${Number(result.answer.id)}`;
+  const warnings = warned(result.answer.warnings);
+  if (warnings.length === 0) {
+    location.assign(address);
+    return;
+  }
+  const where = element("a", `experiment ${Number(result.answer.id)}`, [], { href: address });
+  hide(problem, preview);
+  stored.replaceChildren(element("h2", "Stored"), element("p", "As ", [where, "."]), ...warnings);
+  stored.hidden = false;
+  where.focus();
 }
 
 async function alone(work) {
@@ -142,11 +142,11 @@ async function alone(work) {
 }
 
 document.getElementById("look").addEventListener("click", () => alone(look));
-if (submit) submit.addEventListener("click", () => alone(post));
 text.addEventListener("input", () => {
   key = newKey();
-  preview.hidden = true;
-  problem.hidden = true;
-  stored.hidden = true;
+  hide(preview, problem, stored);
 });
-if (submit) alone(look);
+if (submit) {
+  submit.addEventListener("click", () => alone(post));
+  alone(look);
+}

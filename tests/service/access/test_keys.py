@@ -14,6 +14,7 @@ from service.access import keys
 from service.access.security import Principal, Scope, hash_secret, installation_secret, new_key, split_key
 from service.database import ApiKey, now
 from service.database.engine import Database
+from service.errors import UserError
 from service.main import create_app
 from service.settings import Settings
 
@@ -197,7 +198,7 @@ class TestStart:
     ) -> None:
         settings = Settings(database_url=database_url, data_dir=tmp_path / "data", host="0.0.0.0")
         assert settings.keys_required
-        with pytest.raises(ValueError, match="ttsv keys create"):
+        with pytest.raises(UserError, match="ttsv keys create"):
             create_app(settings)
         make()
         with TestClient(create_app(settings)) as client:
@@ -205,7 +206,7 @@ class TestStart:
 
     def test_an_open_address_without_asking_for_keys_is_refused(self, tmp_path: Path) -> None:
         settings = Settings(data_dir=tmp_path, host="0.0.0.0", require_keys=False)
-        with pytest.raises(ValueError, match="TTSV_TRUST_NETWORK"):
+        with pytest.raises(UserError, match="TTSV_TRUST_NETWORK"):
             create_app(settings)
 
     @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])

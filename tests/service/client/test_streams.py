@@ -209,6 +209,24 @@ class TestStreams:
             assert [item.id for item in later if isinstance(item, EventOut)] == expected[-2:]
             assert not any(isinstance(item, EventOut) for item in through.follow(one, events=False))
 
+    def test_the_last_word_comes_where_the_service_was_away_for_a_moment(
+        self, client: Client, stored: Database, cut: Callable[..., Cutter]
+    ) -> None:
+        """The stream had no more to say, and the experiment itself could not be asked for."""
+        one = client.submit(ONE).id
+        stored.write(lambda session: actions.cancel(session, one))
+        *_, newest = client.events(one)
+        whole, nothing = 1 << 40, 10
+        with Client(cut(whole, nothing, nothing).url, retries=1) as through:
+            (last,) = through.follow(one, after=newest.id)
+        assert isinstance(last, ExperimentUpdate)
+        assert last.state == "cancelled"
+        with (
+            Client(cut(whole, nothing, whole, *[nothing] * 9).url, retries=0) as through,
+            pytest.raises(UnreachableError),
+        ):
+            list(through.follow(one, after=newest.id))
+
     def test_watching_without_streams(self, client: Client, stored: Database, monkeypatch: pytest.MonkeyPatch) -> None:
         """Something between lets none through: the experiment is asked for again and again."""
         one = client.submit(ONE).id

@@ -245,13 +245,20 @@ class TestClone:
         post(api, f"{path}/extend", {"grid": {"seed": [2]}})
         api.patch(path, json={"notes": "changed"})
         new = post(api, f"{path}/clone", None, 201)
-        assert (new["name"], new["state"], new["spec"]["notes"]) == ("grid", "queued", "changed")
+        assert (new["name"], new["state"], new["spec"]["notes"]) == ("grid (clone)", "queued", "changed")
+        assert new["spec"]["name"] == "grid (clone)"
         assert new["tags"] == ["x"]
         trials = table(Trial)
         assert [trial.fingerprint for trial in trials[3:]] == [trial.fingerprint for trial in trials[:3]]
         assert {trial.state for trial in trials[3:]} == {TrialState.QUEUED}
         assert post(api, f"{path}/clone", {"name": "other"}, 201)["name"] == "other"
         assert [event.detail for event in table(Event) if event.kind == "cloned"] == 2 * [{"trials": 3, "source": 1}]
+
+    def test_it_says_what_it_is_once_and_within_a_names_length(self, api: TestClient) -> None:
+        path = submit_spec(api, base=BASE, name="n" * 200)
+        new = post(api, f"{path}/clone", None, 201)
+        assert new["name"] == "n" * 192 + " (clone)"
+        assert post(api, f"/v1/experiments/{new['id']}/clone", {}, 201)["name"] == new["name"]
 
     @pytest.mark.parametrize(
         ("action", "body", "status"),
@@ -310,6 +317,7 @@ class TestReevaluate:
 
     def test_its_spec_lists_its_trials(self, trained: str, api: TestClient, table: Table) -> None:
         answer = post(api, f"{trained}/re-evaluate", {"evaluation": {"lipschitz": "fgsm"}}, 201)
+        assert answer["name"] == answer["spec"]["name"] == "grid (re-evaluated)"
         spec = answer["spec"]
         assert spec["trials"] == [{"lambda_ort": 0.0, "seed": 0}, {"lambda_ort": 1.0, "seed": 1}]
         plan = plan_of(ExperimentSpec.model_validate(spec))

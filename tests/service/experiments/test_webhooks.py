@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from service.database import Event, Webhook, WebhookDelivery, now
 from service.database.engine import Database
+from service.errors import UserError
 from service.experiments import actions, webhooks
 from service.experiments.events import EventKind
 from service.queue import driver_reads, leases
@@ -351,6 +352,11 @@ class TestAddresses:
         with pytest.raises(NotDeliveredError, match="not an address of this machine"):
             asyncio.run(resolved(target("http://example.com")))
 
+    @pytest.mark.parametrize("host", ["a" * 64 + ".example", "a..example"])
+    def test_no_name_at_all(self, host: str) -> None:
+        with pytest.raises(NotDeliveredError, match="label empty or too long"):
+            asyncio.run(resolved(target(f"https://{host}", loopback=False)))
+
     def test_a_name_that_changes_its_mind(
         self, monkeypatch: pytest.MonkeyPatch, receive: Callable[..., Receiver]
     ) -> None:
@@ -438,16 +444,18 @@ class TestTargets:
             ("https://", True, "must begin with"),
             ("example.com/hook", False, "must begin with https://"),
             ("https://user:pass@example.com", False, "must hold no password"),
+            ("https://" + "a" * 64 + ".example/hook", False, "no part of a name may be empty or longer than 63"),
+            ("https://a..example", False, "no part of a name may be empty or longer than 63"),
         ],
     )
     def test_refused(self, secret: Path, url: str, loopback: bool, reason: str) -> None:
         settings = Settings(webhook_url=url, webhook_secret_file=secret, webhook_loopback=loopback)
-        with pytest.raises(ValueError, match=f"^TTSV_WEBHOOK_URL: .*{reason}"):
+        with pytest.raises(UserError, match=f"^TTSV_WEBHOOK_URL: .*{reason}"):
             targets(settings)
 
     def test_a_secret_is_needed(self, tmp_path: Path) -> None:
         short = tmp_path / "short"
         short.write_text("short")
         for file, reason in ((None, "needs TTSV_WEBHOOK_SECRET_FILE"), (short, "too little"), (tmp_path / "x", "x")):
-            with pytest.raises(ValueError, match=reason):
+            with pytest.raises(UserError, match=reason):
                 targets(Settings(webhook_url="https://example.com", webhook_secret_file=file))

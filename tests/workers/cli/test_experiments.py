@@ -183,7 +183,8 @@ class TestLooking:
 
     def test_watch(self, run: Run, finished: Callable[[], int]) -> None:
         number = finished()
-        assert run("watch", number, code=1).stdout.startswith("failed    | trials 2/2")
+        (line,) = run("watch", number, code=1).stdout.splitlines()
+        assert line.startswith("failed    | trials 2/2")
         (line,) = run("watch", number, "--json", code=1).stdout.splitlines()
         assert json.loads(line)["state"] == "failed"
 

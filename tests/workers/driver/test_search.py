@@ -16,8 +16,8 @@ from service.specs.planner import Fields, PlannedTrial
 from service.specs.search import Search
 from service.specs.spec import Asha, Fifo
 from workers.driver.search import SearchTrials, any_trial
-from workers.driver.timeouts import Attempts
 from workers.driver.tuner import make_scheduler
+from workers.driver.watchdog import Watchdog
 from workers.trial_process.messages import EpochReport, FailureReport, Job
 from workers.trial_process.trainable import COMPARED_EPOCH
 
@@ -221,33 +221,33 @@ class TestHalving:
         assert type(make_scheduler(Fifo())).__name__ == "FIFOScheduler"
 
 
-class TestAttempts:
+class TestWatchdog:
     @pytest.fixture
     def killed(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found: list[str] = []
-        monkeypatch.setattr("workers.driver.timeouts.ray.kill", found.append)
-        monkeypatch.setattr("workers.driver.timeouts.LOOK_SECONDS", 0.01)
+        monkeypatch.setattr("workers.driver.watchdog.ray.kill", found.append)
+        monkeypatch.setattr("workers.driver.watchdog.LOOK_SECONDS", 0.01)
         return found
 
     def test_only_what_takes_too_long(self, killed: list[str]) -> None:
         told: list[int] = []
-        attempts = Attempts(0.2, told.append)
-        attempts.watch()
-        attempts.began(1, "actor 1")
-        attempts.began(2, "actor 2")
-        assert attempts.ended(2)
+        watchdog = Watchdog(0.2, told.append)
+        watchdog.start()
+        watchdog.began(1, "actor 1")
+        watchdog.began(2, "actor 2")
+        assert watchdog.ended(2)
         deadline = time.monotonic() + 5
         while not killed and time.monotonic() < deadline:
             time.sleep(0.01)
-        attempts.close()
+        watchdog.close()
         assert (told, killed) == ([1], ["actor 1"])
-        assert not attempts.ended(1)
+        assert not watchdog.ended(1)
 
     def test_what_must_not_run(self, killed: list[str]) -> None:
-        attempts = Attempts(None, lambda _trial_id: None)
-        attempts.watch()
-        attempts.began(1, "actor 1")
-        attempts.kill(1)
-        attempts.kill(2)
+        watchdog = Watchdog(None, lambda _trial_id: None)
+        watchdog.start()
+        watchdog.began(1, "actor 1")
+        watchdog.kill(1)
+        watchdog.kill(2)
         assert killed == ["actor 1"]
-        assert not attempts.ended(1)
+        assert not watchdog.ended(1)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.results import made_result
+from tests.results import made_epoch, made_result
 from ttsv.config.trial import TrialConfig
 from ttsv.errors import DataError, OutOfMemoryError
 from ttsv.results import EpochMetrics, StageProgress, TrialResult
@@ -22,21 +22,6 @@ from workers.trial_process.messages import EpochReport, FailureReport, Job, Repo
 from workers.trial_process.trainable import COMPARED_EPOCH, TrialTrainable
 
 CONFIG = TrialConfig(dataset="digits", model="small-cnn").to_dict()
-
-
-def point(epoch: int) -> EpochMetrics:
-    return EpochMetrics(
-        epoch=epoch,
-        epochs=3,
-        train_loss=1.0,
-        train_accuracy=0.5,
-        val_loss=1.0,
-        val_accuracy=0.5,
-        ort_loss=None,
-        lr=0.1,
-        seconds=0.1,
-        constraint_seconds=0.0,
-    )
 
 
 def result(folder: Path, **changes: Any) -> TrialResult:
@@ -52,14 +37,14 @@ def good(config: TrialConfig, *, data_dir: Path, folder: Path) -> Iterator[Epoch
     """Resumes behind the epoch its checkpoint names."""
     checkpoint = folder / "checkpoint"
     for epoch in range(int(checkpoint.read_text()) + 1 if checkpoint.exists() else 1, 4):
-        yield point(epoch)
+        yield made_epoch(epoch)
         checkpoint.write_text(str(epoch))
     yield result(folder)
 
 
 def raising(error: BaseException) -> Any:
     def run(config: TrialConfig, *, data_dir: Path, folder: Path) -> Iterator[EpochMetrics]:
-        yield point(1)
+        yield made_epoch(1)
         raise error
 
     return run
@@ -108,7 +93,7 @@ def test_epochs_then_the_result(
     monkeypatch.setattr("workers.trial_process.trainable.REPORT_SECONDS", seconds)
     assert trainable.reset_config(config(tmp_path, good))
     *epochs, final = reports(trainable)
-    assert epochs == [EpochReport([point(number) for number in numbers]) for numbers in together]
+    assert epochs == [EpochReport([made_epoch(number) for number in numbers]) for numbers in together]
     assert isinstance(final, ResultReport)
     assert final.artifacts[0]["path"] == "trials/1/1/model"
 
@@ -123,21 +108,21 @@ def test_next_fence_resumes_and_tells_what_was_lost(
         trainable.step()  # the third step writes the second checkpoint
     trainable.reset_config(config(tmp_path, good, fence=2, stored_epochs=1))
     first, second, final = reports(trainable)
-    assert first == EpochReport([point(2), point(3)])
-    assert second == EpochReport([point(3)])
+    assert first == EpochReport([made_epoch(2), made_epoch(3)])
+    assert second == EpochReport([made_epoch(3)])
     assert isinstance(final, ResultReport)
     assert final.artifacts[0]["path"] == "trials/1/2/model"
 
 
 def test_epochs_before_a_failure_are_not_lost(trainable: TrialTrainable, tmp_path: Path) -> None:
     def run(config: TrialConfig, *, data_dir: Path, folder: Path) -> Iterator[EpochMetrics]:
-        yield point(1)
-        yield point(2)
+        yield made_epoch(1)
+        yield made_epoch(2)
         raise DataError("gone")
 
     trainable.reset_config(config(tmp_path, run))
     first, second, final = reports(trainable)
-    assert (first, second) == (EpochReport([point(1)]), EpochReport([point(2)]))
+    assert (first, second) == (EpochReport([made_epoch(1)]), EpochReport([made_epoch(2)]))
     assert isinstance(final, FailureReport)
     assert final.message == "gone"
 
@@ -192,7 +177,7 @@ def test_no_number_that_is_not_finite(trainable: TrialTrainable, tmp_path: Path,
 
 def test_trial_without_a_result(trainable: TrialTrainable, tmp_path: Path) -> None:
     def run(config: TrialConfig, *, data_dir: Path, folder: Path) -> Iterator[EpochMetrics]:
-        yield point(1)
+        yield made_epoch(1)
 
     trainable.reset_config(config(tmp_path, run))
     assert "without a result" in str(reports(trainable)[-1])
@@ -203,8 +188,8 @@ def test_generator_is_closed_between_trials(trainable: TrialTrainable, tmp_path:
 
     def run(config: TrialConfig, *, data_dir: Path, folder: Path) -> Iterator[EpochMetrics]:
         try:
-            yield point(1)
-            yield point(2)
+            yield made_epoch(1)
+            yield made_epoch(2)
         finally:
             closed.append(True)
 
@@ -262,7 +247,7 @@ class TestLog:
             print("printed\rover\nand", "more")
             print("trouble", file=sys.stderr, end="")
             logging.getLogger("ttsv.test").info("logged")
-            yield point(1)
+            yield made_epoch(1)
             yield StageProgress(stage="attack", done=3, total=9, seconds_left=12.4)
             yield result(folder)
 

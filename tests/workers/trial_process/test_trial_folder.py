@@ -5,23 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.results import made_epoch
 from ttsv.results import EpochMetrics
 from workers.trial_process.trial_folder import Journal, manifest, remove_tune_folders, trial_folder, tune_folder
 
 
 def point(epoch: int, loss: float = 1.0) -> EpochMetrics:
-    return EpochMetrics(
-        epoch=epoch,
-        epochs=9,
-        train_loss=loss,
-        train_accuracy=0.5,
-        val_loss=1.0,
-        val_accuracy=0.5,
-        ort_loss=None,
-        lr=0.1,
-        seconds=0.1,
-        constraint_seconds=0.0,
-    )
+    return made_epoch(epoch, epochs=9, train_loss=loss)
 
 
 def test_new_fence_starts_with_the_newest_earlier_folder(tmp_path: Path) -> None:

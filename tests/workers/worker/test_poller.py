@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -70,7 +71,7 @@ SLEEP = "import time; time.sleep(60)"
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.driver.database_retry.random.uniform", lambda low, high: 0.02)
+    monkeypatch.setattr("service.database.outages.random.uniform", lambda low, high: 0.02)
 
 
 def test_driver_that_always_dies_is_quarantined(lab: Lab) -> None:
@@ -190,7 +191,7 @@ def test_greets_and_parts(lab: Lab) -> None:
         assert store.last_worker_sign(session) is None
 
 
-def _claim(lab: Lab, worker: str, process: dict[str, Any] | None) -> Lease:
+def _claim(lab: Lab, worker: str, process: Mapping[str, Any] | None) -> Lease:
     lease = lab.database.write(lambda session: leases.claim(session, worker, process))
     assert lease is not None
     return lease

@@ -82,14 +82,37 @@ def test_one_worker_after_another(
     assert "token-of-a-chat" not in caplog.text
 
 
+def test_an_address_in_trouble_keeps_no_other_waiting(
+    lab: Lab, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever it is: the second address hears of the event, and the first one's trouble is in the log."""
+
+    async def post(target: webhooks.Target, message: dict[str, Any]) -> None:
+        if target.url.host == "localhost":
+            raise RuntimeError("nobody foresaw this")
+        await told(target, message)
+
+    told = webhooks.post
+    monkeypatch.setattr(webhooks, "post", post)
+    monkeypatch.setattr(webhooks, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(webhooks, "_OUTAGE_SECONDS", 60)
+    one = lab.post([0])
+    with WebhookSender(settings(lab, f"http://localhost:9 {receiver.url}"), lab.database):
+        lab.wait_for(lambda: _enrolled(lab, 2))
+        lab.database.write(lambda session: actions.cancel(session, one))
+        lab.wait_for(lambda: receiver.got, 10)
+        lab.wait_for(lambda: "nobody foresaw this; tried again later" in caplog.text, 10)
+    assert [message["experiment"]["id"] for message in receiver.got] == [one]
+
+
 def test_nothing_is_configured(lab: Lab) -> None:
     before = threading.active_count()
     with WebhookSender(Settings(data_dir=lab.data_dir), lab.database):
         assert threading.active_count() == before
 
 
-def _enrolled(lab: Lab) -> bool:
+def _enrolled(lab: Lab, addresses: int = 1) -> bool:
     from service.database import Webhook
 
     with lab.database.read() as session:
-        return session.query(Webhook).count() == 1
+        return session.query(Webhook).count() == addresses

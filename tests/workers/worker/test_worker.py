@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
+from service.database import TrialState
 from service.database.engine import sqlite_driver
 from service.experiments import actions
 
@@ -36,6 +37,12 @@ def test_grid_with_failures_of_its_own(quick_lab: Lab) -> None:
     (artifact,) = quick_lab.artifact_paths(trials[0].id)
     assert (quick_lab.data_dir / artifact).read_text() == "weights"
     quick_lab.wait_for(lambda: not list((quick_lab.data_dir / "tune").iterdir()), 5)
+    log = (quick_lab.data_dir / "logs" / f"experiment-{experiment_id}-1.log").read_text()
+    steps = [f"experiment {experiment_id} begins"]
+    steps += [f"trial {one.id} {what}" for one in trials for what in ("begins", _in_the_log(one.state))]
+    steps += [f"experiment {experiment_id} ends: every trial is final"]
+    places = [log.index(step) for step in steps]
+    assert places == sorted(places)
 
 
 def test_resources_that_the_cluster_never_has(quick_lab: Lab) -> None:
@@ -170,7 +177,7 @@ def test_worker_killed_right_after_its_claim(quick_lab: Lab) -> None:
     """Its neighbour sees that the process is gone, and does not wait for the lease to end."""
     quick_lab.settings["TTSV_LEASE_SECONDS"] = "1000"
     experiment_id = quick_lab.post([0], epochs=1)
-    assert quick_lab.start_worker(TTSV_FAULT="after_claim:kill").wait(30) == -signal.SIGKILL
+    assert quick_lab.start_worker(DIES_AFTER_CLAIM="1").wait(30) == -signal.SIGKILL
     assert quick_lab.experiment(experiment_id).state == "running"
     quick_lab.start_worker()
     quick_lab.wait_until_final(experiment_id)
@@ -186,6 +193,10 @@ def test_lost_cluster(lab: Lab) -> None:
     raylet.kill()
     lab.wait_until_final(experiment_id)
     lab.assert_whole(experiment_id)
+
+
+def _in_the_log(state: TrialState) -> str:
+    return "succeeded: accuracy 0.5000" if state == "succeeded" else "failed"
 
 
 def _two(pids: dict[int, int]) -> dict[int, int] | None:

@@ -1,4 +1,4 @@
-"""The processes that are at work on trials now, and how they are ended from outside."""
+"""The watchdog over the processes that are at work on trials now: it ends them from outside."""
 
 import logging
 import threading
@@ -20,7 +20,7 @@ class _Attempt:
     began: float = field(default_factory=time.monotonic)
 
 
-class Attempts:
+class Watchdog:
     """Kills the process of an attempt that takes longer than `timeout_seconds`, hung steps included.
 
     `timed_out` is called with the trial before. A timer of its own watches: Tune's loop learns nothing of a trial that
@@ -34,10 +34,10 @@ class Attempts:
         self._lock = threading.Lock()
         self._over = threading.Event()
 
-    def watch(self) -> None:
+    def start(self) -> None:
         """Starts the timer, if there is a limit."""
         if self._timeout is not None:
-            threading.Thread(target=self._watch, name="timeout", daemon=True).start()
+            threading.Thread(target=self._watch, args=(self._timeout,), name="timeout", daemon=True).start()
 
     def close(self) -> None:
         """Ends the timer."""
@@ -63,15 +63,12 @@ class Attempts:
         if attempt is not None:
             ray.kill(attempt.actor)
 
-    def _watch(self) -> None:
+    def _watch(self, timeout: float) -> None:
         while not self._over.wait(LOOK_SECONDS):
-            for trial_id in self._overdue():
-                logger.warning("trial %d took longer than %g s: killing it", trial_id, self._timeout)
+            latest = time.monotonic() - timeout
+            with self._lock:
+                overdue = [trial_id for trial_id, attempt in self._running.items() if attempt.began < latest]
+            for trial_id in overdue:
+                logger.warning("trial %d took longer than %g s: killing it", trial_id, timeout)
                 self._timed_out(trial_id)
                 self.kill(trial_id)
-
-    def _overdue(self) -> list[int]:
-        assert self._timeout is not None
-        latest = time.monotonic() - self._timeout
-        with self._lock:
-            return [trial_id for trial_id, attempt in self._running.items() if attempt.began < latest]

@@ -22,11 +22,13 @@ def plain_errors(command: Callable[_P, None]) -> Callable[_P, None]:
         try:
             command(*args, **kwargs)
         except Exception as error:
+            from service.client import UnreachableError
+
             message = _message(error)
             if message is None:
                 raise
             typer.echo(f"ttsv: {message}", err=True)
-            raise typer.Exit(_code(error)) from None
+            raise typer.Exit(UNREACHABLE if isinstance(error, UnreachableError) else FAILED) from None
 
     return run
 
@@ -42,6 +44,8 @@ def _message(error: Exception) -> str | None:
 
     if isinstance(error, ApiError | DamagedError | NotFoundError | UserError | TrialError):
         return str(error)
+    if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):  # `| head` has read enough: no error
+        return str(error)
     if isinstance(error, ValidationError):  # of the settings: all else is validated by the service
         return "; ".join(f"TTSV_{str(e['loc'][0]).upper()}: {e['msg']}" for e in error.errors())
     from sqlalchemy.exc import SQLAlchemyError
@@ -49,9 +53,3 @@ def _message(error: Exception) -> str | None:
     if isinstance(error, SQLAlchemyError):
         return f"the database at TTSV_DATABASE_URL: {str(error).partition(chr(10))[0]}"
     return None
-
-
-def _code(error: Exception) -> int:
-    from service.client import UnreachableError
-
-    return UNREACHABLE if isinstance(error, UnreachableError) else FAILED

@@ -1,0 +1,62 @@
+"""What means that the database is away or in trouble."""
+
+import sqlite3
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, create_engine, text
+from sqlalchemy.exc import SQLAlchemyError
+
+from service.database.engine import Database
+from service.database.outages import is_away, is_in_trouble
+
+
+class TestAway:
+    """What means that the database is away or busy, of what the databases really say."""
+
+    def caught(self, database: Database, work: Callable[[Connection], Any]) -> Exception:
+        with pytest.raises(SQLAlchemyError) as caught, database.writer.connect() as connection:
+            work(connection)
+        database.close()
+        return caught.value
+
+    def test_nobody_listens(self) -> None:
+        error = self.caught(Database("postgresql+psycopg://nobody@127.0.0.1:9/none"), lambda _: None)
+        assert is_away(error)
+
+    def test_the_server_ends_the_connection(self, postgres_url: str) -> None:
+        kill = text("SELECT pg_terminate_backend(pg_backend_pid())")
+        assert is_away(self.caught(Database(postgres_url), lambda connection: connection.execute(kill)))
+
+    @pytest.mark.parametrize(
+        ("state", "away"),
+        [("55P03", True), ("57014", True), ("53300", True), ("57P03", True), ("53100", False), ("53200", False)],
+    )
+    def test_states_of_postgres(self, postgres_url: str, state: str, away: bool) -> None:
+        raising = text(f"DO $$ BEGIN RAISE EXCEPTION 'x' USING ERRCODE = '{state}'; END $$")
+        error = self.caught(Database(postgres_url), lambda connection: connection.execute(raising))
+        assert (is_away(error), is_in_trouble(error)) == (away, True)
+
+    def test_sqlite_locked(self, sqlite_url: str) -> None:
+        holder = sqlite3.connect(sqlite_url.removeprefix("sqlite:///"), isolation_level=None)
+        holder.execute("BEGIN IMMEDIATE")
+        impatient = create_engine(sqlite_url, connect_args={"timeout": 0, "isolation_level": None})
+        with pytest.raises(SQLAlchemyError) as caught, impatient.connect() as connection:
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+        assert is_away(caught.value)
+        holder.close()
+
+    @pytest.mark.parametrize("pragma", ["query_only = ON", "max_page_count = 1"])
+    def test_sqlite_read_only_or_full(self, sqlite_url: str, pragma: str) -> None:
+        def fill(connection: Connection) -> None:
+            connection.exec_driver_sql(f"PRAGMA {pragma}")
+            connection.exec_driver_sql("CREATE TABLE much AS SELECT zeroblob(10000000)")
+
+        error = self.caught(Database(sqlite_url), fill)
+        assert (is_away(error), is_in_trouble(error)) == (False, True)
+
+    def test_what_the_database_refuses(self, sqlite_url: str) -> None:
+        twice = text("INSERT INTO protocols (fingerprint, record) VALUES ('a', '{}'), ('a', '{}')")
+        error = self.caught(Database(sqlite_url), lambda connection: connection.execute(twice))
+        assert not is_in_trouble(error)
