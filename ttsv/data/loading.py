@@ -44,7 +44,15 @@ def as_pixels(images: Tensor) -> Tensor:
 
 
 def load_dataset(name: str, data_dir: Path) -> Dataset:
-    """What `ttsv.data.load_dataset` documents."""
+    """The data set, checked and split.
+
+    The first load on a machine checks and reads the set and makes a copy, which all processes share; later ones
+    map that copy. The tensors are views of it: what is written to them alters neither the file nor what others see,
+    and not what this process loads next, but it does alter this data set. Do not write to them.
+
+    Raises `DataError` where a file is missing (with the command that fetches it), cut, altered or otherwise not what
+    it was at its first use, and `ConfigError` for an unknown name.
+    """
     shared = open_shared(name, Path(data_dir) / "datasets")
     ends = [0]
     for count in shared.split["images"].values():

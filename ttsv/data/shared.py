@@ -22,7 +22,7 @@ from ttsv.data.catalog import DATASETS, MAX_CLASSES, DatasetInfo, check_name, da
 from ttsv.data.content import ContentRecord, content_sha256, file_hashes, file_name, write_json
 from ttsv.data.download import file_digest
 from ttsv.data.own import own_names
-from ttsv.data.source import Arrays
+from ttsv.data.source import Arrays, Progress
 from ttsv.data.sources import source_of
 from ttsv.data.split import split_order
 from ttsv.errors import DataError
@@ -118,20 +118,36 @@ class Listed(NamedTuple):
     sha256: str | None
 
 
-def list_shared(folder: Path) -> list[Listed]:
-    """Every set with a name of its own, and the user's own that lie in `folder`. Raises `DataError`."""
-    found = []
+def list_datasets(data_dir: Path) -> list[Listed]:
+    """Every set with a name of its own, and the user's own that lie in `data_dir/datasets`. Raises `DataError`."""
+    found, folder = [], Path(data_dir) / "datasets"
     for name in [*DATASETS, *own_names(folder)]:
         copy = find_shared(name, folder)
         found.append(Listed(name, copy.info, copy.sha256) if copy else Listed(name, dataset_info(name), None))
     return found
 
 
-def verify_shared(name: str, folder: Path) -> str:
-    """Checks and reads the set's files as if for the first time, and its copy; returns the content's SHA-256.
+def fetch_dataset(name: str, data_dir: Path, progress: Progress | None = None) -> None:
+    """Downloads what of the data set is missing or wrong into `data_dir/datasets`, checks it and makes the shared copy.
 
-    Raises `DataError` naming what is missing, cut or altered, and `ConfigError` for an unknown name.
+    An archive that was put there is used. A download that is interrupted leaves nothing that could be taken for
+    whole. `progress` is called with each downloaded file's name, the bytes that are here, and the bytes there will be
+    (None where the server does not say). Raises `DataError` where that fails, `ConfigError` for an unknown name.
     """
+    folder = Path(data_dir) / "datasets"
+    source = source_of(name)
+    with locked(name, folder):
+        source.fetch(folder, progress or (lambda file, done, total: None))
+    open_shared(name, folder)
+
+
+def verify_dataset(name: str, data_dir: Path) -> str:
+    """Checks every file against its published checksum, and everything against the first use; reads the whole set.
+
+    Returns the SHA-256 of the set's content. Raises `DataError` naming the first file that is missing, cut or
+    altered, `ConfigError` for an unknown name.
+    """
+    folder = Path(data_dir) / "datasets"
     _require_files(name, folder)
     with locked(name, folder):
         note = _note(name, folder)
