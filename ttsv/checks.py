@@ -40,6 +40,12 @@ def check_positive(name: str, value: float, fix: str = "must be a finite number 
         raise ConfigError(name, value, fix)
 
 
+def check_seed(seed: object) -> None:
+    """A seed that `torch.manual_seed` takes."""
+    if not is_whole(seed, least=-(2**63)) or seed >= 2**64:
+        raise ConfigError("seed", seed, "must be a whole number from -2**63 to 2**64 - 1")
+
+
 def check_flag(name: str, value: object) -> None:
     """True or False."""
     if not isinstance(value, bool):

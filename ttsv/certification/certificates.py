@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from ttsv.certification.determinism import watched_for_random_numbers
 from ttsv.certification.layers import module_rule
 from ttsv.certification.linear_maps import EPS, rounded_up
 from ttsv.certification.reach import SHORTEST_STEP, Affine, Factor
@@ -25,7 +26,6 @@ from ttsv.data.loading import as_pixels
 from ttsv.errors import ConfigError
 from ttsv.layers import SOC, FramedConv2d
 from ttsv.metrics.accuracy import check_labelled, check_logits
-from ttsv.metrics.determinism import watched_for_random_numbers
 from ttsv.precision import in_float64, own_dtype
 from ttsv.spectral.network import evaluating, spectral_layers, zero_input
 from ttsv.spectral.symbol import Size

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ttsv.certification.determinism import unwatched, watched_for_random_numbers
 from ttsv.certification.linear_maps import EPS, LinearMap, rounded_up
 from ttsv.certification.reach import Affine, Factor, Reach
 from ttsv.errors import ConfigError
-from ttsv.metrics.determinism import unwatched, watched_for_random_numbers
 
 
 class Traced(Tensor):

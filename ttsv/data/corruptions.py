@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,18 +71,38 @@ PUBLISHED = {
 KINDS = tuple(name for name in _MD5 if name != "labels")
 
 
+class CorruptionProtocol(TypedDict, total=False):
+    """What corrupted images are, JSON-ready: `corruptions` is "published" or "generated".
+
+    `images` of each kind and severity, `files`: SHA-256 (hex) of each by its name. `publishers_files`: whether those
+    published are the publisher's own. The others say what generated ones were made of, and how.
+    """
+
+    corruptions: str
+    kinds: list[str]
+    severities: list[int]
+    images: int
+    files: dict[str, str]
+    publishers_files: bool
+    name: str
+    packages: dict[str, str]
+    seed: int
+    enlarged: str | None
+    grey: str | None
+    source_sha256: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class CorruptedSet:
     """A checked folder. `labels` (5 n,), int64; `classes`: how many the data set has, where that is known.
 
     `most_classes`: of a folder of another name than its archive's, how many the published set that it must be has.
-    `protocol` (JSON-ready) says what the images are, with the SHA-256 (hex) of each file by its name.
     """
 
     folder: Path
     labels: NDArray[np.int64]
     classes: int | None
-    protocol: dict[str, Any]
+    protocol: CorruptionProtocol
     most_classes: int | None = None
 
     def images(self, kind: str) -> NDArray[np.uint8]:
@@ -143,7 +163,7 @@ def open_corrupted(
     *,
     shape: tuple[int, ...],
     classes: int | None,
-    protocol: dict[str, Any],
+    protocol: CorruptionProtocol,
     labels: NDArray[np.int64] | None = None,
 ) -> CorruptedSet:
     """Opens a folder of images of this shape, every file checked. Raises `DataError`.

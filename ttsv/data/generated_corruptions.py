@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from ttsv.checks import is_whole
 from ttsv.data.content import content_sha256
-from ttsv.data.corruptions import KINDS, LABELS, SEVERITIES, CorruptedSet, open_corrupted
+from ttsv.data.corruptions import KINDS, LABELS, SEVERITIES, CorruptedSet, CorruptionProtocol, open_corrupted
 from ttsv.data.loading import as_pixels
 from ttsv.data.source import Arrays
 from ttsv.errors import ConfigError
@@ -91,7 +90,7 @@ class GeneratedCorruptions:
         return self.folder / f"{self.name.replace(':', '-')}-corrupted-{key}"
 
     @cached_property
-    def _protocol(self) -> dict[str, Any]:
+    def _protocol(self) -> CorruptionProtocol:
         factor = _factor(self.images.shape[1:3])
         enlarged = f"each pixel as {factor} x {factor}, then the mean of these" if factor > 1 else None
         return {

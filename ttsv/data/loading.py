@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ttsv.data.catalog import DatasetInfo
 from ttsv.data.shared import open_shared
+from ttsv.data.split import SplitRecord
 
 
 class Split(NamedTuple):
@@ -35,7 +36,7 @@ class Dataset:
     validation: Split
     test: Split
     sha256: str
-    split: dict[str, Any]
+    split: SplitRecord
 
 
 def as_pixels(images: Tensor) -> Tensor:

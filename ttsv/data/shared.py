@@ -24,7 +24,7 @@ from ttsv.data.download import file_digest
 from ttsv.data.own import own_names
 from ttsv.data.source import Arrays, Progress
 from ttsv.data.sources import source_of
-from ttsv.data.split import split_order
+from ttsv.data.split import SplitRecord, split_order
 from ttsv.errors import DataError
 
 FORMAT = 1
@@ -45,7 +45,7 @@ class SharedCopy:
     images: NDArray[np.uint8] | NDArray[np.float32]
     labels: NDArray[np.int64]
     sha256: str
-    split: dict[str, Any]
+    split: SplitRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class Note:
     arrays: dict[str, str]
     stamps: dict[str, list[int] | None]
     classes: int
-    split: dict[str, Any]
+    split: SplitRecord
 
 
 def open_shared(name: str, folder: Path) -> SharedCopy:
@@ -237,7 +237,7 @@ def _classes(name: str, arrays: Arrays) -> int:
     return classes
 
 
-def _copy(name: str, arrays: Arrays, sha256: str, cache: Path) -> tuple[Path, dict[str, Any]]:
+def _copy(name: str, arrays: Arrays, sha256: str, cache: Path) -> tuple[Path, SplitRecord]:
     """Where the set's copy is, made if there is none or a wrong one, and how it is split."""
     order, split = split_order(arrays.labels, arrays.train_count)
     parts = split["images"]

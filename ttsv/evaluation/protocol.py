@@ -44,7 +44,7 @@ def evaluation_protocol(subject: Subject, evidence: Evidence, seed: int, baselin
     """
     data, count, trained = subject.data, len(evidence.labels), subject.trained
     images: dict[str, int] = {"accuracy": count, "calibration": count, "temperature": len(data.validation.labels)}
-    split: dict[str, str] = {**data.split, "evaluated": "test"}
+    split: dict[str, object] = {**data.split, "evaluated": "test"}
     metrics: Plain = {
         "accuracy": "top-1",
         "loss": "mean cross-entropy, nats",

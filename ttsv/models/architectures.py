@@ -1,5 +1,6 @@
 """The convolutions of every network that is built here, in the order of the forward pass. Torch-free."""
 
+from functools import partial
 from typing import Any
 
 from ttsv.checks import check_count
@@ -56,19 +57,8 @@ def _small_cnn(network: str, dims: int, in_channels: int, image_size: int) -> li
     return shapes
 
 
-@network("small-cnn")
-def _small_cnn_of_images(*, in_channels: int, image_size: int) -> list[ConvShape]:
-    return _small_cnn("small-cnn", 2, in_channels, image_size)
-
-
-@network("small-cnn1d")
-def _small_cnn_of_signals(*, in_channels: int, image_size: int) -> list[ConvShape]:
-    return _small_cnn("small-cnn1d", 1, in_channels, image_size)
-
-
-@network("small-cnn3d")
-def _small_cnn_of_volumes(*, in_channels: int, image_size: int) -> list[ConvShape]:
-    return _small_cnn("small-cnn3d", 3, in_channels, image_size)
+for _name, _dims in (("small-cnn", 2), ("small-cnn1d", 1), ("small-cnn3d", 3)):
+    network(_name)(partial(_small_cnn, _name, _dims))
 
 
 @network("single-conv")
