@@ -95,13 +95,12 @@ def autoattack_steps(
         raise ConfigError("version", version, f"must be one of {', '.join(ATTACK_VERSIONS)}")
     if version != "rand" and threat.norm != "Linf":
         require_tiles(images, threat.norm)
-    seed, batch_size = int(threat.seed), threat.batch_size
-    settings: dict[str, Any] = {"norm": threat.norm, "eps": float(threat.eps), "version": version, "seed": seed}
-    with under_attack(model, images, seed) as network:
-        official, messages = _official(network, **settings)
+    batch_size = threat.batch_size
+    with under_attack(model, images, int(threat.seed)) as network:
+        official, messages = _official(network, threat, version)
         file = None
         if state_path is not None:
-            file = StateFile(Path(state_path), _identity(model, images, labels) | settings, network.device)
+            file = StateFile(Path(state_path), _identity(model, images, labels, threat, version), network.device)
         state = file.load() if file else None
         if state is None:
             state = _start(official, network, images, labels, int(batch_size or batch_size_for(network, images)))
@@ -119,23 +118,16 @@ def autoattack_steps(
         _check_square(official, state)
         if file:
             file.save(state)
-    return state.record(
-        images,
-        attack="AutoAttack",
-        package=PACKAGE,
-        package_version=package_version(PACKAGE),
-        targets=targets,
-        **settings,
-    )
+    return state.record(images, threat, attack="AutoAttack", version=version, package=PACKAGE, targets=targets)
 
 
-def _official(
-    network: AttackedNetwork, *, norm: Any, eps: float, version: Any, seed: int
-) -> tuple["AutoAttack", list[str]]:
+def _official(network: AttackedNetwork, threat: Threat, version: Any) -> tuple["AutoAttack", list[str]]:
     """The authors' object, and the list that gets its warnings, each text once."""
     from pyautoattack import AutoAttack
 
-    official = AutoAttack(network, norm=norm, eps=eps, version=version, seed=seed, device=network.device)
+    norm: Any = threat.norm
+    budget = {"norm": norm, "eps": float(threat.eps), "seed": int(threat.seed)}
+    official = AutoAttack(network, **budget, version=version, device=network.device)
     messages: list[str] = []
 
     class Collect(logging.Handler):
@@ -150,14 +142,18 @@ def _official(
     return official, messages
 
 
-def _identity(model: nn.Module, images: Tensor, labels: Tensor) -> dict[str, Any]:
-    """What a state file belongs to, besides the settings."""
+def _identity(model: nn.Module, images: Tensor, labels: Tensor, threat: Threat, version: str) -> dict[str, object]:
+    """What a state file belongs to."""
     return {
         "format": 1,
         PACKAGE: package_version(PACKAGE),
         "model": model_fingerprint(model),
         "images": fingerprint(images),
         "labels": fingerprint(labels),
+        "norm": threat.norm,
+        "eps": float(threat.eps),
+        "version": version,
+        "seed": int(threat.seed),
     }
 
 
@@ -208,9 +204,7 @@ def _attack(
             adversarial = x if _is_tied(official, network, name, x, y) else _perturb(official, name, x, y)
             classes = network(adversarial).argmax(1)
             network.require_finite()
-            state.add(
-                name, chosen, (classes != y).cpu(), adversarial.cpu(), classes.cpu(), time.perf_counter() - started
-            )
+            state.add(name, chosen, y, adversarial, classes, time.perf_counter() - started)
             done = sum(counts.attacked * passes[other] for other, counts in state.counts.items())
             left = (len(state.targets) - state.counts[name].attacked) * passes[name]
             left += int(state.robust.sum()) * sum(passes[other] for other in names[number + 1 :])

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Generator
-from importlib.metadata import version
 
 import torch
 from torch import Tensor, nn
@@ -51,8 +50,8 @@ def pgd_steps(
     if threat.norm not in _ORDERS:
         raise ConfigError("norm", threat.norm, "must be L2 or Linf for PGD")
     check_count("steps", steps)
-    seed, steps = int(threat.seed), int(steps)
-    with under_attack(model, images, seed) as network:
+    steps = int(steps)
+    with under_attack(model, images, int(threat.seed)) as network:
         state = _start(network, images, labels, int(threat.batch_size or batch_size_for(network, images)))
         state.begin(0, "pgd")
         for chosen in state.batches():
@@ -60,22 +59,10 @@ def pgd_steps(
             x, y = (part[chosen.to(part.device)].to(network.device) for part in (images, labels))
             adversarial, classes = _run(network, x, y, threat, steps)
             network.require_finite()
-            state.add(
-                "pgd", chosen, (classes != y).cpu(), adversarial.cpu(), classes.cpu(), time.perf_counter() - started
-            )
+            state.add("pgd", chosen, y, adversarial, classes, time.perf_counter() - started)
             attacked = state.counts["pgd"].attacked
             yield state.progress("pgd", state.seconds * (len(state.targets) - attacked) / attacked)
-    return state.record(
-        images,
-        attack="PGD",
-        norm=threat.norm,
-        eps=float(threat.eps),
-        version=f"{steps} steps",
-        seed=seed,
-        package="ttsv",
-        package_version=version("ttsv"),
-        targets={},
-    )
+    return state.record(images, threat, attack="PGD", version=f"{steps} steps", package="ttsv", targets={})
 
 
 def _start(network: AttackedNetwork, images: Tensor, labels: Tensor, batch_size: int) -> AttackState:
