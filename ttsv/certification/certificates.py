@@ -157,7 +157,7 @@ def certified_accuracy(
     """
     distances = _distances(radii)
     found = certificates(model, images, labels, bound=bound, batch_size=batch_size)
-    return _shares(found.radii, distances)
+    return shares_beyond(found.radii, distances)
 
 
 def assumed_certified_accuracy(logits: Tensor, labels: Tensor, radii: Radii, lipschitz: float) -> dict[float, float]:
@@ -171,7 +171,7 @@ def assumed_certified_accuracy(logits: Tensor, labels: Tensor, radii: Radii, lip
     check_positive("lipschitz", lipschitz)
     check_logits(logits, labels)
     gaps = _margins(logits.double(), labels.long()).amin(1)
-    return _shares(gaps / (math.sqrt(2) * lipschitz), distances)
+    return shares_beyond(gaps / (math.sqrt(2) * lipschitz), distances)
 
 
 def assumed_lipschitz(model: nn.Module, std: Sequence[float]) -> float | None:
@@ -309,5 +309,6 @@ def _distances(radii: Radii) -> Sequence[float]:
     return found
 
 
-def _shares(certified: Tensor, radii: Sequence[float]) -> dict[float, float]:
+def shares_beyond(certified: Tensor, radii: Sequence[float]) -> dict[float, float]:
+    """Radius -> share of the images whose certified radius (count,) is larger."""
     return {radius: (certified > radius).double().mean().item() for radius in radii}
