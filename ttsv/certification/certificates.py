@@ -200,18 +200,16 @@ def _pair_bounds(output: Traced, value: float) -> tuple[Tensor | None, str]:
     matrix = reach.linear.matrix() if isinstance(reach, Affine) else None
     if not isinstance(reach, Affine) or matrix is None:
         return whole, "whole"
+    largest = 1.0
     if reach.source.scale is not None:
+        largest = reach.source.scale.max().item()
         # A kernel over several pixels has, of each channel, one column per pixel.
         matrix = matrix * reach.source.scale.repeat_interleave(matrix.shape[1] // len(reach.source.scale))
     distances = torch.cdist(matrix, matrix, compute_mode="donot_use_mm_for_euclid_dist")
     # Of a merged matrix, the products that made it; of others, the subtraction and the norm.
-    slack = 8 * (matrix.shape[1] + 8) * EPS * reach.linear.magnitude() * _largest(reach.source.scale)
+    slack = 8 * (matrix.shape[1] + 8) * EPS * reach.linear.magnitude() * largest
     pairs = ((distances * (1 + (matrix.shape[1] + 8) * EPS) + slack) * rounded_up(reach.source.base)).cpu()
     return torch.minimum(pairs, whole), "head" if (pairs < whole).any() else "whole"
-
-
-def _largest(scale: Tensor | None) -> float:
-    return 1.0 if scale is None else scale.max().item()
 
 
 def _require_unrefuted(model: nn.Module, image: Tensor, bound: float) -> None:

@@ -49,11 +49,7 @@ class Matrix(LinearMap):
     """A matrix `weight (out, in)` applied to the last axis."""
 
     weight: Tensor
-
-    @property
-    def how(self) -> str:
-        """As `LinearMap` has it."""
-        return "norm of the matrix"
+    how = "norm of the matrix"
 
     def norm(self, before: Tensor | None = None, behind: Tensor | None = None) -> float:
         """As `LinearMap` has it."""

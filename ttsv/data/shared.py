@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ttsv.data.catalog import DATASETS, MAX_CLASSES, DatasetInfo, check_name, dataset_info, own_info
+from ttsv.data.catalog import DATASETS, MAX_CLASSES, DatasetInfo, check_name, dataset_info
 from ttsv.data.content import ContentRecord, content_sha256, file_hashes, file_name, write_json
 from ttsv.data.download import file_digest
 from ttsv.data.own import own_names
@@ -104,8 +104,13 @@ def _find(name: str, folder: Path) -> SharedCopy | None:
     place = _cache(folder) / note.copy
     images, labels = (np.load(place / file, mmap_mode="c") for file in (IMAGES, LABELS))
     _, channels, size, *_ = images.shape
-    info = dataset_info(name) or own_info(
-        name, classes=note.classes, channels=channels, image_size=size, dims=images.ndim - 2
+    info = dataset_info(name) or DatasetInfo(
+        name=name,
+        classes=note.classes,
+        channels=channels,
+        image_size=size,
+        dims=images.ndim - 2,
+        source="the user's own",
     )
     return SharedCopy(info=info, images=images, labels=labels, sha256=note.sha256, split=note.split)
 
