@@ -22,12 +22,11 @@ from ttsv.certification.rules import FUNCTIONS, JOINS
 from ttsv.certification.trace import Trace, Traced
 from ttsv.checks import check_count, check_positive
 from ttsv.config.evaluation import RADII
-from ttsv.data.loading import as_pixels
 from ttsv.errors import ConfigError
 from ttsv.layers import SOC, FramedConv2d
-from ttsv.metrics.accuracy import check_labelled, check_logits
-from ttsv.precision import in_float64, own_dtype
-from ttsv.spectral.network import evaluating, spectral_layers, zero_input
+from ttsv.metrics.accuracy import check_labelled, check_logits, predict
+from ttsv.precision import in_float64
+from ttsv.spectral.network import spectral_layers, zero_input
 from ttsv.spectral.symbol import Size
 
 _STEP = 1e-3
@@ -102,12 +101,7 @@ def lipschitz_bound(model: nn.Module, input_size: Size, *, in_channels: int | No
 
 
 def certificates(
-    model: nn.Module,
-    images: Tensor,
-    labels: Tensor,
-    *,
-    bound: LipschitzBound | None = None,
-    batch_size: int = 100,
+    model: nn.Module, images: Tensor, labels: Tensor, *, bound: LipschitzBound | None = None, batch_size: int = 100
 ) -> Certificates:
     """The L2 radius, in pixels, within which each image's label is certain to win.
 
@@ -125,7 +119,7 @@ def certificates(
     check_count("batch_size", batch_size)
     if bound is None:
         bound = lipschitz_bound(model, images.shape[2:], in_channels=images.shape[1])
-    own, exact = _both_logits(model, images, batch_size)
+    own, exact = (predict(one, images, batch_size=batch_size).cpu() for one in (model, in_float64(model)))
     labels = labels.cpu().long()
     check_logits(exact, labels)
     check_logits(own, labels)
@@ -274,21 +268,6 @@ def _uphill(model: nn.Module, image: Tensor, generator: torch.Generator) -> Tens
     chosen = gradient if 0 < gradient.norm() < math.inf else drawn
     unit: Tensor = chosen / chosen.norm()
     return unit
-
-
-@torch.no_grad()
-def _both_logits(model: nn.Module, images: Tensor, batch_size: int) -> tuple[Tensor, Tensor]:
-    """Logits (count, classes) in evaluation mode on the CPU, as the model gives them and in float64."""
-    exact = in_float64(model)
-    own, double = [], []
-    dtype = own_dtype(model)
-    with evaluating(model):
-        for batch in torch.split(images, int(batch_size)):
-            pixels = as_pixels(batch)
-            # Copies: a network may write into what it is given.
-            own.append(model(pixels.to(dtype, copy=True)).cpu())
-            double.append(exact(pixels.to(torch.float64, copy=True)).cpu())
-    return torch.cat(own), torch.cat(double)
 
 
 def _margins(logits: Tensor, labels: Tensor) -> Tensor:

@@ -64,10 +64,5 @@ def load_dataset(name: str, data_dir: Path) -> Dataset:
         return Split(torch.from_numpy(shared.images[chosen]), torch.from_numpy(shared.labels[chosen]))
 
     return Dataset(
-        info=shared.info,
-        train=part(0),
-        validation=part(1),
-        test=part(2),
-        sha256=shared.sha256,
-        split=shared.split,
+        info=shared.info, train=part(0), validation=part(1), test=part(2), sha256=shared.sha256, split=shared.split
     )

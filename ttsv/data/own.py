@@ -51,11 +51,10 @@ class Npz(Source):
 
     def files(self, folder: Path) -> list[Path]:
         """The archive."""
-        if not self._path(folder).is_file():
-            raise DataError(
-                f"{self._path(folder)} is missing: save it there with numpy.savez(x_train=..., y_train=...)"
-            )
-        return [self._path(folder)]
+        path = self._path(folder)
+        if not path.is_file():
+            raise DataError(f"{path} is missing: save it there with numpy.savez(x_train=..., y_train=...)")
+        return [path]
 
     def read(self, folder: Path) -> Arrays:
         """Training images, then test images, channels second."""

@@ -254,17 +254,12 @@ def _copy(name: str, arrays: Arrays, sha256: str, cache: Path) -> tuple[Path, Sp
         made.mkdir()
         _write(made / IMAGES, arrays.images, order)
         _write(made / LABELS, arrays.labels, order)
-        if not _same(place, made):
+        digests = [[file_digest(one / file, "sha256") for file in (IMAGES, LABELS)] for one in (place, made)]
+        if digests[0] != digests[1]:  # there is none yet, or one of other content under this name
             if place.exists():
                 place.rename(Path(folder) / "wrong")
             made.rename(place)
     return place, split
-
-
-def _same(place: Path, made: Path) -> bool:
-    """Whether there is a copy already, made of the same content under this or another name."""
-    digests = [[file_digest(folder / file, "sha256") for file in (IMAGES, LABELS)] for folder in (place, made)]
-    return digests[0] == digests[1]
 
 
 def _write(path: Path, array: NDArray[Any], order: NDArray[np.int64]) -> None:

@@ -137,12 +137,7 @@ def layer_records(
 
 
 def _layer_record(
-    name: str,
-    layer: nn.Module,
-    seen: tuple[int, ...],
-    largest: float,
-    smallest: float | None,
-    norms: LayerNorms | None,
+    name: str, layer: nn.Module, seen: tuple[int, ...], largest: float, smallest: float | None, norms: LayerNorms | None
 ) -> LayerRecord:
     return LayerRecord(
         name=name,

@@ -27,7 +27,8 @@ def predict(model: nn.Module, images: Tensor, *, batch_size: int = 256) -> Tenso
     check_pixels(images)
     dtype = own_dtype(model)
     with evaluating(model):
-        return torch.cat([model(as_pixels(batch).to(dtype)) for batch in torch.split(images, int(batch_size))])
+        # Copies: a network may write into what it is given.
+        return torch.cat([model(as_pixels(part).to(dtype, copy=True)) for part in torch.split(images, int(batch_size))])
 
 
 def accuracy(logits: Tensor, labels: Tensor) -> float:

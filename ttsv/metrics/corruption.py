@@ -72,11 +72,7 @@ def corruption_accuracy(
 
 
 def corruption_steps(
-    model: nn.Module,
-    source: CorruptionSource | Path | str,
-    *,
-    images: int | None = None,
-    batch_size: int | None = None,
+    model: nn.Module, source: CorruptionSource | Path | str, *, images: int | None = None, batch_size: int | None = None
 ) -> Generator[CorruptionProgress, None, CorruptionRecord]:
     """Does as `corruption_accuracy`, severity by severity: yields where it is and returns the record."""
     for name, number in (("images", images), ("batch_size", batch_size)):

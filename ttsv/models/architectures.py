@@ -90,11 +90,7 @@ def _wide_resnet(*, depth: int, factor: int, in_channels: int, image_size: int) 
     return shapes
 
 
-@network(
-    "vgg11-19",
-    names=("vgg11", "vgg13", "vgg16", "vgg19"),
-    expression=r"vgg(?P<depth>11|13|16|19)",
-)
+@network("vgg11-19", names=("vgg11", "vgg13", "vgg16", "vgg19"), expression=r"vgg(?P<depth>11|13|16|19)")
 def _vgg(*, depth: int, in_channels: int, image_size: int) -> list[ConvShape]:
     """3x3 convolutions with biases, 64 to 512 channels wide; five poolings halve the image, odd sides rounded down."""
     _require_size(f"vgg{depth}", image_size, 32, 1)
@@ -160,11 +156,7 @@ def _resnet(*, depth: int, in_channels: int, image_size: int) -> list[ConvShape]
     return shapes
 
 
-@network(
-    "torchvision:{NAME}",
-    names=(),
-    expression=r"torchvision:(?P<architecture>\w+)",
-)
+@network("torchvision:{NAME}", names=(), expression=r"torchvision:(?P<architecture>\w+)")
 def _torchvision(*, architecture: str, in_channels: int, image_size: int) -> list[ConvShape]:
     """torchvision's own, which no list here describes."""
     fix = "has no list of shapes: its layers are known once it is built (see ttsv.metrics.cost)"
