@@ -15,7 +15,7 @@ from ttsv.data.loading import Dataset
 from ttsv.evaluation.baseline import Baseline
 from ttsv.evaluation.evidence import Evidence
 from ttsv.evaluation.subject import Subject
-from ttsv.layers import FramedConv2d, TTConv, layer_kernel
+from ttsv.layers import Framed, TTConv, layer_kernel
 from ttsv.metrics.attacks.record import AttackRecord
 from ttsv.metrics.corruption import CorruptionRecord
 from ttsv.precision import own_dtype
@@ -153,11 +153,9 @@ def _layer_record(
 
 def _shapes(layer: nn.Module) -> dict[str, list[int]]:
     """Shapes of a layer's factors by name; what a core of another kind is made from counts as the core."""
-    factors = {"weight": layer.weight}
-    if isinstance(layer, TTConv | FramedConv2d):
-        core = layer.core if isinstance(layer, TTConv) else layer.core.weight
-        factors = {"k1": layer.k1, "core": core, "k3": layer.k3}
-    return {name: list(factor.shape) for name, factor in factors.items() if isinstance(factor, Tensor)}
+    names = ("k1", "core", "k3") if isinstance(layer, Framed) else ("weight",)
+    factors = {name: getattr(layer, name) for name in names}
+    return {name: list((f if isinstance(f, Tensor) else f.weight).shape) for name, f in factors.items()}
 
 
 def _largest(layer: nn.Module, seen: tuple[int, ...], values: Tensor) -> float:

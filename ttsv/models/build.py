@@ -90,9 +90,11 @@ def build_model(spec: ModelArguments, options: Mapping[str, Any]) -> nn.Module:
 @cache
 def check_buildable(name: str, *, layer: str, in_channels: int, image_size: int, num_classes: int) -> None:
     """Raises `ConfigError` where `create_model` does, without making weights. Ranks are not looked at."""
-    sizes = {"num_classes": num_classes, "in_channels": in_channels, "image_size": image_size}
+    spec = ModelArguments(
+        name=name, num_classes=num_classes, in_channels=in_channels, image_size=image_size, layer=layer
+    )
     with torch.device("meta"):
-        build_model(ModelArguments(name=name, layer=layer, **sizes), {})
+        build_model(spec, {})
 
 
 def _normalization(spec: ModelArguments, dims: int) -> Normalize:
