@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ttsv.checks import check_choice
 from ttsv.errors import ConfigError
 
 
@@ -53,8 +54,7 @@ class Augmentation:
     def __post_init__(self) -> None:
         if self.pad < 0:
             raise ConfigError("augmentation.pad", self.pad, "must be at least 0")
-        if self.padding not in ("zeros", "symmetric"):
-            raise ConfigError("augmentation.padding", self.padding, "must be one of zeros, symmetric")
+        check_choice("augmentation.padding", self.padding, ("zeros", "symmetric"))
 
     def draw(self, count: int, size: Sequence[int], generator: torch.Generator) -> Draws:
         """Draws for `count` images of spatial size `size`, from a generator on the CPU."""

@@ -153,9 +153,7 @@ class PublishedCorruptions:
 
     def require_files(self) -> None:
         """Raises `DataError` naming the first file that is missing; nothing is read."""
-        for path in _paths(Path(self.folder)):
-            if not path.is_file():
-                raise DataError(f"{path} is missing: {_remedy(Path(self.folder))}")
+        _paths(Path(self.folder))
 
 
 def open_corrupted(
@@ -173,9 +171,6 @@ def open_corrupted(
     they are compared ever after.
     """
     paths = _paths(folder)
-    for path in paths:
-        if not path.is_file():
-            raise DataError(f"{path} is missing: {_remedy(folder)}")
     found = _labels(paths[0], folder, classes, labels)
     count = len(found)
     for path in paths[1:]:
@@ -226,7 +221,11 @@ def _labels(path: Path, folder: Path, classes: int | None, expected: NDArray[np.
 
 
 def _paths(folder: Path) -> list[Path]:
-    return [folder / LABELS, *(folder / f"{kind}.npy" for kind in KINDS)]
+    """The files of a folder, the labels first. Raises `DataError` naming the first that is missing."""
+    paths = [folder / LABELS, *(folder / f"{kind}.npy" for kind in KINDS)]
+    if missing := [path for path in paths if not path.is_file()]:
+        raise DataError(f"{missing[0]} is missing: {_remedy(folder)}")
+    return paths
 
 
 def _unchanged(folder: Path, paths: list[Path]) -> dict[str, str]:

@@ -82,28 +82,8 @@ class GeneratedCorruptions:
     def make(self) -> Iterator[tuple[str, int, int]]:
         """Makes the images where they are not in the folder yet; yields what `progress` is told, before each kind."""
         place = self._place()
-        if not place.exists():
-            yield from self._make(place)
-
-    def _place(self) -> Path:
-        key = hashlib.sha256(json.dumps(self._protocol, sort_keys=True).encode()).hexdigest()[:16]
-        return self.folder / f"{self.name.replace(':', '-')}-corrupted-{key}"
-
-    @cached_property
-    def _protocol(self) -> CorruptionProtocol:
-        factor = _factor(self.images.shape[1:3])
-        enlarged = f"each pixel as {factor} x {factor}, then the mean of these" if factor > 1 else None
-        return {
-            "corruptions": "generated",
-            "name": self.name,
-            "packages": {package: version(package) for package in _PACKAGES},
-            "seed": self.seed,
-            "enlarged": enlarged,
-            "grey": "three equal channels, then luma" if self.images.shape[3] == 1 else None,
-            "source_sha256": content_sha256(Arrays(self.images, self.labels, None)),
-        }
-
-    def _make(self, place: Path) -> Iterator[tuple[str, int, int]]:
+        if place.exists():
+            return
         place.parent.mkdir(parents=True, exist_ok=True)
         shape = (len(SEVERITIES) * len(self.images), *self.images.shape[1:])
         with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{place.name}.") as folder:
@@ -122,6 +102,24 @@ class GeneratedCorruptions:
             except OSError:
                 if not place.exists():  # else another process has made the same ones meanwhile
                     raise
+
+    def _place(self) -> Path:
+        key = hashlib.sha256(json.dumps(self._protocol, sort_keys=True).encode()).hexdigest()[:16]
+        return self.folder / f"{self.name.replace(':', '-')}-corrupted-{key}"
+
+    @cached_property
+    def _protocol(self) -> CorruptionProtocol:
+        factor = _factor(self.images.shape[1:3])
+        enlarged = f"each pixel as {factor} x {factor}, then the mean of these" if factor > 1 else None
+        return {
+            "corruptions": "generated",
+            "name": self.name,
+            "packages": {package: version(package) for package in _PACKAGES},
+            "seed": self.seed,
+            "enlarged": enlarged,
+            "grey": "three equal channels, then luma" if self.images.shape[3] == 1 else None,
+            "source_sha256": content_sha256(Arrays(self.images, self.labels, None)),
+        }
 
 
 def corrupted(image: NDArray[np.uint8], kind: str, severity: int, seed: int) -> NDArray[np.uint8]:

@@ -55,14 +55,9 @@ def load_dataset(name: str, data_dir: Path) -> Dataset:
     it was at its first use, and `ConfigError` for an unknown name.
     """
     shared = open_shared(name, Path(data_dir) / "datasets")
-    ends = [0]
-    for count in shared.split["images"].values():
-        ends.append(ends[-1] + count)
-
-    def part(index: int) -> Split:
-        chosen = slice(ends[index], ends[index + 1])
-        return Split(torch.from_numpy(shared.images[chosen]), torch.from_numpy(shared.labels[chosen]))
-
+    counts = list(shared.split["images"].values())
+    tensors = (torch.split(torch.from_numpy(array), counts) for array in (shared.images, shared.labels))
+    train, validation, test = map(Split, *tensors)
     return Dataset(
-        info=shared.info, train=part(0), validation=part(1), test=part(2), sha256=shared.sha256, split=shared.split
+        info=shared.info, train=train, validation=validation, test=test, sha256=shared.sha256, split=shared.split
     )

@@ -121,13 +121,10 @@ def _calibration(subject: Subject, logits: Tensor, labels: Tensor) -> Calibratio
     validation = subject.data.validation.to(subject.device)
     if not len(validation.labels):
         return calibration_record(logits, labels, bins=ECE_BINS)
-    check_labelled(validation.images, validation.labels)
+    check_labelled(*validation)
+    held = _logits(subject.model, validation.images, subject.data)
     return calibration_record(
-        logits,
-        labels,
-        validation_logits=_logits(subject.model, validation.images, subject.data),
-        validation_labels=validation.labels,
-        bins=ECE_BINS,
+        logits, labels, validation_logits=held, validation_labels=validation.labels, bins=ECE_BINS
     )
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ttsv.checks import check_count, check_counts, check_positive, check_seed
+from ttsv.checks import check_choice, check_count, check_counts, check_positive, check_seed
 from ttsv.data.loading import as_pixels
 from ttsv.errors import ConfigError, DataError
 from ttsv.metrics.accuracy import check_labelled, check_logits
@@ -91,8 +91,7 @@ def empirical_lipschitz(
     `DataError` for images, labels or logits that cannot be used.
     """
     for name, value, known in (("space", space, Space), ("method", method, Method), ("norm", norm, Norm)):
-        if value not in get_args(known):
-            raise ConfigError(name, value, f"must be one of {', '.join(get_args(known))}")
+        check_choice(name, value, get_args(known))
     check_positive("radius", radius)
     check_counts(steps=steps, batch_size=batch_size)
     check_seed(seed)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ttsv.checks import check_counts, check_number
+from ttsv.checks import check_choice, check_counts, check_number
 from ttsv.errors import ConfigError
 from ttsv.layers.framed import check_frames
 from ttsv.models import ModelArguments
@@ -67,8 +67,7 @@ the class count."""
 
 def build_model(spec: ModelArguments, options: Mapping[str, Any]) -> nn.Module:
     """Builds the network of some arguments and options of its own, as `ttsv.models.create_model` documents."""
-    if spec.layer not in LAYERS:
-        raise ConfigError("layer", spec.layer, f"must be one of {', '.join(LAYERS)}")
+    check_choice("layer", spec.layer, LAYERS)
     check_frames(spec.frames)
     sizes = {"num_classes": spec.num_classes, "in_channels": spec.in_channels, "image_size": spec.image_size}
     check_counts(**sizes)

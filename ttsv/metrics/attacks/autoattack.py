@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from ttsv.checks import check_choice
 from ttsv.config.evaluation import ATTACK_VERSIONS
 from ttsv.errors import ConfigError
 from ttsv.metrics.accuracy import run_to_end
@@ -91,8 +92,7 @@ def autoattack_steps(
     before once the generator ends or is closed.
     """
     images, labels = attack_inputs(images, labels)
-    if version not in ATTACK_VERSIONS:
-        raise ConfigError("version", version, f"must be one of {', '.join(ATTACK_VERSIONS)}")
+    check_choice("version", version, ATTACK_VERSIONS)
     if version != "rand" and threat.norm != "Linf":
         require_tiles(images, threat.norm)
     batch_size = threat.batch_size
