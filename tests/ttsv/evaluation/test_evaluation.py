@@ -31,7 +31,8 @@ from ttsv.evaluation.saved_spectra import load_saved
 from ttsv.evaluation.stages import check_evaluation
 from ttsv.metrics import cost
 from ttsv.metrics.accuracy import predict, run_to_end
-from ttsv.metrics.attacks.autoattack import autoattack, pgd
+from ttsv.metrics.attacks.autoattack import autoattack
+from ttsv.metrics.attacks.pgd import pgd
 from ttsv.metrics.corruption import CorruptionRecord, corruption_accuracy
 from ttsv.metrics.lipschitz import empirical_lipschitz
 from ttsv.models import create_model

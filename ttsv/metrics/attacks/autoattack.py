@@ -6,9 +6,9 @@ Driven batch by batch, so that it can be watched, and interrupted anywhere.
 import logging
 import math
 import sys
-import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import version as package_version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,9 +21,7 @@ from ttsv.config.evaluation import ATTACK_VERSIONS
 from ttsv.errors import ConfigError
 from ttsv.metrics.accuracy import run_to_end
 from ttsv.metrics.attacks.network import AttackedNetwork, batch_size_for, under_attack
-from ttsv.metrics.attacks.pgd import pgd
 from ttsv.metrics.attacks.record import (
-    AttackCounts,
     AttackProgress,
     AttackRecord,
     Progress,
@@ -35,8 +33,6 @@ from ttsv.metrics.attacks.state import AttackState, StateFile, fingerprint, mode
 
 if TYPE_CHECKING:
     from pyautoattack import AutoAttack
-
-__all__ = ["AttackCounts", "AttackProgress", "AttackRecord", "autoattack", "autoattack_steps", "pgd"]
 
 PACKAGE = "pyautoattack"
 
@@ -199,12 +195,7 @@ def _attack(
     for number, name in enumerate(names[first:], start=first):
         state.begin(number, name)
         for chosen in state.batches():
-            started = time.perf_counter()
-            x, y = (part[chosen.to(part.device)].to(network.device) for part in (images, labels))
-            adversarial = x if _is_tied(official, network, name, x, y) else _perturb(official, name, x, y)
-            classes = network(adversarial).argmax(1)
-            network.require_finite()
-            state.add(name, chosen, y, adversarial, classes, time.perf_counter() - started)
+            state.attack_batch(name, network, chosen, images, labels, partial(_perturb, official, network, name))
             done = sum(counts.attacked * passes[other] for other, counts in state.counts.items())
             left = (len(state.targets) - state.counts[name].attacked) * passes[name]
             left += int(state.robust.sum()) * sum(passes[other] for other in names[number + 1 :])
@@ -212,8 +203,10 @@ def _attack(
     state.attack = len(names)
 
 
-def _perturb(official: "AutoAttack", name: str, x: Tensor, y: Tensor) -> Tensor:
+def _perturb(official: "AutoAttack", network: AttackedNetwork, name: str, x: Tensor, y: Tensor) -> Tensor:
     """What one attack makes of a batch, set up as the authors' evaluation sets it up."""
+    if _is_tied(official, network, name, x, y):
+        return x
     attack = {
         "apgd-ce": official.apgd,
         "apgd-dlr": official.apgd,

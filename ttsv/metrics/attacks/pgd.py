@@ -1,7 +1,7 @@
 """Projected gradient descent: a quick attack for smoke runs. What withstands it may still not be robust."""
 
-import time
 from collections.abc import Generator
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -55,11 +55,7 @@ def pgd_steps(
         state = _start(network, images, labels, int(threat.batch_size or batch_size_for(network, images)))
         state.begin(0, "pgd")
         for chosen in state.batches():
-            started = time.perf_counter()
-            x, y = (part[chosen.to(part.device)].to(network.device) for part in (images, labels))
-            adversarial, classes = _run(network, x, y, threat, steps)
-            network.require_finite()
-            state.add("pgd", chosen, y, adversarial, classes, time.perf_counter() - started)
+            state.attack_batch("pgd", network, chosen, images, labels, partial(_run, network, threat, steps))
             attacked = state.counts["pgd"].attacked
             yield state.progress("pgd", state.seconds * (len(state.targets) - attacked) / attacked)
     return state.record(images, threat, attack="PGD", version=f"{steps} steps", package="ttsv", targets={})
@@ -77,8 +73,8 @@ def _start(network: AttackedNetwork, images: Tensor, labels: Tensor, batch_size:
     return AttackState.start(images, correct, batch_size=batch_size, classes=logits.shape[1])
 
 
-def _run(network: AttackedNetwork, x: Tensor, y: Tensor, threat: Threat, steps: int) -> tuple[Tensor, Tensor]:
-    """The first misclassified image on each one's way, else the last, and its class."""
+def _run(network: AttackedNetwork, threat: Threat, steps: int, x: Tensor, y: Tensor) -> Tensor:
+    """The first misclassified image on each one's way, else the last."""
     norm, eps = threat.norm, threat.eps
     noise = torch.rand(x.shape) * 2 - 1 if norm == "Linf" else torch.randn(x.shape)  # the same on every device
     found = (x + _project(eps * _direction(noise.to(x.device), norm), eps, norm)).clamp(0, 1)
@@ -91,7 +87,7 @@ def _run(network: AttackedNetwork, x: Tensor, y: Tensor, threat: Threat, steps: 
         moved = (x + _project(moved - x, eps, norm)).clamp(0, 1)
         standing = (logits.argmax(1) == y).view(-1, 1, 1, 1)
         found = torch.where(standing, moved, found)
-    return found, network(found).argmax(1)
+    return found
 
 
 def _direction(change: Tensor, norm: str) -> Tensor:

@@ -5,7 +5,8 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib.metadata import version as package_version
@@ -20,7 +21,11 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from ttsv.errors import ConfigError, DataError
+from ttsv.metrics.attacks.network import AttackedNetwork
 from ttsv.metrics.attacks.record import AttackCounts, AttackProgress, AttackRecord, Threat, perturbation
+
+Perturb = Callable[[Tensor, Tensor], Tensor]
+"""What an attack makes of images (b, channels, height, width) and labels (b,), on the network's device."""
 
 
 @dataclass
@@ -73,12 +78,17 @@ class AttackState:
         starts = range(self.batch * self.batch_size, len(self.targets), self.batch_size)
         return [self.targets[start : start + self.batch_size] for start in starts]
 
-    def add(self, name: str, chosen: Tensor, labels: Tensor, adversarial: Tensor, classes: Tensor, took: float) -> None:
-        """Notes a batch: the images `chosen` (b,) were attacked for `took` seconds.
-
-        They became `adversarial` (b, ...), which the network takes for `classes` (b,); others than `labels` (b,) broke.
-        """
-        broken, adversarial, classes = (classes != labels).cpu(), adversarial.cpu(), classes.cpu()
+    def attack_batch(
+        self, name: str, network: AttackedNetwork, chosen: Tensor, images: Tensor, labels: Tensor, perturb: Perturb
+    ) -> None:
+        """Attacks the images `chosen` (b,), and notes which are classified as others than their labels then."""
+        started = time.perf_counter()
+        x, y = (part[chosen.to(part.device)].to(network.device) for part in (images, labels))
+        found = perturb(x, y)
+        predicted = network(found).argmax(1)
+        network.require_finite()
+        broken, adversarial, classes = (predicted != y).cpu(), found.cpu(), predicted.cpu()
+        took = time.perf_counter() - started
         self.robust[chosen[broken]] = False
         self.broken_indices = torch.cat([self.broken_indices, chosen[broken]])
         self.broken_images = torch.cat([self.broken_images, adversarial[broken]])
