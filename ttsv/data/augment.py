@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ttsv.checks import check_choice
-from ttsv.errors import ConfigError
+from ttsv.checks import check_choice, check_count
 
 
 @dataclass(frozen=True)
@@ -52,8 +51,7 @@ class Augmentation:
     padding: str = "zeros"
 
     def __post_init__(self) -> None:
-        if self.pad < 0:
-            raise ConfigError("augmentation.pad", self.pad, "must be at least 0")
+        check_count("augmentation.pad", self.pad, least=0)
         check_choice("augmentation.padding", self.padding, ("zeros", "symmetric"))
 
     def draw(self, count: int, size: Sequence[int], generator: torch.Generator) -> Draws:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ttsv.checks import is_whole
+from ttsv.checks import check_count
 from ttsv.data.content import content_sha256
 from ttsv.data.corruptions import KINDS, LABELS, SEVERITIES, CorruptedSet, CorruptionProtocol, open_corrupted
 from ttsv.data.loading import as_pixels
@@ -59,8 +59,7 @@ class GeneratedCorruptions:
             raise ConfigError("images", tuple(images.shape), "must be (count, 1 or 3 channels, height, width)")
         if labels.shape != images.shape[:1]:
             raise ConfigError("labels", tuple(labels.shape), f"must be ({len(images)},), one per image")
-        if not is_whole(seed, least=0):
-            raise ConfigError("seed", seed, "must be a whole number of at least 0")
+        check_count("seed", seed, least=0)
         pixels = as_pixels(images).cpu()
         if not (pixels.min() >= 0 and pixels.max() <= 1):
             raise ConfigError("images", f"{pixels.min():g} to {pixels.max():g}", "must be pixels in [0, 1]")

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from ttsv.checks import check_count
 from ttsv.data.loading import as_pixels
-from ttsv.errors import ConfigError, DataError, DivergedError
+from ttsv.errors import DataError, DivergedError
 from ttsv.precision import own_dtype
 from ttsv.spectral.network import evaluating
 
@@ -53,8 +53,7 @@ def top_accuracy(logits: Tensor, labels: Tensor, count: int = 5) -> float | None
 
     Arguments and errors as for `accuracy`; `ConfigError` for a count below 1.
     """
-    if count < 1:
-        raise ConfigError("count", count, "must be at least 1")
+    check_count("count", count)
     _require(logits, labels)
     if logits.shape[1] <= count:
         return None
