@@ -1,6 +1,7 @@
 """What arguments must be; each check raises `ConfigError`, naming the argument, its value and what would be right."""
 
 import math
+from collections.abc import Collection
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, TypeGuard
 
@@ -38,6 +39,18 @@ def check_positive(name: str, value: float, fix: str = "must be a finite number 
     check_number(name, value, fix)
     if not 0 < value < math.inf:
         raise ConfigError(name, value, fix)
+
+
+def check_seed(seed: object) -> None:
+    """A seed that `torch.manual_seed` takes."""
+    if not is_whole(seed, least=-(2**63)) or seed >= 2**64:
+        raise ConfigError("seed", seed, "must be a whole number from -2**63 to 2**64 - 1")
+
+
+def check_choice(name: str, value: object, choices: Collection[str]) -> None:
+    """One of some names."""
+    if value not in choices:
+        raise ConfigError(name, value, f"must be one of {', '.join(choices)}")
 
 
 def check_flag(name: str, value: object) -> None:

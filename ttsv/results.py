@@ -1,11 +1,11 @@
 """What a trial yields, as plain data: torch-free, so that those who only record results stay light."""
 
-import hashlib
-import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
 from typing import Any
 
+from ttsv.config.fields import Plain, digest
 from ttsv.metrics.catalog import METRICS, MetricInfo
 
 CHECKPOINTS = "checkpoints"
@@ -73,16 +73,16 @@ class TrialResult(_Numbers):  # type: ignore[misc] # whose fields are the catalo
     """
 
     selected_epoch: int = field(metadata=_documented("The epoch whose weights were evaluated.", protocol="weights"))
-    protocol: dict[str, Any] = field(
+    protocol: Plain = field(
         metadata=_documented(
             "How all this was measured; its fingerprint decides what ranks together.",
             source="[protocols](protocols.md)",
         )
     )
-    environment: dict[str, Any] = field(
+    environment: Mapping[str, str | int | bool | None] = field(
         metadata=_documented("Device, versions, git revision, threads: where it was computed.")
     )
-    layers: list[dict[str, Any]] = field(
+    layers: list[Plain] = field(
         metadata=_documented(
             "One record per convolution: kind, shape, the size it sees, largest and smallest singular value, what the"
             " last projection reached."
@@ -96,7 +96,7 @@ class TrialResult(_Numbers):  # type: ignore[misc] # whose fields are the catalo
         ),
     )
     violations: list[str] = field(default_factory=list, metadata=_documented("What cannot be true, in words."))
-    evaluation: dict[str, Any] = field(
+    evaluation: Plain = field(
         default_factory=dict,
         metadata=_documented(
             "The whole record of the evaluation: histograms, tables by kind and severity, counts per attack, seconds"
@@ -108,7 +108,6 @@ class TrialResult(_Numbers):  # type: ignore[misc] # whose fields are the catalo
     )
 
 
-def protocol_fingerprint(protocol: dict[str, Any]) -> str:
+def protocol_fingerprint(protocol: Plain) -> str:
     """SHA-256 (hex) of a JSON-ready protocol, the same for any order of its keys: equal ones may be compared."""
-    text = json.dumps(protocol, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return digest(protocol)

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from ttsv.errors import ConfigError, DivergedError, OutOfMemoryError, TrialError
 
 
-def describe_environment(device: torch.device) -> dict[str, Any]:
+def describe_environment(device: torch.device) -> dict[str, str | int | bool | None]:
     """Returns versions, device, threads and the code's git revision, JSON-ready."""
     cuda = device.type == "cuda"
     return {
@@ -34,7 +33,7 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
 
 
 @functools.cache
-def _git(folder: Path) -> dict[str, Any]:
+def _git(folder: Path) -> dict[str, str | bool | None]:
     """Revision of the checkout that tracks the folder, and whether tracked files differ from it; None without one."""
 
     def git(*arguments: str) -> str:

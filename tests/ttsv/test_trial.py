@@ -25,7 +25,7 @@ from ttsv.models.shapes import LAYERS, shape_compression
 from ttsv.results import EpochMetrics, TrialResult, protocol_fingerprint
 from ttsv.spectral.network import spectral_layers
 from ttsv.spectral.singular_values import conv_singular_values
-from ttsv.training.checkpoint import load_model
+from ttsv.training.checkpoint import load_network
 from ttsv.trial import run_trial
 
 QUICKSTART = json.loads((Path(__file__).parents[2] / "examples" / "quickstart.json").read_text())
@@ -82,7 +82,7 @@ def test_the_result_holds_for_the_saved_model(unbroken: tuple[list[EpochMetrics]
     assert [epoch.epoch for epoch in epochs] == [1, 2, 3]
     path = result.artifacts["model"]
     assert path.name == "model.safetensors"
-    model = load_model(path.parent)
+    model = load_network(path.parent / "model.safetensors").model
     data = load_dataset("digits", path.parent)
     logits = predict(model, data.test.images)
     assert result.accuracy == accuracy(logits, data.test.labels)
@@ -191,7 +191,7 @@ def test_the_seed_draws_the_weights(tmp_path: Path) -> None:
     for index, (seed, batch_size) in enumerate([(0, 64), (0, 500), (1, 64)]):
         still = {"epochs": 1, "lr": 1e-30, "batch_size": batch_size}
         run(trial(seed=seed, constraint="none", training=still), tmp_path / str(index))
-        model = load_model(tmp_path / str(index) / "trial")
+        model = load_network(tmp_path / str(index) / "trial" / "model.safetensors").model
         kernels.append([p.detach() for name, p in model.named_parameters() if name.startswith("conv")])
     assert all(map(torch.equal, kernels[0], kernels[1]))
     # The one-by-one frame of the first layer is 1 or -1.

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from ttsv.certification.determinism import watched_for_random_numbers
 from ttsv.certification.layers import module_rule
 from ttsv.certification.linear_maps import EPS, rounded_up
 from ttsv.certification.reach import SHORTEST_STEP, Affine, Factor
@@ -21,13 +22,11 @@ from ttsv.certification.rules import FUNCTIONS, JOINS
 from ttsv.certification.trace import Trace, Traced
 from ttsv.checks import check_count, check_positive
 from ttsv.config.evaluation import RADII
-from ttsv.data.loading import as_pixels
 from ttsv.errors import ConfigError
 from ttsv.layers import SOC, FramedConv2d
-from ttsv.metrics.accuracy import check_labelled, check_logits
-from ttsv.metrics.determinism import watched_for_random_numbers
-from ttsv.precision import in_float64, own_dtype
-from ttsv.spectral.network import evaluating, spectral_layers, zero_input
+from ttsv.metrics.accuracy import check_labelled, check_logits, predict
+from ttsv.precision import in_float64
+from ttsv.spectral.network import spectral_layers, zero_input
 from ttsv.spectral.symbol import Size
 
 _STEP = 1e-3
@@ -102,12 +101,7 @@ def lipschitz_bound(model: nn.Module, input_size: Size, *, in_channels: int | No
 
 
 def certificates(
-    model: nn.Module,
-    images: Tensor,
-    labels: Tensor,
-    *,
-    bound: LipschitzBound | None = None,
-    batch_size: int = 100,
+    model: nn.Module, images: Tensor, labels: Tensor, *, bound: LipschitzBound | None = None, batch_size: int = 100
 ) -> Certificates:
     """The L2 radius, in pixels, within which each image's label is certain to win.
 
@@ -125,7 +119,7 @@ def certificates(
     check_count("batch_size", batch_size)
     if bound is None:
         bound = lipschitz_bound(model, images.shape[2:], in_channels=images.shape[1])
-    own, exact = _both_logits(model, images, batch_size)
+    own, exact = (predict(one, images, batch_size=batch_size).cpu() for one in (model, in_float64(model)))
     labels = labels.cpu().long()
     check_logits(exact, labels)
     check_logits(own, labels)
@@ -157,7 +151,7 @@ def certified_accuracy(
     """
     distances = _distances(radii)
     found = certificates(model, images, labels, bound=bound, batch_size=batch_size)
-    return _shares(found.radii, distances)
+    return shares_beyond(found.radii, distances)
 
 
 def assumed_certified_accuracy(logits: Tensor, labels: Tensor, radii: Radii, lipschitz: float) -> dict[float, float]:
@@ -171,7 +165,7 @@ def assumed_certified_accuracy(logits: Tensor, labels: Tensor, radii: Radii, lip
     check_positive("lipschitz", lipschitz)
     check_logits(logits, labels)
     gaps = _margins(logits.double(), labels.long()).amin(1)
-    return _shares(gaps / (math.sqrt(2) * lipschitz), distances)
+    return shares_beyond(gaps / (math.sqrt(2) * lipschitz), distances)
 
 
 def assumed_lipschitz(model: nn.Module, std: Sequence[float]) -> float | None:
@@ -200,18 +194,16 @@ def _pair_bounds(output: Traced, value: float) -> tuple[Tensor | None, str]:
     matrix = reach.linear.matrix() if isinstance(reach, Affine) else None
     if not isinstance(reach, Affine) or matrix is None:
         return whole, "whole"
+    largest = 1.0
     if reach.source.scale is not None:
+        largest = reach.source.scale.max().item()
         # A kernel over several pixels has, of each channel, one column per pixel.
         matrix = matrix * reach.source.scale.repeat_interleave(matrix.shape[1] // len(reach.source.scale))
     distances = torch.cdist(matrix, matrix, compute_mode="donot_use_mm_for_euclid_dist")
     # Of a merged matrix, the products that made it; of others, the subtraction and the norm.
-    slack = 8 * (matrix.shape[1] + 8) * EPS * reach.linear.magnitude() * _largest(reach.source.scale)
+    slack = 8 * (matrix.shape[1] + 8) * EPS * reach.linear.magnitude() * largest
     pairs = ((distances * (1 + (matrix.shape[1] + 8) * EPS) + slack) * rounded_up(reach.source.base)).cpu()
     return torch.minimum(pairs, whole), "head" if (pairs < whole).any() else "whole"
-
-
-def _largest(scale: Tensor | None) -> float:
-    return 1.0 if scale is None else scale.max().item()
 
 
 def _require_unrefuted(model: nn.Module, image: Tensor, bound: float) -> None:
@@ -278,21 +270,6 @@ def _uphill(model: nn.Module, image: Tensor, generator: torch.Generator) -> Tens
     return unit
 
 
-@torch.no_grad()
-def _both_logits(model: nn.Module, images: Tensor, batch_size: int) -> tuple[Tensor, Tensor]:
-    """Logits (count, classes) in evaluation mode on the CPU, as the model gives them and in float64."""
-    exact = in_float64(model)
-    own, double = [], []
-    dtype = own_dtype(model)
-    with evaluating(model):
-        for batch in torch.split(images, int(batch_size)):
-            pixels = as_pixels(batch)
-            # Copies: a network may write into what it is given.
-            own.append(model(pixels.to(dtype, copy=True)).cpu())
-            double.append(exact(pixels.to(torch.float64, copy=True)).cpu())
-    return torch.cat(own), torch.cat(double)
-
-
 def _margins(logits: Tensor, labels: Tensor) -> Tensor:
     """(count, classes): the label's logit less each other one; infinite for the label itself."""
     own = logits.gather(1, labels[:, None])
@@ -309,5 +286,6 @@ def _distances(radii: Radii) -> Sequence[float]:
     return found
 
 
-def _shares(certified: Tensor, radii: Sequence[float]) -> dict[float, float]:
+def shares_beyond(certified: Tensor, radii: Sequence[float]) -> dict[float, float]:
+    """Radius -> share of the images whose certified radius (count,) is larger."""
     return {radius: (certified > radius).double().mean().item() for radius in radii}

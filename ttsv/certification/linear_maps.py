@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from torch.nn import functional
 
 from ttsv.layers import TTConv
 from ttsv.spectral.bounds import conv_norm_bounds
-from ttsv.spectral.symbol import Size, padding_sides
+from ttsv.spectral.symbol import padding_sides
 from ttsv.tt.decomposition import orthogonalize
 
 EPS = torch.finfo(torch.float64).eps
@@ -49,11 +50,7 @@ class Matrix(LinearMap):
     """A matrix `weight (out, in)` applied to the last axis."""
 
     weight: Tensor
-
-    @property
-    def how(self) -> str:
-        """As `LinearMap` has it."""
-        return "norm of the matrix"
+    how = "norm of the matrix"
 
     def norm(self, before: Tensor | None = None, behind: Tensor | None = None) -> float:
         """As `LinearMap` has it."""
@@ -228,27 +225,16 @@ def rounded_up(value: float) -> float:
 
 
 def _conv_norm(
-    kernel: Tensor,
-    size: tuple[int, ...],
-    before: Tensor | None,
-    behind: Tensor | None,
-    *,
-    stride: Size = 1,
-    dilation: Size = 1,
-    groups: int = 1,
-    padding: Size | None = None,
-    padding_mode: str = "zeros",
+    kernel: Tensor, size: tuple[int, ...], before: Tensor | None, behind: Tensor | None, groups: int = 1, **options: Any
 ) -> float:
-    """`conv_norm_bounds` from above, with its arguments, of a kernel with its channels scaled."""
+    """`conv_norm_bounds` from above, with its options, of a kernel with its channels scaled."""
     scaled = kernel
     if before is not None:
         inputs = before.reshape(groups, 1, -1, *(1,) * len(size))
         scaled = (kernel.reshape(groups, -1, *kernel.shape[1:]) * inputs).reshape(kernel.shape)
     if behind is not None:
         scaled = scaled * behind.reshape(-1, *(1,) * (kernel.ndim - 1))
-    upper = conv_norm_bounds(
-        scaled, size, stride=stride, dilation=dilation, groups=groups, padding=padding, padding_mode=padding_mode
-    ).upper
+    upper = conv_norm_bounds(scaled, size, groups=groups, **options).upper
     if scaled is kernel:
         return upper
     # The two products round each entry; a convolution is a sum over taps, so their Frobenius norms bound the error.

@@ -14,29 +14,8 @@ from ttsv.certification.trace import Rule, Trace, Traced
 from ttsv.spectral.symbol import Size, as_tuple
 
 
-def max_pooling_bound(
-    size: Sequence[int],
-    outputs: Sequence[int],
-    kernel_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-) -> float:
-    """The root of how many windows see the pixel that most of them see; 1 for windows without overlap.
-
-    A maximum moves by no more than its window's largest difference, hence its L2 norm; each pixel counts once in every
-    window that sees it. All arguments in pixels, one per axis; `outputs` the output's size.
-    """
-    most = 1
-    for n, o, k, s, p, e in zip(size, outputs, kernel_size, stride, padding, dilation, strict=True):
-        starts = torch.arange(o) * s - p
-        places = (starts[:, None] + e * torch.arange(k)).flatten()
-        most *= most_frequent(places[(places >= 0) & (places < n)])
-    return rounded_up(math.sqrt(most))
-
-
 def adaptive_max_pooling_bound(size: Sequence[int], outputs: Sequence[int]) -> float:
-    """The same for windows from `floor(i n / o)` to `ceil((i + 1) n / o)`."""
+    """As of `_max_pooled`, for windows from `floor(i n / o)` to `ceil((i + 1) n / o)`."""
     most = 1
     for n, o in zip(size, outputs, strict=True):
         windows = [torch.arange(i * n // o, -(-(i + 1) * n // o)) for i in range(o)]
@@ -44,31 +23,8 @@ def adaptive_max_pooling_bound(size: Sequence[int], outputs: Sequence[int]) -> f
     return rounded_up(math.sqrt(most))
 
 
-def average_pooling_norm(
-    size: Sequence[int],
-    kernel_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    ceil_mode: bool,
-    count_include_pad: bool,
-    divisor: int | None,
-) -> float:
-    """The norm of average pooling: a Kronecker product of one matrix per axis, each decomposed.
-
-    Arguments as for `torch.nn.AvgPool2d`, one per axis; for disjoint k x k windows 1 / k.
-    """
-    product = 1.0 if divisor is None else 1 / abs(divisor)
-    for n, k, s, p in zip(size, kernel_size, stride, padding, strict=True):
-        basis = torch.eye(n, dtype=torch.float64).reshape(n, 1, n, 1)
-        sums = functional.avg_pool2d(
-            basis, (k, 1), (s, 1), (p, 0), ceil_mode, count_include_pad, None if divisor is None else 1
-        )
-        product *= _norm(sums.flatten(1))
-    return rounded_up(product)
-
-
 def adaptive_average_pooling_norm(size: Sequence[int], outputs: Sequence[int]) -> float:
-    """The same for adaptive average pooling to `outputs` pixels per axis; over all of n x n pixels 1 / n."""
+    """As of `_average_pooled`, for pooling to `outputs` pixels per axis; over all of n x n pixels 1 / n."""
     product = 1.0
     for n, o in zip(size, outputs, strict=True):
         basis = torch.eye(n, dtype=torch.float64)[:, None]
@@ -95,6 +51,12 @@ def _source(features: Traced, axes: int) -> Reach | Affine:
 
 
 def _max_pooled(axes: int) -> Rule:
+    """By the root of how many windows see the pixel that most of them see; 1 for windows without overlap.
+
+    A maximum moves by no more than its window's largest difference, hence its L2 norm; each pixel counts once in every
+    window that sees it.
+    """
+
     def rule(
         trace: Trace,
         result: Tensor,
@@ -107,20 +69,23 @@ def _max_pooled(axes: int) -> Rule:
         return_indices: bool = False,
     ) -> Reach:
         kernel = as_tuple("kernel_size", kernel_size, axes)
-        bound = max_pooling_bound(
-            features.shape[-axes:],
-            result.shape[-axes:],
-            kernel,
-            as_tuple("stride", stride or kernel, axes),
-            as_tuple("padding", padding, axes, least=0),
-            as_tuple("dilation", dilation, axes),
-        )
+        steps, spread = as_tuple("stride", stride or kernel, axes), as_tuple("dilation", dilation, axes)
+        pads = as_tuple("padding", padding, axes, least=0)
+        sizes = features.shape[-axes:], result.shape[-axes:]
+        most = 1
+        for n, o, k, s, p, e in zip(*sizes, kernel, steps, pads, spread, strict=True):
+            starts = torch.arange(o) * s - p
+            places = (starts[:, None] + e * torch.arange(k)).flatten()
+            most *= most_frequent(places[(places >= 0) & (places < n)])
+        bound = rounded_up(math.sqrt(most))
         return trace.channelwise(_source(features, axes), bound, "the root of how many windows see a pixel", "max_pool")
 
     return rule
 
 
 def _average_pooled(axes: int) -> Rule:
+    """By the norm of a Kronecker product of one matrix per axis, each decomposed; for disjoint k x k windows 1 / k."""
+
     def rule(
         trace: Trace,
         _: Tensor,
@@ -135,9 +100,12 @@ def _average_pooled(axes: int) -> Rule:
         kernel = as_tuple("kernel_size", kernel_size, axes)
         steps = as_tuple("stride", stride or kernel, axes)
         pads = as_tuple("padding", padding, axes, least=0)
-        size = features.shape[-axes:]
-        norm = average_pooling_norm(size, kernel, steps, pads, ceil_mode, count_include_pad, divisor_override)
-        return trace.channelwise(_source(features, axes), norm, "norm of the pooling's matrix", "avg_pool")
+        norm, divisor = (1.0, None) if divisor_override is None else (1 / abs(divisor_override), 1)
+        for n, k, s, p in zip(features.shape[-axes:], kernel, steps, pads, strict=True):
+            basis = torch.eye(n, dtype=torch.float64).reshape(n, 1, n, 1)
+            sums = functional.avg_pool2d(basis, (k, 1), (s, 1), (p, 0), ceil_mode, count_include_pad, divisor)
+            norm *= _norm(sums.flatten(1))
+        return trace.channelwise(_source(features, axes), rounded_up(norm), "norm of the pooling's matrix", "avg_pool")
 
     return rule
 

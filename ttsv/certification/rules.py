@@ -19,14 +19,7 @@ from ttsv.certification.reach import SHORTEST_STEP, Affine, Reach
 from ttsv.certification.trace import Rule, Trace, Traced
 
 _CURVES: dict[str, float] = {
-    "relu": 1.0,
-    "relu6": 1.0,
-    "hardtanh": 1.0,
-    "clamp": 1.0,
-    "clip": 1.0,
-    "abs": 1.0,
-    "neg": 1.0,
-    "tanh": 1.0,
+    **dict.fromkeys(("relu", "relu6", "hardtanh", "clamp", "clip", "abs", "neg", "tanh"), 1.0),
     "sigmoid": 0.25,
     "hardsigmoid": 0.16667,
     "hardswish": 1.5,
@@ -41,19 +34,8 @@ _IN_ORDER = ("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", 
 """Functions that keep all values, in row-major order."""
 
 _REARRANGEMENTS = (
-    *(
-        "permute",
-        "transpose",
-        "movedim",
-        "moveaxis",
-        "swapaxes",
-        "swapdims",
-        "flip",
-        "fliplr",
-        "flipud",
-        "rot90",
-        "roll",
-    ),
+    *("permute", "transpose", "movedim", "moveaxis", "swapaxes", "swapdims"),
+    *("flip", "fliplr", "flipud", "rot90", "roll"),
     *("chunk", "split", "tensor_split", "unbind", "narrow", "select"),
     *("pixel_shuffle", "pixel_unshuffle", "channel_shuffle"),
 )
@@ -188,10 +170,6 @@ def _added(trace: Trace, result: Tensor, first: Any, second: Any, *, alpha: floa
     return reach
 
 
-def _subtracted_from(trace: Trace, result: Tensor, features: Traced, other: Any) -> Reach | Affine:
-    return _added(trace, result, features, other)
-
-
 def _concatenated(trace: Trace, _: Tensor, tensors: Sequence[Tensor], *__: Any, **___: Any) -> Reach:
     sources = [tensor.reach for tensor in tensors if isinstance(tensor, Traced)]
     # hypot() neither over- nor underflows; the sum of squares would.
@@ -225,8 +203,7 @@ def _reduced(power: float, kind: str) -> Rule:
 
 JOINS: dict[str, Rule] = {
     **dict.fromkeys(("cat", "concat", "concatenate", "stack"), _concatenated),
-    **dict.fromkeys(("add", "sub", "__add__", "__radd__", "__sub__"), _added),
-    "__rsub__": _subtracted_from,
+    **dict.fromkeys(("add", "sub", "__add__", "__radd__", "__sub__", "__rsub__"), _added),
 }
 """As `FUNCTIONS`, for those of which several arguments may depend on the input."""
 

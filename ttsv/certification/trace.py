@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ttsv.certification.determinism import unwatched, watched_for_random_numbers
 from ttsv.certification.linear_maps import EPS, LinearMap, rounded_up
 from ttsv.certification.reach import Affine, Factor, Reach
 from ttsv.errors import ConfigError
-from ttsv.metrics.determinism import unwatched, watched_for_random_numbers
 
 
 class Traced(Tensor):
@@ -185,23 +185,17 @@ class Trace:
                 raise self.refuse(f"{name}() in place", "changes the shape: do it out of place")
             target.reach = rule(self, plain, *args, **kwargs)
             return target
-        if isinstance(plain, Tensor):
-            found = self.wrap(plain, rule(self, plain, *args, **kwargs))
-            first = args[0] if args else None
-            if isinstance(first, Traced) and (name in _VIEWS_AT_TIMES or _storage(found) == _storage(first)):
-                found.group = first.group
-            return found
-        if not isinstance(plain, tuple | list) or not all(isinstance(part, Tensor) for part in plain):
+        parts = [plain] if isinstance(plain, Tensor) else plain
+        if not isinstance(parts, tuple | list) or not all(isinstance(part, Tensor) for part in parts):
             raise self.refuse(f"{name}() with the result {type(plain).__name__}")
-        # Places of maxima, not their values, jump: what is computed from them has no finite bound.
-        reaches = (
-            rule(self, part, *args, **kwargs) if part.dtype == torch.float64 else Reach(math.inf) for part in plain
-        )
-        parts = tuple(self.wrap(part, reach) for part, reach in zip(plain, reaches, strict=True))
+        first, found = args[0] if args else None, []
         for part in parts:
-            if isinstance(args[0], Traced) and _storage(part) == _storage(args[0]):
-                part.group = args[0].group
-        return parts
+            # Places of maxima, not their values, jump: what is computed from them has no finite bound.
+            exact = part.dtype == torch.float64
+            found.append(self.wrap(part, rule(self, part, *args, **kwargs) if exact else Reach(math.inf)))
+            if isinstance(first, Traced) and (name in _VIEWS_AT_TIMES or _storage(part) == _storage(first)):
+                found[-1].group = first.group
+        return found[0] if isinstance(plain, Tensor) else tuple(found)
 
     def _forward(self, name: str, module: nn.Module) -> Callable[..., Any]:
         rule, forward = self.modules(module), module.forward

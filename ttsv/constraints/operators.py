@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from ttsv.checks import check_choice
 from ttsv.errors import ConfigError
 from ttsv.layers import Framed, FramedConv2d, OrthogonalConv2d, TTConv
 from ttsv.layers.convert import recomputed_fix, recomputed_weights
@@ -31,8 +32,7 @@ MATRIX = "matrix norm"
 
 def check_operator(operator: str) -> None:
     """Raises `ConfigError` for an unknown operator."""
-    if operator not in get_args(Operator):
-        raise ConfigError("operator", operator, f"must be one of {', '.join(get_args(Operator))}")
+    check_choice("operator", operator, get_args(Operator))
 
 
 def sizes_to_control(

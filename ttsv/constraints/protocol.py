@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, NotRequired, Protocol, TypedDict
+from typing import NotRequired, Protocol, TypedDict, cast
 
 from torch import Tensor, nn
 
@@ -32,10 +32,19 @@ class ConstraintReport:
     projections: int = 0
 
 
+class NormsState(TypedDict):
+    """The fields of a `LayerNorms`."""
+
+    before: float
+    after: float
+    smallest: NotRequired[float | None]
+    measure: NotRequired[str]
+
+
 class ConstraintState(TypedDict):
     """State of a constraint, to save with a checkpoint: JSON-ready but for `vectors`, tensors by name."""
 
-    layers: dict[str, dict[str, Any]]
+    layers: dict[str, NormsState]
     seconds: float
     projections: int
     parts: list["ConstraintState"]
@@ -87,7 +96,7 @@ class Unconstrained:
     def state_dict(self) -> ConstraintState:
         """Returns the report as plain data."""
         report = self._report
-        layers = {name: asdict(norms) for name, norms in report.layers.items()}
+        layers = {name: cast(NormsState, asdict(norms)) for name, norms in report.layers.items()}
         return {"layers": layers, "seconds": report.seconds, "projections": report.projections, "parts": []}
 
     def load_state_dict(self, state: ConstraintState) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ttsv.errors import ConfigError
+from ttsv.checks import check_choice, check_count
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,8 @@ class Augmentation:
     padding: str = "zeros"
 
     def __post_init__(self) -> None:
-        if self.pad < 0:
-            raise ConfigError("augmentation.pad", self.pad, "must be at least 0")
-        if self.padding not in ("zeros", "symmetric"):
-            raise ConfigError("augmentation.padding", self.padding, "must be one of zeros, symmetric")
+        check_count("augmentation.pad", self.pad, least=0)
+        check_choice("augmentation.padding", self.padding, ("zeros", "symmetric"))
 
     def draw(self, count: int, size: Sequence[int], generator: torch.Generator) -> Draws:
         """Draws for `count` images of spatial size `size`, from a generator on the CPU."""

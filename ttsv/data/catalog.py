@@ -26,26 +26,19 @@ class DatasetInfo:
     classes: int
     channels: int
     image_size: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
     dims: int = 2
     embedded: bool = False
     source: str = ""
 
+    @property
+    def mean(self) -> tuple[float, ...]:
+        """With `std` the normalisation of Gouk et al. and of the paper's WRN and VGG: pixels to [-1, 1]."""
+        return (0.5,) * self.channels
 
-def _info(name: str, classes: int, channels: int, image_size: int, source: str, **facts: Any) -> DatasetInfo:
-    """Facts with the normalisation of Gouk et al. and of the paper's WRN and VGG: pixels to [-1, 1]."""
-    half = (0.5,) * channels
-    return DatasetInfo(
-        name=name,
-        classes=classes,
-        channels=channels,
-        image_size=image_size,
-        mean=half,
-        std=half,
-        source=source,
-        **facts,
-    )
+    @property
+    def std(self) -> tuple[float, ...]:
+        """As `mean`."""
+        return self.mean
 
 
 _KRIZHEVSKY = "Krizhevsky, Learning multiple layers of features from tiny images (2009), through torchvision"
@@ -54,20 +47,22 @@ _XIAO = "Xiao, Rasul, Vollgraf, Fashion-MNIST: a novel image dataset for benchma
 _MADE = "made here: a smooth pattern per class under noise"
 _DEFAULT_SYNTHETIC = "synthetic:3x32x32:10:2000"
 
+_DIGITS = "scikit-learn's bundled digits (UCI optical recognition of handwritten digits, test part)"
+
 _INFOS = (
-    _info(
-        "digits",
-        10,
-        1,
-        8,
-        "scikit-learn's bundled digits (UCI optical recognition of handwritten digits, test part)",
+    DatasetInfo(name="digits", classes=10, channels=1, image_size=8, source=_DIGITS, embedded=True),
+    DatasetInfo(name="cifar10", classes=10, channels=3, image_size=32, source=_KRIZHEVSKY),
+    DatasetInfo(name="cifar100", classes=100, channels=3, image_size=32, source=_KRIZHEVSKY),
+    DatasetInfo(name="svhn", classes=10, channels=3, image_size=32, source=f"{_NETZER}, through torchvision"),
+    DatasetInfo(name="fashion-mnist", classes=10, channels=1, image_size=28, source=_XIAO),
+    DatasetInfo(
+        name="synthetic",
+        classes=10,
+        channels=3,
+        image_size=32,
+        source=f"{_MADE}; short for {_DEFAULT_SYNTHETIC}",
         embedded=True,
     ),
-    _info("cifar10", 10, 3, 32, _KRIZHEVSKY),
-    _info("cifar100", 100, 3, 32, _KRIZHEVSKY),
-    _info("svhn", 10, 3, 32, f"{_NETZER}, through torchvision"),
-    _info("fashion-mnist", 10, 1, 28, _XIAO),
-    _info("synthetic", 10, 3, 32, f"{_MADE}; short for {_DEFAULT_SYNTHETIC}", embedded=True),
 )
 
 DATASETS: dict[str, DatasetInfo] = {info.name: info for info in _INFOS}
@@ -113,12 +108,15 @@ def dataset_info(name: str) -> DatasetInfo | None:
     shape = synthetic_shape(name)
     if shape is None:
         return None
-    return _info(name, shape.classes, shape.channels, shape.size, _MADE, dims=shape.dims, embedded=True)
-
-
-def own_info(name: str, *, classes: int, channels: int, image_size: int, dims: int) -> DatasetInfo:
-    """The facts of the user's own set, once it was read."""
-    return _info(name, classes, channels, image_size, "the user's own", dims=dims)
+    return DatasetInfo(
+        name=name,
+        classes=shape.classes,
+        channels=shape.channels,
+        image_size=shape.size,
+        dims=shape.dims,
+        source=_MADE,
+        embedded=True,
+    )
 
 
 def own_set(name: str) -> tuple[str, str] | None:

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,27 +19,6 @@ from ttsv.data.content import ContentRecord, file_hashes
 from ttsv.data.download import md5_is
 from ttsv.errors import ConfigError, DataError
 
-KINDS = (
-    "brightness",
-    "contrast",
-    "defocus_blur",
-    "elastic_transform",
-    "fog",
-    "frost",
-    "gaussian_blur",
-    "gaussian_noise",
-    "glass_blur",
-    "impulse_noise",
-    "jpeg_compression",
-    "motion_blur",
-    "pixelate",
-    "saturate",
-    "shot_noise",
-    "snow",
-    "spatter",
-    "speckle_noise",
-    "zoom_blur",
-)
 SEVERITIES = (1, 2, 3, 4, 5)
 LABELS = "labels.npy"
 
@@ -55,61 +34,62 @@ class Archive:
 
 # The publisher's pages state the md5 of the archives alone. Those of the files in them are as torch-uncertainty
 # (`datasets/classification/cifar/cifar_c.py`) and MIT's responsible-ai-toolbox list them, which agree in all.
+_MD5 = {
+    "labels": ("c439b113295ed5254878798ffe28fd54", "bb4026e9ce52996b95f439544568cdb2"),
+    "brightness": ("0a81ef75e0b523c3383219c330a85d48", "f22d7195aecd6abb541e27fca230c171"),
+    "contrast": ("3c8262171c51307f916c30a3308235a8", "322bb385f1d05154ee197ca16535f71e"),
+    "defocus_blur": ("7d1322666342a0702b1957e92f6254bc", "d923e3d9c585a27f0956e2f2ad832564"),
+    "elastic_transform": ("9421657c6cd452429cf6ce96cc412b5f", "a0792bd6581f6810878be71acedfc65a"),
+    "fog": ("7b397314b5670f825465fbcd1f6e9ccd", "4efc7ebd5e82b028bdbe13048e3ea564"),
+    "frost": ("31f6ab3bce1d9934abfb0cc13656f141", "3a39c6823bdfaa0bf8b12fe7004b8117"),
+    "gaussian_blur": ("c33370155bc9b055fb4a89113d3c559d", "5204ba0d557839772ef5a4196a052c3e"),
+    "gaussian_noise": ("ecaf8b9a2399ffeda7680934c33405fd", "ecc4d366eac432bdf25c024086f5e97d"),
+    "glass_blur": ("7361fb4019269e02dbf6925f083e8629", "0bf384f38e5ccbf8dd479d9059b913e1"),
+    "impulse_noise": ("2090e01c83519ec51427e65116af6b1a", "3b3c210ddfa0b5cb918ff4537a429fef"),
+    "jpeg_compression": ("2b9cc4c864e0193bb64db8d7728f8187", "c851b7f1324e1d2ffddeb76920576d11"),
+    "motion_blur": ("fffa5f852ff7ad299cfe8a7643f090f4", "732a7e2e54152ff97c742d4c388c5516"),
+    "pixelate": ("0f14f7e2db14288304e1de10df16832f", "96c00c60f144539e14cffb02ddbd0640"),
+    "saturate": ("1cfae0964219c5102abbb883e538cc56", "c0697e9fdd646916a61e9c312c77bf6b"),
+    "shot_noise": ("3a7239bb118894f013d9bf1984be7f11", "b0a1fa6e1e465a747c1b204b1914048a"),
+    "snow": ("bb238de8555123da9c282dea23bd6e55", "0237be164583af146b7b144e73b43465"),
+    "spatter": ("8a5a3903a7f8f65b59501a6093b4311e", "12ccf41d62564d36e1f6a6ada5022728"),
+    "speckle_noise": ("ef00b87611792b00df09c0b0237a1e30", "e3f215b1a0f9fd9fd6f0d1cf94a7ce99"),
+    "zoom_blur": ("6ea8e63f1c5cdee1517533840641641b", "0204613400c034a81c4830d5df81cb82"),
+}
+"""Of each file, by its name: that of CIFAR-10-C and that of CIFAR-100-C."""
+
 PUBLISHED = {
-    "CIFAR-10-C": Archive(
-        classes=10,
-        page="https://zenodo.org/records/2535967",
-        md5={
-            "labels.npy": "c439b113295ed5254878798ffe28fd54",
-            "brightness.npy": "0a81ef75e0b523c3383219c330a85d48",
-            "contrast.npy": "3c8262171c51307f916c30a3308235a8",
-            "defocus_blur.npy": "7d1322666342a0702b1957e92f6254bc",
-            "elastic_transform.npy": "9421657c6cd452429cf6ce96cc412b5f",
-            "fog.npy": "7b397314b5670f825465fbcd1f6e9ccd",
-            "frost.npy": "31f6ab3bce1d9934abfb0cc13656f141",
-            "gaussian_blur.npy": "c33370155bc9b055fb4a89113d3c559d",
-            "gaussian_noise.npy": "ecaf8b9a2399ffeda7680934c33405fd",
-            "glass_blur.npy": "7361fb4019269e02dbf6925f083e8629",
-            "impulse_noise.npy": "2090e01c83519ec51427e65116af6b1a",
-            "jpeg_compression.npy": "2b9cc4c864e0193bb64db8d7728f8187",
-            "motion_blur.npy": "fffa5f852ff7ad299cfe8a7643f090f4",
-            "pixelate.npy": "0f14f7e2db14288304e1de10df16832f",
-            "saturate.npy": "1cfae0964219c5102abbb883e538cc56",
-            "shot_noise.npy": "3a7239bb118894f013d9bf1984be7f11",
-            "snow.npy": "bb238de8555123da9c282dea23bd6e55",
-            "spatter.npy": "8a5a3903a7f8f65b59501a6093b4311e",
-            "speckle_noise.npy": "ef00b87611792b00df09c0b0237a1e30",
-            "zoom_blur.npy": "6ea8e63f1c5cdee1517533840641641b",
-        },
-    ),
-    "CIFAR-100-C": Archive(
-        classes=100,
-        page="https://zenodo.org/records/3555552",
-        md5={
-            "labels.npy": "bb4026e9ce52996b95f439544568cdb2",
-            "brightness.npy": "f22d7195aecd6abb541e27fca230c171",
-            "contrast.npy": "322bb385f1d05154ee197ca16535f71e",
-            "defocus_blur.npy": "d923e3d9c585a27f0956e2f2ad832564",
-            "elastic_transform.npy": "a0792bd6581f6810878be71acedfc65a",
-            "fog.npy": "4efc7ebd5e82b028bdbe13048e3ea564",
-            "frost.npy": "3a39c6823bdfaa0bf8b12fe7004b8117",
-            "gaussian_blur.npy": "5204ba0d557839772ef5a4196a052c3e",
-            "gaussian_noise.npy": "ecc4d366eac432bdf25c024086f5e97d",
-            "glass_blur.npy": "0bf384f38e5ccbf8dd479d9059b913e1",
-            "impulse_noise.npy": "3b3c210ddfa0b5cb918ff4537a429fef",
-            "jpeg_compression.npy": "c851b7f1324e1d2ffddeb76920576d11",
-            "motion_blur.npy": "732a7e2e54152ff97c742d4c388c5516",
-            "pixelate.npy": "96c00c60f144539e14cffb02ddbd0640",
-            "saturate.npy": "c0697e9fdd646916a61e9c312c77bf6b",
-            "shot_noise.npy": "b0a1fa6e1e465a747c1b204b1914048a",
-            "snow.npy": "0237be164583af146b7b144e73b43465",
-            "spatter.npy": "12ccf41d62564d36e1f6a6ada5022728",
-            "speckle_noise.npy": "e3f215b1a0f9fd9fd6f0d1cf94a7ce99",
-            "zoom_blur.npy": "0204613400c034a81c4830d5df81cb82",
-        },
-    ),
+    f"CIFAR-{classes}-C": Archive(
+        classes=classes,
+        page=f"https://zenodo.org/records/{record}",
+        md5={f"{name}.npy": sums[column] for name, sums in _MD5.items()},
+    )
+    for column, (classes, record) in enumerate(((10, 2535967), (100, 3555552)))
 }
 """By the name of the folder that the archive unpacks to."""
+
+KINDS = tuple(name for name in _MD5 if name != "labels")
+
+
+class CorruptionProtocol(TypedDict, total=False):
+    """What corrupted images are, JSON-ready: `corruptions` is "published" or "generated".
+
+    `images` of each kind and severity, `files`: SHA-256 (hex) of each by its name. `publishers_files`: whether those
+    published are the publisher's own. The others say what generated ones were made of, and how.
+    """
+
+    corruptions: str
+    kinds: list[str]
+    severities: list[int]
+    images: int
+    files: dict[str, str]
+    publishers_files: bool
+    name: str
+    packages: dict[str, str]
+    seed: int
+    enlarged: str | None
+    grey: str | None
+    source_sha256: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,13 +97,12 @@ class CorruptedSet:
     """A checked folder. `labels` (5 n,), int64; `classes`: how many the data set has, where that is known.
 
     `most_classes`: of a folder of another name than its archive's, how many the published set that it must be has.
-    `protocol` (JSON-ready) says what the images are, with the SHA-256 (hex) of each file by its name.
     """
 
     folder: Path
     labels: NDArray[np.int64]
     classes: int | None
-    protocol: dict[str, Any]
+    protocol: CorruptionProtocol
     most_classes: int | None = None
 
     def images(self, kind: str) -> NDArray[np.uint8]:
@@ -174,9 +153,7 @@ class PublishedCorruptions:
 
     def require_files(self) -> None:
         """Raises `DataError` naming the first file that is missing; nothing is read."""
-        for path in _paths(Path(self.folder)):
-            if not path.is_file():
-                raise DataError(f"{path} is missing: {_remedy(Path(self.folder))}")
+        _paths(Path(self.folder))
 
 
 def open_corrupted(
@@ -184,7 +161,7 @@ def open_corrupted(
     *,
     shape: tuple[int, ...],
     classes: int | None,
-    protocol: dict[str, Any],
+    protocol: CorruptionProtocol,
     labels: NDArray[np.int64] | None = None,
 ) -> CorruptedSet:
     """Opens a folder of images of this shape, every file checked. Raises `DataError`.
@@ -194,9 +171,6 @@ def open_corrupted(
     they are compared ever after.
     """
     paths = _paths(folder)
-    for path in paths:
-        if not path.is_file():
-            raise DataError(f"{path} is missing: {_remedy(folder)}")
     found = _labels(paths[0], folder, classes, labels)
     count = len(found)
     for path in paths[1:]:
@@ -247,7 +221,11 @@ def _labels(path: Path, folder: Path, classes: int | None, expected: NDArray[np.
 
 
 def _paths(folder: Path) -> list[Path]:
-    return [folder / LABELS, *(folder / f"{kind}.npy" for kind in KINDS)]
+    """The files of a folder, the labels first. Raises `DataError` naming the first that is missing."""
+    paths = [folder / LABELS, *(folder / f"{kind}.npy" for kind in KINDS)]
+    if missing := [path for path in paths if not path.is_file()]:
+        raise DataError(f"{missing[0]} is missing: {_remedy(folder)}")
+    return paths
 
 
 def _unchanged(folder: Path, paths: list[Path]) -> dict[str, str]:

@@ -8,15 +8,14 @@ from contextlib import contextmanager
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ttsv.checks import is_whole
+from ttsv.checks import check_count
 from ttsv.data.content import content_sha256
-from ttsv.data.corruptions import KINDS, LABELS, SEVERITIES, CorruptedSet, open_corrupted
+from ttsv.data.corruptions import KINDS, LABELS, SEVERITIES, CorruptedSet, CorruptionProtocol, open_corrupted
 from ttsv.data.loading import as_pixels
 from ttsv.data.source import Arrays
 from ttsv.errors import ConfigError
@@ -60,8 +59,7 @@ class GeneratedCorruptions:
             raise ConfigError("images", tuple(images.shape), "must be (count, 1 or 3 channels, height, width)")
         if labels.shape != images.shape[:1]:
             raise ConfigError("labels", tuple(labels.shape), f"must be ({len(images)},), one per image")
-        if not is_whole(seed, least=0):
-            raise ConfigError("seed", seed, "must be a whole number of at least 0")
+        check_count("seed", seed, least=0)
         pixels = as_pixels(images).cpu()
         if not (pixels.min() >= 0 and pixels.max() <= 1):
             raise ConfigError("images", f"{pixels.min():g} to {pixels.max():g}", "must be pixels in [0, 1]")
@@ -83,28 +81,8 @@ class GeneratedCorruptions:
     def make(self) -> Iterator[tuple[str, int, int]]:
         """Makes the images where they are not in the folder yet; yields what `progress` is told, before each kind."""
         place = self._place()
-        if not place.exists():
-            yield from self._make(place)
-
-    def _place(self) -> Path:
-        key = hashlib.sha256(json.dumps(self._protocol, sort_keys=True).encode()).hexdigest()[:16]
-        return self.folder / f"{self.name.replace(':', '-')}-corrupted-{key}"
-
-    @cached_property
-    def _protocol(self) -> dict[str, Any]:
-        factor = _factor(self.images.shape[1:3])
-        enlarged = f"each pixel as {factor} x {factor}, then the mean of these" if factor > 1 else None
-        return {
-            "corruptions": "generated",
-            "name": self.name,
-            "packages": {package: version(package) for package in _PACKAGES},
-            "seed": self.seed,
-            "enlarged": enlarged,
-            "grey": "three equal channels, then luma" if self.images.shape[3] == 1 else None,
-            "source_sha256": content_sha256(Arrays(self.images, self.labels, None)),
-        }
-
-    def _make(self, place: Path) -> Iterator[tuple[str, int, int]]:
+        if place.exists():
+            return
         place.parent.mkdir(parents=True, exist_ok=True)
         shape = (len(SEVERITIES) * len(self.images), *self.images.shape[1:])
         with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{place.name}.") as folder:
@@ -123,6 +101,24 @@ class GeneratedCorruptions:
             except OSError:
                 if not place.exists():  # else another process has made the same ones meanwhile
                     raise
+
+    def _place(self) -> Path:
+        key = hashlib.sha256(json.dumps(self._protocol, sort_keys=True).encode()).hexdigest()[:16]
+        return self.folder / f"{self.name.replace(':', '-')}-corrupted-{key}"
+
+    @cached_property
+    def _protocol(self) -> CorruptionProtocol:
+        factor = _factor(self.images.shape[1:3])
+        enlarged = f"each pixel as {factor} x {factor}, then the mean of these" if factor > 1 else None
+        return {
+            "corruptions": "generated",
+            "name": self.name,
+            "packages": {package: version(package) for package in _PACKAGES},
+            "seed": self.seed,
+            "enlarged": enlarged,
+            "grey": "three equal channels, then luma" if self.images.shape[3] == 1 else None,
+            "source_sha256": content_sha256(Arrays(self.images, self.labels, None)),
+        }
 
 
 def corrupted(image: NDArray[np.uint8], kind: str, severity: int, seed: int) -> NDArray[np.uint8]:

@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ttsv.data.catalog import DatasetInfo
 from ttsv.data.shared import open_shared
+from ttsv.data.split import SplitRecord
 
 
 class Split(NamedTuple):
@@ -35,7 +36,7 @@ class Dataset:
     validation: Split
     test: Split
     sha256: str
-    split: dict[str, Any]
+    split: SplitRecord
 
 
 def as_pixels(images: Tensor) -> Tensor:
@@ -44,21 +45,19 @@ def as_pixels(images: Tensor) -> Tensor:
 
 
 def load_dataset(name: str, data_dir: Path) -> Dataset:
-    """What `ttsv.data.load_dataset` documents."""
+    """The data set, checked and split.
+
+    The first load on a machine checks and reads the set and makes a copy, which all processes share; later ones
+    map that copy. The tensors are views of it: what is written to them alters neither the file nor what others see,
+    and not what this process loads next, but it does alter this data set. Do not write to them.
+
+    Raises `DataError` where a file is missing (with the command that fetches it), cut, altered or otherwise not what
+    it was at its first use, and `ConfigError` for an unknown name.
+    """
     shared = open_shared(name, Path(data_dir) / "datasets")
-    ends = [0]
-    for count in shared.split["images"].values():
-        ends.append(ends[-1] + count)
-
-    def part(index: int) -> Split:
-        chosen = slice(ends[index], ends[index + 1])
-        return Split(torch.from_numpy(shared.images[chosen]), torch.from_numpy(shared.labels[chosen]))
-
+    counts = list(shared.split["images"].values())
+    tensors = (torch.split(torch.from_numpy(array), counts) for array in (shared.images, shared.labels))
+    train, validation, test = map(Split, *tensors)
     return Dataset(
-        info=shared.info,
-        train=part(0),
-        validation=part(1),
-        test=part(2),
-        sha256=shared.sha256,
-        split=shared.split,
+        info=shared.info, train=train, validation=validation, test=test, sha256=shared.sha256, split=shared.split
     )

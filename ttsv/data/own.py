@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ttsv.data.catalog import own_set
-from ttsv.data.source import Arrays, Progress
+from ttsv.data.source import Arrays, Source
 from ttsv.errors import DataError
 
 LAYOUTS = ("NCW", "NWC", "NCHW", "NHWC", "NCDHW", "NDHWC")
@@ -39,28 +39,22 @@ def own_names(folder: Path) -> list[str]:
     return [name for name in archives + folders if own_set(name)]
 
 
-class Npz:
+class Npz(Source):
     """`datasets/NAME.npz`: arrays `x_train` and `y_train`, and `x_test` and `y_test` where there is a test set.
 
     Images are uint8, or float32 in [0, 1], of one to three equal sizes; labels are whole numbers from 0. The optional
     entry `layout` says the images' axes, one of `LAYOUTS`; without it channels come second. Nothing is unpickled.
     """
 
-    version = "1"
-
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def fetch(self, folder: Path, progress: Progress) -> None:
-        """Nothing to do: the user puts the file there."""
-
     def files(self, folder: Path) -> list[Path]:
         """The archive."""
-        if not self._path(folder).is_file():
-            raise DataError(
-                f"{self._path(folder)} is missing: save it there with numpy.savez(x_train=..., y_train=...)"
-            )
-        return [self._path(folder)]
+        path = self._path(folder)
+        if not path.is_file():
+            raise DataError(f"{path} is missing: save it there with numpy.savez(x_train=..., y_train=...)")
+        return [path]
 
     def read(self, folder: Path) -> Arrays:
         """Training images, then test images, channels second."""
@@ -117,20 +111,15 @@ def _labels(what: str, labels: NDArray[Any], count: int) -> NDArray[np.int64]:
     return labels.astype(np.int64)
 
 
-class ImageFolder:
+class ImageFolder(Source):
     """`datasets/NAME/train/CLASS/IMAGE` and, where there is a test set, `datasets/NAME/test/CLASS/IMAGE`.
 
     Classes are numbered in the order of their names, as torchvision's ImageFolder numbers them. All images have one
     size and are square; they have one channel if all are grey, otherwise three.
     """
 
-    version = "1"
-
     def __init__(self, name: str) -> None:
         self.name = name
-
-    def fetch(self, folder: Path, progress: Progress) -> None:
-        """Nothing to do: the user puts the images there."""
 
     def files(self, folder: Path) -> list[Path]:
         """Every image, and the folders: their lists of files belong to the content."""

@@ -5,7 +5,7 @@ import pickle
 import tarfile
 import tempfile
 import zlib
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ttsv.data.download import download, md5_is, require_md5
-from ttsv.data.source import Arrays, Progress, fetch_command
+from ttsv.data.source import Arrays, Progress, Source, fetch_command
 from ttsv.errors import DataError
 
 
@@ -27,12 +27,11 @@ class PublishedFile(NamedTuple):
     urls: tuple[str, ...] = ()
 
 
-class Published(ABC):
+class Published(Source):
     """Base of the sets that torchvision publishes: `name` is theirs here, `torchvision_class` that of their class."""
 
     name: str
     torchvision_class: str
-    version = "1"
 
     @property
     def dataset(self) -> Any:

@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ttsv.data.catalog import DATASETS, MAX_CLASSES, DatasetInfo, check_name, dataset_info, own_info
+from ttsv.data.catalog import DATASETS, MAX_CLASSES, DatasetInfo, check_name, dataset_info
 from ttsv.data.content import ContentRecord, content_sha256, file_hashes, file_name, write_json
 from ttsv.data.download import file_digest
 from ttsv.data.own import own_names
-from ttsv.data.source import Arrays
+from ttsv.data.source import Arrays, Progress
 from ttsv.data.sources import source_of
-from ttsv.data.split import split_order
+from ttsv.data.split import SplitRecord, split_order
 from ttsv.errors import DataError
 
 FORMAT = 1
@@ -45,7 +45,7 @@ class SharedCopy:
     images: NDArray[np.uint8] | NDArray[np.float32]
     labels: NDArray[np.int64]
     sha256: str
-    split: dict[str, Any]
+    split: SplitRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class Note:
     arrays: dict[str, str]
     stamps: dict[str, list[int] | None]
     classes: int
-    split: dict[str, Any]
+    split: SplitRecord
 
 
 def open_shared(name: str, folder: Path) -> SharedCopy:
@@ -104,8 +104,13 @@ def _find(name: str, folder: Path) -> SharedCopy | None:
     place = _cache(folder) / note.copy
     images, labels = (np.load(place / file, mmap_mode="c") for file in (IMAGES, LABELS))
     _, channels, size, *_ = images.shape
-    info = dataset_info(name) or own_info(
-        name, classes=note.classes, channels=channels, image_size=size, dims=images.ndim - 2
+    info = dataset_info(name) or DatasetInfo(
+        name=name,
+        classes=note.classes,
+        channels=channels,
+        image_size=size,
+        dims=images.ndim - 2,
+        source="the user's own",
     )
     return SharedCopy(info=info, images=images, labels=labels, sha256=note.sha256, split=note.split)
 
@@ -118,20 +123,36 @@ class Listed(NamedTuple):
     sha256: str | None
 
 
-def list_shared(folder: Path) -> list[Listed]:
-    """Every set with a name of its own, and the user's own that lie in `folder`. Raises `DataError`."""
-    found = []
+def list_datasets(data_dir: Path) -> list[Listed]:
+    """Every set with a name of its own, and the user's own that lie in `data_dir/datasets`. Raises `DataError`."""
+    found, folder = [], Path(data_dir) / "datasets"
     for name in [*DATASETS, *own_names(folder)]:
         copy = find_shared(name, folder)
         found.append(Listed(name, copy.info, copy.sha256) if copy else Listed(name, dataset_info(name), None))
     return found
 
 
-def verify_shared(name: str, folder: Path) -> str:
-    """Checks and reads the set's files as if for the first time, and its copy; returns the content's SHA-256.
+def fetch_dataset(name: str, data_dir: Path, progress: Progress | None = None) -> None:
+    """Downloads what of the data set is missing or wrong into `data_dir/datasets`, checks it and makes the shared copy.
 
-    Raises `DataError` naming what is missing, cut or altered, and `ConfigError` for an unknown name.
+    An archive that was put there is used. A download that is interrupted leaves nothing that could be taken for
+    whole. `progress` is called with each downloaded file's name, the bytes that are here, and the bytes there will be
+    (None where the server does not say). Raises `DataError` where that fails, `ConfigError` for an unknown name.
     """
+    folder = Path(data_dir) / "datasets"
+    source = source_of(name)
+    with locked(name, folder):
+        source.fetch(folder, progress or (lambda file, done, total: None))
+    open_shared(name, folder)
+
+
+def verify_dataset(name: str, data_dir: Path) -> str:
+    """Checks every file against its published checksum, and everything against the first use; reads the whole set.
+
+    Returns the SHA-256 of the set's content. Raises `DataError` naming the first file that is missing, cut or
+    altered, `ConfigError` for an unknown name.
+    """
+    folder = Path(data_dir) / "datasets"
     _require_files(name, folder)
     with locked(name, folder):
         note = _note(name, folder)
@@ -221,7 +242,7 @@ def _classes(name: str, arrays: Arrays) -> int:
     return classes
 
 
-def _copy(name: str, arrays: Arrays, sha256: str, cache: Path) -> tuple[Path, dict[str, Any]]:
+def _copy(name: str, arrays: Arrays, sha256: str, cache: Path) -> tuple[Path, SplitRecord]:
     """Where the set's copy is, made if there is none or a wrong one, and how it is split."""
     order, split = split_order(arrays.labels, arrays.train_count)
     parts = split["images"]
@@ -233,17 +254,12 @@ def _copy(name: str, arrays: Arrays, sha256: str, cache: Path) -> tuple[Path, di
         made.mkdir()
         _write(made / IMAGES, arrays.images, order)
         _write(made / LABELS, arrays.labels, order)
-        if not _same(place, made):
+        digests = [[file_digest(one / file, "sha256") for file in (IMAGES, LABELS)] for one in (place, made)]
+        if digests[0] != digests[1]:  # there is none yet, or one of other content under this name
             if place.exists():
                 place.rename(Path(folder) / "wrong")
             made.rename(place)
     return place, split
-
-
-def _same(place: Path, made: Path) -> bool:
-    """Whether there is a copy already, made of the same content under this or another name."""
-    digests = [[file_digest(folder / file, "sha256") for file in (IMAGES, LABELS)] for folder in (place, made)]
-    return digests[0] == digests[1]
 
 
 def _write(path: Path, array: NDArray[Any], order: NDArray[np.int64]) -> None:

@@ -1,8 +1,9 @@
 """What a source of a data set is, and what it gives."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,22 +25,25 @@ class Arrays(NamedTuple):
     classes: int | None = None
 
 
-class Source(Protocol):
+class Source(ABC):
     """One data set. `folder` is `data_dir/datasets`, laid out as torchvision lays out its root."""
 
     @property
     def version(self) -> str:
         """What the content depends on besides the files; another one has it read again."""
+        return "1"
 
-    def fetch(self, folder: Path, progress: Progress) -> None:
-        """Downloads what is missing or wrong. Raises `DataError`."""
+    def fetch(self, folder: Path, progress: Progress) -> None:  # noqa: B027 - most sets are there, or the user's to put
+        """Downloads what is missing or wrong, of a set that somebody publishes. Raises `DataError`."""
 
     def files(self, folder: Path) -> list[Path]:
         """The files that are read, each found as published, and folders of whose files all are read.
 
         Raises `DataError` naming one that is missing, cut or altered.
         """
+        return []
 
+    @abstractmethod
     def read(self, folder: Path) -> Arrays:
         """The content of `files`, which were checked. Raises `DataError` naming a file that cannot be read."""
 

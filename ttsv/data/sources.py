@@ -11,11 +11,11 @@ import numpy as np
 from ttsv.data.catalog import check_name, own_set, synthetic_shape
 from ttsv.data.own import ImageFolder, Npz
 from ttsv.data.published import Cifar, FashionMnist, Svhn
-from ttsv.data.source import Arrays, Progress, Source
+from ttsv.data.source import Arrays, Source
 from ttsv.data.synthetic import Synthetic
 
 
-class Digits:
+class Digits(Source):
     """scikit-learn's 1,797 digits of 8x8 pixels with 17 grey levels, installed with it."""
 
     @property
@@ -24,13 +24,6 @@ class Digits:
         from importlib.metadata import version
 
         return f"scikit-learn {version('scikit-learn')}"
-
-    def fetch(self, folder: Path, progress: Progress) -> None:
-        """Nothing to do."""
-
-    def files(self, folder: Path) -> list[Path]:
-        """None."""
-        return []
 
     def read(self, folder: Path) -> Arrays:
         """Grey levels 0 to 16 over 16, exact in float32."""

@@ -1,6 +1,6 @@
 """Which images are trained on, which select a model, and which only its result is measured on."""
 
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,12 +11,20 @@ SPLIT_SEED = 0
 """The split is part of the protocol: it never depends on a trial's seed."""
 
 
-def split_order(labels: NDArray[np.int64], train_count: int | None) -> tuple[NDArray[np.int64], dict[str, Any]]:
+class SplitRecord(TypedDict, total=False):
+    """How training, validation and test images were chosen, JSON-ready; `images`: how many each part has."""
+
+    test: str
+    validation: str
+    seed: int
+    images: dict[str, int]
+
+
+def split_order(labels: NDArray[np.int64], train_count: int | None) -> tuple[NDArray[np.int64], SplitRecord]:
     """The order (count,) in which training, validation and test images follow one another, and how it was made.
 
     `labels` (count,) in the publisher's order, the first `train_count` of training images (None: there is no such
-    split, and test images are drawn too). Within a part the publisher's order is kept. The second result, JSON-ready,
-    has the number of images of each part in `images`.
+    split, and test images are drawn too). Within a part the publisher's order is kept.
     """
     if train_count is None:
         rest, test = stratified(labels, TEST_SHARE, SPLIT_SEED)

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ttsv.data.catalog import SyntheticShape
-from ttsv.data.source import Arrays, Progress
+from ttsv.data.source import Arrays, Source
 
 SEED = 0
 KNOTS = 4
@@ -15,24 +15,15 @@ _CHUNK = 2**24
 """Values drawn at a time."""
 
 
-class Synthetic:
+class Synthetic(Source):
     """Images that are the mean of a smooth pattern, one per class, and of uniform noise, one per pixel; uint8.
 
     Labels run through the classes in turn. Everything is drawn by NumPy's RandomState, whose stream is frozen, and
     computed in whole numbers: the same name gives the same bytes on any machine, with any version.
     """
 
-    version = "1"
-
     def __init__(self, shape: SyntheticShape) -> None:
         self.shape = shape
-
-    def fetch(self, folder: Path, progress: Progress) -> None:
-        """Nothing to do."""
-
-    def files(self, folder: Path) -> list[Path]:
-        """None."""
-        return []
 
     def read(self, folder: Path) -> Arrays:
         """Makes them."""

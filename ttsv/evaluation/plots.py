@@ -3,7 +3,8 @@
 Each function raises `ConfigError` for another kind of file and `OSError` where the file cannot be written.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -26,70 +27,65 @@ def plot_spectra(spectra: Mapping[str, Tensor], path: Path, title: str = "") -> 
 
     One line per layer, its colour by the layer's place in the network, from at most 1001 quantiles.
     """
-    figure, axes = _axes(path, title)
-    colours = colormaps["viridis"](np.linspace(0, 0.95, max(2, len(spectra))))
-    for colour, (name, values) in zip(colours, spectra.items(), strict=False):
-        shares = np.linspace(0, 1, min(_POINTS, values.numel()))
-        axes.plot(100 * shares, np.quantile(values.cpu().numpy(), 1 - shares), color=colour, label=name or "(model)")
-    axes.set_xlabel("share of the layer's singular values, %")
-    axes.set_ylabel("singular value")
-    axes.set_ylim(bottom=0)
-    if 0 < len(spectra) <= _LEGEND:
-        figure.legend(loc="outside right upper", fontsize="small")
-    figure.savefig(path, dpi=150)
+    with _drawn(path, title) as axes:
+        colours = colormaps["viridis"](np.linspace(0, 0.95, max(2, len(spectra))))
+        for colour, (name, values) in zip(colours, spectra.items(), strict=False):
+            shares = np.linspace(0, 1, min(_POINTS, values.numel()))
+            quantiles = np.quantile(values.cpu().numpy(), 1 - shares)
+            axes.plot(100 * shares, quantiles, color=colour, label=name or "(model)")
+        axes.set(xlabel="share of the layer's singular values, %", ylabel="singular value")
+        axes.set_ylim(bottom=0)
+        if 0 < len(spectra) <= _LEGEND:
+            axes.figure.legend(loc="outside right upper", fontsize="small")
 
 
 def plot_reliability(diagrams: Mapping[str, ReliabilityDiagram], path: Path, title: str = "") -> None:
     """Draws the accuracy of each bin of confidence: on the diagonal the network is calibrated. One line per diagram."""
-    figure, axes = _axes(path, title)
-    axes.plot([0, 100], [0, 100], color="grey", linestyle="--", label="calibrated")
-    for name, diagram in diagrams.items():
-        points = zip(diagram.confidence, diagram.accuracy, strict=True)
-        filled = [(100 * x, 100 * y) for x, y in points if x is not None and y is not None]
-        axes.plot(*zip(*filled, strict=True), marker="o", label=name)
-    axes.set_xlabel("mean confidence of the bin, %")
-    axes.set_ylabel("accuracy of the bin, %")
-    axes.set_xlim(0, 100)
-    axes.set_ylim(0, 100)
-    axes.legend()
-    figure.savefig(path, dpi=150)
+    with _drawn(path, title) as axes:
+        axes.plot([0, 100], [0, 100], color="grey", linestyle="--", label="calibrated")
+        for name, diagram in diagrams.items():
+            points = zip(diagram.confidence, diagram.accuracy, strict=True)
+            filled = [(100 * x, 100 * y) for x, y in points if x is not None and y is not None]
+            axes.plot(*zip(*filled, strict=True), marker="o", label=name)
+        axes.set(xlabel="mean confidence of the bin, %", ylabel="accuracy of the bin, %", xlim=(0, 100), ylim=(0, 100))
+        axes.legend()
 
 
 def plot_lipschitz(
     constants: Sequence[EmpiricalLipschitz], path: Path, *, bound: float | None = None, title: str = ""
 ) -> None:
     """Draws a histogram over images for each search; `bound`, in pixels, is named in words, in each search's space."""
-    figure, axes = _axes(path, title)
-    for one in constants:
-        label = f"{one.method}, {one.space}: largest {one.maximum:.4g}"
-        if bound is not None:
-            label += f", certified {bound * one.longest_unit:.4g}"
-        axes.hist(one.values.numpy(), _BINS, histtype="step", label=label)
-    axes.set_xlabel("empirical Lipschitz constant")
-    axes.set_ylabel("images")
-    axes.legend()
-    figure.savefig(path, dpi=150)
+    with _drawn(path, title) as axes:
+        for one in constants:
+            label = f"{one.method}, {one.space}: largest {one.maximum:.4g}"
+            if bound is not None:
+                label += f", certified {bound * one.longest_unit:.4g}"
+            axes.hist(one.values.numpy(), _BINS, histtype="step", label=label)
+        axes.set(xlabel="empirical Lipschitz constant", ylabel="images")
+        axes.legend()
 
 
 def plot_corruptions(table: Mapping[str, Sequence[float]], path: Path, title: str = "") -> None:
     """Draws a bar per kind of corruption, the mean of its accuracies over severities, least to largest as a line."""
-    figure, axes = _axes(path, title)
-    means = [100 * float(np.mean(row)) for row in table.values()]
-    spread = [[mean - 100 * min(row), 100 * max(row) - mean] for mean, row in zip(means, table.values(), strict=True)]
-    axes.bar([kind.replace("_", " ") for kind in table], means, yerr=np.array(spread).T.clip(min=0), capsize=2)
-    axes.axhline(float(np.mean(means)), color="grey", linestyle="--", label=f"mean {np.mean(means):.1f} %")
-    axes.set_ylabel("accuracy, %")
-    axes.set_ylim(0, 100)
-    axes.tick_params(axis="x", rotation=90)
-    axes.legend()
-    figure.savefig(path, dpi=150)
+    with _drawn(path, title) as axes:
+        means = [100 * float(np.mean(row)) for row in table.values()]
+        rows = zip(means, table.values(), strict=True)
+        spread = [[mean - 100 * min(row), 100 * max(row) - mean] for mean, row in rows]
+        axes.bar([kind.replace("_", " ") for kind in table], means, yerr=np.array(spread).T.clip(min=0), capsize=2)
+        axes.axhline(float(np.mean(means)), color="grey", linestyle="--", label=f"mean {np.mean(means):.1f} %")
+        axes.set(ylabel="accuracy, %", ylim=(0, 100))
+        axes.tick_params(axis="x", rotation=90)
+        axes.legend()
 
 
-def _axes(path: Path, title: str) -> tuple[Figure, Axes]:
+@contextmanager
+def _drawn(path: Path, title: str) -> Iterator[Axes]:
+    """Gives axes to draw on, which are saved afterwards."""
     if path.suffix.lower() not in (".png", ".svg"):
         raise ConfigError("plot", str(path), "must end in .png or .svg")
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.add_subplot()
     axes.set_title(title)
     axes.grid(alpha=0.3)
-    return figure, axes
+    yield axes
+    figure.savefig(path, dpi=150)

@@ -10,18 +10,18 @@ from torch.nn.utils import parametrize
 
 from ttsv.config.fields import Plain
 from ttsv.config.trial import TrialConfig
-from ttsv.constraints import ConstraintReport
+from ttsv.constraints import ConstraintReport, LayerNorms
 from ttsv.data.loading import Dataset
 from ttsv.evaluation.baseline import Baseline
 from ttsv.evaluation.evidence import Evidence
 from ttsv.evaluation.subject import Subject
-from ttsv.layers import Framed, TTConv
+from ttsv.layers import Framed, TTConv, layer_kernel
 from ttsv.metrics.attacks.record import AttackRecord
 from ttsv.metrics.corruption import CorruptionRecord
 from ttsv.precision import own_dtype
-from ttsv.spectral.geometry import Convolution, periodic_size
+from ttsv.spectral.geometry import Convolution, layer_geometry
 from ttsv.spectral.network import layer_input_sizes, model_spectra, spectral_layers
-from ttsv.spectral.singular_values import conv_norm
+from ttsv.spectral.norms import periodic_norm
 from ttsv.training.facts import LayerRecord
 from ttsv.tt.decomposition import orthogonalize
 
@@ -44,7 +44,7 @@ def evaluation_protocol(subject: Subject, evidence: Evidence, seed: int, baselin
     """
     data, count, trained = subject.data, len(evidence.labels), subject.trained
     images: dict[str, int] = {"accuracy": count, "calibration": count, "temperature": len(data.validation.labels)}
-    split: dict[str, str] = {**data.split, "evaluated": "test"}
+    split: dict[str, object] = {**data.split, "evaluated": "test"}
     metrics: Plain = {
         "accuracy": "top-1",
         "loss": "mean cross-entropy, nats",
@@ -126,43 +126,36 @@ def layer_records(
     sizes = layer_input_sizes(model, size, in_channels=channels)
     records = []
     for name, values in (spectra or model_spectra(model, size, in_channels=channels)).items():
-        layer, norms = layers[name], report.layers.get(name)
-        records.append(
-            LayerRecord(
-                name=name,
-                kind=parametrize.type_before_parametrizations(layer).__name__,
-                shape=_shapes(layer),
-                input_size=list(sizes[name]),
-                largest=_largest(layer, sizes[name], values),
-                smallest=values.min().item(),
-                largest_before_projection=None if norms is None else norms.before,
-                projection=norms,
-            )
-        )
+        norms = report.layers.get(name)
+        largest, smallest = _largest(layers[name], sizes[name], values), values.min().item()
+        records.append(_layer_record(name, layers[name], sizes[name], largest, smallest, norms))
     for name, layer in model.named_modules():  # in the model's order: a report that was stored has none
         if name in report.layers and name not in sizes:
             norms = report.layers[name]
-            records.append(
-                LayerRecord(
-                    name=name,
-                    kind=type(layer).__name__,
-                    shape={"weight": list(layer.get_parameter("weight").shape)},
-                    input_size=[],
-                    largest=norms.after,
-                    smallest=norms.smallest,
-                    largest_before_projection=norms.before,
-                    projection=norms,
-                )
-            )
+            records.append(_layer_record(name, layer, (), norms.after, norms.smallest, norms))
     return records
+
+
+def _layer_record(
+    name: str, layer: nn.Module, seen: tuple[int, ...], largest: float, smallest: float | None, norms: LayerNorms | None
+) -> LayerRecord:
+    return LayerRecord(
+        name=name,
+        kind=parametrize.type_before_parametrizations(layer).__name__,
+        shape=_shapes(layer),
+        input_size=list(seen),
+        largest=largest,
+        smallest=smallest,
+        largest_before_projection=None if norms is None else norms.before,
+        projection=norms,
+    )
 
 
 def _shapes(layer: nn.Module) -> dict[str, list[int]]:
     """Shapes of a layer's factors by name; what a core of another kind is made from counts as the core."""
-    if not isinstance(layer, Framed):
-        return {"weight": list(layer.weight.shape)}  # type: ignore[arg-type] # every other one has it
-    core = layer.core if isinstance(layer, TTConv) else layer.core.weight  # type: ignore[union-attr]
-    return {"k1": list(layer.k1.shape), "core": list(core.shape), "k3": list(layer.k3.shape)}  # type: ignore[arg-type]
+    names = ("k1", "core", "k3") if isinstance(layer, Framed) else ("weight",)
+    factors = {name: getattr(layer, name) for name in names}
+    return {name: list((f if isinstance(f, Tensor) else f.weight).shape) for name, f in factors.items()}
 
 
 def _largest(layer: nn.Module, seen: tuple[int, ...], values: Tensor) -> float:
@@ -170,11 +163,7 @@ def _largest(layer: nn.Module, seen: tuple[int, ...], values: Tensor) -> float:
     if not isinstance(layer, TTConv | Convolution):
         return float(values.max())
     with torch.no_grad():
-        kernel = (
-            layer.weight.double()
-            if isinstance(layer, Convolution)
-            else orthogonalize(layer.k1.double(), layer.core.double(), layer.k3.double()).core
-        )
-    groups = layer.groups if isinstance(layer, Convolution) else 1
-    size = periodic_size(seen, layer.stride)
-    return conv_norm(kernel, size, stride=layer.stride, dilation=layer.dilation, groups=groups)
+        kernel = layer_kernel(layer).double()
+        if isinstance(layer, TTConv):
+            kernel = orthogonalize(layer.k1.double(), kernel, layer.k3.double()).core
+    return periodic_norm(kernel, layer_geometry(layer, seen).periodic_conv(kernel))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ttsv.data.loading import as_pixels
 from ttsv.evaluation.evidence import Evidence
-from ttsv.metrics.attacks.record import AttackRecord, perturbation
+from ttsv.metrics.attacks.record import perturbation
 
 _TIE = 1e-4
 """Logits closer than this share of the largest are a tie: batches of other sizes are rounded otherwise."""
@@ -77,7 +77,7 @@ def _broken(evidence: Evidence) -> Iterator[Violation]:
         found = attack.adversarial_indices
         radii = evidence.certificates.radii
         known = found < len(radii)
-        distances = perturbation(attack.adversarial_images, _pixels(evidence, attack), "L2")
+        distances = perturbation(attack.adversarial_images, as_pixels(evidence.images.cpu()[found]), "L2")
         against = known & (radii[found.clamp(max=len(radii) - 1)] > distances * (1 + _ROUNDING))
         if against.any():
             yield Violation(
@@ -122,11 +122,6 @@ def _miscalibrated(evidence: Evidence) -> Iterator[Violation]:
         for measure in ("ece", "mce", "adaptive_ece"):
             if not 0 <= (value := getattr(values, measure)) <= 1:
                 yield Violation(text=f"calibration error {measure} ({name}) {value} is outside [0, 1]")
-
-
-def _pixels(evidence: Evidence, attack: AttackRecord) -> Tensor:
-    """The images that an attack broke, before it did, as pixels on the CPU."""
-    return as_pixels(evidence.images.cpu()[attack.adversarial_indices])
 
 
 def _places(chosen: Tensor) -> tuple[int, ...]:

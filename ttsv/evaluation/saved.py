@@ -6,6 +6,7 @@ from collections.abc import Generator
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from ttsv.checks import check_count
 from ttsv.config.evaluation import EVALUATION, EvaluationConfig
 from ttsv.config.trial import TrialConfig
 from ttsv.data import load_dataset
@@ -47,8 +48,8 @@ def evaluate(
     that the network does not take.
     """
     config = config.canonical()
-    if images is not None and images < 1:
-        raise ConfigError("images", images, "must be at least 1")
+    if images is not None:
+        check_count("images", images)
     place = find_device(device)
     saved = load_described(path, device=place)
     data = load_dataset(dataset, data_dir)

@@ -2,7 +2,6 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -52,7 +51,7 @@ class SavedSpectra:
     input_size: Size
     layers: list[LayerSpectrum]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Everything, JSON-ready."""
         layers = [
             {

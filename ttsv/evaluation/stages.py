@@ -1,12 +1,12 @@
 """The one path on which networks are evaluated, stage by stage."""
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -29,11 +29,13 @@ from ttsv.metrics.attacks.autoattack import autoattack_steps
 from ttsv.metrics.attacks.pgd import pgd_steps
 from ttsv.metrics.attacks.record import AttackProgress, AttackRecord, Threat, require_tiles
 from ttsv.metrics.calibration import CalibrationRecord, calibration_record
-from ttsv.metrics.corruption import CorruptionRecord, corruption_steps
-from ttsv.metrics.lipschitz import LipschitzOptions, Space, search_constants
+from ttsv.metrics.corruption import CorruptionProgress, CorruptionRecord, corruption_steps
+from ttsv.metrics.lipschitz import Space, empirical_lipschitz
 from ttsv.results import StageProgress
 
 Stages = Generator[StageProgress, None, Any]
+Step = TypeVar("Step")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,13 +121,10 @@ def _calibration(subject: Subject, logits: Tensor, labels: Tensor) -> Calibratio
     validation = subject.data.validation.to(subject.device)
     if not len(validation.labels):
         return calibration_record(logits, labels, bins=ECE_BINS)
-    check_labelled(validation.images, validation.labels)
+    check_labelled(*validation)
+    held = _logits(subject.model, validation.images, subject.data)
     return calibration_record(
-        logits,
-        labels,
-        validation_logits=_logits(subject.model, validation.images, subject.data),
-        validation_labels=validation.labels,
-        bins=ECE_BINS,
+        logits, labels, validation_logits=held, validation_labels=validation.labels, bins=ECE_BINS
     )
 
 
@@ -136,28 +135,20 @@ def _attack(
     config, state = options.config, options.state
     threat = Threat(norm=config.attack_norm, eps=config.attack_eps, seed=config.seed, batch_size=config.batch_size)
     if name == "pgd":
-        return (yield from _batches(pgd_steps(model, *attacked, threat)))
+        return (yield from _stages(pgd_steps(model, *attacked, threat), _attack_stage))
     attack = partial(autoattack_steps, model, *attacked, threat, version=config.attack_version, state_path=state)
     try:
-        return (yield from _batches(attack()))
+        return (yield from _stages(attack(), _attack_stage))
     except (DataError, ConfigError) as error:
         about_state = isinstance(error, DataError) or error.field == "state_path"
         if not (options.renew_state and about_state and state is not None):
             raise
         state.unlink()
-    return (yield from _batches(attack()))
+    return (yield from _stages(attack(), _attack_stage))
 
 
-def _batches(
-    steps: Generator[AttackProgress, None, AttackRecord],
-) -> Generator[StageProgress, None, AttackRecord]:
-    while True:
-        try:
-            step = next(steps)
-        except StopIteration as end:
-            record: AttackRecord = end.value
-            return record
-        yield StageProgress(stage=step.attack, done=step.batch, total=step.batches, seconds_left=step.seconds_left)
+def _attack_stage(step: AttackProgress) -> StageProgress:
+    return StageProgress(stage=step.attack, done=step.batch, total=step.batches, seconds_left=step.seconds_left)
 
 
 def _bound(model: nn.Module, evidence: Evidence, config: EvaluationConfig) -> Stages:
@@ -181,14 +172,16 @@ def _lipschitz(model: nn.Module, evidence: Evidence, config: EvaluationConfig) -
     with _timed(evidence.seconds, "lipschitz"):
         for done, (space, method) in enumerate(pairs):
             yield StageProgress(stage="lipschitz", done=done, total=len(pairs))
-            search = LipschitzOptions(
+            found = empirical_lipschitz(
+                model,
+                *chosen,
                 radius=LIPSCHITZ_RADIUS,
                 space=space,
                 method=method,  # type: ignore[arg-type] # a str that the configuration has checked
                 steps=ASCENT_STEPS,
                 seed=config.seed,
             )
-            evidence.lipschitz.append(search_constants(model, *chosen, search))
+            evidence.lipschitz.append(found)
 
 
 def _corrupt(
@@ -212,15 +205,28 @@ def _corrupt(
             yield StageProgress(stage="making corruptions", done=done, total=total)
     count = len(test.labels)
     steps = corruption_steps(subject.model, source, images=min(count, config.corruption_images or count))
+    return (yield from _stages(steps, _corruption_stage))
+
+
+def _corruption_stage(step: CorruptionProgress) -> StageProgress | None:
+    if step.severity != SEVERITIES[-1]:
+        return None
+    done, total = (pairs // len(SEVERITIES) for pairs in (step.done, step.total))
+    return StageProgress(stage="corruptions", done=done, total=total, seconds_left=step.seconds_left)
+
+
+def _stages(
+    steps: Generator[Step, None, Result], stage: Callable[[Step], StageProgress | None]
+) -> Generator[StageProgress, None, Result]:
+    """Runs a stepwise metric to its end and returns its result; yields what `stage` makes of each step but None."""
     while True:
         try:
-            step = next(steps)
+            shown = stage(next(steps))
         except StopIteration as end:
-            record: CorruptionRecord = end.value
-            return record
-        if step.severity == SEVERITIES[-1]:
-            done, total = (pairs // len(SEVERITIES) for pairs in (step.done, step.total))
-            yield StageProgress(stage="corruptions", done=done, total=total, seconds_left=step.seconds_left)
+            result: Result = end.value
+            return result
+        if shown is not None:
+            yield shown
 
 
 @contextmanager

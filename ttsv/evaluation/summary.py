@@ -3,9 +3,8 @@
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
 
-from ttsv.certification.certificates import assumed_certified_accuracy
+from ttsv.certification.certificates import LipschitzBound, assumed_certified_accuracy, shares_beyond
 from ttsv.config.evaluation import EvaluationConfig
 from ttsv.evaluation.baseline import Baseline
 from ttsv.evaluation.evidence import Evidence
@@ -13,6 +12,7 @@ from ttsv.evaluation.sanity import checks
 from ttsv.metrics.accuracy import accuracy, cross_entropy, top_accuracy
 from ttsv.metrics.attacks.record import AttackRecord
 from ttsv.metrics.catalog import CERTIFIED_RADII
+from ttsv.metrics.lipschitz import EmpiricalLipschitz
 
 HISTOGRAM_BINS = 50
 
@@ -49,12 +49,12 @@ def columns(evidence: Evidence, baseline: Baseline | None) -> dict[str, float | 
     return found | evidence.numbers
 
 
-def results(evidence: Evidence, config: EvaluationConfig, baseline: Baseline | None) -> dict[str, Any]:
+def results(evidence: Evidence, config: EvaluationConfig, baseline: Baseline | None) -> dict[str, object]:
     """`ttsv.evaluation.stages.Measured.results`: what was asked for, JSON-ready, with all checks and stages' seconds.
 
     The median radius is None where it is infinite: a constant network is certified at any distance.
     """
-    found: dict[str, Any] = {
+    found: dict[str, object] = {
         "images": len(evidence.labels),
         "accuracy": accuracy(evidence.logits, evidence.labels),
         "top5_accuracy": top_accuracy(evidence.logits, evidence.labels),
@@ -66,16 +66,17 @@ def results(evidence: Evidence, config: EvaluationConfig, baseline: Baseline | N
     if config.certified or config.lipschitz_methods:
         found["certified"] = _certificates(evidence, config)
     if evidence.lipschitz:
-        found["lipschitz"] = [_empirical(evidence, index) for index in range(len(evidence.lipschitz))]
+        found["lipschitz"] = [_empirical(one, evidence.bound) for one in evidence.lipschitz]
     if evidence.corruption is not None:
-        found["corruptions"] = asdict(evidence.corruption)
+        corruptions = asdict(evidence.corruption)
         if baseline is not None:
             value, why = baseline.compare(evidence.corruption)
-            found["corruptions"] |= {"mce": value, "why_no_mce": why, "baseline_sha256": baseline.sha256}
+            corruptions |= {"mce": value, "why_no_mce": why, "baseline_sha256": baseline.sha256}
+        found["corruptions"] = corruptions
     return found | evidence.numbers | {"checks": checks(evidence), "seconds": evidence.seconds}
 
 
-def _attack(attack: AttackRecord) -> dict[str, Any]:
+def _attack(attack: AttackRecord) -> dict[str, object]:
     return {
         **attack.protocol(),
         "clean_accuracy": attack.clean_accuracy,
@@ -88,15 +89,16 @@ def _attack(attack: AttackRecord) -> dict[str, Any]:
     }
 
 
-def _certificates(evidence: Evidence, config: EvaluationConfig) -> dict[str, Any]:
+def _certificates(evidence: Evidence, config: EvaluationConfig) -> dict[str, object]:
     if evidence.bound is None:
-        found: dict[str, Any] = {"bound": None, "why": evidence.no_bound}
+        found: dict[str, object] = {"bound": None, "why": evidence.no_bound}
     else:
         factors = [asdict(factor) for factor in evidence.bound.factors]
         found = {"bound": evidence.bound.value, "pairs_by": evidence.bound.pairs_by, "factors": factors}
     if evidence.certificates is not None:
         found["accuracy"] = _named(_certified(evidence, config.radii))
-        found["median_radius"] = _finite(float(evidence.certificates.radii.median()))
+        median = float(evidence.certificates.radii.median())
+        found["median_radius"] = median if math.isfinite(median) else None
     if assumed := _assumed(evidence, config.radii):
         found["assumed_1_lipschitz"] = _named(assumed)
         steepest = max((one.maximum for one in evidence.lipschitz if one.space == "normalised"), default=0.0)
@@ -104,15 +106,10 @@ def _certificates(evidence: Evidence, config: EvaluationConfig) -> dict[str, Any
     return found
 
 
-def _finite(value: float) -> float | None:
-    """The value, or None for one that JSON has no number for."""
-    return value if math.isfinite(value) else None
-
-
 def _certified(evidence: Evidence, radii: Sequence[float]) -> dict[float, float]:
     if evidence.certificates is None:
         return {}
-    return {radius: float((evidence.certificates.radii > radius).double().mean()) for radius in radii}
+    return shares_beyond(evidence.certificates.radii, radii)
 
 
 def _assumed(evidence: Evidence, radii: Sequence[float]) -> dict[float, float]:
@@ -125,15 +122,14 @@ def _named(values: dict[float, float]) -> dict[str, float]:
     return {f"{radius:.15g}": value for radius, value in values.items()}
 
 
-def _empirical(evidence: Evidence, index: int) -> dict[str, Any]:
-    one = evidence.lipschitz[index]
+def _empirical(one: EmpiricalLipschitz, bound: LipschitzBound | None) -> dict[str, object]:
     counts, edges = one.histogram(HISTOGRAM_BINS)
     return {
         "space": one.space,
         "method": one.method,
         "norm": one.norm,
         "radius": one.radius,
-        "bound": None if evidence.bound is None else evidence.bound.value * one.longest_unit,
+        "bound": None if bound is None else bound.value * one.longest_unit,
         "images": len(one.values),
         "maximum": one.maximum,
         "mean": float(one.values.mean()),

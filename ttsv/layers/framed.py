@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrize
 
-from ttsv.checks import check_counts
-from ttsv.errors import ConfigError
+from ttsv.checks import check_choice, check_counts
 from ttsv.layers.orthogonal import OrthogonalConv2d
 from ttsv.precision import at_least_single
 from ttsv.spectral.geometry import LayerGeometry, layer_geometry, periodic_size
@@ -27,8 +26,7 @@ FrameKind = Literal["free", "orthonormal"]
 
 def check_frames(frames: str) -> None:
     """Raises `ConfigError` for an unknown kind of frames."""
-    if frames not in get_args(FrameKind):
-        raise ConfigError("frames", frames, f"must be one of {', '.join(get_args(FrameKind))}")
+    check_choice("frames", frames, get_args(FrameKind))
 
 
 class Framed(SpectralLayer):

@@ -66,7 +66,8 @@ def aoc(
 
     Singular values as for `bcop`. Raises `ConfigError` where the kernel is smaller than the stride.
     """
-    conv = _strided(AdaptiveOrthoConv2d, in_channels, out_channels, kernel_size, stride, bias, padding_mode)
+    channels = in_channels, out_channels
+    conv = _strided(AdaptiveOrthoConv2d, *channels, kernel_size, stride, bias=bias, padding_mode=padding_mode)
     for module in conv.modules():
         if isinstance(module, RKOParametrizer):  # which views the weight as a matrix: not possible in channels_last
             module.register_forward_pre_hook(_contiguous)
@@ -91,24 +92,17 @@ def aol(
     The norm is at most 1 up to float32 rounding, whatever the padding, and may be far less; the other singular values
     are not controlled.
     """
-    return _strided(AOLConv2D, in_channels, out_channels, kernel_size, stride, bias, padding_mode)
+    return _strided(AOLConv2D, in_channels, out_channels, kernel_size, stride, bias=bias, padding_mode=padding_mode)
 
 
 def _strided(
-    layer: Callable[..., nn.Module],
-    in_channels: int,
-    out_channels: int,
-    kernel_size: int,
-    stride: int,
-    bias: bool,
-    padding_mode: Padding,
+    layer: Callable[..., nn.Module], in_channels: int, out_channels: int, kernel_size: int, stride: int, **options: Any
 ) -> nn.Module:
     """A layer of orthogonium that takes strides itself. Raises `ConfigError` where the kernel is smaller than one."""
     check_counts(in_channels=in_channels, out_channels=out_channels, kernel_size=kernel_size, stride=stride)
     if kernel_size < stride:
         raise ConfigError("kernel_size", kernel_size, f"must be at least the stride, {stride}")
-    options = {"stride": stride, "bias": bias, "padding_mode": padding_mode}
-    return _keeping_size(layer, in_channels, out_channels, kernel_size, **options)
+    return _keeping_size(layer, in_channels, out_channels, kernel_size, stride=stride, **options)
 
 
 def _keeping_size(

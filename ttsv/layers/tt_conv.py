@@ -7,6 +7,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from ttsv.checks import check_choice
 from ttsv.errors import ConfigError
 from ttsv.layers.framed import Framed, FrameKind, check_frames
 from ttsv.precision import at_least_single
@@ -47,8 +48,7 @@ class TTConv(Framed):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(in_channels, out_channels, rank, frames, device=device, dtype=dtype)
-        if padding_mode not in _PADDING_MODES:
-            raise ConfigError("padding_mode", padding_mode, f"must be one of {', '.join(_PADDING_MODES)}")
+        check_choice("padding_mode", padding_mode, _PADDING_MODES)
         d = self.spatial_dims
         self.kernel_size = as_tuple("kernel_size", kernel_size, d)
         self.stride = as_tuple("stride", stride, d)

@@ -14,13 +14,7 @@ if TYPE_CHECKING:
     from ttsv.metrics.cost import compression
     from ttsv.metrics.lipschitz import empirical_lipschitz
 
-__all__ = [
-    "autoattack",
-    "compression",
-    "corruption_accuracy",
-    "empirical_lipschitz",
-    "expected_calibration_error",
-]
+__all__ = ["autoattack", "compression", "corruption_accuracy", "empirical_lipschitz", "expected_calibration_error"]
 
 _HOMES = {
     "autoattack": "attacks.autoattack",

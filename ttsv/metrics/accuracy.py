@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from ttsv.checks import check_count
 from ttsv.data.loading import as_pixels
-from ttsv.errors import ConfigError, DataError, DivergedError
+from ttsv.errors import DataError, DivergedError
 from ttsv.precision import own_dtype
 from ttsv.spectral.network import evaluating
 
@@ -27,7 +27,8 @@ def predict(model: nn.Module, images: Tensor, *, batch_size: int = 256) -> Tenso
     check_pixels(images)
     dtype = own_dtype(model)
     with evaluating(model):
-        return torch.cat([model(as_pixels(batch).to(dtype)) for batch in torch.split(images, int(batch_size))])
+        # Copies: a network may write into what it is given.
+        return torch.cat([model(as_pixels(part).to(dtype, copy=True)) for part in torch.split(images, int(batch_size))])
 
 
 def accuracy(logits: Tensor, labels: Tensor) -> float:
@@ -52,8 +53,7 @@ def top_accuracy(logits: Tensor, labels: Tensor, count: int = 5) -> float | None
 
     Arguments and errors as for `accuracy`; `ConfigError` for a count below 1.
     """
-    if count < 1:
-        raise ConfigError("count", count, "must be at least 1")
+    check_count("count", count)
     _require(logits, labels)
     if logits.shape[1] <= count:
         return None

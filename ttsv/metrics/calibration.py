@@ -5,7 +5,7 @@ error closes its bins on the left and gives a confidence of exactly 1 a bin of i
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -180,9 +180,9 @@ def calibration_record(
     Arguments and errors as for `expected_calibration_error`, for both pairs of logits and labels; `ConfigError` also
     where one of the validation arguments comes without the other or has other classes.
     """
-    raw = _values(logits, labels, bins)
+    record = CalibrationRecord(bins=bins, images=len(labels), raw=_values(logits, labels, bins))
     if validation_logits is None and validation_labels is None:
-        return CalibrationRecord(bins=bins, images=len(labels), raw=raw)
+        return record
     if validation_logits is None or validation_labels is None:
         missing = "validation_labels" if validation_labels is None else "validation_logits"
         raise ConfigError(missing, None, "must be given with the other of the two, or neither")
@@ -190,14 +190,8 @@ def calibration_record(
     if validation_logits.shape[1] != logits.shape[1]:
         raise ConfigError("validation_logits", tuple(validation_logits.shape), f"must have {logits.shape[1]} classes")
     temperature = fit_temperature(validation_logits, validation_labels)
-    return CalibrationRecord(
-        bins=bins,
-        images=len(labels),
-        raw=raw,
-        validation_images=len(validation_labels),
-        temperature=temperature,
-        scaled=_values(logits.double() / temperature, labels, bins),
-    )
+    scaled = _values(logits.double() / temperature, labels, bins)
+    return replace(record, validation_images=len(validation_labels), temperature=temperature, scaled=scaled)
 
 
 def _values(logits: Tensor, labels: Tensor, bins: int) -> CalibrationValues:

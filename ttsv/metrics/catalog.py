@@ -5,7 +5,7 @@ exports, and docs/metrics.md are read from it. A new metric is a module that com
 of an evaluation that measures it (`ttsv.evaluation.evidence.Evidence.numbers`). Importing this loads no torch.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any, Literal, TypeVar
@@ -70,42 +70,8 @@ CERTIFIED_RADII = {f"certified_{part}": part / 255 for part in (36, 72, 108, 255
 """Metric -> the L2 radius, in pixels of [0, 1], at which images are certified."""
 
 
-def _certified() -> Iterator[MetricInfo]:
-    for name, radius in CERTIFIED_RADII.items():
-        at = _of_255(radius)
-        first = at == "36/255"
-        yield _share(
-            name,
-            f"certified at {at}",
-            "Share of images proved to be classified as labelled whatever is added to the pixels within an L2 radius of"
-            f" {at}: a certificate.",
-            group=_CERTIFICATES,
-            protocol="certificates",
-            source="[certificates](certificates.md)",
-            best="most",
-            headline=first,
-            in_schema="Certified accuracy at radius 36/255." if first else "",
-        )
-
-
-def _assumed_certified() -> Iterator[MetricInfo]:
-    said = "The paper's: by an assumed constant of 1 in normalised coordinates, no certificate."
-    for name, at in ((name, _of_255(radius)) for name, radius in CERTIFIED_RADII.items() if radius < 1):
-        yield _share(
-            f"assumed_{name}",
-            f"p.r. at {at}, L = 1 assumed",
-            f"The paper's p.r. at {at}: margin / (sqrt(2) L) > radius with a Lipschitz constant L = 1 in normalised"
-            " coordinates assumed, which is no proof. Null unless every convolution is SOC or SOC-TT.",
-            group=_CERTIFICATES,
-            source="the paper, table 1",
-            best="most",
-            in_schema=said if at == "36/255" else "",
-        )
-
-
-def _of_255(radius: float) -> str:
-    return "1" if radius == 1 else f"{255 * radius:.0f}/255"
-
+_AT = {name: "1" if radius == 1 else f"{255 * radius:.0f}/255" for name, radius in CERTIFIED_RADII.items()}
+"""Metric -> its radius, as people write it."""
 
 _ACCURACY = "Accuracy"
 _ATTACKS = "Attacks"
@@ -172,8 +138,20 @@ METRICS: dict[str, MetricInfo] = {
             "Loss once the logits are divided by the temperature.",
             unit="nats", decimals=4, group=_CALIBRATION, protocol="metrics.temperature", source="Guo et al. 2017",
             in_schema="At that temperature."),
-        *_certified(),
-        *_assumed_certified(),
+        *(_share(name, f"certified at {at}",
+            "Share of images proved to be classified as labelled whatever is added to the pixels within an L2 radius of"
+            f" {at}: a certificate.",
+            best="most", group=_CERTIFICATES, headline=at == "36/255", protocol="certificates",
+            source="[certificates](certificates.md)",
+            in_schema="Certified accuracy at radius 36/255." if at == "36/255" else "")
+            for name, at in _AT.items()),
+        *(_share(f"assumed_{name}", f"p.r. at {at}, L = 1 assumed",
+            f"The paper's p.r. at {at}: margin / (sqrt(2) L) > radius with a Lipschitz constant L = 1 in normalised"
+            " coordinates assumed, which is no proof. Null unless every convolution is SOC or SOC-TT.",
+            best="most", group=_CERTIFICATES, source="the paper, table 1",
+            in_schema="The paper's: by an assumed constant of 1 in normalised coordinates, no certificate."
+            if at == "36/255" else "")
+            for name, at in _AT.items() if at != "1"),
         MetricInfo("lipschitz_bound", "Lipschitz bound",
             "Rigorous upper bound of the Lipschitz constant: no two images' logits differ by more than this times the"
             " distance of their pixels, both in L2.",

@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +11,14 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from ttsv.checks import check_count
-from ttsv.data.corruptions import KINDS, SEVERITIES, CorruptedSet, CorruptionSource, PublishedCorruptions
+from ttsv.data.corruptions import (
+    KINDS,
+    SEVERITIES,
+    CorruptedSet,
+    CorruptionProtocol,
+    CorruptionSource,
+    PublishedCorruptions,
+)
 from ttsv.errors import ConfigError
 from ttsv.metrics.accuracy import accuracy, predict, run_to_end
 
@@ -33,13 +39,12 @@ class CorruptionProgress:
 class CorruptionRecord:
     """Accuracies in [0, 1], JSON-ready: `CorruptionRecord(**asdict(record))` is the same record.
 
-    `table`: kind -> accuracy at severities 1 to 5; `mean`: over all kinds and severities, which weigh the same;
-    `protocol`: whether the images are published or generated ones and how, with the SHA-256 of every file.
+    `table`: kind -> accuracy at severities 1 to 5; `mean`: over all kinds and severities, which weigh the same.
     """
 
     mean: float
     table: dict[str, list[float]]
-    protocol: dict[str, Any]
+    protocol: CorruptionProtocol
     seconds: float
 
 
@@ -67,11 +72,7 @@ def corruption_accuracy(
 
 
 def corruption_steps(
-    model: nn.Module,
-    source: CorruptionSource | Path | str,
-    *,
-    images: int | None = None,
-    batch_size: int | None = None,
+    model: nn.Module, source: CorruptionSource | Path | str, *, images: int | None = None, batch_size: int | None = None
 ) -> Generator[CorruptionProgress, None, CorruptionRecord]:
     """Does as `corruption_accuracy`, severity by severity: yields where it is and returns the record."""
     for name, number in (("images", images), ("batch_size", batch_size)):

@@ -18,7 +18,7 @@ from torch.nn.utils import parametrize
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
-from ttsv.errors import ConfigError
+from ttsv.checks import check_counts
 from ttsv.layers import SOC, FramedConv2d, OrthogonalConv2d, TTConv, densify
 from ttsv.layers.skew import by_convolutions
 from ttsv.precision import own_dtype
@@ -72,9 +72,7 @@ def inference_seconds(model: nn.Module, images: Tensor, count: int, *, budget: f
     `images` (at least one, channels, height, width), pixels in [0, 1] on the model's device: the first `count`,
     taken again from the start where there are fewer. Raises `ConfigError` for no images.
     """
-    for name, number in (("images", len(images)), ("count", count)):
-        if number < 1:
-            raise ConfigError(name, number, "must be at least 1")
+    check_counts(images=len(images), count=count)
     batch = images[torch.arange(count, device=images.device) % len(images)].to(own_dtype(model))
     times: list[float] = []
     with evaluating(model), parametrize.cached():

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ttsv.checks import check_count, check_counts, check_positive
+from ttsv.checks import check_choice, check_count, check_counts, check_positive, check_seed
 from ttsv.data.loading import as_pixels
 from ttsv.errors import ConfigError, DataError
 from ttsv.metrics.accuracy import check_labelled, check_logits
-from ttsv.metrics.determinism import check_seed
 from ttsv.models.build import Normalize
 from ttsv.precision import in_float64, own_dtype
 from ttsv.spectral.network import evaluating
@@ -26,36 +25,6 @@ _SHORTEST = 0.01
 
 _ROUNDED = 1e-12
 """Share of the logits that float64 may have rounded: of two that are close the difference is no more exact."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LipschitzOptions:
-    """How empirical constants are searched for: the options of `empirical_lipschitz`, which says what they mean.
-
-    Raises `ConfigError` for options out of range.
-    """
-
-    radius: float = 0.5
-    space: Space = "pixels"
-    method: Method = "fgsm"
-    norm: Norm = "L2"
-    steps: int = 20
-    clamp: bool = False
-    seed: int = 0
-    batch_size: int = 100
-    precision: Literal["model", "float64"] = "model"
-
-    def __post_init__(self) -> None:
-        for name, known in (("space", Space), ("method", Method), ("norm", Norm)):
-            if (value := getattr(self, name)) not in get_args(known):
-                raise ConfigError(name, value, f"must be one of {', '.join(get_args(known))}")
-        check_positive("radius", self.radius)
-        check_counts(steps=self.steps, batch_size=self.batch_size)
-        check_seed(self.seed)
-        if self.method == "ascent" and self.norm != "L2":
-            raise ConfigError("norm", self.norm, "must be L2 for gradient ascent")
-        if self.precision not in ("model", "float64"):
-            raise ConfigError("precision", self.precision, "must be model or float64")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,35 +90,28 @@ def empirical_lipschitz(
     Raises `ConfigError` for options out of range, and for a normalised space of a model without one `Normalize`;
     `DataError` for images, labels or logits that cannot be used.
     """
-    options = LipschitzOptions(
-        radius=radius,
-        space=space,
-        method=method,
-        norm=norm,
-        steps=steps,
-        clamp=clamp,
-        seed=seed,
-        batch_size=batch_size,
-        precision=precision,
-    )
-    return search_constants(model, images, labels, options)
-
-
-def search_constants(model: nn.Module, images: Tensor, labels: Tensor, options: LipschitzOptions) -> EmpiricalLipschitz:
-    """Does what `empirical_lipschitz` documents, its options in one."""
+    for name, value, known in (("space", space, Space), ("method", method, Method), ("norm", norm, Norm)):
+        check_choice(name, value, get_args(known))
+    check_positive("radius", radius)
+    check_counts(steps=steps, batch_size=batch_size)
+    check_seed(seed)
+    if method == "ascent" and norm != "L2":
+        raise ConfigError("norm", norm, "must be L2 for gradient ascent")
+    if precision not in ("model", "float64"):
+        raise ConfigError("precision", precision, "must be model or float64")
     check_labelled(images, labels)
     exact = in_float64(model)
-    searched = exact if options.precision == "float64" else model
-    scale = _pixels_per_unit(exact, options.space)
-    generator = torch.Generator().manual_seed(int(options.seed))
+    searched = exact if precision == "float64" else model
+    scale = _pixels_per_unit(exact, space)
+    generator = torch.Generator().manual_seed(int(seed))
     values = []
     with evaluating(model):
-        for batch, own in zip(*(torch.split(part, int(options.batch_size)) for part in (images, labels)), strict=True):
+        for batch, own in zip(*(torch.split(part, int(batch_size)) for part in (images, labels)), strict=True):
             pixels = as_pixels(batch).to(own_dtype(searched))
-            search = _Search(searched, pixels, scale, options.clamp)
-            start = search.reachable(_fgsm(search, own, options.radius, options.norm, generator))
-            moved = start if options.method == "fgsm" else _ascend(search, start, options.radius, int(options.steps))
-            measured = _Search(exact, pixels.double(), scale, options.clamp)
+            search = _Search(searched, pixels, scale, clamp)
+            start = search.reachable(_fgsm(search, own, radius, norm, generator))
+            moved = start if method == "fgsm" else _ascend(search, start, radius, int(steps))
+            measured = _Search(exact, pixels.double(), scale, clamp)
             values.append(measured.ratio(moved.double(), _ROUNDED).cpu())
     found = torch.cat(values)
     if not found.isfinite().all():
@@ -157,10 +119,10 @@ def search_constants(model: nn.Module, images: Tensor, labels: Tensor, options: 
     return EmpiricalLipschitz(
         values=found,
         maximum=found.max().item(),
-        space=options.space,
-        method=options.method,
-        norm=options.norm,
-        radius=options.radius,
+        space=space,
+        method=method,
+        norm=norm,
+        radius=radius,
         longest_unit=scale.max().item(),
     )
 

@@ -57,19 +57,16 @@ def create_model(
     cannot take, and where a convolution has no counterpart of the kind asked for.
     """
     from ttsv.models.build import build_model
-    from ttsv.models.network_spec import NetworkSpec
 
-    return build_model(
-        NetworkSpec(
-            name=name,
-            num_classes=num_classes,
-            in_channels=in_channels,
-            image_size=image_size,
-            layer=layer,
-            rank=rank,
-            frames=frames,
-            mean=mean,
-            std=std,
-            options=options,
-        )
+    arguments = ModelArguments(
+        name=name,
+        num_classes=num_classes,
+        in_channels=in_channels,
+        image_size=image_size,
+        layer=layer,
+        rank=rank,
+        frames=frames,
+        mean=mean,
+        std=std,
     )
+    return build_model(arguments, options)

@@ -1,5 +1,6 @@
 """The convolutions of every network that is built here, in the order of the forward pass. Torch-free."""
 
+from functools import partial
 from typing import Any
 
 from ttsv.checks import check_count
@@ -56,19 +57,8 @@ def _small_cnn(network: str, dims: int, in_channels: int, image_size: int) -> li
     return shapes
 
 
-@network("small-cnn")
-def _small_cnn_of_images(*, in_channels: int, image_size: int) -> list[ConvShape]:
-    return _small_cnn("small-cnn", 2, in_channels, image_size)
-
-
-@network("small-cnn1d")
-def _small_cnn_of_signals(*, in_channels: int, image_size: int) -> list[ConvShape]:
-    return _small_cnn("small-cnn1d", 1, in_channels, image_size)
-
-
-@network("small-cnn3d")
-def _small_cnn_of_volumes(*, in_channels: int, image_size: int) -> list[ConvShape]:
-    return _small_cnn("small-cnn3d", 3, in_channels, image_size)
+for _name, _dims in (("small-cnn", 2), ("small-cnn1d", 1), ("small-cnn3d", 3)):
+    network(_name)(partial(_small_cnn, _name, _dims))
 
 
 @network("single-conv")
@@ -100,11 +90,7 @@ def _wide_resnet(*, depth: int, factor: int, in_channels: int, image_size: int) 
     return shapes
 
 
-@network(
-    "vgg11-19",
-    names=("vgg11", "vgg13", "vgg16", "vgg19"),
-    expression=r"vgg(?P<depth>11|13|16|19)",
-)
+@network("vgg11-19", names=("vgg11", "vgg13", "vgg16", "vgg19"), expression=r"vgg(?P<depth>11|13|16|19)")
 def _vgg(*, depth: int, in_channels: int, image_size: int) -> list[ConvShape]:
     """3x3 convolutions with biases, 64 to 512 channels wide; five poolings halve the image, odd sides rounded down."""
     _require_size(f"vgg{depth}", image_size, 32, 1)
@@ -170,11 +156,7 @@ def _resnet(*, depth: int, in_channels: int, image_size: int) -> list[ConvShape]
     return shapes
 
 
-@network(
-    "torchvision:{NAME}",
-    names=(),
-    expression=r"torchvision:(?P<architecture>\w+)",
-)
+@network("torchvision:{NAME}", names=(), expression=r"torchvision:(?P<architecture>\w+)")
 def _torchvision(*, architecture: str, in_channels: int, image_size: int) -> list[ConvShape]:
     """torchvision's own, which no list here describes."""
     fix = "has no list of shapes: its layers are known once it is built (see ttsv.metrics.cost)"

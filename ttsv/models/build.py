@@ -1,21 +1,22 @@
 """From a network's name and shapes to its modules, of which the first takes pixels to normalised coordinates."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ttsv.checks import check_counts, check_number
+from ttsv.checks import check_choice, check_counts, check_number
 from ttsv.errors import ConfigError
 from ttsv.layers.framed import check_frames
+from ttsv.models import ModelArguments
 from ttsv.models.conv_shape import LAYERS, ConvShape
 from ttsv.models.convolutions import ConvFactory
 from ttsv.models.lipconvnet import LipConvNet
-from ttsv.models.network_spec import NetworkSpec
 from ttsv.models.registry import find
-from ttsv.models.shapes import SMALLEST_STD, largest_rank
+from ttsv.models.shapes import SMALLEST_STD, largest_rank, layer_shapes
 from ttsv.models.small_cnn import SingleConv, SmallCNN
 from ttsv.models.vgg import VGG
 from ttsv.models.wide_resnet import WideResNet
@@ -64,21 +65,22 @@ BUILDERS: dict[str, Builder] = {
 the class count."""
 
 
-def build_model(spec: NetworkSpec) -> nn.Module:
-    """Builds the network of a description, as `ttsv.models.create_model` documents."""
-    if spec.layer not in LAYERS:
-        raise ConfigError("layer", spec.layer, f"must be one of {', '.join(LAYERS)}")
+def build_model(spec: ModelArguments, options: Mapping[str, Any]) -> nn.Module:
+    """Builds the network of some arguments and options of its own, as `ttsv.models.create_model` documents."""
+    check_choice("layer", spec.layer, LAYERS)
     check_frames(spec.frames)
-    check_counts(num_classes=spec.num_classes, in_channels=spec.in_channels, image_size=spec.image_size)
+    sizes = {"num_classes": spec.num_classes, "in_channels": spec.in_channels, "image_size": spec.image_size}
+    check_counts(**sizes)
     if spec.rank is not None:
         absolute_rank(spec.rank, 1)
     family, numbers = find(spec.name)
     if family.pattern not in BUILDERS:
         from ttsv.models.torchvision_models import classifier
 
-        spec.refuse_options()
-        return classifier(spec, normalize=_normalization(spec, 2), **numbers)
-    shapes = spec.shapes()
+        for option, value in options.items():
+            raise ConfigError(option, value, f"is no option of {spec.name}")
+        return classifier(spec, architecture=str(numbers["architecture"]), normalize=_normalization(spec, 2))
+    shapes = layer_shapes(spec.name, **sizes, **options)
     normalize = _normalization(spec, shapes[0].dims)
     conv = ConvFactory(spec.layer, largest_rank(shapes, spec.rank), spec.frames)  # type: ignore[arg-type] # checked above
     return BUILDERS[family.pattern](shapes, conv, normalize, spec.num_classes)
@@ -87,24 +89,14 @@ def build_model(spec: NetworkSpec) -> nn.Module:
 @cache
 def check_buildable(name: str, *, layer: str, in_channels: int, image_size: int, num_classes: int) -> None:
     """Raises `ConfigError` where `create_model` does, without making weights. Ranks are not looked at."""
+    spec = ModelArguments(
+        name=name, num_classes=num_classes, in_channels=in_channels, image_size=image_size, layer=layer
+    )
     with torch.device("meta"):
-        build_model(
-            NetworkSpec(
-                name=name,
-                num_classes=num_classes,
-                in_channels=in_channels,
-                image_size=image_size,
-                layer=layer,
-                rank=None,
-                frames="free",
-                mean=(0.5,),
-                std=(0.5,),
-                options={},
-            )
-        )
+        build_model(spec, {})
 
 
-def _normalization(spec: NetworkSpec, dims: int) -> Normalize:
+def _normalization(spec: ModelArguments, dims: int) -> Normalize:
     """Raises `ConfigError` for other than finite numbers, or a spread too small."""
     for field, values in (("mean", spec.mean), ("std", spec.std)):
         fix = f"must be a list of one finite number, or of one per channel ({spec.in_channels})"

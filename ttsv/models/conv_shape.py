@@ -6,20 +6,7 @@ from dataclasses import dataclass
 from ttsv.errors import ConfigError
 from ttsv.tt.ranks import cheapest_merge
 
-LAYERS = (
-    "dense",
-    "tt",
-    "soc",
-    "soc-tt",
-    "bcop",
-    "bcop-tt",
-    "aoc",
-    "aoc-tt",
-    "aol",
-    "aol-tt",
-    "cayley",
-    "cayley-tt",
-)
+LAYERS = ("dense", "tt", "soc", "soc-tt", "bcop", "bcop-tt", "aoc", "aoc-tt", "aol", "aol-tt", "cayley", "cayley-tt")
 """Kinds of convolution: dense, skew orthogonal (`ttsv.layers.SOC`), those of `ttsv.layers.prior_art`, and each of
 them as the core between the frames of a TT layer."""
 

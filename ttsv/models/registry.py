@@ -4,13 +4,16 @@ import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 from ttsv.errors import ConfigError
 from ttsv.models.conv_shape import ConvShape
 
 ShapeList = Callable[..., list[ConvShape]]
 """Of `in_channels`, `image_size`, what stands in the name, and the family's own options."""
+
+Numbers: TypeAlias = dict[str, int | str]
+"""What stands in a name, such as the depth, by its group of the expression."""
 
 
 @dataclass(frozen=True)
@@ -27,12 +30,12 @@ class Family:
     where: Callable[..., bool]
     shapes: ShapeList
 
-    def parse(self, name: str) -> dict[str, Any] | None:
+    def parse(self, name: str) -> Numbers | None:
         """What stands in a name, or None where it is none of this family's."""
         match = self.expression.fullmatch(name)
         if match is None:
             return None
-        found = {key: int(text) if text.isdecimal() else text for key, text in match.groupdict().items()}
+        found: Numbers = {key: int(text) if text.isdecimal() else text for key, text in match.groupdict().items()}
         return found if self.where(**found) else None
 
     @property
@@ -88,7 +91,7 @@ def name_patterns() -> tuple[str, ...]:
     return tuple(re.sub(r"\?P<\w+>", "", family.expression.pattern) for family in families() if "{" in family.pattern)
 
 
-def find(name: str) -> tuple[Family, dict[str, Any]]:
+def find(name: str) -> tuple[Family, Numbers]:
     """The family of a network, and what stands in its name. Raises `ConfigError` for an unknown name."""
     for family in families() if isinstance(name, str) else ():
         found = family.parse(name)

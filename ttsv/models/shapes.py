@@ -33,12 +33,7 @@ def list_models() -> tuple[str, ...]:
 
 
 def layer_shapes(
-    name: str,
-    *,
-    in_channels: int = 3,
-    image_size: int = 32,
-    num_classes: int = 10,
-    **options: Any,
+    name: str, *, in_channels: int = 3, image_size: int = 32, num_classes: int = 10, **options: Any
 ) -> list[ConvShape]:
     """Returns the network's convolutions in the order of the forward pass, undecomposed.
 

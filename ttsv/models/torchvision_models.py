@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from ttsv.errors import ConfigError
 from ttsv.layers import tensorize
+from ttsv.models import ModelArguments
 from ttsv.models.conv_shape import ConvShape
 from ttsv.models.convolutions import ConvFactory, initialize, kaiming
-from ttsv.models.network_spec import NetworkSpec
 from ttsv.spectral.network import evaluating
 
 
@@ -40,7 +40,7 @@ class ResNet(torchvision.models.ResNet):  # type: ignore[misc] # torchvision has
         return logits
 
 
-def classifier(spec: NetworkSpec, *, architecture: str, normalize: nn.Module) -> nn.Module:
+def classifier(spec: ModelArguments, *, architecture: str, normalize: nn.Module) -> nn.Module:
     """Builds the classifier that torchvision has under a name, `tensorize`d for "tt".
 
     Its first convolution is made anew for other than three channels. Raises `ConfigError` for an unknown name, for

@@ -18,7 +18,7 @@ from ttsv.checks import check_kernel
 from ttsv.errors import ConfigError
 from ttsv.spectral.geometry import CONVOLVE
 from ttsv.spectral.gram import Grams
-from ttsv.spectral.norms import binary_scale, gram, largest_eigenvalue, power_estimates
+from ttsv.spectral.norms import binary_scale, gram, largest_eigenvalue, largest_square, power_estimates
 from ttsv.spectral.symbol import PeriodicConv, Size, as_tuple, fold, output_sizes
 
 _EPS = torch.finfo(torch.float64).eps
@@ -138,9 +138,7 @@ def _periodic_bounds(kernel: Tensor, geometry: PeriodicConv) -> NormBounds:
     if around != geometry:  # where aliases cancel, a convolution in float64 is left with rounding: that counts, too
         lost += given[0].numel() * _EPS * geometry.schur_bound(given)
     geometry = around
-    grams = Grams(kernel, geometry)
-    parts = map(grams.at, grams.batches(geometry.frequencies(kernel.device).index))
-    square = largest_eigenvalue(parts, _TOLERANCE)
+    square = largest_square(kernel, geometry, _TOLERANCE)
     rows = kernel.shape[0] // geometry.groups
     columns = kernel.shape[1] * math.prod(geometry.stride)
     magnitude = torch.linalg.vector_norm(kernel.abs().flatten(2).sum(2)).item()

@@ -123,13 +123,7 @@ def clip_matrix(weight: Tensor, delta: float) -> Tensor:
 
 
 def divide_conv(
-    kernel: Tensor,
-    target: float,
-    input_size: Size,
-    *,
-    stride: Size = 1,
-    dilation: Size = 1,
-    groups: int = 1,
+    kernel: Tensor, target: float, input_size: Size, *, stride: Size = 1, dilation: Size = 1, groups: int = 1
 ) -> Tensor:
     """Returns the kernel divided by `max(1, norm / target)` (Gouk et al. 2020), with the exact periodic norm.
 

@@ -20,24 +20,13 @@ CONVOLVE: dict[int, Callable[..., Tensor]] = {1: functional.conv1d, 2: functiona
 class Sliding(Protocol):
     """A layer that slides a kernel over images: torch's convolutions, and `ttsv.layers.TTConv` by its core."""
 
-    @property
-    def kernel_size(self) -> tuple[int, ...]:
-        """As torch's convolutions have it."""
-
-    @property
-    def stride(self) -> tuple[int, ...]:
-        """As torch's convolutions have it."""
-
-    @property
-    def dilation(self) -> tuple[int, ...]:
-        """As torch's convolutions have it."""
+    kernel_size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    padding: str | tuple[int, ...]
 
     @property
     def groups(self) -> int:
-        """As torch's convolutions have it."""
-
-    @property
-    def padding(self) -> str | tuple[int, ...]:
         """As torch's convolutions have it."""
 
     @property

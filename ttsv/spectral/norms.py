@@ -17,9 +17,14 @@ def periodic_norm(kernel: Tensor, geometry: PeriodicConv) -> float:
     """Largest singular value of the periodic convolution, to some ten roundings of the kernel's dtype."""
     scale = binary_scale(kernel)
     kernel, geometry, _ = fold(kernel / scale, geometry)
+    return scale * math.sqrt(largest_square(kernel, geometry, 32 * torch.finfo(kernel.dtype).eps))
+
+
+def largest_square(kernel: Tensor, geometry: PeriodicConv, tolerance: float) -> float:
+    """Largest squared singular value of a periodic convolution without folds, see `largest_eigenvalue`."""
     grams = Grams(kernel, geometry)
     parts = map(grams.at, grams.batches(geometry.frequencies(kernel.device).index))
-    return scale * math.sqrt(largest_eigenvalue(parts, 32 * torch.finfo(kernel.dtype).eps))
+    return largest_eigenvalue(parts, tolerance)
 
 
 def binary_scale(kernel: Tensor) -> float:
@@ -128,9 +133,7 @@ def stored_norm(kernel: Tensor, geometry: PeriodicConv) -> float:
         return periodic_norm(kernel, geometry)
     scale = binary_scale(kernel)
     folded, geometry, error = fold(kernel.detach().double() / scale, geometry)
-    grams = Grams(folded, geometry)
-    parts = map(grams.at, grams.batches(geometry.frequencies(kernel.device).index))
-    return scale * (math.sqrt(largest_eigenvalue(parts, 32 * torch.finfo(torch.float64).eps)) + error)
+    return scale * (math.sqrt(largest_square(folded, geometry, 32 * torch.finfo(torch.float64).eps)) + error)
 
 
 def rescale_to_norm(

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import safetensors
 import torch
@@ -20,9 +20,6 @@ from ttsv.models.build import Normalize
 
 KEPT = 2
 """Checkpoints kept: should the newest be damaged, the one before is there."""
-
-State: TypeAlias = dict[str, Any]
-"""A tree of dicts with string keys, lists, tensors and JSON values."""
 
 _DESCRIPTION = "ttsv"
 """The entry of a network's file that says how to build it."""
@@ -46,9 +43,10 @@ class Checkpoints:
         for unfinished in folder.glob("*.tmp"):
             unfinished.unlink()
 
-    def save(self, number: int, state: State) -> None:
+    def save(self, number: int, state: Mapping[str, object]) -> None:
         """Writes checkpoint `number` (the epochs done), then deletes all but the last two.
 
+        The state is a tree of mappings with strings for keys, lists, tensors and JSON values.
         A process killed at any moment leaves the checkpoints before this one whole.
         """
         tensors: dict[str, Tensor] = {}
@@ -60,7 +58,7 @@ class Checkpoints:
         for old in self._numbers()[:-KEPT]:
             self._delete(old)
 
-    def latest(self) -> State | None:
+    def latest(self) -> Plain | None:
         """The newest state that is whole and has this identity, its tensors on the CPU; None without one.
 
         Newer ones, damaged or of another identity, are deleted: their numbers are written again.
@@ -76,7 +74,7 @@ class Checkpoints:
         self._record(number).unlink()
         self._tensors(number).unlink(missing_ok=True)
 
-    def _read(self, number: int) -> State | None:
+    def _read(self, number: int) -> Plain | None:
         try:
             record = json.loads(self._record(number).read_bytes())
             body = record["body"]
@@ -85,7 +83,7 @@ class Checkpoints:
                 return None
             if record["tensors_sha256"] != _sha256(content):
                 return None
-            state: State = _unpack(body["state"], load(content))
+            state: Plain = _unpack(body["state"], load(content))
         except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError):
             return None
         return state
@@ -140,11 +138,6 @@ def restore_weights(model: nn.Module, state: Mapping[str, Tensor]) -> None:
         if own.stride() != state[name].stride():
             own.data = torch.empty_like(state[name], device=own.device)
     model.load_state_dict(state)
-
-
-def load_model(folder: Path) -> nn.Module:
-    """The network that `save_model` wrote into the folder, see `load_network`."""
-    return load_network(folder / "model.safetensors").model
 
 
 def load_network(path: Path) -> SavedNetwork:

@@ -34,7 +34,9 @@ class LayerRecord:
 
     @classmethod
     def from_dict(cls, data: Plain) -> "LayerRecord":
-        """Inverse of `asdict`; what another version notes besides is left out."""
+        """Inverse of `asdict`; what another version notes besides is left out. Raises `DataError` naming what lacks."""
+        if missing := [field.name for field in fields(cls) if field.name not in data]:
+            raise DataError(f"the record of a layer lacks {', '.join(missing)}")
         known = {field.name: data[field.name] for field in fields(cls)}
         if (projection := data["projection"]) is not None:
             names = projection.keys() & {field.name for field in fields(LayerNorms)}

@@ -2,9 +2,10 @@
 
 import math
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
+from typing import TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from torch.nn import functional
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 
 from ttsv.config.trial import TrainingConfig, TrialConfig
-from ttsv.constraints import Constraint
+from ttsv.constraints import Constraint, ConstraintState
 from ttsv.data.augment import Augmentation
 from ttsv.data.loading import Dataset, Split, as_pixels
 from ttsv.errors import DivergedError
@@ -20,7 +21,7 @@ from ttsv.layers import orthogonal_loss
 from ttsv.metrics.accuracy import accuracy, cross_entropy, predict
 from ttsv.results import EpochMetrics
 from ttsv.runtime import derived_generator, derived_seed, epoch_order, known_failures, random_state
-from ttsv.training.checkpoint import Checkpoints, State, restore_weights
+from ttsv.training.checkpoint import Checkpoints, restore_weights
 from ttsv.training.optimizers import backward_and_step, learning_rate, make_optimizer, moments, restore_moments, set_lr
 
 _AUTOCAST = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -168,6 +169,18 @@ def batches(train: Split, config: TrialConfig, epoch: int, count: int) -> Iterat
         yield augmentation.apply(train.images[order[part]], draws[part]), train.labels[order[part]]
 
 
+class _RunState(TypedDict):
+    """What a checkpoint holds: states as torch has them, and `asdict` of the progress."""
+
+    model: dict[str, Tensor]
+    optimizer: Mapping[str, object]
+    scaler: dict[str, float]
+    averaged: dict[str, Tensor] | None
+    best: dict[str, Tensor] | None
+    constraint: ConstraintState
+    progress: dict[str, float]
+
+
 class _Run:
     """What changes while a model is trained, beside its weights: all of it is in the checkpoint."""
 
@@ -239,7 +252,7 @@ class _Run:
             if self.training.select == "best":
                 self.best = {name: value.clone() for name, value in self.evaluated.state_dict().items()}
 
-    def state(self) -> State:
+    def state(self) -> _RunState:
         """Everything that training on needs."""
         return {
             "model": self.model.state_dict(),

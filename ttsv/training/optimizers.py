@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,9 @@ from ttsv.errors import ConfigError
 
 _WARM_SHARE, _START, _END = 0.3, 25.0, 1e4
 _GRADIENT_BYTES = 8 << 20
+
+Moments: TypeAlias = Mapping[str, Mapping[str, Tensor | float]]
+"""Place of a parameter -> what an optimizer has gathered about it, by torch's names."""
 
 
 def make_optimizer(model: nn.Module, training: TrainingConfig) -> torch.optim.Optimizer:
@@ -116,19 +119,21 @@ def _not_in_parts(why: str) -> ConfigError:
     return ConfigError("model", f"a weight that {why}", fix)
 
 
-def moments(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def moments(optimizer: torch.optim.Optimizer) -> Moments:
     """What the optimizer has gathered about each parameter: all of its state that no configuration gives."""
     return {str(index): values for index, values in optimizer.state_dict()["state"].items()}
 
 
-def restore_moments(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
+def restore_moments(optimizer: torch.optim.Optimizer, saved: Moments) -> None:
     """Takes up saved `moments`, in the memory layout of the parameters, which fused optimizers rely on."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    state: dict[int, dict[str, Any]] = {}
+    state = {}
     for index, values in saved.items():
         like = parameters[int(index)]
         state[int(index)] = {
-            name: torch.empty_like(like).copy_(value) if torch.is_tensor(value) and value.shape == like.shape else value
+            name: torch.empty_like(like).copy_(value)
+            if isinstance(value, Tensor) and value.shape == like.shape
+            else value
             for name, value in values.items()
         }
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

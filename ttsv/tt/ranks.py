@@ -28,10 +28,8 @@ def cheapest_merge(
     merges over a rank of 1 is an elementwise product: it accumulates nothing, and is not counted.
     """
     (c_in, c_out), (r1, r2), (pixels_in, pixels_out) = channels, ranks, pixels
-    one_in, one_out = (
-        taps * r1 * c_in * (r1 > 1),
-        taps * r2 * c_out * (r2 > 1),
-    )  # merging, per channel on the other side
+    # Merging, per channel on the other side.
+    one_in, one_out = taps * r1 * c_in * (r1 > 1), taps * r2 * c_out * (r2 > 1)
 
     def cost(merge_in: bool, merge_out: bool) -> int:
         core = pixels_out * taps * (c_in if merge_in else r1) * (c_out if merge_out else r2)

@@ -20,8 +20,8 @@ LINE = 16
 class VectorCode:
     """A function of addresses of float32 numbers and of whole numbers, in the making; values are LLVM's.
 
-    `build` adds instructions at its end, `given` has the arguments by name. Sums of products are rounded once where
-    the processor can.
+    `build` adds instructions at its end, `given` has the arguments by name. `product`, `plus` and `minus` are of two
+    vectors: sums of products are rounded once where the processor can.
     """
 
     def __init__(self, addresses: Sequence[str], numbers: Sequence[str]) -> None:
@@ -30,6 +30,8 @@ class VectorCode:
         function = ir.Function(self._module, ir.FunctionType(ir.VoidType(), kinds), "compute")
         self.given = dict(zip((*addresses, *numbers), function.args, strict=True))
         self.build = ir.IRBuilder(function.append_basic_block())
+        operations = self.build.fmul, self.build.fadd, self.build.fsub
+        self.product, self.plus, self.minus = (functools.partial(of_two, flags=_ONCE) for of_two in operations)
 
     def text(self) -> str:
         """The finished function in LLVM's language."""
@@ -122,18 +124,6 @@ class VectorCode:
     def scaled(self, value: Any, factor: float) -> Any:
         """The product with a constant."""
         return value if factor == 1 else self.product(value, ir.Constant(value.type, [factor] * value.type.count))
-
-    def product(self, a: Any, b: Any) -> Any:
-        """Of vectors."""
-        return self.build.fmul(a, b, flags=_ONCE)
-
-    def plus(self, a: Any, b: Any) -> Any:
-        """Of vectors."""
-        return self.build.fadd(a, b, flags=_ONCE)
-
-    def minus(self, a: Any, b: Any) -> Any:
-        """Of vectors."""
-        return self.build.fsub(a, b, flags=_ONCE)
 
 
 def number(value: int) -> Any:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from ttsv.constraints import Clip, Compose, Constraint, Divide, LayerNorms, Orthogonal, Unconstrained
+from ttsv.constraints.protocol import NormsState
 from ttsv.errors import ConfigError, DivergedError
 from ttsv.layers import TTConv, TTConv2d, orthogonal_loss, tensorize
 from ttsv.spectral.clipping import clip_conv, clip_tt
@@ -193,7 +194,7 @@ def test_compose_adds_and_chains() -> None:
 def test_compose_reports_before_the_first_and_after_the_last() -> None:
     first, last = Unconstrained(), Unconstrained()
     for part, pair in ((first, (3.0, 2.0)), (last, (2.0, 1.0))):
-        layers = {"conv": {"before": pair[0], "after": pair[1]}}
+        layers: dict[str, NormsState] = {"conv": {"before": pair[0], "after": pair[1]}}
         part.load_state_dict({"layers": layers, "seconds": 0.5, "projections": 1, "parts": []})
     report = Compose(first, last).report()
     assert report.layers == {"conv": LayerNorms(3.0, 1.0)}

@@ -31,13 +31,14 @@ from ttsv.evaluation.saved_spectra import load_saved
 from ttsv.evaluation.stages import check_evaluation
 from ttsv.metrics import cost
 from ttsv.metrics.accuracy import predict, run_to_end
-from ttsv.metrics.attacks.autoattack import autoattack, pgd
+from ttsv.metrics.attacks.autoattack import autoattack
+from ttsv.metrics.attacks.pgd import pgd
 from ttsv.metrics.corruption import CorruptionRecord, corruption_accuracy
 from ttsv.metrics.lipschitz import empirical_lipschitz
 from ttsv.models import create_model
 from ttsv.models.build import Normalize
 from ttsv.results import StageProgress, TrialResult, protocol_fingerprint
-from ttsv.training.checkpoint import load_model, save_model
+from ttsv.training.checkpoint import load_network, save_model
 from ttsv.trial import run_trial
 
 HALF: dict[str, Any] = {"mean": [0.5], "std": [0.5]}
@@ -627,7 +628,7 @@ def test_the_cost_of_training_is_as_the_trial_noted_it(evaluated: tuple[list[Any
 def test_costs_are_recorded_where_they_are_asked_for(saved: Saved, folder: Path) -> None:
     path = saved(layer="tt", rank=8)
     found = run_to_end(evaluate(path, "digits", folder / "data", images=5, cost=True))
-    model, record = load_model(path.parent), found.record["results"]["cost"]
+    model, record = load_network(path.parent / "model.safetensors").model, found.record["results"]["cost"]
     assert record["parameters"] == cost.parameters(model)
     assert record["compression"] == cost.compression(model) > 1
     assert record["multiply_accumulates"] == cost.multiply_accumulates(model, 8)
@@ -644,7 +645,7 @@ def test_costs_are_recorded_where_they_are_asked_for(saved: Saved, folder: Path)
 def test_the_first_so_many_images(saved: Saved, digits: Dataset, folder: Path) -> None:
     path = saved()
     found = run_to_end(evaluate(path, "digits", folder / "data", images=50))
-    model = load_model(path.parent)
+    model = load_network(path.parent / "model.safetensors").model
     expected = predict(model, digits.test.images[:50]).argmax(1) == digits.test.labels[:50]
     assert found.record["results"]["accuracy"] == float(expected.double().mean())
     assert found.record["protocol"]["images"]["accuracy"] == 50

@@ -13,7 +13,7 @@ from ttsv.evaluation.plots import plot_spectra
 from ttsv.evaluation.saved_spectra import load_saved, saved_spectra
 from ttsv.models import ModelArguments, create_model
 from ttsv.spectral.network import model_spectra
-from ttsv.training.checkpoint import SavedNetwork, load_model, save_model
+from ttsv.training.checkpoint import SavedNetwork, load_network, save_model
 
 ARGUMENTS = {"name": "small-cnn", "num_classes": 5, "in_channels": 1, "image_size": 8, "layer": "tt", "rank": 16}
 
@@ -26,7 +26,7 @@ def saved(tmp_path: Path) -> Path:
 
 def test_every_layer_of_a_saved_network(saved: Path) -> None:
     spectra = saved_spectra(saved)
-    expected = model_spectra(load_model(saved.parent), 8, in_channels=1, linear=True)
+    expected = model_spectra(load_network(saved.parent / "model.safetensors").model, 8, in_channels=1, linear=True)
     assert [layer.name for layer in spectra.layers] == list(expected) == ["conv1", "conv2", "conv3", "head"]
     assert [layer.kind for layer in spectra.layers] == ["TTConv2d"] * 3 + ["Linear"]
     assert [layer.input_size for layer in spectra.layers] == [(8, 8), (8, 8), (4, 4), ()]

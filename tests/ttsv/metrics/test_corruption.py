@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torchvision.transforms.functional import to_tensor
 
 from ttsv.data import corruptions
-from ttsv.data.corruptions import KINDS, PublishedCorruptions
+from ttsv.data.corruptions import KINDS, CorruptionProtocol, PublishedCorruptions
 from ttsv.data.generated_corruptions import GeneratedCorruptions, corrupted
 from ttsv.errors import ConfigError, DataError
 from ttsv.metrics.corruption import CorruptionProgress, CorruptionRecord, corruption_accuracy, mce
@@ -260,7 +260,7 @@ def test_logits_that_are_not_finite(tmp_path: Path) -> None:
 
 def record_of(errors: dict[str, list[float]], **protocol: Any) -> CorruptionRecord:
     table = {kind: [1 - error for error in row] for kind, row in errors.items()}
-    return CorruptionRecord(mean=0.0, table=table, protocol=protocol, seconds=0.0)
+    return CorruptionRecord(mean=0.0, table=table, protocol=cast(CorruptionProtocol, protocol), seconds=0.0)
 
 
 def test_mce_is_its_definition() -> None:

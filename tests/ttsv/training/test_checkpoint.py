@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ttsv.errors import DataError
 from ttsv.models import create_model
-from ttsv.training.checkpoint import Checkpoints, load_model, save_model
+from ttsv.training.checkpoint import Checkpoints, load_network, save_model
 
 IDENTITY = {"trial": "a", "data": "b"}
 
@@ -207,7 +207,7 @@ def test_a_model_comes_back_as_it_was(tmp_path: Path) -> None:
     path = save_model(tmp_path, model, ARGUMENTS, config={"seed": 1})
     assert path == tmp_path / "model.safetensors"
     before = torch.get_rng_state()
-    loaded = load_model(tmp_path)
+    loaded = load_network(tmp_path / "model.safetensors").model
     assert torch.equal(before, torch.get_rng_state())
     assert not loaded.training
     pixels = torch.rand(2, 1, 8, 8)
@@ -220,11 +220,11 @@ def test_a_damaged_model_is_refused(tmp_path: Path, kind: str) -> None:
     save_model(tmp_path, small(0), ARGUMENTS)
     damage(tmp_path / "model.safetensors", kind)
     with pytest.raises(DataError, match=r"model\.safetensors"):
-        load_model(tmp_path)
+        load_network(tmp_path / "model.safetensors")
     save_model(tmp_path, small(0), ARGUMENTS)
     damage(tmp_path / "model.json", "cut")
     with pytest.raises(DataError, match=r"model\.json"):
-        load_model(tmp_path)
+        load_network(tmp_path / "model.safetensors")
 
 
 @pytest.mark.parametrize("changed", [{"mean": [0.0]}, {"std": [0.25]}])
@@ -234,4 +234,4 @@ def test_another_normalisation_than_that_of_the_weights_is_refused(tmp_path: Pat
     described["model"] |= changed
     (tmp_path / "model.json").write_text(json.dumps(described))
     with pytest.raises(DataError, match=r"model\.json is altered: its mean and std"):
-        load_model(tmp_path)
+        load_network(tmp_path / "model.safetensors")

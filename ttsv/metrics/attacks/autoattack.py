@@ -6,9 +6,9 @@ Driven batch by batch, so that it can be watched, and interrupted anywhere.
 import logging
 import math
 import sys
-import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import version as package_version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from ttsv.checks import check_choice
 from ttsv.config.evaluation import ATTACK_VERSIONS
 from ttsv.errors import ConfigError
 from ttsv.metrics.accuracy import run_to_end
 from ttsv.metrics.attacks.network import AttackedNetwork, batch_size_for, under_attack
-from ttsv.metrics.attacks.pgd import pgd
 from ttsv.metrics.attacks.record import (
-    AttackCounts,
     AttackProgress,
     AttackRecord,
     Progress,
@@ -34,8 +33,6 @@ from ttsv.metrics.attacks.state import AttackState, StateFile, fingerprint, mode
 
 if TYPE_CHECKING:
     from pyautoattack import AutoAttack
-
-__all__ = ["AttackCounts", "AttackProgress", "AttackRecord", "autoattack", "autoattack_steps", "pgd"]
 
 PACKAGE = "pyautoattack"
 
@@ -91,17 +88,15 @@ def autoattack_steps(
     before once the generator ends or is closed.
     """
     images, labels = attack_inputs(images, labels)
-    if version not in ATTACK_VERSIONS:
-        raise ConfigError("version", version, f"must be one of {', '.join(ATTACK_VERSIONS)}")
+    check_choice("version", version, ATTACK_VERSIONS)
     if version != "rand" and threat.norm != "Linf":
         require_tiles(images, threat.norm)
-    seed, batch_size = int(threat.seed), threat.batch_size
-    settings: dict[str, Any] = {"norm": threat.norm, "eps": float(threat.eps), "version": version, "seed": seed}
-    with under_attack(model, images, seed) as network:
-        official, messages = _official(network, **settings)
+    batch_size = threat.batch_size
+    with under_attack(model, images, int(threat.seed)) as network:
+        official, messages = _official(network, threat, version)
         file = None
         if state_path is not None:
-            file = StateFile(Path(state_path), _identity(model, images, labels) | settings, network.device)
+            file = StateFile(Path(state_path), _identity(model, images, labels, threat, version), network.device)
         state = file.load() if file else None
         if state is None:
             state = _start(official, network, images, labels, int(batch_size or batch_size_for(network, images)))
@@ -119,23 +114,16 @@ def autoattack_steps(
         _check_square(official, state)
         if file:
             file.save(state)
-    return state.record(
-        images,
-        attack="AutoAttack",
-        package=PACKAGE,
-        package_version=package_version(PACKAGE),
-        targets=targets,
-        **settings,
-    )
+    return state.record(images, threat, attack="AutoAttack", version=version, package=PACKAGE, targets=targets)
 
 
-def _official(
-    network: AttackedNetwork, *, norm: Any, eps: float, version: Any, seed: int
-) -> tuple["AutoAttack", list[str]]:
+def _official(network: AttackedNetwork, threat: Threat, version: Any) -> tuple["AutoAttack", list[str]]:
     """The authors' object, and the list that gets its warnings, each text once."""
     from pyautoattack import AutoAttack
 
-    official = AutoAttack(network, norm=norm, eps=eps, version=version, seed=seed, device=network.device)
+    norm: Any = threat.norm
+    budget = {"norm": norm, "eps": float(threat.eps), "seed": int(threat.seed)}
+    official = AutoAttack(network, **budget, version=version, device=network.device)
     messages: list[str] = []
 
     class Collect(logging.Handler):
@@ -150,14 +138,18 @@ def _official(
     return official, messages
 
 
-def _identity(model: nn.Module, images: Tensor, labels: Tensor) -> dict[str, Any]:
-    """What a state file belongs to, besides the settings."""
+def _identity(model: nn.Module, images: Tensor, labels: Tensor, threat: Threat, version: str) -> dict[str, object]:
+    """What a state file belongs to."""
     return {
         "format": 1,
         PACKAGE: package_version(PACKAGE),
         "model": model_fingerprint(model),
         "images": fingerprint(images),
         "labels": fingerprint(labels),
+        "norm": threat.norm,
+        "eps": float(threat.eps),
+        "version": version,
+        "seed": int(threat.seed),
     }
 
 
@@ -203,14 +195,7 @@ def _attack(
     for number, name in enumerate(names[first:], start=first):
         state.begin(number, name)
         for chosen in state.batches():
-            started = time.perf_counter()
-            x, y = (part[chosen.to(part.device)].to(network.device) for part in (images, labels))
-            adversarial = x if _is_tied(official, network, name, x, y) else _perturb(official, name, x, y)
-            classes = network(adversarial).argmax(1)
-            network.require_finite()
-            state.add(
-                name, chosen, (classes != y).cpu(), adversarial.cpu(), classes.cpu(), time.perf_counter() - started
-            )
+            state.attack_batch(name, network, chosen, images, labels, partial(_perturb, official, network, name))
             done = sum(counts.attacked * passes[other] for other, counts in state.counts.items())
             left = (len(state.targets) - state.counts[name].attacked) * passes[name]
             left += int(state.robust.sum()) * sum(passes[other] for other in names[number + 1 :])
@@ -218,8 +203,10 @@ def _attack(
     state.attack = len(names)
 
 
-def _perturb(official: "AutoAttack", name: str, x: Tensor, y: Tensor) -> Tensor:
+def _perturb(official: "AutoAttack", network: AttackedNetwork, name: str, x: Tensor, y: Tensor) -> Tensor:
     """What one attack makes of a batch, set up as the authors' evaluation sets it up."""
+    if _is_tied(official, network, name, x, y):
+        return x
     attack = {
         "apgd-ce": official.apgd,
         "apgd-dlr": official.apgd,

@@ -1,8 +1,7 @@
 """Projected gradient descent: a quick attack for smoke runs. What withstands it may still not be robust."""
 
-import time
 from collections.abc import Generator
-from importlib.metadata import version
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -51,31 +50,15 @@ def pgd_steps(
     if threat.norm not in _ORDERS:
         raise ConfigError("norm", threat.norm, "must be L2 or Linf for PGD")
     check_count("steps", steps)
-    seed, steps = int(threat.seed), int(steps)
-    with under_attack(model, images, seed) as network:
+    steps = int(steps)
+    with under_attack(model, images, int(threat.seed)) as network:
         state = _start(network, images, labels, int(threat.batch_size or batch_size_for(network, images)))
         state.begin(0, "pgd")
         for chosen in state.batches():
-            started = time.perf_counter()
-            x, y = (part[chosen.to(part.device)].to(network.device) for part in (images, labels))
-            adversarial, classes = _run(network, x, y, threat, steps)
-            network.require_finite()
-            state.add(
-                "pgd", chosen, (classes != y).cpu(), adversarial.cpu(), classes.cpu(), time.perf_counter() - started
-            )
+            state.attack_batch("pgd", network, chosen, images, labels, partial(_run, network, threat, steps))
             attacked = state.counts["pgd"].attacked
             yield state.progress("pgd", state.seconds * (len(state.targets) - attacked) / attacked)
-    return state.record(
-        images,
-        attack="PGD",
-        norm=threat.norm,
-        eps=float(threat.eps),
-        version=f"{steps} steps",
-        seed=seed,
-        package="ttsv",
-        package_version=version("ttsv"),
-        targets={},
-    )
+    return state.record(images, threat, attack="PGD", version=f"{steps} steps", package="ttsv", targets={})
 
 
 def _start(network: AttackedNetwork, images: Tensor, labels: Tensor, batch_size: int) -> AttackState:
@@ -90,8 +73,8 @@ def _start(network: AttackedNetwork, images: Tensor, labels: Tensor, batch_size:
     return AttackState.start(images, correct, batch_size=batch_size, classes=logits.shape[1])
 
 
-def _run(network: AttackedNetwork, x: Tensor, y: Tensor, threat: Threat, steps: int) -> tuple[Tensor, Tensor]:
-    """The first misclassified image on each one's way, else the last, and its class."""
+def _run(network: AttackedNetwork, threat: Threat, steps: int, x: Tensor, y: Tensor) -> Tensor:
+    """The first misclassified image on each one's way, else the last."""
     norm, eps = threat.norm, threat.eps
     noise = torch.rand(x.shape) * 2 - 1 if norm == "Linf" else torch.randn(x.shape)  # the same on every device
     found = (x + _project(eps * _direction(noise.to(x.device), norm), eps, norm)).clamp(0, 1)
@@ -104,7 +87,7 @@ def _run(network: AttackedNetwork, x: Tensor, y: Tensor, threat: Threat, steps: 
         moved = (x + _project(moved - x, eps, norm)).clamp(0, 1)
         standing = (logits.argmax(1) == y).view(-1, 1, 1, 1)
         found = torch.where(standing, moved, found)
-    return found, network(found).argmax(1)
+    return found
 
 
 def _direction(change: Tensor, norm: str) -> Tensor:

@@ -3,16 +3,14 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ttsv.checks import check_count, check_positive
+from ttsv.checks import check_choice, check_count, check_positive, check_seed
 from ttsv.config.evaluation import ATTACK_NORMS
 from ttsv.data.loading import as_pixels
 from ttsv.errors import ConfigError
-from ttsv.metrics.determinism import check_seed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +27,7 @@ class Threat:
     batch_size: int | None = None
 
     def __post_init__(self) -> None:
-        if self.norm not in ATTACK_NORMS:
-            raise ConfigError("norm", self.norm, f"must be one of {', '.join(ATTACK_NORMS)}")
+        check_choice("norm", self.norm, ATTACK_NORMS)
         check_positive("eps", self.eps, "must be a positive radius in pixels of [0, 1]")
         check_seed(self.seed)
         if self.batch_size is not None:
@@ -100,7 +97,7 @@ class AttackRecord:
     warnings: tuple[str, ...]
     seconds: float
 
-    def protocol(self) -> dict[str, Any]:
+    def protocol(self) -> dict[str, object]:
         """How it was measured, JSON-ready: numbers of equal protocols, over the same images, may be compared."""
         return {
             "attack": self.attack,

@@ -5,9 +5,11 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from importlib.metadata import version as package_version
 from pathlib import Path
 from types import CellType, CodeType
 from typing import Any
@@ -19,7 +21,11 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from ttsv.errors import ConfigError, DataError
-from ttsv.metrics.attacks.record import AttackCounts, AttackProgress, AttackRecord, perturbation
+from ttsv.metrics.attacks.network import AttackedNetwork
+from ttsv.metrics.attacks.record import AttackCounts, AttackProgress, AttackRecord, Threat, perturbation
+
+Perturb = Callable[[Tensor, Tensor], Tensor]
+"""What an attack makes of images (b, channels, height, width) and labels (b,), on the network's device."""
 
 
 @dataclass
@@ -72,11 +78,17 @@ class AttackState:
         starts = range(self.batch * self.batch_size, len(self.targets), self.batch_size)
         return [self.targets[start : start + self.batch_size] for start in starts]
 
-    def add(self, name: str, chosen: Tensor, broken: Tensor, adversarial: Tensor, classes: Tensor, took: float) -> None:
-        """Notes a batch: the images `chosen` (b,) were attacked for `took` seconds.
-
-        Those that `broken` (b,) marks became `adversarial` (b, ...), which the network takes for `classes` (b,).
-        """
+    def attack_batch(
+        self, name: str, network: AttackedNetwork, chosen: Tensor, images: Tensor, labels: Tensor, perturb: Perturb
+    ) -> None:
+        """Attacks the images `chosen` (b,), and notes which are classified as others than their labels then."""
+        started = time.perf_counter()
+        x, y = (part[chosen.to(part.device)].to(network.device) for part in (images, labels))
+        found = perturb(x, y)
+        predicted = network(found).argmax(1)
+        network.require_finite()
+        broken, adversarial, classes = (predicted != y).cpu(), found.cpu(), predicted.cpu()
+        took = time.perf_counter() - started
         self.robust[chosen[broken]] = False
         self.broken_indices = torch.cat([self.broken_indices, chosen[broken]])
         self.broken_images = torch.cat([self.broken_images, adversarial[broken]])
@@ -100,16 +112,25 @@ class AttackState:
             seconds_left=seconds_left,
         )
 
-    def record(self, images: Tensor, *, norm: str, **settings: Any) -> AttackRecord:
-        """The record of a finished attack on `images`; `settings` are those of its fields that are not found here."""
+    def record(
+        self, images: Tensor, threat: Threat, *, attack: str, version: str, package: str, targets: dict[str, int]
+    ) -> AttackRecord:
+        """The record of a finished attack on `images`."""
         order = self.broken_indices.argsort()
         indices, adversarial = self.broken_indices[order], self.broken_images[order]
         by = torch.repeat_interleave(
             torch.tensor([counts.broken for counts in self.counts.values()], dtype=torch.int64)
         )
-        changes = perturbation(adversarial, images.cpu()[indices], norm)
+        changes = perturbation(adversarial, images.cpu()[indices], threat.norm)
         return AttackRecord(
-            norm=norm,
+            attack=attack,
+            norm=threat.norm,
+            eps=float(threat.eps),
+            version=version,
+            seed=int(threat.seed),
+            package=package,
+            package_version=package_version(package),
+            targets=targets,
             batch_size=self.batch_size,
             clean_accuracy=self.clean_accuracy,
             robust_accuracy=float(self.robust.double().mean()),
@@ -122,7 +143,6 @@ class AttackState:
             counts=self.counts,
             warnings=tuple(self.warnings),
             seconds=self.seconds,
-            **settings,
         )
 
 
@@ -137,7 +157,7 @@ class StateFile:
     where there is no folder to keep it in.
     """
 
-    def __init__(self, path: Path, identity: dict[str, Any], device: torch.device) -> None:
+    def __init__(self, path: Path, identity: Mapping[str, object], device: torch.device) -> None:
         if not path.parent.is_dir():
             raise ConfigError("state_path", str(path), f"must lie in a folder that is there: make {path.parent}")
         self.path = path
@@ -182,9 +202,8 @@ class StateFile:
         random_cuda = tensors.pop("random_cuda", None)
         if random_cuda is not None and self.device.type == "cuda":
             torch.cuda.set_rng_state(random_cuda, self.device)
-        plain: dict[str, Any] = body["state"] | tensors
-        plain["counts"] = {name: AttackCounts(**counts) for name, counts in plain["counts"].items()}
-        return AttackState(**plain)
+        counts = {name: AttackCounts(**counts) for name, counts in body["state"]["counts"].items()}
+        return AttackState(**body["state"] | tensors | {"counts": counts})
 
 
 def fingerprint(*tensors: Tensor) -> str:

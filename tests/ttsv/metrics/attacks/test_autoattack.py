@@ -19,8 +19,9 @@ from torch.nn import functional
 
 from tests.examples import deep
 from ttsv.errors import ConfigError, DataError
-from ttsv.metrics.attacks.autoattack import AttackProgress, AttackRecord, autoattack, pgd
-from ttsv.metrics.attacks.record import perturbation
+from ttsv.metrics.attacks.autoattack import autoattack
+from ttsv.metrics.attacks.pgd import pgd
+from ttsv.metrics.attacks.record import AttackProgress, AttackRecord, perturbation
 from ttsv.metrics.attacks.state import model_fingerprint
 
 Attack = Callable[..., AttackRecord]

@@ -1,4 +1,4 @@
-"""Random numbers: the seeds of those that a metric draws, and those that a network draws.
+"""Random numbers that a network draws.
 
 A network that does is no function of its input, and has no Lipschitz constant. Its draws are seen below torch's
 functions, where operators run; tensors without data that get there can be seen as well.
@@ -14,15 +14,6 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
-
-from ttsv.checks import is_whole
-from ttsv.errors import ConfigError
-
-
-def check_seed(seed: object) -> None:
-    """Raises `ConfigError` unless this is a seed that `torch.manual_seed` takes."""
-    if not is_whole(seed, least=-(2**63)) or seed >= 2**64:
-        raise ConfigError("seed", seed, "must be a whole number from -2**63 to 2**64 - 1")
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch leaves its subclassing untyped
