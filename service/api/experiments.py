@@ -18,6 +18,7 @@ from service.api.http.responses import UNCHANGED, Answer, experiment_out, experi
 from service.api.openapi_examples.experiments import CREATED, EXPERIMENT, SPEC
 from service.api.openapi_examples.trials import TRIAL
 from service.api.trials import TrialList
+from service.errors import FieldProblem, SpecError
 from service.experiments import store
 from service.experiments.estimate import Estimator
 from service.experiments.listing import list_experiments
@@ -35,9 +36,10 @@ from service.schemas.experiments import (
     TrialPage,
 )
 from service.schemas.field_selection import Fields
-from service.specs.grid import expand_grid
+from service.specs.grid import expand_grid, search_base
 from service.specs.planner import warnings
 from service.specs.spec import PRINTABLE, ExperimentSpec
+from ttsv.data.catalog import own_set
 
 _Number = TypeVar("_Number", int, float)
 
@@ -124,11 +126,28 @@ class SpecSubmission(Submission):
     def post(self, spec: ExperimentSpec) -> Mapping[str, object] | JSONResponse:
         """The stored experiment with what has no effect in it, or what the spec would become."""
         draft = Draft(spec, expand_grid(spec, max_trials=self.settings.max_trials))
+        said = [*warnings(spec, draft.plan), *self._absent_data(draft)]
         if self.dry_run:
-            return self._estimated(draft)
-        return self.store(draft, spec.model_dump(mode="json")) | {"warnings": warnings(spec, draft.plan)}
+            return self._estimated(draft, said)
+        return self.store(draft, spec.model_dump(mode="json")) | {"warnings": said}
 
-    def _estimated(self, draft: Draft) -> JSONResponse:
+    def _absent_data(self, draft: Draft) -> list[str]:
+        """A sentence for each of the user's own data sets that is not in the data folder, as a worker's may have it.
+
+        Raises `SpecError` where the database is SQLite: service and workers are on one machine then.
+        """
+        given = {search_base(draft.spec).get("dataset"), *(planned.config.dataset for planned in draft.plan.trials)}
+        places = {str(name): _PLACES[own[0]].format(own[1]) for name in given if name and (own := own_set(str(name)))}
+        folder = self.settings.data_dir
+        absent = {name: place for name, place in sorted(places.items()) if not (folder / place).exists()}
+        if absent and self.settings.url.get_backend_name() == "sqlite":
+            fix = "is not in the data folder; put it there, or name another data set"
+            problems = [FieldProblem("dataset", f"{name} needs {place}, which {fix}") for name, place in absent.items()]
+            raise SpecError(problems)
+        where = "this service's data folder has none; every node that runs a trial must have it"
+        return [f"dataset {name}: {place} is needed: {where}" for name, place in absent.items()]
+
+    def _estimated(self, draft: Draft, said: list[str]) -> JSONResponse:
         plan = draft.plan
         with self.database.read() as session:
             estimator = Estimator(session, (planned.config for planned in plan.trials), self.who.project_id)
@@ -150,10 +169,14 @@ class SpecSubmission(Submission):
                 steps=_total([estimate.steps for estimate in estimates]),
                 seconds=_total([estimate.seconds for estimate in estimates]),
             ),
-            warnings=warnings(draft.spec, plan),
+            warnings=said,
             trials=trials,
         )
         return JSONResponse(found.model_dump(mode="json"))
+
+
+_PLACES = {"npz": "datasets/{}.npz", "folder": "datasets/{}/train"}
+"""Kind of the user's own data sets -> where they lie in the data folder."""
 
 
 def _total(values: Sequence[_Number | None]) -> _Number | None:

@@ -81,7 +81,29 @@ def test_a_large_grid_shows_its_first_thousand(sqlite_api: TestClient) -> None:
     assert found["totals"]["steps"] == 3000 * found["trials"][0]["steps"]
 
 
+def test_own_data_that_is_not_there(api: TestClient, database_url: str) -> None:
+    """On one machine it is refused; with PostgreSQL the workers' nodes may have it."""
+    folder: Path = api.app.state.settings.data_dir / "datasets"  # type: ignore[attr-defined]
+    (folder / "here" / "train").mkdir(parents=True)
+    spec = {"name": "x", "base": {"model": "small-cnn"}, "grid": {"dataset": ["folder:here", "npz:mine", "digits"]}}
+    for where in ("/v1/experiments", "/v1/experiments?dry_run=true"):
+        answer = api.post(where, json=spec)
+        if database_url.startswith("sqlite"):
+            (problem,) = answer.json()["errors"]
+            assert (answer.status_code, problem["field"]) == (422, "dataset")
+            assert problem["message"].startswith("npz:mine needs datasets/mine.npz, which is not in the data folder")
+        else:
+            (warning,) = answer.json()["warnings"]
+            assert answer.is_success
+            assert warning.startswith("dataset npz:mine: datasets/mine.npz is needed: this service's data folder")
+    (folder / "mine.npz").touch()
+    assert api.post("/v1/experiments", json=spec).json()["warnings"] == []
+
+
 def test_networks_that_are_known_only_once_built(sqlite_api: TestClient) -> None:
+    folder: Path = sqlite_api.app.state.settings.data_dir / "datasets"  # type: ignore[attr-defined]
+    folder.mkdir()
+    (folder / "mine.npz").touch()
     base = SPEC["base"] | {"model": "torchvision:resnet18", "dataset": "npz:mine"}
     (trial,) = sqlite_api.post("/v1/experiments?dry_run=true", json={"name": "x", "base": base}).json()["trials"]
     assert (trial["parameters"], trial["steps"], trial["seconds"]) == (None, None, None)
