@@ -28,13 +28,12 @@ def value_schema(info: FieldInfo) -> JsonSchemaValue:
 
 def value_fix(info: FieldInfo, value: Any) -> str | None:
     """What would be right in place of a field's value, or None where it is."""
-    if int in info.types and type(value) is int and abs(value) > LARGEST:
-        return f"must be within ±{LARGEST}, not {shown(value)}"
+    too_large = int in info.types and type(value) is int and abs(value) > LARGEST
     try:
-        info.parse(value)
+        info.parse((LARGEST if value > 0 else -LARGEST) if too_large else value)  # a field's own limit is said first
     except ConfigError as error:
         return f"{error.fix}, not {shown(value)}"
-    return None
+    return f"must be within ±{LARGEST}, not {shown(value)}" if too_large else None
 
 
 def base_schema() -> JsonSchemaValue:

@@ -55,8 +55,10 @@ class Number:
         """What would be right, or None."""
         if math.isfinite(value) and (value > self.low if self.above else value >= self.low) and value <= self.high:
             return None
-        upper = f" and at most {self.high:.15g}" if math.isfinite(self.high) else ""
-        return f"must be finite and {'above' if self.above else 'at least'} {self.low:.15g}{upper}"
+        lower = f"{'above' if self.above else 'at least'} {self.low:.15g}"
+        if math.isfinite(self.high):
+            return f"must be finite and {lower} and at most {self.high:.15g}"
+        return f"must be {lower} and below 1e301" if value == math.inf else f"must be finite and {lower}"
 
     def schema(self) -> Plain:
         """As JSON schema."""
@@ -155,7 +157,7 @@ def _real(value: Any) -> Any:
     """A number as a float; anything else as it is."""
     if type(value) not in (int, float):
         return value
-    return math.inf if abs(value) >= 2**1000 else float(value) + 0.0  # -0.0 is 0.0, with one fingerprint
+    return math.inf if abs(value) >= 1e301 else float(value) + 0.0  # -0.0 is 0.0, with one fingerprint
 
 
 _TYPE_NAMES: dict[type, str] = {

@@ -114,6 +114,11 @@ class TestExpansion:
         base = BASE | {"constraint": "clip", "clipping": {"floor": 1.5}}
         assert set(problems_of(base, {"delta": [2.0, 1.0]})) == {"clipping.floor"}
 
+    def test_numbers_too_large_are_told_their_own_limit(self) -> None:
+        found = problems_of(BASE | {"lambda_ort": 1e308}, {"seed": [2**63]})
+        assert found["base.lambda_ort"] == "must be at least 0 and below 1e301, not 1e+308"
+        assert found["grid.seed[0]"] == f"must be finite and at least 0 and at most {2**32 - 1}, not {2**63}"
+
     def test_a_network_that_cannot_take_the_images_is_named(self) -> None:
         wrong: list[tuple[dict[str, Any], str, str]] = [
             (
@@ -359,7 +364,7 @@ class TestSchema:
         info = field_infos()[path]
         if isinstance(value, float) and value.is_integer() and int in info.types:
             return  # to JSON Schema 2.0 is an integer; we ask for 2
-        if isinstance(value, int | float) and abs(value) >= 2**1000 and float in info.types:
+        if isinstance(value, int | float) and abs(value) >= 1e301 and float in info.types:
             return  # at the end of the doubles, which JSON Schema does not know
         base: dict[str, Any] = {name: fixed for name, fixed in BASE.items() if name != path}
         grid: dict[str, list[Any]] = {name: [BASE[name]] for name in BASE if name == path and not axis}
