@@ -102,7 +102,8 @@ def _experiment(session: Any, number: int, rng: random.Random) -> None:
                 "number": index,
                 "fingerprint": f"{cell:060x}{seed:04x}",
                 "cell": f"{cell:064x}",
-                "config": config | {"rank": rank, "seed": seed},
+                "config": config
+                | {"rank": rank, "seed": seed, "training": config["training"] | {"lr": 0.001 * (1 + cell % 97)}},
                 "dataset": DATASET,
                 "model": "vgg11",
                 "layer": "tt",

@@ -30,6 +30,10 @@ from service.leaderboards.metrics import Metric
 
 BOUNDS = {
     "leaderboard p95": {"sqlite": 0.100, "postgres": 0.050},
+    "leaderboard of one rank p95": {"sqlite": 0.050, "postgres": 0.050},
+    "leaderboard where a field p95": {"sqlite": 0.150, "postgres": 0.150},
+    "leaderboard grouped by a field p95": {"sqlite": 0.150, "postgres": 0.150},
+    "leaderboard sorted by a field p95": {"sqlite": 0.150, "postgres": 0.150},
     "experiments p95": {"sqlite": 0.020, "postgres": 0.020},
     "experiment p95": {"sqlite": 0.020, "postgres": 0.020},
     "page of metrics p95": {"sqlite": 0.030, "postgres": 0.030},
@@ -73,10 +77,17 @@ def measure(
     def one_experiment() -> httpx.Response:
         return client.get(f"/v1/leaderboards/{DATASET}", params={"experiment": rng.randint(1, experiments)})
 
+    def chosen(**asked: str) -> Callable[[], httpx.Response]:
+        return lambda: client.get(f"/v1/leaderboards/{DATASET}", params={"metric": rng.choice(metrics), **asked})
+
     asks = {
         "leaderboard": board,
         "leaderboard of one rank": filtered,
         "leaderboard of one experiment": one_experiment,
+        "leaderboard where a field": chosen(where="training.lr<=0.01"),
+        "leaderboard grouped by a field": chosen(group_by="training.lr"),
+        "leaderboard sorted by a field": chosen(sort="training.lr"),
+        "leaderboard as a matrix": chosen(pivot="training.lr,rank", limit="1"),
         "leaderboard with front": lambda: client.get(
             f"/v1/leaderboards/{DATASET}", params={"pareto": "accuracy,compression"}
         ),

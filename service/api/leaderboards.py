@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Query, Response
+from pydantic import Field
 from sqlalchemy.orm import Session
 
 from service.access.security import Principal
@@ -20,13 +21,16 @@ from service.database.engine import Database
 from service.database.pagination import decoded, encoded
 from service.errors import FieldProblem, NotFoundError, QueryError
 from service.experiments import store
+from service.leaderboards.answer import Leaderboard, Position
 from service.leaderboards.cell_scores import EVERYONE
-from service.leaderboards.filters import Filters, GroupBy, Position, Question
-from service.leaderboards.leaderboard import Leaderboard, leaderboard
+from service.leaderboards.conditions import cell_field, condition
+from service.leaderboards.filters import Filters, Question
+from service.leaderboards.leaderboard import leaderboard
 from service.leaderboards.metrics import HEADLINE, Metric
 from service.leaderboards.sheets import board_records, board_sheets
 from service.paper.reference import references
 from service.schemas.leaderboards import LeaderboardOut
+from service.specs.columns import known_fields
 from service.specs.spec import PRINTABLE
 from ttsv.data.catalog import DatasetName
 
@@ -34,6 +38,10 @@ router = APIRouter(prefix="/v1/leaderboards", tags=["leaderboards"], responses=R
 
 HEX = r"^[0-9a-f]{64}$"
 _NAMES = r"^[a-z0-9_]+(,[a-z0-9_]+)*$"
+_PATH = r"^[A-Za-z0-9_.]+$"
+_SORT = r"^-?[A-Za-z0-9_.]+$"
+_PAIR = r"^[A-Za-z0-9_.]+,[A-Za-z0-9_.]+$"
+_PATHS = r"^[A-Za-z0-9_.]+(,[A-Za-z0-9_.]+)*$"
 Text = Annotated[str | None, Query(max_length=200, pattern=PRINTABLE)]
 
 
@@ -51,6 +59,17 @@ class AskedFilters(Filters):
     rank: Annotated[Rank | None, Query(description="`none`: not decomposed.")] = None
     protocol: Annotated[str | None, Query(pattern=HEX, description="Only this protocol's board.")] = None
     min_seeds: Annotated[int, Query(ge=1, le=1_000_000, description="Cells with as many results at least.")] = 1
+    where: Annotated[
+        list[Annotated[str, Field(max_length=2000)]] | None,
+        Query(
+            max_length=20,
+            description="A condition on any field of a cell; several must all hold. =, !=, <, <=, >, >=, in, not in.",
+            examples=[["training.lr<=0.1", "rank in (192, 256)"]],
+        ),
+    ] = None  # type: ignore[assignment] # texts as they come in, conditions once they are read
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "where", tuple(map(condition, self.where or ())))  # raises QueryError
 
 
 AskedBoards = Annotated[AskedFilters, Depends()]
@@ -69,7 +88,37 @@ class _Ranking:
             description=f"Metrics to be shown, separated by commas; all: every one; by default {', '.join(HEADLINE)}.",
         ),
     ] = None
-    group_by: Annotated[GroupBy | None, Query(description="Only the best cell of every value of this field.")] = None
+    columns: Annotated[
+        str | None,
+        Query(
+            max_length=1000,
+            pattern=_PATHS,
+            description="Fields that say which cell a row is, separated by commas; by default those that differ.",
+            examples=["lr,rank"],
+        ),
+    ] = None
+    hide: Annotated[str | None, Query(max_length=1000, pattern=_PATHS, description="Fields that are not shown.")] = None
+    group_by: Annotated[
+        str | None,
+        Query(max_length=100, pattern=_PATH, description="Only the best cell of every value of this field."),
+    ] = None
+    sort: Annotated[
+        str | None,
+        Query(
+            max_length=100,
+            pattern=_SORT,
+            description="In the order of this field, not of the metric; - before it: largest first. Without pages.",
+        ),
+    ] = None
+    pivot: Annotated[
+        str | None,
+        Query(
+            max_length=200,
+            pattern=_PAIR,
+            description="Two fields: the metric as a matrix over both, seeds of all cells in a place together.",
+            examples=["rank,lambda_ort"],
+        ),
+    ] = None
     pareto: Annotated[
         str | None,
         Query(
@@ -90,9 +139,10 @@ class _Ranking:
         front = _metrics("pareto", self.pareto)
         if len(front) == 1:
             raise QueryError([FieldProblem("pareto", "name two metrics or more, separated by commas")])
-        if self.cursor is not None and (filters.protocol is None or self.group_by is not None):
+        unpaged = "group_by" if self.group_by is not None else "sort" if self.sort is not None else None
+        if self.cursor is not None and (filters.protocol is None or unpaged is not None):
             fix = "a cursor is of one board: name its protocol too"
-            fix = fix if self.group_by is None else "leave out group_by, or this"
+            fix = fix if unpaged is None else f"leave out {unpaged}, or this"
             raise QueryError([FieldProblem("cursor", fix)])
         shown = () if self.metrics == "all" else _metrics("metrics", self.metrics)
         return Question(
@@ -102,7 +152,11 @@ class _Ranking:
             filters=filters,
             limit=self.limit,
             after=None if self.cursor is None else _decoded(self.cursor, self.metric),
-            group_by=self.group_by,
+            group_by=None if self.group_by is None else cell_field(self.group_by, "group_by"),
+            sort=None if self.sort is None else sorting(self.sort),
+            pivot=None if self.pivot is None else pivoting(self.pivot),
+            fields=_fields("columns", self.columns),
+            hidden=_fields("hide", self.hide),
             front=front,
             baseline=self.baseline,
             scope=scope,
@@ -136,9 +190,9 @@ def show(
 ) -> Response:
     """Cells ranked by the mean over their seeds, one board per protocol: other protocols' numbers are shown apart.
 
-    Equal means share a place and stand in an order of their cells, whatever is asked for. A trial that ran more than
-    once counts with its newest result; early-stopped trials, invalid results and archived experiments do not
-    count. As JSON, CSV, Markdown or LaTeX, by `format` or Accept.
+    Complete cells stand before those that lack seeds. Equal means share a place and stand in an order of their cells,
+    whatever is asked for. A trial that ran more than once counts with its newest result; early-stopped trials, invalid
+    results and archived experiments do not count. As JSON, CSV, Markdown or LaTeX, by `format` or Accept.
     """
     question = ranking.question(dataset, filters, who.project_id or EVERYONE)
     with answering(database, who, question) as session:
@@ -148,7 +202,7 @@ def show(
     return asked.answer(
         lambda: _plain(found, question),
         lambda: board_sheets(found, dataset, ranking.metric, wanted),
-        lambda: board_records(found, wanted),
+        lambda: board_records(found, wanted, chosen=bool(question.fields)),
     )
 
 
@@ -170,12 +224,31 @@ def _metrics(field: str, names: str | None) -> tuple[Metric, ...]:
     return tuple(Metric(name) for name in listed)
 
 
+def _fields(parameter: str, names: str | None) -> tuple[str, ...]:
+    """The fields that a parameter names, by path; raises `QueryError`."""
+    return known_fields(names.split(","), parameter) if names else ()
+
+
+def sorting(name: str) -> str:
+    """The order that a parameter names, by the field's path; raises `QueryError`."""
+    return name[: name.startswith("-")] + cell_field(name.removeprefix("-"), "sort")
+
+
+def pivoting(names: str) -> tuple[str, str]:
+    """The two fields of a matrix, by path; raises `QueryError`."""
+    found = [cell_field(name.strip(), "pivot") for name in names.split(",")]
+    if len(found) != 2 or found[0] == found[1]:
+        raise QueryError([FieldProblem("pivot", "name two different fields, separated by a comma")])
+    return found[0], found[1]
+
+
 def _decoded(cursor: str, metric: Metric) -> Position:
     """Where the page before ended; raises `QueryError`."""
     try:
-        name, mean, tie = decoded(cursor)
-        if name == metric and type(mean) is float and math.isfinite(mean) and type(tie) is int and 0 <= tie <= MAX_ID:
-            return Position(mean, tie)
+        name, standing, mean, tie = decoded(cursor)
+        ints = type(standing) is int and standing in (0, 1) and type(tie) is int and 0 <= tie <= MAX_ID
+        if name == metric and ints and type(mean) is float and math.isfinite(mean):
+            return Position(standing, mean, tie)
     except (ValueError, TypeError):
         pass
     raise QueryError([FieldProblem("cursor", "not a cursor of this leaderboard; take `next` of the page before")])

@@ -1,21 +1,27 @@
 """Leaderboards, the paper's tables and its presets."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 from urllib.parse import quote
 
 from service.client.connection import Connection, checked, covers, of_paper
 from service.schemas.experiments import PresetOut
-from service.schemas.leaderboards import LeaderboardOut, RowOut, TableOut
+from service.schemas.leaderboards import BoardOut, LeaderboardOut, RowOut, TableOut
 from ttsv.config.fields import Plain
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class BoardQuestion(TypedDict, total=False):
     """What may be asked of a data set's leaderboards; what is None is left to the service.
 
     `metric` is what rows are ranked by (by default the accuracy), `metrics` are those to be shown (`all`: every one),
-    `pareto` two or more whose front is marked, `baseline` the cell to which differences are given, `group_by` a field
-    of whose values only the best cell is kept. `rank` is a number or `none`.
+    `pareto` two or more whose front is marked, `baseline` the cell to which differences are given. `where` are
+    conditions on fields (`lr<=0.1`), all of which must hold; `group_by` is a field of whose values only the best cell
+    is kept, `sort` one to order by (`-` before it: largest first), `pivot` two over which there is a matrix besides.
+    `columns` are the fields that say which cell a row is, by default those that differ; `hide` are not shown. `rank` is
+    a number or `none`.
     """
 
     metric: str
@@ -28,9 +34,14 @@ class BoardQuestion(TypedDict, total=False):
     rank: float | str | None
     protocol: str | None
     min_seeds: int | None
+    where: str | Sequence[str] | None
     group_by: str | None
+    sort: str | None
+    pivot: str | Sequence[str] | None
     pareto: str | Sequence[str] | None
     baseline: str | None
+    columns: str | Sequence[str] | None
+    hide: str | Sequence[str] | None
     limit: int | None
     cursor: str | None
 
@@ -58,6 +69,14 @@ class Boards(Connection):
         """Leaderboards as `csv`, `markdown` or `latex` (`standalone`: a whole document)."""
         asked = _asked(BoardQuestion, question)
         return self._text(_board(dataset), **asked, format=format, standalone=standalone or None)
+
+    def leaderboard_frame(self, dataset: str, **question: Unpack[BoardQuestion]) -> "pd.DataFrame":
+        """The first board as a data frame, its columns the fields in which rows differ; pandas must be there."""
+        from service.client.frames import board_frame
+
+        boards = self.leaderboard(dataset, **question).boards
+        empty = BoardOut(protocol="", record={}, rows=[], total=0, unmeasured=0, apart=[])
+        return board_frame(boards[0] if boards else empty)
 
     @covers("getLeaderboard")
     def board_rows(self, dataset: str, protocol: str, **question: Any) -> Iterator[RowOut]:
@@ -105,7 +124,7 @@ def _asked(kind: type, question: BoardQuestion | TableQuestion) -> dict[str, obj
     """A question as parameters of the API: several names are one text."""
     asked = checked(kind, question)
     asked["experiment"] = asked.pop("experiment_id", None)
-    for name in ("metrics", "pareto"):
+    for name in ("metrics", "pareto", "columns", "hide", "pivot"):
         if (names := question.get(name)) is not None and not isinstance(names, str):
             asked[name] = ",".join(cast(Iterable[str], names))
     return asked

@@ -1,9 +1,10 @@
-"""Trials and epochs as pandas DataFrames. pandas is imported when one is made."""
+"""Trials, epochs and leaderboards as pandas DataFrames. pandas is imported when one is made."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from service.schemas.experiments import EpochOut, ResultOut, TrialOut
+from service.schemas.leaderboards import BoardOut
 from ttsv.metrics.catalog import METRICS
 
 if TYPE_CHECKING:
@@ -58,6 +59,28 @@ def result_frame(trials: Iterable[TrialOut]) -> "pd.DataFrame":
         rows.append(own | config | ({} if trial.result is None else trial.result.model_dump()))
     frame = pd.DataFrame(rows, columns=[*_TRIAL_COLUMNS, *names, *RESULT_COLUMNS])
     return frame.astype(dict.fromkeys(_WHOLE, "Int64")).set_index("id")
+
+
+def board_frame(board: BoardOut) -> "pd.DataFrame":
+    """One row per cell shown, indexed by it: its place, the fields in which rows differ by short name, how many of its
+    trials have results, and of each metric the mean under its name and the deviation as `accuracy_std`.
+
+    What the rows share is in `attrs["common"]`.
+    """
+    import pandas as pd
+
+    rows = []
+    for row in board.rows:
+        own = {column.name: row.fields[column.field] for column in board.columns}
+        counts = {"cell": row.cell, "place": row.place, **own, "seeds": row.seeds, "trials": row.trials}
+        means = {name: one.mean for name, one in row.metrics.items()}
+        rows.append(counts | means | {f"{name}_std": one.std for name, one in row.metrics.items()})
+    names = ["cell", "place", *(column.name for column in board.columns), "seeds", "trials"]
+    metrics = dict.fromkeys(name for row in board.rows for name in row.metrics)
+    names += [name for metric in metrics for name in (metric, f"{metric}_std")]
+    frame = pd.DataFrame(rows, columns=names).set_index("cell")
+    frame.attrs["common"] = dict(board.common)
+    return frame
 
 
 def epoch_frame(epochs: Iterable[EpochOut]) -> "pd.DataFrame":

@@ -1,6 +1,8 @@
 """The pages of experiments: the list, and one with its trials, its events and what can be done with it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
@@ -9,13 +11,16 @@ from service.api.http.dependencies import Config, Cursor, Db, ExperimentId
 from service.api.http.query_filters import ExperimentSort, TrialSort, WhichExperiments, WhichTrials
 from service.api.http.responses import experiments_out
 from service.dashboard.rendering import PageRoute, PageSize, Show
-from service.database import OPEN_EXPERIMENTS, Experiment, ExperimentState, TrialState
+from service.database import OPEN_EXPERIMENTS, Experiment, ExperimentState, Trial, TrialState
 from service.experiments import store
 from service.experiments.events import list_events
 from service.experiments.listing import TrialFilter, list_experiments, list_trials
 from service.experiments.logs import experiment_log, tail
+from service.leaderboards.sheets import configuration_sheet
+from service.leaderboards.text_tables import Sheet
 from service.schemas.experiments import ExperimentOut, ExperimentProgress
 from service.schemas.field_selection import Fields
+from service.specs.columns import columns_of
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -84,7 +89,8 @@ def experiment(
         row = store.get_experiment(session, experiment_id, project_id=which.project_id)
         (found,) = experiments_out(session, [row])
         here = replace(which, experiment_id=experiment_id)
-        trials = list_trials(session, here, limit=limit, sort=sort, cursor=cursor, with_config=False)
+        trials = list_trials(session, here, limit=limit, sort=sort, cursor=cursor)
+        fields = configurations(trials.rows)
         events = list_events(session, experiment_id=experiment_id, limit=_EVENTS, newest_first=True)
         doable = actions(row, found.progress)
     path = experiment_log(settings.data_dir, experiment_id)
@@ -95,6 +101,7 @@ def experiment(
         shares=shares(found.progress),
         actions=doable,
         trials=trials.rows,
+        fields=fields,
         next=trials.next,
         sort=sort,
         states=list(TrialState),
@@ -104,6 +111,12 @@ def experiment(
         log=tail(path, _LOG_LINES)[0].decode("utf-8", errors="replace") if path else None,
         most_spec=_MOST_SPEC,
     )
+
+
+def configurations(trials: Sequence[tuple[Trial, Any]]) -> Sheet:
+    """The fields in which trials differ, and what they share."""
+    configs = [trial.config for trial, _ in trials]
+    return configuration_sheet(columns_of(configs), configs)
 
 
 def shares(progress: ExperimentProgress) -> list[Share]:

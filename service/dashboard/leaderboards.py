@@ -1,7 +1,7 @@
 """The pages of leaderboards and of the paper's tables."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 from urllib.parse import quote, urlencode
 
@@ -10,20 +10,22 @@ from fastapi.responses import HTMLResponse
 
 from service.api.http.authentication import Reader
 from service.api.http.dependencies import MAX_ID, Db
-from service.api.leaderboards import HEX, AskedBoards, answering
+from service.api.leaderboards import HEX, AskedBoards, answering, pivoting, sorting
 from service.api.paper_tables import AskedTable
 from service.dashboard.charts import Scatter, scatter
 from service.dashboard.rendering import PageRoute, Show
-from service.dashboard.wording import short
+from service.leaderboards.answer import Board, Position
 from service.leaderboards.cell_scores import EVERYONE
-from service.leaderboards.filters import Filters, GroupBy, Position, Question
-from service.leaderboards.leaderboard import Board, leaderboard, measured_datasets
+from service.leaderboards.conditions import cell_field
+from service.leaderboards.filters import Filters, Question
+from service.leaderboards.leaderboard import leaderboard, measured_datasets
 from service.leaderboards.metrics import HEADLINE, Metric
 from service.leaderboards.scatter import ScatterPlot, scatter_plot
-from service.leaderboards.sheets import FIELDS, board_sheets
+from service.leaderboards.sheets import board_sheets, configuration_said, hole_said
 from service.paper.presets import PAPER, presets
 from service.paper.reference import preset_table, references
 from service.paper.sheets import table_sheet
+from service.specs.columns import Columns, columns_of, known_fields
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -49,7 +51,7 @@ def every(show: Show, database: Db, who: Reader) -> HTMLResponse:
 
 @dataclass(frozen=True, kw_only=True)
 class _Wanted:
-    """What a data set's page shows. `mean` and `tie` say after which row the page of one protocol's board begins.
+    """What a data set's page shows. `standing`, `mean` and `tie` say after which row a page of one board begins.
 
     `draw`: the scatter plot of x and y with its Pareto front; by default where few cells have to be read for it.
     """
@@ -59,17 +61,24 @@ class _Wanted:
     x: Metric = Metric.COMPRESSION
     y: Metric | None = None
     draw: bool | None = None
-    group_by: GroupBy | None = None
+    group_by: Annotated[str, Query(max_length=100)] = ""
+    sort: Annotated[str, Query(max_length=100)] = ""
+    pivot: Annotated[str, Query(max_length=200)] = ""
     baseline: Annotated[str | None, Query(pattern=HEX)] = None
     limit: Annotated[int, Query(ge=1, le=200)] = 30
+    columns: Annotated[str, Query(max_length=1000)] = ""
+    hide: Annotated[str, Query(max_length=1000)] = ""
+    standing: Annotated[int | None, Query(ge=0, le=1)] = None
     mean: Annotated[float | None, Query(allow_inf_nan=False)] = None
     tie: Annotated[int | None, Query(ge=0, le=MAX_ID)] = None
 
     def after(self, filters: Filters) -> Position | None:
         """Where the page before ended, if this is a page of one board."""
-        if self.mean is None or self.tie is None or filters.protocol is None or self.group_by is not None:
+        if self.standing is None or self.mean is None or self.tie is None:
             return None
-        return Position(self.mean, self.tie)
+        if filters.protocol is None or self.group_by or self.sort:
+            return None
+        return Position(self.standing, self.mean, self.tie)
 
 
 @router.get("/leaderboards/{dataset}")
@@ -91,7 +100,11 @@ def board(
         filters=filters,
         limit=wanted.limit,
         after=wanted.after(filters),
-        group_by=wanted.group_by,
+        group_by=cell_field(wanted.group_by, "group_by") if wanted.group_by else None,
+        sort=sorting(wanted.sort) if wanted.sort else None,
+        pivot=pivoting(wanted.pivot) if wanted.pivot else None,
+        fields=_fields("columns", wanted.columns),
+        hidden=_fields("hide", wanted.hide),
         baseline=wanted.baseline,
         scope=who.project_id or EVERYONE,
     )
@@ -106,6 +119,7 @@ def board(
         dataset=dataset,
         found=found,
         boards=list(zip(found.boards, sheets, strict=False)),
+        pivots=sheets[len(found.boards) : 2 * len(found.boards)] if question.pivot else [],
         metric=metric,
         metrics=list(Metric),
         columns=question.columns,
@@ -118,8 +132,8 @@ def board(
         chart=_chart(plot, x, y, dataset),
         filters=filters,
         group_by=wanted.group_by,
-        groups=list(GroupBy),
         baseline=wanted.baseline,
+        said=[hole_said(found, hole) for hole in found.holes],
         downloads=_downloads(question, columns, (x, y) if x is not y else ()),
     )
 
@@ -141,6 +155,11 @@ def table(show: Show, database: Db, who: Reader, asked: Annotated[AskedTable, De
     )
 
 
+def _fields(parameter: str, names: str) -> tuple[str, ...]:
+    """The fields that are named, by path; raises `QueryError`."""
+    return known_fields(filter(None, map(str.strip, names.split(","))), parameter)
+
+
 def _cells(board: Board) -> int:
     """How many cells with the ranked metric a board has, of which a group shows one."""
     return sum(row.group.cells for row in board.rows if row.group) or board.total
@@ -156,38 +175,45 @@ def _chart(plot: ScatterPlot | None, x: Metric, y: Metric, dataset: str) -> Scat
     if plot is None:
         return None
     points = []
+    shape = columns_of([point.entry.config for point in plot.points if point.entry is not None])
     for point in plot.points:
         scaled = point.x * x.reading.factor, point.y * y.reading.factor
         text = f"{x.reading.title} {scaled[0]:.4g}, {y.reading.title} {scaled[1]:.4g}"
         href = None
         if point.entry is not None:
-            text = f"{_named(point.entry.config)}: {text}"
+            text = f"{_named(shape, point.entry.config)}: {text}"
             href = "/trials?" + urlencode({"dataset": dataset, "cell": point.entry.cell})
         points.append((*scaled, text, href, point.on_front))
     return scatter(x.reading.title, y.reading.title, points)
 
 
-def _named(config: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {short(config[name])}" for name in FIELDS if config.get(name) not in (None, "none", 0))
+def _named(shape: Columns, config: dict[str, Any]) -> str:
+    """What a cell is among those that are named; its seed is that of one of its trials."""
+    return configuration_said(replace(shape, fields=[one for one in shape.fields if one.field != "seed"]), config)
 
 
 def _downloads(question: Question, columns: Sequence[Metric], front: Sequence[Metric]) -> list[Download]:
     every = vars(Filters())
-    filters = {name: value for name, value in vars(question.filters).items() if value != every[name]}
+    filters = {name: value for name, value in vars(question.filters).items() if value not in ((), every[name])}
     chosen: dict[str, Any] = {
         "metric": question.metric.value,
         "metrics": ",".join(columns) or None,
         "pareto": ",".join(front) or None,
+        "columns": ",".join(question.fields) or None,
+        "hide": ",".join(question.hidden) or None,
         "group_by": question.group_by,
+        "sort": question.sort,
+        "pivot": ",".join(question.pivot) if question.pivot else None,
         "baseline": question.baseline,
         "experiment": filters.pop("experiment_id", None),
         **filters,
+        "where": [str(one) for one in filters.get("where", ())],
         "limit": 1000,
     }
     return _forms(f"/v1/leaderboards/{quote(question.dataset, safe='')}", chosen)
 
 
 def _forms(path: str, chosen: dict[str, Any]) -> list[Download]:
-    given = {name: value for name, value in chosen.items() if value is not None}
+    given = {name: value for name, value in chosen.items() if value not in (None, [])}
     forms = {"CSV": "csv", "Markdown": "markdown", "LaTeX": "latex", "JSON": "json"}
-    return [Download(name, f"{path}?{urlencode(given | {'format': form})}") for name, form in forms.items()]
+    return [Download(name, f"{path}?{urlencode(given | {'format': form}, doseq=True)}") for name, form in forms.items()]

@@ -11,6 +11,7 @@ from service.api.http.authentication import Reader
 from service.api.http.dependencies import Config, Cursor, Db, TrialId
 from service.api.http.query_filters import TrialSort, WhichTrials
 from service.dashboard.charts import LineChart, line_chart
+from service.dashboard.experiments import configurations
 from service.dashboard.rendering import PageRoute, PageSize, Show
 from service.database import OPEN_TRIALS, TrialState
 from service.experiments import epoch_points, store
@@ -49,8 +50,9 @@ def index(
 ) -> HTMLResponse:
     """Trials of all experiments: those of a cell, of a network, that failed ..."""
     with database.read() as session:
-        found = list_trials(session, which, limit=limit, sort=sort, cursor=cursor, with_config=False)
-    return show("trials.html", trials=found.rows, next=found.next, sort=sort, states=list(TrialState))
+        found = list_trials(session, which, limit=limit, sort=sort, cursor=cursor)
+        fields = configurations(found.rows)
+    return show("trials.html", trials=found.rows, fields=fields, next=found.next, sort=sort, states=list(TrialState))
 
 
 @router.get("/trials/{trial_id}")

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from service.database import now
+from service.leaderboards.answer import missing_said
 from service.leaderboards.metrics import Metric
 
 NONE = "\u2013"
@@ -119,5 +120,20 @@ def flat(record: Mapping[str, Any], path: str = "") -> list[tuple[str, Any]]:
     return found
 
 
-_ALL = (fixed, percent, measured, short, whole, counted, size, duration, instant, ago, said, document, flat)
+_ALL = (
+    fixed,
+    percent,
+    measured,
+    short,
+    whole,
+    counted,
+    size,
+    duration,
+    instant,
+    ago,
+    said,
+    document,
+    flat,
+    missing_said,
+)
 FILTERS: dict[str, Callable[..., Any]] = {function.__name__: function for function in _ALL}

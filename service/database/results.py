@@ -85,14 +85,18 @@ class ScoreBoard(Base):
 class Score(Base):
     """One cell over its seeds on one board (`service.leaderboards.cell_scores`): what leaderboards are read from.
 
-    `metrics` are all its means and spreads over `seeds` results; `trial_id` is the newest
-    trial among them, whose configuration is the cell's. The fields by which rows are filtered are kept here too.
+    `metrics` are all its means and spreads over `seeds` results of its `trials` different trials; `trial_id` is the
+    newest trial among them, whose configuration is the cell's. The fields by which rows are filtered are kept here too:
+    some in columns, in `fields` by path all that are not at their defaults (`service.specs.columns.told`).
     """
 
     __tablename__ = "scores"
     __table_args__ = (
         UniqueConstraint("cell", "board_id"),
         Index("ix_scores_filters", "board_id", "model", "layer", "constraint", "rank", "seeds"),
+        # A page of SQLite holds one score with all its metrics: their fields alone are read from here. (PostgreSQL
+        # keeps what is long elsewhere.)
+        Index("ix_scores_fields", "board_id", "fields").ddl_if(dialect="sqlite"),
         {"sqlite_autoincrement": True},
     )
 
@@ -105,23 +109,27 @@ class Score(Base):
     constraint: Mapped[str] = mapped_column(String(32))
     rank: Mapped[float | None]
     seeds: Mapped[int]
+    trials: Mapped[int]
+    fields: Mapped[dict[str, Any]]  # before the metrics: SQLite walks through all that stands before a column
     metrics: Mapped[dict[str, Any]]
 
 
 class ScoreRank(Base):
     """The means of `Score.metrics` in an order that an index can walk: a board's first rows are read, no others.
 
-    `tie` is a number of the cell (`service.leaderboards.cell_scores.tie_of`), by which equal means are ordered.
+    `standing` puts complete cells first (`service.leaderboards.cell_scores.standing_of`); `tie` is a number of the cell
+    (`tie_of` there), by which equal means are ordered.
     """
 
     __tablename__ = "score_ranks"
     __table_args__ = (
-        Index("ix_score_ranks_order", "board_id", "metric", "mean", "tie", "score_id"),
+        Index("ix_score_ranks_order", "board_id", "metric", "standing", "mean", "tie", "score_id"),
         {"sqlite_with_rowid": False},
     )
 
     score_id: Mapped[int] = mapped_column(Id, ForeignKey("scores.id", ondelete="CASCADE"), primary_key=True)
     metric: Mapped[str] = mapped_column(String(40), primary_key=True)
     board_id: Mapped[int] = mapped_column(Id)
+    standing: Mapped[int]
     mean: Mapped[float]
     tie: Mapped[int] = mapped_column(BigInteger)

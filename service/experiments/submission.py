@@ -21,6 +21,7 @@ from service.database.engine import is_postgres
 from service.errors import FieldProblem, SpecError, StateError
 from service.experiments import actions, events, store
 from service.experiments.events import EventKind
+from service.leaderboards import cell_scores
 from service.specs.grid import expand_grid, factored
 from service.specs.planner import Plan, PlannedTrial
 from service.specs.spec import LONGEST_NAME, Additions, ExperimentSpec
@@ -68,6 +69,7 @@ def submit(session: Session, draft: Draft, who: Principal = ANYONE) -> Experimen
     session.flush()
     actions.set_tags(session, experiment, draft.spec.tags)
     insert_trials(session, experiment.id, draft.plan.trials, sources=draft.sources)
+    cell_scores.recount(session, experiment)
     detail = {"trials": len(draft.plan.trials)} | ({"source": draft.origin} if draft.origin is not None else {})
     events.record(session, draft.kind, who.name, experiment, **detail)
     return experiment
@@ -85,6 +87,7 @@ def _extend(session: Session, draft: Draft, who: Principal) -> Experiment:
         return experiment
     check_quota(session, who, len(fresh))
     insert_trials(session, experiment.id, fresh, first=next_number(session, experiment.id))
+    cell_scores.recount(session, experiment)
     experiment.spec = draft.spec.model_dump(mode="json")
     experiment.trial_count += len(fresh)
     experiment.grid_points = draft.plan.points

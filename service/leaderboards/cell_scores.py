@@ -19,6 +19,7 @@ from sqlalchemy.orm import Session
 from service.database import Experiment, Result, Score, ScoreBoard, ScoreRank, Trial
 from service.database.engine import is_postgres
 from service.leaderboards.metrics import Measures, Metric, from_stored, measures, to_stored
+from service.specs.columns import told
 
 EVERYONE = 0
 """The scope of all projects."""
@@ -27,19 +28,19 @@ _FIELDS = ("model", "layer", "constraint", "rank")
 _BATCH = 500
 """Cells written at a time by `refresh_all`."""
 
-_RESULTS = (
+_TRIALS = (
     select(Trial.id, Trial.fingerprint, Experiment.project_id, Result.protocol)
     .add_columns(*METRIC_COLUMNS, *(getattr(Trial, name) for name in _FIELDS))
-    .join(Result, Result.trial_id == Trial.id)
+    .outerjoin(Result, (Result.trial_id == Trial.id) & Result.valid)
     .join(Experiment, Experiment.id == Trial.experiment_id)
-    .where(Experiment.archived_at.is_(None), Result.valid)
+    .where(Experiment.archived_at.is_(None))
 )
 _IN_CELLS: Any = bindparam("cell_names", expanding=True)
-_CELL_RESULTS = _RESULTS.add_columns(Trial.cell).where(
+_CELL_TRIALS = _TRIALS.add_columns(Trial.cell).where(
     Trial.dataset == bindparam("dataset_name"), Trial.cell.in_(_IN_CELLS)
 )
 _CELL_SCORES = (
-    select(Score.id, Score.board_id, Score.cell, Score.trial_id, Score.metrics)
+    select(Score.id, Score.board_id, Score.cell, Score.trial_id, Score.seeds, Score.trials, Score.metrics)
     .add_columns(ScoreBoard.scope, ScoreBoard.protocol)
     .join(ScoreBoard, ScoreBoard.id == Score.board_id)
     .where(Score.cell.in_(_IN_CELLS), ScoreBoard.dataset == bindparam("dataset_name"))
@@ -55,6 +56,7 @@ _BOARD = select(ScoreBoard.id).where(
 )
 _ENTER = insert(Score).returning(Score.id, sort_by_parameter_order=True)
 _CHANGE = update(Score).where(Score.id == bindparam("score_id"))
+_TURN = update(ScoreRank).where(ScoreRank.score_id == bindparam("of_score")).values(standing=1 - ScoreRank.standing)
 _PLACE = insert(ScoreRank)
 _UNPLACE = delete(ScoreRank).where(
     ScoreRank.score_id == bindparam("of_score"), ScoreRank.metric == bindparam("of_metric")
@@ -76,17 +78,53 @@ class Counted:
 
 @dataclass(frozen=True)
 class _Made:
-    """A cell's score as its results make it."""
+    """A cell's score as its results make it, of so many different trials."""
 
     trial_id: int
     seeds: int
+    trials: int
     measures: Measures
     fields: Sequence[Any]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every trial has a result."""
+        return self.seeds == self.trials
 
     def columns(self) -> dict[str, Any]:
         """As they are written."""
         fields = dict(zip(_FIELDS, self.fields, strict=True))
-        return {"trial_id": self.trial_id, "seeds": self.seeds, "metrics": to_stored(self.measures), **fields}
+        counts = {"seeds": self.seeds, "trials": self.trials}
+        return {"trial_id": self.trial_id, **counts, "metrics": to_stored(self.measures), **fields}
+
+
+class _Cell:
+    """The results of a cell, and of each scope the different trials that it has."""
+
+    def __init__(self) -> None:
+        self._results: list[Counted] = []
+        self._trials: dict[int, set[str]] = {}
+
+    def add(self, row: Any) -> None:
+        """One row of `_TRIALS`."""
+        trial_id, fingerprint, project_id, protocol = row[:4]
+        for scope in (EVERYONE, project_id):
+            if scope is not None:
+                self._trials.setdefault(scope, set()).add(fingerprint)
+        if protocol is not None:
+            values = 4 + len(METRIC_COLUMNS)
+            found = row[4:values], row[values : values + len(_FIELDS)]
+            self._results.append(Counted(trial_id, fingerprint, project_id, protocol, *found))
+
+    def scores(self) -> Iterator[tuple[tuple[int, str], _Made]]:
+        """(scope, protocol) and the score there."""
+        for (scope, protocol), counted in _by_board(self._results).items():
+            found = measures(one.values for one in counted)
+            newest_one, trials = counted[-1], len(self._trials[scope])
+            yield (
+                (scope, protocol),
+                _Made(newest_one.trial_id, len(counted), trials, found, newest_one.fields),
+            )
 
 
 def newest(results: Iterable[Counted]) -> list[Counted]:
@@ -100,6 +138,11 @@ def tie_of(cell: str) -> int:
     return int.from_bytes(hashlib.blake2b(cell.encode(), digest_size=7).digest())
 
 
+def standing_of(metric: Metric, *, complete: bool) -> int:
+    """What puts complete cells first, in the direction in which the metric's values get worse."""
+    return int(complete == metric.more_is_better)
+
+
 def refresh_experiment(session: Session, experiment_id: int) -> None:
     """Makes the scores of all cells of an experiment anew: for archiving it and bringing it back."""
     cells = select(Trial.dataset, Trial.cell).where(Trial.experiment_id == experiment_id).distinct()
@@ -110,28 +153,71 @@ def refresh_cells(session: Session, cells: Iterable[tuple[str, str]]) -> None:
     """Makes the scores of cells (data set, cell) anew from their results, in the caller's transaction."""
     session.flush()
     cells = sorted(set(cells))
-    if is_postgres(session):
-        # Two trials of one cell that end at once: the second must see the first one's result. (SQLite has one writer.)
-        slots = sorted({zlib.crc32(f"{dataset} {cell}".encode()) % _SLOTS for dataset, cell in cells})
-        session.execute(_LOCK, {"of_scores": _OF_SCORES, "slots": slots})  # in one order: no deadlocks
+    _lock(session, cells)
     for dataset, group in groupby(cells, key=lambda pair: pair[0]):
         names = [cell for _, cell in group]
         for first in range(0, len(names), _BATCH):
             _refresh(session.connection(), dataset, names[first : first + _BATCH])
 
 
+def recount(session: Session, experiment: Experiment) -> None:
+    """Counts the trials of cells that have scores anew, after trials were added to an experiment.
+
+    A cell that was complete may lack seeds then, and stands behind those that are.
+    """
+    session.flush()
+    scopes = [EVERYONE, *([experiment.project_id] if experiment.project_id is not None else [])]
+    mine = (
+        select(Score.id, Trial.dataset, Score.cell, ScoreBoard.scope, Score.seeds, Score.trials)
+        .join(ScoreBoard, ScoreBoard.id == Score.board_id)
+        .join(Trial, (Trial.cell == Score.cell) & (Trial.dataset == ScoreBoard.dataset))
+        .where(Trial.experiment_id == experiment.id, ScoreBoard.scope.in_(scopes))
+        .distinct()
+    )
+    if not (cells := sorted({(row.dataset, row.cell) for row in session.execute(mine)})):
+        return
+    _lock(session, cells)
+    counts: dict[tuple[int, str, str], int] = {}
+    for scope in scopes:
+        trials = (
+            select(Trial.dataset, Trial.cell, func.count(Trial.fingerprint.distinct()))
+            .join(Experiment, Experiment.id == Trial.experiment_id)
+            .where(Experiment.archived_at.is_(None))
+            .group_by(Trial.dataset, Trial.cell)
+        )
+        trials = trials if scope == EVERYONE else trials.where(Experiment.project_id == scope)
+        for dataset, group in groupby(cells, key=lambda pair: pair[0]):
+            names = [cell for _, cell in group]
+            for first in range(0, len(names), _BATCH):
+                some = trials.where(Trial.dataset == dataset, Trial.cell.in_(names[first : first + _BATCH]))
+                counts |= {(scope, row[0], row[1]): row[2] for row in session.execute(some)}
+    changed, turned = [], []
+    for score_id, dataset, cell, scope, seeds, before in session.execute(mine):
+        if (now := counts.get((scope, dataset, cell), before)) != before:
+            changed.append({"score_id": score_id, "trials": now})
+            turned += [{"of_score": score_id}] if (seeds == now) != (seeds == before) else []
+    connection = session.connection()
+    if changed:
+        connection.execute(_CHANGE, changed)
+    if turned:
+        connection.execute(_TURN, turned)
+
+
+def _lock(session: Session, cells: Sequence[tuple[str, str]]) -> None:
+    """Two trials of one cell that end at once: the second must see the first one's result. (SQLite has one writer.)"""
+    if is_postgres(session):
+        slots = sorted({zlib.crc32(f"{dataset} {cell}".encode()) % _SLOTS for dataset, cell in cells})
+        session.execute(_LOCK, {"of_scores": _OF_SCORES, "slots": slots})  # in one order: no deadlocks
+
+
 def _refresh(connection: Connection, dataset: str, cells: Sequence[str]) -> None:
     # Statements made once, and no objects: this runs whenever a trial finishes.
     asked = {"dataset_name": dataset, "cell_names": cells}
-    results: dict[str, list[Counted]] = {}
-    for row in connection.execute(_CELL_RESULTS, asked):
-        results.setdefault(row[-1], []).append(_counted(row))
+    found: dict[str, _Cell] = {}
+    for row in connection.execute(_CELL_TRIALS, asked):
+        found.setdefault(row[-1], _Cell()).add(row)
     known = {(row.cell, row.scope, row.protocol): row for row in connection.execute(_CELL_SCORES, asked)}
-    wanted = {
-        (cell, scope, protocol): _made(counted)
-        for cell, of_cell in results.items()
-        for (scope, protocol), counted in _by_board(of_cell).items()
-    }
+    wanted = {(name, *board): made for name, cell in found.items() for board, made in cell.scores()}
     if gone := [known[key].id for key in known.keys() - wanted.keys()]:
         connection.execute(delete(Score).where(Score.id.in_(gone)))
     ranks = _Ranks()
@@ -141,9 +227,10 @@ def _refresh(connection: Connection, dataset: str, cells: Sequence[str]) -> None
     for (cell, scope, protocol), made in wanted.items():
         if old := known.get((cell, scope, protocol)):
             measured = from_stored(old.metrics)
-            if (old.trial_id, measured) != (made.trial_id, made.measures):
+            if (old.trial_id, old.trials, measured) != (made.trial_id, made.trials, made.measures):
                 changed.append({"score_id": old.id, **made.columns()})
-                ranks.change(old.id, old.board_id, cell, made.measures, measured)
+                turned = (old.seeds == old.trials) != made.complete
+                ranks.change(old.id, old.board_id, cell, made, measured, turned=turned)
         else:
             if (scope, protocol) not in boards:
                 boards[scope, protocol] = _board(connection, scope, dataset, protocol)
@@ -151,9 +238,13 @@ def _refresh(connection: Connection, dataset: str, cells: Sequence[str]) -> None
     if changed:
         connection.execute(_CHANGE, changed)
     if new:
-        rows = [{"board_id": board_id, "cell": cell, **made.columns()} for board_id, cell, made in new]
+        flat = _flat_fields(connection, [made for *_, made in new])
+        rows = [
+            {"board_id": board_id, "cell": cell, "fields": flat[made.trial_id], **made.columns()}
+            for board_id, cell, made in new
+        ]
         for (score_id,), (board_id, cell, made) in zip(connection.execute(_ENTER, rows), new, strict=True):
-            ranks.change(score_id, board_id, cell, made.measures, {})
+            ranks.change(score_id, board_id, cell, made, {})
     ranks.write(connection)
 
 
@@ -165,13 +256,13 @@ def refresh_all(session: Session) -> None:
     last = int(session.scalar(select(func.max(Score.id))) or 0)
     boards: dict[tuple[int, str, str], int] = {}
     batch: list[tuple[int, int, str, _Made]] = []
-    for dataset, cell, results in _all_cells(session):
-        for (scope, protocol), mine in _by_board(results).items():
+    for dataset, cell, found in _all_cells(session):
+        for (scope, protocol), made in found.scores():
             key = (scope, dataset, protocol)
             if key not in boards:
                 boards[key] = _board(session.connection(), *key)
             last += 1
-            batch.append((last, boards[key], cell, _made(mine)))
+            batch.append((last, boards[key], cell, made))
         if len(batch) >= _BATCH:
             _store(session, batch)
             batch = []
@@ -188,15 +279,11 @@ def fill_missing(session: Session) -> None:
         refresh_all(session)
 
 
-def _counted(row: Any) -> Counted:
-    values = 4 + len(METRIC_COLUMNS)
-    return Counted(row[0], row[1], row[2], row[3], row[4:values], row[values : values + len(_FIELDS)])
-
-
-def _made(results: Sequence[Counted]) -> _Made:
-    """The score of a cell's results, oldest first."""
-    found = measures(counted.values for counted in results)
-    return _Made(results[-1].trial_id, len(results), found, results[-1].fields)
+def _flat_fields(connection: Connection, scores: Iterable[_Made]) -> dict[int, dict[str, Any]]:
+    """Trial -> the fields of its cell that are not at their defaults, by path."""
+    trials = {made.trial_id for made in scores}
+    query = select(Trial.id, Trial.config).where(Trial.id.in_(trials))
+    return {row[0]: told(row[1]) for row in connection.execute(query)}
 
 
 def _by_board(results: Iterable[Counted]) -> dict[tuple[int, str], list[Counted]]:
@@ -213,11 +300,14 @@ def _by_board(results: Iterable[Counted]) -> dict[tuple[int, str], list[Counted]
     return found
 
 
-def _all_cells(session: Session) -> Iterator[tuple[str, str, list[Counted]]]:
-    query = _RESULTS.add_columns(Trial.dataset, Trial.cell).order_by(Trial.dataset, Trial.cell)
+def _all_cells(session: Session) -> Iterator[tuple[str, str, _Cell]]:
+    query = _TRIALS.add_columns(Trial.dataset, Trial.cell).order_by(Trial.dataset, Trial.cell)
     rows = session.execute(query.execution_options(yield_per=2000))
     for (dataset, cell), mine in groupby(rows, key=lambda row: (row[-2], row[-1])):
-        yield dataset, cell, [_counted(row) for row in mine]
+        found = _Cell()
+        for row in mine:
+            found.add(row)
+        yield dataset, cell, found
 
 
 def _board(connection: Connection, scope: int, dataset: str, protocol: str) -> int:
@@ -236,18 +326,27 @@ class _Ranks:
         self._gone: list[dict[str, Any]] = []
         self._new: list[dict[str, Any]] = []
 
-    def change(self, score_id: int, board_id: int, cell: str, made: Measures, old: Measures) -> None:
-        """One score's means."""
+    def change(
+        self, score_id: int, board_id: int, cell: str, made: _Made, old: Measures, *, turned: bool = False
+    ) -> None:
+        """One score's means; `turned`: it became complete, or is so no more."""
         tie = tie_of(cell)
         self._gone += [
             {"of_score": score_id, "of_metric": name}
             for name, one in old.items()
-            if name not in made or made[name].mean != one.mean
+            if turned or name not in made.measures or made.measures[name].mean != one.mean
         ]
         self._new += [
-            {"score_id": score_id, "metric": name, "board_id": board_id, "mean": one.mean, "tie": tie}
-            for name, one in made.items()
-            if name not in old or old[name].mean != one.mean
+            {
+                "score_id": score_id,
+                "metric": name,
+                "board_id": board_id,
+                "standing": standing_of(Metric(name), complete=made.complete),
+                "mean": one.mean,
+                "tie": tie,
+            }
+            for name, one in made.measures.items()
+            if turned or name not in old or old[name].mean != one.mean
         ]
 
     def write(self, connection: Connection) -> None:
@@ -259,11 +358,15 @@ class _Ranks:
 
 
 def _store(session: Session, scores: Sequence[tuple[int, int, str, _Made]]) -> None:
-    rows = [{"id": key, "board_id": board_id, "cell": cell, **made.columns()} for key, board_id, cell, made in scores]
+    flat = _flat_fields(session.connection(), [made for *_, made in scores])
+    rows = [
+        {"id": key, "board_id": board_id, "cell": cell, "fields": flat[made.trial_id], **made.columns()}
+        for key, board_id, cell, made in scores
+    ]
     session.execute(insert(Score), rows)
     ranks = _Ranks()
     for key, board_id, cell, made in scores:
-        ranks.change(key, board_id, cell, made.measures, {})
+        ranks.change(key, board_id, cell, made, {})
     ranks.write(session.connection())
 
 

@@ -1,30 +1,21 @@
 """What is asked of a leaderboard: which trials it is about, and how its rows are ranked and shown."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any
 
 from sqlalchemy import ColumnElement, select
 
 from service.database import Experiment, Score, Tag, Trial
+from service.leaderboards.answer import Position
 from service.leaderboards.cell_scores import EVERYONE
+from service.leaderboards.conditions import Condition
 from service.leaderboards.metrics import Metric
-
-
-class GroupBy(StrEnum):
-    """Fields of a trial that stand in columns of their own, by which rows can be grouped."""
-
-    MODEL = "model"
-    LAYER = "layer"
-    RANK = "rank"
-    LAMBDA_ORT = "lambda_ort"
-    CONSTRAINT = "constraint"
-    DELTA = "delta"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Filters:
-    """None: no filter. `rank` "none" asks for cells that are not decomposed.
+    """None: no filter. `rank` "none" asks for cells that are not decomposed; all conditions of `where` must hold.
 
     `experiment_id` and `tag` choose among trials, so that other seeds of a cell may be left out; the others choose
     whole cells. `min_seeds` is of results under one protocol.
@@ -36,6 +27,7 @@ class Filters:
     layer: str | None = None
     constraint: str | None = None
     rank: float | str | None = None
+    where: Sequence[Condition] = ()
     protocol: str | None = None
     min_seeds: int = 1
 
@@ -45,14 +37,14 @@ class Filters:
         return self.experiment_id is not None or self.tag is not None
 
     def of_cells(self, kept: type[Trial] | type[Score] = Trial) -> list[ColumnElement[bool]]:
-        """Conditions on a cell's trial, or on its score."""
+        """Conditions on a cell's trial, or on its score: there those that its columns answer."""
         named: dict[str, Any] = {"model": self.model, "layer": self.layer, "constraint": self.constraint}
         found: list[ColumnElement[bool]] = [
             getattr(kept, name) == value for name, value in named.items() if value is not None
         ]
         if self.rank is not None:
             found.append(kept.rank.is_(None) if self.rank == "none" else kept.rank == self.rank)
-        return found
+        return found + [condition.of(kept) for condition in self.where if kept is Trial or condition.on_column]
 
     def of_trials(self, dataset: str, scope: int) -> list[ColumnElement[bool]]:
         """Conditions on trials joined with their experiments: those of the data set that are to be seen."""
@@ -71,21 +63,16 @@ class Filters:
         return found
 
 
-class Position(NamedTuple):
-    """A row's place in the order of one metric: equal means follow their cells (`cell_scores.tie_of`)."""
-
-    mean: float
-    tie: int
-
-
 @dataclass(frozen=True, kw_only=True)
 class Question:
     """What is asked of a data set's leaderboards.
 
-    `columns` are the metrics that rows have beside the ranked one (none named: all of them).
+    `columns` are the metrics that rows have beside the ranked one (none named: all of them). `fields` are the columns
+    that say which cell a row is (none named: those in which the rows differ), `hidden` fields are not shown.
     `limit` rows of every board, those after `after` (of one board: its protocol must be among the filters). `group_by`
-    leaves the best cell of every group. `front` marks the cells that no other beats
-    in all of these metrics. `baseline` is the cell to which differences are taken. `scope` is a project, or 0.
+    leaves the best cell of every group of a field's values; `sort` orders the rows by a field (`-` before it: largest
+    first), not by the metric; `pivot` asks for a matrix over two fields besides. `front` marks the cells that no other
+    beats in all of these metrics. `baseline` is the cell to which differences are taken. `scope` is a project, or 0.
     """
 
     dataset: str
@@ -94,7 +81,11 @@ class Question:
     filters: Filters = field(default_factory=Filters)
     limit: int = 100
     after: Position | None = None
-    group_by: GroupBy | None = None
+    group_by: str | None = None
+    sort: str | None = None
+    pivot: tuple[str, str] | None = None
+    fields: tuple[str, ...] = ()
+    hidden: tuple[str, ...] = ()
     front: tuple[Metric, ...] = ()
     baseline: str | None = None
     scope: int = EVERYONE

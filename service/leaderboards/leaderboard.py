@@ -1,146 +1,54 @@
 """Leaderboards: the cells of a data set, ranked by their means over seeds, one board per protocol."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from service.database import Experiment, Score, ScoreBoard, Trial
 from service.errors import NotFoundError
-from service.leaderboards.filters import GroupBy, Position, Question
+from service.leaderboards.answer import (
+    Board,
+    Change,
+    Group,
+    Leaderboard,
+    Missing,
+    PaperReference,
+    Pivot,
+    PivotCell,
+    Position,
+    Row,
+    spreads,
+)
+from service.leaderboards.filters import Question
 from service.leaderboards.materialized import StoredScores
-from service.leaderboards.metrics import Measures, Metric
+from service.leaderboards.metrics import Measure, Measures, Metric
 from service.leaderboards.missing import (
     MOST_LISTED,
-    Hole,
-    Invalid,
     SeenTrials,
     find_holes,
     find_invalid,
     invalid_condition,
 )
 from service.leaderboards.on_demand import ChosenTrials
-from service.leaderboards.protocols import Difference, differences
+from service.leaderboards.protocols import differences
+from service.leaderboards.significance import unbeaten
 from service.leaderboards.source import BoardKey, Entry, ScoreSource
-
-
-class Spread(TypedDict):  # of which an answer has thousands: an object takes thrice as long to write
-    """One metric over the seeds of a cell; `std` is the sample deviation (n - 1), None for a single seed."""
-
-    seeds: int
-    mean: float
-    std: float | None
-    min: float
-    max: float
-
-
-def spreads(measures: Measures, names: Iterable[str]) -> dict[str, Spread]:
-    """Those of the named metrics that have a value."""
-    return {
-        name: {"seeds": one.seeds, "mean": one.mean, "std": one.std, "min": one.least, "max": one.largest}
-        for name in names
-        if (one := measures.get(name)) is not None
-    }
-
-
-@dataclass(frozen=True)
-class Change:
-    """A row's mean less the baseline's, and its standard error from both spreads; None where either has one seed."""
-
-    mean: float
-    error: float | None
-
-
-@dataclass(frozen=True)
-class Group:
-    """The row is the best of so many `cells` whose `field` has this value."""
-
-    field: str
-    value: Any
-    cells: int
-
-
-@dataclass(frozen=True)
-class Printed:
-    """A printed value in our units (fractions, not percent), and whether ours is measured in the same way."""
-
-    mean: float
-    spread: float | None
-    comparable: bool
-
-
-@dataclass(frozen=True)
-class PaperReference:
-    """A printed row beside ours: values by metric, and in words how they were got differently."""
-
-    table: str
-    row: dict[str, Any]
-    values: dict[str, Printed]
-    notes: list[str] = field(default_factory=list)
-
+from service.specs.columns import FieldColumn, columns_of, short_name
 
 References = Callable[[dict[str, Any], dict[str, Any]], list[PaperReference]]
 """From a cell's configuration and its protocol's record to the printed rows that it corresponds to."""
 
 
 @dataclass(frozen=True)
-class Row:
-    """One cell: all its trials, of which `seeds` have results; `complete` if every trial has one.
-
-    `place` counts from 1 within a board; equal means share a place. `config` is the cell's trial without its seed.
-    `missing_seeds` are those of trials without a result under the board's protocol.
-    """
-
-    place: int
-    cell: str
-    config: dict[str, Any]
-    trials: int
-    seeds: int
-    complete: bool
-    missing_seeds: list[int]
-    metrics: dict[str, Spread]
-    group: Group | None = None
-    on_front: bool | None = None
-    difference: dict[str, Change] | None = None
-    paper: list[PaperReference] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Board:
-    """Rows measured under one protocol: only these may be ranked together.
-
-    `total` counts its rows (with grouping: its groups), `unmeasured` its cells without the ranked metric. `apart` says
-    in what its protocol differs from the first board's. `front` names the cells on the Pareto front, best first.
-    `next` is where the next page begins.
-    """
-
-    protocol: str
-    record: dict[str, Any]
-    rows: list[Row]
-    total: int
-    unmeasured: int
-    apart: list[Difference]
-    front: list[str] | None = None
-    next: Position | None = None
-
-
-@dataclass(frozen=True)
-class Leaderboard:
-    """All boards of a data set (most rows first), the cells that no board shows and the results that none counts."""
-
-    boards: list[Board]
-    holes: list[Hole]
-    hole_count: int
-    invalid: list[Invalid]
-    invalid_count: int
-
-
-@dataclass(frozen=True)
 class _Page:
-    """Which rows of a board are shown, by their keys and best first; `first` stands in place `place`."""
+    """Which rows of a board are shown, by their keys and best first; `first` stands in place `place`.
+
+    In another order than that of the metric `places` has their places.
+    """
 
     board: BoardKey
     order: list[tuple[int, Position]]
@@ -149,6 +57,7 @@ class _Page:
     place: int
     first: int
     groups: dict[int, Group]
+    places: dict[int, int] | None = None
 
 
 def leaderboard(
@@ -169,7 +78,12 @@ def leaderboard(
     is_invalid = invalid_condition(session)
     holes, hole_count = find_holes(session, question, is_invalid)
     invalid, invalid_count = find_invalid(session, question, is_invalid)
-    return Leaderboard(boards, holes, hole_count, invalid, invalid_count)
+    shape = boards[0].shape if len(boards) == 1 and not holes and not invalid else None
+    if shape is None:
+        configs = [row.config for board in boards for row in board.rows]
+        configs += [hole.config for hole in holes] + [bad.config for bad in invalid]
+        shape = columns_of(configs, chosen=question.fields, hidden=question.hidden)
+    return Leaderboard(boards, holes, hole_count, invalid, invalid_count, shape.fields, shape.common)
 
 
 def source_of(session: Session, question: Question) -> ScoreSource:
@@ -184,6 +98,8 @@ def _page(source: ScoreSource, board: BoardKey, question: Question) -> _Page:
         positions = source.positions(board, metric)
         order = [(key, positions[key]) for key in groups]
         return _Page(board, order[:limit], len(groups), None, 1, 1, groups)
+    if question.sort:
+        return _sorted(source, board, question, question.sort)
     order = list(source.ranked(board, metric, limit + 1, question.after).items())
     following = order[limit - 1][1] if len(order) > limit else None
     better, upto = source.ahead(board, metric, order[0][1]) if question.after is not None and order else (0, 1)
@@ -205,27 +121,36 @@ def _board(
     baseline = _baseline(source, board, question.baseline)
     columns = [metric.value for metric in question.shown]
     rows: list[Row] = []
-    place, mean = page.place, page.order[0][1].mean if page.order else None
+    mine = [entries[key] for key, _ in page.order]
+    configs = [{name: value for name, value in entry.config.items() if name != "seed"} for entry in mine]
+    shape = columns_of(configs, chosen=question.fields, hidden=question.hidden)
+    seen_of = [seen.missing(entry.cell, board.protocol) for entry in mine]
+    missing = [lacking for lacking, _ in seen_of]
+    best = _best(mine, missing, question.shown)
+    place, shared = page.place, page.order[0][1].shared if page.order else None
     for index, (key, position) in enumerate(page.order):
-        entry = entries[key]
-        if position.mean != mean:
-            place, mean = page.first + index, position.mean
-        missing, trials = seen.missing(entry.cell, board.protocol)
-        config = {name: value for name, value in entry.config.items() if name != "seed"}
+        entry, config = mine[index], configs[index]
+        if page.places is not None:
+            place = page.places[key]
+        elif position.shared != shared:
+            place, shared = page.first + index, position.shared
         rows.append(
             Row(
                 place=place,
                 cell=entry.cell,
                 config=config,
-                trials=trials,
+                trials=seen_of[index][1],
                 seeds=entry.seeds,
-                complete=not missing,
-                missing_seeds=missing,
+                complete=not missing[index],
+                missing_seeds=[one.seed for one in missing[index]],
                 metrics=spreads(entry.metrics, columns),
                 group=page.groups.get(key),
                 on_front=None if front is None else key in on_it,
                 difference=None if baseline is None else _differences(entry.metrics, baseline, columns),
                 paper=references(config, board.record),
+                fields=shape.of(config),
+                missing=missing[index],
+                best=best[index],
             )
         )
     cells = source.cells(front[:MOST_LISTED]) if front else {}
@@ -238,12 +163,49 @@ def _board(
         apart=[] if board is first else differences(board.record, first.record),
         front=None if front is None else [cells[key] for key in front[:MOST_LISTED]],
         next=page.following,
+        pivot=None if question.pivot is None else _pivot(source, board, question.pivot, question.metric),
+        columns=shape.fields,
+        common=shape.common,
     )
 
 
-def _groups(source: ScoreSource, board: BoardKey, field: GroupBy, metric: Metric) -> dict[int, Group]:
+def _best(entries: Sequence[Entry], missing: Sequence[Sequence[Missing]], metrics: Iterable[Metric]) -> list[list[str]]:
+    """Of each row shown the metrics in which none beats it. An incomplete row is no match for complete ones."""
+    complete = [not lacking for lacking in missing]
+    found: list[list[str]] = [[] for _ in entries]
+    for metric in metrics:
+        measured = [
+            entry.metrics.get(metric.value) if whole or not any(complete) else None
+            for entry, whole in zip(entries, complete, strict=True)
+        ]
+        for index in unbeaten(measured, metric):
+            found[index].append(metric.value)
+    return found
+
+
+def _sorted(source: ScoreSource, board: BoardKey, question: Question, sort: str) -> _Page:
+    """The first rows in the order of a field's values, those without one last; equal ones by the metric."""
+    field, metric = sort.removeprefix("-"), question.metric
+    values, positions = source.values(board, [field]), source.positions(board, metric)
+    ranked = sorted(positions, key=positions.__getitem__, reverse=metric.more_is_better)
+    places: dict[int, int] = {}
+    for index, key in enumerate(ranked):
+        tied = index and positions[ranked[index - 1]].shared == positions[key].shared
+        places[key] = places[ranked[index - 1]] if tied else index + 1
+    last = [key for key in ranked if values[key][0] is None]
+    order = sorted(
+        (key for key in ranked if values[key][0] is not None),
+        key=lambda key: values[key][0],
+        reverse=sort.startswith("-"),
+    )
+    shown = [(key, positions[key]) for key in [*order, *last][: question.limit]]
+    return _Page(board, shown, len(ranked), None, 1, 1, {}, places)
+
+
+def _groups(source: ScoreSource, board: BoardKey, field: str, metric: Metric) -> dict[int, Group]:
     """The best cell of each group, best first."""
-    values, positions = source.groups(board, field), source.positions(board, metric)
+    values = {key: _hashable(value) for key, (value,) in source.values(board, [field]).items()}
+    positions = source.positions(board, metric)
     order = sorted(positions, key=positions.__getitem__, reverse=metric.more_is_better)
     best: dict[Any, int] = {}
     counts: dict[Any, int] = {}
@@ -251,6 +213,45 @@ def _groups(source: ScoreSource, board: BoardKey, field: GroupBy, metric: Metric
         best.setdefault(values[key], key)
         counts[values[key]] = counts.get(values[key], 0) + 1
     return {key: Group(field, value, counts[value]) for value, key in best.items()}
+
+
+def _pivot(source: ScoreSource, board: BoardKey, fields: tuple[str, str], metric: Metric) -> Pivot:
+    """The matrix of a metric over two fields; what differs besides is averaged over, seed by seed."""
+    values = source.values(board, fields)
+    pooled: dict[tuple[Any, Any], list[tuple[int, int, Measure]]] = {}
+    for key, (seeds, trials, one) in source.counted(board, metric).items():
+        place = _hashable(values[key][0]), _hashable(values[key][1])
+        pooled.setdefault(place, []).append((seeds, trials, one))
+    found = {
+        place: PivotCell(
+            **_pooled([one for *_, one in mine]),
+            seeds=sum(seeds for seeds, *_ in mine),
+            trials=sum(trials for _, trials, _ in mine),
+            cells=len(mine),
+        )
+        for place, mine in pooled.items()
+    }
+    down, across = (sorted({place[axis] for place in found}, key=_in_order) for axis in (0, 1))
+    cells = [[found.get((row, column)) for column in across] for row in down]
+    names = [FieldColumn(name, short_name(name)) for name in fields]
+    return Pivot(names[0], names[1], down, across, cells)
+
+
+def _pooled(measured: Sequence[Measure]) -> dict[str, Any]:
+    """Mean and deviation over all results of several cells, from theirs."""
+    count = sum(one.seeds for one in measured)
+    mean = math.fsum(one.seeds * one.mean for one in measured) / count
+    squares = ((one.seeds - 1) * (one.std or 0.0) ** 2 + one.seeds * (one.mean - mean) ** 2 for one in measured)
+    return {"mean": mean, "std": math.sqrt(math.fsum(squares) / (count - 1)) if count > 1 else None}
+
+
+def _hashable(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _in_order(value: Any) -> tuple[bool, bool, Any]:
+    """None first, then numbers, then texts."""
+    return value is not None, isinstance(value, str), value
 
 
 def _baseline(source: ScoreSource, board: BoardKey, cell: str | None) -> Measures | None:

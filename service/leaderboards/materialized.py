@@ -1,19 +1,27 @@
 """Leaderboards' rows as `cell_scores` keeps them: as many are read as are shown."""
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import JSON, ColumnElement, Text, column, func, select, tuple_
+from pydantic_core import from_json
+from sqlalchemy import JSON, ColumnElement, Text, cast, column, func, select, tuple_
 from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
 
 from service.database import Protocol, Result, Score, ScoreBoard, ScoreRank, Trial
 from service.database.engine import among, is_postgres
-from service.leaderboards.filters import GroupBy, Position, Question
-from service.leaderboards.metrics import Metric, from_stored
+from service.leaderboards.answer import Position
+from service.leaderboards.conditions import COLUMNS, Condition
+from service.leaderboards.filters import Question
+from service.leaderboards.metrics import Measure, Metric, from_stored
 from service.leaderboards.source import BoardKey, Entry, front_of
+from service.specs.columns import default_of
 
 _MAY_LACK = {metric for metric in Metric if getattr(Result, metric.value).nullable}
 """Metrics that not every result has."""
+_ORDER = (ScoreRank.standing, ScoreRank.mean, ScoreRank.tie)
+"""As the parts of a `Position`."""
+_PLACES = select(ScoreRank.score_id, *_ORDER)
 
 
 class StoredScores:
@@ -24,6 +32,21 @@ class StoredScores:
         self._conditions = question.filters.of_cells(Score)
         if question.filters.min_seeds > 1:
             self._conditions.append(Score.seeds >= question.filters.min_seeds)
+        if others := [condition for condition in question.filters.where if not condition.on_column]:
+            self._conditions.append(_any_of(session, self._meant(others)))
+
+    def _meant(self, conditions: Sequence[Condition]) -> list[int]:
+        """The scores whose fields all conditions hold for: read once; SQL would take them apart in every query."""
+        of_boards = select(ScoreBoard.id).where(
+            ScoreBoard.scope == self._question.scope, ScoreBoard.dataset == self._question.dataset
+        )
+        keys, every = self._told(Score.board_id.in_(of_boards))
+        asked = [(condition.field, default_of(condition.field), condition.holds) for condition in conditions]
+        return [
+            key
+            for key, told in zip(keys, every, strict=True)
+            if all(holds(told.get(field, default)) for field, default, holds in asked)
+        ]
 
     def boards(self, metric: Metric) -> list[BoardKey]:
         """All boards."""
@@ -57,27 +80,26 @@ class StoredScores:
 
     def ranked(self, board: BoardKey, metric: Metric, limit: int, after: Position | None) -> dict[int, Position]:
         """The best rows, or those after a position, in their order."""
-        query = self._of(select(ScoreRank.score_id, ScoreRank.mean, ScoreRank.tie), board.id, metric)
+        query = self._of(_PLACES, board.id, metric)
         if after is not None:
             query = query.where(_beyond(metric, after))
-        columns = (ScoreRank.mean, ScoreRank.tie)
-        order = [_best_first(column, metric) for column in columns]
+        order = [_best_first(column, metric) for column in _ORDER]
         return self._placed(query.order_by(*order).limit(limit))
 
     def ahead(self, board: BoardKey, metric: Metric, position: Position) -> tuple[int, int]:
         """How many rows have a better mean, and how many stand up to and with the position."""
-        better = ScoreRank.mean > position.mean if metric.more_is_better else ScoreRank.mean < position.mean
+        better = _beyond(metric, position.shared, ahead=True)
         count = self._of(select(func.count()).select_from(ScoreRank), board.id, metric)
         beyond = self._session.scalar(count.where(_beyond(metric, position))) or 0
         return self._session.scalar(count.where(better)) or 0, board.ranked - beyond
 
     def positions(self, board: BoardKey, metric: Metric) -> dict[int, Position]:
         """All rows, in any order."""
-        return self._placed(self._of(select(ScoreRank.score_id, ScoreRank.mean, ScoreRank.tie), board.id, metric))
+        return self._placed(self._of(_PLACES, board.id, metric))
 
     def _placed(self, query: Any) -> dict[int, Position]:
         rows = self._session.connection().execute(query).all()  # without objects: there may be thousands
-        return {key: Position(mean, tie) for key, mean, tie in rows}
+        return {row[0]: Position._make(row[1:]) for row in rows}
 
     def front(self, board: BoardKey, metrics: Sequence[Metric]) -> list[int]:
         """Of the rows that have all of these metrics those that no other beats, best in the first metric first."""
@@ -94,10 +116,27 @@ class StoredScores:
             query = _unbeaten(query, first, others[0], means[0])
         return front_of(self._session.connection().execute(query).all(), metrics)
 
-    def groups(self, board: BoardKey, field: GroupBy) -> dict[int, Any]:
-        """All rows' values of a field."""
-        query = select(Score.id, getattr(Trial, field)).join(Trial, Trial.id == Score.trial_id)
-        return dict(self._session.execute(query.where(Score.board_id == board.id)).all())
+    def values(self, board: BoardKey, fields: Sequence[str]) -> dict[int, tuple[Any, ...]]:
+        """All rows' values of fields."""
+        of_board = Score.board_id == board.id
+        if all(name in COLUMNS for name in fields):
+            query = select(Score.id, *(getattr(Score, name) for name in fields)).where(of_board, *self._conditions)
+            return {row[0]: tuple(row[1:]) for row in self._session.connection().execute(query).all()}
+        keys, every = self._told(of_board)
+        asked = [(name, default_of(name)) for name in fields]
+        return {key: tuple([told.get(*one) for one in asked]) for key, told in zip(keys, every, strict=True)}
+
+    def _told(self, of_boards: ColumnElement[bool]) -> tuple[list[int], list[dict[str, Any]]]:
+        """The scores that are asked about, and what their fields say: read as one document, which takes least time."""
+        query = select(Score.id, cast(Score.fields, Text)).where(of_boards, *self._conditions)
+        rows = self._session.connection().execute(query).all()
+        return [row[0] for row in rows], from_json(f"[{','.join(row[1] for row in rows)}]")
+
+    def counted(self, board: BoardKey, metric: Metric) -> dict[int, tuple[int, int, Measure]]:
+        """Of all rows that have a metric: results, trials, and the mean over the results with its spread."""
+        query = select(Score.id, Score.seeds, Score.trials, Score.metrics[metric.value])
+        rows = self._session.connection().execute(query.where(Score.board_id == board.id, *self._conditions))
+        return {key: (seeds, trials, Measure._make(one)) for key, seeds, trials, one in rows if one is not None}
 
     def entries(self, keys: Sequence[int]) -> dict[int, Entry]:
         """Whole rows, of one board or several."""
@@ -138,6 +177,14 @@ class StoredScores:
         return query.join(Score, Score.id == ScoreRank.score_id).where(*of_cells)
 
 
+def _any_of(session: Session, keys: list[int]) -> ColumnElement[bool]:
+    """That a score is one of many, which travel as one value: SQLite takes 32,766, and each would be sent by itself."""
+    if is_postgres(session):
+        return among(session, Score.id, keys)
+    listed = func.json_each(json.dumps(keys)).table_valued("value")
+    return Score.id.in_(select(listed.c.value))
+
+
 def _best_first(column: ColumnElement[Any] | InstrumentedAttribute[Any], metric: Metric) -> ColumnElement[Any]:
     return column.desc() if metric.more_is_better else column.asc()
 
@@ -152,6 +199,7 @@ def _unbeaten(query: Any, first: Metric, second: Metric, mean: ColumnElement[flo
     return select(*columns, beside).where(best.is_(None) | kept)
 
 
-def _beyond(metric: Metric, position: Position) -> ColumnElement[bool]:
-    order = tuple_(ScoreRank.mean, ScoreRank.tie)
-    return order < position if metric.more_is_better else order > position
+def _beyond(metric: Metric, position: Sequence[float], *, ahead: bool = False) -> ColumnElement[bool]:
+    """That a row stands behind a position, or before it; of a position also the first parts alone."""
+    order = tuple_(*_ORDER[: len(position)])
+    return order > position if metric.more_is_better == ahead else order < position

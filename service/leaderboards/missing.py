@@ -1,6 +1,6 @@
 """What no leaderboard shows: missing seeds, cells without a result, results that cannot be true."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,62 +9,77 @@ from sqlalchemy.orm import Session
 
 from service.database import Experiment, Result, Score, ScoreBoard, Trial, TrialState
 from service.database.engine import among
+from service.leaderboards.answer import MOST_MISSING, Hole, Invalid, Missing
 from service.leaderboards.filters import Question
+from service.specs.states import OPEN_TRIALS
 
 MOST_LISTED = 100
 """Holes and invalid results that an answer names; all are counted."""
 
 
 @dataclass(frozen=True)
-class Hole:
-    """A cell none of whose trials has a valid result."""
-
-    cell: str
-    config: dict[str, Any]
-    trials: int
-
-
-@dataclass(frozen=True)
-class Invalid:
-    """A result that cannot be true, and why: it ranks nowhere."""
+class _Try:
+    """A trial of a cell, and the protocol of its result, if it has one."""
 
     trial_id: int
-    cell: str
-    config: dict[str, Any]
-    protocol: str
-    reasons: list[str]
+    seed: int
+    state: TrialState
+    failure: str | None
+    protocol: str | None
+    valid: bool | None
+
+    def missing(self) -> Missing:
+        """Why it adds nothing to a board on which it has no result."""
+        if self.protocol is None:
+            return Missing(self.trial_id, self.seed, self.state.value, self.failure)
+        return Missing(self.trial_id, self.seed, "other_protocol" if self.valid else "invalid")
+
+
+def _tries(session: Session, conditions: Sequence[ColumnElement[bool]]) -> dict[str, dict[str, list[_Try]]]:
+    """Cell -> fingerprint -> the trials that have it, oldest first."""
+    query = (
+        select(Trial.cell, Trial.fingerprint, Trial.id, Trial.seed, Trial.state, Trial.failure)
+        .add_columns(Result.protocol, Result.valid)
+        .join(Experiment, Experiment.id == Trial.experiment_id)
+        .outerjoin(Result, Result.trial_id == Trial.id)
+        .where(*conditions)
+        .order_by(Trial.id)
+    )
+    found: dict[str, dict[str, list[_Try]]] = {}
+    for cell, fingerprint, *rest in session.execute(query):
+        found.setdefault(cell, {}).setdefault(fingerprint, []).append(_Try(*rest))
+    return found
+
+
+def _missing(tries: dict[str, list[_Try]], protocol: str | None = None) -> list[Missing]:
+    """Of each fingerprint without a valid result under a protocol the trial that may yet bring one, or the newest."""
+    lacking = [
+        mine for mine in tries.values() if not any(one.valid and protocol in (None, one.protocol) for one in mine)
+    ]
+    chosen = [next((one for one in reversed(mine) if one.state in OPEN_TRIALS), mine[-1]) for mine in lacking]
+    return sorted((one.missing() for one in chosen), key=lambda one: one.seed)
 
 
 class SeenTrials:
-    """The trials of the cells that are shown, to say which seeds are missing."""
+    """The trials of the cells that are shown, to say which seeds are missing, and why."""
 
     def __init__(self, session: Session, question: Question, shown: Iterable[tuple[str, int]]) -> None:
         """Counts the trials of cells shown with so many results, and reads those of cells with fewer than trials."""
-        conditions = question.of_trials()
+        # Of the trials of cells that are shown it need not be asked again what they are.
+        conditions = [Trial.dataset == question.dataset, *question.filters.of_experiments(question.scope)]
         fewest: dict[str, int] = {}
         for cell, results in shown:
             fewest[cell] = min(results, fewest.get(cell, results))
         counted = select(Trial.cell, func.count(Trial.fingerprint.distinct())).join(Experiment).group_by(Trial.cell)
         counted = counted.where(*conditions, among(session, Trial.cell, list(fewest)))
         self._trials = dict(session.execute(counted).all())
-        self._seeds: dict[str, dict[str, int]] = {}
-        self._done: dict[tuple[str, str], set[str]] = {}
         open_cells = [cell for cell, count in self._trials.items() if count > fewest[cell]]
-        query = (
-            select(Trial.cell, Trial.fingerprint, Trial.seed, Result.protocol, Result.valid)
-            .join(Experiment, Experiment.id == Trial.experiment_id)
-            .outerjoin(Result, Result.trial_id == Trial.id)
-            .where(*conditions, among(session, Trial.cell, open_cells))
-        )
-        for cell, fingerprint, seed, protocol, valid in session.execute(query) if open_cells else ():
-            self._seeds.setdefault(cell, {})[fingerprint] = seed
-            if valid:
-                self._done.setdefault((cell, protocol), set()).add(fingerprint)
+        asked = [*conditions, among(session, Trial.cell, open_cells)]
+        self._tries = _tries(session, asked) if open_cells else {}
 
-    def missing(self, cell: str, protocol: str) -> tuple[list[int], int]:
-        """Seeds without a result under a protocol, and how many different trials the cell has."""
-        seeds, done = self._seeds.get(cell, {}), self._done.get((cell, protocol), set())
-        return sorted(seed for fingerprint, seed in seeds.items() if fingerprint not in done), self._trials.get(cell, 0)
+    def missing(self, cell: str, protocol: str) -> tuple[list[Missing], int]:
+        """The trials without a result under a protocol, and how many different trials the cell has."""
+        return _missing(self._tries.get(cell, {}), protocol), self._trials.get(cell, 0)
 
 
 def find_holes(session: Session, question: Question, is_invalid: ColumnElement[bool] | None) -> tuple[list[Hole], int]:
@@ -108,7 +123,12 @@ def find_holes(session: Session, question: Question, is_invalid: ColumnElement[b
         .limit(MOST_LISTED)
     )
     rows = session.execute(query).all()
-    return [Hole(cell, _cell_of(config), trials) for cell, config, trials, _ in rows], rows[0][3] if rows else 0
+    named = [row[0] for row in rows]
+    tries = _tries(session, [*conditions, among(session, Trial.cell, named)]) if rows else {}
+    holes = [
+        Hole(cell, _cell_of(config), trials, _missing(tries[cell])[:MOST_MISSING]) for cell, config, trials, _ in rows
+    ]
+    return holes, rows[0][3] if rows else 0
 
 
 def find_invalid(

@@ -3,15 +3,18 @@
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from service.database import Experiment, Protocol, Result, Trial
 from service.leaderboards import cell_scores
+from service.leaderboards.answer import Position
 from service.leaderboards.cell_scores import Counted
-from service.leaderboards.filters import GroupBy, Position, Question
-from service.leaderboards.metrics import Metric, measures, spread
+from service.leaderboards.conditions import COLUMNS
+from service.leaderboards.filters import Question
+from service.leaderboards.metrics import Measure, Metric, measures, spread
 from service.leaderboards.source import BoardKey, Contender, Entry, front_of
+from service.specs.columns import value_of
 
 _BATCH = 10_000
 """Values that one statement names; SQLite takes 32,766."""
@@ -25,8 +28,7 @@ class ChosenTrials:
         self._session = session
         self._metrics = list(dict.fromkeys((question.metric, *question.front)))
         self._shown = tuple(question.shown)
-        columns = [getattr(Trial, question.group_by or "model")]
-        columns += [getattr(Result, metric.value) for metric in self._metrics]
+        columns = [getattr(Result, metric.value) for metric in self._metrics]
         query = (
             select(Trial.id, Trial.fingerprint, Result.protocol, Trial.cell, *columns)
             .join(Result, Result.trial_id == Trial.id)
@@ -36,10 +38,9 @@ class ChosenTrials:
         if filters.protocol is not None:
             query = query.where(Result.protocol == filters.protocol)
         cells: dict[int, str] = {}
-        groups: dict[int, Any] = {}
         counted = []
-        for trial_id, fingerprint, protocol, cell, value, *values in session.execute(query):
-            cells[trial_id], groups[trial_id] = cell, value
+        for trial_id, fingerprint, protocol, cell, *values in session.execute(query):
+            cells[trial_id] = cell
             counted.append(Counted(trial_id, fingerprint, None, protocol, values))
         boards: dict[str, dict[str, list[Counted]]] = {}
         for result in cell_scores.newest(counted):
@@ -50,7 +51,9 @@ class ChosenTrials:
             {rows[-1].trial_id: rows for rows in boards[name].values() if len(rows) >= filters.min_seeds}
             for name in self._protocols
         ]
-        self._cells, self._groups = cells, groups
+        self._cells = cells
+        counts = select(Trial.cell, func.count(Trial.fingerprint.distinct())).join(Experiment).group_by(Trial.cell)
+        self._trials = dict(session.execute(counts.where(*question.of_trials())).all())
         self._positions: dict[tuple[int, Metric], dict[int, Position]] = {}
 
     def boards(self, metric: Metric) -> list[BoardKey]:
@@ -73,8 +76,8 @@ class ChosenTrials:
     def ahead(self, board: BoardKey, metric: Metric, position: Position) -> tuple[int, int]:
         """How many rows have a better mean, and how many stand up to and with the position."""
         more = metric.more_is_better
-        others = self.positions(board, metric).values()
-        better = sum(other.mean > position.mean if more else other.mean < position.mean for other in others)
+        others, shared = self.positions(board, metric).values(), position.shared
+        better = sum(other.shared > shared if more else other.shared < shared for other in others)
         return better, sum(other >= position if more else other <= position for other in others)
 
     def positions(self, board: BoardKey, metric: Metric) -> dict[int, Position]:
@@ -88,7 +91,9 @@ class ChosenTrials:
             for key, rows in self._rows[board].items():
                 known = [float(value) for row in rows if (value := row.values[column]) is not None]
                 if known:
-                    found[key] = Position(spread(known).mean, cell_scores.tie_of(self._cells[key]))
+                    cell = self._cells[key]
+                    standing = cell_scores.standing_of(metric, complete=len(rows) == self._trials[cell])
+                    found[key] = Position(standing, spread(known).mean, cell_scores.tie_of(cell))
         return self._positions[board, metric]
 
     def front(self, board: BoardKey, metrics: Sequence[Metric]) -> list[int]:
@@ -100,9 +105,35 @@ class ChosenTrials:
         ]
         return front_of(rows, metrics)
 
-    def groups(self, board: BoardKey, field: GroupBy) -> dict[int, Any]:
-        """All rows' values of the field that the source was made for."""
-        return {key: self._groups[key] for key in self._rows[board.id]}
+    def values(self, board: BoardKey, fields: Sequence[str]) -> dict[int, tuple[Any, ...]]:
+        """All rows' values of fields."""
+        keys = list(self._rows[board.id])
+        configs = self._configs(keys) if any(name not in COLUMNS for name in fields) else {}
+        stored: dict[int, dict[str, Any]] = {}
+        for first in range(0, len(keys), _BATCH):
+            some = select(Trial.id, *(getattr(Trial, name) for name in COLUMNS))
+            rows = self._session.execute(some.where(Trial.id.in_(keys[first : first + _BATCH])))
+            stored |= {row[0]: dict(zip(COLUMNS, row[1:], strict=True)) for row in rows}
+        return {
+            key: tuple(stored[key][name] if name in COLUMNS else value_of(configs[key], name) for name in fields)
+            for key in keys
+        }
+
+    def counted(self, board: BoardKey, metric: Metric) -> dict[int, tuple[int, int, Measure]]:
+        """Of all rows that have a metric: results, trials, and the mean over the results with its spread."""
+        column = self._metrics.index(metric)
+        found = {}
+        for key, rows in self._rows[board.id].items():
+            if known := [float(value) for row in rows if (value := row.values[column]) is not None]:
+                found[key] = len(rows), self._trials[self._cells[key]], spread(known)
+        return found
+
+    def _configs(self, keys: Sequence[int]) -> dict[int, Any]:
+        found: dict[int, Any] = {}
+        for first in range(0, len(keys), _BATCH):
+            some = select(Trial.id, Trial.config).where(Trial.id.in_(keys[first : first + _BATCH]))
+            found |= {row[0]: row[1] for row in self._session.execute(some)}
+        return found
 
     def entries(self, keys: Sequence[int]) -> dict[int, Entry]:
         """Whole rows, of one board or several."""
@@ -113,8 +144,7 @@ class ChosenTrials:
             some = Result.trial_id.in_(trials[first : first + _BATCH])
             query = select(Result.trial_id, *(getattr(Result, metric.value) for metric in self._shown)).where(some)
             values |= {row[0]: row[1:] for row in self._session.execute(query)}
-        chosen = select(Trial.id, Trial.config).where(Trial.id.in_(keys))
-        configs = {row[0]: row[1] for row in self._session.execute(chosen)}
+        configs = self._configs(keys)
         return {
             key: Entry(
                 self._cells[key],

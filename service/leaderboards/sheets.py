@@ -1,27 +1,30 @@
 """A leaderboard as tables for people, and as flat rows for programs and spreadsheets."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from service.leaderboards.leaderboard import Board, Leaderboard, Row, Spread
+from service.leaderboards.answer import Board, Hole, Leaderboard, Pivot, Row, Spread, missing_said
 from service.leaderboards.metrics import HEADLINE, Metric
-from service.leaderboards.text_tables import Cell, Measured, Sheet
+from service.leaderboards.significance import SAID
+from service.leaderboards.text_tables import Cell, Measured, Sheet, column_texts, value_text
+from service.specs.columns import Columns, value_of
 
 FIELDS = ("model", "layer", "rank", "lambda_ort", "constraint", "delta")
-"""Of a cell's configuration: the columns that say which it is."""
-_MOST_SEEDS = 20
+"""Of a cell's configuration: the columns that a CSV file has in any case."""
 
 
 def board_sheets(found: Leaderboard, dataset: str, metric: Metric, wanted: Sequence[Metric] = ()) -> list[Sheet]:
     """One table per board; without `wanted` columns those of the headline metrics that were measured."""
     sheets = [_sheet(board, dataset, metric, wanted) for board in found.boards]
+    sheets += [_matrix(board, board.pivot, dataset, metric) for board in found.boards if board.pivot is not None]
     notes = []
     if found.hole_count:
         trials = sum(hole.trials for hole in found.holes)
         more = "" if found.hole_count == len(found.holes) else " among the first of them"
         have = "cell has" if found.hole_count == 1 else "cells have"
-        notes.append(f"{found.hole_count} {have} no result yet ({_trials(trials)}{more})")
-    notes += [f"no result: {_said(hole.config)}; {_trials(hole.trials)}" for hole in found.holes]
+        notes.append(f"{found.hole_count} {have} no result ({_trials(trials)}{more})")
+    notes += [f"no result: {hole_said(found, hole)}" for hole in found.holes]
     notes += [f"trial {bad.trial_id} is left out: {'; '.join(bad.reasons)}" for bad in found.invalid]
     if notes:
         title = f"{dataset}: not on the leaderboards" if sheets else f"{dataset}: no results yet"
@@ -30,50 +33,93 @@ def board_sheets(found: Leaderboard, dataset: str, metric: Metric, wanted: Seque
     return sheets
 
 
+def hole_said(found: Leaderboard, hole: Hole) -> str:
+    """Which cell has no result, and why."""
+    return f"{configuration_said(found.shape, hole.config)}: {missing_said(hole.missing)}"
+
+
+def configuration_said(shape: Columns, config: Mapping[str, Any]) -> str:
+    """What a configuration is among those of a table; of a single one what is shared."""
+    told = {column.name: value_of(config, column.field) for column in shape.fields}
+    return _listed(told or shape.notable)
+
+
+def shared_said(shape: Columns) -> str:
+    """What all rows of a table have in common; what is as everywhere is left out."""
+    return f"All rows: {_listed(shape.notable)}." if shape.notable else ""
+
+
+def configuration_sheet(shape: Columns, configs: Sequence[Mapping[str, Any]]) -> Sheet:
+    """The columns alone, a row for each configuration; above, what all share."""
+    rows = [[value_of(config, column.field) for column in shape.fields] for config in configs]
+    numeric = [
+        all(value is None or type(value) in (int, float) for value in values) for values in zip(*rows, strict=True)
+    ]
+    return Sheet("", [column.name for column in shape.fields], numeric, rows, [], shared_said(shape))
+
+
 def _sheet(board: Board, dataset: str, metric: Metric, wanted: Sequence[Metric]) -> Sheet:
     measured = {name for row in board.rows for name in row.metrics}
     shown = [m for m in dict.fromkeys([metric, *(wanted or HEADLINE)]) if m in measured or m in wanted]
-    best = {m: _best(board.rows, m) for m in shown}
-    fields = [name for name in FIELDS if len({str(row.config.get(name)) for row in board.rows}) > 1]
-    same = [name for name in FIELDS if name not in fields and board.rows and board.rows[0].config.get(name)]
+    own = configuration_sheet(board.shape, [row.config for row in board.rows])
     front = board.front is not None
     references = [row.paper for row in board.rows]
     papers = [m for m in shown if any(m in ref.values for found in references for ref in found)]
     compared = [m for m in shown if any(row.difference and m in row.difference for row in board.rows)]
-    headings = ["#", *fields, *(m.reading.title for m in shown), *(f"paper: {m.reading.title}" for m in papers)]
+    headings = [*(m.reading.title for m in shown), *(f"paper: {m.reading.title}" for m in papers)]
     headings += [f"difference: {m.reading.title}" for m in compared]
-    headings += ["seeds", *(["front"] if front else [])]
-    text = {"model", "layer", "constraint", "front"}
+    right = [True, *own.numeric, *(True for _ in headings), True, *([False] if front else [])]
     rows: list[list[Cell]] = []
-    for row in board.rows:
-        cells: list[Cell] = [row.place, *(row.config.get(name) for name in fields)]
-        cells += [_measured(row.metrics.get(m), m, best[m]) for m in shown]
+    for row, fields in zip(board.rows, own.rows, strict=True):
+        cells: list[Cell] = [row.place, *fields]
+        cells += [_measured(row, m) for m in shown]
         cells += [_printed(row, m) for m in papers]
         cells += [_difference(row, m) for m in compared]
-        cells.append(row.seeds if row.complete else f"{row.seeds} of {row.trials}")
+        cells.append(str(row.seeds) if row.complete else f"{row.seeds} of {row.trials}")
         rows.append(cells + (["*" if row.on_front else ""] if front else []))
-    notes = _notes(board, same, bool(papers))
-    return Sheet(
-        f"{dataset}: by {metric.reading.heading}", headings, [name not in text for name in headings], rows, notes
-    )
+    title = f"{dataset}: by {metric.reading.heading}"
+    headings = ["#", *own.headings, *headings, "seeds", *(["front"] if front else [])]
+    return Sheet(title, headings, right, rows, _notes(board, bool(papers)), own.above)
+
+
+def _matrix(board: Board, pivot: Pivot, dataset: str, metric: Metric) -> Sheet:
+    """A metric over two fields."""
+    rows: list[list[Cell]] = []
+    several = False
+    for value, cells in zip(pivot.rows, pivot.cells, strict=True):
+        rows.append([value])
+        for cell in cells:
+            several = several or (cell is not None and cell.cells > 1)
+            shown = None if cell is None else read(metric, cell.mean, cell.std)
+            of = None if cell is None else f"{cell.seeds} of {cell.trials}"
+            rows[-1].append(shown and replace(shown, of=of or ""))
+    across = [f"{pivot.across.name} {text}" for text in column_texts(pivot.columns)]
+    title = f"{dataset}: {metric.reading.title} by {pivot.down.name} and {pivot.across.name}"
+    notes = [f"Protocol {board.protocol[:12]}. Mean ± sample standard deviation over seeds (n of N seeds)."]
+    if several:
+        notes.append("A place takes the seeds of all its cells together, whatever else they differ in.")
+    return Sheet(title, [pivot.down.name, *across], [True] * (1 + len(across)), rows, notes)
 
 
 def _trials(count: int) -> str:
     return f"{count} {'trial' if count == 1 else 'trials'}"
 
 
-def _notes(board: Board, same: Sequence[str], paper: bool) -> list[str]:
+def _notes(board: Board, paper: bool) -> list[str]:
     counts = sorted({row.seeds for row in board.rows})
     notes = [f"Protocol {board.protocol[:12]}; {len(board.rows)} of {board.total} rows."]
     if counts:
         number = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
         seeds = "seed" if counts == [1] else "seeds"
-        notes.append(f"Mean ± sample standard deviation over {number} {seeds}; best means in bold.")
-    if same:
-        notes.append("All rows: " + ", ".join(f"{name} {_plain(board.rows[0].config[name])}" for name in same) + ".")
-    lacking = [f"#{row.place} {_listed(row.missing_seeds)}" for row in board.rows if row.missing_seeds]
+        notes.append(f"Mean ± sample standard deviation over {number} {seeds}. {SAID}")
+    lacking = [
+        f"{configuration_said(board.shape, row.config)}: {missing_said(row.missing)}"
+        for row in board.rows
+        if row.missing
+    ]
     if lacking:
-        notes.append("Missing seeds: " + "; ".join(lacking) + ".")
+        notes.append("Rows that lack seeds (k of N) stand after complete ones.")
+        notes.append("Missing: " + "; ".join(lacking) + ".")
     if board.unmeasured:
         notes.append(f"{board.unmeasured} cells have results without this metric.")
     if board.apart:
@@ -84,49 +130,40 @@ def _notes(board: Board, same: Sequence[str], paper: bool) -> list[str]:
     return notes
 
 
-def _best(rows: Sequence[Row], metric: Metric) -> float | None:
-    means = [row.metrics[metric]["mean"] for row in rows if metric in row.metrics and metric.has_best]
-    return (max if metric.more_is_better else min)(means, default=None)
-
-
-def _measured(spread: Spread | None, metric: Metric, best: float | None) -> Cell:
-    if spread is None:
-        return None
-    return _read(metric, spread["mean"], spread["std"], best=spread["mean"] == best)
+def _measured(row: Row, metric: Metric) -> Cell:
+    spread: Spread | None = row.metrics.get(metric)
+    return None if spread is None else read(metric, spread["mean"], spread["std"], best=metric in row.best)
 
 
 def _printed(row: Row, metric: Metric) -> Cell:
     value = next((ref.values[metric] for ref in row.paper if metric in ref.values), None)
-    return None if value is None else _read(metric, value.mean, value.spread)
+    return None if value is None else read(metric, value.mean, value.spread, decimals=value.decimals)
 
 
 def _difference(row: Row, metric: Metric) -> Cell:
     change = (row.difference or {}).get(metric)
-    return None if change is None else _read(metric, change.mean, change.error)
+    return None if change is None else read(metric, change.mean, change.error)
 
 
-def _read(metric: Metric, mean: float, std: float | None, *, best: bool = False) -> Measured:
-    """A value in the unit in which people read the metric."""
-    return Measured(mean, std, metric.reading.decimals, best).times(metric.reading.factor)
+def read(
+    metric: Metric, mean: float, std: float | None, *, best: bool = False, decimals: int | None = None
+) -> Measured:
+    """A value in the unit in which people read the metric, with its decimals unless others are given."""
+    shown = metric.reading.decimals if decimals is None else decimals
+    return Measured(mean, std, shown, best).times(metric.reading.factor)
 
 
-def _said(config: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {_plain(config[name])}" for name in FIELDS if config.get(name) is not None)
-
-
-def _listed(seeds: Sequence[int]) -> str:
-    return ", ".join(map(str, seeds[:_MOST_SEEDS])) + (", ..." if len(seeds) > _MOST_SEEDS else "")
-
-
-def _plain(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+def _listed(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value_text(value)}" for name, value in values.items())
 
 
 Value = str | int | float | bool | None
 
 
-def board_records(found: Leaderboard, wanted: Sequence[Metric] = ()) -> tuple[list[str], list[list[Value]]]:
-    """Header and rows for CSV, all numbers in the API's units.
+def board_records(
+    found: Leaderboard, wanted: Sequence[Metric] = (), *, chosen: bool = False
+) -> tuple[list[str], list[list[Value]]]:
+    """Header and rows for CSV, all numbers in the API's units. `chosen`: no fields but the leaderboard's columns.
 
     The column `status` is `ranked` or, on a board beside the first, `apart`: one row per cell and board. Then come
     `unmeasured` (cells of a board that lack the ranked metric), `no result` (a cell without any) and `invalid` (a
@@ -136,26 +173,32 @@ def board_records(found: Leaderboard, wanted: Sequence[Metric] = ()) -> tuple[li
     metrics = [m for m in Metric if m in (wanted or measured)]
     papers = {name for board in found.boards for row in board.rows for ref in row.paper for name in ref.values}
     printed = [m for m in metrics if m in papers]
-    header = ["status", "reason", "protocol", "place", "cell", *FIELDS, "seeds", "trials", "missing_seeds", "on_front"]
+    fields = [column.field for column in found.columns]
+    fields = fields if chosen else [*FIELDS, *(path for path in fields if path not in FIELDS)]
+    header = ["status", "reason", "protocol", "place", "cell", *fields, "seeds", "trials", "missing_seeds", "on_front"]
+    header.append("best")
     header += [f"{m}_{part}" for m in metrics for part in ("mean", "std", "min", "max")]
     header += [f"paper_{m}" for m in printed]
     header += [f"{m}_{part}" for m in metrics for part in ("difference", "difference_error")]
-    records = [_of_row(board, row, metrics, printed) for board in found.boards for row in board.rows]
-    records += _not_ranked(found)
+    records = [_of_row(board, row, metrics, printed, fields) for board in found.boards for row in board.rows]
+    records += _not_ranked(found, fields)
     return header, [[record.get(name) for name in header] for record in records]
 
 
-def _of_row(board: Board, row: Row, metrics: Sequence[Metric], printed: Sequence[Metric]) -> dict[str, Value]:
+def _of_row(
+    board: Board, row: Row, metrics: Sequence[Metric], printed: Sequence[Metric], fields: Sequence[str]
+) -> dict[str, Value]:
     record: dict[str, Value] = {
         "status": "apart" if board.apart else "ranked",
-        "reason": "; ".join(map(str, board.apart)),
+        "reason": "; ".join([*map(str, board.apart), *filter(None, [missing_said(row.missing)])]),
         "protocol": board.protocol,
         "place": row.place,
         "seeds": row.seeds,
         "trials": row.trials,
         "missing_seeds": " ".join(map(str, row.missing_seeds)),
         "on_front": row.on_front,
-        **_cell(row.cell, row.config),
+        "best": " ".join(row.best),
+        **_cell(row.cell, row.config, fields),
     }
     for m in metrics:
         if spread := row.metrics.get(m):
@@ -167,20 +210,27 @@ def _of_row(board: Board, row: Row, metrics: Sequence[Metric], printed: Sequence
     return record
 
 
-def _not_ranked(found: Leaderboard) -> list[dict[str, Value]]:
+def _not_ranked(found: Leaderboard, fields: Sequence[str]) -> list[dict[str, Value]]:
     records: list[dict[str, Value]] = []
     for board in found.boards:
         if board.unmeasured:
             reason = f"{board.unmeasured} cells have results without the ranked metric"
             records.append({"status": "unmeasured", "reason": reason, "protocol": board.protocol})
     records += [
-        {"status": "no result", "seeds": 0, "trials": hole.trials, **_cell(hole.cell, hole.config)}
+        {
+            "status": "no result",
+            "reason": missing_said(hole.missing),
+            "seeds": 0,
+            "trials": hole.trials,
+            "missing_seeds": " ".join(str(one.seed) for one in hole.missing),
+            **_cell(hole.cell, hole.config, fields),
+        }
         for hole in found.holes
     ]
     for bad in found.invalid:
         reason = f"trial {bad.trial_id}: {'; '.join(bad.reasons)}"
         record: dict[str, Value] = {"status": "invalid", "reason": reason, "protocol": bad.protocol}
-        records.append(record | _cell(bad.cell, bad.config))
+        records.append(record | _cell(bad.cell, bad.config, fields))
     for status, more in (
         ("no result", found.hole_count - len(found.holes)),
         ("invalid", found.invalid_count - len(found.invalid)),
@@ -190,5 +240,9 @@ def _not_ranked(found: Leaderboard) -> list[dict[str, Value]]:
     return records
 
 
-def _cell(cell: str, config: Mapping[str, Any]) -> dict[str, Value]:
-    return {"cell": cell} | {name: config.get(name) for name in FIELDS}
+def _cell(cell: str, config: Mapping[str, Any], fields: Sequence[str]) -> dict[str, Value]:
+    found: dict[str, Value] = {"cell": cell}
+    for path in fields:
+        value = value_of(config, path)
+        found[path] = value_text(value) if isinstance(value, list) else value
+    return found

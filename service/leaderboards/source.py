@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from service.leaderboards.filters import GroupBy, Position
-from service.leaderboards.metrics import Measures, Metric
+from service.leaderboards.answer import Position
+from service.leaderboards.metrics import Measure, Measures, Metric
 from service.leaderboards.pareto import on_front
 
 
@@ -50,8 +50,11 @@ class ScoreSource(Protocol):
     def front(self, board: BoardKey, metrics: Sequence[Metric]) -> list[int]:
         """Of the rows that have all of these metrics those that no other beats, best in the first metric first."""
 
-    def groups(self, board: BoardKey, field: GroupBy) -> dict[int, Any]:
-        """All rows' values of a field."""
+    def values(self, board: BoardKey, fields: Sequence[str]) -> dict[int, tuple[Any, ...]]:
+        """All rows' values of fields."""
+
+    def counted(self, board: BoardKey, metric: Metric) -> dict[int, tuple[int, int, Measure]]:
+        """Of all rows that have a metric: results, trials, and the mean over the results with its spread."""
 
     def entries(self, keys: Sequence[int]) -> dict[int, Entry]:
         """Whole rows, of one board or several."""

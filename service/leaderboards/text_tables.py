@@ -2,20 +2,27 @@
 
 import csv
 import io
+import json
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
+from decimal import Decimal
+from functools import cached_property
+from typing import Any, Self
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A mean and, over several seeds, its deviation, both in the unit of the column's title; `best` of its column."""
+    """A mean and, over several seeds, its deviation, both in the unit of the column's title; `best` of its column.
+
+    `of` is said behind it: of how many seeds it is.
+    """
 
     mean: float
     std: float | None
     decimals: int
     best: bool = False
+    of: str = ""
 
     def times(self, factor: float) -> Self:
         """The same in another unit."""
@@ -27,18 +34,72 @@ class Measured:
         return f"{self.mean:.{self.decimals}f}", None if self.std is None else f"{self.std:.{self.decimals}f}"
 
 
-Cell = str | int | float | Measured | None
+Cell = str | int | float | list[Any] | Measured | None
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table for people: a title, headings (those of numbers stand right), rows, and notes below."""
+    """A table for people: a title, headings (those of numbers stand right), rows, and notes below.
+
+    `above` is said before the rows: what all of them have in common.
+    """
 
     title: str
     headings: list[str]
     numeric: list[bool]
     rows: list[list[Cell]]
     notes: list[str] = field(default_factory=list)
+    above: str = ""
+
+    @cached_property
+    def texts(self) -> list[list[str | Measured]]:
+        """The rows as printed: the numbers of one column share their digits."""
+        columns = [_column(column) for column in zip(*self.rows, strict=True)]
+        return [[column[index] for column in columns] for index in range(len(self.rows))]
+
+
+_SIGNIFICANT = 6
+"""Digits of a number that are printed where fewer do not tell two apart."""
+_MOST_DECIMALS = 8
+"""More of them are written with an exponent, as are numbers with more digits than `_MOST_DIGITS`."""
+_MOST_DIGITS = 15
+
+
+def number_texts(values: Sequence[float]) -> list[str]:
+    """Numbers as one column prints them: all with the same decimals, or all with an exponent."""
+    rounded = [float(f"{value:.{_SIGNIFICANT}g}") for value in values]
+    if len(set(rounded)) < len(set(values)) or any(abs(value) >= 10**_SIGNIFICANT for value in values):
+        rounded = [float(value) for value in values]
+    decimals = max((_decimals(value) for value in rounded), default=0)
+    if decimals <= _MOST_DECIMALS and all(abs(value) < 10**_MOST_DIGITS for value in rounded):
+        return [f"{value:.{decimals}f}" for value in rounded]
+    digits = max(len(Decimal(repr(value)).normalize().as_tuple().digits) for value in rounded)
+    return [f"{value:.{digits - 1}e}" for value in rounded]
+
+
+def column_texts(values: Sequence[Any]) -> list[str]:
+    """Values of a configuration as one column prints them."""
+    return [text for text in _column(values) if isinstance(text, str)]
+
+
+def value_text(value: Any) -> str:
+    """One value of a configuration, by itself."""
+    (text,) = column_texts([value])
+    return text
+
+
+def _decimals(value: float) -> int:
+    exponent = Decimal(repr(value)).normalize().as_tuple().exponent
+    return max(0, -exponent) if isinstance(exponent, int) else 0
+
+
+def _column(cells: Sequence[Cell]) -> list[str | Measured]:
+    numbers = {index: float(cell) for index, cell in enumerate(cells) if type(cell) in (int, float)}  # type: ignore[arg-type]
+    printed = dict(zip(numbers, number_texts(list(numbers.values())), strict=True))
+    return [
+        printed[index] if index in printed else cell if isinstance(cell, Measured) else _plain(cell)
+        for index, cell in enumerate(cells)
+    ]
 
 
 def to_csv(header: Sequence[str], rows: Sequence[Sequence[str | int | float | bool | None]]) -> str:
@@ -62,9 +123,10 @@ def to_markdown(sheets: Sequence[Sheet]) -> str:
 
 def _markdown(sheet: Sheet) -> str:
     lines = [f"**{escape_markdown(sheet.title)}**", ""]
+    lines += [escape_markdown(sheet.above), ""] if sheet.above else []
     lines.append(_bars([escape_markdown(heading) for heading in sheet.headings]))
     lines.append(_bars(["---:" if numeric else "---" for numeric in sheet.numeric]))
-    lines += [_bars([_markdown_cell(cell) for cell in row]) for row in sheet.rows]
+    lines += [_bars([_markdown_cell(cell) for cell in row]) for row in sheet.texts]
     lines += ["", *(f"- {escape_markdown(note)}" for note in sheet.notes)]
     return "\n".join(lines) + "\n"
 
@@ -73,11 +135,12 @@ def _bars(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def _markdown_cell(cell: Cell) -> str:
+def _markdown_cell(cell: str | Measured) -> str:
     if isinstance(cell, Measured):
         mean, std = cell.printed
-        return (f"**{mean}**" if cell.best else mean) + ("" if std is None else f" ± {std}")
-    return escape_markdown(_plain(cell))
+        said = (f"**{mean}**" if cell.best else mean) + ("" if std is None else f" ± {std}")
+        return f"{said} ({cell.of})" if cell.of else said
+    return escape_markdown(cell)
 
 
 _MARKDOWN = {character: f"\\{character}" for character in "\\`*_{}[]#|~!@$"} | {"<": "&lt;", ">": "&gt;", "&": "&amp;"}
@@ -107,14 +170,14 @@ def _latex(sheet: Sheet) -> str:
     lines = [
         "\\begin{table}",
         "\\centering",
-        f"\\caption{{{escape_latex(sheet.title)}}}",
+        f"\\caption{{{escape_latex('. '.join(filter(None, (sheet.title, sheet.above))))}}}",
         "\\small",
         _SHRUNK,
         f"\\begin{{tabular}}{{{columns}}}",
         "\\toprule",
         " & ".join(map(_braced, sheet.headings)) + " \\\\",
         "\\midrule",
-        *(" & ".join(map(_latex_cell, row)) + " \\\\" for row in sheet.rows),
+        *(" & ".join(map(_latex_cell, row)) + " \\\\" for row in sheet.texts),
         "\\bottomrule",
         "\\end{tabular}}",
     ]
@@ -124,11 +187,12 @@ def _latex(sheet: Sheet) -> str:
     return "\n".join([*lines, "\\end{table}"]) + "\n"
 
 
-def _latex_cell(cell: Cell) -> str:
+def _latex_cell(cell: str | Measured) -> str:
     if isinstance(cell, Measured):
         mean, std = cell.printed
-        return (f"\\textbf{{{mean}}}" if cell.best else mean) + ("" if std is None else f" $\\pm$ {std}")
-    return _braced(_plain(cell))
+        said = (f"\\textbf{{{mean}}}" if cell.best else mean) + ("" if std is None else f" $\\pm$ {std}")
+        return f"{said} ({cell.of})" if cell.of else said
+    return _braced(cell)
 
 
 def _braced(text: str) -> str:
@@ -176,7 +240,5 @@ def _number(character: str) -> str:
     return f"U+{ord(character):04X}"
 
 
-def _plain(cell: Cell) -> str:
-    if cell is None:
-        return "-"
-    return f"{cell:g}" if isinstance(cell, float) else str(cell)
+def _plain(cell: Any) -> str:
+    return "-" if cell is None else cell if isinstance(cell, str) else json.dumps(cell, ensure_ascii=False)

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from service.errors import NotFoundError
-from service.leaderboards.leaderboard import PaperReference, Printed
+from service.leaderboards.answer import PaperReference, Printed
 from service.leaderboards.metrics import Metric
 from service.leaderboards.protocols import differences
 from service.paper.presets import PAPER, Preset, preset_spec, smaller
@@ -133,8 +133,27 @@ def complete(config: Plain) -> Plain:
 @cache
 def _published() -> Plain:
     text = files("service.paper").joinpath(f"{PAPER}.yaml").read_text(encoding="utf-8")
-    data: Plain = yaml.safe_load(text)
+    data: Plain = yaml.load(text, Loader=_AsPrinted)  # a safe loader
     return data
+
+
+class _PrintedNumber(float):
+    """A number that remembers with how many decimals it is written: 75.60 is not 75.6."""
+
+    decimals: int
+
+
+class _AsPrinted(yaml.SafeLoader):
+    """Reads numbers as they are written."""
+
+
+def _number(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> float:
+    found = _PrintedNumber(loader.construct_yaml_float(node))
+    found.decimals = len(node.value.partition(".")[2])
+    return found
+
+
+_AsPrinted.add_constructor("tag:yaml.org,2002:float", _number)
 
 
 @cache
@@ -200,7 +219,9 @@ def _values(printed: Plain) -> dict[str, Printed]:
         mean, spread = value if isinstance(value, list) else (value, None)
         factor = 1.0 if metric in RATIOS else Metric(metric).reading.factor
         scaled = None if spread is None else round(spread / factor, 10)
-        found[str(metric)] = Printed(round(mean / factor, 10), scaled, metric is not Metric.ROBUST_ACCURACY)
+        comparable = metric is not Metric.ROBUST_ACCURACY
+        decimals = mean.decimals if isinstance(mean, _PrintedNumber) else 0
+        found[str(metric)] = Printed(round(mean / factor, 10), scaled, comparable, decimals)
     return found
 
 

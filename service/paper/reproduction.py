@@ -11,9 +11,9 @@ from sqlalchemy.orm import Session
 
 from service.database import Experiment, Protocol, Result, Trial
 from service.leaderboards import cell_scores
+from service.leaderboards.answer import Printed, Spread, spreads
 from service.leaderboards.cell_scores import Counted
 from service.leaderboards.filters import Filters
-from service.leaderboards.leaderboard import Printed, Spread, spreads
 from service.leaderboards.metrics import Measures, Metric, measures
 from service.leaderboards.protocols import differences, measured_otherwise
 from service.paper import reference

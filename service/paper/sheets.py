@@ -1,6 +1,8 @@
 """A table of the paper as a table for people and as flat rows for programs."""
 
-from service.leaderboards.metrics import Metric
+from service.leaderboards.metrics import Measure, Metric
+from service.leaderboards.sheets import read
+from service.leaderboards.significance import SAID, unbeaten
 from service.leaderboards.text_tables import Cell, Measured, Sheet
 from service.paper.reference import RATIOS
 from service.paper.reproduction import Reproduction, TableRow
@@ -18,10 +20,10 @@ def table_sheet(found: Reproduction) -> Sheet:
         numeric += [True, *([True] if column in printed else [])]
     best = {column: _best(found, column) for column in found.columns}
     rows: list[list[Cell]] = []
-    for row in found.rows:
+    for index, row in enumerate(found.rows):
         cells: list[Cell] = [row.labels[label] for label in found.labels]
         for column in found.columns:
-            cells.append(_ours(row, column, best[column]))
+            cells.append(_ours(row, column, best=index in best[column]))
             if column in printed:
                 cells.append(_theirs(row, column))
         rows.append([*cells, row.status])
@@ -29,7 +31,8 @@ def table_sheet(found: Reproduction) -> Sheet:
     if found.protocols:
         names = list(found.protocols.values())
         named = names[0][:12] if len(names) == 1 else ", ".join(f"{p[:12]} ({d})" for d, p in found.protocols.items())
-        notes.insert(0, f"protocol {named}; mean ± sample standard deviation over seeds; best of ours bold")
+        notes.insert(0, f"protocol {named}; mean ± sample standard deviation over seeds")
+        notes.insert(1, f"of ours: {SAID[0].lower()}{SAID[1:]}")
     if found.other_protocols:
         notes.append(f"results under {len(found.other_protocols)} other protocols are not shown")
     for row in found.rows:
@@ -65,12 +68,11 @@ def _title(column: str) -> str:
     return column.replace("_", " ") if column in RATIOS else Metric(column).reading.title
 
 
-def _read(column: str, mean: float, std: float | None, *, best: bool = False) -> Measured:
+def _read(column: str, mean: float, std: float | None, *, best: bool = False, decimals: int | None = None) -> Measured:
     """A value in the unit in which people read its column."""
     if column in RATIOS:
-        return Measured(mean, std, 1, best)
-    reading = Metric(column).reading
-    return Measured(mean, std, reading.decimals, best).times(reading.factor)
+        return Measured(mean, std, 1 if decimals is None else decimals, best)
+    return read(Metric(column), mean, std, best=best, decimals=decimals)
 
 
 def _mean(row: TableRow, column: str) -> float | None:
@@ -80,20 +82,27 @@ def _mean(row: TableRow, column: str) -> float | None:
     return row.metrics[column]["mean"] if column in row.metrics else None
 
 
-def _best(found: Reproduction, column: str) -> float | None:
-    more = column in RATIOS or Metric(column).more_is_better
-    known = [mean for row in found.rows if (mean := _mean(row, column)) is not None]
-    return (max if more else min)(known, default=None)
+def _best(found: Reproduction, column: str) -> list[int]:
+    """Which rows are best beyond their errors; ratios have none."""
+    if column in RATIOS:
+        return []
+    measured = [
+        Measure(spread["seeds"], spread["mean"], spread["std"], spread["min"], spread["max"])
+        if row.status == "complete" and (spread := row.metrics.get(column)) is not None
+        else None
+        for row in found.rows
+    ]
+    return unbeaten(measured, Metric(column))
 
 
-def _ours(row: TableRow, column: str, best: float | None) -> Cell:
+def _ours(row: TableRow, column: str, *, best: bool) -> Cell:
     mean = _mean(row, column)
     if mean is None:
         return None
     std = row.metrics[column]["std"] if column in row.metrics else None
-    return _read(column, mean, std, best=mean == best)
+    return _read(column, mean, std, best=best)
 
 
 def _theirs(row: TableRow, column: str) -> Cell:
     value = row.paper.get(column)
-    return None if value is None else _read(column, value.mean, value.spread)
+    return None if value is None else _read(column, value.mean, value.spread, decimals=value.decimals)

@@ -95,6 +95,7 @@ class HeldExperiment:
             trial.state, trial.finished_at = TrialState.CANCELLED, now()
         self._session.add(trial)
         experiment.trial_count += 1
+        self.touched.add((trial.dataset, trial.cell))
         self._session.flush()
         if point is not None:
             self._tell(EventKind.TRIAL_SUGGESTED, trial, point=point)

@@ -28,7 +28,9 @@ class ExperimentProgress(Out):
     trials: dict[TrialState, int]
     epochs_done: int
     epochs: int
-    best_accuracy: float | None = Field(description="Best test accuracy of a finished trial.")
+    best_accuracy: float | None = Field(
+        description="Best test accuracy of a finished trial: not to choose by, or it is no test any more."
+    )
     best_val_accuracy: float | None = Field(description="Best validation accuracy of any epoch so far.")
     seconds_left: float | None
 

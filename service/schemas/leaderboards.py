@@ -7,6 +7,22 @@ from pydantic import Field
 from service.schemas.experiments import Out
 
 
+class ColumnOut(Out):
+    """A field in which rows differ: its dotted path, and a short name that no other field has."""
+
+    field: str = Field(description="Dotted, as in a grid.")
+    name: str = Field(description="The heading of tables for people.")
+
+
+class MissingOut(Out):
+    """A trial that adds nothing to its cell, and why."""
+
+    trial_id: int
+    seed: int
+    state: str = Field(description="The trial's, or `invalid` (its result cannot be true), or `other_protocol`.")
+    failure: str | None = Field(None, description="Class of what went wrong.")
+
+
 class SpreadOut(Out):
     """One metric over seeds; `std` is the sample standard deviation (n - 1), null for one seed."""
 
@@ -28,7 +44,7 @@ class GroupOut(Out):
     """The row is the best of so many `cells` whose `field` has this value."""
 
     field: str
-    value: str | float | None
+    value: Any
     cells: int
 
 
@@ -38,6 +54,7 @@ class PrintedOut(Out):
     mean: float
     spread: float | None
     comparable: bool
+    decimals: int | None = Field(None, description="With which it is printed, in the unit of tables for people.")
 
 
 class PaperReferenceOut(Out):
@@ -64,6 +81,13 @@ class RowOut(Out):
     on_front: bool | None = Field(None, description="Whether no other cell is better in all metrics of `pareto`.")
     difference: dict[str, ChangeOut] | None = Field(None, description="To the cell that `baseline` names.")
     paper: list[PaperReferenceOut] = Field([], description="The paper's rows that it corresponds to.")
+    fields: dict[str, Any] = Field({}, description="Its values in the board's columns, by path.")
+    missing: list[MissingOut] = Field([], description="The trials without a result under this protocol, and why.")
+    best: list[str] = Field(
+        [],
+        description="Metrics in which no row shown beats it beyond both errors (Welch's t-test, 5 %), "
+        "where some row is beaten.",
+    )
 
 
 class DifferenceOut(Out):
@@ -72,6 +96,26 @@ class DifferenceOut(Out):
     field: str
     here: Any
     there: Any
+
+
+class PivotCellOut(Out):
+    """The ranked metric over all results of the `cells` that share two fields' values."""
+
+    mean: float
+    std: float | None = Field(description="Sample deviation over the results; null for one.")
+    seeds: int = Field(description="Results there are, of all cells together.")
+    trials: int = Field(description="Trials of all cells together.")
+    cells: int
+
+
+class PivotOut(Out):
+    """A matrix over two fields."""
+
+    down: ColumnOut
+    across: ColumnOut
+    rows: list[Any] = Field(description="Values of `down`.")
+    columns: list[Any] = Field(description="Values of `across`.")
+    cells: list[list[PivotCellOut | None]] = Field(description="By row; null: nothing was measured there.")
 
 
 class BoardOut(Out):
@@ -85,6 +129,9 @@ class BoardOut(Out):
     apart: list[DifferenceOut] = Field(description="Why not on the first board: fields here, and there.")
     front: list[str] | None = Field(None, description="Cells on the Pareto front, the first hundred of them.")
     next: str | None = Field(None, description="The cursor of this board's next page; name its protocol too.")
+    columns: list[ColumnOut] = Field([], description="The fields in which the rows shown differ, or those asked for.")
+    common: dict[str, Any] = Field({}, description="What the rows shown share, by path.")
+    pivot: PivotOut | None = Field(None, description="The matrix that `pivot` asks for, over all rows of the board.")
 
 
 class HoleOut(Out):
@@ -93,6 +140,7 @@ class HoleOut(Out):
     cell: str
     config: dict[str, Any]
     trials: int
+    missing: list[MissingOut] = Field([], description="Its trials, and why each has none.")
 
 
 class InvalidOut(Out):
@@ -115,6 +163,8 @@ class LeaderboardOut(Out):
     hole_count: int = 0
     invalid: list[InvalidOut] = Field([], description="The first hundred.")
     invalid_count: int = 0
+    columns: list[ColumnOut] = Field([], description="The fields that tell apart all rows, holes and invalid results.")
+    common: dict[str, Any] = Field({}, description="What all of these share, by path.")
 
 
 class TableRowOut(Out):

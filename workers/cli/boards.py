@@ -40,15 +40,20 @@ def leaderboard(
     constraint: Annotated[str | None, typer.Option(help="Only this constraint.")] = None,
     rank: Annotated[str | None, typer.Option(help="Only this rank; none: not decomposed.")] = None,
     min_seeds: Annotated[int | None, typer.Option(help="Only cells with so many results.")] = None,
+    where: Annotated[list[str], typer.Option(help="A condition: lr<=0.1; may be given several times.")] = [],  # noqa: B006
+    sort: Annotated[str | None, typer.Option(help="A field to order by; - before it: largest first.")] = None,
+    pivot: Annotated[str | None, typer.Option(help="Two fields: a matrix over both.")] = None,
     group_by: Annotated[str | None, typer.Option(help="Only the best cell of every value of this field.")] = None,
     pareto: Annotated[str | None, typer.Option(help="Metrics, separated by commas: marks who is best in all.")] = None,
     baseline: Annotated[str | None, typer.Option(help="A cell: differences to it are shown.")] = None,
+    columns: Annotated[str | None, typer.Option(help="Fields shown, by commas; else those that differ.")] = None,
+    hide: Annotated[str | None, typer.Option(help="Fields that are not shown.")] = None,
     limit: Annotated[int, typer.Option(help="Rows of every board.")] = 100,
     form: Form = None,
     as_json: Json = False,
 ) -> None:
     """Rank the cells of a data set by their mean over seeds."""
-    from workers.cli.tables import SHOWN, show_leaderboard
+    from workers.cli.tables import show_leaderboard
 
     question: BoardQuestion = {
         "metric": metric,
@@ -60,9 +65,14 @@ def leaderboard(
         "constraint": constraint,
         "rank": rank,
         "min_seeds": min_seeds,
+        "where": where or None,
         "group_by": group_by,
+        "sort": sort,
+        "pivot": pivot,
         "pareto": pareto,
         "baseline": baseline,
+        "columns": columns,
+        "hide": hide,
         "limit": limit,
     }
     if as_json or form is TextForm.JSON:
@@ -70,14 +80,8 @@ def leaderboard(
     elif form is not None:
         typer.echo(client.leaderboard_text(dataset, format=form.value, **question), nl=False)
     else:
-        if metrics is not None:  # beside what the terminal shows in any case
-            question["metrics"] = [*SHOWN, *(name for name in metrics.split(",") if name not in SHOWN)]
         found = client.leaderboard(dataset, **question)
-        # More columns make lines longer than some terminals: they are kept whole.
-        screen = console()
-        if metrics is not None or metric != "accuracy" or pareto is not None:
-            screen.width = max(screen.width, 160)
-        show_leaderboard(screen, found, metrics.split(",") if metrics else ())
+        show_leaderboard(console(), found, metrics.split(",") if metrics and metrics != "all" else ())
 
 
 @boards_app.command()

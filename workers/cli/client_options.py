@@ -86,6 +86,8 @@ def print_table(table: "Table") -> None:
     if screen.is_terminal:
         screen.print(table)
         return
+    if table.title:
+        typer.echo(str(table.title))
     headings = [str(column.header) for column in table.columns]
     for row in [headings, *zip(*(column.cells for column in table.columns), strict=True)]:
         typer.echo("\t".join(" ".join(str(cell).split()) for cell in row))

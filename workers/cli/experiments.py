@@ -32,6 +32,10 @@ Which = Annotated[Protocol, typer.Option(help="What is followed where the paper'
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the experiment's number alone.")]
 
 
+FieldNames = Annotated[str | None, typer.Option("--columns", help="Fields shown, by commas; else those that differ.")]
+HiddenNames = Annotated[str | None, typer.Option("--hide", help="Fields that are not shown.")]
+
+
 class Archived(StrEnum):
     """Whether archived experiments are listed."""
 
@@ -49,6 +53,8 @@ def submit(
     watch: Annotated[bool, typer.Option("--watch", help="Follow it, as `ttsv watch` does.")] = False,
     tag: Annotated[list[str], typer.Option(help="One more tag; may be given several times.")] = [],  # noqa: B006
     quiet: Quiet = False,
+    columns: FieldNames = None,
+    hide: HiddenNames = None,
     as_json: Json = False,
 ) -> None:
     """Post an experiment."""
@@ -60,7 +66,7 @@ def submit(
         if as_json:
             print_json(would)
         else:
-            _show_dry_run(would)
+            _show_dry_run(would, columns, hide)
             _warn(would.warnings)
         return
     experiment = client.submit(found)
@@ -112,11 +118,14 @@ def show(
     client: "Client",
     experiment_id: ExperimentId,
     state: Annotated[list[TrialState], typer.Option(help="Only trials of these states.")] = [],  # noqa: B006
+    columns: FieldNames = None,
+    hide: HiddenNames = None,
     as_json: Json = False,
 ) -> None:
     """Show an experiment and its trials."""
-    from workers.cli.tables import progress_line, show_errors, trials_table
+    from workers.cli.tables import Shown, progress_line, show_errors, trials_table
 
+    shown = Shown.named(columns, hide)
     experiment = client.experiment(experiment_id)
     trials = list(client.trials(experiment_id, state=[one.value for one in state] or None))
     if as_json:
@@ -126,7 +135,7 @@ def show(
     typer.echo(progress_line(experiment))
     if experiment.error:
         typer.echo(experiment.error)
-    print_table(trials_table(trials))
+    print_table(trials_table(trials, shown))
     show_errors(console(), trials)
 
 
@@ -188,12 +197,12 @@ def _warn(warnings: Sequence[str]) -> None:
         typer.echo(f"ttsv: warning: {warning}", err=True)
 
 
-def _show_dry_run(would: "DryRunOut") -> None:
-    from workers.cli.tables import dry_run_table, duration
+def _show_dry_run(would: "DryRunOut", columns: str | None, hide: str | None) -> None:
+    from workers.cli.tables import Shown, dry_run_table, duration
 
     seconds, steps = would.totals.seconds, would.totals.steps
     if would.trials:
-        print_table(dry_run_table(would))
+        print_table(dry_run_table(would, Shown.named(columns, hide)))
     typer.echo(f"{would.grid_points} grid points, {would.trial_count} different trials; nothing was stored")
     typer.echo(f"steps of all trials: {'unknown' if steps is None else steps}")
     typer.echo(f"training, one trial after another: {'unknown' if seconds is None else duration(seconds)}")

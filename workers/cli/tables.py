@@ -3,20 +3,51 @@
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from pydantic import TypeAdapter
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from service.errors import QueryError, UserError
+from service.leaderboards.answer import Leaderboard
 from service.leaderboards.metrics import Metric
+from service.leaderboards.sheets import board_sheets, configuration_sheet, read
+from service.leaderboards.text_tables import Cell, Measured, Sheet
 from service.schemas.experiments import ArtifactOut, DryRunOut, ExperimentOut, TrialDetailOut, TrialOut
-from service.schemas.leaderboards import BoardOut, LeaderboardOut, RowOut
+from service.schemas.leaderboards import LeaderboardOut
+from service.specs.columns import Columns, columns_of, known_fields
 from service.specs.states import OPEN_TRIALS, TrialState
 
 if TYPE_CHECKING:
     from rich.progress import Progress
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Which fields a table of trials shows: those `chosen`, or all that differ, without those `hidden`."""
+
+    chosen: tuple[str, ...] = ()
+    hidden: tuple[str, ...] = ()
+
+    @classmethod
+    def named(cls, columns: str | None, hide: str | None) -> Self:
+        """From names separated by commas; raises `UserError`."""
+        try:
+            return cls(*(known_fields(names.split(",") if names else (), "a field") for names in (columns, hide)))
+        except QueryError as error:
+            raise UserError(error.problems[0].message) from None
+
+    def columns(self, configs: Sequence[Mapping[str, Any]]) -> Columns:
+        """The columns of a table of such trials."""
+        return columns_of(configs, chosen=self.chosen, hidden=self.hidden)
+
+
+EVERY = Shown()
+"""All fields that differ."""
 
 
 def progress_line(experiment: ExperimentOut) -> str:
@@ -28,9 +59,7 @@ def progress_line(experiment: ExperimentOut) -> str:
         f"trials {final}/{experiment.trial_count} ({progress.trials[TrialState.RUNNING]} running)",
         f"epochs {progress.epochs_done}/{progress.epochs}",
     ]
-    if progress.best_accuracy is not None:
-        parts.append(f"best test accuracy {progress.best_accuracy:.2%}")
-    elif progress.best_val_accuracy is not None:
+    if progress.best_val_accuracy is not None:
         parts.append(f"best validation accuracy {progress.best_val_accuracy:.2%}")
     bad = progress.trials[TrialState.FAILED] + progress.trials[TrialState.DIVERGED]
     if bad:
@@ -50,10 +79,10 @@ def duration(seconds: float) -> str:
 
 def experiments_table(experiments: list[ExperimentOut]) -> Table:
     """One line per experiment."""
-    table = Table("id", "name", "state", "trials", "done", "best accuracy", "created")
+    table = Table("id", "name", "state", "trials", "done", "best validation accuracy", "created")
     for experiment in experiments:
         progress = experiment.progress
-        best = progress.best_accuracy
+        best = progress.best_val_accuracy
         table.add_row(
             str(experiment.id),
             Text(experiment.name),  # whatever it says, it is no markup
@@ -66,19 +95,16 @@ def experiments_table(experiments: list[ExperimentOut]) -> Table:
     return table
 
 
-def trials_table(trials: list[TrialOut]) -> Table:
-    """One line per trial."""
-    table = _table("id", "network", "layer", "rank", "lambda_ort", "delta", "seed", "state", "epoch", "accuracy %")
-    for trial in trials:
-        table.add_row(
-            str(trial.id),
-            *_configuration(trial.config),
-            str(trial.config["seed"]),
-            trial.state.value,
-            f"{trial.epoch}/{trial.epochs}",
-            "-" if trial.result is None else f"{trial.result.accuracy * 100:.2f}",
-        )
-    return table
+def trials_table(trials: list[TrialOut], shown: Shown = EVERY) -> Table:
+    """One line per trial: the fields in which they differ, and what became of each; above, what all share."""
+    shape = shown.columns([trial.config for trial in trials])
+    fields = configuration_sheet(shape, [trial.config for trial in trials])
+    rows: list[list[Cell]] = []
+    for trial, own in zip(trials, fields.rows, strict=True):
+        accuracy = None if trial.result is None else read(Metric.ACCURACY, trial.result.accuracy, None)
+        rows.append([trial.id, *own, trial.state.value, f"{trial.epoch}/{trial.epochs}", accuracy])
+    headings = ["id", *fields.headings, "state", "epoch", Metric.ACCURACY.reading.title]
+    return sheet_table(Sheet("", headings, [True, *fields.numeric, False, True, True], rows, [], fields.above))
 
 
 def show_errors(console: Console, trials: list[TrialOut]) -> None:
@@ -116,98 +142,58 @@ def artifacts_table(artifacts: list[ArtifactOut]) -> Table:
     return table
 
 
-def dry_run_table(would: DryRunOut) -> Table:
-    """One line per trial that would be made."""
-    configured = ("network", "layer", "rank", "lambda_ort", "delta", "seed")
-    table = _table("#", *configured, "parameters", "comp.", "steps", "time")
-    for trial in would.trials:
-        table.add_row(
-            str(trial.number),
-            *_configuration(trial.config),
-            str(trial.config["seed"]),
-            _or_dash(trial.parameters),
-            "-" if trial.compression is None else f"{trial.compression:.1f}",
-            _or_dash(trial.steps),
-            "-" if trial.seconds is None else duration(trial.seconds),
-        )
-    return table
+def dry_run_table(would: DryRunOut, shown: Shown = EVERY) -> Table:
+    """One line per trial that would be made: the fields in which they differ, and what each would cost."""
+    shape = shown.columns([trial.config for trial in would.trials])
+    fields = configuration_sheet(shape, [trial.config for trial in would.trials])
+    rows: list[list[Cell]] = []
+    for trial, own in zip(would.trials, fields.rows, strict=True):
+        compression = None if trial.compression is None else read(Metric.COMPRESSION, trial.compression, None)
+        seconds = None if trial.seconds is None else duration(trial.seconds)
+        rows.append([trial.number, *own, trial.parameters, compression, trial.steps, seconds])
+    headings = ["#", *fields.headings, "parameters", "compression", "steps", "time"]
+    return sheet_table(Sheet("", headings, [True, *fields.numeric, True, True, True, True], rows, [], fields.above))
 
 
-def show_leaderboard(console: Console, leaderboard: LeaderboardOut, extra: Sequence[str] = ()) -> None:
-    """One table per protocol, why it is apart, then what no table shows. `extra`: metrics in columns of their own."""
-    if not leaderboard.boards:
+_ANSWER: TypeAdapter[Leaderboard] = TypeAdapter(Leaderboard)
+
+
+def show_leaderboard(console: Console, leaderboard: LeaderboardOut, wanted: Sequence[str] = ()) -> None:
+    """The tables that Markdown has: one per protocol, then what no table shows. `wanted`: metrics that they show."""
+    found = _ANSWER.validate_python(leaderboard.model_dump(exclude={"boards": {"__all__": {"next"}}}))
+    if not found.boards:
         console.print(f"no results on {leaderboard.dataset} yet")
-    for board in leaderboard.boards:
-        console.print(_board_table(leaderboard, board, extra))
-        if board.apart:
-            reasons = "; ".join(f"{d.field}: {d.here} here, {d.there} there" for d in board.apart)
-            console.print(f"not ranked with the first table: {reasons}", markup=False, highlight=False)
-        if board.total > len(board.rows):
-            console.print(f"{len(board.rows)} of {board.total} rows")
-    if leaderboard.holes:
-        trials = sum(hole.trials for hole in leaderboard.holes)
-        console.print(f"{leaderboard.hole_count} cells ({trials} trials) have no result yet")
-    for bad in leaderboard.invalid:
-        reasons = "; ".join(bad.reasons)
-        console.print(f"trial {bad.trial_id} does not count: {reasons}", markup=False, highlight=False)
+    metrics = [Metric(name) for name in wanted]
+    for sheet in board_sheets(found, leaderboard.dataset, Metric(leaderboard.metric), metrics):
+        if any(sheet.texts) and sheet.rows[0]:
+            table = sheet_table(sheet)
+            console.width = max(console.width, console.measure(table).maximum)  # cells are kept whole
+            console.print(table)
+        for note in sheet.notes:
+            console.print(note, markup=False, highlight=False)
 
 
-def _board_table(leaderboard: LeaderboardOut, board: BoardOut, extra: Sequence[str]) -> Table:
-    """One line per cell in 80 columns; what all cells share stands above."""
-    models = {row.config["model"] for row in board.rows}
-    several = len(models) != 1
-    title = f"{leaderboard.dataset}{'' if several else ', ' + models.pop()}: by {leaderboard.metric}"
-    more = [Metric(name) for name in dict.fromkeys([leaderboard.metric, *extra]) if name not in SHOWN]
-    paper = any(Metric.ACCURACY in reference.values for row in board.rows for reference in row.paper)
-    table = _table(
-        "#",
-        *(["network"] if several else []),
-        *("layer", "rank", "lambda_ort", "delta", "accuracy %", "seeds", "ECE %", "sigma", "comp.", "time s"),
-        *(metric.reading.title for metric in more),
-        *(["paper %"] if paper else []),
-        *(["front"] if board.front is not None else []),
-        title=f"{title} (protocol {board.protocol[:12]})",
-        caption="mean ± standard deviation over seeds; sigma: largest singular value\n"
-        "(periodic convolutions); comp.: compression; time: training, mean",
-    )
-    for row in board.rows:
-        cells = _cells(row, with_model=several)
-        cells += [_mean(row, m, m.reading.factor, m.reading.decimals) for m in more]
-        if paper:
-            printed = (ref.values[Metric.ACCURACY].mean for ref in row.paper if Metric.ACCURACY in ref.values)
-            cells.append(next((f"{value * 100:.2f}" for value in printed), "-"))
-        cells += ["*" if row.on_front else ""] if board.front is not None else []
-        table.add_row(*cells)
+def sheet_table(sheet: Sheet) -> Table:
+    """A table for people in a terminal; headings are broken where words end."""
+    title = Text("\n".join(filter(None, (sheet.title, sheet.above))))
+    table = _table(title=title, title_justify="left") if title else _table()
+    for heading, numeric in zip(sheet.headings, sheet.numeric, strict=True):
+        table.add_column(Text(heading.replace(" ", "\n")), justify="right" if numeric else "left", no_wrap=True)
+    for row in sheet.texts:
+        table.add_row(*map(_text, row))
     return table
 
 
-SHOWN = (Metric.ACCURACY, Metric.ECE, Metric.MAX_SINGULAR_VALUE, Metric.COMPRESSION, Metric.TRAIN_SECONDS)
-"""Metrics that the terminal has columns for in any case."""
+def _text(cell: str | Measured) -> Text:
+    """Whatever it says, it is no markup; means that are best in bold."""
+    if isinstance(cell, str):
+        return Text(cell)
+    mean, std = cell.printed
+    behind = f" ({cell.of})" if cell.of else ""
+    return Text.assemble((mean, "bold" if cell.best else ""), "" if std is None else f" ± {std}", behind)
 
 
-def _cells(row: RowOut, *, with_model: bool) -> list[str]:
-    sigma = row.metrics.get(Metric.MAX_SINGULAR_VALUE)
-    return [
-        str(row.place),
-        *_configuration(row.config)[0 if with_model else 1 :],
-        _mean(row, Metric.ACCURACY, 100, 2),
-        str(row.seeds) if row.complete else f"{row.seeds} of {row.trials}",
-        _mean(row, Metric.ECE, 100, 2),
-        "-" if sigma is None else f"{sigma.max:.3f}",
-        _mean(row, Metric.COMPRESSION, 1, 1, spread=False),
-        _mean(row, Metric.TRAIN_SECONDS, 1, 1, spread=False),
-    ]
-
-
-def _mean(row: RowOut, metric: Metric, factor: float, digits: int, *, spread: bool = True) -> str:
-    found = row.metrics.get(metric)
-    if found is None:
-        return "-"
-    mean = f"{found.mean * factor:.{digits}f}"
-    return mean if found.std is None or not spread else f"{mean} ± {found.std * factor:.{digits}f}"
-
-
-_LEFT = frozenset({"id", "network", "layer", "state", "kind", "name", "SHA-256", "front"})
+_LEFT = frozenset({"kind", "name", "SHA-256"})
 """Columns of words; numbers stand on the right."""
 
 
@@ -217,16 +203,6 @@ def _table(*columns: str, **labels: Any) -> Table:
     for name in columns:
         table.add_column(name, justify="left" if name in _LEFT else "right", no_wrap=True)
     return table
-
-
-def _configuration(config: Mapping[str, Any]) -> list[str]:
-    """Network, layer, rank, lambda_ort and delta of a trial."""
-    lambda_ort = "-" if config["layer"] == "dense" else f"{config['lambda_ort']:g}"
-    return [config["model"], config["layer"], _or_dash(config["rank"]), lambda_ort, _or_dash(config["delta"])]
-
-
-def _or_dash(value: object) -> str:
-    return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 class LiveLine:

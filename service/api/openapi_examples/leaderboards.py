@@ -33,6 +33,9 @@ ROW: Example = {
     "on_front": None,
     "difference": None,
     "paper": [],
+    "fields": {"rank": 16},
+    "missing": [],
+    "best": [],
 }
 
 LEADERBOARD: Example = {
@@ -48,18 +51,23 @@ LEADERBOARD: Example = {
             "apart": [],
             "front": None,
             "next": None,
+            "columns": [{"field": "rank", "name": "rank"}],
+            "common": {"dataset": "digits", "model": "small-cnn", "layer": "tt", "training.lr": 0.05},
+            "pivot": None,
         }
     ],
     "holes": [],
     "hole_count": 0,
     "invalid": [],
     "invalid_count": 0,
+    "columns": [{"field": "rank", "name": "rank"}],
+    "common": {"dataset": "digits", "model": "small-cnn", "layer": "tt", "training.lr": 0.05},
 }
 
 LEADERBOARD_TEXT = {
     Format.CSV: "status,reason,protocol,place,cell,model\r\nranked,,9a967f734e67,1,01779b46a560,small-cnn\r\n",
-    Format.MARKDOWN: "| # | rank | accuracy (%) | seeds |\n| ---: | ---: | ---: | ---: |\n| 1 | 16 | **98.75** | 1 |",
-    Format.LATEX: "\\begin{tabular}{rrrr}\n1 & {16} & \\textbf{98.75} $\\pm$ 0.20 & {2} \\\\\n\\end{tabular}\n",
+    Format.MARKDOWN: "| # | rank | accuracy (%) | seeds |\n| --: | --: | --: | --: |\n| 1 | 16 | 98.75 ± 0.20 | 2 |",
+    Format.LATEX: "\\begin{tabular}{rrrr}\n1 & {16} & 98.75 $\\pm$ 0.20 & {2} \\\\\n\\end{tabular}\n",
 }
 
 TABLE: Example = {
@@ -80,10 +88,10 @@ TABLE: Example = {
             "speedup": None,
             "memory_saving": None,
             "paper": {
-                "accuracy": {"mean": 0.9525, "spread": None, "comparable": True},
-                "robust_accuracy": {"mean": 0.517, "spread": None, "comparable": False},
-                "speedup": {"mean": 4.1, "spread": None, "comparable": True},
-                "compression": {"mean": 3.6, "spread": None, "comparable": True},
+                "accuracy": {"mean": 0.9525, "spread": None, "comparable": True, "decimals": 2},
+                "robust_accuracy": {"mean": 0.517, "spread": None, "comparable": False, "decimals": 1},
+                "speedup": {"mean": 4.1, "spread": None, "comparable": True, "decimals": 2},
+                "compression": {"mean": 3.6, "spread": None, "comparable": True, "decimals": 2},
             },
             "notes": [],
         }

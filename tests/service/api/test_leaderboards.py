@@ -3,6 +3,7 @@
 import csv
 import io
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -29,12 +30,20 @@ BOARD = "/v1/leaderboards/digits"
 
 
 @pytest.fixture
-def filled(submit: Submit, claim: Claim, table: Table, finish: Finish) -> int:
-    """Three cells: two seeds, one seed of two, none."""
+def filled(submit: Submit, claim: Claim, table: Table, finish: Finish, database: Database) -> int:
+    """Three cells: two seeds, one seed of two, none: of the last one trial diverged."""
     experiment_id = submit(seeds=2, **{"training.lr": [0.1, 0.2, 0.3]})
     lease = claim()
     for trial, accuracy in zip(table(Trial), (0.25, 0.5, 0.75), strict=False):
         finish(lease, trial.id, accuracy)
+    with_failure = table(Trial)[5].id
+
+    def work(session: Session) -> None:
+        with hold(session, lease) as held:
+            held.start_trial(with_failure)
+            held.fail_trial(with_failure, "diverged", "loss became nan")
+
+    database.write(work)
     return experiment_id
 
 
@@ -66,23 +75,49 @@ class TestForms:
     def test_each_form_has_every_row(self, api: TestClient, filled: int) -> None:
         rows = list(csv.DictReader(io.StringIO(api.get(f"{BOARD}?format=csv").text)))
         shown = [tuple(row[name] for name in ("status", "place", "seeds", "trials", "missing_seeds")) for row in rows]
-        assert shown == [("ranked", "1", "1", "2", "1"), ("ranked", "2", "2", "2", ""), ("no result", "", "0", "2", "")]
-        assert [row["accuracy_mean"] for row in rows] == ["0.75", "0.375", ""]
+        assert shown == [
+            ("ranked", "1", "2", "2", ""),
+            ("ranked", "2", "1", "2", "1"),
+            ("no result", "", "0", "2", "0 1"),
+        ]
+        assert [row["accuracy_mean"] for row in rows] == ["0.375", "0.75", ""]
+        assert [row["training.lr"] for row in rows] == ["0.1", "0.2", "0.3"]
+        assert [row["reason"] for row in rows] == ["", "seed 1 queued", "seed 0 queued; seed 1 diverged"]
         (hole,) = api.get(BOARD).json()["holes"]
         assert (rows[2]["cell"], rows[2]["model"]) == (hole["cell"], "small-cnn")
-        assert rows[0]["accuracy_std"] == ""
+        assert rows[1]["accuracy_std"] == ""
         text = api.get(f"{BOARD}?format=markdown").text
-        assert "| **75.00** |" in text
-        assert "37.50 ± 17.68" in text
+        assert "| \\# | lr | accuracy (%) |" in text
+        assert "\n\nAll rows: model small-cnn, layer dense, epochs 3.\n\n" in text
+        assert "| 1 | 0.1 | 37.50 ± 17.68 |" in text
+        assert "| 2 | 0.2 | 75.00 |" in text
         assert "| 1 of 2 |" in text
-        assert "1 cell has no result yet" in text
-        assert "\n- no result: model small-cnn, layer dense, " in text
-        assert "\n- Missing seeds: \\#1 1.\n" in text
+        assert "1 cell has no result (2 trials)" in text
+        assert "\n- no result: lr 0.3: seed 0 queued; seed 1 diverged\n" in text
+        assert "\n- Missing: lr 0.2: seed 1 queued.\n" in text
         text = api.get(f"{BOARD}?format=latex&standalone=true").text
         assert text.startswith("\\documentclass")
         assert "37.50 $\\pm$ 17.68" in text
         assert "accuracy (\\%)" in text
-        assert "{Missing seeds: \\#1 1.}" in text
+        assert "{Missing: lr 0.2: seed 1 queued.}" in text
+        assert "\\caption{digits: by accuracy. All rows: model small-cnn, layer dense, epochs 3.}" in text
+
+    def test_rows_and_holes_say_what_they_are(self, api: TestClient, filled: int) -> None:
+        body = api.get(BOARD).json()
+        (board,), (hole,) = body["boards"], body["holes"]
+        assert board["columns"] == body["columns"] == [{"field": "training.lr", "name": "lr"}]
+        assert [row["fields"] for row in board["rows"]] == [{"training.lr": 0.1}, {"training.lr": 0.2}]
+        assert (board["common"]["model"], board["common"]["training.epochs"]) == ("small-cnn", 3)
+        assert "training.lr" not in board["common"]
+        assert [(one["seed"], one["state"], one["failure"]) for one in board["rows"][1]["missing"]] == [
+            (1, "queued", None)
+        ]
+        assert [(one["seed"], one["state"]) for one in hole["missing"]] == [(0, "queued"), (1, "diverged")]
+        (board,) = api.get(f"{BOARD}?columns=rank,lr&hide=lr").json()["boards"]
+        assert board["columns"] == [{"field": "rank", "name": "rank"}]
+        assert [row["fields"] for row in board["rows"]] == [{"rank": None}] * 2
+        header = api.get(f"{BOARD}?format=csv&columns=epochs").text.split("\r\n")[0]
+        assert ",cell,training.epochs,seeds," in header
 
     def test_the_csv_says_why_a_row_is_not_ranked_with_the_others(
         self,
@@ -170,18 +205,57 @@ class TestQuestions:
         (board,) = api.get(f"{BOARD}?metrics=all&pareto=accuracy,loss&baseline={cell}&group_by=model").json()["boards"]
         (row,) = board["rows"]
         assert {"loss", "parameters", "latency_seconds"} <= set(row["metrics"])
-        assert (row["on_front"], row["group"]) == (True, {"field": "model", "value": "small-cnn", "cells": 2})
-        assert row["difference"]["accuracy"] == {"mean": 0.0, "error": None}
-        assert board["front"] == [cell]
+        assert (row["on_front"], row["group"]) == (False, {"field": "model", "value": "small-cnn", "cells": 2})
+        assert row["difference"]["accuracy"] == {"mean": 0.0, "error": pytest.approx(math.sqrt(1 / 32))}
+        assert len(board["front"]) == 1  # the other, which is better and lacks a seed
+        assert board["front"] != [cell]
+
+    def test_conditions_groups_orders_and_a_matrix(self, api: TestClient, filled: int) -> None:
+        def lrs(query: str) -> list[float]:
+            (board,) = api.get(f"{BOARD}?columns=lr&{query}").json()["boards"]
+            return [row["fields"]["training.lr"] for row in board["rows"]]
+
+        for chosen in ("", f"&experiment={filled}"):
+            assert lrs(f"where=training.lr<=0.1{chosen}") == [0.1]
+            assert lrs(f"where=lr>0.1&where=lr in (0.2, 0.3){chosen}") == [0.2]
+            assert lrs(f"sort=-lr{chosen}") == [0.2, 0.1]
+            assert lrs(f"group_by=training.lr{chosen}") == [0.1, 0.2]
+            body = api.get(f"{BOARD}?pivot=epochs,lr{chosen}").json()
+            assert LeaderboardOut.model_validate(body).model_dump(mode="json") == body
+            pivot = body["boards"][0]["pivot"]
+            assert (pivot["down"]["field"], pivot["rows"], pivot["columns"]) == ("training.epochs", [3], [0.1, 0.2])
+            assert [(cell["mean"], cell["seeds"], cell["trials"]) for cell in pivot["cells"][0]] == [
+                (0.375, 2, 2),
+                (0.75, 1, 2),
+            ]
+        assert api.get(f"{BOARD}?where=lr=0.3").json()["hole_count"] == 1
+        text = api.get(f"{BOARD}?pivot=epochs,lr&format=markdown").text
+        assert "| epochs | lr 0.1 | lr 0.2 |" in text
+        assert "| 3 | 37.50 ± 17.68 (2 of 2) | 75.00 (1 of 2) |" in text
+        assert "37.50 $\\pm$ 17.68 (2 of 2)" in api.get(f"{BOARD}?pivot=epochs,lr&format=latex").text
+        page = api.get("/leaderboards/digits?pivot=epochs,lr&where=lr<1&sort=lr&hide=rank").text
+        assert "accuracy (%) by epochs and lr" in page
+        assert "where=training.lr+%3C+1" in page  # of the downloads
+
+    def test_an_unknown_field_is_refused_with_the_nearest(self, sqlite_api: TestClient) -> None:
+        for parameter, value in (("where", "lern=1"), ("group_by", "lern"), ("sort", "-lern"), ("pivot", "lern,rank")):
+            (error,) = refused(sqlite_api.get(f"{BOARD}?{parameter}={value}"), 422, parameter)["errors"]
+            assert error["message"] == "there is no field 'lern'; the nearest is lr"
 
     @pytest.mark.parametrize(
         ("query", "field"),
         [
+            ("where=lr<fast", "where"),
+            ("sort=seed", "sort"),
+            ("pivot=lr,training.lr", "pivot"),
+            ("pivot=lr", "pivot"),
             ("metrics=speed", "metrics"),
             ("metrics=,", "metrics"),
             ("pareto=accuracy", "pareto"),
             ("pareto=accuracy,speed", "pareto"),
             ("group_by=seed", "group_by"),
+            ("columns=lear", "columns"),
+            ("hide=training.", "hide"),
             ("baseline=abc", "baseline"),
             ("rank=-1", "rank"),
             ("protocol=abc", "protocol"),
@@ -241,7 +315,8 @@ class TestTables:
         assert ("measure nothing" in notes) == (scale == "smoke")
         assert ("AutoAttack: in the paper" in notes) == (scale == "full")
         text = api.get(f"/v1/tables/{PAPER}/table2{query}&format=markdown").text
-        assert "| clip to 1 | 192 | **90.00** | 95.25 |" in text
+        assert "| clip to 1 | 192 | 90.00 | 95.25 |" in text
+        assert "**90" not in text  # all are equal
         rows = list(csv.DictReader(io.StringIO(api.get(f"/v1/tables/{PAPER}/table2{query}&format=csv").text)))
         assert rows[5]["paper_accuracy_mean"] == "0.9525"
 
@@ -308,7 +383,7 @@ class TestTables:
         assert api.get(f"/v1/tables/{PAPER}/table1").json()["rows"][0]["status"] == "1 of 3 seeds"
         text = api.get(f"/v1/tables/{PAPER}/table1?format=latex").text
         assert "{1 of 3 seeds}" in text
-        assert "75.60 $\\pm$ 0.30" in text
+        assert "& 75.6 $\\pm$ 0.3 &" in text  # as it is printed
         board = api.get("/v1/leaderboards/cifar10").json()["boards"][0]
         (reference,) = board["rows"][0]["paper"]
         assert (reference["table"], reference["values"]["accuracy"]["mean"]) == ("table1", 0.756)

@@ -96,6 +96,8 @@ class TestAgainstAServer:
         assert client.cancel(experiment.id).state == "cancelled"
         assert list(client.trials(experiment.id, state="queued")) == []
         assert client.leaderboard("digits", metric="loss", experiment_id=experiment.id).boards == []
+        assert client.leaderboard("digits", where=["lr<1", "rank in (2, 4)"], pivot=["rank", "lr"]).boards == []
+        assert list(client.leaderboard_frame("digits").columns) == ["place", "seeds", "trials"]
         assert client.ready().status == "ok"
 
     def test_lists_go_over_pages(self, client: Client, stored: Database, monkeypatch: pytest.MonkeyPatch) -> None:

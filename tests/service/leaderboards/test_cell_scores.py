@@ -47,8 +47,10 @@ finishes = st.tuples(
     st.none() | values,
     st.sampled_from([True, True, False]),
 )
+# Or a trial is only queued: (experiment, cell, seed).
+queued = st.tuples(st.just("queue"), st.integers(0, 2), st.integers(0, 2), st.integers(0, 3))
 archivings = st.tuples(st.sampled_from(["archive", "unarchive"]), st.integers(0, 2))
-histories = st.lists(finishes | finishes | archivings, min_size=1, max_size=12)
+histories = st.lists(finishes | finishes | queued | archivings, min_size=1, max_size=12)
 
 PROJECTS = [None, 1, 2]  # of the three experiments
 
@@ -64,11 +66,11 @@ def play(session: Session, history: list[tuple[Any, ...]], trial_result: Make) -
     session.flush()
     seen: set[tuple[int, str]] = set()
     for number, (kind, *what) in enumerate(history):
-        if kind != "finish":
+        if kind not in ("finish", "queue"):
             session.get_one(Experiment, what[0] + 1).archived_at = now() if kind == "archive" else None
             cell_scores.refresh_experiment(session, what[0] + 1)
             continue
-        experiment, cell, seed, protocol, value, optional, valid = what
+        experiment, cell, seed, *result = what
         fingerprint = f"{cell}-{seed}"
         if (experiment, fingerprint) in seen:  # an experiment has each trial once
             continue
@@ -78,7 +80,7 @@ def play(session: Session, history: list[tuple[Any, ...]], trial_result: Make) -
             number=number,
             fingerprint=fingerprint,
             cell=str(cell),
-            config={},
+            config={"seed": seed, "layer": "dense", "training": {"lr": 0.5, "epochs": 20}},
             dataset="digits",
             model="small-cnn",
             layer="dense",
@@ -86,10 +88,14 @@ def play(session: Session, history: list[tuple[Any, ...]], trial_result: Make) -
             constraint="none",
             seed=seed,
             epochs=1,
-            state=TrialState.SUCCEEDED,
+            state=TrialState.SUCCEEDED if result else TrialState.QUEUED,
         )
         session.add(trial)
         session.flush()
+        if not result:
+            cell_scores.recount(session, session.get_one(Experiment, experiment + 1))
+            continue
+        protocol, value, optional, valid = result
         row = trial_result(0.5) | {"loss": value, OPTIONAL: optional, "valid": valid}
         session.add(Result(trial_id=trial.id, protocol=protocol, fence=1, **row))
         cell_scores.refresh_cells(session, [("digits", str(cell))])
@@ -101,8 +107,8 @@ def expected(session: Session) -> dict[tuple[int, str, str], dict[str, tuple[Any
     experiments = {experiment.id: experiment for experiment in session.scalars(select(Experiment))}
     newest: dict[tuple[int, str, str, str], Result] = {}
     for trial in session.scalars(select(Trial).order_by(Trial.id)):
-        result, experiment = results[trial.id], experiments[trial.experiment_id]
-        if result.valid and experiment.archived_at is None:
+        result, experiment = results.get(trial.id), experiments[trial.experiment_id]
+        if result is not None and result.valid and experiment.archived_at is None:
             for scope in {0, experiment.project_id or 0}:
                 newest[scope, result.protocol, trial.cell, trial.fingerprint] = result
     found: dict[tuple[int, str, str], dict[str, tuple[Any, ...]]] = {}
@@ -121,9 +127,26 @@ def stored(session: Session) -> dict[tuple[int, str, str], dict[str, list[Any]]]
     """The same from the scores; their ranks must say the same."""
     boards = {board.id: board for board in session.scalars(select(ScoreBoard))}
     rows = session.scalars(select(Score)).all()
-    ranks = {(r.score_id, r.metric): (r.board_id, r.mean, r.tie) for r in session.scalars(select(ScoreRank))}
-    said = {(row.id, name): (row.board_id, v[1], row.cell) for row in rows for name, v in row.metrics.items()}
-    assert ranks == {key: (board, mean, cell_scores.tie_of(cell)) for key, (board, mean, cell) in said.items()}
+    ranks = {
+        (r.score_id, r.metric): (r.board_id, r.standing, r.mean, r.tie) for r in session.scalars(select(ScoreRank))
+    }
+    assert ranks == {
+        (row.id, name): (
+            row.board_id,
+            int((row.seeds == row.trials) == Metric(name).more_is_better),
+            one[1],
+            cell_scores.tie_of(row.cell),
+        )
+        for row in rows
+        for name, one in row.metrics.items()
+    }
+    trials = [(t.cell, t.fingerprint, t.experiment_id) for t in session.scalars(select(Trial))]
+    counted = {e.id: e.project_id or 0 for e in session.scalars(select(Experiment)) if e.archived_at is None}
+    for row in rows:
+        scope = boards[row.board_id].scope
+        mine = {f for cell, f, e in trials if cell == row.cell and e in counted and scope in (0, counted[e])}
+        assert row.trials == len(mine)
+        assert row.fields == {"layer": "dense", "training.lr": 0.5}
     return {(boards[row.board_id].scope, boards[row.board_id].protocol, row.cell): row.metrics for row in rows}
 
 

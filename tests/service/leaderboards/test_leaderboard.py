@@ -20,10 +20,10 @@ from service.database import Experiment, ExperimentState, Protocol, Result, Tag,
 from service.database.engine import Database
 from service.errors import NotFoundError
 from service.leaderboards import cell_scores
-from service.leaderboards.filters import Filters, GroupBy, Question
-from service.leaderboards.leaderboard import Board, Change, Group, Leaderboard, PaperReference, Row, leaderboard
+from service.leaderboards.answer import Board, Change, Group, Hole, Leaderboard, Missing, PaperReference, Row
+from service.leaderboards.filters import Filters, Question
+from service.leaderboards.leaderboard import leaderboard
 from service.leaderboards.metrics import Metric
-from service.leaderboards.missing import Hole
 from service.paper.reference import references
 from tests.examples import examples
 
@@ -88,6 +88,7 @@ def store_runs(session: Session, experiments: list[list[Run]], trial_result: Mak
                 reasons = {} if run.valid else {"valid": False, "violations": ["certified, and broken"]}
                 session.add(Result(trial_id=trial_id, protocol=run.protocol, fence=1, **(values | reasons)))
                 cell_scores.refresh_cells(session, [(run.dataset, f"cell {run.cell}")])
+        cell_scores.recount(session, session.get_one(Experiment, number))  # as posting trials does
     session.flush()
 
 
@@ -110,6 +111,7 @@ def brute_force(experiments: list[list[Run]], metric: str, only: int | None) -> 
             boards.setdefault(protocol, []).append(row)
     for rows in boards.values():
         rows.sort(key=lambda row: row[3], reverse=metric == "accuracy")
+        rows.sort(key=lambda row: row[1] != row[2])  # complete ones first
     return boards, holes
 
 
@@ -179,7 +181,8 @@ class TestBruteForce:
             means = [row.metrics[metric]["mean"] for row in board.rows]
             assert means == pytest.approx([row[3] for row in expected], rel=1e-12)
             if metric == "accuracy":  # exact means: equals share a place
-                places = [1 + sum(other > mean for other in means) for mean in means]
+                ranked = [(row.complete, row.metrics[metric]["mean"]) for row in board.rows]
+                places = [1 + sum(other > mine for other in ranked) for mine in ranked]
                 assert [row.place for row in board.rows] == places
             by_cell = {row[0]: row for row in expected}
             assert {row.cell for row in board.rows} == set(by_cell)
@@ -271,14 +274,15 @@ class TestRules:
     def test_protocols_are_never_mixed(self, rank: Rank) -> None:
         found = rank([Run(0, 0, "a", 0.5), Run(0, 1, "b", 1.0), Run(1, 0, "b", 0.25)])
         means = {board.protocol: [row.metrics["accuracy"]["mean"] for row in board.rows] for board in found.boards}
-        assert means == {"b": [1.0, 0.25], "a": [0.5]}
+        assert means == {"b": [0.25, 1.0], "a": [0.5]}  # that of 1.0 lacks a seed
         assert list(means) == ["b", "a"]  # the board with more rows first
 
     def test_a_cell_with_some_results_is_incomplete_and_one_without_is_a_hole(self, rank: Rank) -> None:
         found = rank([Run(0, 0), Run(0, 1, None), Run(1, 0, None), Run(1, 1, None)])
         row = only_row(found)
         assert (row.trials, row.seeds, row.complete) == (2, 1, False)
-        assert found.holes == [Hole("cell 1", {"rank": 1}, 2)]
+        assert row.missing == [Missing(2, 1, "failed")]
+        assert found.holes == [Hole("cell 1", {"rank": 1}, 2, [Missing(3, 0, "failed"), Missing(4, 1, "failed")])]
 
     def test_equal_means_share_a_place(self, rank: Rank) -> None:
         accuracies = [0.5, 0.75, 0.5, 0.25]
@@ -394,7 +398,7 @@ class TestQuestions:
         for filters in (Filters(tag="all"), Filters(model="small-cnn"), Filters(tag="all", protocol="a")):
             board = only_board(ask(session, filters=filters, front=(Metric.ACCURACY, Metric.LOSS)))
             assert [row.cell for row in board.rows] == board.front == cells
-            by_loss = only_board(ask(session, Metric.LOSS, filters=filters, group_by=GroupBy.RANK))
+            by_loss = only_board(ask(session, Metric.LOSS, filters=filters, group_by="rank"))
             assert [row.cell for row in by_loss.rows] == cells[::-1]
 
     @pytest.mark.parametrize(
@@ -464,10 +468,10 @@ class TestQuestions:
     def test_groups_show_their_best_cell(self, rank: Rank, session: Session, tag: str | None) -> None:
         runs = [Run(0, 0, "a", 0.5, model="vgg11"), Run(1, 0, "a", 0.75, model="vgg11"), Run(2, 0, "a", 0.625)]
         rank(runs)
-        board = only_board(ask(session, filters=Filters(tag=tag), group_by=GroupBy.MODEL))
+        board = only_board(ask(session, filters=Filters(tag=tag), group_by="model"))
         assert [(row.place, row.cell, row.group) for row in board.rows] == [
-            (1, "cell 1", Group(GroupBy.MODEL, "vgg11", 2)),
-            (2, "cell 2", Group(GroupBy.MODEL, "small-cnn", 1)),
+            (1, "cell 1", Group("model", "vgg11", 2)),
+            (2, "cell 2", Group("model", "small-cnn", 1)),
         ]
         assert board.total == 2
 

@@ -12,11 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.leaderboards.text_tables import (
+    Cell,
     Measured,
     Sheet,
     defused,
     escape_latex,
     escape_markdown,
+    number_texts,
     to_csv,
     to_latex,
     to_markdown,
@@ -51,7 +53,9 @@ HOSTILE = [
 
 
 def sheet(names: list[str]) -> Sheet:
-    rows = [[name, 1, 0.25, Measured(97.125, 0.5, 2, best=True), Measured(96.0, None, 2), None] for name in names]
+    rows: list[list[Cell]] = [
+        [name, 1, 0.25, Measured(97.125, 0.5, 2, best=True), Measured(96.0, None, 2), None] for name in names
+    ]
     numeric = [False, True, True, True, True, True]
     return Sheet(names[0], [names[-1], "#", "lr", "accuracy (%)", "ECE (%)", "none"], numeric, rows, names)
 
@@ -154,3 +158,31 @@ class TestLatex:
             assert "Missing character" not in done.stdout
             assert "wide" not in name or "Overfull" not in done.stdout
             assert (tmp_path / f"{name}.pdf").stat().st_size > 1000
+
+
+class TestDigits:
+    @pytest.mark.parametrize(
+        ("values", "texts"),
+        [
+            ([900000.0, 1200000.0], ["900000", "1200000"]),
+            ([0.1, 0.05, 1], ["0.10", "0.05", "1.00"]),
+            ([192, 256], ["192", "256"]),
+            ([1e-5, 5e-4], ["0.00001", "0.00050"]),
+            ([1e-12, 1.5], ["1.0e-12", "1.5e+00"]),
+            ([1 / 3, 0.25], ["0.333333", "0.250000"]),
+            ([0.12345678, 0.12345679], ["0.12345678", "0.12345679"]),
+            ([1e20, 1.0], ["1e+20", "1e+00"]),
+            ([], []),
+        ],
+    )
+    def test_numbers_of_a_column_share_them(self, values: list[float], texts: list[str]) -> None:
+        assert number_texts(values) == texts
+
+    def test_other_values_are_as_in_a_spec(self) -> None:
+        rows: list[list[Cell]] = [[None, True, [1, 2]], ["none", False, []]]
+        assert Sheet("", ["a", "b", "c"], [False] * 3, rows).texts == [["-", "true", "[1, 2]"], ["none", "false", "[]"]]
+
+    def test_what_is_shared_stands_above(self) -> None:
+        found = Sheet("t", ["a"], [True], [[1]], [], "All rows: x_y 1.")
+        assert "**t**\n\nAll rows: x\\_y 1.\n\n| a |" in to_markdown([found])
+        assert "\\caption{t. All rows: x\\_y 1.}" in to_latex([found])

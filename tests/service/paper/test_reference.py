@@ -144,3 +144,12 @@ def test_in_what_data_sets_were_measured_otherwise() -> None:
     assert measured_otherwise(records) == measured_otherwise({}) == []
     records["two"] |= {"images": {"accuracy": 8}, "ece": {"bins": 10}}
     assert measured_otherwise(records) == ["two was not measured as one: ece.bins: 10 here, 15 there"]
+
+
+def test_numbers_have_the_digits_with_which_they_are_printed() -> None:
+    """As the file has them: 75.6 ± 0.3 is not 75.60 ± 0.30."""
+    table1, table3 = paper_table(PAPER, "table1"), paper_table(PAPER, "table3")
+    assert (table1.rows[0].values["accuracy"].decimals, table3.rows[0].values["accuracy"].decimals) == (1, 2)
+    for row, first in ((table1.rows[0], "75.6"), (table3.rows[0], "78.37")):
+        accuracy = row.values["accuracy"]
+        assert f"{accuracy.mean * 100:.{accuracy.decimals}f}" == first

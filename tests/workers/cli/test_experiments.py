@@ -113,12 +113,20 @@ class TestSubmit:
 
     def test_dry(self, run: Run, file: Path) -> None:
         done = run("submit", file, "--dry-run")
-        heading, first, second, total = rows(done)[:4]
-        assert heading[:5] == ["#", "network", "layer", "rank", "lambda_ort"]
-        assert (first[1:4], first[6], second[6]) == (["small-cnn", "tt", "4"], "0", "1")
+        above, heading, first, second, total = rows(done)[:5]
+        assert above == ["All rows: model small-cnn, layer tt, rank 4."]
+        assert heading[:3] == ["#", "seed", "parameters"]
+        assert (first[1], second[1]) == ("0", "1")
         assert total == ["2 grid points, 2 different trials; nothing was stored"]
         would = json.loads(run("submit", file, "--dry-run", "--json").stdout)
-        assert str(would["trials"][0]["parameters"]) == first[7]
+        assert str(would["trials"][0]["parameters"]) == first[2]
+        hidden = rows(run("submit", file, "--dry-run", "--columns", "lr,seed", "--hide", "rank"))
+        assert hidden[0] == ["All rows: model small-cnn, layer tt."]
+        assert (hidden[1][:3], hidden[2][:3]) == (["#", "lr", "seed"], ["0", "0.05", "0"])
+        assert (
+            "there is no field 'sed'; the nearest is seed"
+            in run("submit", file, "--dry-run", "--hide", "sed", code=1).stderr
+        )
         assert rows(run("ls"))[1:] == []
 
     def test_fields_without_effect_are_warned_of(self, run: Run) -> None:
@@ -145,7 +153,7 @@ class TestLooking:
             [str(other), "other", "queued"],
             [str(done), "[bold]a name[/bold]", "failed"],
         ]
-        assert rows(run("ls"))[2][3:6] == ["2", "1", "87.50%"]
+        assert rows(run("ls"))[2][3:6] == ["2", "1", "70.00%"]  # of the validation
         for options, ids in (
             (("--state", "failed"), [done]),
             (("--state", "failed", "--state", "queued", "--sort", "id"), [done, other]),
@@ -163,13 +171,14 @@ class TestLooking:
         lines = run("show", number).stdout.splitlines()
         assert lines[0] == f"{number} [bold]a name[/bold]"
         assert lines[1].startswith("failed    | trials 2/2 (0 running) | epochs ")
-        assert lines[3].startswith("id\tnetwork\tlayer\trank")
-        assert lines[4].split("\t")[-1] == "87.50"
+        assert lines[3] == "All rows: model small-cnn, layer tt, rank 4."
+        assert lines[4] == "id\tseed\tstate\tepoch\taccuracy (%)"
+        assert lines[5].split("\t")[-1] == "87.50"
         assert lines[-1] == "trial 2: oom: out of memory"
         whole = json.loads(run("show", number, "--json").stdout)
         assert [item["id"] for item in whole] == [number, 1, 2]
         assert len(json.loads(run("show", number, "--json", "--state", "failed").stdout)) == 2
-        assert rows(run("trial", 1))[2][:2] == ["epoch", "train loss"]
+        assert rows(run("trial", 1))[3][:2] == ["epoch", "train loss"]
         assert json.loads(run("trial", 1, "--json").stdout)["result"]["accuracy"] == 0.875
 
     def test_in_a_terminal_there_are_tables(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,7 +219,10 @@ class TestLooking:
 
     def test_boards(self, run: Run, finished: Callable[[], int]) -> None:
         finished()
-        assert "digits, small-cnn: by accuracy" in run("leaderboard", "digits").stdout
+        shown = run("leaderboard", "digits").stdout
+        assert "digits: by accuracy" in shown
+        assert "All rows: model small-cnn, layer tt, rank 4." in shown
+        assert "Missing: model small-cnn, layer tt, rank 4: seed 1 failed (oom)." in shown
         as_json = json.loads(run("leaderboard", "digits", "--json").stdout)
         assert json.loads(run("leaderboard", "digits", "--format", "json").stdout) == as_json
         assert as_json["boards"][0]["rows"][0]["metrics"]["accuracy"]["mean"] == 0.875

@@ -1,0 +1,250 @@
+"""What a leaderboard says, as plain data: one model that the API, the text forms, the pages and the terminal show."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from typing_extensions import TypedDict  # that of Python 3.11 cannot be read from JSON (`Leaderboard`)
+
+from service.leaderboards.metrics import Measures
+from service.leaderboards.protocols import Difference
+from service.specs.columns import Columns, FieldColumn
+
+
+class Position(NamedTuple):
+    """A row's place in the order of one metric, which walks all three in the direction in which values get worse.
+
+    `standing` puts complete cells before the others (`standing_of`); equal means follow their cells
+    (`cell_scores.tie_of`).
+    """
+
+    standing: int
+    mean: float
+    tie: int
+
+    @property
+    def shared(self) -> tuple[int, float]:
+        """What rows that share a place have in common."""
+        return self.standing, self.mean
+
+
+class Spread(TypedDict):  # of which an answer has thousands: an object takes thrice as long to write
+    """One metric over the seeds of a cell; `std` is the sample deviation (n - 1), None for a single seed."""
+
+    seeds: int
+    mean: float
+    std: float | None
+    min: float
+    max: float
+
+
+def spreads(measures: Measures, names: Iterable[str]) -> dict[str, Spread]:
+    """Those of the named metrics that have a value."""
+    return {
+        name: {"seeds": one.seeds, "mean": one.mean, "std": one.std, "min": one.least, "max": one.largest}
+        for name in names
+        if (one := measures.get(name)) is not None
+    }
+
+
+@dataclass(frozen=True)
+class Change:
+    """A row's mean less the baseline's, and its standard error from both spreads; None where either has one seed."""
+
+    mean: float
+    error: float | None
+
+
+@dataclass(frozen=True)
+class Group:
+    """The row is the best of so many `cells` whose `field` has this value."""
+
+    field: str
+    value: Any
+    cells: int
+
+
+@dataclass(frozen=True)
+class Printed:
+    """A printed value in our units (fractions, not percent), and whether ours is measured in the same way.
+
+    `decimals` are those with which it is printed, in the unit in which people read the metric.
+    """
+
+    mean: float
+    spread: float | None
+    comparable: bool
+    decimals: int | None = None
+
+
+@dataclass(frozen=True)
+class PaperReference:
+    """A printed row beside ours: values by metric, and in words how they were got differently."""
+
+    table: str
+    row: dict[str, Any]
+    values: dict[str, Printed]
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A trial that adds nothing to its cell, and why: its state, `invalid`, or `other_protocol`.
+
+    `failure` is the class of what went wrong, where something did.
+    """
+
+    trial_id: int
+    seed: int
+    state: str
+    failure: str | None = None
+
+    @property
+    def said(self) -> str:
+        """What became of it, in words."""
+        words = _STATES.get(self.state, self.state)
+        return words if self.failure in (None, self.state) else f"{words} ({self.failure})"
+
+
+_STATES = {
+    "early_stopped": "stopped early",
+    "invalid": "with an invalid result",
+    "other_protocol": "measured under another protocol",
+}
+_MOST_SEEDS = 20
+
+
+def missing_said(missing: Iterable[Missing]) -> str:
+    """In words: which seeds are missing, together where the reason is the same."""
+    reasons: dict[str, list[int]] = {}
+    for one in missing:
+        reasons.setdefault(one.said, []).append(one.seed)
+    parts = []
+    for reason, seeds in reasons.items():
+        more = f" and {len(seeds) - _MOST_SEEDS} more" if len(seeds) > _MOST_SEEDS else ""
+        listed = ", ".join(map(str, seeds[:_MOST_SEEDS]))
+        parts.append(f"{'seed' if len(seeds) == 1 else 'seeds'} {listed}{more} {reason}")
+    return "; ".join(parts)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One cell: all its trials, of which `seeds` have results; `complete` if every trial has one.
+
+    `place` counts from 1 within a board; equal means share a place, complete rows stand before the others. `config` is
+    the cell's trial without its seed, `fields` its values in the board's columns. `missing` are the trials without a
+    result under the board's protocol, `missing_seeds` theirs. `best` names the metrics in which no row shown beats it
+    beyond both errors, where some row is beaten.
+    """
+
+    place: int
+    cell: str
+    config: dict[str, Any]
+    trials: int
+    seeds: int
+    complete: bool
+    missing_seeds: list[int]
+    metrics: dict[str, Spread]
+    group: Group | None = None
+    on_front: bool | None = None
+    difference: dict[str, Change] | None = None
+    paper: list[PaperReference] = field(default_factory=list)
+    fields: dict[str, Any] = field(default_factory=dict)
+    missing: list[Missing] = field(default_factory=list)
+    best: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class PivotCell:
+    """The ranked metric over all results of the `cells` that share two fields' values: `seeds` of `trials`."""
+
+    mean: float
+    std: float | None
+    seeds: int
+    trials: int
+    cells: int
+
+
+@dataclass(frozen=True)
+class Pivot:
+    """A matrix over two fields: their values down and across, and what was measured there, if anything."""
+
+    down: FieldColumn
+    across: FieldColumn
+    rows: list[Any]
+    columns: list[Any]
+    cells: list[list[PivotCell | None]]
+
+
+@dataclass(frozen=True)
+class Board:
+    """Rows measured under one protocol: only these may be ranked together.
+
+    `total` counts its rows (with grouping: its groups), `unmeasured` its cells without the ranked metric. `apart` says
+    in what its protocol differs from the first board's. `front` names the cells on the Pareto front, best first.
+    `next` is where the next page begins. `columns` are the fields in which its rows differ (or those asked for),
+    `common` what they share, by path.
+    """
+
+    protocol: str
+    record: dict[str, Any]
+    rows: list[Row]
+    total: int
+    unmeasured: int
+    apart: list[Difference]
+    front: list[str] | None = None
+    next: Position | None = None
+    columns: list[FieldColumn] = field(default_factory=list)
+    common: dict[str, Any] = field(default_factory=dict)
+    pivot: Pivot | None = None
+
+    @property
+    def shape(self) -> Columns:
+        """Its columns, with what they leave out."""
+        return Columns(self.columns, self.common)
+
+
+@dataclass(frozen=True)
+class Hole:
+    """A cell none of whose trials has a valid result: what is missing, at most `MOST_MISSING` of its `trials`."""
+
+    cell: str
+    config: dict[str, Any]
+    trials: int
+    missing: list[Missing] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Invalid:
+    """A result that cannot be true, and why: it ranks nowhere."""
+
+    trial_id: int
+    cell: str
+    config: dict[str, Any]
+    protocol: str
+    reasons: list[str]
+
+
+MOST_MISSING = 1000
+"""Missing trials that a hole names."""
+
+
+@dataclass(frozen=True)
+class Leaderboard:
+    """All boards of a data set (most rows first), the cells that no board shows and the results that none counts.
+
+    `columns` tell apart whatever it names, rows, holes and invalid results; `common` is what these share, by path.
+    """
+
+    boards: list[Board]
+    holes: list[Hole]
+    hole_count: int
+    invalid: list[Invalid]
+    invalid_count: int
+    columns: list[FieldColumn] = field(default_factory=list)
+    common: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def shape(self) -> Columns:
+        """Its columns, with what they leave out."""
+        return Columns(self.columns, self.common)

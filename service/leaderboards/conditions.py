@@ -1,0 +1,178 @@
+"""Conditions on the fields of cells, as people write them (`training.lr<=0.1`), and as a database checks them."""
+
+import json
+import math
+import operator
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, String, and_, false, func, literal, not_, or_
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.orm import InstrumentedAttribute
+from sqlalchemy.sql.functions import FunctionElement
+
+from service.database import Score, Trial
+from service.errors import FieldProblem, QueryError
+from service.specs.columns import default_of, known_field
+from ttsv.config.trial import field_infos
+
+_FORM = re.compile(r"\s*([\w.]+)\s*(<=|>=|!=|==|=|<|>|\bnot\s+in\b|\bin\b)\s*(.*?)\s*", re.DOTALL)
+_ORDERS: dict[str, Callable[[Any, Any], Any]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+_HOW = "write a field, a comparison and a value: lr<=0.1, layer=tt, rank in (192, 256), delta!=none"
+_MOST_VALUES = 1000
+COLUMNS = ("model", "layer", "constraint", "rank")
+"""Fields that scores and trials have columns for."""
+
+
+@dataclass(frozen=True)
+class Condition:
+    """That a field, by its path, compares so with one of several values; of orders there is one value, a number."""
+
+    field: str
+    comparison: str
+    values: tuple[Any, ...]
+
+    def __str__(self) -> str:
+        said = ["none" if value is None else str(value) for value in self.values]
+        listed = f"({', '.join(said)})" if "in" in self.comparison else said[0]
+        return f"{self.field} {self.comparison} {listed}"
+
+    def holds(self, value: Any) -> bool:
+        """Whether a cell with this value is meant."""
+        value = _array_text(value) if isinstance(value, list) else value
+        if self.comparison in _ORDERS:
+            return value is not None and bool(_ORDERS[self.comparison](value, self.values[0]))
+        return (value in self.values) == (self.comparison in ("=", "in"))
+
+    @property
+    def on_column(self) -> bool:
+        """Whether scores and trials have a column for the field."""
+        return self.field in COLUMNS
+
+    def of(self, kept: type[Trial] | type[Score]) -> ColumnElement[bool]:
+        """The same of a trial, or of a score by one of its columns; a field that is not there is at its default."""
+        if self.on_column:
+            column = getattr(kept, self.field)
+            return self._compare(column, column.is_(None))
+        assert kept is Trial, "scores are asked by `holds`: one statement reads their fields, and tells whose are meant"
+        path = tuple(self.field.split("."))
+        kind = _JsonKind(Trial.config, literal("".join(f'."{part}"' for part in path)), literal(_array(path)))
+        found = self._compare(_value(Trial.config, path, self.field), kind == "null")
+        return or_(kind.is_(None), found) if self.holds(default_of(self.field)) else and_(kind.is_not(None), found)
+
+    def _compare(self, value: Any, is_null: ColumnElement[bool]) -> ColumnElement[bool]:
+        if self.comparison in _ORDERS:
+            found: ColumnElement[bool] = _ORDERS[self.comparison](value, self.values[0])
+            return func.coalesce(found, false())
+        known = [one for one in self.values if one is not None]
+        found = func.coalesce(value.in_(known), false()) if known else false()
+        found = or_(found, is_null) if None in self.values else found
+        return found if self.comparison in ("=", "in") else not_(found)
+
+
+class _JsonKind(FunctionElement[str]):
+    """The type of what stands at a path of a document: SQL's NULL where nothing does, `null` where JSON's does."""
+
+    type = String()
+    inherit_cache = True
+
+
+@compiles(_JsonKind, "sqlite")
+def _of_sqlite(element: _JsonKind, compiler: Any, **how: Any) -> str:
+    document, path, _ = (compiler.process(clause, **how) for clause in element.clauses)
+    return f"json_type({document}, '$' || {path})"
+
+
+@compiles(_JsonKind, "postgresql")
+def _of_postgres(element: _JsonKind, compiler: Any, **how: Any) -> str:
+    document, _, path = (compiler.process(clause, **how) for clause in element.clauses)
+    return f"json_typeof({document} #> CAST({path} AS text[]))"
+
+
+def _array(path: tuple[str, ...]) -> str:
+    """PostgreSQL's way to write an array."""
+    return "{" + ",".join(f'"{part}"' for part in path) + "}"
+
+
+def _array_text(values: list[Any]) -> str:
+    """A list as documents keep it."""
+    return json.dumps(values, separators=(",", ":"))
+
+
+def _value(document: InstrumentedAttribute[Any], path: tuple[str, ...], field: str) -> Any:
+    found = document[path[0] if len(path) == 1 else path]
+    types = field_infos()[field].types
+    if bool in types:
+        return found.as_boolean()
+    return found.as_float() if _is_number(field) else found.as_string()
+
+
+def _is_number(field: str) -> bool:
+    return bool({int, float} & set(field_infos()[field].types))
+
+
+def condition(text: str, where: str = "where") -> Condition:
+    """One condition as people write it. Raises `QueryError` with what is wrong, said of the parameter `where`."""
+    parts = _FORM.fullmatch(text)
+    if parts is None or not parts[3]:
+        raise QueryError([FieldProblem(where, f"{text[:100]!r} is no condition: {_HOW}")])
+    field = cell_field(parts[1], where)
+    comparison = " ".join(parts[2].split()).replace("==", "=")
+    if "in" in comparison:
+        listed = re.fullmatch(r"\((.*)\)|\[(.*)\]", parts[3], re.DOTALL)
+        if listed is None:
+            raise QueryError(
+                [FieldProblem(where, f"{text[:100]!r}: list the values in brackets, as in rank in (2, 4)")]
+            )
+        texts = _split(listed[1] if listed[1] is not None else listed[2])
+    else:
+        texts = [parts[3]]
+    if len(texts) > _MOST_VALUES:
+        raise QueryError([FieldProblem(where, f"at most {_MOST_VALUES} values")])
+    values = tuple(_parsed(field, one, where) for one in texts)
+    if comparison in _ORDERS and (values[0] is None or not _is_number(field)):
+        raise QueryError([FieldProblem(where, f"{field} {comparison} {texts[0][:60]}: only numbers have an order")])
+    return Condition(field, comparison, values)
+
+
+def cell_field(name: str, where: str) -> str:
+    """The path of a field that the trials of a cell share. Raises `QueryError`."""
+    field = known_field(name, where)
+    if field in ("seed", "dataset"):
+        why = "rows are means over seeds" if field == "seed" else "a leaderboard is of one"
+        raise QueryError([FieldProblem(where, f"{field} tells no rows apart: {why}")])
+    return field
+
+
+def _split(text: str) -> list[str]:
+    """At commas that stand in no brackets: a value may be a list itself."""
+    return [one.strip() for one in re.findall(r"(?:\[[^\]]*\]|[^,\[])+", text) if one.strip()]
+
+
+def _parsed(field: str, text: str, where: str) -> Any:
+    """A value as scores and trials keep it; raises `QueryError`."""
+    types = field_infos()[field].types
+    text = text.strip("\"'")
+    if text.lower() in ("none", "null") and (type(None) in types or str not in types):
+        return None
+    try:
+        if bool in types:
+            return {"true": True, "false": False}[text.lower()]
+        if _is_number(field):
+            if not math.isfinite(number := float(text)):
+                raise ValueError
+            return number
+        if tuple in types:
+            listed = json.loads(text)
+            return _array_text([float(one) for one in listed] if field_infos()[field].element is float else listed)
+    except (ValueError, KeyError, TypeError):
+        kind = "true or false" if bool in types else "a number" if _is_number(field) else "a list"
+        raise QueryError([FieldProblem(where, f"{field}: {text[:60]!r} is not {kind}")]) from None
+    return text

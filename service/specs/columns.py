@@ -1,0 +1,158 @@
+"""The fields that tell configurations apart: columns of a table of trials or cells, and what all of its rows share."""
+
+import difflib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass
+from functools import cache
+from typing import Any
+
+from service.errors import FieldProblem, QueryError
+from ttsv.config.trial import field_infos
+
+Plain = Mapping[str, Any]
+
+_ALWAYS_SAID = ("model", "layer")
+"""Fields that are worth saying whatever their value is."""
+
+
+@dataclass(frozen=True)
+class FieldColumn:
+    """A field of a trial as a column: its dotted path, and the shortest name that no other field has."""
+
+    field: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The fields in which configurations differ, in the order of a trial's, and by path what all of them share."""
+
+    fields: list[FieldColumn]
+    common: dict[str, Any]
+
+    def of(self, config: Plain) -> dict[str, Any]:
+        """A configuration's values in these columns, by path."""
+        return {column.field: value_of(config, column.field) for column in self.fields}
+
+    @property
+    def notable(self) -> dict[str, Any]:
+        """What is shared by short name, without what is as everywhere: fields at their defaults."""
+        return {
+            short_name(path): value
+            for path, value in self.common.items()
+            if path in _ALWAYS_SAID or (path not in ("dataset", "seed") and value != default_of(path))
+        }
+
+
+def columns_of(configs: Sequence[Plain], *, chosen: Sequence[str] = (), hidden: Sequence[str] = ()) -> Columns:
+    """The columns of a table of such configurations: `chosen` fields or, without any, those that differ.
+
+    `hidden` fields are neither columns nor shared. A field that an older configuration lacks is at its default.
+    """
+    differing, common = _compared(configs)
+    fields = [path for path in chosen or differing if path not in hidden]
+    shared = {path: value for path, value in common.items() if path not in hidden and path not in fields}
+    return Columns([FieldColumn(path, short_name(path)) for path in fields], shared)
+
+
+def value_of(config: Plain, path: str) -> Any:
+    """The field at a dotted path, lists for tuples; its default where the configuration lacks it."""
+    found: Any = config
+    for part in path.split("."):
+        if not isinstance(found, Mapping) or part not in found:
+            return default_of(path)
+        found = found[part]
+    return list(found) if type(found) is tuple else found
+
+
+def told(config: Plain) -> dict[str, Any]:
+    """The fields of a cell that are not at their defaults, by path: all that is needed to know the others."""
+    paths = [path for name, part in config.items() for path in _paths(name, [part])]
+    values = {path: value_of(config, path) for path in paths if path not in ("seed", "dataset")}
+    return {path: value for path, value in values.items() if value != default_of(path) or path in _ALWAYS_SAID}
+
+
+@cache
+def short_name(path: str) -> str:
+    """`lr` for `training.lr`; the whole path where several fields end alike (`clipping.every`)."""
+    last = path.rpartition(".")[2]
+    return last if last in _last_parts() and _last_parts()[last] == path else path
+
+
+def known_field(name: str, where: str) -> str:
+    """The path of the field with a short or whole name. Raises `QueryError` with the nearest name, said of `where`."""
+    infos = field_infos()
+    if name in infos:
+        return name
+    if name in _last_parts():
+        return _last_parts()[name]
+    names = [*infos, *_last_parts()]
+    near = difflib.get_close_matches(name, names, 1, 0.5) or difflib.get_close_matches(name.lower(), names, 1, 0.0)
+    raise QueryError([FieldProblem(where, f"there is no field {name[:100]!r}; the nearest is {near[0]}")])
+
+
+def known_fields(names: Iterable[str], where: str) -> tuple[str, ...]:
+    """The paths of several fields, each once. Raises `QueryError`."""
+    return tuple(dict.fromkeys(known_field(name, where) for name in names))
+
+
+@cache
+def _last_parts() -> dict[str, str]:
+    """Short name -> path: of the last parts of paths those that one field has, or that are a field themselves."""
+    infos = field_infos()
+    counts = Counter(path.rpartition(".")[2] for path in infos)
+    return {last: path for path in infos if counts[last := path.rpartition(".")[2]] == 1 or last == path}
+
+
+def _compared(configs: Sequence[Plain]) -> tuple[list[str], dict[str, Any]]:
+    """The paths in which configurations differ, and by path what they share."""
+    differing: list[str] = []
+    common: dict[str, Any] = {}
+    for name in dict.fromkeys(name for config in configs for name in config):
+        own = configs[0].get(name)
+        others = [part for config in configs if (part := config.get(name)) is not own and part != own]
+        parts = [own, *others]
+        for path in _paths(name, parts):
+            inner, default = path.partition(".")[2], default_of(path)
+            first, *rest = (_within(part, inner, default) for part in parts)
+            if all(value == first for value in rest):
+                common[path] = first
+            else:
+                differing.append(path)
+    return _ordered(differing), {path: common[path] for path in _ordered(common)}
+
+
+def _within(part: Any, inner: str, default: Any) -> Any:
+    """A part that is a value by itself, or the field of one that has several."""
+    if inner:
+        part = part.get(inner, default) if type(part) is dict else default
+    elif part is None:
+        part = default
+    return list(part) if type(part) is tuple else part
+
+
+def _paths(name: str, parts: Sequence[Any]) -> Iterator[str]:
+    """The paths of a part that configurations have by this name: its own fields, if it has any."""
+    nested = [part for part in parts if isinstance(part, Mapping)]
+    if not nested:
+        yield name
+    for inner in dict.fromkeys(inner for part in nested for inner in part):
+        yield f"{name}.{inner}"
+
+
+def _ordered(paths: Iterable[str]) -> list[str]:
+    """In the order of a trial's fields; what is none of them comes last."""
+    order = {path: index for index, path in enumerate(field_infos())}
+    return sorted(paths, key=lambda path: order.get(path, len(order)))
+
+
+@cache
+def _defaults() -> dict[str, Any]:
+    found = {path: info.default for path, info in field_infos().items() if info.default is not MISSING}
+    return {path: list(value) if isinstance(value, tuple) else value for path, value in found.items()}
+
+
+def default_of(path: str) -> Any:
+    """A field's default, lists for tuples; None where it has none."""
+    return _defaults().get(path)

@@ -1,0 +1,223 @@
+"""Conditions, groups, orders and matrices over any field of a trial, against plain Python on both databases."""
+
+import itertools
+import operator
+import statistics
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy.orm import Session
+
+from service.database import Experiment, ExperimentState, Protocol, Result, Tag, Trial, TrialState
+from service.database.engine import Database
+from service.errors import QueryError
+from service.leaderboards import cell_scores
+from service.leaderboards.answer import Board
+from service.leaderboards.conditions import Condition, condition
+from service.leaderboards.filters import Filters, Question
+from service.leaderboards.leaderboard import leaderboard
+from ttsv.config.trial import TrialConfig
+
+Make = Callable[..., dict[str, Any]]
+
+LRS, RANKS, SCHEDULES = (0.01, 0.05, 0.5), (None, 2, 0.5), ("cosine", "multistep")
+CONFIGS: list[dict[str, Any]] = [
+    {
+        "layer": "dense" if rank is None else "tt",
+        "rank": rank,
+        "training": {"lr": lr, "schedule": schedule, "milestones": [1, 2] if schedule == "multistep" else []},
+        "augmentation": {"flip": lr == 0.5},
+        "division": {"power_iterations": None if lr == 0.01 else 1},
+    }
+    for lr, rank, schedule in itertools.product(LRS, RANKS, SCHEDULES)
+]
+MODES = pytest.mark.parametrize("tag", [None, "all"], ids=["scores", "added up"])
+
+
+def accuracy(cell: int, seed: int) -> float:
+    """One that no other cell has."""
+    return (cell * 7 % 19 + seed) / 64
+
+
+@pytest.fixture
+def session(database: Database, trial_result: Make) -> Iterator[Session]:
+    """With two trials of every configuration, of the last cell one of them without a result, and a hole."""
+    with Session(database.writer) as session:
+        session.add(Protocol(fingerprint="p", record={}))
+        counts = {"grid_points": 1, "trial_count": 1, "state": ExperimentState.SUCCEEDED}
+        session.add(Experiment(id=1, name="drawn", spec={}, **counts))
+        session.flush()
+        session.add(Tag(experiment_id=1, name="all"))
+        hole = {"layer": "tt", "rank": 8, "training": {"lr": 0.7}}
+        for cell, seed in itertools.product(range(len(CONFIGS) + 1), (0, 1)):
+            given = {"dataset": "digits", "model": "small-cnn", "seed": seed}
+            config = TrialConfig.from_dict(given | ([*CONFIGS, hole][cell])).to_dict()
+            names = ("model", "layer", "rank", "lambda_ort", "constraint", "seed", "dataset")
+            done = cell < len(CONFIGS) and (cell, seed) != (len(CONFIGS) - 1, 1)
+            trial = Trial(
+                experiment_id=1,
+                number=2 * cell + seed,
+                fingerprint=f"{cell}-{seed}",
+                cell=f"cell {cell}",
+                config=config,
+                epochs=1,
+                state=TrialState.SUCCEEDED if done else TrialState.QUEUED,
+                **{name: config[name] for name in names},
+            )
+            session.add(trial)
+            session.flush()
+            if done:
+                session.add(Result(trial_id=trial.id, protocol="p", fence=1, **trial_result(accuracy(cell, seed))))
+        cell_scores.refresh_experiment(session, 1)
+        yield session
+
+
+def board_of(session: Session, tag: str | None, *where: str, **asked: Any) -> Board:
+    filters = Filters(tag=tag, where=tuple(map(condition, where)))
+    found = leaderboard(session, Question(dataset="digits", filters=filters, **asked))
+    (board,) = found.boards
+    return board
+
+
+def numbers(board: Board) -> set[int]:
+    assert board.total == len(board.rows)
+    return {int(row.cell.split()[1]) for row in board.rows}
+
+
+def that(path: str, holds: Callable[[Any], bool]) -> set[int]:
+    def value(config: Any) -> Any:
+        for part in path.split("."):
+            config = config[part]
+        return config
+
+    return {cell for cell, config in enumerate(CONFIGS) if holds(value(config))}
+
+
+@MODES
+@pytest.mark.parametrize(
+    ("where", "cells"),
+    [
+        ("training.lr<=0.05", that("training.lr", lambda lr: lr <= 0.05)),
+        ("lr < 0.05", that("training.lr", lambda lr: lr < 0.05)),
+        ("lr>0.05", that("training.lr", lambda lr: lr > 0.05)),
+        ("lr >= 5e-2", that("training.lr", lambda lr: lr >= 0.05)),
+        ("lr=0.05", that("training.lr", lambda lr: lr == 0.05)),
+        ("lr!=0.05", that("training.lr", lambda lr: lr != 0.05)),
+        ("lr in (0.05, 0.5)", that("training.lr", lambda lr: lr in (0.05, 0.5))),
+        ("lr not in (0.05, 0.5)", that("training.lr", lambda lr: lr not in (0.05, 0.5))),
+        ("rank=none", that("rank", lambda rank: rank is None)),
+        ("rank != none", that("rank", lambda rank: rank is not None)),
+        ("rank in (none, 2)", that("rank", lambda rank: rank in (None, 2))),
+        ("rank not in (0.5, 2)", that("rank", lambda rank: rank is None)),
+        ("rank<1", that("rank", lambda rank: rank == 0.5)),
+        ("schedule=cosine", that("training.schedule", lambda name: name == "cosine")),
+        ("schedule!='cosine'", that("training.schedule", lambda name: name != "cosine")),
+        ("layer in (tt)", that("layer", lambda name: name == "tt")),
+        ("flip=true", that("augmentation.flip", bool)),
+        ("flip=false", that("augmentation.flip", operator.not_)),
+        ("milestones=[1, 2]", that("training.milestones", bool)),
+        ("milestones = []", that("training.milestones", operator.not_)),
+        ("milestones in ([], [3])", that("training.milestones", operator.not_)),
+        ("power_iterations=none", that("division.power_iterations", lambda count: count is None)),
+        ("power_iterations!=none", that("division.power_iterations", lambda count: count is not None)),
+        ("power_iterations>0", that("division.power_iterations", lambda count: count == 1)),
+        ("label_smoothing=0", set(range(len(CONFIGS)))),
+    ],
+)
+def test_rows_that_are_meant(session: Session, tag: str | None, where: str, cells: set[int]) -> None:
+    assert len(cells) > 0
+    assert numbers(board_of(session, tag, where)) == cells
+    one = condition(where)
+    (row, *_) = board_of(session, tag, where).rows
+    assert one == condition(str(one))
+    assert all(
+        one.holds(None if one.field == "rank" and value is None else value)
+        for value in row.fields.values()
+        if list(row.fields) == [one.field]
+    )
+
+
+@MODES
+def test_several_conditions_all_hold_and_holes_follow(session: Session, tag: str | None) -> None:
+    both = board_of(session, tag, "lr<=0.05", "rank=2")
+    assert numbers(both) == that("training.lr", lambda lr: lr <= 0.05) & that("rank", lambda rank: rank == 2)
+    for where, holes in (("lr=0.7", 1), ("lr=0.5", 0)):
+        question = Question(dataset="digits", filters=Filters(tag=tag, where=(condition(where),)))
+        assert leaderboard(session, question).hole_count == holes
+
+
+@MODES
+def test_groups_of_any_field(session: Session, tag: str | None) -> None:
+    rows = board_of(session, tag, group_by="training.lr").rows
+    assert sorted(row.group.value for row in rows if row.group) == list(LRS)
+    assert [row.group.cells for row in rows if row.group] == [6, 6, 6]
+    rows = board_of(session, tag, group_by="training.milestones").rows
+    assert len(rows) == 2
+
+
+@MODES
+@pytest.mark.parametrize("sign", ["", "-"])
+def test_orders_by_any_field(session: Session, tag: str | None, sign: str) -> None:
+    ranked = board_of(session, tag)
+    rows = board_of(session, tag, sort=f"{sign}rank", limit=10).rows
+    values = [row.config["rank"] for row in rows]
+    expected = sorted([0.5, 2] * 6, reverse=bool(sign))[:10]
+    assert values == expected
+    places = {row.cell: row.place for row in ranked.rows}
+    assert [row.place for row in rows] == [places[row.cell] for row in rows]
+    of_first = [row.place for row in rows[:6]]
+    assert of_first == sorted(of_first)  # the metric's order within
+    assert [row.config["rank"] for row in board_of(session, tag, sort=f"{sign}rank").rows[12:]] == [None] * 6
+
+
+@MODES
+def test_a_matrix_over_two_fields(session: Session, tag: str | None) -> None:
+    pivot = board_of(session, tag, pivot=("rank", "training.lr")).pivot
+    assert pivot is not None
+    assert (pivot.down.name, pivot.across.name) == ("rank", "lr")
+    assert (pivot.rows, pivot.columns) == ([None, 0.5, 2], list(LRS))
+    for row, rank in enumerate(pivot.rows):
+        for column, lr in enumerate(pivot.columns):
+            mine = that("rank", lambda one, rank=rank: one == rank) & that("training.lr", lambda one, lr=lr: one == lr)  # type: ignore[misc]
+            values = [accuracy(cell, seed) for cell in mine for seed in (0, 1)]
+            if len(CONFIGS) - 1 in mine:
+                values.remove(accuracy(len(CONFIGS) - 1, 1))
+            cell = pivot.cells[row][column]
+            assert cell is not None
+            assert (cell.seeds, cell.trials, cell.cells) == (len(values), 4, 2)
+            assert (cell.mean, cell.std) == pytest.approx((statistics.mean(values), statistics.stdev(values)))
+    chosen = board_of(session, tag, "schedule=cosine", "rank!=2", pivot=("rank", "training.lr")).pivot
+    assert chosen is not None
+    assert chosen.rows == [None, 0.5]
+    assert {cell.cells for cells in chosen.cells for cell in cells if cell} == {1}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("training.le=1", "the nearest is training.lr"),
+        ("lear=1", "there is no field 'lear'"),
+        ("lr", "is no condition"),
+        ("lr=", "is no condition"),
+        ("lr=fast", "'fast' is not a number"),
+        ("lr=nan", "is not a number"),
+        ("flip=1", "is not true or false"),
+        ("milestones=1,2", "is not a list"),
+        ("layer<tt", "only numbers have an order"),
+        ("rank<none", "only numbers have an order"),
+        ("rank in 2", "list the values in brackets"),
+        ("seed=0", "rows are means over seeds"),
+        ("dataset=digits", "a leaderboard is of one"),
+    ],
+)
+def test_refusals(text: str, said: str) -> None:
+    with pytest.raises(QueryError, match=said) as refused:
+        condition(text)
+    assert refused.value.problems[0].field == "where"
+
+
+def test_what_is_read() -> None:
+    assert condition(" rank  in (192, 256) ") == Condition("rank", "in", (192.0, 256.0))
+    assert condition("lr not  in [0.1]") == Condition("training.lr", "not in", (0.1,))
+    assert condition("clipping.every==2") == Condition("clipping.every", "=", (2.0,))

@@ -1,0 +1,69 @@
+"""What is bold: Welch's t-test against SciPy, ties, and what has no error."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from service.leaderboards.metrics import Measure, Metric, spread
+from service.leaderboards.significance import chance, unbeaten
+
+measured = st.builds(
+    lambda seeds, mean, std: Measure(seeds, mean, std, mean, mean),
+    st.integers(2, 30),
+    st.floats(0, 1),
+    st.floats(1e-6, 1),
+)
+
+
+@given(one=measured, other=measured)
+def test_the_chance_is_scipys(one: Measure, other: Measure) -> None:
+    theirs = stats.ttest_ind_from_stats(
+        one.mean, one.std, one.seeds, other.mean, other.std, other.seeds, equal_var=False
+    ).pvalue
+    assert chance(one, other) == pytest.approx(theirs, rel=1e-9, abs=1e-12)
+
+
+def of(*values: float) -> Measure:
+    return spread(values)
+
+
+class TestUnbeaten:
+    def test_one_that_is_best_beyond_its_error(self) -> None:
+        assert unbeaten([of(0.5, 0.51, 0.49), of(0.8, 0.81, 0.79)], Metric.ACCURACY) == [1]
+        assert unbeaten([of(0.5, 0.51, 0.49), of(0.8, 0.81, 0.79)], Metric.LOSS) == [0]
+
+    def test_those_within_the_error_share_it(self) -> None:
+        rows = [of(0.8, 0.82, 0.78), of(0.79, 0.81, 0.8), of(0.3, 0.31, 0.29)]
+        assert unbeaten(rows, Metric.ACCURACY) == [0, 1]
+
+    def test_nothing_where_all_are_alike(self) -> None:
+        assert unbeaten([of(0.5, 0.75), of(0.75, 0.5), of(0.5, 0.7)], Metric.ACCURACY) == []
+        assert unbeaten([of(0.5, 0.75)], Metric.ACCURACY) == []
+
+    def test_a_difference_that_is_not_printed_is_none(self) -> None:
+        rows = [of(0.5, 0.5), of(0.50001, 0.50001), of(0.25, 0.25)]
+        assert unbeaten(rows, Metric.ACCURACY) == [0, 1]  # of 50.00 % and 50.00 %
+
+    def test_one_seed_has_no_error(self) -> None:
+        rows = [of(0.5, 0.51, 0.49), of(0.8, 0.81, 0.79)]
+        assert unbeaten([*rows, of(0.9)], Metric.ACCURACY) == []  # who leads is not known to
+        assert unbeaten([*rows, of(0.1)], Metric.ACCURACY) == [1]
+
+    def test_what_is_absent_takes_no_part(self) -> None:
+        assert unbeaten([None, of(0.5, 0.51, 0.49), of(0.8, 0.81, 0.79)], Metric.ACCURACY) == [2]
+        assert unbeaten([None], Metric.ACCURACY) == []
+
+    def test_without_deviation_means_differ_for_certain(self) -> None:
+        assert unbeaten([of(2.0, 2.0), of(3.0, 3.0)], Metric.COMPRESSION) == [1]
+
+
+@pytest.mark.parametrize("images", [359, 360, 1797, 10_000, 50_000])
+def test_equal_counts_are_equal_means(images: int) -> None:
+    """However many seeds they come from: sums of rounded shares are off by some 1e-16."""
+    for count in range(1, images, max(1, images // 200)):
+        whole = spread([count / images]).mean
+        for seeds in (3, 8):
+            others = [(count + step) / images for step in range(-(seeds // 2), seeds // 2 + 1)]
+            if others[0] > 0 and others[-1] < 1:
+                assert spread(others).mean == whole
