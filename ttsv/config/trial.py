@@ -91,6 +91,11 @@ class TrainingConfig(Checked):
     recalibrate: bool = field(
         False, "take batch norm's statistics anew, over the training images, after the last projection"
     )
+    final_projection: bool = field(
+        True,
+        "clip or divide what is evaluated once more, unless the last step has just done so; false: never, the paper's "
+        "authors' way",
+    )
 
     def canonical(self) -> "TrainingConfig":
         """The same training with every field that has no effect set to its default."""
@@ -245,12 +250,14 @@ class TrialConfig(Checked):
         if not clips:
             unused += ["delta", "clipping"]
         divides = any((self.division.conv, self.division.linear, self.division.batch_norm))
+        training = self.training.canonical()
         if self.constraint != "divide" or not divides:
             unused += ["division"]
             if not clips:
                 unused += ["constraint"]
+                training = at_default(training, ["final_projection"])
         augmentation = self.augmentation if self.augmentation.pad else at_default(self.augmentation, ["padding"])
-        parts = {"training": self.training.canonical(), "evaluation": self.evaluation.canonical()}
+        parts = {"training": training, "evaluation": self.evaluation.canonical()}
         return at_default(self, unused, layer=layer, augmentation=augmentation, **parts)
 
     def check_images(self, info: DatasetInfo | None = None) -> None:

@@ -19,6 +19,7 @@ from ttsv.layers import Framed, TTConv, layer_kernel
 from ttsv.metrics.attacks.record import AttackRecord
 from ttsv.metrics.corruption import CorruptionRecord
 from ttsv.precision import own_dtype
+from ttsv.results import TRAINING
 from ttsv.spectral.geometry import Convolution, layer_geometry
 from ttsv.spectral.network import layer_input_sizes, model_spectra, spectral_layers
 from ttsv.spectral.norms import periodic_norm
@@ -37,7 +38,8 @@ def evaluation_protocol(subject: Subject, evidence: Evidence, seed: int, baselin
     It holds what changes what a number means: the images (data set, its SHA-256, split, how many for each metric),
     the preprocessing, the threat model, the attack's package and version, how certificates are made, where corrupted
     images come from, precision and seed; by the configuration that the network was trained by, what it was trained on,
-    and which epoch's weights were evaluated: had the test images a say? Left out, and recorded beside it, is what only
+    and which epoch's weights were evaluated: had the test images a say? What else was done in training is said in words
+    and decides nothing (`ttsv.results.deciding`): networks are what is compared. Left out, and recorded beside it, is what only
     says where it was computed and leaves the meaning as it is: device, versions of other packages, git revision and
     dirty flag, threads, and the attack's batch size, which like the device draws other random numbers and nothing more.
     Radii are not in it either: every certified accuracy names its own.
@@ -89,6 +91,8 @@ def evaluation_protocol(subject: Subject, evidence: Evidence, seed: int, baselin
     protocol["weights"] = _weights(trained)
     if trained is not None and trained.dataset != data.info.name:
         protocol["trained_on"] = trained.dataset
+    if subject.said:
+        protocol[TRAINING] = dict(subject.said)
     return protocol
 
 

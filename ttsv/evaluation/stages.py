@@ -31,7 +31,7 @@ from ttsv.metrics.attacks.record import AttackProgress, AttackRecord, Threat, re
 from ttsv.metrics.calibration import CalibrationRecord, calibration_record
 from ttsv.metrics.corruption import CorruptionProgress, CorruptionRecord, corruption_steps
 from ttsv.metrics.lipschitz import Space, empirical_lipschitz
-from ttsv.results import StageProgress
+from ttsv.results import TRAINING, StageProgress
 
 Stages = Generator[StageProgress, None, Any]
 Step = TypeVar("Step")
@@ -98,9 +98,10 @@ def measure(subject: Subject, options: EvaluationOptions) -> Generator[StageProg
         with _timed(seconds, "corruptions"):
             evidence.corruption = yield from _corrupt(subject, test, options)
     baseline = Baseline.find(options.folder, data.info.name) if evidence.corruption else None
+    said = {TRAINING: dict(subject.said)} if subject.said else {}
     return Measured(
         columns=columns(evidence, baseline),
-        results=results(evidence, config, baseline),
+        results=results(evidence, config, baseline) | said,
         protocol=evaluation_protocol(subject, evidence, config.seed, baseline),
         violations=find_violations(evidence),
         evidence=evidence,

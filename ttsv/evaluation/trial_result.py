@@ -47,6 +47,7 @@ def evaluate_trial(
         std=network.arguments.std,
         trained=config,
         report=network.report,
+        said=network.facts.said,
     )
     options = EvaluationOptions(
         config=config.evaluation,

@@ -14,6 +14,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 
 from ttsv.config.trial import TrainingConfig, TrialConfig
 from ttsv.constraints import Constraint, ConstraintState
+from ttsv.constraints.protocol import settle, settle_statistics
 from ttsv.data.augment import Augmentation
 from ttsv.data.loading import Dataset, Split, as_pixels
 from ttsv.errors import DivergedError
@@ -34,7 +35,7 @@ class Progress:
     `epoch`: epochs done. `train_seconds` and, of these, `constraint_seconds` are those of all epochs; `first_*`
     those of the first one, in which memory is laid out and kernels are chosen. `best_epoch` (0: none yet) had the
     highest accuracy on the validation images, `best_accuracy`. `selected_epoch`: the one whose weights the trained
-    model has.
+    model has. `projection`: what a constraint did to those before they were evaluated, in words.
     """
 
     epoch: int = 0
@@ -45,6 +46,7 @@ class Progress:
     best_epoch: int = 0
     best_accuracy: float = -1.0
     selected_epoch: int = 0
+    projection: str | None = None
 
     def add(self, metrics: EpochMetrics) -> None:
         """Counts one more epoch."""
@@ -78,8 +80,9 @@ def fit(
     `checkpoints`, goes on after the newest epoch found there, to the same numbers bit for bit (on a CPU, with
     as many threads), and saves each epoch once its metrics are taken. What is random follows from the seed and the
     epoch alone; the process's own random state is neither read nor changed. The constraint is bound before
-    the optimizer is made, applied after each step and, forced, to the weights that are evaluated in the end. Images
-    of two dimensions are computed channels last.
+    the optimizer is made, applied after each step and once more to the weights that are evaluated in the end, unless
+    the step that left them has just been followed by a projection, or `training.final_projection` is off. Images of two
+    dimensions are computed channels last.
 
     Raises `DivergedError` and `OutOfMemoryError`.
     """
@@ -139,7 +142,7 @@ def fit(
                 checkpoints.save(progress.epoch, run.state())
     if training.select == "best" and progress.best_epoch != progress.epoch:
         with known_failures(model), random_state(derived_seed(config.seed, "selected"), device):
-            run.finish(train, training.epochs * steps, best=True)
+            run.finish(train, progress.best_epoch * steps, best=True)
         progress.selected_epoch = progress.best_epoch
     return progress
 
@@ -196,6 +199,7 @@ class _Run:
             self.averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(training.ema))  # type: ignore[no-untyped-call]
         self.evaluated = model if self.averaged is None else self.averaged.module
         self.best: dict[str, Tensor] | None = None
+        self.best_constraint: ConstraintState | None = None
         self.convolutions = self._convolutions()
         self.progress = Progress()
 
@@ -232,17 +236,24 @@ class _Run:
             self.averaged.update_parameters(self.model)
 
     def finish(self, train: Split, steps: int, *, best: bool = False) -> None:
-        """Turns the model into what is evaluated: the averaged or the best weights, constrained, recalibrated."""
+        """Turns the model into what is evaluated: the averaged or the best weights, constrained, recalibrated.
+
+        `steps`: how many had been taken when the weights were left.
+        """
         if best:
             assert self.best is not None
             self.model.load_state_dict(self.best)
+            if self.best_constraint is not None:
+                self.constraint.load_state_dict(self.best_constraint)
         elif self.averaged is not None:
             self.model.load_state_dict(self.averaged.module.state_dict())
         self.evaluated = self.model
-        self.constraint.project(self.model, steps, force=True)
+        changed, project = self.averaged is not None, self.training.final_projection
+        self.progress.projection = settle(self.constraint, self.model, steps, changed=changed, project=project)
         if self.training.recalibrate:
             update_bn(map(as_pixels, torch.split(train.images, self.training.batch_size)), self.model)
-            self.constraint.project(self.model, steps, force=True)  # what bounds batch norm reads its statistics
+            if project:
+                settle_statistics(self.constraint, self.model, steps)
 
     def note(self, metrics: EpochMetrics) -> None:
         """Counts an epoch, and keeps its weights where they are the best so far and wanted."""
@@ -251,6 +262,7 @@ class _Run:
             self.progress.best_epoch, self.progress.best_accuracy = metrics.epoch, metrics.val_accuracy
             if self.training.select == "best":
                 self.best = {name: value.clone() for name, value in self.evaluated.state_dict().items()}
+                self.best_constraint = self.constraint.state_dict()
 
     def state(self) -> _RunState:
         """Everything that training on needs."""
@@ -260,6 +272,7 @@ class _Run:
             "scaler": self.scaler.state_dict(),
             "averaged": None if self.averaged is None else self.averaged.state_dict(),
             "best": self.best,
+            "best_constraint": self.best_constraint,
             "constraint": self.constraint.state_dict(),
             "progress": asdict(self.progress),
         }
@@ -274,6 +287,7 @@ class _Run:
             if self.averaged is not None:
                 restore_weights(self.averaged, state["averaged"])
             self.best = state["best"]
+            self.best_constraint = state.get("best_constraint")
             self.constraint.load_state_dict(state["constraint"])
             self.progress = Progress(**state["progress"])
         return self.progress

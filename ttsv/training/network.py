@@ -68,5 +68,6 @@ def train_network(
         constraint_step_seconds=constraint_step_seconds,
         peak_memory=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
         selected_epoch=progress.selected_epoch,
+        said={} if progress.projection is None else {"projection": progress.projection},
     )
     return TrainedNetwork(model=model, arguments=arguments, facts=facts, report=constraint.report())

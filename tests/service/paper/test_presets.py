@@ -123,6 +123,13 @@ def test_where_text_and_programs_differ_both_are_there() -> None:
     assert selections == [{"last"}, {"last"}, {"best"}]
 
 
+@pytest.mark.parametrize("name", ["table2", "table4", "figure-vgg"])
+def test_the_authors_evaluate_what_training_left(name: str) -> None:
+    for protocol in Protocol:
+        found = {(c.constraint != "none", c.training.final_projection) for c in configs(name, protocol=protocol)}
+        assert found == {(False, True), (True, protocol is not Protocol.AUTHORS)}
+
+
 def test_networks_are_evaluated_as_the_paper_does() -> None:
     for name in ("table1", "table2", "table3", "table4", "figure-vgg", "figure-lipschitz"):
         for config in configs(name):

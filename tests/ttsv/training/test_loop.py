@@ -664,6 +664,100 @@ def test_a_network_is_projected_before_and_after_its_statistics_are_taken_anew()
     assert recorder.calls[-2:] == [("forced", STEPS), ("forced", STEPS)]
 
 
+class Kept(Clip):
+    """A clip of one round that leaves values above delta; it keeps the weights that each of its projections left."""
+
+    def __init__(self, every: int) -> None:
+        super().__init__(0.3, every=every, rescale=False)
+        self.left: list[tuple[int, bool, dict[str, Tensor]]] = []
+
+    def project(self, model: nn.Module, step: int, *, force: bool = False) -> None:
+        before = self.report().projections
+        super().project(model, step, force=force)
+        if self.report().projections > before:
+            state = {name: value.clone() for name, value in model.state_dict().items()}
+            self.left.append((step, force, state))
+
+
+def test_what_the_last_step_projected_is_evaluated_as_it_is() -> None:
+    """A second clip in a row would be another one: truncation to the taps left values above delta."""
+    model, clip = network(), Kept(every=STEPS)
+    _, progress = run(model, trial(epochs=2), clip)
+    assert [(step, force) for step, force, _ in clip.left] == [(STEPS, False), (2 * STEPS, False)]
+    kernel = model[0].get_parameter("weight").clone()
+    assert torch.equal(kernel, clip.left[-1][2]["0.weight"])
+    assert progress.projection == "the last projection was that of the last step, and what it left was evaluated"
+    clip.project(model, 2 * STEPS, force=True)
+    assert (model[0].get_parameter("weight") - kernel).norm() > 1e-3 * kernel.norm(), "the case must show a difference"
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_projection_that_is_due_before_the_evaluation_can_be_left_out(kept: bool) -> None:
+    model, clip = network(), Kept(every=STEPS - 1)
+    free = network()
+    _, progress = run(model, trial(epochs=1, final_projection=kept), clip)
+    run(free, trial(epochs=1), Kept(every=10**6 if kept else STEPS - 1))
+    behind = "the last projection was 1 step before the evaluation"
+    if kept:
+        assert [force for *_, force, _ in clip.left] == [False, True]
+        assert progress.projection == f"projected for the evaluation: {behind}"
+    else:
+        assert [(step, force) for step, force, _ in clip.left] == [(STEPS - 1, False)]
+        assert progress.projection == behind
+        assert not torch.equal(model[0].get_parameter("weight"), clip.left[-1][2]["0.weight"]), "a step came after it"
+
+
+def test_averages_are_projected_whatever_the_last_step() -> None:
+    clip = Kept(every=1)
+    _, progress = run(network(), trial(epochs=1, ema=0.5), clip)
+    assert [force for *_, force, _ in clip.left] == [False] * STEPS + [True]
+    assert progress.projection == "projected for the evaluation: what was averaged"
+
+
+@pytest.mark.parametrize("every", [STEPS, STEPS + 1])
+def test_the_best_epoch_is_projected_by_its_own_step(every: int) -> None:
+    """That of an epoch which ended in a projection is not projected again, though later steps were not."""
+    model, clip = network(), Kept(every=every)
+    config = trial(2, epochs=8, lr=0.5, select="best")
+    _, progress = run(model, config, clip)
+    left = progress.best_epoch * STEPS
+    assert progress.best_epoch < 8
+    assert clip.left[-1][:2] == ((8 * STEPS, False) if every == STEPS else (left, True))
+    if every == STEPS:
+        (state,) = (state for step, _, state in clip.left if step == left)
+        assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+        largest = conv_norm(state["0.weight"].double(), 8, stride=2)
+        assert clip.report().layers["0"].after == pytest.approx(largest, rel=1e-5), "the report is of that epoch"
+
+
+def test_a_division_that_was_just_done_is_measured_and_not_done_again() -> None:
+    """Estimates are from below; what is reported of the evaluated weights is their norm."""
+
+    class Counted(Divide):
+        forced = 0
+
+        def project(self, model: nn.Module, step: int, *, force: bool = False) -> None:
+            self.forced += force
+            super().project(model, step, force=force)
+
+    model, divide = network(), Counted(conv=0.3, linear=0.3, operator="periodic")
+    _, progress = run(model, trial(epochs=1), divide)
+    assert divide.forced == 0
+    assert progress.projection is not None
+    norms = divide.report().layers
+    kernel, matrix = model[0].get_parameter("weight").double(), model[-1].get_parameter("weight").double()
+    assert norms["0"].after == pytest.approx(conv_norm(kernel, 8, stride=2), rel=1e-9)
+    assert norms["5"].after == pytest.approx(torch.linalg.matrix_norm(matrix, 2).item(), rel=1e-9)
+    assert norms["5"].after > 0.3 * (1 + 1e-6), "the case must keep a norm above the target"
+    assert norms["0"].measure.startswith("before: power iteration, 1 a projection")
+
+
+def test_a_clip_is_not_repeated_once_statistics_were_taken_anew() -> None:
+    clip = Kept(every=STEPS)
+    run(network(), trial(epochs=1, recalibrate=True), clip)
+    assert [(step, force) for step, force, _ in clip.left] == [(STEPS, False)]
+
+
 def test_the_last_metrics_are_those_of_the_network_that_is_left() -> None:
     """Of averaged weights, once these are projected."""
     metrics, _ = run(network(), trial(epochs=2, ema=0.5), Recorder())
