@@ -39,10 +39,10 @@ def evaluation_protocol(subject: Subject, evidence: Evidence, seed: int, baselin
     the preprocessing, the threat model, the attack's package and version, how certificates are made, where corrupted
     images come from, precision and seed; by the configuration that the network was trained by, what it was trained on,
     and which epoch's weights were evaluated: had the test images a say? What else was done in training is said in words
-    and decides nothing (`ttsv.results.deciding`): networks are what is compared. Left out, and recorded beside it, is what only
-    says where it was computed and leaves the meaning as it is: device, versions of other packages, git revision and
-    dirty flag, threads, and the attack's batch size, which like the device draws other random numbers and nothing more.
-    Radii are not in it either: every certified accuracy names its own.
+    and decides nothing (`ttsv.results.deciding`): networks are what is compared. Left out, and recorded beside it, is
+    what only says where it was computed and leaves the meaning as it is: device, versions of other packages, git
+    revision and dirty flag, threads, and the attack's batch size, which like the device draws other random numbers and
+    nothing more. Radii are not in it either: every certified accuracy names its own.
     """
     data, count, trained = subject.data, len(evidence.labels), subject.trained
     images: dict[str, int] = {"accuracy": count, "calibration": count, "temperature": len(data.validation.labels)}

@@ -169,7 +169,24 @@ def test_cells_with_other_hyperparameters() -> None:
         for dataset in ("cifar10", "cifar100")
         for rank in (None, 192, 256, 320)
         for constraint in ("none", "clip", "divide")
+        if rank is None or constraint != "divide"
     }
+
+
+def test_vgg_is_divided_as_it_is_unless_the_text_is_asked_for() -> None:
+    for protocol, iterations, ranks in (
+        (Protocol.CODE, 2, {None}),
+        (Protocol.AUTHORS, 2, {None}),
+        (Protocol.TEXT, 1, {None, 192, 256, 320}),
+    ):
+        divided = [c for c in configs("figure-vgg", protocol=protocol) if c.constraint == "divide"]
+        assert {c.division.power_iterations for c in divided} == {iterations}
+        assert {(c.dataset, c.rank, c.layer) for c in divided} == {
+            (dataset, rank, "tt" if rank else "dense") for dataset in ("cifar10", "cifar100") for rank in ranks
+        }
+        # The small stand-in takes every way, too.
+        small = {(c.constraint, c.layer) for c in configs("figure-vgg", scale=Scale.SMOKE, protocol=protocol)}
+        assert small >= {("none", "dense"), ("clip", "dense"), ("clip", "tt"), ("divide", "dense")}
 
 
 class TestApi:
