@@ -88,6 +88,13 @@ class TrainingConfig(Checked):
         "which epoch's weights are evaluated: last, or best (on what `validation` names: with test, the authors' way)",
         OneOf(("last", "best")),
     )
+    best_by: str = field(
+        "accuracy",
+        "by what an epoch is the best: accuracy, or certified, the share of images that an assumed Lipschitz constant of "
+        "1 would certify for a radius of 36/255 (networks of SOC layers; the paper's authors' way)",
+        OneOf(("accuracy", "certified")),
+    )
+    keep_best: bool = field(False, "keep the best epoch's network too, beside the last one's, which is evaluated")
     recalibrate: bool = field(
         False, "take batch norm's statistics anew, over the training images, after the last projection"
     )
@@ -110,6 +117,10 @@ class TrainingConfig(Checked):
             unused += ["nesterov"]
         if self.precision != "float32":
             unused += ["convolutions"]
+        if self.select == "best":
+            unused += ["keep_best"]
+        elif not self.keep_best:
+            unused += ["best_by"]
         return at_default(self, unused)
 
 
@@ -231,6 +242,9 @@ class TrialConfig(Checked):
         super().__post_init__()
         if self.delta is not None and self.clipping.floor is not None and self.clipping.floor > self.delta:
             raise ConfigError("clipping.floor", self.clipping.floor, f"must be at most delta, {self.delta:g}")
+        if self.training.canonical().best_by == "certified" and self.layer not in ("soc", "soc-tt"):
+            fix = f"must be accuracy: of layers {self.layer} nobody assumes a Lipschitz constant"
+            raise ConfigError("training.best_by", "certified", fix)
         self.evaluation.check_dataset(self.dataset, dataset_info(self.dataset))
 
     def canonical(self) -> "TrialConfig":

@@ -23,7 +23,7 @@ from ttsv.results import TRAINING
 from ttsv.spectral.geometry import Convolution, layer_geometry
 from ttsv.spectral.network import layer_input_sizes, model_spectra, spectral_layers
 from ttsv.spectral.norms import periodic_norm
-from ttsv.training.facts import LayerRecord
+from ttsv.training.facts import LayerRecord, best_epoch
 from ttsv.tt.decomposition import orthogonalize
 
 ECE_BINS = 15
@@ -101,7 +101,7 @@ def _weights(trained: TrialConfig | None) -> str:
         return "trained in ways that are not known"
     if trained.training.select == "last":
         return "last epoch"
-    return f"best epoch on the {'test' if trained.training.validation == 'test' else 'validation'} images"
+    return best_epoch(trained.training)
 
 
 def _attack(attack: AttackRecord) -> Plain:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ttsv.config.evaluation import EVALUATION
 from ttsv.config.fields import Plain, differing
-from ttsv.config.trial import TrialConfig
+from ttsv.config.trial import TrainingConfig, TrialConfig
 from ttsv.constraints import LayerNorms
 from ttsv.data.loading import Dataset
 from ttsv.errors import DataError
@@ -74,6 +74,13 @@ class TrainingFacts:
 
 def _with_projection(record: LayerRecord, noted: LayerRecord) -> LayerRecord:
     return replace(record, largest_before_projection=noted.largest_before_projection, projection=noted.projection)
+
+
+def best_epoch(training: TrainingConfig) -> str:
+    """The words by which a protocol names the best epoch: on what, and by what."""
+    images = "test" if training.validation == "test" else "validation"
+    by = " by certified accuracy (assumed, radius 36/255)" if training.best_by == "certified" else ""
+    return f"best epoch on the {images} images{by}"
 
 
 def describe_training(config: TrialConfig, data: Dataset, facts: TrainingFacts) -> Plain:

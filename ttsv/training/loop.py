@@ -2,22 +2,24 @@
 
 import math
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
-from typing import TypedDict
+from dataclasses import asdict, dataclass, field
+from typing import NotRequired, TypedDict
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 
+from ttsv.certification.certificates import assumed_certified_accuracy, assumed_lipschitz
+from ttsv.config.evaluation import RADII
 from ttsv.config.trial import TrainingConfig, TrialConfig
 from ttsv.constraints import Constraint, ConstraintState
 from ttsv.constraints.protocol import settle, settle_statistics
 from ttsv.data.augment import Augmentation
 from ttsv.data.loading import Dataset, Split, as_pixels
-from ttsv.errors import DivergedError
+from ttsv.errors import ConfigError, DivergedError
 from ttsv.layers import orthogonal_loss
 from ttsv.metrics.accuracy import accuracy, cross_entropy, predict
 from ttsv.results import EpochMetrics
@@ -34,8 +36,10 @@ class Progress:
 
     `epoch`: epochs done. `train_seconds` and, of these, `constraint_seconds` are those of all epochs; `first_*`
     those of the first one, in which memory is laid out and kernels are chosen. `best_epoch` (0: none yet) had the
-    highest accuracy on the validation images, `best_accuracy`. `selected_epoch`: the one whose weights the trained
-    model has. `projection`: what a constraint did to those before they were evaluated, in words.
+    highest accuracy on the validation images, `best_accuracy`, or certified accuracy, as `training.best_by` says.
+    `selected_epoch`: the one whose weights the trained model has. `projection`: what a constraint did to those before
+    they were evaluated, in words. `best_weights`: those of the best epoch once all are done, where they are kept beside
+    the last one's.
     """
 
     epoch: int = 0
@@ -47,6 +51,7 @@ class Progress:
     best_accuracy: float = -1.0
     selected_epoch: int = 0
     projection: str | None = None
+    best_weights: dict[str, Tensor] | None = field(default=None, repr=False, compare=False)
 
     def add(self, metrics: EpochMetrics) -> None:
         """Counts one more epoch."""
@@ -94,6 +99,8 @@ def fit(
             model.to(memory_format=torch.channels_last)
         constraint.bind(model, data.info.image_size, in_channels=data.info.channels)
         run = _Run(model, training, constraint, device)
+        if training.canonical().best_by == "certified":
+            run.lipschitz = _assumed_lipschitz(model, config.std or data.info.std)
         progress = run.restore(checkpoints)
     steps = steps_per_epoch(len(train.labels), training)
     count = min(steps * training.batch_size, len(train.labels))
@@ -134,7 +141,7 @@ def fit(
             constraint_seconds=constraint_seconds,
         )
         _require_finite(metrics)
-        run.note(metrics)
+        run.note(metrics, run.score(logits, validation.labels))
         try:
             yield metrics
         finally:  # also where the caller stops here: it has this epoch
@@ -144,6 +151,8 @@ def fit(
         with known_failures(model), random_state(derived_seed(config.seed, "selected"), device):
             run.finish(train, progress.best_epoch * steps, best=True)
         progress.selected_epoch = progress.best_epoch
+    if training.keep_best:
+        progress.best_weights = run.best
     return progress
 
 
@@ -152,6 +161,15 @@ def training_splits(data: Dataset, training: TrainingConfig) -> tuple[Split, Spl
     if training.validation == "held-out":
         return data.train, data.validation
     return Split(*map(torch.cat, zip(data.train, data.validation, strict=True))), data.test
+
+
+def _assumed_lipschitz(model: nn.Module, std: Sequence[float]) -> float:
+    """The constant that certified accuracy is taken by. Raises `ConfigError` for a network of which none is assumed."""
+    found = assumed_lipschitz(model, std)
+    if found is None:
+        fix = "must be accuracy: a Lipschitz constant is assumed of networks whose convolutions are all SOC or SOC-TT"
+        raise ConfigError("training.best_by", "certified", fix)
+    return found
 
 
 def steps_per_epoch(count: int, training: TrainingConfig) -> int:
@@ -180,6 +198,7 @@ class _RunState(TypedDict):
     scaler: dict[str, float]
     averaged: dict[str, Tensor] | None
     best: dict[str, Tensor] | None
+    best_constraint: NotRequired[ConstraintState | None]
     constraint: ConstraintState
     progress: dict[str, float]
 
@@ -200,6 +219,7 @@ class _Run:
         self.evaluated = model if self.averaged is None else self.averaged.module
         self.best: dict[str, Tensor] | None = None
         self.best_constraint: ConstraintState | None = None
+        self.lipschitz: float | None = None
         self.convolutions = self._convolutions()
         self.progress = Progress()
 
@@ -255,12 +275,18 @@ class _Run:
             if project:
                 settle_statistics(self.constraint, self.model, steps)
 
-    def note(self, metrics: EpochMetrics) -> None:
-        """Counts an epoch, and keeps its weights where they are the best so far and wanted."""
+    def score(self, logits: Tensor, labels: Tensor) -> float:
+        """By what an epoch is the best: accuracy or, with the Lipschitz constant assumed, certified accuracy."""
+        if self.lipschitz is None:
+            return accuracy(logits, labels)
+        return assumed_certified_accuracy(logits, labels, RADII[:1], self.lipschitz)[RADII[0]]
+
+    def note(self, metrics: EpochMetrics, score: float) -> None:
+        """Counts an epoch, and keeps its weights where they are the best so far, by its score, and wanted."""
         self.progress.add(metrics)
-        if metrics.val_accuracy > self.progress.best_accuracy:
-            self.progress.best_epoch, self.progress.best_accuracy = metrics.epoch, metrics.val_accuracy
-            if self.training.select == "best":
+        if score > self.progress.best_accuracy:
+            self.progress.best_epoch, self.progress.best_accuracy = metrics.epoch, score
+            if self.training.select == "best" or self.training.keep_best:
                 self.best = {name: value.clone() for name, value in self.evaluated.state_dict().items()}
                 self.best_constraint = self.constraint.state_dict()
 

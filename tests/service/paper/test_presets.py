@@ -123,6 +123,17 @@ def test_where_text_and_programs_differ_both_are_there() -> None:
     assert selections == [{"last"}, {"last"}, {"best"}]
 
 
+@pytest.mark.parametrize("name", ["table1", "table3", "figure-lipschitz"])
+def test_the_authors_evaluate_the_last_epoch_of_lipconvnets_and_keep_the_best_certified_one(name: str) -> None:
+    for protocol in Protocol:
+        found = {
+            (c.training.validation, c.training.select, c.training.keep_best, c.training.best_by)
+            for c in configs(name, protocol=protocol)
+        }
+        theirs = protocol is Protocol.AUTHORS
+        assert found == {("test", "last", theirs, "certified" if theirs else "accuracy")}
+
+
 @pytest.mark.parametrize("name", ["table2", "table4", "figure-vgg"])
 def test_the_authors_evaluate_what_training_left(name: str) -> None:
     for protocol in Protocol:

@@ -55,7 +55,7 @@ def dataset(images: Split | None = None) -> Dataset:
 
 
 def trial(seed: int = 0, augmentation: AugmentationConfig | None = None, **training: Any) -> TrialConfig:
-    values = {"epochs": 2, "batch_size": BATCH, "lr": 0.1, "weight_decay": 0.01, **training}
+    values = {"epochs": 2, "batch_size": BATCH, "lr": 0.05, "weight_decay": 0.01, **training}
     return TrialConfig(
         dataset="digits",
         model="small-cnn",
@@ -763,6 +763,67 @@ def test_the_last_metrics_are_those_of_the_network_that_is_left() -> None:
     metrics, _ = run(network(), trial(epochs=2, ema=0.5), Recorder())
     assert metrics[1].val_loss == pytest.approx(math.log(10))
     assert metrics[0].val_loss != pytest.approx(math.log(10))
+
+
+def lipschitz_trial(**training: Any) -> TrialConfig:
+    """Of a network whose every convolution is SOC: the smallest of those that a Lipschitz constant is assumed of."""
+    values = {"epochs": 6, "batch_size": BATCH, "lr": 0.05, "weight_decay": 0.0, **training}
+    return TrialConfig(
+        dataset="digits", model="small-cnn", layer="soc", std=(2.0,), training=TrainingConfig(**values), seed=4
+    )
+
+
+def skew_network() -> nn.Sequential:
+    with random_state(3, CPU):
+        return nn.Sequential(SOC(1, 8, 3), nn.Flatten(), nn.Linear(8 * 64, 10))
+
+
+@pytest.mark.parametrize("select", ["last", "best"])
+def test_the_best_epoch_can_be_that_of_best_certified_accuracy(select: str, tmp_path: Path) -> None:
+    """By `margin / (sqrt(2) L) > 36/255` of right predictions, L = 1/std, worked out here epoch by epoch."""
+    data = replace(dataset(), test=noise(200, 3), validation=noise(200, 2))
+    config = lipschitz_trial(select=select, keep_best=True, best_by="certified", validation="test").canonical()
+    model, certified, plain, states = skew_network(), [], [], []
+    checkpoints = Checkpoints(tmp_path, {})
+    training = fit(model, data, config, Unconstrained(), device=CPU, checkpoints=checkpoints)
+    while True:
+        try:
+            metrics = next(training)
+        except StopIteration as stop:
+            progress = stop.value
+            break
+        logits = predict(model, data.test.images).double()
+        order = logits.sort(1, descending=True).values
+        right = logits.argmax(1) == data.test.labels
+        radii = (order[:, 0] - order[:, 1]) / (math.sqrt(2) / 2)
+        certified.append((right & (radii > 36 / 255)).double().mean().item())
+        plain.append(metrics.val_accuracy)
+        states.append({name: value.clone() for name, value in model.state_dict().items()})
+    best = certified.index(max(certified))
+    assert certified.index(max(certified)) != plain.index(max(plain)), "the case must tell the two apart"
+    assert best < 5, "and the best from the last"
+    assert (progress.best_epoch, progress.best_accuracy) == (best + 1, pytest.approx(certified[best], abs=1e-12))
+    if select == "best":
+        assert progress.selected_epoch == best + 1
+        assert progress.best_weights is None
+        assert all(torch.equal(value, states[best][name]) for name, value in model.state_dict().items())
+    else:
+        assert progress.selected_epoch == 6
+        assert all(torch.equal(value, states[best][name]) for name, value in (progress.best_weights or {}).items())
+        assert (progress.best_weights or {}).keys() == model.state_dict().keys()
+        assert all(torch.equal(value, states[-1][name]) for name, value in model.state_dict().items())
+        again, found = skew_network(), None
+        _, found = run(again, config, data=data, checkpoints=checkpoints)
+        assert found.best_weights is not None
+        assert all(torch.equal(value, states[best][name]) for name, value in found.best_weights.items())
+
+
+def test_certified_accuracy_is_refused_of_networks_without_an_assumed_constant() -> None:
+    with pytest.raises(ConfigError, match=r"training\.best_by.*nobody assumes a Lipschitz constant"):
+        trial(select="best", best_by="certified")
+    assert trial(best_by="certified").canonical() == trial().canonical(), "without a best epoch it has no effect"
+    with pytest.raises(ConfigError, match=r"training\.best_by.*convolutions are all SOC"):
+        run(network(), lipschitz_trial(keep_best=True, best_by="certified"))
 
 
 def test_a_network_in_evaluation_mode_is_trained_all_the_same() -> None:
