@@ -134,18 +134,21 @@ def _lipconvnet(protocol: Protocol) -> Plain:
             "milestones": [100, 150],
             "gamma": 0.1,
             "validation": "test",
-            **_certified_choice(protocol),
+            **_lipconvnet_training(protocol),
         },
         "augmentation": {"flip": True, "pad": 4, "padding": "zeros"},
     }
 
 
-def _certified_choice(protocol: Protocol) -> Plain:
+def _lipconvnet_training(protocol: Protocol) -> Plain:
     """The last epoch counts; by the authors' protocol that of best certified accuracy on the test images is kept, too.
 
-    Their program for LipConvNets saves both together, and their scripts evaluate the last one.
+    Their program for LipConvNets saves both together, and their scripts evaluate the last one. It scales SOC kernels by
+    norms from a schedule of its own.
     """
-    return {"best_by": "certified", "keep_best": True} if protocol is Protocol.AUTHORS else {}
+    if protocol is not Protocol.AUTHORS:
+        return {}
+    return {"best_by": "certified", "keep_best": True, "soc_iterations": "code"}
 
 
 def _soc(depth: int) -> Plain:

@@ -182,18 +182,19 @@ def test_protocols_keep_their_fingerprints_and_say_what_was_done(
 
 
 def test_the_best_epochs_network_is_kept_beside_the_last_one(tmp_path: Path) -> None:
-    """As a model of its own that says which epoch it is; what ranks is the last epoch, as of a trial that keeps none."""
+    """As a model of its own that says which epoch it is; what ranks is the last epoch's."""
     base: dict[str, Any] = {"dataset": "synthetic:1x8x8:4:200", "model": "small-cnn", "layer": "soc"}
     training = {"epochs": 3, "steps": 2, "batch_size": 8, "lr": 0.05, "keep_best": True, "best_by": "certified"}
     epochs, result = run(TrialConfig.from_dict({**base, "training": training}), tmp_path)
     path = result.artifacts["best-model"]
-    described = json.loads((path.parent / "model.json").read_text())["training"]
-    best = described["selected_epoch"]
+    assert path.name == "best.safetensors", "another name than that of the network which was evaluated"
+    kept = load_network(path)
+    best = kept.training["selected_epoch"]
     assert (result.selected_epoch, result.protocol["weights"]) == (3, "last epoch")
     words = "best epoch on the validation images by certified accuracy (assumed, radius 36/255)"
     assert result.protocol["training"] == {"kept": f"epoch {best} too, the {words}"}
     data = load_dataset(base["dataset"], tmp_path)
-    logits = predict(load_model(path.parent), data.validation.images)
+    logits = predict(kept.model, data.validation.images)
     assert accuracy(logits, data.validation.labels) == epochs[best - 1].val_accuracy
     _, plain = run(TrialConfig.from_dict({**base, "training": training | {"keep_best": False}}), tmp_path / "other")
     assert protocol_fingerprint(plain.protocol) == protocol_fingerprint(result.protocol)

@@ -77,6 +77,12 @@ class TrainingConfig(Checked):
         "rounding errors of some 2e-6; never the series of SOC)",
         OneOf(CONVOLUTIONS),
     )
+    soc_iterations: str = field(
+        "one",
+        "steps of the power iteration that scales kernels of SOC layers, in a training step: one (50 when a layer is "
+        "made), or code (50 at the first and at every 200th step, else one: the paper's authors' programs)",
+        OneOf(("one", "code")),
+    )
     validation: str = field(
         "held-out",
         "what each epoch is measured on: held-out (a fixed part of the training images, not trained on), or test, "
@@ -90,8 +96,8 @@ class TrainingConfig(Checked):
     )
     best_by: str = field(
         "accuracy",
-        "by what an epoch is the best: accuracy, or certified, the share of images that an assumed Lipschitz constant of "
-        "1 would certify for a radius of 36/255 (networks of SOC layers; the paper's authors' way)",
+        "by what an epoch is the best: accuracy, or certified, the share of images that an assumed Lipschitz constant "
+        "of 1 would certify for a radius of 36/255 (networks of SOC layers; the paper's authors' way)",
         OneOf(("accuracy", "certified")),
     )
     keep_best: bool = field(False, "keep the best epoch's network too, beside the last one's, which is evaluated")
@@ -270,6 +276,8 @@ class TrialConfig(Checked):
             if not clips:
                 unused += ["constraint"]
                 training = at_default(training, ["final_projection"])
+        if layer not in ("soc", "soc-tt"):
+            training = at_default(training, ["soc_iterations"])
         augmentation = self.augmentation if self.augmentation.pad else at_default(self.augmentation, ["padding"])
         parts = {"training": training, "evaluation": self.evaluation.canonical()}
         return at_default(self, unused, layer=layer, augmentation=augmentation, **parts)

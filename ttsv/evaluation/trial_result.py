@@ -86,14 +86,14 @@ def evaluate_trial(
 
 
 def _save_best(folder: Path, config: TrialConfig, data: Dataset, network: TrainedNetwork) -> Path:
-    """Writes the best epoch's network beside the last one's, in a folder of its own, and returns its file."""
+    """Writes the best epoch's network beside the last one's, and returns its file."""
     assert network.best_weights is not None
     with torch.random.fork_rng(devices=[]):
         best = create_model(**asdict(network.arguments))
     best.load_state_dict(network.best_weights)
     facts = replace(network.facts, selected_epoch=network.best_epoch, layers=())
-    (folder / "best").mkdir(exist_ok=True)
-    return save_model(folder / "best", best, asdict(network.arguments), **describe_training(config, data, facts))
+    told = describe_training(config, data, facts)
+    return save_model(folder, best, asdict(network.arguments), name="best", **told)
 
 
 def _inference_seconds(cost: NetworkCost) -> dict[str, float]:

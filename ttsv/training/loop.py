@@ -20,7 +20,8 @@ from ttsv.constraints.protocol import settle, settle_statistics
 from ttsv.data.augment import Augmentation
 from ttsv.data.loading import Dataset, Split, as_pixels
 from ttsv.errors import ConfigError, DivergedError
-from ttsv.layers import orthogonal_loss
+from ttsv.layers import SOC, orthogonal_loss
+from ttsv.layers.soc import soc_iterations
 from ttsv.metrics.accuracy import accuracy, cross_entropy, predict
 from ttsv.results import EpochMetrics
 from ttsv.runtime import derived_generator, derived_seed, epoch_order, known_failures, random_state
@@ -112,6 +113,8 @@ def fit(
             model.train()
             for step, (images, labels) in enumerate(batches(train, config, progress.epoch, count), start=first):
                 set_lr(run.optimizer, learning_rate(training, step, steps))
+                for layer in run.skew:
+                    layer.iterations = soc_iterations(training.soc_iterations, step)
                 with run.autocast(), run.convolutions:
                     logits = model(as_pixels(images)).float()
                 loss = functional.cross_entropy(logits, labels, label_smoothing=training.label_smoothing)
@@ -221,6 +224,7 @@ class _Run:
         self.best_constraint: ConstraintState | None = None
         self.lipschitz: float | None = None
         self.convolutions = self._convolutions()
+        self.skew = [layer for layer in model.modules() if isinstance(layer, SOC)]
         self.progress = Progress()
 
     def autocast(self) -> torch.autocast:
@@ -260,6 +264,8 @@ class _Run:
 
         `steps`: how many had been taken when the weights were left.
         """
+        for layer in self.skew:
+            layer.iterations = 1
         if best:
             assert self.best is not None
             self.model.load_state_dict(self.best)

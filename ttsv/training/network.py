@@ -86,6 +86,8 @@ def train_network(
 def _said(config: TrialConfig, progress: Progress) -> dict[str, str]:
     """What a protocol says of the training, by subject, in words."""
     said = {}
+    if config.training.soc_iterations == "code":
+        said["soc_iterations"] = "50 steps of the power iteration at the first and every 200th step, else one"
     if progress.projection is not None:
         said["projection"] = progress.projection
     if progress.best_weights is not None:

@@ -132,6 +132,8 @@ def test_the_authors_evaluate_the_last_epoch_of_lipconvnets_and_keep_the_best_ce
         }
         theirs = protocol is Protocol.AUTHORS
         assert found == {("test", "last", theirs, "certified" if theirs else "accuracy")}
+        schedules = {c.training.soc_iterations for c in configs(name, protocol=protocol)}
+        assert schedules == {"code" if theirs else "one"}
 
 
 @pytest.mark.parametrize("name", ["table2", "table4", "figure-vgg"])

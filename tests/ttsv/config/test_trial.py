@@ -63,6 +63,7 @@ MEANINGS: dict[str, tuple[list[Any], list[Any]]] = {
     "training.select": (["last", "best"], ["first", None]),
     "training.convolutions": (["winograd", "direct"], ["fast", None]),
     "training.recalibrate": ([True, False], [1, None]),
+    "training.soc_iterations": (["one", "code"], ["two", None]),
     "training.best_by": (["accuracy"], ["loss", None]),
     "training.keep_best": ([True, False], [1, None]),
     "training.final_projection": ([True, False], [0, None]),

@@ -818,6 +818,38 @@ def test_the_best_epoch_can_be_that_of_best_certified_accuracy(select: str, tmp_
         assert all(torch.equal(value, states[best][name]) for name, value in found.best_weights.items())
 
 
+@pytest.mark.parametrize("schedule", ["one", "code"])
+def test_skew_layers_follow_the_schedule_over_epochs_and_breaks(
+    schedule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps are counted from the first of the training, not of the process."""
+    taken: list[int] = []
+    iterate = SOC._iterate
+
+    def counted(self: SOC, skew: Tensor, iterations: int) -> None:
+        taken.append(iterations)
+        iterate(self, skew, iterations)
+
+    config = lipschitz_trial(epochs=70, soc_iterations=schedule)
+    for broken in (False, True):
+        model, checkpoints = skew_network(), Checkpoints(tmp_path / str(broken), {})
+        monkeypatch.setattr(SOC, "_iterate", counted)
+        taken.clear()
+        if broken:
+            first = fit(model, dataset(), config, Unconstrained(), device=CPU, checkpoints=checkpoints)
+            for _ in range(65):
+                next(first)
+            first.close()
+            model = skew_network()
+            taken.pop()  # of the layer that was made
+        run(model, config, checkpoints=checkpoints)
+        monkeypatch.undo()
+        assert len(taken) == 70 * STEPS
+        assert [step for step, count in enumerate(taken) if count == 50] == ([0, 200] if schedule == "code" else [])
+        assert isinstance(model[0], SOC)
+        assert model[0].iterations == 1
+
+
 def test_certified_accuracy_is_refused_of_networks_without_an_assumed_constant() -> None:
     with pytest.raises(ConfigError, match=r"training\.best_by.*nobody assumes a Lipschitz constant"):
         trial(select="best", best_by="certified")
