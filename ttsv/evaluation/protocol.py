@@ -41,8 +41,7 @@ def evaluation_protocol(subject: Subject, evidence: Evidence, seed: int, baselin
     and which epoch's weights were evaluated: had the test images a say? What else was done in training is said in words
     and decides nothing (`ttsv.results.deciding`): networks are what is compared. Left out, and recorded beside it, is
     what only says where it was computed and leaves the meaning as it is: device, versions of other packages, git
-    revision and dirty flag, threads, and the attack's batch size, which like the device draws other random numbers and
-    nothing more. Radii are not in it either: every certified accuracy names its own.
+    revision and dirty flag, threads. Radii are not in it either: every certified accuracy names its own.
     """
     data, count, trained = subject.data, len(evidence.labels), subject.trained
     images: dict[str, int] = {"accuracy": count, "calibration": count, "temperature": len(data.validation.labels)}
@@ -105,8 +104,7 @@ def _weights(trained: TrialConfig | None) -> str:
 
 
 def _attack(attack: AttackRecord) -> Plain:
-    left_out = ("batch_size", "images")
-    return {name: value for name, value in attack.protocol().items() if name not in left_out}
+    return {name: value for name, value in attack.protocol().items() if name != "images"}
 
 
 def _corruptions(record: CorruptionRecord) -> Plain:
