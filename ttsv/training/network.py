@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from ttsv.config.trial import TrialConfig
 from ttsv.constraints import ConstraintReport, make_constraint
 from ttsv.data.loading import Dataset
+from ttsv.errors import ConfigError
 from ttsv.models import ModelArguments, create_model
+from ttsv.processor import computes_bf16, instruction_set
 from ttsv.results import CHECKPOINTS, EpochMetrics
 from ttsv.runtime import derived_seed, known_failures, random_state
 from ttsv.training.checkpoint import Checkpoints
@@ -53,7 +55,11 @@ def model_arguments(config: TrialConfig, data: Dataset) -> ModelArguments:
 def train_network(
     config: TrialConfig, data: Dataset, *, folder: Path, device: torch.device
 ) -> Generator[EpochMetrics, None, TrainedNetwork]:
-    """Trains the network of a canonical configuration: yields every epoch. Checkpoints are in the trial's `folder`."""
+    """Trains the network of a canonical configuration: yields every epoch. Checkpoints are in the trial's `folder`.
+
+    Raises `ConfigError` for bf16 on a processor that has no instructions for it.
+    """
+    _check_precision(config, device)
     arguments, constraint = model_arguments(config, data), make_constraint(config)
     with known_failures(), random_state(derived_seed(config.seed, "weights"), device):
         model = create_model(**asdict(arguments))
@@ -81,6 +87,16 @@ def train_network(
         best_weights=progress.best_weights,
         best_epoch=progress.best_epoch,
     )
+
+
+def _check_precision(config: TrialConfig, device: torch.device) -> None:
+    """Less precision is for speed, and a trial says what it was computed in: it is refused rather than changed."""
+    if device.type == "cpu" and config.training.precision == "bf16" and computes_bf16() is False:
+        fix = (
+            f"must be float32 here: this processor ({instruction_set()}) has no instructions for bf16, in which a step "
+            "would take many times as long; or train on a GPU (resources.gpus)"
+        )
+        raise ConfigError("training.precision", "bf16", fix)
 
 
 def _said(config: TrialConfig, progress: Progress) -> dict[str, str]:
