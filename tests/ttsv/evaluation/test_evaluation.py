@@ -23,7 +23,7 @@ from ttsv.data.catalog import DATASETS
 from ttsv.data.corruptions import KINDS
 from ttsv.data.generated_corruptions import GeneratedCorruptions
 from ttsv.data.loading import Dataset, Split
-from ttsv.errors import ConfigError, DataError, DivergedError
+from ttsv.errors import ConfigError, DataError, DivergedError, OutOfMemoryError
 from ttsv.evaluation import EvaluationOptions, Measured, Subject, evaluate, measure
 from ttsv.evaluation.artifacts import write_evaluation
 from ttsv.evaluation.baseline import Baseline
@@ -262,6 +262,18 @@ def test_the_protocol_says_what_decides_and_nothing_else(evaluated: tuple[list[A
     text = json.dumps(protocol)
     for name in ("git_revision", "device", "torch", "threads", "radii"):
         assert f'"{name}"' not in text
+
+
+def test_an_attack_without_room_is_told_of_and_not_made_smaller(digits: Dataset, tmp_path: Path) -> None:
+    class Crowded(nn.Flatten):
+        def forward(self, images: Tensor) -> Tensor:
+            if torch.is_grad_enabled():
+                raise torch.OutOfMemoryError("out of memory")
+            return super().forward(images)
+
+    model = nn.Sequential(Crowded(), nn.Linear(64, 10))
+    with pytest.raises(OutOfMemoryError, match=r"attack 256 images at once.*evaluation\.batch_size, another protocol"):
+        run(model, digits, tmp_path, attack="pgd", attack_images=4)
 
 
 def test_the_fingerprint_follows_the_threat_and_the_batches(digits: Dataset, tmp_path: Path) -> None:

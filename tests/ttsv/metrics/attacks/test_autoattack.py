@@ -617,7 +617,8 @@ def test_a_neighbour_that_takes_memory_changes_no_result(monkeypatch: pytest.Mon
     def crowded(images: Tensor) -> Tensor:
         if len(images) > 50:
             raise torch.OutOfMemoryError("no room beside a neighbour")
-        return linear_forward(images)
+        logits: Tensor = linear_forward(images)
+        return logits
 
     crowd = copy.deepcopy(model)
     linear_forward = crowd.forward
