@@ -248,7 +248,8 @@ class TrialConfig(Checked):
         super().__post_init__()
         if self.delta is not None and self.clipping.floor is not None and self.clipping.floor > self.delta:
             raise ConfigError("clipping.floor", self.clipping.floor, f"must be at most delta, {self.delta:g}")
-        if self.training.canonical().best_by == "certified" and self.layer not in ("soc", "soc-tt"):
+        by = self.training.best_by
+        if by == "certified" and self.layer not in ("soc", "soc-tt") and self.training.canonical().best_by == by:
             fix = f"must be accuracy: of layers {self.layer} nobody assumes a Lipschitz constant"
             raise ConfigError("training.best_by", "certified", fix)
         self.evaluation.check_dataset(self.dataset, dataset_info(self.dataset))
