@@ -14,6 +14,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from ttsv.processor import instruction_set
+
 _LOAD = os.getloadavg()
 """Of the machine before the benchmark."""
 RECORDS = Path(__file__).with_name("records.jsonl")
@@ -101,6 +103,7 @@ def _circumstances() -> dict[str, Any]:
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": f"{platform.machine()}, {_processor()}, {os.cpu_count()} processors",
+        "instructions": instruction_set(),
         "load": _LOAD,
         "threads": sys.modules["torch"].get_num_threads() if "torch" in sys.modules else None,
         "python": platform.python_version(),

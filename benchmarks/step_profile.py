@@ -29,7 +29,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from measuring import alternate, keep, median, parser
-from training import CASES, IMAGES, TOYS, Case, Load, model_of, our_rounds, their_rounds
+from training import CASES, IMAGES, TOYS, Case, Load, model_of, our_rounds, precisions, their_rounds
 from ttsv.data import load_dataset
 
 GROUPS = {
@@ -55,13 +55,13 @@ def main() -> int:
         for case in cases:
             sides = {
                 "ours": our_rounds(case, data, load, "float32"),
-                "ours bf16": our_rounds(case, data, load, "bf16"),
+                **({"ours bf16": our_rounds(case, data, load, "bf16")} if "bf16" in precisions("cpu") else {}),
             }
             if options.authors:
                 sides["theirs"] = their_rounds(case, data, options.authors, load)
             shares = {name: _shares(partial(next, rounds)) for name, rounds in sides.items()}
             backend = "eager" if options.quick else "inductor"
-            compiled = {precision: _compiled(case, load, precision, backend) for precision in ("float32", "bf16")}
+            compiled = {precision: _compiled(case, load, precision, backend) for precision in precisions("cpu")}
             step = min(islice(our_rounds(case, data, load, "float32"), 3))
             reached = _operations(case, load) / step / _products_per_second(64 if options.quick else 2048)
             record[case.name] = {"shares": shares, "of_products": reached, "compiled": compiled}

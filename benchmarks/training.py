@@ -42,13 +42,13 @@ from ttsv.data import load_dataset
 from ttsv.data.loading import Dataset
 from ttsv.layers import SOC, SOCTT
 from ttsv.models import create_model
+from ttsv.processor import computes_bf16, instruction_set
 from ttsv.runtime import keep_freed_memory, random_state
 from ttsv.training.loop import batches, fit
 
 HERE = Path(__file__)
 IMAGES = {"cpu": "synthetic:3x32x32:10:400", "cuda": "synthetic:3x32x32:10:4000"}
 STD = 0.2507
-PRECISIONS = ("float32", "bf16")
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,8 @@ def main() -> int:
     cuda = options.device == "cuda"
     load = Load(torch.device(options.device), 128 if cuda else 16, 20 if cuda else 2, 5)
     cases: tuple[Case, ...] = CASES
+    if len(precisions(options.device)) == 1:
+        print(f"bf16 is left out: this processor ({instruction_set()}) has no instructions for it")
     if options.quick:
         load, cases = replace(load, batch=2, steps=1, rounds=1, warm_up=0), TOYS
     if options.peak:
@@ -124,7 +126,7 @@ def main() -> int:
             record["steps of larger batches"] = {
                 case.name: _steps(case, data, options.authors, twice) for case in cases if case.floors[cuda]
             }
-        record["compressed over plain"] = _gains(cases, record["steps"])
+        record["compressed over plain"] = _gains(cases, record["steps"], options.device)
         record["clip"] = _clip(cases[1], data, load)
     record["memory"] = _memories(options, cases)
     record["inference"] = _inference(load, (8,) if options.quick else (128, 256, 512, 1024))
@@ -147,7 +149,7 @@ def main() -> int:
 
 def _steps(case: Case, data: Dataset, authors: Path | None, load: Load) -> dict[str, Any]:
     """Images per second of both sides, by turns."""
-    ours = {precision: our_rounds(case, data, load, precision) for precision in PRECISIONS}
+    ours = {precision: our_rounds(case, data, load, precision) for precision in precisions(load.device.type)}
     theirs = their_rounds(case, data, authors, load) if authors else None
     seconds: dict[str, list[float]] = {name: [] for name in (*ours, "theirs")}
     for turn in range(load.rounds + load.warm_up):
@@ -160,11 +162,12 @@ def _steps(case: Case, data: Dataset, authors: Path | None, load: Load) -> dict[
     found = {
         "images_per_second": rates,
         "ratio": ratio(rates["float32"], rates["theirs"]) if authors else None,
-        "ratio_bf16": ratio(rates["bf16"], rates["theirs"]) if authors else None,
+        "ratio_bf16": ratio(rates["bf16"], rates["theirs"]) if authors and "bf16" in rates else None,
         "feeding_share": feeding,
     }
     shown = ", ".join(f"{name} {rate:.2f}" for name, rate in rates.items())
-    gains = f"; {found['ratio']:.2f}x, bf16 {found['ratio_bf16']:.2f}x" if authors else ""
+    gains = f"; {found['ratio']:.2f}x" if found["ratio"] else ""
+    gains += f", bf16 {found['ratio_bf16']:.2f}x" if found["ratio_bf16"] else ""
     print(f"{case.name}, batch {load.batch}: images/s {shown}{gains}; feeding {feeding:.2%} of a step", flush=True)
     return found
 
@@ -191,17 +194,24 @@ def _config(case: Case, load: Load, precision: str, *, rounds: int) -> TrialConf
     )
 
 
+def precisions(device: str) -> tuple[str, ...]:
+    """Those that are measured: not bf16 on a processor that has no instructions for it, where it is far slower."""
+    return ("float32",) if device == "cpu" and computes_bf16() is False else ("float32", "bf16")
+
+
 def model_of(case: Case) -> nn.Module:
     with random_state(0, torch.device("cpu")):
         return create_model(case.model, num_classes=10, layer=case.layer, rank=case.rank, std=(STD,))
 
 
-def _gains(cases: tuple[Case, ...], steps: dict[str, Any]) -> dict[str, Any]:
+def _gains(cases: tuple[Case, ...], steps: dict[str, Any], device: str) -> dict[str, Any]:
     """What TT gains in our own training: images per second of each compressed network over those of the plain one."""
     found = {}
     for plain, compressed in (cases[:2], cases[2:]):
         speeds = [steps[case.name]["images_per_second"] for case in (compressed, plain)]
-        found[compressed.name] = {precision: speeds[0][precision] / speeds[1][precision] for precision in PRECISIONS}
+        found[compressed.name] = {
+            name: speeds[0][name] / speeds[1][name] for name in precisions(device) if name in speeds[0]
+        }
         shown = ", ".join(f"{gain:.2f}x in {precision}" for precision, gain in found[compressed.name].items())
         print(f"{compressed.name} over {plain.name}: {shown}", flush=True)
     return found
@@ -304,7 +314,8 @@ def _memories(options: argparse.Namespace, cases: tuple[Case, ...]) -> dict[str,
     shared = ["--device", options.device]
     shared += ["--authors", str(options.authors)] if options.authors else []
     shared += ["--quick"] if options.quick else []
-    sides = (*PRECISIONS, "theirs") if options.authors else PRECISIONS
+    measured = precisions(options.device)
+    sides = (*measured, "theirs") if options.authors else measured
     for place, case in enumerate(cases[:1] if options.quick else cases):
         peaks = {
             side: in_fresh_process(str(HERE), [*shared, "--peak", side, str(place)])

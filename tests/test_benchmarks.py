@@ -35,6 +35,12 @@ def test_a_benchmark_runs_and_a_quick_run_keeps_no_record(script: Path) -> None:
     assert RECORDS.read_text() == kept
 
 
+def test_trajectories_say_what_they_lack() -> None:
+    done = started(BENCHMARKS / "trajectories.py")
+    assert done.returncode == 2
+    assert done.stdout.startswith("missing: --authors DIR, a checkout of")
+
+
 def test_every_module_is_a_benchmark_or_shared_by_some() -> None:
     imported = {name for path in MODULES for name in re.findall(r"^from (\w+) import", path.read_text(), re.MULTILINE)}
     assert {path.stem for path in MODULES} - {path.stem for path in SCRIPTS} <= imported

@@ -108,6 +108,15 @@ class TrialResult(_Numbers):  # type: ignore[misc] # whose fields are the catalo
     )
 
 
+TRAINING = "training"
+"""The part of a protocol that says in words what was done to the network that is compared: it decides nothing."""
+
+
+def deciding(protocol: Plain) -> Plain:
+    """The parts of a protocol that decide what may be compared: all but what is said of the training."""
+    return {name: part for name, part in protocol.items() if name != TRAINING}
+
+
 def protocol_fingerprint(protocol: Plain) -> str:
     """SHA-256 (hex) of a JSON-ready protocol, the same for any order of its keys: equal ones may be compared."""
-    return digest(protocol)
+    return digest(deciding(protocol))

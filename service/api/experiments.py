@@ -23,6 +23,7 @@ from service.experiments import store
 from service.experiments.estimate import Estimator
 from service.experiments.listing import list_experiments
 from service.experiments.submission import Draft, submit
+from service.queue import census
 from service.schemas.experiments import (
     SHOWN,
     DryRunOut,
@@ -126,10 +127,24 @@ class SpecSubmission(Submission):
     def post(self, spec: ExperimentSpec) -> Mapping[str, object] | JSONResponse:
         """The stored experiment with what has no effect in it, or what the spec would become."""
         draft = Draft(spec, expand_grid(spec, max_trials=self.settings.max_trials))
-        said = [*warnings(spec, draft.plan), *self._absent_data(draft)]
+        said = [*warnings(spec, draft.plan), *self._absent_data(draft), *self._of_processors(draft)]
         if self.dry_run:
             return self._estimated(draft, said)
         return self.store(draft, spec.model_dump(mode="json")) | {"warnings": said}
+
+    def _of_processors(self, draft: Draft) -> list[str]:
+        """What the processors of the workers that are there cannot do; a later worker's may."""
+        count = sum(planned.config.training.precision == "bf16" for planned in draft.plan.trials)
+        if not count or draft.spec.resources.gpus:
+            return []
+        with self.database.read() as session:
+            if not census.unfit_for_bf16(session):
+                return []
+        refused = (
+            f"training.precision: {count} trial{'s' * (count > 1)} in bf16 will be refused by every worker that is "
+            "there: their processors have no instructions for it; take float32, or a GPU (resources.gpus)"
+        )
+        return [refused]
 
     def _absent_data(self, draft: Draft) -> list[str]:
         """A sentence for each of the user's own data sets that is not in the data folder, as a worker's may have it.

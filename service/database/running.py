@@ -48,12 +48,16 @@ class WebhookDelivery(Base):
 
 
 class Worker(Base):
-    """A worker and when it was last heard of, for readiness and for people."""
+    """A worker and when it was last heard of, for readiness and for people.
+
+    `bf16`: whether the processor of its trials has instructions for bf16; null: not known.
+    """
 
     __tablename__ = "workers"
 
     name: Mapped[str] = mapped_column(String(200), primary_key=True)
     cpus: Mapped[float]
     gpus: Mapped[float]
+    bf16: Mapped[bool | None]
     started_at: Mapped[datetime] = mapped_column(default=now)
     seen_at: Mapped[datetime] = mapped_column(default=now)

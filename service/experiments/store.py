@@ -28,6 +28,7 @@ from service.database import (
 )
 from service.database.engine import is_postgres
 from service.errors import IdempotencyError, NotFoundError
+from ttsv.results import TRAINING
 
 
 @dataclass
@@ -143,7 +144,12 @@ def trial_detail(session: Session, trial_id: int, *, project_id: int | None = No
     trial = get_trial(session, trial_id, project_id=project_id)
     result = session.get(Result, trial_id)
     protocol = session.get(Protocol, result.protocol) if result else None
-    return TrialDetail(trial, result, protocol.record if protocol else None, artifacts_of(session, trial_id))
+    record = None
+    if result is not None and protocol is not None:
+        # What is said of a trial's own training is no part of the record that many trials share.
+        said = (result.evaluation or {}).get(TRAINING)
+        record = protocol.record | ({TRAINING: said} if said else {})
+    return TrialDetail(trial, result, record, artifacts_of(session, trial_id))
 
 
 def artifacts_of(session: Session, trial_id: int) -> Sequence[Artifact]:

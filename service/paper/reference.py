@@ -98,8 +98,12 @@ def notes(table: PaperTable, row: PrintedRow, config: Plain, record: Plain) -> l
     """In words: in what a measured cell and its protocol differ from a printed row."""
     said = [str(d).replace(" there", " in the paper") for d in differences(complete(config), row.config)]
     protocol = _published()["protocol"]
-    if (weights := record.get("weights")) != "best epoch on the test images":
-        said.append(f"weights: {weights or 'not recorded'} here; in the paper {protocol['selection']}")
+    # Of LipConvNets the authors' scripts evaluate the last epoch, of other networks the one they chose.
+    theirs, told = "best epoch on the test images", protocol["selection"]
+    if str(row.config.get("model")).startswith("lipconvnet-"):
+        theirs, told = "last epoch", protocol["selection_lipconvnet"]
+    if (weights := record.get("weights")) != theirs:
+        said.append(f"weights: {weights or 'not recorded'} here; in the paper {told}")
     if Metric.ROBUST_ACCURACY in row.values:
         said.append(f"AutoAttack: in the paper {protocol['autoattack']}")
         images = _images(record)

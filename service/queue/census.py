@@ -28,6 +28,12 @@ class Census:
     workers: int
 
 
+def unfit_for_bf16(session: Session) -> bool:
+    """Whether workers are there, and the processor of every one is known to lack instructions for bf16."""
+    seen = session.scalars(select(Worker.bf16).where(Worker.seen_at >= now() - _SEEN_WITHIN)).all()
+    return bool(seen) and all(has is False for has in seen)
+
+
 def take_census(session: Session, project_id: int | None = None) -> Census:
     """Counts everything, or what belongs to a project (workers are everybody's); no trial is read."""
     mine = () if project_id is None else (Experiment.project_id == project_id,)

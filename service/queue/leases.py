@@ -45,10 +45,13 @@ class Watched:
     process: dict[str, Any] | None
 
 
-def greet(session: Session, worker: str, cpus: float, gpus: float) -> None:
-    """Says that a worker is there; called again and again. Takes those off the list that were killed long ago."""
-    insert = upsert(session)(Worker).values(name=worker, cpus=cpus, gpus=gpus)
-    values = {"seen_at": now(), "cpus": cpus, "gpus": gpus}
+def greet(session: Session, worker: str, cpus: float, gpus: float, bf16: bool | None = None) -> None:
+    """Says that a worker is there; called again and again. Takes those off the list that were killed long ago.
+
+    `bf16`: whether its processor has instructions for that, if it is known.
+    """
+    insert = upsert(session)(Worker).values(name=worker, cpus=cpus, gpus=gpus, bf16=bf16)
+    values = {"seen_at": now(), "cpus": cpus, "gpus": gpus, "bf16": bf16}
     session.execute(insert.on_conflict_do_update(index_elements=[Worker.name], set_=values))
     session.execute(delete(Worker).where(Worker.name != worker, Worker.seen_at < now() - FORGOTTEN_AFTER))
 

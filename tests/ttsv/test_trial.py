@@ -138,12 +138,67 @@ def test_the_record_is_json_ready(unbroken: tuple[list[EpochMetrics], TrialResul
         "images": {"accuracy": 359, "calibration": 359, "temperature": 143},
         "weights": "last epoch",
         "precision": "float32",
+        "training": {
+            "projection": "projected for the evaluation: the last projection was 3 steps before the evaluation"
+        },
     }
+    assert result.evaluation["training"] == result.protocol["training"]
     environment = result.environment
     assert environment["torch"] == torch.__version__
     assert environment["device"] == "cpu"
     assert environment["threads"] == torch.get_num_threads()
     assert {"git_revision", "git_dirty", "python", "numpy", "platform", "device_name"} <= environment.keys()
+
+
+RECORDED = {
+    # As they were when a protocol said nothing of the training yet, and named no batch size of attacks.
+    "last": "348425df13ff78f123f187ab8d2ec4bfee59399a09ebe88ff5122d95a7cf1a40",
+    "best": "cdc06e2a49c13734fa5c1261f4a160ea4ec95b8cfd61158f5f784532043e6600",
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "recorded", "said"),
+    [
+        ({}, "last", None),
+        ({"training": {"select": "best", "validation": "test"}}, "best", None),
+        ({"constraint": "divide", "division": {"conv": 1.0}}, "last", "the last projection was that of the last step"),
+        ({"constraint": "clip", "delta": 1.0}, "last", "projected for the evaluation: there was no projection before"),
+        ({"constraint": "clip", "delta": 1.0, "training": {"final_projection": False}}, "last", "there was no"),
+        ({"constraint": "clip", "delta": 1.0, "clipping": {"every": 2}}, "last", "the last projection was that of"),
+        ({"constraint": "clip", "delta": 1.0, "clipping": {"every": 3}}, "last", "projected for the evaluation: the l"),
+    ],
+)
+def test_protocols_keep_their_fingerprints_and_say_what_was_done(
+    tmp_path: Path, changes: dict[str, Any], recorded: str, said: str | None
+) -> None:
+    """What was done to the network that is compared decides nothing: clipped and free networks rank together."""
+    training = {"epochs": 2, "steps": 2, "batch_size": 8, **changes.get("training", {})}
+    base = {"dataset": "synthetic:3x16x16:4:80", "model": "small-cnn"}
+    _, result = run(TrialConfig.from_dict({**base, **changes, "training": training}), tmp_path)
+    assert protocol_fingerprint(result.protocol) == RECORDED[recorded]
+    found = result.protocol.get("training", {}).get("projection")
+    assert found == said if said is None else found.startswith(said)
+
+
+def test_the_best_epochs_network_is_kept_beside_the_last_one(tmp_path: Path) -> None:
+    """As a model of its own that says which epoch it is; what ranks is the last epoch's."""
+    base: dict[str, Any] = {"dataset": "synthetic:1x8x8:4:200", "model": "small-cnn", "layer": "soc"}
+    training = {"epochs": 3, "steps": 2, "batch_size": 8, "lr": 0.05, "keep_best": True, "best_by": "certified"}
+    epochs, result = run(TrialConfig.from_dict({**base, "training": training}), tmp_path)
+    path = result.artifacts["best-model"]
+    assert path.name == "best.safetensors", "another name than that of the network which was evaluated"
+    kept = load_network(path)
+    best = kept.training["selected_epoch"]
+    assert (result.selected_epoch, result.protocol["weights"]) == (3, "last epoch")
+    words = "best epoch on the validation images by certified accuracy (assumed, radius 36/255)"
+    assert result.protocol["training"] == {"kept": f"epoch {best} too, the {words}"}
+    data = load_dataset(base["dataset"], tmp_path)
+    logits = predict(kept.model, data.validation.images)
+    assert accuracy(logits, data.validation.labels) == epochs[best - 1].val_accuracy
+    _, plain = run(TrialConfig.from_dict({**base, "training": training | {"keep_best": False}}), tmp_path / "other")
+    assert protocol_fingerprint(plain.protocol) == protocol_fingerprint(result.protocol)
+    assert "best-model" not in plain.artifacts
 
 
 def test_protocol_fingerprint() -> None:

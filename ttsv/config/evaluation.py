@@ -14,6 +14,8 @@ CORRUPTIONS = ("none", "published", "generated")
 LIPSCHITZ = ("none", "fgsm", "ascent", "both")
 PUBLISHED_CORRUPTIONS = {"cifar10": "CIFAR-10-C", "cifar100": "CIFAR-100-C"}
 """Data set -> folder, in `data_dir/datasets`, of its published corruptions."""
+ATTACK_BATCH = 256
+"""Images per batch of an attack, on which its random numbers depend, where nothing else is asked for."""
 RADII = (36 / 255, 72 / 255, 108 / 255, 1.0)
 
 
@@ -53,7 +55,9 @@ class EvaluationConfig(Checked):
     )
     lipschitz_images: int | None = field(None, "test images they are taken over; null: all", Number(1, 10_000_000))
     batch_size: int | None = field(
-        None, "images per batch of an attack, whose random numbers depend on it; null: what fits", Number(1, 1_000_000)
+        ATTACK_BATCH,
+        f"images per batch of an attack, whose random numbers depend on it: part of the protocol; null: {ATTACK_BATCH}",
+        Number(1, 1_000_000),
     )
     seed: int = field(0, "of attacks, generated corruptions and searches", Number(0, 2**32 - 1))
 
@@ -76,6 +80,8 @@ class EvaluationConfig(Checked):
     def canonical(self) -> "EvaluationConfig":
         """The same evaluation with every field that has no effect set to its default."""
         unused: list[str] = []
+        if self.batch_size is None:
+            unused += ["batch_size"]
         if not self.attacks:
             unused += ["attack_norm", "attack_eps", "attack_images", "batch_size"]
         if "autoattack" not in self.attacks:

@@ -77,6 +77,12 @@ class TrainingConfig(Checked):
         "rounding errors of some 2e-6; never the series of SOC)",
         OneOf(CONVOLUTIONS),
     )
+    soc_iterations: str = field(
+        "one",
+        "steps of the power iteration that scales kernels of SOC layers, in a training step: one (50 when a layer is "
+        "made), or code (50 at the first and at every 200th step, else one: the paper's authors' programs)",
+        OneOf(("one", "code")),
+    )
     validation: str = field(
         "held-out",
         "what each epoch is measured on: held-out (a fixed part of the training images, not trained on), or test, "
@@ -88,8 +94,20 @@ class TrainingConfig(Checked):
         "which epoch's weights are evaluated: last, or best (on what `validation` names: with test, the authors' way)",
         OneOf(("last", "best")),
     )
+    best_by: str = field(
+        "accuracy",
+        "by what an epoch is the best: accuracy, or certified, the share of images that an assumed Lipschitz constant "
+        "of 1 would certify for a radius of 36/255 (networks of SOC layers; the paper's authors' way)",
+        OneOf(("accuracy", "certified")),
+    )
+    keep_best: bool = field(False, "keep the best epoch's network too, beside the last one's, which is evaluated")
     recalibrate: bool = field(
         False, "take batch norm's statistics anew, over the training images, after the last projection"
+    )
+    final_projection: bool = field(
+        True,
+        "clip or divide what is evaluated once more, unless the last step has just done so; false: never, the paper's "
+        "authors' way",
     )
 
     def canonical(self) -> "TrainingConfig":
@@ -105,6 +123,10 @@ class TrainingConfig(Checked):
             unused += ["nesterov"]
         if self.precision != "float32":
             unused += ["convolutions"]
+        if self.select == "best":
+            unused += ["keep_best"]
+        elif not self.keep_best:
+            unused += ["best_by"]
         return at_default(self, unused)
 
 
@@ -226,6 +248,10 @@ class TrialConfig(Checked):
         super().__post_init__()
         if self.delta is not None and self.clipping.floor is not None and self.clipping.floor > self.delta:
             raise ConfigError("clipping.floor", self.clipping.floor, f"must be at most delta, {self.delta:g}")
+        by = self.training.best_by
+        if by == "certified" and self.layer not in ("soc", "soc-tt") and self.training.canonical().best_by == by:
+            fix = f"must be accuracy: of layers {self.layer} nobody assumes a Lipschitz constant"
+            raise ConfigError("training.best_by", "certified", fix)
         self.evaluation.check_dataset(self.dataset, dataset_info(self.dataset))
 
     def canonical(self) -> "TrialConfig":
@@ -245,12 +271,16 @@ class TrialConfig(Checked):
         if not clips:
             unused += ["delta", "clipping"]
         divides = any((self.division.conv, self.division.linear, self.division.batch_norm))
+        training = self.training.canonical()
         if self.constraint != "divide" or not divides:
             unused += ["division"]
             if not clips:
                 unused += ["constraint"]
+                training = at_default(training, ["final_projection"])
+        if layer not in ("soc", "soc-tt"):
+            training = at_default(training, ["soc_iterations"])
         augmentation = self.augmentation if self.augmentation.pad else at_default(self.augmentation, ["padding"])
-        parts = {"training": self.training.canonical(), "evaluation": self.evaluation.canonical()}
+        parts = {"training": training, "evaluation": self.evaluation.canonical()}
         return at_default(self, unused, layer=layer, augmentation=augmentation, **parts)
 
     def check_images(self, info: DatasetInfo | None = None) -> None:

@@ -9,7 +9,15 @@ from ttsv.config.fields import plain
 from ttsv.config.trial import TrialConfig
 from ttsv.constraints.clip import Clip
 from ttsv.constraints.divide import Divide
-from ttsv.constraints.protocol import Constraint, ConstraintReport, ConstraintState, LayerNorms, Unconstrained
+from ttsv.constraints.protocol import (
+    Constraint,
+    ConstraintReport,
+    ConstraintState,
+    LayerNorms,
+    Unconstrained,
+    settle,
+    settle_statistics,
+)
 from ttsv.errors import ConfigError
 from ttsv.layers import orthogonal_loss
 from ttsv.layers.frames import check_normalizer
@@ -43,6 +51,16 @@ class Compose:
         """Projects with every part."""
         for part in self.constraints:
             part.project(model, step, force=force)
+
+    def settle(self, model: nn.Module, step: int, *, changed: bool, project: bool) -> str | None:
+        """Has every part make the weights ready for evaluation; says what they say."""
+        told = [settle(part, model, step, changed=changed, project=project) for part in self.constraints]
+        return "; ".join(one for one in told if one is not None) or None
+
+    def settle_statistics(self, model: nn.Module, step: int) -> None:
+        """Has every part project what reads statistics of batch norm."""
+        for part in self.constraints:
+            settle_statistics(part, model, step)
 
     def report(self) -> ConstraintReport:
         """Returns norms before the first and after the last part that projected a layer, and the sums of the rest.

@@ -1,7 +1,9 @@
 """Layers divided by what their norms exceed (Gouk, Frank, Pfahringer & Cree, Machine Learning 2021)."""
 
+from dataclasses import replace
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -21,6 +23,7 @@ from ttsv.errors import ConfigError
 from ttsv.layers import TTConv, layer_kernel
 from ttsv.precision import at_least_single
 from ttsv.spectral.geometry import Convolution, TransposedConvolution, layer_geometry
+from ttsv.spectral.network import spectral_layers
 from ttsv.spectral.symbol import Size
 from ttsv.tt.decomposition import orthogonalize
 
@@ -44,8 +47,8 @@ class Divide(Projection):
     A TT layer that exceeds its target has its core divided, between free frames after QR, which is written back:
     were the core alone to pay for frames that grow, the two would drift apart without end.
 
-    The report gives the estimates before and after. Those of a forced projection, as before evaluation, have as
-    `after` the norm really reached, measured as `measure` says.
+    The report gives the estimates before and after. Those of a forced projection, and of weights that are made ready
+    for evaluation, have as `after` the norm really reached, measured as `measure` says.
     """
 
     def __init__(
@@ -139,10 +142,28 @@ class Divide(Projection):
         if before > target:
             make_frames_orthonormal(layer)
             weight.mul_(target / before)
-        after, measure = min(before, target), f"power iteration, {self.power_iterations} a projection, from below"
-        if force:
-            after, measure = self._norm(weight, layer, seen), f"before: {measure}; after: {self._measure(layer)}"
-        return LayerNorms(before, after, measure=measure)
+        found = LayerNorms(before, min(before, target), measure=self._estimated)
+        return self._measured(found, layer, seen) if force else found
+
+    @property
+    def _estimated(self) -> str:
+        return f"power iteration, {self.power_iterations} a projection, from below"
+
+    def _measured(self, norms: LayerNorms, layer: nn.Module, seen: tuple[int, ...]) -> LayerNorms:
+        """Returns what was estimated before a division, and the norm that a layer has."""
+        assert isinstance(layer, TTConv | Convolution | TransposedConvolution | nn.Linear)
+        weight = layer.weight if isinstance(layer, nn.Linear) else layer_kernel(layer)
+        measure = f"before: {self._estimated}; after: {self._measure(layer)}"
+        return LayerNorms(norms.before, self._norm(weight, layer, seen), measure=measure)
+
+    @torch.no_grad()
+    def _measure_again(self, model: nn.Module) -> None:
+        layers = spectral_layers(model, linear=True)
+        norms = dict(self._report.layers)
+        for name, seen in (self._sizes or {}).items():
+            if name in norms and self.power_iterations != "exact":
+                norms[name] = self._measured(norms[name], layers[name], seen)
+        self._report = replace(self._report, layers=norms)
 
     def _norm(self, weight: Tensor, layer: nn.Module, seen: tuple[int, ...]) -> float:
         """Returns the layer's norm with another weight (a TT layer's core), as it is stored."""

@@ -53,6 +53,36 @@ class Projection(Unconstrained, ABC):
         norms |= self._project_others(model, step)
         self._add_to_report(norms, time.perf_counter() - start)
 
+    def settle(self, model: nn.Module, step: int, *, changed: bool, project: bool) -> str | None:
+        """Projects once more, unless the last step has just done so or `project` is False; says what was done.
+
+        A second projection in a row is no repetition of the first: truncation leaves what another clip would change.
+        """
+        behind = step % self.every
+        past = f"the last projection was {behind} step{'s' * (behind != 1)} before the evaluation"
+        if behind == step:
+            past = "there was no projection before the evaluation"
+        if not changed and not behind:
+            past = "the last projection was that of the last step, and what it left was evaluated"
+        elif project:
+            self.project(model, step, force=True)
+            return f"projected for the evaluation: {'what was averaged' if changed else past}"
+        elif changed:
+            past = "what was averaged was evaluated without a projection"
+        self._measure_again(model)
+        return past
+
+    @torch.no_grad()
+    def settle_statistics(self, model: nn.Module, step: int) -> None:
+        """Projects what else the constraint controls than layers with singular values, by its new statistics."""
+        start = time.perf_counter()
+        norms = self._project_others(model, step)
+        if norms:
+            self._add_to_report({**self._report.layers, **norms}, time.perf_counter() - start)
+
+    def _measure_again(self, model: nn.Module) -> None:
+        """Measures the norms of weights that no projection comes after, where projections only estimate them."""
+
     @abstractmethod
     def _project_layer(self, name: str, layer: nn.Module, seen: tuple[int, ...], force: bool) -> LayerNorms:
         """Writes the weight of one layer that sees images of `seen` pixels (a linear layer: `()`)."""

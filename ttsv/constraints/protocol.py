@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import NotRequired, Protocol, TypedDict, cast
+from typing import NotRequired, Protocol, TypedDict, cast, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -71,6 +71,39 @@ class Constraint(Protocol):
 
     def load_state_dict(self, state: ConstraintState) -> None:
         """Continues from a saved state; `bind` is called before."""
+
+
+@runtime_checkable
+class Settling(Protocol):
+    """A constraint that says itself what is done to the weights that are evaluated; others are projected, forced."""
+
+    def settle(self, model: nn.Module, step: int, *, changed: bool, project: bool) -> str | None:
+        """Makes the weights that were left after `step` steps ready for evaluation; says what was done, if anything.
+
+        `changed`: something wrote into them after that step, such as an average. `project`: False to write nothing.
+        """
+
+    def settle_statistics(self, model: nn.Module, step: int) -> None:
+        """Projects what reads statistics of batch norm, which were taken anew once the weights were settled."""
+
+
+def settle(
+    constraint: Constraint, model: nn.Module, step: int, *, changed: bool = False, project: bool = True
+) -> str | None:
+    """Has any constraint make weights ready for evaluation, see `Settling.settle`."""
+    if isinstance(constraint, Settling):
+        return constraint.settle(model, step, changed=changed, project=project)
+    if project:
+        constraint.project(model, step, force=True)
+    return None
+
+
+def settle_statistics(constraint: Constraint, model: nn.Module, step: int) -> None:
+    """Has any constraint project what reads statistics of batch norm, see `Settling.settle_statistics`."""
+    if isinstance(constraint, Settling):
+        constraint.settle_statistics(model, step)
+    else:
+        constraint.project(model, step, force=True)
 
 
 class Unconstrained:

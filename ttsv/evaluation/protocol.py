@@ -19,10 +19,11 @@ from ttsv.layers import Framed, TTConv, layer_kernel
 from ttsv.metrics.attacks.record import AttackRecord
 from ttsv.metrics.corruption import CorruptionRecord
 from ttsv.precision import own_dtype
+from ttsv.results import TRAINING
 from ttsv.spectral.geometry import Convolution, layer_geometry
 from ttsv.spectral.network import layer_input_sizes, model_spectra, spectral_layers
 from ttsv.spectral.norms import periodic_norm
-from ttsv.training.facts import LayerRecord
+from ttsv.training.facts import LayerRecord, best_epoch
 from ttsv.tt.decomposition import orthogonalize
 
 ECE_BINS = 15
@@ -37,10 +38,10 @@ def evaluation_protocol(subject: Subject, evidence: Evidence, seed: int, baselin
     It holds what changes what a number means: the images (data set, its SHA-256, split, how many for each metric),
     the preprocessing, the threat model, the attack's package and version, how certificates are made, where corrupted
     images come from, precision and seed; by the configuration that the network was trained by, what it was trained on,
-    and which epoch's weights were evaluated: had the test images a say? Left out, and recorded beside it, is what only
-    says where it was computed and leaves the meaning as it is: device, versions of other packages, git revision and
-    dirty flag, threads, and the attack's batch size, which like the device draws other random numbers and nothing more.
-    Radii are not in it either: every certified accuracy names its own.
+    and which epoch's weights were evaluated: had the test images a say? What else was done in training is said in words
+    and decides nothing (`ttsv.results.deciding`): networks are what is compared. Left out, and recorded beside it, is
+    what only says where it was computed and leaves the meaning as it is: device, versions of other packages, git
+    revision and dirty flag, threads. Radii are not in it either: every certified accuracy names its own.
     """
     data, count, trained = subject.data, len(evidence.labels), subject.trained
     images: dict[str, int] = {"accuracy": count, "calibration": count, "temperature": len(data.validation.labels)}
@@ -89,6 +90,8 @@ def evaluation_protocol(subject: Subject, evidence: Evidence, seed: int, baselin
     protocol["weights"] = _weights(trained)
     if trained is not None and trained.dataset != data.info.name:
         protocol["trained_on"] = trained.dataset
+    if subject.said:
+        protocol[TRAINING] = dict(subject.said)
     return protocol
 
 
@@ -97,12 +100,11 @@ def _weights(trained: TrialConfig | None) -> str:
         return "trained in ways that are not known"
     if trained.training.select == "last":
         return "last epoch"
-    return f"best epoch on the {'test' if trained.training.validation == 'test' else 'validation'} images"
+    return best_epoch(trained.training)
 
 
 def _attack(attack: AttackRecord) -> Plain:
-    left_out = ("batch_size", "images")
-    return {name: value for name, value in attack.protocol().items() if name not in left_out}
+    return {name: value for name, value in attack.protocol().items() if name != "images"}
 
 
 def _corruptions(record: CorruptionRecord) -> Plain:

@@ -65,6 +65,7 @@ def evaluate(
         mean=saved.arguments.mean,
         std=saved.arguments.std,
         trained=None if saved.config is None else TrialConfig.from_dict(saved.config),
+        said=saved.training.get("said", {}),
     )
     options = EvaluationOptions(
         config=config, folder=folder, images=images, state=state, renew_state=own_state is not None, cost=cost

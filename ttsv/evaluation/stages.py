@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from ttsv.certification.certificates import assumed_lipschitz, certificates, lipschitz_bound
-from ttsv.config.evaluation import PUBLISHED_CORRUPTIONS, EvaluationConfig
+from ttsv.config.evaluation import ATTACK_BATCH, PUBLISHED_CORRUPTIONS, EvaluationConfig
 from ttsv.config.fields import Plain
 from ttsv.data.corruptions import SEVERITIES, CorruptionSource, PublishedCorruptions
 from ttsv.data.generated_corruptions import GeneratedCorruptions
 from ttsv.data.loading import Dataset, Split
-from ttsv.errors import ConfigError, DataError, DivergedError
+from ttsv.errors import ConfigError, DataError, DivergedError, OutOfMemoryError
 from ttsv.evaluation.baseline import Baseline
 from ttsv.evaluation.evidence import Evidence
 from ttsv.evaluation.protocol import ASCENT_STEPS, ECE_BINS, LIPSCHITZ_RADIUS, evaluation_protocol
@@ -31,7 +31,7 @@ from ttsv.metrics.attacks.record import AttackProgress, AttackRecord, Threat, re
 from ttsv.metrics.calibration import CalibrationRecord, calibration_record
 from ttsv.metrics.corruption import CorruptionProgress, CorruptionRecord, corruption_steps
 from ttsv.metrics.lipschitz import Space, empirical_lipschitz
-from ttsv.results import StageProgress
+from ttsv.results import TRAINING, StageProgress
 
 Stages = Generator[StageProgress, None, Any]
 Step = TypeVar("Step")
@@ -86,7 +86,7 @@ def measure(subject: Subject, options: EvaluationOptions) -> Generator[StageProg
     evidence = Evidence(images=test.images, labels=test.labels, logits=logits, calibration=calibration, seconds=seconds)
     for name in config.attacks:
         attacked = Split(*(part[: config.attack_images] for part in test))
-        with _timed(seconds, name):
+        with _timed(seconds, name), _room_for_batches(config):
             evidence.attacks[name] = yield from _attack(name, model, attacked, options)
     if config.certified:
         evidence.assumed_lipschitz = assumed_lipschitz(model, subject.std)
@@ -98,9 +98,10 @@ def measure(subject: Subject, options: EvaluationOptions) -> Generator[StageProg
         with _timed(seconds, "corruptions"):
             evidence.corruption = yield from _corrupt(subject, test, options)
     baseline = Baseline.find(options.folder, data.info.name) if evidence.corruption else None
+    said = {TRAINING: dict(subject.said)} if subject.said else {}
     return Measured(
         columns=columns(evidence, baseline),
-        results=results(evidence, config, baseline),
+        results=results(evidence, config, baseline) | said,
         protocol=evaluation_protocol(subject, evidence, config.seed, baseline),
         violations=find_violations(evidence),
         evidence=evidence,
@@ -227,6 +228,16 @@ def _stages(
             return result
         if shown is not None:
             yield shown
+
+
+@contextmanager
+def _room_for_batches(config: EvaluationConfig) -> Iterator[None]:
+    """Says of memory that an attack does not find that its batches are not made smaller: that would be another one."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        fix = f"no room to attack {config.batch_size or ATTACK_BATCH} images at once"
+        raise OutOfMemoryError(f"{fix}: choose a smaller evaluation.batch_size, another protocol ({error})") from error
 
 
 @contextmanager

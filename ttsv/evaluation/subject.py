@@ -1,7 +1,7 @@
 """What is evaluated, and what an evaluation is told beside it."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -18,7 +18,8 @@ class Subject:
     """A network that takes pixels in [0, 1], and the data set on whose test images it is evaluated.
 
     `mean` and `std`: what the network normalises pixels with. `trained`: the configuration that it was trained by; None
-    where that is not known. `report`: what the constraint achieved that it was trained under just now.
+    where that is not known. `report`: what the constraint achieved that it was trained under just now. `said`: what the
+    protocol says of its training, by subject, in words.
     """
 
     model: nn.Module
@@ -27,6 +28,7 @@ class Subject:
     std: Sequence[float]
     trained: TrialConfig | None = None
     report: ConstraintReport | None = None
+    said: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def device(self) -> torch.device:

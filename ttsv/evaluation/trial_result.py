@@ -13,6 +13,7 @@ from ttsv.data.loading import Dataset
 from ttsv.evaluation.evaluated import NetworkCost, evaluate_network
 from ttsv.evaluation.saved_spectra import load_saved
 from ttsv.evaluation.subject import EvaluationOptions, Subject
+from ttsv.models import create_model
 from ttsv.results import CHECKPOINTS, StageProgress, TrialResult
 from ttsv.training.checkpoint import save_model
 from ttsv.training.facts import describe_training, read_training
@@ -47,6 +48,7 @@ def evaluate_trial(
         std=network.arguments.std,
         trained=config,
         report=network.report,
+        said=network.facts.said,
     )
     options = EvaluationOptions(
         config=config.evaluation,
@@ -61,6 +63,7 @@ def evaluate_trial(
     layers = network.facts.with_projections(found.layers.records)
     facts = network.facts if network.report is None else replace(network.facts, layers=layers)
     model = save_model(folder, network.model, asdict(network.arguments), **describe_training(config, data, facts))
+    kept = {} if network.best_weights is None else {"best-model": _save_best(folder, config, data, network)}
     files = found.write(folder, title=f"{config.model} on {config.dataset}")
     columns: dict[str, Any] = {**found.measured.columns, **facts.columns(), **_inference_seconds(found.cost)}
     return TrialResult(
@@ -78,8 +81,19 @@ def evaluate_trial(
         valid=not found.violations,
         violations=found.violations,
         evaluation=found.measured.results,
-        artifacts={"model": model} | files,
+        artifacts={"model": model} | kept | files,
     )
+
+
+def _save_best(folder: Path, config: TrialConfig, data: Dataset, network: TrainedNetwork) -> Path:
+    """Writes the best epoch's network beside the last one's, and returns its file."""
+    assert network.best_weights is not None
+    with torch.random.fork_rng(devices=[]):
+        best = create_model(**asdict(network.arguments))
+    best.load_state_dict(network.best_weights)
+    facts = replace(network.facts, selected_epoch=network.best_epoch, layers=())
+    told = describe_training(config, data, facts)
+    return save_model(folder, best, asdict(network.arguments), name="best", **told)
 
 
 def _inference_seconds(cost: NetworkCost) -> dict[str, float]:

@@ -18,6 +18,7 @@ from ttsv.spectral.symbol import PeriodicConv, Size
 
 _EPS = torch.finfo(torch.float64).eps
 _START_ITERATIONS = 50
+_CODE_PERIOD = 200
 _GOOD_ENOUGH = 1.005
 """Bounds of the series above this are worth a tighter bound of the operator's norm, which costs much more."""
 
@@ -33,8 +34,9 @@ class SOC(OrthogonalConv2d):
     Parameters `weight (c, c, k, k)`, k odd, and `bias (c_out)`. The skew part of the weight is scaled by
     `correction` over the smallest of the norms of its four unfoldings, which for a skew kernel are equal in pairs.
     `correction=None` is 0.7, or 1 for k = 1, as published. Those norms are estimated from below by one step of a
-    power iteration per forward pass in training, warm from the one before (buffers `across`, `aside`); after
-    writing weights by hand call `refresh()`. Nothing is assumed of them: see `lipschitz_bound`.
+    power iteration per forward pass in training, warm from the one before (buffers `across`, `aside`), or as many as
+    `iterations` says; after writing weights by hand call `refresh()`. Nothing is assumed of them: see
+    `lipschitz_bound`.
     Raises `ConfigError`.
     """
 
@@ -65,6 +67,7 @@ class SOC(OrthogonalConv2d):
         self.correction = correction or (1.0 if kernel_size == 1 else 0.7)
         self.train_terms = train_terms
         self.eval_terms = eval_terms
+        self.iterations = 1
         channels, k = max(stride * stride * in_channels, out_channels), kernel_size
         self.weight = nn.Parameter(torch.empty(channels, channels, k, k, device=device, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(out_channels, device=device, dtype=dtype)) if bias else None
@@ -108,7 +111,7 @@ class SOC(OrthogonalConv2d):
         with without_autocast(images.device.type):  # the norm that bounds the layer is no place to save
             skew = self.skew_kernel()
             if self.training:
-                self._iterate(skew.detach(), 1)
+                self._iterate(skew.detach(), self.iterations)
             kernel = self._scaled(skew)
         if s > 1:
             space_to_depth_size(images.shape[-2:], s)
@@ -234,6 +237,14 @@ class SOCTT(FramedConv2d):
         for frame in (self.k1, self.k3):
             bound *= matrix_norm_bound(frame)
         return bound
+
+
+def soc_iterations(schedule: str, step: int) -> int:
+    """Returns how many steps of their power iterations SOC layers take in a training step, counted from 0.
+
+    `schedule`: "one", or "code", the authors' programs: 50 at the first and at every 200th step, else one.
+    """
+    return _START_ITERATIONS if schedule == "code" and step % _CODE_PERIOD == 0 else 1
 
 
 def _unfoldings(kernel: Tensor) -> tuple[Tensor, Tensor]:

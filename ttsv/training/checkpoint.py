@@ -112,8 +112,10 @@ class SavedNetwork:
     training: Plain = field(default_factory=dict)
 
 
-def save_model(folder: Path, model: nn.Module, arguments: Mapping[str, Any], **facts: Any) -> Path:
-    """Writes `model.safetensors` and `model.json`, from which `load_network` rebuilds the network; returns the former.
+def save_model(
+    folder: Path, model: nn.Module, arguments: Mapping[str, Any], *, name: str = "model", **facts: Any
+) -> Path:
+    """Writes `NAME.safetensors` and `NAME.json`, from which `load_network` rebuilds the network; returns the former.
 
     `arguments` are those of `create_model`; `facts` (JSON-ready) are kept beside them. The former alone is enough to
     rebuild the network: it holds the arguments, and of the facts the configuration (`config`) but its `evaluation`,
@@ -126,9 +128,9 @@ def save_model(folder: Path, model: nn.Module, arguments: Mapping[str, Any], **f
     told["sha256"] = _told_sha256(told, tensors)
     # A single entry: several have no order of their own in the file.
     content = save(tensors, metadata={_DESCRIPTION: json.dumps(told)})
-    path = folder / "model.safetensors"
+    path = folder / f"{name}.safetensors"
     _write(path, content)
-    _write(folder / "model.json", _json({"model": dict(arguments), "sha256": _sha256(content), **facts}))
+    _write(path.with_suffix(".json"), _json({"model": dict(arguments), "sha256": _sha256(content), **facts}))
     return path
 
 

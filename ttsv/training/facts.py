@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from ttsv.config.evaluation import EVALUATION
 from ttsv.config.fields import Plain, differing
-from ttsv.config.trial import TrialConfig
+from ttsv.config.trial import TrainingConfig, TrialConfig
 from ttsv.constraints import LayerNorms
 from ttsv.data.loading import Dataset
 from ttsv.errors import DataError
@@ -48,7 +48,8 @@ class LayerRecord:
 class TrainingFacts:
     """Fields of `ttsv.results.TrialResult` that only the training knows; those of a model without a note are 0.
 
-    `layers`: its records of the layers, for what constraints reported.
+    `layers`: its records of the layers, for what constraints reported. `said`: what a protocol says of the training, by
+    subject, in words.
     """
 
     train_seconds: float = 0.0
@@ -58,10 +59,11 @@ class TrainingFacts:
     peak_memory: int | None = None
     selected_epoch: int = 0
     layers: tuple[LayerRecord, ...] = ()
+    said: dict[str, str] = field(default_factory=dict)
 
     def columns(self) -> dict[str, float | int | None]:
         """The fields of a `TrialResult`, by its names."""
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "layers"}
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in ("layers", "said")}
 
     def with_projections(self, records: Iterable[LayerRecord]) -> tuple[LayerRecord, ...]:
         """Records of the layers as they are, and beside them what the constraint reported when it was trained."""
@@ -72,6 +74,13 @@ class TrainingFacts:
 
 def _with_projection(record: LayerRecord, noted: LayerRecord) -> LayerRecord:
     return replace(record, largest_before_projection=noted.largest_before_projection, projection=noted.projection)
+
+
+def best_epoch(training: TrainingConfig) -> str:
+    """The words by which a protocol names the best epoch: on what, and by what."""
+    images = "test" if training.validation == "test" else "validation"
+    by = " by certified accuracy (assumed, radius 36/255)" if training.best_by == "certified" else ""
+    return f"best epoch on the {images} images{by}"
 
 
 def describe_training(config: TrialConfig, data: Dataset, facts: TrainingFacts) -> Plain:

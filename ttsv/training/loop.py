@@ -2,22 +2,26 @@
 
 import math
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
-from typing import TypedDict
+from dataclasses import asdict, dataclass, field
+from typing import NotRequired, TypedDict
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 
+from ttsv.certification.certificates import assumed_certified_accuracy, assumed_lipschitz
+from ttsv.config.evaluation import RADII
 from ttsv.config.trial import TrainingConfig, TrialConfig
 from ttsv.constraints import Constraint, ConstraintState
+from ttsv.constraints.protocol import settle, settle_statistics
 from ttsv.data.augment import Augmentation
 from ttsv.data.loading import Dataset, Split, as_pixels
-from ttsv.errors import DivergedError
-from ttsv.layers import orthogonal_loss
+from ttsv.errors import ConfigError, DivergedError
+from ttsv.layers import SOC, orthogonal_loss
+from ttsv.layers.soc import soc_iterations
 from ttsv.metrics.accuracy import accuracy, cross_entropy, predict
 from ttsv.results import EpochMetrics
 from ttsv.runtime import derived_generator, derived_seed, epoch_order, known_failures, random_state
@@ -33,8 +37,10 @@ class Progress:
 
     `epoch`: epochs done. `train_seconds` and, of these, `constraint_seconds` are those of all epochs; `first_*`
     those of the first one, in which memory is laid out and kernels are chosen. `best_epoch` (0: none yet) had the
-    highest accuracy on the validation images, `best_accuracy`. `selected_epoch`: the one whose weights the trained
-    model has.
+    highest accuracy on the validation images, `best_accuracy`, or certified accuracy, as `training.best_by` says.
+    `selected_epoch`: the one whose weights the trained model has. `projection`: what a constraint did to those before
+    they were evaluated, in words. `best_weights`: those of the best epoch once all are done, where they are kept beside
+    the last one's.
     """
 
     epoch: int = 0
@@ -45,6 +51,8 @@ class Progress:
     best_epoch: int = 0
     best_accuracy: float = -1.0
     selected_epoch: int = 0
+    projection: str | None = None
+    best_weights: dict[str, Tensor] | None = field(default=None, repr=False, compare=False)
 
     def add(self, metrics: EpochMetrics) -> None:
         """Counts one more epoch."""
@@ -78,8 +86,9 @@ def fit(
     `checkpoints`, goes on after the newest epoch found there, to the same numbers bit for bit (on a CPU, with
     as many threads), and saves each epoch once its metrics are taken. What is random follows from the seed and the
     epoch alone; the process's own random state is neither read nor changed. The constraint is bound before
-    the optimizer is made, applied after each step and, forced, to the weights that are evaluated in the end. Images
-    of two dimensions are computed channels last.
+    the optimizer is made, applied after each step and once more to the weights that are evaluated in the end, unless
+    the step that left them has just been followed by a projection, or `training.final_projection` is off. Images of two
+    dimensions are computed channels last.
 
     Raises `DivergedError` and `OutOfMemoryError`.
     """
@@ -91,6 +100,8 @@ def fit(
             model.to(memory_format=torch.channels_last)
         constraint.bind(model, data.info.image_size, in_channels=data.info.channels)
         run = _Run(model, training, constraint, device)
+        if training.canonical().best_by == "certified":
+            run.lipschitz = _assumed_lipschitz(model, config.std or data.info.std)
         progress = run.restore(checkpoints)
     steps = steps_per_epoch(len(train.labels), training)
     count = min(steps * training.batch_size, len(train.labels))
@@ -102,6 +113,8 @@ def fit(
             model.train()
             for step, (images, labels) in enumerate(batches(train, config, progress.epoch, count), start=first):
                 set_lr(run.optimizer, learning_rate(training, step, steps))
+                for layer in run.skew:
+                    layer.iterations = soc_iterations(training.soc_iterations, step)
                 with run.autocast(), run.convolutions:
                     logits = model(as_pixels(images)).float()
                 loss = functional.cross_entropy(logits, labels, label_smoothing=training.label_smoothing)
@@ -131,7 +144,7 @@ def fit(
             constraint_seconds=constraint_seconds,
         )
         _require_finite(metrics)
-        run.note(metrics)
+        run.note(metrics, run.score(logits, validation.labels))
         try:
             yield metrics
         finally:  # also where the caller stops here: it has this epoch
@@ -139,8 +152,10 @@ def fit(
                 checkpoints.save(progress.epoch, run.state())
     if training.select == "best" and progress.best_epoch != progress.epoch:
         with known_failures(model), random_state(derived_seed(config.seed, "selected"), device):
-            run.finish(train, training.epochs * steps, best=True)
+            run.finish(train, progress.best_epoch * steps, best=True)
         progress.selected_epoch = progress.best_epoch
+    if training.keep_best:
+        progress.best_weights = run.best
     return progress
 
 
@@ -149,6 +164,15 @@ def training_splits(data: Dataset, training: TrainingConfig) -> tuple[Split, Spl
     if training.validation == "held-out":
         return data.train, data.validation
     return Split(*map(torch.cat, zip(data.train, data.validation, strict=True))), data.test
+
+
+def _assumed_lipschitz(model: nn.Module, std: Sequence[float]) -> float:
+    """The constant that certified accuracy is taken by. Raises `ConfigError` for a network of which none is assumed."""
+    found = assumed_lipschitz(model, std)
+    if found is None:
+        fix = "must be accuracy: a Lipschitz constant is assumed of networks whose convolutions are all SOC or SOC-TT"
+        raise ConfigError("training.best_by", "certified", fix)
+    return found
 
 
 def steps_per_epoch(count: int, training: TrainingConfig) -> int:
@@ -177,6 +201,7 @@ class _RunState(TypedDict):
     scaler: dict[str, float]
     averaged: dict[str, Tensor] | None
     best: dict[str, Tensor] | None
+    best_constraint: NotRequired[ConstraintState | None]
     constraint: ConstraintState
     progress: dict[str, float]
 
@@ -196,7 +221,10 @@ class _Run:
             self.averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(training.ema))  # type: ignore[no-untyped-call]
         self.evaluated = model if self.averaged is None else self.averaged.module
         self.best: dict[str, Tensor] | None = None
+        self.best_constraint: ConstraintState | None = None
+        self.lipschitz: float | None = None
         self.convolutions = self._convolutions()
+        self.skew = [layer for layer in model.modules() if isinstance(layer, SOC)]
         self.progress = Progress()
 
     def autocast(self) -> torch.autocast:
@@ -232,25 +260,41 @@ class _Run:
             self.averaged.update_parameters(self.model)
 
     def finish(self, train: Split, steps: int, *, best: bool = False) -> None:
-        """Turns the model into what is evaluated: the averaged or the best weights, constrained, recalibrated."""
+        """Turns the model into what is evaluated: the averaged or the best weights, constrained, recalibrated.
+
+        `steps`: how many had been taken when the weights were left.
+        """
+        for layer in self.skew:
+            layer.iterations = 1
         if best:
             assert self.best is not None
             self.model.load_state_dict(self.best)
+            if self.best_constraint is not None:
+                self.constraint.load_state_dict(self.best_constraint)
         elif self.averaged is not None:
             self.model.load_state_dict(self.averaged.module.state_dict())
         self.evaluated = self.model
-        self.constraint.project(self.model, steps, force=True)
+        changed, project = self.averaged is not None, self.training.final_projection
+        self.progress.projection = settle(self.constraint, self.model, steps, changed=changed, project=project)
         if self.training.recalibrate:
             update_bn(map(as_pixels, torch.split(train.images, self.training.batch_size)), self.model)
-            self.constraint.project(self.model, steps, force=True)  # what bounds batch norm reads its statistics
+            if project:
+                settle_statistics(self.constraint, self.model, steps)
 
-    def note(self, metrics: EpochMetrics) -> None:
-        """Counts an epoch, and keeps its weights where they are the best so far and wanted."""
+    def score(self, logits: Tensor, labels: Tensor) -> float:
+        """By what an epoch is the best: accuracy or, with the Lipschitz constant assumed, certified accuracy."""
+        if self.lipschitz is None:
+            return accuracy(logits, labels)
+        return assumed_certified_accuracy(logits, labels, RADII[:1], self.lipschitz)[RADII[0]]
+
+    def note(self, metrics: EpochMetrics, score: float) -> None:
+        """Counts an epoch, and keeps its weights where they are the best so far, by its score, and wanted."""
         self.progress.add(metrics)
-        if metrics.val_accuracy > self.progress.best_accuracy:
-            self.progress.best_epoch, self.progress.best_accuracy = metrics.epoch, metrics.val_accuracy
-            if self.training.select == "best":
+        if score > self.progress.best_accuracy:
+            self.progress.best_epoch, self.progress.best_accuracy = metrics.epoch, score
+            if self.training.select == "best" or self.training.keep_best:
                 self.best = {name: value.clone() for name, value in self.evaluated.state_dict().items()}
+                self.best_constraint = self.constraint.state_dict()
 
     def state(self) -> _RunState:
         """Everything that training on needs."""
@@ -260,6 +304,7 @@ class _Run:
             "scaler": self.scaler.state_dict(),
             "averaged": None if self.averaged is None else self.averaged.state_dict(),
             "best": self.best,
+            "best_constraint": self.best_constraint,
             "constraint": self.constraint.state_dict(),
             "progress": asdict(self.progress),
         }
@@ -274,6 +319,7 @@ class _Run:
             if self.averaged is not None:
                 restore_weights(self.averaged, state["averaged"])
             self.best = state["best"]
+            self.best_constraint = state.get("best_constraint")
             self.constraint.load_state_dict(state["constraint"])
             self.progress = Progress(**state["progress"])
         return self.progress

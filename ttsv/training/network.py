@@ -1,21 +1,23 @@
 """The network of a trial: built as its configuration says, and trained."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ttsv.config.trial import TrialConfig
 from ttsv.constraints import ConstraintReport, make_constraint
 from ttsv.data.loading import Dataset
+from ttsv.errors import ConfigError
 from ttsv.models import ModelArguments, create_model
+from ttsv.processor import computes_bf16, instruction_set
 from ttsv.results import CHECKPOINTS, EpochMetrics
 from ttsv.runtime import derived_seed, known_failures, random_state
 from ttsv.training.checkpoint import Checkpoints
-from ttsv.training.facts import TrainingFacts
-from ttsv.training.loop import fit, steps_per_epoch, training_splits
+from ttsv.training.facts import TrainingFacts, best_epoch
+from ttsv.training.loop import Progress, fit, steps_per_epoch, training_splits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,13 +25,16 @@ class TrainedNetwork:
     """A trained network, what it was built of, and what is known of its training.
 
     `report`: what the constraint achieved where the network was trained just now; None where it comes from an earlier
-    trial, whose facts have that in their records of the layers.
+    trial, whose facts have that in their records of the layers. `best_weights`: those of the best epoch, where they are
+    kept beside the last one's; `best_epoch` is its number.
     """
 
     model: nn.Module
     arguments: ModelArguments
     facts: TrainingFacts
     report: ConstraintReport | None = None
+    best_weights: Mapping[str, Tensor] | None = None
+    best_epoch: int = 0
 
 
 def model_arguments(config: TrialConfig, data: Dataset) -> ModelArguments:
@@ -50,7 +55,11 @@ def model_arguments(config: TrialConfig, data: Dataset) -> ModelArguments:
 def train_network(
     config: TrialConfig, data: Dataset, *, folder: Path, device: torch.device
 ) -> Generator[EpochMetrics, None, TrainedNetwork]:
-    """Trains the network of a canonical configuration: yields every epoch. Checkpoints are in the trial's `folder`."""
+    """Trains the network of a canonical configuration: yields every epoch. Checkpoints are in the trial's `folder`.
+
+    Raises `ConfigError` for bf16 on a processor that has no instructions for it.
+    """
+    _check_precision(config, device)
     arguments, constraint = model_arguments(config, data), make_constraint(config)
     with known_failures(), random_state(derived_seed(config.seed, "weights"), device):
         model = create_model(**asdict(arguments))
@@ -68,5 +77,35 @@ def train_network(
         constraint_step_seconds=constraint_step_seconds,
         peak_memory=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
         selected_epoch=progress.selected_epoch,
+        said=_said(config, progress),
     )
-    return TrainedNetwork(model=model, arguments=arguments, facts=facts, report=constraint.report())
+    return TrainedNetwork(
+        model=model,
+        arguments=arguments,
+        facts=facts,
+        report=constraint.report(),
+        best_weights=progress.best_weights,
+        best_epoch=progress.best_epoch,
+    )
+
+
+def _check_precision(config: TrialConfig, device: torch.device) -> None:
+    """Less precision is for speed, and a trial says what it was computed in: it is refused rather than changed."""
+    if device.type == "cpu" and config.training.precision == "bf16" and computes_bf16() is False:
+        fix = (
+            f"must be float32 here: this processor ({instruction_set()}) has no instructions for bf16, in which a step "
+            "would take many times as long; or train on a GPU (resources.gpus)"
+        )
+        raise ConfigError("training.precision", "bf16", fix)
+
+
+def _said(config: TrialConfig, progress: Progress) -> dict[str, str]:
+    """What a protocol says of the training, by subject, in words."""
+    said = {}
+    if config.training.soc_iterations == "code":
+        said["soc_iterations"] = "50 steps of the power iteration at the first and every 200th step, else one"
+    if progress.projection is not None:
+        said["projection"] = progress.projection
+    if progress.best_weights is not None:
+        said["kept"] = f"epoch {progress.best_epoch} too, the {best_epoch(config.training)}"
+    return said

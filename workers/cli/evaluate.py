@@ -40,7 +40,7 @@ def evaluate(
     ] = "generated",
     corruption_images: Annotated[int | None, typer.Option(min=1, help="Corrupt only the first so many.")] = None,
     lipschitz_images: Annotated[int | None, typer.Option(min=1, help="Search around the first so many.")] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Of the attack; found automatically.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Of the attack, part of the protocol: 256.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of attacks, corruptions and searches.")] = 0,
     device: Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu, cuda or cuda:N.")] = "auto",
     out: Annotated[

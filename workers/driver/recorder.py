@@ -15,7 +15,7 @@ from service.database.outages import MOST_FAILURES, Backoff, is_away, is_in_trou
 from service.errors import LeaseLostError
 from service.queue.leases import Lease
 from service.queue.trials import ArtifactFile, HeldExperiment, ProtocolRecord, hold
-from ttsv.results import protocol_fingerprint
+from ttsv.results import deciding, protocol_fingerprint
 from workers.trial_process.messages import EpochReport, FailureReport, Report, ResultReport, SkippedReport
 
 logger = logging.getLogger(__name__)
@@ -189,6 +189,6 @@ def _add_epochs(held: HeldExperiment, trial_id: int, report: EpochReport) -> Non
 def _finish(held: HeldExperiment, trial_id: int, report: ResultReport) -> None:
     result = report.result
     columns = {name: getattr(result, name) for name in _RESULT_COLUMNS}
-    protocol = ProtocolRecord(protocol_fingerprint(result.protocol), result.protocol)
+    protocol = ProtocolRecord(protocol_fingerprint(result.protocol), deciding(result.protocol))
     files = [ArtifactFile(**fields) for fields in report.artifacts]
     held.finish_trial(trial_id, columns, protocol, files)

@@ -166,7 +166,8 @@ class Worker:
 
     def _greet(self) -> None:
         if time.monotonic() >= self._greet_after:
-            self._database.write(partial(leases.greet, worker=self.name, cpus=self._cpus, gpus=self._gpus))
+            greet = partial(leases.greet, worker=self.name, cpus=self._cpus, gpus=self._gpus, bf16=self._cluster.bf16())
+            self._database.write(greet)
             self._greet_after = time.monotonic() + self._settings.beat_seconds
 
     def _sweep(self) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import psutil
 
+from ttsv.processor import computes_bf16
 from workers.worker.processes import identity, is_dead, kill_session, spawn
 
 logger = logging.getLogger(__name__)
@@ -59,6 +60,10 @@ class Cluster:
     def env(self) -> dict[str, str]:
         """What a driver's environment needs to connect, beyond the worker's own."""
         return {}
+
+    def bf16(self) -> bool | None:
+        """Whether trials' processor has instructions for bf16; None where others run it, on machines of their own."""
+        return None
 
 
 class LocalCluster(Cluster):
@@ -147,6 +152,10 @@ class LocalCluster(Cluster):
             "RAY_AUTH_TOKEN_PATH": str(self._token),
             "RAY_USAGE_STATS_ENABLED": "0",
         }
+
+    def bf16(self) -> bool | None:
+        """Whether this machine's processor has instructions for bf16 that it lets trials use."""
+        return computes_bf16({**os.environ, **usable_instructions()})
 
 
 def local_cpus() -> int:

@@ -10,6 +10,7 @@ from fastapi.testclient import TestClient
 
 from service.database.engine import Database
 from service.experiments.estimate import Estimator
+from service.queue import leases
 from service.queue.leases import Lease
 from ttsv.config.trial import TrialConfig
 from ttsv.data import load_dataset
@@ -39,6 +40,32 @@ def test_published_training_images() -> None:
     ]
     assert training_images("cifar100") == 45_000
     assert training_images("npz:mine") is None
+
+
+def test_bf16_is_warned_of_where_no_worker_has_instructions_for_it(api: TestClient, database: Database) -> None:
+    """Of workers that are there and say what their processors have; not where a trial gets a GPU."""
+    training = {"epochs": 1, "precision": "bf16"}
+    spec = {**SPEC, "base": {**SPEC["base"], "training": training}}
+
+    def said(spec: dict[str, Any]) -> list[str]:
+        found: list[str] = api.post("/v1/experiments?dry_run=true", json=spec).json()["warnings"]
+        stored = api.post("/v1/experiments", json=spec).json()["warnings"]
+        assert stored == found
+        return found
+
+    def greet(name: str, has: bool | None) -> None:
+        database.write(lambda session: leases.greet(session, name, 2, 0, has))
+
+    assert said(spec) == [], "nobody is there"
+    greet("old", None)
+    assert said(spec) == [], "one that does not say"
+    greet("old", False)
+    (warning,) = said(spec)
+    assert warning.startswith("training.precision: 4 trials in bf16 will be refused by every worker that is there")
+    assert said(SPEC) == []
+    assert said({**spec, "resources": {"cpus": 1, "gpus": 1}}) == []
+    greet("new", True)
+    assert said(spec) == []
 
 
 def test_nothing_is_stored(api: TestClient) -> None:

@@ -273,6 +273,11 @@ class TestResults:
         assert (body["protocol_record"], body["environment"]) == ({"split": "test"}, {"torch": "2"})
         assert (body["valid"], body["evaluation"]) == (True, None)
         assert not body["violations"]
+        said = {"training": {"projection": "of the last step"}}
+        other = finished(accuracy=0.5, evaluation=said)
+        second = api.get(f"/v1/trials/{other}/result").json()
+        assert second["protocol_record"] == {"split": "test", **said}, "a trial's own, beside the record of many"
+        assert second["protocol"] == body["protocol"]
         spectra = api.get(f"/v1/trials/{trial_id}/spectra").json()
         assert spectra == {"trial_id": trial_id, "max_singular_value": 1.0, "layers": trial_result()["layers"]}
 

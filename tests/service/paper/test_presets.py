@@ -123,6 +123,26 @@ def test_where_text_and_programs_differ_both_are_there() -> None:
     assert selections == [{"last"}, {"last"}, {"best"}]
 
 
+@pytest.mark.parametrize("name", ["table1", "table3", "figure-lipschitz"])
+def test_the_authors_evaluate_the_last_epoch_of_lipconvnets_and_keep_the_best_certified_one(name: str) -> None:
+    for protocol in Protocol:
+        found = {
+            (c.training.validation, c.training.select, c.training.keep_best, c.training.best_by)
+            for c in configs(name, protocol=protocol)
+        }
+        theirs = protocol is Protocol.AUTHORS
+        assert found == {("test", "last", theirs, "certified" if theirs else "accuracy")}
+        schedules = {c.training.soc_iterations for c in configs(name, protocol=protocol)}
+        assert schedules == {"code" if theirs else "one"}
+
+
+@pytest.mark.parametrize("name", ["table2", "table4", "figure-vgg"])
+def test_the_authors_evaluate_what_training_left(name: str) -> None:
+    for protocol in Protocol:
+        found = {(c.constraint != "none", c.training.final_projection) for c in configs(name, protocol=protocol)}
+        assert found == {(False, True), (True, protocol is not Protocol.AUTHORS)}
+
+
 def test_networks_are_evaluated_as_the_paper_does() -> None:
     for name in ("table1", "table2", "table3", "table4", "figure-vgg", "figure-lipschitz"):
         for config in configs(name):
@@ -162,7 +182,24 @@ def test_cells_with_other_hyperparameters() -> None:
         for dataset in ("cifar10", "cifar100")
         for rank in (None, 192, 256, 320)
         for constraint in ("none", "clip", "divide")
+        if rank is None or constraint != "divide"
     }
+
+
+def test_vgg_is_divided_as_it_is_unless_the_text_is_asked_for() -> None:
+    for protocol, iterations, ranks in (
+        (Protocol.CODE, 2, {None}),
+        (Protocol.AUTHORS, 2, {None}),
+        (Protocol.TEXT, 1, {None, 192, 256, 320}),
+    ):
+        divided = [c for c in configs("figure-vgg", protocol=protocol) if c.constraint == "divide"]
+        assert {c.division.power_iterations for c in divided} == {iterations}
+        assert {(c.dataset, c.rank, c.layer) for c in divided} == {
+            (dataset, rank, "tt" if rank else "dense") for dataset in ("cifar10", "cifar100") for rank in ranks
+        }
+        # The small stand-in takes every way, too.
+        small = {(c.constraint, c.layer) for c in configs("figure-vgg", scale=Scale.SMOKE, protocol=protocol)}
+        assert small >= {("none", "dense"), ("clip", "dense"), ("clip", "tt"), ("divide", "dense")}
 
 
 class TestApi:

@@ -23,7 +23,7 @@ from ttsv.data.catalog import DATASETS
 from ttsv.data.corruptions import KINDS
 from ttsv.data.generated_corruptions import GeneratedCorruptions
 from ttsv.data.loading import Dataset, Split
-from ttsv.errors import ConfigError, DataError, DivergedError
+from ttsv.errors import ConfigError, DataError, DivergedError, OutOfMemoryError
 from ttsv.evaluation import EvaluationOptions, Measured, Subject, evaluate, measure
 from ttsv.evaluation.artifacts import write_evaluation
 from ttsv.evaluation.baseline import Baseline
@@ -260,18 +260,31 @@ def test_the_protocol_says_what_decides_and_nothing_else(evaluated: tuple[list[A
     assert protocol["corruptions"]["enlarged"].startswith("each pixel as 4 x 4")
     assert protocol["corruptions"]["packages"]["imagecorruptions-imaug"]
     text = json.dumps(protocol)
-    for name in ("batch_size", "git_revision", "device", "torch", "threads", "radii"):
+    for name in ("git_revision", "device", "torch", "threads", "radii"):
         assert f'"{name}"' not in text
 
 
-def test_the_fingerprint_follows_the_threat_and_not_the_batches(digits: Dataset, tmp_path: Path) -> None:
+def test_an_attack_without_room_is_told_of_and_not_made_smaller(digits: Dataset, tmp_path: Path) -> None:
+    class Crowded(nn.Flatten):
+        def forward(self, images: Tensor) -> Tensor:
+            if len(images) == 4:  # of the attack, and no other stage
+                raise torch.OutOfMemoryError("out of memory")
+            return super().forward(images)
+
+    model = nn.Sequential(Crowded(), nn.Linear(64, 10))
+    with pytest.raises(OutOfMemoryError, match=r"attack 256 images at once.*evaluation\.batch_size, another protocol"):
+        run(model, digits, tmp_path, attack="pgd", attack_images=4)
+
+
+def test_the_fingerprint_follows_the_threat_and_the_batches(digits: Dataset, tmp_path: Path) -> None:
     def fingerprint(**fields: Any) -> str:
         options = {"attack": "pgd", "attack_images": 4} | fields
         return protocol_fingerprint(run(small(), digits, tmp_path, **options).protocol)
 
     plain = fingerprint()
-    assert fingerprint(batch_size=3) == plain
+    assert fingerprint(batch_size=None) == fingerprint(batch_size=256) == plain
     others: list[dict[str, Any]] = [
+        {"batch_size": 3},
         {"attack_eps": 0.1},
         {"attack_norm": "Linf"},
         {"attack_images": 5},

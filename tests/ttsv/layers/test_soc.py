@@ -12,6 +12,7 @@ from torch.nn import functional
 from tests.examples import examples
 from ttsv.layers import SOC, SOCTT, Framed, FrameKind
 from ttsv.layers.skew import exponential_series, series_norm_bound, skew_part, unfolding_across, unfolding_aside
+from ttsv.layers.soc import soc_iterations
 from ttsv.spectral.bounds import conv_norm_bounds
 
 if TYPE_CHECKING:
@@ -208,6 +209,30 @@ def test_scale_is_the_correction_over_the_least_window_norm(kernel_size: int) ->
     core = SOCTT(8, 8, kernel_size, 6).core
     assert core.correction == 0.7
     assert SOCTT(8, 8, kernel_size, 6, correction=None).core.correction == correction
+
+
+@pytest.mark.parametrize("iterations", [1, 50])
+def test_a_training_pass_takes_as_many_steps_of_the_power_iterations_as_it_is_told(iterations: int) -> None:
+    """`(M^T M)^n v / |...|` of two unfoldings M as matrices."""
+    torch.manual_seed(0)
+    layer = SOC(5, 5, 3, dtype=torch.float64)
+    with torch.no_grad():
+        layer.weight.copy_(torch.randn_like(layer.weight))
+    skew = layer.skew_kernel().detach()
+    unfoldings = skew.permute(2, 0, 3, 1).reshape(15, 15), skew.flatten(1).T
+    starts = layer.across.clone(), layer.aside.clone()
+    layer.iterations = iterations
+    layer(torch.randn(1, 5, 4, 4, dtype=torch.float64))
+    for found, matrix, start in zip((layer.across, layer.aside), unfoldings, starts, strict=True):
+        wanted = torch.linalg.matrix_power(matrix.T @ matrix, iterations) @ start
+        torch.testing.assert_close(found.flatten(), wanted / wanted.norm(), rtol=1e-9, atol=1e-12)
+
+
+def test_the_authors_schedule_of_power_iterations() -> None:
+    steps = [soc_iterations("code", step) for step in range(401)]
+    assert [step for step, count in enumerate(steps) if count == 50] == [0, 200, 400]
+    assert sorted(set(steps)) == [1, 50]
+    assert {soc_iterations("one", step) for step in range(401)} == {1}
 
 
 def test_training_follows_the_norms_and_evaluation_changes_nothing() -> None:

@@ -55,7 +55,7 @@ def dataset(images: Split | None = None) -> Dataset:
 
 
 def trial(seed: int = 0, augmentation: AugmentationConfig | None = None, **training: Any) -> TrialConfig:
-    values = {"epochs": 2, "batch_size": BATCH, "lr": 0.1, "weight_decay": 0.01, **training}
+    values = {"epochs": 2, "batch_size": BATCH, "lr": 0.05, "weight_decay": 0.01, **training}
     return TrialConfig(
         dataset="digits",
         model="small-cnn",
@@ -664,11 +664,198 @@ def test_a_network_is_projected_before_and_after_its_statistics_are_taken_anew()
     assert recorder.calls[-2:] == [("forced", STEPS), ("forced", STEPS)]
 
 
+class Kept(Clip):
+    """A clip of one round that leaves values above delta; it keeps the weights that each of its projections left."""
+
+    def __init__(self, every: int) -> None:
+        super().__init__(0.3, every=every, rescale=False)
+        self.left: list[tuple[int, bool, dict[str, Tensor]]] = []
+
+    def project(self, model: nn.Module, step: int, *, force: bool = False) -> None:
+        before = self.report().projections
+        super().project(model, step, force=force)
+        if self.report().projections > before:
+            state = {name: value.clone() for name, value in model.state_dict().items()}
+            self.left.append((step, force, state))
+
+
+def test_what_the_last_step_projected_is_evaluated_as_it_is() -> None:
+    """A second clip in a row would be another one: truncation to the taps left values above delta."""
+    model, clip = network(), Kept(every=STEPS)
+    _, progress = run(model, trial(epochs=2), clip)
+    assert [(step, force) for step, force, _ in clip.left] == [(STEPS, False), (2 * STEPS, False)]
+    kernel = model[0].get_parameter("weight").clone()
+    assert torch.equal(kernel, clip.left[-1][2]["0.weight"])
+    assert progress.projection == "the last projection was that of the last step, and what it left was evaluated"
+    clip.project(model, 2 * STEPS, force=True)
+    assert (model[0].get_parameter("weight") - kernel).norm() > 1e-3 * kernel.norm(), "the case must show a difference"
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_projection_that_is_due_before_the_evaluation_can_be_left_out(kept: bool) -> None:
+    model, clip = network(), Kept(every=STEPS - 1)
+    free = network()
+    _, progress = run(model, trial(epochs=1, final_projection=kept), clip)
+    run(free, trial(epochs=1), Kept(every=10**6 if kept else STEPS - 1))
+    behind = "the last projection was 1 step before the evaluation"
+    if kept:
+        assert [force for *_, force, _ in clip.left] == [False, True]
+        assert progress.projection == f"projected for the evaluation: {behind}"
+    else:
+        assert [(step, force) for step, force, _ in clip.left] == [(STEPS - 1, False)]
+        assert progress.projection == behind
+        assert not torch.equal(model[0].get_parameter("weight"), clip.left[-1][2]["0.weight"]), "a step came after it"
+
+
+def test_averages_are_projected_whatever_the_last_step() -> None:
+    clip = Kept(every=1)
+    _, progress = run(network(), trial(epochs=1, ema=0.5), clip)
+    assert [force for *_, force, _ in clip.left] == [False] * STEPS + [True]
+    assert progress.projection == "projected for the evaluation: what was averaged"
+
+
+@pytest.mark.parametrize("every", [STEPS, STEPS + 1])
+def test_the_best_epoch_is_projected_by_its_own_step(every: int) -> None:
+    """That of an epoch which ended in a projection is not projected again, though later steps were not."""
+    model, clip = network(), Kept(every=every)
+    config = trial(2, epochs=8, lr=0.5, select="best")
+    _, progress = run(model, config, clip)
+    left = progress.best_epoch * STEPS
+    assert progress.best_epoch < 8
+    assert clip.left[-1][:2] == ((8 * STEPS, False) if every == STEPS else (left, True))
+    if every == STEPS:
+        (state,) = (state for step, _, state in clip.left if step == left)
+        assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+        largest = conv_norm(state["0.weight"].double(), 8, stride=2)
+        assert clip.report().layers["0"].after == pytest.approx(largest, rel=1e-5), "the report is of that epoch"
+
+
+def test_a_division_that_was_just_done_is_measured_and_not_done_again() -> None:
+    """Estimates are from below; what is reported of the evaluated weights is their norm."""
+
+    class Counted(Divide):
+        forced = 0
+
+        def project(self, model: nn.Module, step: int, *, force: bool = False) -> None:
+            self.forced += force
+            super().project(model, step, force=force)
+
+    model, divide = network(), Counted(conv=0.3, linear=0.3, operator="periodic")
+    _, progress = run(model, trial(epochs=1), divide)
+    assert divide.forced == 0
+    assert progress.projection is not None
+    norms = divide.report().layers
+    kernel, matrix = model[0].get_parameter("weight").double(), model[-1].get_parameter("weight").double()
+    assert norms["0"].after == pytest.approx(conv_norm(kernel, 8, stride=2), rel=1e-9)
+    assert norms["5"].after == pytest.approx(torch.linalg.matrix_norm(matrix, 2).item(), rel=1e-9)
+    assert norms["5"].after > 0.3 * (1 + 1e-6), "the case must keep a norm above the target"
+    assert norms["0"].measure.startswith("before: power iteration, 1 a projection")
+
+
+def test_a_clip_is_not_repeated_once_statistics_were_taken_anew() -> None:
+    clip = Kept(every=STEPS)
+    run(network(), trial(epochs=1, recalibrate=True), clip)
+    assert [(step, force) for step, force, _ in clip.left] == [(STEPS, False)]
+
+
 def test_the_last_metrics_are_those_of_the_network_that_is_left() -> None:
     """Of averaged weights, once these are projected."""
     metrics, _ = run(network(), trial(epochs=2, ema=0.5), Recorder())
     assert metrics[1].val_loss == pytest.approx(math.log(10))
     assert metrics[0].val_loss != pytest.approx(math.log(10))
+
+
+def lipschitz_trial(**training: Any) -> TrialConfig:
+    """Of a network whose every convolution is SOC: the smallest of those that a Lipschitz constant is assumed of."""
+    values = {"epochs": 6, "batch_size": BATCH, "lr": 0.05, "weight_decay": 0.0, **training}
+    return TrialConfig(
+        dataset="digits", model="small-cnn", layer="soc", std=(2.0,), training=TrainingConfig(**values), seed=4
+    )
+
+
+def skew_network() -> nn.Sequential:
+    with random_state(3, CPU):
+        return nn.Sequential(SOC(1, 8, 3), nn.Flatten(), nn.Linear(8 * 64, 10))
+
+
+@pytest.mark.parametrize("select", ["last", "best"])
+def test_the_best_epoch_can_be_that_of_best_certified_accuracy(select: str, tmp_path: Path) -> None:
+    """By `margin / (sqrt(2) L) > 36/255` of right predictions, L = 1/std, worked out here epoch by epoch."""
+    data = replace(dataset(), test=noise(200, 3), validation=noise(200, 2))
+    config = lipschitz_trial(select=select, keep_best=True, best_by="certified", validation="test").canonical()
+    model, certified, plain, states = skew_network(), [], [], []
+    checkpoints = Checkpoints(tmp_path, {})
+    training = fit(model, data, config, Unconstrained(), device=CPU, checkpoints=checkpoints)
+    while True:
+        try:
+            metrics = next(training)
+        except StopIteration as stop:
+            progress = stop.value
+            break
+        logits = predict(model, data.test.images).double()
+        order = logits.sort(1, descending=True).values
+        right = logits.argmax(1) == data.test.labels
+        radii = (order[:, 0] - order[:, 1]) / (math.sqrt(2) / 2)
+        certified.append((right & (radii > 36 / 255)).double().mean().item())
+        plain.append(metrics.val_accuracy)
+        states.append({name: value.clone() for name, value in model.state_dict().items()})
+    best = certified.index(max(certified))
+    assert certified.index(max(certified)) != plain.index(max(plain)), "the case must tell the two apart"
+    assert best < 5, "and the best from the last"
+    assert (progress.best_epoch, progress.best_accuracy) == (best + 1, pytest.approx(certified[best], abs=1e-12))
+    if select == "best":
+        assert progress.selected_epoch == best + 1
+        assert progress.best_weights is None
+        assert all(torch.equal(value, states[best][name]) for name, value in model.state_dict().items())
+    else:
+        assert progress.selected_epoch == 6
+        assert all(torch.equal(value, states[best][name]) for name, value in (progress.best_weights or {}).items())
+        assert (progress.best_weights or {}).keys() == model.state_dict().keys()
+        assert all(torch.equal(value, states[-1][name]) for name, value in model.state_dict().items())
+        again, found = skew_network(), None
+        _, found = run(again, config, data=data, checkpoints=checkpoints)
+        assert found.best_weights is not None
+        assert all(torch.equal(value, states[best][name]) for name, value in found.best_weights.items())
+
+
+@pytest.mark.parametrize("schedule", ["one", "code"])
+def test_skew_layers_follow_the_schedule_over_epochs_and_breaks(
+    schedule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps are counted from the first of the training, not of the process."""
+    taken: list[int] = []
+    iterate = SOC._iterate
+
+    def counted(self: SOC, skew: Tensor, iterations: int) -> None:
+        taken.append(iterations)
+        iterate(self, skew, iterations)
+
+    config = lipschitz_trial(epochs=70, soc_iterations=schedule)
+    for broken in (False, True):
+        model, checkpoints = skew_network(), Checkpoints(tmp_path / str(broken), {})
+        monkeypatch.setattr(SOC, "_iterate", counted)
+        taken.clear()
+        if broken:
+            first = fit(model, dataset(), config, Unconstrained(), device=CPU, checkpoints=checkpoints)
+            for _ in range(65):
+                next(first)
+            first.close()
+            model = skew_network()
+            taken.pop()  # of the layer that was made
+        run(model, config, checkpoints=checkpoints)
+        monkeypatch.undo()
+        assert len(taken) == 70 * STEPS
+        assert [step for step, count in enumerate(taken) if count == 50] == ([0, 200] if schedule == "code" else [])
+        assert isinstance(model[0], SOC)
+        assert model[0].iterations == 1
+
+
+def test_certified_accuracy_is_refused_of_networks_without_an_assumed_constant() -> None:
+    with pytest.raises(ConfigError, match=r"training\.best_by.*nobody assumes a Lipschitz constant"):
+        trial(select="best", best_by="certified")
+    assert trial(best_by="certified").canonical() == trial().canonical(), "without a best epoch it has no effect"
+    with pytest.raises(ConfigError, match=r"training\.best_by.*convolutions are all SOC"):
+        run(network(), lipschitz_trial(keep_best=True, best_by="certified"))
 
 
 def test_a_network_in_evaluation_mode_is_trained_all_the_same() -> None:

@@ -20,7 +20,7 @@ from ttsv.checks import check_choice
 from ttsv.config.evaluation import ATTACK_VERSIONS
 from ttsv.errors import ConfigError
 from ttsv.metrics.accuracy import run_to_end
-from ttsv.metrics.attacks.network import AttackedNetwork, batch_size_for, under_attack
+from ttsv.metrics.attacks.network import AttackedNetwork, under_attack
 from ttsv.metrics.attacks.record import (
     AttackProgress,
     AttackRecord,
@@ -59,8 +59,8 @@ def autoattack(
     `images` (count, channels, height, width), uint8 or pixels in [0, 1], and `labels` (count,), on any device; `model`
     is any module that takes such pixels, and is attacked in evaluation mode. `norm`: L2, Linf or L1; `eps`: the radius
     in pixels; `version`: standard, plus or rand (for randomised networks). Where the targeted attacks' 9 other classes
-    (5 for APGD under L1) are more than there are, they try all. `batch_size`: None takes `batch_size_for`; random
-    numbers depend on it. `state_path`: the file that has everything found after each batch, and from which the same
+    (5 for APGD under L1) are more than there are, they try all. `batch_size`: None takes 256; random numbers
+    depend on it. `state_path`: the file that has everything found after each batch, and from which the same
     call goes on to the same record. `progress` is called after each batch, its state saved.
 
     Raises `ConfigError` naming the argument: unknown norm or version, eps that is not positive, images outside [0, 1],
@@ -91,7 +91,7 @@ def autoattack_steps(
     check_choice("version", version, ATTACK_VERSIONS)
     if version != "rand" and threat.norm != "Linf":
         require_tiles(images, threat.norm)
-    batch_size = threat.batch_size
+    batch_size = threat.images_at_once
     with under_attack(model, images, int(threat.seed)) as network:
         official, messages = _official(network, threat, version)
         file = None
@@ -99,8 +99,8 @@ def autoattack_steps(
             file = StateFile(Path(state_path), _identity(model, images, labels, threat, version), network.device)
         state = file.load() if file else None
         if state is None:
-            state = _start(official, network, images, labels, int(batch_size or batch_size_for(network, images)))
-        elif batch_size not in (None, state.batch_size):
+            state = _start(official, network, images, labels, batch_size)
+        elif batch_size != state.batch_size:
             fix = f"has another batch_size, {state.batch_size}: name another file, or remove it"
             raise ConfigError("state_path", str(state_path), fix)
         else:

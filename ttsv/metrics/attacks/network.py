@@ -12,13 +12,6 @@ from ttsv.precision import own_dtype
 from ttsv.runtime import random_state
 from ttsv.spectral.network import evaluating
 
-MOST_IMAGES = 1024
-"""Largest batch that is chosen: a GPU is busy with it, and progress and resuming go by batches."""
-_CPU_IMAGES = 128
-_CPU_VALUES = 2**19
-_BUFFERS = 24
-"""Arrays of the size of a batch that an attack keeps besides the network's own, generously."""
-
 
 class AttackedNetwork:
     """A network as a function from float32 pixels to float32 logits (images, classes).
@@ -71,33 +64,3 @@ def under_attack(model: nn.Module, images: Tensor, seed: int) -> Iterator[Attack
     finally:
         for parameter in trained:
             parameter.requires_grad_(True)
-
-
-def batch_size_for(network: AttackedNetwork, images: Tensor) -> int:
-    """A batch size: on a GPU the largest power of two, at most 1024, that fits; on the CPU a fixed rule.
-
-    That is 128 images, or fewer where these have more than 2**19 values; never more than `images` (count, ...).
-    """
-    values = images[0].numel()
-    if network.device.type != "cuda":
-        return max(1, min(_CPU_IMAGES, _CPU_VALUES // values, len(images)))
-    size = min(MOST_IMAGES, len(images))
-    while size > 1 and not _fits(network, images[:1], size):
-        size = 1 << ((size - 1).bit_length() - 1)  # the next smaller power of two
-    return size
-
-
-def _fits(network: AttackedNetwork, image: Tensor, size: int) -> bool:
-    """Whether a gradient step on so many images, and an attack's own arrays, find room on the GPU."""
-    try:
-        batch = image.to(network.device).expand(size, *image.shape[1:]).clone().requires_grad_()
-        buffers = batch.new_empty((_BUFFERS, *batch.shape))
-        # A randomised network draws numbers, which are not to be missed by the attacks.
-        with torch.random.fork_rng(devices=[network.device]), torch.enable_grad():
-            torch.autograd.grad(network(batch).sum(), batch)
-        del buffers
-    except torch.OutOfMemoryError:
-        return False
-    finally:
-        torch.cuda.empty_cache()
-    return True

@@ -10,7 +10,7 @@ from torch.nn import functional
 from ttsv.checks import check_count
 from ttsv.errors import ConfigError
 from ttsv.metrics.accuracy import run_to_end
-from ttsv.metrics.attacks.network import AttackedNetwork, batch_size_for, under_attack
+from ttsv.metrics.attacks.network import AttackedNetwork, under_attack
 from ttsv.metrics.attacks.record import AttackProgress, AttackRecord, Progress, Threat, attack_inputs
 from ttsv.metrics.attacks.state import AttackState
 
@@ -52,7 +52,7 @@ def pgd_steps(
     check_count("steps", steps)
     steps = int(steps)
     with under_attack(model, images, int(threat.seed)) as network:
-        state = _start(network, images, labels, int(threat.batch_size or batch_size_for(network, images)))
+        state = _start(network, images, labels, threat.images_at_once)
         state.begin(0, "pgd")
         for chosen in state.batches():
             state.attack_batch("pgd", network, chosen, images, labels, partial(_run, network, threat, steps))

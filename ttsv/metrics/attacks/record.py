@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ttsv.checks import check_choice, check_count, check_positive, check_seed
-from ttsv.config.evaluation import ATTACK_NORMS
+from ttsv.config.evaluation import ATTACK_BATCH, ATTACK_NORMS
 from ttsv.data.loading import as_pixels
 from ttsv.errors import ConfigError
 
@@ -17,8 +17,8 @@ from ttsv.errors import ConfigError
 class Threat:
     """What an attack may do to each image: change it by at most `eps`, in pixels of [0, 1] and in a norm.
 
-    `seed` and, which random numbers depend on too, `batch_size` (None: `batch_size_for`) are the attack's. Raises
-    `ConfigError` naming the field.
+    `seed` and, which random numbers depend on too, `batch_size` are the attack's; None is `ATTACK_BATCH`, on every
+    device and whatever memory is free there. Raises `ConfigError` naming the field.
     """
 
     norm: str = "L2"
@@ -32,6 +32,11 @@ class Threat:
         check_seed(self.seed)
         if self.batch_size is not None:
             check_count("batch_size", self.batch_size)
+
+    @property
+    def images_at_once(self) -> int:
+        """The batch size."""
+        return ATTACK_BATCH if self.batch_size is None else int(self.batch_size)
 
 
 @dataclass(frozen=True)

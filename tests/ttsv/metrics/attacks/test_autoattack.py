@@ -261,9 +261,10 @@ def test_the_state_of_another_attack_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=f"another {next(iter(other))}") as caught:
             autoattack(**(arguments | other), state_path=path)
         assert caught.value.field == "state_path"
-    autoattack(**(arguments | {"batch_size": None}), state_path=path)  # goes on with that of the state
-    found = autoattack(**(arguments | {"batch_size": None}), state_path=tmp_path / "automatic").batch_size
-    autoattack(**(arguments | {"batch_size": np.int64(found)}), state_path=tmp_path / "automatic")
+    with pytest.raises(ConfigError, match="another batch_size, 16"):
+        autoattack(**(arguments | {"batch_size": None}), state_path=path)
+    found = autoattack(**(arguments | {"batch_size": None}), state_path=tmp_path / "default").batch_size
+    autoattack(**(arguments | {"batch_size": np.int64(found)}), state_path=tmp_path / "default")
 
 
 def sloped(activation: nn.Module) -> nn.Module:
@@ -587,14 +588,43 @@ def test_types_of_images_and_weights() -> None:
 
 
 @pytest.mark.usefixtures("shortened")
-def test_batch_size_is_found_and_recorded() -> None:
+def test_batch_size_is_fixed_and_recorded() -> None:
+    """Whatever the images' size and count, and the memory that is free."""
     images, labels = digits()
     model = Constant()
-    assert autoattack(model, images[:200], labels[:200], version="rand").batch_size == 128
-    assert pgd(model, images[:5], labels[:5]).batch_size == 5
-    large = functional.interpolate(images[:20], 256)
-    assert pgd(model, large, labels[:20]).batch_size == 2**19 // 256**2
+    assert autoattack(model, images[:200], labels[:200], version="rand").batch_size == 256
+    assert pgd(model, images[:5], labels[:5]).batch_size == 256
+    large = functional.interpolate(images[:2], 256)
+    assert pgd(model, large, labels[:2], steps=1).batch_size == 256
     assert pgd(model, images[:200], labels[:200], batch_size=150).batch_size == 150
+
+
+@pytest.mark.usefixtures("shortened")
+def test_a_neighbour_that_takes_memory_changes_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network that finds no room for a batch of 100 images is not attacked in smaller ones, but is told of.
+
+    The same seed gives other numbers in other batches.
+    """
+    images, labels = (part[:120] for part in digits())
+    model = trained(linear)
+    whole = autoattack(model, images, labels, eps=0.3)
+    assert_same(whole, autoattack(model, images, labels, eps=0.3, batch_size=256))
+    halves = autoattack(model, images, labels, eps=0.3, batch_size=60)
+    assert not torch.equal(whole.robust, halves.robust) or not all(
+        map(torch.equal, whole.adversarial_images, halves.adversarial_images)
+    )
+
+    def crowded(images: Tensor) -> Tensor:
+        if len(images) > 50:
+            raise torch.OutOfMemoryError("no room beside a neighbour")
+        logits: Tensor = linear_forward(images)
+        return logits
+
+    crowd = copy.deepcopy(model)
+    linear_forward = crowd.forward
+    monkeypatch.setattr(crowd, "forward", crowded)
+    with pytest.raises(torch.OutOfMemoryError):
+        autoattack(crowd, images, labels, eps=0.3)
 
 
 @pytest.mark.usefixtures("shortened")
