@@ -5,6 +5,7 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 from fastapi import Header, Query, Response
+from pydantic import BeforeValidator
 from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 
@@ -30,6 +31,9 @@ MEDIA_TYPES = {
 _ALSO = {"text/x-tex": Format.LATEX, "application/x-tex": Format.LATEX, "text/x-markdown": Format.MARKDOWN}
 _BY_TYPE = {media: form for form, media in MEDIA_TYPES.items()} | _ALSO
 
+_SHORT = {"md": Format.MARKDOWN, "tex": Format.LATEX}
+"""The endings of files are understood, too."""
+
 Records = tuple[Sequence[str], Sequence[Sequence[Any]]]
 
 
@@ -38,7 +42,11 @@ class AskedFormat:
 
     def __init__(
         self,
-        format: Annotated[Format | None, Query(description="Instead of the header Accept.")] = None,
+        format: Annotated[
+            Format | None,
+            BeforeValidator(lambda value: _SHORT.get(value, value)),
+            Query(description="Instead of the header Accept."),
+        ] = None,
         standalone: Annotated[bool, Query(description="LaTeX: a whole document, not a table to put into one.")] = False,
         accept: Annotated[str | None, Header(include_in_schema=False)] = None,
     ) -> None:

@@ -63,6 +63,8 @@ class TestForms:
             assert by_header.headers["content-type"].split(";")[0] == MEDIA_TYPES[form]
             by_parameter = api.get(f"{path}?format={form}", headers={"Accept": "text/csv"})
             assert by_parameter.content == by_header.content
+        for short, form in (("md", Format.MARKDOWN), ("tex", Format.LATEX)):
+            assert api.get(f"{BOARD}?format={short}").content == api.get(f"{BOARD}?format={form}").content
 
     def test_json_is_what_the_document_says(self, api: TestClient, filled: int) -> None:
         body = api.get(BOARD).json()
