@@ -37,6 +37,7 @@ from service.schemas.experiments import (
     TrialPage,
 )
 from service.schemas.field_selection import Fields
+from service.settings import Settings
 from service.specs.grid import expand_grid, search_base
 from service.specs.planner import warnings
 from service.specs.spec import PRINTABLE, ExperimentSpec
@@ -102,13 +103,11 @@ class Submission:
         """
 
         def work(session: Session) -> dict[str, JsonValue]:
-            return store.answer_once(
-                session,
-                self.idempotency_key,
-                request,
-                lambda: experiment_out(session, submit(session, draft, self.who)).model_dump(mode="json"),
-                project_id=self.who.project_id,
-            )
+            def stored() -> dict[str, JsonValue]:
+                _refuse_absent(_absent_data(draft, self.settings), self.settings)
+                return experiment_out(session, submit(session, draft, self.who)).model_dump(mode="json")
+
+            return store.answer_once(session, self.idempotency_key, request, stored, project_id=self.who.project_id)
 
         answer = self.database.write(work)
         if draft.before is None:
@@ -127,8 +126,12 @@ class SpecSubmission(Submission):
     def post(self, spec: ExperimentSpec) -> Mapping[str, object] | JSONResponse:
         """The stored experiment with what has no effect in it, or what the spec would become."""
         draft = Draft(spec, expand_grid(spec, max_trials=self.settings.max_trials))
-        said = [*warnings(spec, draft.plan), *self._absent_data(draft), *self._of_processors(draft)]
+        absent = _absent_data(draft, self.settings)
+        where = "this service's data folder has none; every node that runs a trial must have it"
+        of_data = [f"dataset {name}: {place} is needed: {where}" for name, place in absent.items()]
+        said = [*warnings(spec, draft.plan), *of_data, *self._of_processors(draft)]
         if self.dry_run:
+            _refuse_absent(absent, self.settings)
             return self._estimated(draft, said)
         return self.store(draft, spec.model_dump(mode="json")) | {"warnings": said}
 
@@ -145,22 +148,6 @@ class SpecSubmission(Submission):
             "there: their processors have no instructions for it; take float32, or a GPU (resources.gpus)"
         )
         return [refused]
-
-    def _absent_data(self, draft: Draft) -> list[str]:
-        """A sentence for each of the user's own data sets that is not in the data folder, as a worker's may have it.
-
-        Raises `SpecError` where the database is SQLite: service and workers are on one machine then.
-        """
-        given = {search_base(draft.spec).get("dataset"), *(planned.config.dataset for planned in draft.plan.trials)}
-        places = {str(name): _PLACES[own[0]].format(own[1]) for name in given if name and (own := own_set(str(name)))}
-        folder = self.settings.data_dir
-        absent = {name: place for name, place in sorted(places.items()) if not (folder / place).exists()}
-        if absent and self.settings.url.get_backend_name() == "sqlite":
-            fix = "is not in the data folder; put it there, or name another data set"
-            problems = [FieldProblem("dataset", f"{name} needs {place}, which {fix}") for name, place in absent.items()]
-            raise SpecError(problems)
-        where = "this service's data folder has none; every node that runs a trial must have it"
-        return [f"dataset {name}: {place} is needed: {where}" for name, place in absent.items()]
 
     def _estimated(self, draft: Draft, said: list[str]) -> JSONResponse:
         plan = draft.plan
@@ -192,6 +179,24 @@ class SpecSubmission(Submission):
 
 _PLACES = {"npz": "datasets/{}.npz", "folder": "datasets/{}/train"}
 """Kind of the user's own data sets -> where they lie in the data folder."""
+
+
+def _absent_data(draft: Draft, settings: Settings) -> dict[str, str]:
+    """The user's own data sets that are not in the data folder, and where they would lie in it."""
+    searched = draft.spec.search.space.get("dataset", {}).get("choice", ()) if draft.spec.search else ()
+    planned = (planned.config.dataset for planned in draft.plan.trials)
+    given = {search_base(draft.spec).get("dataset"), *searched, *planned}
+    places = {str(name): _PLACES[own[0]].format(own[1]) for name in given if name and (own := own_set(str(name)))}
+    return {name: place for name, place in sorted(places.items()) if not (settings.data_dir / place).exists()}
+
+
+def _refuse_absent(absent: Mapping[str, str], settings: Settings) -> None:
+    """Raises `SpecError` where the database is SQLite: service and workers are on one machine then."""
+    if absent and settings.url.get_backend_name() == "sqlite":
+        fix = "is not in the data folder; put it there, or name another data set"
+        raise SpecError(
+            [FieldProblem("dataset", f"{name} needs {place}, which {fix}") for name, place in absent.items()]
+        )
 
 
 def _total(values: Sequence[_Number | None]) -> _Number | None:

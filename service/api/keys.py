@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from service.access import keys
 from service.access.security import Scope, installation_secret, new_key
 from service.api.http.authentication import Admin, KeyHolder
-from service.api.http.dependencies import MAX_ID, MOST, Config, Db, Limit
+from service.api.http.dependencies import LONGEST_CURSOR, MAX_ID, MOST, Config, Db, Limit
 from service.api.http.examples import Example, shown
 from service.api.http.problems import RESPONSES
 from service.api.http.query_filters import Instant
@@ -26,7 +26,8 @@ Quota = Annotated[int | None, Field(ge=0, le=10_000_000, description="Trials tha
 Hours = Annotated[float | None, Field(ge=0, le=1e9, allow_inf_nan=False, description="GPU-hours; null: no limit.")]
 ProjectId = Annotated[int, Path(ge=1, le=MAX_ID)]
 NextCursor = Annotated[
-    str | None, Query(max_length=1000, pattern=PRINTABLE, description="That of the address of the page before's Link.")
+    str | None,
+    Query(max_length=LONGEST_CURSOR, pattern=PRINTABLE, description="That of the address of the page before's Link."),
 ]
 KeyId = Annotated[str, Path(pattern=r"^[0-9a-f]{16}$", examples=["5f0c1b2a3d4e5f60"])]
 

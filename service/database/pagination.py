@@ -95,7 +95,7 @@ class Order:
 
 def encoded(position: Sequence[Any]) -> str:
     """A cursor: opaque to clients, and safe in an address."""
-    text = json.dumps(position, separators=(",", ":"))
+    text = json.dumps(position, ensure_ascii=False, separators=(",", ":"))
     return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 

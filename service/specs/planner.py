@@ -100,7 +100,7 @@ class Planner:
             raise ConfigError("training.validation", "test", fix)
         images = (config.dataset, config.model, config.layer, config.mean, config.std)
         if images not in self._images:
-            config.check_images()
+            config.check_images(build=len(self._images) < _MOST_BUILT)
             self._images.add(images)
         different = differing(config)
         return _Cell(config, different, digest(different))
@@ -111,6 +111,9 @@ class Planner:
             self._parts[key] = build(_PARTS[name], fields)
         return self._parts[key]
 
+
+_MOST_BUILT = 32
+"""Networks that are built for one spec, to see whether they can be: others are seen by the workers."""
 
 _PARTS: dict[str, type[Checked]] = {
     field.name: type(field.default) for field in dataclasses.fields(TrialConfig) if isinstance(field.default, Checked)

@@ -29,6 +29,7 @@ from ttsv.config.fields import (
 )
 from ttsv.data.catalog import DatasetInfo, DatasetName, dataset_info
 from ttsv.errors import ConfigError
+from ttsv.models import ModelArguments
 from ttsv.models.shapes import LAYERS, SMALLEST_STD, ConvShape, layer_shapes, list_models, name_fix, name_patterns
 
 CONSTRAINTS = ("none", "clip", "divide")
@@ -283,13 +284,14 @@ class TrialConfig(Checked):
         parts = {"training": training, "evaluation": self.evaluation.canonical()}
         return at_default(self, unused, layer=layer, augmentation=augmentation, **parts)
 
-    def check_images(self, info: DatasetInfo | None = None) -> None:
+    def check_images(self, info: DatasetInfo | None = None, *, build: bool = True) -> None:
         """Raises `ConfigError` where the network cannot take the data set's images.
 
         Without `info`, the data set's facts, as far as they are known without files: of the user's own sets nothing is.
+        `build`: whether one of torchvision's networks is built to see it, which takes up to some seconds.
         """
         info = info or dataset_info(self.dataset)
-        if self.model.startswith("torchvision:"):
+        if build and self.model.startswith("torchvision:"):
             self._check_torchvision(info)
         if info is None:
             return
@@ -316,11 +318,15 @@ class TrialConfig(Checked):
 
     def _check_torchvision(self, info: DatasetInfo | None) -> None:
         """Its layers are known only once they are built: it is, without weights. Raises `ConfigError`."""
-        from ttsv.models.build import check_buildable  # torch and torchvision, which other networks do not need here
+        # Here are torch and torchvision, which other networks do not need.
+        from ttsv.models.build import check_buildable
 
-        channels, size, classes = (3, 224, 10) if info is None else (info.channels, info.image_size, info.classes)
+        classes, channels, pixels = (10, 3, 224) if info is None else (info.classes, info.channels, info.image_size)
+        arguments = ModelArguments(
+            name=self.model, layer=self.layer, num_classes=classes, in_channels=channels, image_size=pixels
+        )
         try:
-            check_buildable(self.model, layer=self.layer, in_channels=channels, image_size=size, num_classes=classes)
+            check_buildable(arguments)
         except ConfigError as error:
             if error.field != "image_size":
                 raise

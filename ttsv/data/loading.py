@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -55,9 +56,10 @@ def load_dataset(name: str, data_dir: Path) -> Dataset:
     it was at its first use, and `ConfigError` for an unknown name.
     """
     shared = open_shared(name, Path(data_dir) / "datasets")
-    counts = list(shared.split["images"].values())
-    tensors = (torch.split(torch.from_numpy(array), counts) for array in (shared.images, shared.labels))
-    train, validation, test = map(Split, *tensors)
+    ends = np.cumsum(list(shared.split["images"].values()))
+    # Split before they are tensors, so that each has a storage of its own: one part is saved without the others.
+    parts = (map(torch.from_numpy, np.split(array, ends[:-1])) for array in (shared.images, shared.labels))
+    train, validation, test = map(Split, *parts)
     return Dataset(
         info=shared.info, train=train, validation=validation, test=test, sha256=shared.sha256, split=shared.split
     )

@@ -1,8 +1,9 @@
 """From a network's name and shapes to its modules, of which the first takes pixels to normalised coordinates."""
 
 import math
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -86,14 +87,30 @@ def build_model(spec: ModelArguments, options: Mapping[str, Any]) -> nn.Module:
     return BUILDERS[family.pattern](shapes, conv, normalize, spec.num_classes)
 
 
-@cache
-def check_buildable(name: str, *, layer: str, in_channels: int, image_size: int, num_classes: int) -> None:
-    """Raises `ConfigError` where `create_model` does, without making weights. Ranks are not looked at."""
-    spec = ModelArguments(
-        name=name, num_classes=num_classes, in_channels=in_channels, image_size=image_size, layer=layer
-    )
-    with torch.device("meta"):
-        build_model(spec, {})
+def check_buildable(arguments: ModelArguments) -> None:
+    """Raises `ConfigError` where `create_model` does, without making weights.
+
+    What cannot be told without weights passes (torchvision's RegNets, which compute their widths as tensors).
+    """
+    error = _build_error(arguments)
+    if error is not None:
+        raise ConfigError(error.field, error.value, error.fix)
+
+
+@lru_cache(maxsize=1024)
+def _build_error(arguments: ModelArguments) -> ConfigError | None:
+    with _one_at_a_time, torch.device("meta"):
+        try:
+            build_model(arguments, {})
+        except ConfigError as error:
+            return error
+        except NotImplementedError:
+            pass
+    return None
+
+
+_one_at_a_time = threading.Lock()
+"""What torchvision warns of is hidden meanwhile, which concerns the whole process."""
 
 
 def _normalization(spec: ModelArguments, dims: int) -> Normalize:

@@ -65,6 +65,8 @@ def classifier(spec: ModelArguments, *, architecture: str, normalize: nn.Module)
     try:
         with torch.no_grad(), evaluating(model):
             model(torch.zeros(1, spec.in_channels, spec.image_size, spec.image_size))
+    except NotImplementedError:  # without weights, and a RuntimeError
+        raise
     except (RuntimeError, ValueError, AssertionError) as error:
         fix = f"is not a size that torchvision's {architecture} takes: {error}"
         raise ConfigError("image_size", spec.image_size, fix) from error

@@ -37,8 +37,12 @@ MAX_ID = 2**63 - 1
 MOST = 1000
 """Items of a page."""
 Limit = Annotated[int, Query(ge=1, le=MOST, description="At most so many items.")]
+LONGEST_CURSOR = 2000
+"""A name of 200 characters, each of four bytes, takes 1,100 of them."""
+
 Cursor = Annotated[
-    str | None, Query(max_length=1000, pattern=PRINTABLE, description="`next` of the page before, in the same order.")
+    str | None,
+    Query(max_length=LONGEST_CURSOR, pattern=PRINTABLE, description="`next` of the page before, in the same order."),
 ]
 FieldNames = Annotated[
     str | None,

@@ -124,7 +124,14 @@ def test_own_data_that_is_not_there(api: TestClient, database_url: str) -> None:
             assert answer.is_success
             assert warning.startswith("dataset npz:mine: datasets/mine.npz is needed: this service's data folder")
     (folder / "mine.npz").touch()
-    assert api.post("/v1/experiments", json=spec).json()["warnings"] == []
+    once = {"Idempotency-Key": "once"}
+    stored = api.post("/v1/experiments", json=spec, headers=once).json()
+    assert stored["warnings"] == []
+    (folder / "mine.npz").unlink()
+    again = api.post("/v1/experiments", json=spec, headers=once)  # is answered as before
+    assert (again.status_code, again.json()["id"]) == (201, stored["id"])
+    clone = api.post(f"/v1/experiments/{stored['id']}/clone")
+    assert clone.status_code == (422 if database_url.startswith("sqlite") else 201)
 
 
 def test_networks_that_are_known_only_once_built(sqlite_api: TestClient) -> None:

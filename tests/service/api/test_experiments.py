@@ -629,3 +629,12 @@ class TestOpenApi:
         ):
             schema = document | {"$ref": f"#/components/schemas/{name}"}
             jsonschema.Draft202012Validator(schema).validate(sqlite_api.get(path).json())
+
+
+def test_a_page_may_end_with_any_name(sqlite_api: TestClient) -> None:
+    """The longest name, of characters that take four bytes each, makes a cursor that is taken back."""
+    for number in range(2):
+        sqlite_api.post("/v1/experiments", json=SPEC | {"name": chr(0x1F600 + number) * 200})
+    first = sqlite_api.get("/v1/experiments?sort=name&limit=1").json()
+    rest = sqlite_api.get("/v1/experiments", params={"sort": "name", "cursor": first["next"]}).json()["items"]
+    assert [item["name"] for item in (*first["items"], *rest)] == [chr(0x1F600) * 200, chr(0x1F601) * 200]

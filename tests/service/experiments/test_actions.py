@@ -69,7 +69,7 @@ def put(database: Database, experiment_id: int, **columns: Any) -> None:
 
 
 def say(api: TestClient, experiment_id: int, action: str, body: object = None, **headers: str) -> dict[str, Any]:
-    """What the API answers to a action that is allowed."""
+    """What the API answers to an action that is allowed."""
     response = api.post(f"/v1/experiments/{experiment_id}/{action}", json=body, headers=headers)
     assert response.status_code in (200, 201), response.text
     answer: dict[str, Any] = response.json()
@@ -77,7 +77,7 @@ def say(api: TestClient, experiment_id: int, action: str, body: object = None, *
 
 
 def refusal(api: TestClient, experiment_id: int, action: str, body: object = None, status: int = 409) -> str:
-    """Why the API refuses a action."""
+    """Why the API refuses an action."""
     response = api.post(f"/v1/experiments/{experiment_id}/{action}", json=body)
     assert (response.status_code, response.headers["content-type"]) == (status, "application/problem+json")
     detail: str = response.json()["detail"]

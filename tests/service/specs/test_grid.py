@@ -141,6 +141,7 @@ class TestExpansion:
         for right in (
             {"dataset": "npz:mine", "model": "lipconvnet-5"},
             {"dataset": "digits", "model": "torchvision:resnet18", "layer": "tt", "rank": 0.25},
+            {"dataset": "cifar10", "model": "torchvision:regnet_x_400mf"},  # whose widths are tensors
             {"dataset": "synthetic:1x8x8x8:2:20", "model": "small-cnn3d"},
             {"dataset": "cifar10", "model": "wrn10-1", "mean": [0.1, 0.2, 0.3], "std": [0.5]},
         ):
