@@ -24,7 +24,6 @@ METRICS["sharpness"] = MetricInfo(
     source="Nobody 2026",
     group="Sharpness",
     headline=True,
-    in_schema="Rise of the loss.",
 )
 """
 """What a metric's author adds to the catalogue; nothing else of the project knows the name."""
@@ -129,7 +128,10 @@ def test_pages_say_what_it_means(found: dict[str, Any]) -> None:
 
 
 def test_the_api_has_it(found: dict[str, Any]) -> None:
-    assert found["schema"]["description"] == "Rise of the loss."
+    assert (
+        found["schema"]["description"]
+        == "Largest rise of the loss near the weights. Of no use but here. As a fraction."
+    )
     assert found["schema"]["anyOf"] == [{"type": "number"}, {"type": "null"}]
     assert found["ranked by"] == "sharpness"
     assert found["result"] == 0.75

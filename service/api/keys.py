@@ -37,7 +37,7 @@ class ProjectIn(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)  # true is no number
 
-    name: Name
+    name: Name = Field(description="Which no other project has.")
     max_queued_trials: Quota = None
     max_gpu_hours: Hours = None
 
@@ -47,10 +47,12 @@ class KeyIn(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    project_id: int = Field(ge=1, le=MAX_ID, strict=True)
-    owner: Name
-    scopes: list[Scope] = Field(min_length=1, max_length=len(Scope))
-    expires_at: Instant | None = None
+    project_id: int = Field(ge=1, le=MAX_ID, strict=True, description="Whose experiments it is to open.")
+    owner: Name = Field(description="Who is to use it.")
+    scopes: list[Scope] = Field(
+        min_length=1, max_length=len(Scope), description="What it is to allow; `admin`: everything."
+    )
+    expires_at: Instant | None = Field(None, description="From when on it opens nothing; null: never.")
 
     @field_validator("expires_at")
     @classmethod

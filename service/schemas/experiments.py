@@ -1,7 +1,7 @@
 """What the API says of experiments and trials; `service.specs.grid.ExperimentSpec` is what comes in."""
 
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, RootModel, create_model
 
@@ -12,6 +12,13 @@ if TYPE_CHECKING:  # clients read these schemas, and need no database for it
     from service.database import Artifact
 
 
+Fingerprint = Annotated[
+    str, Field(description="SHA-256 (hex) of the configuration: trials with the same one compute the same.")
+]
+Cell = Annotated[str, Field(description="The fingerprint without the seed: leaderboards average over a cell's trials.")]
+Config = Annotated[dict[str, Any], Field(description="Every field of the trial, defaults included.")]
+
+
 class Out(BaseModel):
     """Base of all answers."""
 
@@ -20,41 +27,42 @@ class Out(BaseModel):
 
 
 class ExperimentProgress(Out):
-    """How far an experiment is. `trials` counts them by state; `seconds_left`: from its last epoch on, at its pace.
+    """How far an experiment is."""
 
-    `epochs` is how many are done and still planned: of trials that ended early, those they did.
-    """
-
-    trials: dict[TrialState, int]
-    epochs_done: int
-    epochs: int
+    trials: dict[TrialState, int] = Field(description="How many trials are in each state.")
+    epochs_done: int = Field(description="Epochs that are done, summed over trials.")
+    epochs: int = Field(description="Epochs done or still planned: of trials that ended early, those they did.")
     best_accuracy: float | None = Field(
         description="Best test accuracy of a finished trial: not to choose by, or it is no test any more."
     )
     best_val_accuracy: float | None = Field(description="Best validation accuracy of any epoch so far.")
-    seconds_left: float | None
+    seconds_left: float | None = Field(
+        description="From its last epoch on, at its pace; null unless it runs and enough is done to tell."
+    )
 
 
 class ExperimentOut(Out):
-    """An experiment with its progress. `grid_points` counts the grid's points, `trial_count` those that differ."""
+    """An experiment with its progress."""
 
-    id: int
-    name: str
-    state: ExperimentState
-    error: str | None
-    priority: int
-    grid_points: int
-    trial_count: int
-    created_at: datetime
-    started_at: datetime | None
-    finished_at: datetime | None
-    progress: ExperimentProgress
-    spec: dict[str, Any]
-    tags: list[str] = []
+    id: int = Field(description="Number by which other operations name it.")
+    name: str = Field(description="For people; need not be unique.")
+    state: ExperimentState = Field(description="`succeeded`, `stopped`, `failed` and `cancelled` are final.")
+    error: str | None = Field(description="Why it failed, and what to do; else null.")
+    priority: int = Field(description="-1000 to 1000; higher is claimed first.")
+    grid_points: int = Field(description="Points of the grid, before those that are equal become one trial.")
+    trial_count: int = Field(description="Trials, of which no two train the same network the same way.")
+    created_at: datetime = Field(description="When it was posted.")
+    started_at: datetime | None = Field(description="When a worker first claimed it.")
+    finished_at: datetime | None = Field(description="When it became final; null before, and once it is queued again.")
+    progress: ExperimentProgress = Field(description="How far it is.")
+    spec: dict[str, Any] = Field(description="As it was stored, defaults included.")
+    tags: list[str] = Field([], description="Words by which it is found.")
     owner: str | None = Field(None, description="Whose key posted it.")
     stopping: bool = Field(False, description="Running trials finish, no other begins.")
     revision: int = Field(0, description="Grows with every change that people make.")
-    archived_at: datetime | None = None
+    archived_at: datetime | None = Field(
+        None, description="Since when lists and leaderboards leave it out; null: they do not."
+    )
 
 
 class NewExperimentOut(ExperimentOut):
@@ -66,10 +74,10 @@ class NewExperimentOut(ExperimentOut):
 class ExperimentUpdate(Out):
     """What a stream says of an experiment's progress."""
 
-    id: int
-    state: ExperimentState
-    error: str | None
-    progress: ExperimentProgress
+    id: int = Field(description="The experiment's.")
+    state: ExperimentState = Field(description="Of the whole experiment.")
+    error: str | None = Field(description="Why it failed, and what to do; else null.")
+    progress: ExperimentProgress = Field(description="How far it is.")
 
 
 class Selection(RootModel[dict[str, Any]]):
@@ -79,15 +87,15 @@ class Selection(RootModel[dict[str, Any]]):
 class SelectionPage(Out):
     """A page of which `fields` named some parts."""
 
-    items: list[dict[str, Any]]
-    next: str | None
+    items: list[dict[str, Any]] = Field(description="Items in the order asked for, each with the fields asked for.")
+    next: str | None = Field(description="Cursor of the next page; null: this is the last.")
 
 
 class ExperimentPage(Out):
-    """In the order asked for, newest first by default; `next` is the cursor of the next page."""
+    """In the order asked for, newest first by default."""
 
-    items: list[ExperimentOut]
-    next: str | None
+    items: list[ExperimentOut] = Field(description="Experiments in the order asked for.")
+    next: str | None = Field(description="Cursor of the next page; null: this is the last.")
 
 
 def _with_numbers() -> Any:
@@ -95,90 +103,94 @@ def _with_numbers() -> Any:
     fields: dict[str, Any] = {"selected_epoch": (int, Field(description="The epoch whose weights were evaluated."))}
     for name, info in METRICS.items():
         default = None if info.presence == "optional" else ...
-        fields[name] = info.value_type, Field(default, description=info.in_schema or None)
-    return create_model("_Numbers", __base__=Out, protocol=(str, ...), **in_column_order(fields))
+        fields[name] = info.value_type, Field(default, description=info.in_words)
+    protocol = str, Field(description="Fingerprint of how it was measured: only results of the same one are ranked.")
+    return create_model("_Numbers", __base__=Out, protocol=protocol, **in_column_order(fields))
 
 
 _Numbers: Any = _with_numbers()
 
 
 class ResultOut(_Numbers, Out):  # type: ignore[misc] # whose fields are the catalogue's
-    """What a succeeded trial is worth on the test split, under the protocol named by its fingerprint."""
+    """What a succeeded trial is worth on the test split, under the protocol named by its fingerprint.
+
+    Null is what its `evaluation` did not ask for, or does not apply.
+    """
 
     valid: bool = Field(True, description="False: what it says cannot be true (`violations`), so it never ranks.")
-    violations: list[str] | None = None
+    violations: list[str] | None = Field(None, description="What cannot be true, in words; null: nothing is known.")
 
 
 class TrialOut(Out):
     """One trial of the grid, with its result if it has one."""
 
-    id: int
-    experiment_id: int
-    number: int
-    fingerprint: str
-    cell: str
-    config: dict[str, Any]
-    state: TrialState
-    attempts: int
-    epoch: int
-    epochs: int
-    failure: str | None
-    error: str | None
-    started_at: datetime | None
-    finished_at: datetime | None
+    id: int = Field(description="Number by which other operations name it.")
+    experiment_id: int = Field(description="The experiment whose trial it is.")
+    number: int = Field(description="Place in the experiment, from 0 on.")
+    fingerprint: Fingerprint
+    cell: Cell
+    config: Config
+    state: TrialState = Field(description="All but `queued` and `running` are final.")
+    attempts: int = Field(description="How often it was begun.")
+    epoch: int = Field(description="Epochs done by now.")
+    epochs: int = Field(description="Epochs planned.")
+    failure: str | None = Field(description="Class of what went wrong, such as `diverged` or `oom`; else null.")
+    error: str | None = Field(description="What went wrong, last time or for good, and what to do; else null.")
+    started_at: datetime | None = Field(description="When its newest attempt began.")
+    finished_at: datetime | None = Field(description="When it became final.")
     run_seconds: float = Field(0, description="Of all attempts that ended.")
-    best_val_accuracy: float | None = None
+    best_val_accuracy: float | None = Field(None, description="On the validation images, of any epoch; a fraction.")
     source_trial_id: int | None = Field(None, description="It trains nothing and evaluates what this trial left.")
-    result: ResultOut | None = None
+    result: ResultOut | None = Field(None, description="On the test images; null unless it succeeded.")
 
 
 class TrialPage(Out):
-    """In the order asked for, the grid's by default; `next` is the cursor of the next page."""
+    """In the order asked for, the grid's by default."""
 
-    items: list[TrialOut]
-    next: str | None
+    items: list[TrialOut] = Field(description="Trials in the order asked for.")
+    next: str | None = Field(description="Cursor of the next page; null: this is the last.")
 
 
 class EpochOut(Out):
-    """One epoch. Losses are means over images, accuracies fractions; `ort_loss` is null without frames."""
+    """What one epoch of training gave."""
 
-    epoch: int
-    train_loss: float
-    train_accuracy: float
-    val_loss: float
-    val_accuracy: float
-    ort_loss: float | None
-    lr: float
-    seconds: float
-    constraint_seconds: float
+    epoch: int = Field(description="Number of the epoch, from 1 on.")
+    train_loss: float = Field(description="Mean over the epoch's batches, without the orthogonal loss; nats.")
+    train_accuracy: float = Field(description="Mean over the epoch's batches; a fraction.")
+    val_loss: float = Field(description="Mean cross-entropy of the validation images after the epoch; nats.")
+    val_accuracy: float = Field(description="Of the validation images after the epoch; a fraction.")
+    ort_loss: float | None = Field(description="Orthogonal loss after the epoch, unweighted; null without free frames.")
+    lr: float = Field(description="Learning rate of the epoch's first step.")
+    seconds: float = Field(description="Time of the epoch's steps, in seconds.")
+    constraint_seconds: float = Field(description="The part of `seconds` that the constraint took.")
 
 
 class MetricsPage(Out):
-    """Epochs in their order. `next`: the epoch after which the next page begins; `sampled`: not all are there."""
+    """Epochs of a trial: a page of them, or some of all."""
 
-    items: list[EpochOut]
-    next: int | None
-    sampled: bool
+    items: list[EpochOut] = Field(description="Epochs in their order.")
+    next: int | None = Field(description="The epoch after which the next page begins; null: this is the last.")
+    sampled: bool = Field(description="Whether `points` chose some epochs of all.")
 
 
 class SelectionMetrics(Out):
     """Epochs of which `fields` named some metrics."""
 
-    items: list[dict[str, float | None]]
-    next: int | None
-    sampled: bool
+    items: list[dict[str, float | None]] = Field(description="Epochs in their order, each with the fields asked for.")
+    next: int | None = Field(description="The epoch after which the next page begins; null: this is the last.")
+    sampled: bool = Field(description="Whether `points` chose some epochs of all.")
 
 
 class ArtifactOut(Out):
-    """A file the trial left. `url` is where it is had; `name` is proposed for saving it."""
+    """A file the trial left."""
 
-    id: int
-    kind: str
-    name: str
-    media_type: str
-    sha256: str
-    size: int
-    url: str
+    id: int = Field(description="Number by which it is downloaded.")
+    kind: str = Field(description="What it is, such as `model`; a trial has one of each kind.")
+    name: str = Field(description="File name proposed for saving it.")
+    media_type: str = Field(description="What its download has as Content-Type.")
+    sha256: str = Field(description="SHA-256 (hex) of its bytes, and their ETag.")
+    size: int = Field(description="In bytes.")
+    url: str = Field(description="Path of this service where it is had.")
 
     @classmethod
     def of(cls, artifact: "Artifact") -> Self:
@@ -199,69 +211,74 @@ class ArtifactOut(Out):
 class ArtifactList(Out):
     """All files of a trial, by kind."""
 
-    items: list[ArtifactOut]
+    items: list[ArtifactOut] = Field(description="Every file, by kind.")
 
 
 class ResultDetailOut(ResultOut):
     """A result with the protocol's record, what its evaluations recorded, and where it ran."""
 
-    trial_id: int
-    protocol_record: dict[str, Any]
-    evaluation: dict[str, Any] | None
-    environment: dict[str, Any]
-    created_at: datetime
+    trial_id: int = Field(description="The trial whose result it is.")
+    protocol_record: dict[str, Any] = Field(description="How it was measured, whose fingerprint is `protocol`.")
+    evaluation: dict[str, Any] | None = Field(
+        description="Histograms, tables, counts, seconds per stage; null where none was kept."
+    )
+    environment: dict[str, Any] = Field(description="Device, versions, git revision, threads: where it was computed.")
+    created_at: datetime = Field(description="When it was stored.")
 
 
 class SpectraOut(Out):
-    """Singular values of a trial's layers; `max_singular_value` is the largest over all convolutions."""
+    """Singular values of a trial's layers."""
 
-    trial_id: int
-    max_singular_value: float
-    layers: list[dict[str, Any]]
+    trial_id: int = Field(description="The trial whose layers these are.")
+    max_singular_value: float = Field(description=METRICS["max_singular_value"].in_words)
+    layers: list[dict[str, Any]] = Field(
+        description="Name, kind, shape, input size and singular values (largest, smallest) of every convolution."
+    )
 
 
 class TrialDetailOut(TrialOut):
     """A trial with its epochs, its protocol, its layers' singular values and the files it left."""
 
-    epoch_metrics: list[EpochOut]
-    protocol: dict[str, Any] | None
-    layers: list[dict[str, Any]] | None
-    environment: dict[str, Any] | None
-    artifacts: list[ArtifactOut]
+    epoch_metrics: list[EpochOut] = Field(
+        description="In their order; of more than 1000, so many that draw the same curves."
+    )
+    protocol: dict[str, Any] | None = Field(description="How its result was measured; null without one.")
+    layers: list[dict[str, Any]] | None = Field(description="As `spectra` has them; null without a result.")
+    environment: dict[str, Any] | None = Field(description="Where its result was computed; null without one.")
+    artifacts: list[ArtifactOut] = Field(description="The files it left, by kind.")
 
 
 class EventOut(Out):
-    """Something that happened; `actor` is who did it: the name of a key's owner, or of a worker."""
+    """Something that happened."""
 
-    id: int
-    experiment_id: int | None
-    trial_id: int | None
-    at: datetime
-    actor: str
-    kind: str
-    detail: dict[str, Any]
+    id: int = Field(description="Grows with time: what comes `after` it is later.")
+    experiment_id: int | None = Field(description="The experiment to which it happened.")
+    trial_id: int | None = Field(description="The trial to which it happened; null: to the experiment as a whole.")
+    at: datetime = Field(description="When it happened.")
+    actor: str = Field(description="Who did it: the name of a key's owner, or of a worker.")
+    kind: str = Field(description="What happened, such as `submitted` or `trial_finished`.")
+    detail: dict[str, Any] = Field(description="What there is to say of it, by kind.")
 
 
 class EventPage(Out):
-    """In the order asked for, oldest first by default; `next` is `after` for the next page, null where there is none
-    yet."""
+    """In the order asked for, oldest first by default."""
 
-    items: list[EventOut]
-    next: int | None
+    items: list[EventOut] = Field(description="Events in the order asked for.")
+    next: int | None = Field(description="`after` of the next page; null where there is none yet.")
 
 
 class SelectionEvents(Out):
     """Events of which `fields` named some parts."""
 
-    items: list[dict[str, Any]]
-    next: int | None
+    items: list[dict[str, Any]] = Field(description="Events in the order asked for, each with the fields asked for.")
+    next: int | None = Field(description="`after` of the next page; null where there is none yet.")
 
 
 class PresetOut(Out):
     """A table or figure of the paper that can be asked for by name."""
 
-    name: str
-    title: str
+    name: str = Field(description="By which it is asked for: `paper/table`.")
+    title: str = Field(description="What the table or figure shows.")
 
 
 SHOWN = 1000
@@ -271,31 +288,31 @@ SHOWN = 1000
 class DryTrialOut(Out):
     """A trial that would be made. What is null is not known: `reasons` says why."""
 
-    number: int
-    fingerprint: str
-    cell: str
-    config: dict[str, Any]
+    number: int = Field(description="Place in the experiment, from 0 on.")
+    fingerprint: Fingerprint
+    cell: Cell
+    config: Config
     parameters: int | None = Field(description="That are trained.")
-    compression: float | None
+    compression: float | None = Field(description=METRICS["compression"].in_words)
     multiply_accumulates: int | None = Field(description="Of one image.")
     steps: int | None = Field(description="Of the optimizer, over all epochs.")
     seconds: float | None = Field(description="Of training, without evaluation.")
     basis: str | None = Field(description="How `seconds` came about.")
-    reasons: list[str]
+    reasons: list[str] = Field(description="Why something is null.")
 
 
 class DryTotals(Out):
     """Over all trials, one after another; null where one of them is not known."""
 
-    steps: int | None
-    seconds: float | None
+    steps: int | None = Field(description="Of the optimizer, over all trials and epochs.")
+    seconds: float | None = Field(description="Of training, one trial after another.")
 
 
 class DryRunOut(Out):
     """What a spec would become. A search finds its trials only while it runs: it lists none."""
 
-    grid_points: int
-    trial_count: int
-    totals: DryTotals
+    grid_points: int = Field(description="Points of the grid, before those that are equal become one trial.")
+    trial_count: int = Field(description="Trials that would be made.")
+    totals: DryTotals = Field(description="What all trials together would cost.")
     warnings: list[str] = Field([], description="Fields of the spec that have no effect, and why.")
     trials: list[DryTrialOut] = Field(description=f"The first {SHOWN}.")

@@ -44,8 +44,8 @@ class Reevaluation(Part):
 class Change(Part):
     """What is to be changed; what is left out or null stays."""
 
-    name: Name | None = None
-    notes: str | None = Field(None, max_length=10_000, pattern=_NOTES)
+    name: Name | None = Field(None, description="For people; need not be unique.")
+    notes: str | None = Field(None, max_length=10_000, pattern=_NOTES, description="Free text.")
     tags: list[TagName] | None = Field(
         None, max_length=32, json_schema_extra={"uniqueItems": True}, description="All of them, in place of the former."
     )

@@ -1,80 +1,83 @@
 """What the service says of itself: what is wrong with a request, whether it is up, its projects and keys."""
 
 from datetime import datetime
+from typing import Annotated
 
 from pydantic import Field
 
 from service.access.security import Scope
 from service.schemas.experiments import Out
 
+Scopes = Annotated[list[Scope], Field(description="What the key allows; `admin`: everything.")]
+
 
 class ProblemField(Out):
     """One field that is wrong, and what would be right."""
 
-    field: str
-    message: str
+    field: str = Field(description="A path in the body, a query parameter or a header.")
+    message: str = Field(description="What is wrong, or what would be right.")
 
 
 class Problem(Out):
     """An error as RFC 9457 (`application/problem+json`) has it."""
 
-    type: str = "about:blank"
-    title: str
-    status: int
-    detail: str
-    instance: str | None = None
-    errors: list[ProblemField] = Field([])
+    type: str = Field("about:blank", description="Address of what is said of such problems, and of what to do.")
+    title: str = Field(description="The status in words.")
+    status: int = Field(description="That of the answer.")
+    detail: str = Field(description="What is wrong with this request, for people.")
+    instance: str | None = Field(None, description="The path that was asked for.")
+    errors: list[ProblemField] = Field([], description="The fields that are to blame, a hundred at most.")
     request_id: str | None = Field(None, description="Under which the service's log has the request.")
 
 
 class Liveness(Out):
     """The process answers."""
 
-    status: str
+    status: str = Field(description="Always `ok`.")
 
 
 class Readiness(Out):
-    """Whether requests can be served: every check says `ok` or what is wrong. `workers` is for people."""
+    """Whether requests can be served."""
 
-    status: str
-    checks: dict[str, str]
-    worker_seen_at: datetime | None
+    status: str = Field(description="`ok` or `not ready`.")
+    checks: dict[str, str] = Field(description="Database, schema and disk: `ok`, or what is wrong.")
+    worker_seen_at: datetime | None = Field(description="When any worker was last heard of; for people.")
 
 
 class ProjectOut(Out):
     """A team with what it has used."""
 
-    id: int
-    name: str
-    max_queued_trials: int | None
-    max_gpu_hours: float | None
-    created_at: datetime
-    open_trials: int
-    gpu_hours: float
+    id: int = Field(description="Number by which other operations name it.")
+    name: str = Field(description="Which no other project has.")
+    max_queued_trials: int | None = Field(description="Trials that may wait or run; null: no limit.")
+    max_gpu_hours: float | None = Field(description="GPU-hours it may use; null: no limit.")
+    created_at: datetime = Field(description="When it was made.")
+    open_trials: int = Field(description="Trials that wait or run now.")
+    gpu_hours: float = Field(description="Of all attempts that ended.")
 
 
 class KeyOut(Out):
     """A key without its secret."""
 
-    id: str
-    project_id: int
-    owner: str
-    scopes: list[Scope]
-    created_at: datetime
-    expires_at: datetime | None
-    revoked_at: datetime | None
-    last_used_at: datetime | None
+    id: str = Field(description="16 hex digits, which are part of the key.")
+    project_id: int = Field(description="Whose experiments it opens.")
+    owner: str = Field(description="Who uses it.")
+    scopes: Scopes
+    created_at: datetime = Field(description="When it was made.")
+    expires_at: datetime | None = Field(description="From when on it opens nothing; null: never.")
+    revoked_at: datetime | None = Field(description="When it was made useless; null: it was not.")
+    last_used_at: datetime | None = Field(description="To a minute; null: never.")
 
 
 class NewKeyOut(KeyOut):
-    """A key that was just made: `key` is shown this once."""
+    """A key that was just made."""
 
-    key: str
+    key: str = Field(description="Its text, which is shown this once.")
 
 
 class MeOut(Out):
-    """Who the key belongs to, and what it allows. `project_id` null: all projects."""
+    """Who the key belongs to, and what it allows."""
 
-    name: str
-    project_id: int | None
-    scopes: list[Scope]
+    name: str = Field(description="Of the key's owner; `anonymous` where no keys are asked for.")
+    project_id: int | None = Field(description="Whose experiments it opens; null: all projects'.")
+    scopes: Scopes

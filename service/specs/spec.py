@@ -28,7 +28,7 @@ class Part(BaseModel):
 class Resources(Part):
     """What Ray reserves for one trial. A GPU fraction shares a GPU between trials; its memory is not divided."""
 
-    cpus: float = Field(1, gt=0, le=1024, allow_inf_nan=False)
+    cpus: float = Field(1, gt=0, le=1024, allow_inf_nan=False, description="Cores, or a fraction of one.")
     gpus: float = Field(0, ge=0, le=1024, allow_inf_nan=False, description="A fraction of one, or whole ones.")
     memory_gib: float | None = Field(
         None,
@@ -49,7 +49,7 @@ class Resources(Part):
 class Fifo(Part):
     """Every trial runs to its end."""
 
-    type: Literal["fifo"] = "fifo"
+    type: Literal["fifo"] = Field("fifo", description="Names this scheduler.")
 
 
 class Asha(Part):
@@ -59,13 +59,15 @@ class Asha(Part):
     `max_epochs`; the best 1 / `reduction` of those that came as far go on. What has run to its end is never stopped.
     """
 
-    type: Literal["asha"]
+    type: Literal["asha"] = Field(description="Names this scheduler.")
     grace_epochs: int = Field(1, ge=1, le=100_000, description="The first comparison.")
-    reduction: float = Field(4, gt=1, le=1000, allow_inf_nan=False)
+    reduction: float = Field(
+        4, gt=1, le=1000, allow_inf_nan=False, description="One in so many goes on, for so many times the epochs."
+    )
     max_epochs: int | None = Field(
         None, ge=1, le=100_000, description="No comparison comes later; null: up to the trials' own end."
     )
-    metric: Metric = "val_accuracy"
+    metric: Metric = Field("val_accuracy", description="By which trials are compared.")
 
     @model_validator(mode="after")
     def _some_comparison(self) -> Self:
@@ -83,7 +85,7 @@ class ExperimentSpec(Part):
 
     spec_version: Annotated[
         Literal[2], BeforeValidator(checked_version), WithJsonSchema({"enum": [*range(1, NEWEST + 1)]})
-    ] = 2
+    ] = Field(2, description="Of this document's form; earlier ones are read as what they meant.")
     name: str = Field(
         min_length=1, max_length=LONGEST_NAME, pattern=PRINTABLE, description="For people; need not be unique."
     )
@@ -113,7 +115,7 @@ class ExperimentSpec(Part):
     scheduler: Annotated[Fifo | Asha, Field(discriminator="type")] = Field(
         Fifo(), description="Which trials run to their end."
     )
-    resources: Resources = Resources()
+    resources: Resources = Field(Resources(), description="What is reserved for each trial.")
     timeout_seconds: float | None = Field(
         None,
         gt=0,
@@ -126,7 +128,7 @@ class ExperimentSpec(Part):
     tags: Annotated[list[TagName], Field(max_length=32, json_schema_extra={"uniqueItems": True})] = Field(
         default=[], description="Words by which the experiment is found."
     )
-    notes: str = Field("", max_length=10_000, pattern=_NO_NUL)
+    notes: str = Field("", max_length=10_000, pattern=_NO_NUL, description="Free text.")
 
     @model_validator(mode="before")
     @classmethod

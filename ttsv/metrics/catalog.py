@@ -12,6 +12,8 @@ from typing import Any, Literal, TypeVar
 
 _FACTORS = {"%": 100.0, "ms": 1000.0, "millions": 1e-6, "MiB": 2.0**-20}
 """Units in which tables print other numbers than those that are stored."""
+_STORED = {"%": "As a fraction.", "ms": "In seconds.", "s": "In seconds.", "nats": "In nats.", "MiB": "In bytes."}
+"""Units of the numbers that are stored, by those of tables."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class MetricInfo:
     of the evaluation's protocol, beside data set and split, by which it is decided whether two values may be compared
     (empty: neither is anything else), `source` where the metric is defined. `group` is its section in the documents.
     `whole` numbers are counts. `presence`: whether every result has a number, states one or null, or has null unless
-    it was measured. `in_schema` is what the API's schema says where the name does not, in published words.
+    it was measured.
     """
 
     name: str
@@ -39,12 +41,16 @@ class MetricInfo:
     whole: bool = False
     presence: Literal["always", "stated", "optional"] = "optional"
     headline: bool = False
-    in_schema: str = ""
 
     @property
     def title(self) -> str:
         """The heading with its unit."""
         return f"{self.heading} ({self.unit})" if self.unit else self.heading
+
+    @property
+    def in_words(self) -> str:
+        """The definition with the unit of stored values."""
+        return f"{self.definition} {_STORED.get(self.unit, '')}".rstrip()
 
     @property
     def factor(self) -> float:
@@ -89,28 +95,24 @@ METRICS: dict[str, MetricInfo] = {
             best="most", group=_ACCURACY, presence="always", headline=True, protocol="images.accuracy"),
         _share("top5_accuracy", "top-5 accuracy",
             "Share of the test images whose label is among the five largest logits; null for five classes or fewer.",
-            best="most", group=_ACCURACY, protocol="images.accuracy",
-            in_schema="Of more than five classes; else null."),
+            best="most", group=_ACCURACY, protocol="images.accuracy"),
         _share("robust_accuracy", "AutoAttack accuracy",
             "Share of images classified as labelled under every attack of AutoAttack, at the norm and radius that the"
             " protocol names, in pixels of [0, 1].",
             best="most", group=_ATTACKS, headline=True, protocol="attacks.autoattack",
-            source="Croce, Hein 2020; the package of its authors", in_schema="Under AutoAttack, where asked for."),
+            source="Croce, Hein 2020; the package of its authors"),
         _share("pgd_accuracy", "PGD accuracy",
             "Share of images classified as labelled under projected gradient descent alone, at the norm and radius"
             " that the protocol names, in pixels of [0, 1]: quick, and proves little.",
-            best="most", group=_ATTACKS, headline=True, protocol="attacks.pgd", source="Madry et al. 2018",
-            in_schema="Under PGD, which proves little. Null, as all of the following are, unless the evaluation asks"
-            " for it."),
+            best="most", group=_ATTACKS, headline=True, protocol="attacks.pgd", source="Madry et al. 2018"),
         _share("corruption_accuracy", "corruption accuracy",
             "Mean accuracy over all 19 kinds of corruption and 5 severities.",
             best="most", group=_CORRUPTIONS, headline=True, protocol="corruptions",
-            source="Hendrycks, Dietterich 2019", in_schema="Mean over corruptions and severities."),
+            source="Hendrycks, Dietterich 2019"),
         _share("mce", "mCE",
             "Mean corruption error relative to the stored baseline of the data set: 1 for a network that errs as the"
             " baseline does; null without one.",
-            group=_CORRUPTIONS, protocol="corruptions.mce_baseline", source="Hendrycks, Dietterich 2019, section 4.1",
-            in_schema="Mean corruption error, over that of a stored baseline."),
+            group=_CORRUPTIONS, protocol="corruptions.mce_baseline", source="Hendrycks, Dietterich 2019, section 4.1"),
         _share("ece", "ECE",
             "Expected calibration error: mean over images of the distance between accuracy and mean confidence of the"
             " image's bin; 15 bins of equal width, closed on the right.",
@@ -122,13 +124,11 @@ METRICS: dict[str, MetricInfo] = {
         _share("adaptive_ece", "adaptive ECE", "Expected calibration error over 15 bins of equal counts.",
             group=_CALIBRATION, protocol="metrics.ece", source="Nguyen, O'Connor 2015"),
         _share("scaled_ece", "ECE after temperature scaling", "ECE once the logits are divided by the temperature.",
-            group=_CALIBRATION, protocol="metrics.temperature", source="Guo et al. 2017",
-            in_schema="At that temperature."),
+            group=_CALIBRATION, protocol="metrics.temperature", source="Guo et al. 2017"),
         MetricInfo("temperature", "temperature",
             "By which logits are divided for the least loss on the validation images; above 1 the network is"
             " overconfident, below 1 not sure enough.",
-            best="at 1", group=_CALIBRATION, protocol="metrics.temperature", source="Guo et al. 2017, section 4.2",
-            in_schema="Fitted on the validation split."),
+            best="at 1", group=_CALIBRATION, protocol="metrics.temperature", source="Guo et al. 2017, section 4.2"),
         MetricInfo("brier", "Brier score",
             "Mean squared distance of the probabilities to the label's unit vector, summed over classes, 0 to 2.",
             decimals=4, group=_CALIBRATION, protocol="images.calibration", source="Brier 1950, eq. 2"),
@@ -136,41 +136,34 @@ METRICS: dict[str, MetricInfo] = {
             unit="nats", decimals=4, group=_ACCURACY, presence="always", protocol="metrics.loss"),
         MetricInfo("scaled_loss", "loss after temperature scaling",
             "Loss once the logits are divided by the temperature.",
-            unit="nats", decimals=4, group=_CALIBRATION, protocol="metrics.temperature", source="Guo et al. 2017",
-            in_schema="At that temperature."),
+            unit="nats", decimals=4, group=_CALIBRATION, protocol="metrics.temperature", source="Guo et al. 2017"),
         *(_share(name, f"certified at {at}",
             "Share of images proved to be classified as labelled whatever is added to the pixels within an L2 radius of"
             f" {at}: a certificate.",
             best="most", group=_CERTIFICATES, headline=at == "36/255", protocol="certificates",
-            source="[certificates](certificates.md)",
-            in_schema="Certified accuracy at radius 36/255." if at == "36/255" else "")
+            source="[certificates](certificates.md)")
             for name, at in _AT.items()),
         *(_share(f"assumed_{name}", f"p.r. at {at}, L = 1 assumed",
             f"The paper's p.r. at {at}: margin / (sqrt(2) L) > radius with a Lipschitz constant L = 1 in normalised"
             " coordinates assumed, which is no proof. Null unless every convolution is SOC or SOC-TT.",
-            best="most", group=_CERTIFICATES, source="the paper, table 1",
-            in_schema="The paper's: by an assumed constant of 1 in normalised coordinates, no certificate."
-            if at == "36/255" else "")
+            best="most", group=_CERTIFICATES, source="the paper, table 1")
             for name, at in _AT.items() if at != "1"),
         MetricInfo("lipschitz_bound", "Lipschitz bound",
             "Rigorous upper bound of the Lipschitz constant: no two images' logits differ by more than this times the"
             " distance of their pixels, both in L2.",
-            decimals=4, group=_CERTIFICATES, protocol="certificates", source="[certificates](certificates.md)",
-            in_schema="Rigorous, L2, with respect to pixels."),
+            decimals=4, group=_CERTIFICATES, protocol="certificates", source="[certificates](certificates.md)"),
         MetricInfo("lipschitz_fgsm", "empirical Lipschitz constant, normalised",
             "Largest ratio of the change of logits to that of the image over FGSM steps of L2 length 0.5, in"
             " normalised coordinates: the paper's search, a lower bound of the Lipschitz constant.",
-            group=_CERTIFICATES, protocol="lipschitz", source="the paper, section Empirical Lipschitz constant",
-            in_schema="Largest empirical constant, normalised coordinates."),
+            group=_CERTIFICATES, protocol="lipschitz", source="the paper, section Empirical Lipschitz constant"),
         MetricInfo("lipschitz_ascent", "empirical Lipschitz constant, pixels",
             "Largest ratio of the change of logits to that of the image that gradient ascent on the ratio finds, in"
             " pixels: a lower bound of the Lipschitz constant.",
-            group=_CERTIFICATES, protocol="lipschitz", in_schema="By a stronger search, in pixels."),
+            group=_CERTIFICATES, protocol="lipschitz"),
         MetricInfo("max_singular_value", "largest singular value",
             "Largest singular value over all convolutions, each as a periodic operator at the size it sees.",
             group=_SINGULAR_VALUES, presence="always", headline=True, protocol="metrics.singular_values",
-            source="Theorem 2, corrected: [traps](traps.md)",
-            in_schema="Over all convolutions, of the periodic operator."),
+            source="Theorem 2, corrected: [traps](traps.md)"),
         MetricInfo("compression", "compression",
             "Weights of all convolutions of the uncompressed network over those of this one; biases, linear layers and"
             " normalisation left out.",
@@ -179,45 +172,42 @@ METRICS: dict[str, MetricInfo] = {
             unit="millions", group=_COST, whole=True, presence="always"),
         MetricInfo("multiply_accumulates", "multiply-accumulates",
             "Of the inference of one image, in convolutions and matrix products, as the layers compute.",
-            unit="millions", decimals=1, group=_COST, whole=True, presence="always", in_schema="Of one image."),
+            unit="millions", decimals=1, group=_COST, whole=True, presence="always"),
         MetricInfo("train_seconds", "training", "Time of all optimizer steps, constraints included.",
             unit="s", decimals=1, group=_COST, presence="always", headline=True),
         MetricInfo("constraint_seconds", "constraint", "The part of the training's time that the constraint took.",
             unit="s", decimals=2, group=_COST, presence="always"),
         _milliseconds("step_seconds", "step", "Mean time of an optimizer step, without the first epoch of several.",
-            group=_COST, presence="always",
-            in_schema="Mean time of an optimizer step, without the first epoch of several."),
+            group=_COST, presence="always"),
         _milliseconds("constraint_step_seconds", "constraint per step",
             "The part of a step's mean time that the constraint takes, the gradient of its penalty excepted.",
-            group=_COST, presence="always", in_schema="The part of it that the constraint takes."),
+            group=_COST, presence="always"),
         MetricInfo("eval_seconds", "evaluation", "Time of the evaluation on the test images.",
             unit="s", decimals=2, group=_COST, presence="always"),
         MetricInfo("attack_seconds", "attacks", "Time of all attacks.",
             unit="s", decimals=1, group=_ATTACKS, protocol="attacks"),
         _milliseconds("spectrum_seconds", "spectrum", "Time of the exact singular values of all convolutions.",
-            group=_COST, presence="always", in_schema="Of the exact singular values of all convolutions."),
+            group=_COST, presence="always"),
         _milliseconds("latency_seconds", "inference of 1 image",
             "Median time of inference for one image, each TT layer merged or factored, whichever multiplies less.",
-            group=_COST, presence="always", in_schema="Inference of one image."),
+            group=_COST, presence="always"),
         _milliseconds("batch_seconds", "inference of 128 images",
             "Median time of inference for 128 images at once, each TT layer merged or factored, whichever multiplies"
             " less.",
-            group=_COST, presence="always", in_schema="Inference of 128 images."),
+            group=_COST, presence="always"),
         _milliseconds("merged_latency_seconds", "inference of 1 image, merged",
             "Median time of inference for one image, all frames merged into dense kernels; null without TT layers.",
-            group=_COST, in_schema="As latency_seconds, frames merged into kernels; null without."),
+            group=_COST),
         _milliseconds("merged_batch_seconds", "inference of 128 images, merged",
             "Median time of inference for 128 images at once, all frames merged into dense kernels; null without TT"
             " layers.",
             group=_COST),
         MetricInfo("peak_memory", "peak GPU memory", "Largest memory allocated on the GPU in training; null on a CPU.",
-            unit="MiB", decimals=0, group=_COST, whole=True, presence="stated",
-            in_schema="Of the GPU, in bytes; null on a CPU."),
+            unit="MiB", decimals=0, group=_COST, whole=True, presence="stated"),
         MetricInfo("spectrum_memory", "memory of the spectrum",
             "The most that torch had allocated for the exact singular values; on a CPU without the libraries'"
             " workspaces.",
-            unit="MiB", decimals=1, group=_COST, whole=True,
-            in_schema="The most allocated for the singular values, in bytes."),
+            unit="MiB", decimals=1, group=_COST, whole=True),
     )
 }
 # fmt: on
