@@ -58,6 +58,7 @@ def create_app(settings: Settings) -> FastAPI:
         title="ttsv",
         version=version("ttsv"),
         summary="Experiments on networks with controlled singular values: specs in, leaderboards out.",
+        description="Every answer has X-Request-ID: the request's own if it had one. The service's log has it too.",
         lifespan=lifespan,
         docs_url=None,  # a page of ours, which loads nothing from elsewhere
         redoc_url=None,

@@ -8,9 +8,9 @@ from fastapi.responses import FileResponse
 
 from service.api.http.authentication import Reader
 from service.api.http.dependencies import MAX_ID, Config, Db, TrialId
-from service.api.http.examples import Example, shown
+from service.api.http.examples import UNCHANGED, VALIDATORS, Example, headers_of, kept
 from service.api.http.problems import RESPONSES, problem, refusals
-from service.api.http.responses import UNCHANGED, Answer, etag_matches, validators
+from service.api.http.responses import Answer, etag_matches, validators
 from service.api.openapi_examples.trials import ARTIFACTS
 from service.experiments import store
 from service.experiments.artifacts import content_of
@@ -21,6 +21,7 @@ router = APIRouter(prefix="/v1", tags=["artifacts"], responses=RESPONSES)
 ArtifactId = Annotated[int, Path(ge=1, le=MAX_ID)]
 
 _BYTES: Example = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}, "example": "bytes"}}
+_FILE = (*VALIDATORS, "Accept-Ranges", "Content-Disposition", "Last-Modified")
 _RANGE = re.compile(r"\s*(?:(\d{1,18})-(\d{1,18})?|-(\d{1,18}))\s*")
 _MAX_RANGES = 10
 
@@ -28,7 +29,7 @@ _MAX_RANGES = 10
 @router.get(
     "/trials/{trial_id}/artifacts",
     operation_id="listTrialArtifacts",
-    responses=shown(ARTIFACTS) | UNCHANGED,
+    responses=kept(ARTIFACTS),
     response_model=ArtifactList,
 )
 def index(trial_id: TrialId, answer: Answer, who: Reader, database: Db) -> Any:
@@ -44,8 +45,9 @@ def index(trial_id: TrialId, answer: Answer, who: Reader, database: Db) -> Any:
     operation_id="getArtifact",
     response_class=FileResponse,
     responses={
-        200: {"description": "The file", "content": _BYTES},
-        206: {"description": "The parts asked for by Range", "content": _BYTES | {"multipart/byteranges": {}}},
+        200: {"description": "The file", "content": _BYTES} | headers_of(*_FILE),
+        206: {"description": "The parts asked for by Range", "content": _BYTES | {"multipart/byteranges": {}}}
+        | headers_of(*_FILE, "Content-Range"),
     }
     | UNCHANGED
     | refusals(410, 416),

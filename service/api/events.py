@@ -8,9 +8,9 @@ from fastapi import APIRouter, Depends, Query, Response
 
 from service.api.http.authentication import Reader
 from service.api.http.dependencies import MAX_ID, Db, ExperimentId, FieldNames, Limit
-from service.api.http.examples import Example, page, shown
+from service.api.http.examples import Example, kept, page
 from service.api.http.problems import RESPONSES
-from service.api.http.responses import UNCHANGED, Answer
+from service.api.http.responses import Answer
 from service.experiments import store
 from service.experiments.events import EventKind, list_events
 from service.schemas.experiments import EventOut, EventPage, SelectionEvents
@@ -28,7 +28,7 @@ EVENT: Example = {
     "detail": {"number": 6, "attempt": 1},
 }
 
-SHOWN = shown(page(EVENT) | {"next": EVENT["id"]}) | UNCHANGED
+SHOWN = kept(page(EVENT) | {"next": EVENT["id"]}, "Link")
 
 
 class EventSort(StrEnum):

@@ -38,7 +38,7 @@ def _action(name: str, example: Example, *refused: int, status: int = 200) -> Ca
         f"/{{experiment_id}}/{name}",
         status_code=status,
         operation_id=f"{name.replace('-', '')}Experiment",
-        responses=shown(example, status) | refusals(*refused),
+        responses=shown(example, status, *(["Location"] if status == 201 else [])) | refusals(*refused),
         response_model=ExperimentOut,
     )
 
@@ -147,7 +147,7 @@ def reevaluate(
 @router.patch(
     "/{experiment_id}",
     operation_id="updateExperiment",
-    responses=shown(EXPERIMENT) | refusals(412),
+    responses=shown(EXPERIMENT, 200, "ETag") | refusals(412),
     response_model=ExperimentOut,
 )
 def update(

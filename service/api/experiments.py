@@ -11,10 +11,10 @@ from sqlalchemy.orm import Session
 
 from service.api.http.authentication import Reader, Submitter
 from service.api.http.dependencies import Config, Cursor, Db, ExperimentId, FieldNames, Limit
-from service.api.http.examples import Responses, page, shown
+from service.api.http.examples import Responses, kept, page, shown
 from service.api.http.problems import RESPONSES
 from service.api.http.query_filters import ExperimentSort, TrialSort, WhichExperiments
-from service.api.http.responses import UNCHANGED, Answer, experiment_out, experiments_out
+from service.api.http.responses import Answer, experiment_out, experiments_out
 from service.api.openapi_examples.experiments import CREATED, EXPERIMENT, SPEC
 from service.api.openapi_examples.trials import TRIAL
 from service.api.trials import TrialList
@@ -89,7 +89,16 @@ class Submission:
     database: Db
     settings: Config
     who: Submitter
-    idempotency_key: Annotated[str | None, Header(min_length=1, max_length=200, pattern=PRINTABLE)] = None
+    idempotency_key: Annotated[
+        str | None,
+        Header(
+            min_length=1,
+            max_length=200,
+            pattern=PRINTABLE,
+            description="A word of one's own: the same request sent again with it gets the same answer, and stores "
+            "nothing more.",
+        ),
+    ] = None
 
     def draft(self, make: Callable[..., Draft], experiment_id: int, **asked: Any) -> Draft:
         """What one of the functions `draft_...` of `service.experiments.submission` makes of an experiment."""
@@ -209,7 +218,7 @@ def _total(values: Sequence[_Number | None]) -> _Number | None:
     "",
     status_code=201,
     operation_id="createExperiment",
-    responses=shown(CREATED | {"warnings": []}, 201) | DRY_RUN,
+    responses=shown(CREATED | {"warnings": []}, 201, "Location") | DRY_RUN,
     response_model=NewExperimentOut,
     openapi_extra=YAML_BODY,
 )
@@ -227,7 +236,7 @@ def create(
 @router.get(
     "",
     operation_id="listExperiments",
-    responses=shown(page(EXPERIMENT)) | UNCHANGED,
+    responses=kept(page(EXPERIMENT), "Link"),
     response_model=ExperimentPage | SelectionPage,
 )
 def index(
@@ -253,7 +262,7 @@ def index(
 @router.get(
     "/{experiment_id}",
     operation_id="getExperiment",
-    responses=shown(EXPERIMENT) | UNCHANGED,
+    responses=kept(EXPERIMENT),
     response_model=ExperimentOut | Selection,
 )
 def show(experiment_id: ExperimentId, answer: Answer, who: Reader, database: Db, field_names: FieldNames = None) -> Any:
@@ -278,7 +287,7 @@ class _TrialsInGrid(TrialList):
 @router.get(
     "/{experiment_id}/trials",
     operation_id="listTrials",
-    responses=shown(page(TRIAL)) | UNCHANGED,
+    responses=kept(page(TRIAL), "Link"),
     response_model=TrialPage | SelectionPage,
 )
 def trials(experiment_id: ExperimentId, asked: Annotated[_TrialsInGrid, Depends()]) -> Any:

@@ -11,10 +11,10 @@ from service.access import keys
 from service.access.security import Scope, installation_secret, new_key
 from service.api.http.authentication import Admin, KeyHolder
 from service.api.http.dependencies import LONGEST_CURSOR, MAX_ID, MOST, Config, Db, Limit
-from service.api.http.examples import Example, shown
+from service.api.http.examples import Example, kept, shown
 from service.api.http.problems import RESPONSES
 from service.api.http.query_filters import Instant
-from service.api.http.responses import UNCHANGED, Answer
+from service.api.http.responses import Answer
 from service.database import Project, now
 from service.schemas.service import KeyOut, MeOut, NewKeyOut, ProjectOut
 from service.specs.spec import PRINTABLE
@@ -99,7 +99,7 @@ def me(principal: KeyHolder) -> MeOut:
     "/projects",
     operation_id="listProjects",
     response_model=list[ProjectOut],
-    responses=shown([PROJECT]) | UNCHANGED,
+    responses=kept([PROJECT], "Link"),
 )
 def projects(answer: Answer, database: Db, _admin: Admin, limit: Limit = MOST, cursor: NextCursor = None) -> Any:
     """All projects with what they have used, by name. The header Link has the address of the next page."""
@@ -141,7 +141,7 @@ def update_project(
     return database.write(work)
 
 
-@router.get("/keys", operation_id="listKeys", response_model=list[KeyOut], responses=shown([KEY]) | UNCHANGED)
+@router.get("/keys", operation_id="listKeys", response_model=list[KeyOut], responses=kept([KEY], "Link"))
 def index(answer: Answer, database: Db, _admin: Admin, limit: Limit = MOST, cursor: NextCursor = None) -> Any:
     """All keys, without their secrets, oldest first. The header Link has the address of the next page."""
     with database.read() as session:

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from service.api.http.authentication import Reader
 from service.api.http.dependencies import Config, Db, ExperimentId, Subscribed, TrialId
-from service.api.http.examples import Responses
+from service.api.http.examples import Responses, headers_of
 from service.api.http.problems import RESPONSES
 from service.database import OPEN_EXPERIMENTS, OPEN_TRIALS
 from service.errors import NotFoundError
@@ -25,6 +25,7 @@ router = APIRouter(prefix="/v1", tags=["logs"], responses=RESPONSES)
 _EXAMPLE = "2026-11-21T03:32:06.120Z INFO epoch 1/12: train loss 1.2301, validation accuracy 0.8811, 0.65 s\n"
 _TEXT: Responses = {
     200: {"description": "The log", "content": {"text/plain": {"schema": {"type": "string"}, "example": _EXAMPLE}}}
+    | headers_of("Cache-Control")
 }
 _HEADERS = {
     "Cache-Control": "no-store",

@@ -50,7 +50,7 @@ def show(paper: Paper, name: Name, who: Reader, scale: HowMuch = Scale.FULL, pro
     "/{paper}/{name}",
     status_code=201,
     operation_id="createPresetExperiment",
-    responses=shown(CREATED, 201) | DRY_RUN,
+    responses=shown(CREATED, 201, "Location") | DRY_RUN,
     response_model=ExperimentOut,
 )
 def create(

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 
 from service.api.http.authentication import Reader
 from service.api.http.dependencies import MAX_ID, Db, ExperimentId, Subscribed
-from service.api.http.examples import Responses
+from service.api.http.examples import Responses, headers_of
 from service.api.http.problems import RESPONSES
 from service.api.http.responses import progress_out
 from service.database import OPEN_EXPERIMENTS
@@ -60,7 +60,8 @@ _ANSWERS: Responses = {
     200: {
         "description": "Events until the experiment is final",
         "content": {"text/event-stream": {"example": _EXAMPLE}},
-    },
+    }
+    | headers_of("Cache-Control"),
     204: {"description": "The experiment is final and Last-Event-ID its last event: do not connect again"},
 }
 

@@ -7,10 +7,10 @@ from fastapi import APIRouter, Depends, Query, Response
 
 from service.api.http.authentication import Reader
 from service.api.http.dependencies import Cursor, Db, FieldNames, Limit, TrialId
-from service.api.http.examples import page, shown
+from service.api.http.examples import kept, page
 from service.api.http.problems import RESPONSES
 from service.api.http.query_filters import TrialSort, WhichTrials
-from service.api.http.responses import UNCHANGED, Answer, result_out, trial_out
+from service.api.http.responses import Answer, result_out, trial_out
 from service.api.openapi_examples.trials import METRICS, RESULT, SPECTRA, TRIAL, TRIAL_DETAIL
 from service.database import Result
 from service.errors import NotFoundError
@@ -70,7 +70,7 @@ class TrialList:
 
 
 @router.get(
-    "", operation_id="listAllTrials", responses=shown(page(TRIAL)) | UNCHANGED, response_model=TrialPage | SelectionPage
+    "", operation_id="listAllTrials", responses=kept(page(TRIAL), "Link"), response_model=TrialPage | SelectionPage
 )
 def index(asked: Annotated[TrialList, Depends()]) -> Any:
     """Trials of all experiments, newest first or in another order."""
@@ -80,7 +80,7 @@ def index(asked: Annotated[TrialList, Depends()]) -> Any:
 @router.get(
     "/{trial_id}",
     operation_id="getTrial",
-    responses=shown(TRIAL_DETAIL) | UNCHANGED,
+    responses=kept(TRIAL_DETAIL),
     response_model=TrialDetailOut | Selection,
 )
 def show(trial_id: TrialId, answer: Answer, who: Reader, database: Db, field_names: FieldNames = None) -> Any:
@@ -107,7 +107,7 @@ def show(trial_id: TrialId, answer: Answer, who: Reader, database: Db, field_nam
 @router.get(
     "/{trial_id}/result",
     operation_id="getTrialResult",
-    responses=shown(RESULT) | UNCHANGED,
+    responses=kept(RESULT),
     response_model=ResultDetailOut | Selection,
 )
 def result(trial_id: TrialId, answer: Answer, who: Reader, database: Db, field_names: FieldNames = None) -> Any:
@@ -129,7 +129,7 @@ def result(trial_id: TrialId, answer: Answer, who: Reader, database: Db, field_n
 @router.get(
     "/{trial_id}/spectra",
     operation_id="getTrialSpectra",
-    responses=shown(SPECTRA) | UNCHANGED,
+    responses=kept(SPECTRA),
     response_model=SpectraOut,
 )
 def spectra(trial_id: TrialId, answer: Answer, who: Reader, database: Db) -> Any:
@@ -149,7 +149,7 @@ def _result(detail: TrialDetail) -> Result:
 @router.get(
     "/{trial_id}/metrics",
     operation_id="listTrialMetrics",
-    responses=shown(METRICS) | UNCHANGED,
+    responses=kept(METRICS, "Link"),
     response_model=MetricsPage | SelectionMetrics,
 )
 def metrics(

@@ -1,4 +1,7 @@
-"""The pages that need no key: the API's reference, and the login: its cookie keeps a key where no script reads it."""
+"""The pages that need no key: the API's reference and its problems, and the login.
+
+Its cookie keeps a key where no script reads it.
+"""
 
 from contextlib import suppress
 from urllib.parse import parse_qs
@@ -9,6 +12,7 @@ from starlette.responses import RedirectResponse, Response
 from service.access.security import Principal
 from service.api.http.authentication import COOKIE, principal_of, sent_from_our_pages
 from service.api.http.dependencies import Config, Db
+from service.api.http.problem_types import PAGE, PROBLEM_TYPES
 from service.dashboard.rendering import HEADERS, html
 from service.errors import KeyRefusedError
 
@@ -62,6 +66,12 @@ def reference(request: Request, database: Db, settings: Config) -> Response:
         with suppress(KeyRefusedError):
             who = principal_of(key, database, settings)
     return html("api.html", keys_required=settings.keys_required, who=who)
+
+
+@router.get(PAGE)
+def problems() -> Response:
+    """What can be wrong with a request and what to do: the `type` of every problem document leads here."""
+    return html("problems.html", types=PROBLEM_TYPES, keys_required=False, who=None)
 
 
 def _form(after: str, error: str | None, *, status: int = 200, required: bool = True) -> Response:

@@ -131,7 +131,7 @@ class TrialOut(Out):
     cell: Cell
     config: Config
     state: TrialState = Field(description="All but `queued` and `running` are final.")
-    attempts: int = Field(description="How often it was begun.")
+    attempts: int = Field(description="Attempts begun, but for those that a pause or a draining worker cut off.")
     epoch: int = Field(description="Epochs done by now.")
     epochs: int = Field(description="Epochs planned.")
     failure: str | None = Field(description="Class of what went wrong, such as `diverged` or `oom`; else null.")
@@ -232,7 +232,7 @@ class SpectraOut(Out):
     trial_id: int = Field(description="The trial whose layers these are.")
     max_singular_value: float = Field(description=METRICS["max_singular_value"].in_words)
     layers: list[dict[str, Any]] = Field(
-        description="Name, kind, shape, input size and singular values (largest, smallest) of every convolution."
+        description="Of each layer: name, kind, shape, input size, largest and smallest singular value."
     )
 
 

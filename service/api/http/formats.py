@@ -9,7 +9,7 @@ from pydantic import BeforeValidator
 from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 
-from service.api.http.examples import Example, Responses
+from service.api.http.examples import Example, Responses, headers_of
 from service.leaderboards.text_tables import Sheet, to_csv, to_latex, to_markdown
 
 
@@ -108,4 +108,6 @@ def forms(example: Example, text: Mapping[Format, str]) -> Responses:
     content: dict[str, Any] = {"application/json": {"example": example}}
     for form, shown in text.items():
         content[MEDIA_TYPES[form]] = {"schema": {"type": "string"}, "example": shown}
-    return {200: {"content": content, "description": "In the form that `format` or Accept asks for."}}
+    return {
+        200: {"content": content, "description": "In the form that `format` or Accept asks for."} | headers_of("Vary")
+    }

@@ -10,6 +10,7 @@ import anyio
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from service.api.http.problem_types import UNKNOWN_HOST
 from service.api.http.problems import problem
 from service.settings import Settings
 
@@ -39,7 +40,7 @@ class HostGuard:
             name = (match[1] or match[2]).lower() if match else ""
             if name.rstrip(".") not in self.allowed:
                 detail = f"Host: {host[:200]!r} is no name of this service; add it to TTSV_ALLOWED_HOSTS if it is one"
-                await problem(400, detail, instance=scope["path"])(scope, receive, send)
+                await problem(400, detail, kind=UNKNOWN_HOST, instance=scope["path"])(scope, receive, send)
                 return
         await self.app(scope, receive, send)
 

@@ -14,27 +14,16 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
-from service.api.http.examples import Example, Responses
+from service.api.http.examples import Example, Responses, headers_of
+from service.api.http.problem_types import DATABASE_FULL, PROBLEM_TYPES, READ_ONLY, ProblemType
 from service.database.engine import is_full, is_read_only
-from service.errors import (
-    ConflictError,
-    FieldProblem,
-    GoneError,
-    IdempotencyError,
-    KeyRefusedError,
-    NotFoundError,
-    PreconditionError,
-    QuotaError,
-    ScopeError,
-    SpecError,
-    StateError,
-)
+from service.errors import ConflictError, FieldProblem, IdempotencyError, PreconditionError, QuotaError, SpecError
 from service.observability import request_id
 from service.schemas.service import Problem, ProblemField
 from service.specs.validation_errors import wrong_fields
 
 EXAMPLE: Example = {
-    "type": "about:blank",
+    "type": "/problems#invalid-request",
     "title": "Unprocessable Entity",
     "status": 422,
     "detail": "grid.rank[0]: must be finite and at least 1, or null, not 0",
@@ -59,12 +48,15 @@ def problem(
     status: int,
     detail: str,
     *,
+    kind: str | None = None,
     instance: str | None = None,
     errors: Sequence[ProblemField] = (),
     headers: dict[str, str] | None = None,
 ) -> JSONResponse:
-    """A problem document."""
+    """A problem document, of the kind of this name (`problem_types`) or the first with its status."""
+    types = (known.uri for known in PROBLEM_TYPES if known.status == status and kind in (known.name, None))
     body = Problem(
+        type=next(types, "about:blank"),
         title=HTTPStatus(status).phrase,
         status=status,
         detail=detail,
@@ -85,40 +77,38 @@ def _schema() -> JsonSchemaValue:
 _CONTENT = {MEDIA_TYPE: {"schema": _schema(), "example": EXAMPLE}}
 
 
+_HEADERS = {401: ("WWW-Authenticate",), 416: ("Content-Range",), 429: ("Retry-After",)}
+
+
 def refusals(*codes: int) -> Responses:
     """What the OpenAPI document says of errors with these statuses."""
-    return {code: {"description": HTTPStatus(code).phrase, "content": _CONTENT} for code in codes}
+    return {
+        code: {"description": HTTPStatus(code).phrase, "content": _CONTENT} | headers_of(*_HEADERS.get(code, ()))
+        for code in codes
+    }
 
 
-ANY_OTHER: Responses = {"default": {"description": "Any other error", "content": _CONTENT}}
+ANY_OTHER: Responses = {
+    "default": {"description": "Any other error", "content": _CONTENT} | headers_of("Allow", "Retry-After")
+}
 """What it says of what any route may answer: a body that cannot be read, a wrong Host, a database that is away."""
 
 RESPONSES = refusals(401, 403, 404, 422)
 """What the OpenAPI document says of errors."""
 
 
-_STATUS: dict[type[Exception], int] = {
-    NotFoundError: 404,
-    GoneError: 410,
-    KeyRefusedError: 401,
-    ScopeError: 403,
-    ConflictError: 409,
-    StateError: 409,
-    PreconditionError: 412,
-    QuotaError: 429,
-    IdempotencyError: 422,
-}
 _HEADERS_TO_BLAME = {PreconditionError: "If-Match", IdempotencyError: "Idempotency-Key"}
 
 
-def _refused(status: int, request: Request, error: Exception) -> JSONResponse:
+def _refused(kind: ProblemType, request: Request, error: Exception) -> JSONResponse:
     """A refusal, which names the field or header that is to blame where there is one."""
     field = error.field if isinstance(error, ConflictError) else _HEADERS_TO_BLAME.get(type(error))
     fields = [] if field is None else [ProblemField(field=field, message=str(error))]
-    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
+    headers = {"WWW-Authenticate": "Bearer"} if kind.status == 401 else {}
     if isinstance(error, QuotaError):
         headers["Retry-After"] = str(error.retry_after)
-    return problem(status, str(error), instance=request.url.path, errors=fields, headers=headers)
+    path = request.url.path
+    return problem(kind.status, str(error), kind=kind.name, instance=path, errors=fields, headers=headers)
 
 
 def install(app: FastAPI) -> None:
@@ -132,8 +122,9 @@ def install(app: FastAPI) -> None:
     def _validation(request: Request, error: RequestValidationError) -> JSONResponse:
         return _answer(request, wrong_fields(error.errors(), error.body))
 
-    for kind, status in _STATUS.items():
-        app.exception_handler(kind)(partial(_refused, status))
+    for kind in PROBLEM_TYPES:
+        if kind.error is not None:
+            app.exception_handler(kind.error)(partial(_refused, kind))
 
     @app.exception_handler(HTTPException)
     def _http(request: Request, error: HTTPException) -> Response:
@@ -154,10 +145,12 @@ def install(app: FastAPI) -> None:
             raise error
         log.error("database error on %s %s: %s", request.method, request.url.path, error)
         if is_read_only(error):  # without Retry-After: waiting alone mends nothing
-            return problem(503, _READ_ONLY, instance=request.url.path)
-        what = "the database has no room left on its disk" if is_full(error) else "the database does not answer"
+            return problem(503, _READ_ONLY, kind=READ_ONLY, instance=request.url.path)
+        full = is_full(error)
+        what = "the database has no room left on its disk" if full else "the database does not answer"
         detail = f"{what}; nothing was stored, so the request can be sent again"
-        return problem(503, detail, instance=request.url.path, headers={"Retry-After": "5"})
+        kind = DATABASE_FULL if full else None
+        return problem(503, detail, kind=kind, instance=request.url.path, headers={"Retry-After": "5"})
 
 
 def _answer(request: Request, problems: Iterable[FieldProblem]) -> JSONResponse:

@@ -10,14 +10,11 @@ from fastapi import Depends, Header, Request, Response
 from pydantic import BaseModel
 from sqlalchemy.orm import Session
 
-from service.api.http.examples import Responses
 from service.database import Experiment, ExperimentState, Result, Trial
 from service.experiments import store
 from service.experiments.listing import tags_of
 from service.schemas.experiments import ExperimentOut, ExperimentProgress, ResultOut, TrialOut
 from service.schemas.field_selection import Fields
-
-UNCHANGED: Responses = {304: {"description": "Not changed since the answer with this ETag"}}
 
 
 class Reply:

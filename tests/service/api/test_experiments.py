@@ -15,6 +15,7 @@ from sqlalchemy import Connection, event, exc
 from sqlalchemy.orm import Session
 
 from service.api import experiments
+from service.api.http.problem_types import PROBLEM_TYPES
 from service.database import Experiment, IdempotencyKey, Trial, Worker
 from service.database.engine import Database
 from service.main import create_app
@@ -44,7 +45,7 @@ def problem(response: Any, status: int, *fields: str) -> dict[str, Any]:
     body: dict[str, Any] = response.json()
     assert set(body) == {"type", "title", "status", "detail", "instance", "errors", "request_id"}
     assert body["request_id"] == response.headers["x-request-id"]
-    assert body["type"] == "about:blank"
+    assert body["type"] in {known.uri for known in PROBLEM_TYPES if known.status == status}
     assert body["status"] == status
     assert body["title"]
     assert body["detail"]

@@ -23,7 +23,7 @@ def test_an_entry_says_what_it_is(info: MetricInfo) -> None:
     assert info.definition[0].isupper()
     assert info.definition.endswith(".")
     assert not set("|*`") & set(info.definition)  # it is shown on pages, too
-    assert not info.in_schema or info.in_schema.endswith(".")
+    assert info.in_words.endswith(".")
 
 
 def test_headings_tell_metrics_apart() -> None:

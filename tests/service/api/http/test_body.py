@@ -25,7 +25,9 @@ def refused(response: Any, status: int) -> str:
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/problem+json"
     body = response.json()
-    assert (body["status"], body["instance"], body["type"]) == (status, "/v1/experiments", "about:blank")
+    kinds = {400: "unreadable-body", 413: "body-too-large", 415: "wrong-media-type"}
+    assert (body["status"], body["instance"]) == (status, "/v1/experiments")
+    assert body["type"] == f"/problems#{kinds[status]}"
     assert body["title"]
     detail: str = body["detail"]
     return detail
