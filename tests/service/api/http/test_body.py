@@ -25,7 +25,7 @@ def refused(response: Any, status: int) -> str:
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/problem+json"
     body = response.json()
-    kinds = {400: "unreadable-body", 413: "body-too-large", 415: "wrong-media-type"}
+    kinds = {400: "unreadable-body", 413: "body-too-large", 415: "wrong-media-type", 422: "invalid-request"}
     assert (body["status"], body["instance"]) == (status, "/v1/experiments")
     assert body["type"] == f"/problems#{kinds[status]}"
     assert body["title"]
