@@ -217,7 +217,8 @@ def test_demo_prints_its_leaderboard(tmp_path: Path) -> None:
     done = subprocess.run([*TTSV, "demo", str(spec)], env=env, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "trials 4/4" in done.stdout
-    assert "digits, small-cnn: by accuracy" in done.stdout
+    assert "digits: by accuracy" in done.stdout
+    assert "All rows: model small-cnn, epochs 1." in done.stdout
     assert "±" in done.stdout
     assert "curl -sS http://127.0.0.1:8000/v1/experiments" in done.stdout
     assert _left(tmp_path / "data", set()) == []
