@@ -1,4 +1,7 @@
-"""What a leaderboard says, as plain data: one model that the API, the text forms, the pages and the terminal show."""
+"""What a leaderboard says, as plain data: one model that the API, the text forms, the pages and the terminal show.
+
+`service.schemas.leaderboards` describes every field, of `X` at `XOut`.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -29,7 +32,7 @@ class Position(NamedTuple):
 
 
 class Spread(TypedDict):  # of which an answer has thousands: an object takes thrice as long to write
-    """One metric over the seeds of a cell; `std` is the sample deviation (n - 1), None for a single seed."""
+    """One metric over the seeds of a cell."""
 
     seeds: int
     mean: float
@@ -49,7 +52,7 @@ def spreads(measures: Measures, names: Iterable[str]) -> dict[str, Spread]:
 
 @dataclass(frozen=True)
 class Change:
-    """A row's mean less the baseline's, and its standard error from both spreads; None where either has one seed."""
+    """What sets a row apart from the baseline in one metric."""
 
     mean: float
     error: float | None
@@ -57,7 +60,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Group:
-    """The row is the best of so many `cells` whose `field` has this value."""
+    """The cells of a board of which a row is the best."""
 
     field: str
     value: Any
@@ -66,10 +69,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Printed:
-    """A printed value in our units (fractions, not percent), and whether ours is measured in the same way.
-
-    `decimals` are those with which it is printed, in the unit in which people read the metric.
-    """
+    """A value that the paper prints, or that its formulas predict, in our units."""
 
     mean: float
     spread: float | None
@@ -79,7 +79,7 @@ class Printed:
 
 @dataclass(frozen=True)
 class PaperReference:
-    """A printed row beside ours: values by metric, and in words how they were got differently."""
+    """A printed row beside ours."""
 
     table: str
     row: dict[str, Any]
@@ -89,10 +89,7 @@ class PaperReference:
 
 @dataclass(frozen=True)
 class Missing:
-    """A trial that adds nothing to its cell, and why: its state, `invalid`, or `other_protocol`.
-
-    `failure` is the class of what went wrong, where something did.
-    """
+    """A trial that adds nothing to its cell, and why."""
 
     trial_id: int
     seed: int
@@ -129,13 +126,7 @@ def missing_said(missing: Iterable[Missing]) -> str:
 
 @dataclass(frozen=True)
 class Row:
-    """One cell: all its trials, of which `seeds` have results; `complete` if every trial has one.
-
-    `place` counts from 1 within a board; equal means share a place, complete rows stand before the others. `config` is
-    the cell's trial without its seed, `fields` its values in the board's columns. `missing` are the trials without a
-    result under the board's protocol, `missing_seeds` theirs. `best` names the metrics in which no row shown beats it
-    beyond both errors, where some row is beaten.
-    """
+    """One cell under a board's protocol."""
 
     place: int
     cell: str
@@ -156,7 +147,7 @@ class Row:
 
 @dataclass(frozen=True)
 class PivotCell:
-    """The ranked metric over all results of the `cells` that share two fields' values: `seeds` of `trials`."""
+    """The ranked metric over all results of the board's cells that share two fields' values."""
 
     mean: float
     std: float | None
@@ -167,7 +158,7 @@ class PivotCell:
 
 @dataclass(frozen=True)
 class Pivot:
-    """A matrix over two fields: their values down and across, and what was measured there, if anything."""
+    """A matrix over two fields."""
 
     down: FieldColumn
     across: FieldColumn
@@ -178,13 +169,7 @@ class Pivot:
 
 @dataclass(frozen=True)
 class Board:
-    """Rows measured under one protocol: only these may be ranked together.
-
-    `total` counts its rows (with grouping: its groups), `unmeasured` its cells without the ranked metric. `apart` says
-    in what its protocol differs from the first board's. `front` names the cells on the Pareto front, best first.
-    `next` is where the next page begins. `columns` are the fields in which its rows differ (or those asked for),
-    `common` what they share, by path.
-    """
+    """Rows measured under one protocol: only these may be ranked together. `next` is where the next page begins."""
 
     protocol: str
     record: dict[str, Any]
@@ -206,7 +191,7 @@ class Board:
 
 @dataclass(frozen=True)
 class Hole:
-    """A cell none of whose trials has a valid result: what is missing, at most `MOST_MISSING` of its `trials`."""
+    """A cell none of whose trials has a valid result; `missing` are at most `MOST_MISSING`."""
 
     cell: str
     config: dict[str, Any]
@@ -216,7 +201,7 @@ class Hole:
 
 @dataclass(frozen=True)
 class Invalid:
-    """A result that cannot be true, and why: it ranks nowhere."""
+    """A result that cannot be true: it counts nowhere."""
 
     trial_id: int
     cell: str
@@ -231,10 +216,7 @@ MOST_MISSING = 1000
 
 @dataclass(frozen=True)
 class Leaderboard:
-    """All boards of a data set (most rows first), the cells that no board shows and the results that none counts.
-
-    `columns` tell apart whatever it names, rows, holes and invalid results; `common` is what these share, by path.
-    """
+    """All boards of a data set, the cells that no board shows and the results that none counts."""
 
     boards: list[Board]
     holes: list[Hole]

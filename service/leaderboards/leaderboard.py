@@ -216,7 +216,10 @@ def _groups(source: ScoreSource, board: BoardKey, field: str, metric: Metric) ->
 
 
 def _pivot(source: ScoreSource, board: BoardKey, fields: tuple[str, str], metric: Metric) -> Pivot:
-    """The matrix of a metric over two fields; what differs besides is averaged over, seed by seed."""
+    """The matrix of a metric over two fields; what differs besides is averaged over, seed by seed.
+
+    Cells without the metric are in no place, nor counted there: holes belong to no board.
+    """
     values = source.values(board, fields)
     pooled: dict[tuple[Any, Any], list[tuple[int, int, Measure]]] = {}
     for key, (seeds, trials, one) in source.counted(board, metric).items():

@@ -95,7 +95,10 @@ def _matrix(board: Board, pivot: Pivot, dataset: str, metric: Metric) -> Sheet:
             rows[-1].append(shown and replace(shown, of=of or ""))
     across = [f"{pivot.across.name} {text}" for text in column_texts(pivot.columns)]
     title = f"{dataset}: {metric.reading.title} by {pivot.down.name} and {pivot.across.name}"
-    notes = [f"Protocol {board.protocol[:12]}. Mean ± sample standard deviation over seeds (n of N seeds)."]
+    notes = [
+        f"Protocol {board.protocol[:12]}. Mean ± sample standard deviation over seeds (n of N seeds).",
+        "N counts the trials of cells that have a result with this metric, not those of cells without one.",
+    ]
     if several:
         notes.append("A place takes the seeds of all its cells together, whatever else they differ in.")
     return Sheet(title, [pivot.down.name, *across], [True] * (1 + len(across)), rows, notes)

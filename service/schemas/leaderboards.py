@@ -1,85 +1,93 @@
 """What goes out of the API about leaderboards and the paper's tables."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from service.schemas.experiments import Out
+from service.schemas.experiments import Cell, Out
+
+CellConfig = Annotated[dict[str, Any], Field(description="Every field of the cell's trials but the seed.")]
+Protocol = Annotated[str, Field(description="Fingerprint of how it was measured.")]
 
 
 class ColumnOut(Out):
-    """A field in which rows differ: its dotted path, and a short name that no other field has."""
+    """A field in which rows differ."""
 
     field: str = Field(description="Dotted, as in a grid.")
-    name: str = Field(description="The heading of tables for people.")
+    name: str = Field(description="The heading of tables for people: the shortest name that no other field has.")
 
 
 class MissingOut(Out):
     """A trial that adds nothing to its cell, and why."""
 
-    trial_id: int
-    seed: int
+    trial_id: int = Field(description="Of several that compute the same: one that is not final, else the newest.")
+    seed: int = Field(description="The trial's.")
     state: str = Field(description="The trial's, or `invalid` (its result cannot be true), or `other_protocol`.")
     failure: str | None = Field(None, description="Class of what went wrong.")
 
 
 class SpreadOut(Out):
-    """One metric over seeds; `std` is the sample standard deviation (n - 1), null for one seed."""
+    """One metric over the seeds of a cell."""
 
     seeds: int = Field(description="Results that have this metric.")
-    mean: float
-    std: float | None
-    min: float
-    max: float
+    mean: float = Field(description="Over these results.")
+    std: float | None = Field(description="Sample standard deviation (n - 1); null for one seed.")
+    min: float = Field(description="Least of these results.")
+    max: float = Field(description="Largest of these results.")
 
 
 class ChangeOut(Out):
-    """A row's mean less the baseline's; `error` is its standard error from both spreads, null where one is unknown."""
+    """What sets a row apart from the baseline in one metric."""
 
-    mean: float
-    error: float | None
+    mean: float = Field(description="The row's mean less the baseline's.")
+    error: float | None = Field(description="Standard error of `mean`, from both spreads; null: one has a single seed.")
 
 
 class GroupOut(Out):
-    """The row is the best of so many `cells` whose `field` has this value."""
+    """The cells of a board of which a row is the best."""
 
-    field: str
-    value: Any
-    cells: int
+    field: str = Field(description="The field that `group_by` names, dotted.")
+    value: Any = Field(description="The value of `field` that these cells share.")
+    cells: int = Field(description="Cells of the group that have the ranked metric, the row's among them.")
 
 
 class PrintedOut(Out):
-    """A value of the paper, in our units; not `comparable`: measured in another way."""
+    """A value that the paper prints, or that its formulas predict."""
 
-    mean: float
-    spread: float | None
-    comparable: bool
+    mean: float = Field(description="In the unit of our metric: a fraction where the paper prints percent.")
+    spread: float | None = Field(description="What the paper prints behind ±, in the same unit; null: nothing.")
+    comparable: bool = Field(description="False: ours is measured in another way.")
     decimals: int | None = Field(None, description="With which it is printed, in the unit of tables for people.")
 
 
 class PaperReferenceOut(Out):
-    """A row of the paper's tables that a cell corresponds to. `notes` say how the two were got differently."""
+    """A row of the paper's tables that a cell corresponds to."""
 
-    table: str
-    row: dict[str, Any]
-    values: dict[str, PrintedOut]
-    notes: list[str]
+    table: str = Field(description="Name of the table, such as `table2`.")
+    row: dict[str, Any] = Field(description="The printed row's labels, by name.")
+    values: dict[str, PrintedOut] = Field(description="The printed row's values, by metric or ratio (`speedup`).")
+    notes: list[str] = Field(description="In what the two were got differently, in words.")
 
 
 class RowOut(Out):
-    """One cell of a grid: `seeds` of its `trials` have valid results."""
+    """One cell of a grid."""
 
-    place: int
-    cell: str
-    config: dict[str, Any]
-    trials: int
-    seeds: int
-    complete: bool
+    place: int = Field(description="From 1 on within the board; equal means share one, complete cells stand first.")
+    cell: Cell
+    config: CellConfig
+    trials: int = Field(description="Its different trials, with a result or without.")
+    seeds: int = Field(description="Its trials that have a valid result under this protocol.")
+    complete: bool = Field(description="Whether every trial has a valid result under this protocol.")
     missing_seeds: list[int] = Field(description="Of trials without a result under this protocol.")
     metrics: dict[str, SpreadOut] = Field(description="Metrics that no seed has are absent.")
-    group: GroupOut | None = None
-    on_front: bool | None = Field(None, description="Whether no other cell is better in all metrics of `pareto`.")
-    difference: dict[str, ChangeOut] | None = Field(None, description="To the cell that `baseline` names.")
+    group: GroupOut | None = Field(None, description="Of which it is the best; null without `group_by`.")
+    on_front: bool | None = Field(
+        None,
+        description="Whether it has all metrics of `pareto` and no other cell beats it in them; null without `pareto`.",
+    )
+    difference: dict[str, ChangeOut] | None = Field(
+        None, description="By metric, to the cell that `baseline` names; null where none is, or not on the board."
+    )
     paper: list[PaperReferenceOut] = Field([], description="The paper's rows that it corresponds to.")
     fields: dict[str, Any] = Field({}, description="Its values in the board's columns, by path.")
     missing: list[MissingOut] = Field([], description="The trials without a result under this protocol, and why.")
@@ -93,26 +101,28 @@ class RowOut(Out):
 class DifferenceOut(Out):
     """A field in which two protocols differ."""
 
-    field: str
-    here: Any
-    there: Any
+    field: str = Field(description="Of their records, dotted.")
+    here: Any = Field(description="Its value on this board; null: the record lacks it.")
+    there: Any = Field(description="Its value on the first board; null: the record lacks it.")
 
 
 class PivotCellOut(Out):
-    """The ranked metric over all results of the `cells` that share two fields' values."""
+    """A place of a matrix: all cells of the board that share two fields' values and have the ranked metric."""
 
-    mean: float
-    std: float | None = Field(description="Sample deviation over the results; null for one.")
-    seeds: int = Field(description="Results there are, of all cells together.")
-    trials: int = Field(description="Trials of all cells together.")
-    cells: int
+    mean: float = Field(description="Of the ranked metric, over the results that have it.")
+    std: float | None = Field(description="Sample deviation over these results; null for one.")
+    seeds: int = Field(description="Valid results under this protocol, of all cells together.")
+    trials: int = Field(
+        description="Trials of all cells together, with a result or without; none of a cell that has no result."
+    )
+    cells: int = Field(description="How many cells it has; holes are none of them.")
 
 
 class PivotOut(Out):
     """A matrix over two fields."""
 
-    down: ColumnOut
-    across: ColumnOut
+    down: ColumnOut = Field(description="The field whose values its rows have.")
+    across: ColumnOut = Field(description="The field whose values its columns have.")
     rows: list[Any] = Field(description="Values of `down`.")
     columns: list[Any] = Field(description="Values of `across`.")
     cells: list[list[PivotCellOut | None]] = Field(description="By row; null: nothing was measured there.")
@@ -121,13 +131,15 @@ class PivotOut(Out):
 class BoardOut(Out):
     """Rows of one protocol: only these are ranked together."""
 
-    protocol: str
-    record: dict[str, Any]
-    rows: list[RowOut]
-    total: int = Field(description="Rows of all pages.")
+    protocol: Protocol
+    record: dict[str, Any] = Field(description="How its results were measured, part by part.")
+    rows: list[RowOut] = Field(description="Those of this page, in the order asked for, best first by default.")
+    total: int = Field(description="Rows of all pages; with `group_by` the groups.")
     unmeasured: int = Field(description="Cells with results that lack the ranked metric.")
     apart: list[DifferenceOut] = Field(description="Why not on the first board: fields here, and there.")
-    front: list[str] | None = Field(None, description="Cells on the Pareto front, the first hundred of them.")
+    front: list[str] | None = Field(
+        None, description="Cells on the Pareto front, the first hundred of them, best first; null without `pareto`."
+    )
     next: str | None = Field(None, description="The cursor of this board's next page; name its protocol too.")
     columns: list[ColumnOut] = Field([], description="The fields in which the rows shown differ, or those asked for.")
     common: dict[str, Any] = Field({}, description="What the rows shown share, by path.")
@@ -137,62 +149,62 @@ class BoardOut(Out):
 class HoleOut(Out):
     """A cell that has no valid result."""
 
-    cell: str
-    config: dict[str, Any]
-    trials: int
-    missing: list[MissingOut] = Field([], description="Its trials, and why each has none.")
+    cell: Cell
+    config: CellConfig
+    trials: int = Field(description="Its different trials.")
+    missing: list[MissingOut] = Field([], description="Its trials, the first thousand, and why each has none.")
 
 
 class InvalidOut(Out):
-    """A result that cannot be true, and why: it counts nowhere."""
+    """A result that cannot be true: it counts nowhere."""
 
-    trial_id: int
-    cell: str
-    config: dict[str, Any]
-    protocol: str
-    reasons: list[str]
+    trial_id: int = Field(description="The trial whose result it is.")
+    cell: Cell
+    config: CellConfig
+    protocol: Protocol
+    reasons: list[str] = Field(description="What cannot be true, in words.")
 
 
 class LeaderboardOut(Out):
     """Leaderboards of a data set, one per protocol, the cells without a result and the results that do not count."""
 
-    dataset: str
-    metric: str
-    boards: list[BoardOut]
+    dataset: str = Field(description="The data set that was asked for.")
+    metric: str = Field(description="The metric by which rows are ranked.")
+    boards: list[BoardOut] = Field(description="One per protocol, that with most rows first.")
     holes: list[HoleOut] = Field(description="The first hundred.")
-    hole_count: int = 0
+    hole_count: int = Field(0, description="All cells without a valid result.")
     invalid: list[InvalidOut] = Field([], description="The first hundred.")
-    invalid_count: int = 0
+    invalid_count: int = Field(0, description="All results that cannot be true.")
     columns: list[ColumnOut] = Field([], description="The fields that tell apart all rows, holes and invalid results.")
     common: dict[str, Any] = Field({}, description="What all of these share, by path.")
 
 
 class TableRowOut(Out):
-    """A row as printed and as measured. `status`: complete, or what is missing."""
+    """A row as printed and as measured."""
 
-    labels: dict[str, Any]
-    status: str
-    cell: str | None
-    seeds: int
-    trials: int
-    metrics: dict[str, SpreadOut]
+    labels: dict[str, Any] = Field(description="What the paper's row is called, by the names in the table's `labels`.")
+    status: str = Field(description="`complete`, or in words what is missing.")
+    cell: str | None = Field(description="Whose results are ours; null: none has any under the table's protocol.")
+    seeds: int = Field(description="Results of `cell` that count here.")
+    trials: int = Field(description="Different trials of `cell`; where that is null, of all cells that belong here.")
+    metrics: dict[str, SpreadOut] = Field(description="Ours, by metric; those that no seed has are absent.")
     speedup: float | None = Field(description="Time of the uncompressed network's row over that of this one.")
     memory_saving: float | None = Field(None, description="Its memory over that of this one.")
-    paper: dict[str, PrintedOut]
-    notes: list[str]
+    paper: dict[str, PrintedOut] = Field(description="Theirs, by the names in the table's `columns`.")
+    notes: list[str] = Field(description="In what the two differ, in words, but for what the table's `notes` say.")
 
 
 class TableOut(Out):
     """A table of the paper, its numbers beside ours, which are of one protocol per data set."""
 
-    name: str
-    title: str
-    labels: list[str]
-    columns: list[str]
+    name: str = Field(description="As in its address.")
+    title: str = Field(description="What it shows.")
+    labels: list[str] = Field(description="Names of the labels by which its rows are told apart, in their order.")
+    columns: list[str] = Field(description="Names of its metrics and ratios (`speedup`, `memory_saving`), in order.")
     protocols: dict[str, str] = Field(description="Data set: protocol. None of those of which nothing was measured.")
-    other_protocols: list[str]
-    rows: list[TableRowOut]
+    other_protocols: list[str] = Field(description="Under which its cells have results that are not shown.")
+    rows: list[TableRowOut] = Field(description="In the paper's order.")
     beside: Literal["paper", "predicted"] = Field(
         "paper", description="What the values in `paper` are: printed, or predicted by the paper's formulas."
     )
-    notes: list[str]
+    notes: list[str] = Field(description="What is true of all rows that were measured, in words.")

@@ -234,6 +234,7 @@ class TestQuestions:
         text = api.get(f"{BOARD}?pivot=epochs,lr&format=markdown").text
         assert "| epochs | lr 0.1 | lr 0.2 |" in text
         assert "| 3 | 37.50 ± 17.68 (2 of 2) | 75.00 (1 of 2) |" in text
+        assert "N counts the trials of cells that have a result with this metric" in text
         assert "37.50 $\\pm$ 17.68 (2 of 2)" in api.get(f"{BOARD}?pivot=epochs,lr&format=latex").text
         page = api.get("/leaderboards/digits?pivot=epochs,lr&where=lr<1&sort=lr&hide=rank").text
         assert "accuracy (%) by epochs and lr" in page
