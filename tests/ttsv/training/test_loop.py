@@ -55,7 +55,7 @@ def dataset(images: Split | None = None) -> Dataset:
 
 
 def trial(seed: int = 0, augmentation: AugmentationConfig | None = None, **training: Any) -> TrialConfig:
-    values = {"epochs": 2, "batch_size": BATCH, "lr": 0.05, "weight_decay": 0.01, **training}
+    values = {"epochs": 2, "batch_size": BATCH, "lr": 0.1, "weight_decay": 0.01, **training}
     return TrialConfig(
         dataset="digits",
         model="small-cnn",
