@@ -94,7 +94,11 @@ def _decimals(value: float) -> int:
 
 
 def _column(cells: Sequence[Cell]) -> list[str | Measured]:
-    numbers = {index: float(cell) for index, cell in enumerate(cells) if type(cell) in (int, float)}  # type: ignore[arg-type]
+    numbers = {
+        index: float(cell)
+        for index, cell in enumerate(cells)
+        if isinstance(cell, int | float) and not isinstance(cell, bool)
+    }
     printed = dict(zip(numbers, number_texts(list(numbers.values())), strict=True))
     return [
         printed[index] if index in printed else cell if isinstance(cell, Measured) else _plain(cell)
