@@ -1,0 +1,248 @@
+"""Who may run how many trials now: fair shares of a cluster among projects, their people and their experiments.
+
+Pure functions of what is asked for and what there is; `workers.worker` acts on what they say.
+"""
+
+import heapq
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+HALF_LIFE_SECONDS = 6 * 3600.0
+"""After so long what somebody used counts half."""
+
+
+class Amount(NamedTuple):
+    """What a trial reserves, or what a node has."""
+
+    cpus: float
+    gpus: float = 0.0
+    memory_gib: float = 0.0
+
+    def fits(self, room: Sequence[float]) -> bool:
+        """Whether so much is left; Ray counts in ten-thousandths."""
+        cpus, gpus, memory = room
+        return self.cpus <= cpus + 1e-9 and self.gpus <= gpus + 1e-9 and self.memory_gib <= memory + 1e-9
+
+
+@dataclass(frozen=True)
+class Demand:
+    """An experiment that could run trials now.
+
+    `trials` is how many at most (those that run and those that wait, within its own limit), `running` how many do.
+    Without a project and an owner nobody knows whose it is: such experiments share with each other.
+    """
+
+    experiment_id: int
+    trials: int
+    needs: Amount
+    priority: int = 0
+    project_id: int | None = None
+    owner: str | None = None
+    weight: float = 1.0
+    running: int = 0
+
+    @property
+    def group(self) -> "Group":
+        """Whose usage its trials add to."""
+        return Group(self.project_id, self.owner, None if self.owner is not None else self.experiment_id)
+
+
+class Group(NamedTuple):
+    """A project (with the rest None), a person of it, or an experiment of nobody known."""
+
+    project_id: int | None
+    owner: str | None = None
+    experiment_id: int | None = None
+
+
+class Usage:
+    """What groups used lately, in shares of the whole cluster times seconds; earlier use fades."""
+
+    def __init__(self) -> None:
+        self._used: dict[Group, float] = {}
+
+    def add(self, demands: Sequence[Demand], nodes: Sequence[Amount], seconds: float) -> None:
+        """Counts the trials that ran for so long."""
+        faded = 0.5 ** (seconds / HALF_LIFE_SECONDS)
+        self._used = {group: used * faded for group, used in self._used.items() if used > 1e-6}
+        total = _total(nodes)
+        for demand in demands:
+            if demand.running:
+                used = demand.running * _dominant(demand.needs, total) * seconds
+                for group in (demand.group, Group(demand.project_id)):
+                    self._used[group] = self._used.get(group, 0.0) + used
+
+    def of(self, group: Group) -> float:
+        """What the group used lately."""
+        return self._used.get(group, 0.0)
+
+
+def allocate(
+    demands: Sequence[Demand], nodes: Sequence[Amount], *, most_experiments: int, usage: Usage | None = None
+) -> dict[int, int]:
+    """Experiment -> how many of its trials may run now; who gets none is absent.
+
+    The nodes are filled trial by trial. The next one goes to the project whose share is smallest for its weight, a
+    share being that of the resource of which the project has most (dominant resource fairness, Ghodsi et al., NSDI
+    2011); within a project to the person with the smallest share; of that person's experiments to the one of highest
+    priority, then the oldest. Equal shares are told apart by `usage`, so that turns are taken where there are fewer
+    slots than people; without it who runs now goes first, so that nothing changes hands without a reason. A trial fits
+    where one node has all that it needs. No more than `most_experiments` get anything.
+    """
+    total, room, given = _total(nodes), _Room(nodes), dict[int, int]()
+
+    def take(demand: Demand) -> bool:
+        got = given.get(demand.experiment_id, 0)
+        if (not got and len(given) >= most_experiments) or not room.take(demand.needs):
+            return False
+        given[demand.experiment_id] = got + 1
+        return True
+
+    everybody = _Party(0)
+    for demand in sorted(demands, key=lambda demand: demand.experiment_id):
+        if demand.trials > 0:
+            everybody.admit(demand, _dominant(demand.needs, total), usage)
+    everybody.line_up()
+    while everybody.queue:
+        everybody.offer(take)
+    return given
+
+
+def shortage(needs: Amount, nodes: Sequence[Amount]) -> str | None:
+    """Why no node could ever run such a trial, or None."""
+    if any(needs.fits(node) for node in nodes):
+        return None
+    for wanted, name, has in (
+        (needs.gpus, "GPUs", [node.gpus for node in nodes]),
+        (needs.cpus, "CPUs", [node.cpus for node in nodes]),
+        (needs.memory_gib, "GiB of memory", [node.memory_gib for node in nodes]),
+    ):
+        most = max(has, default=0.0)
+        if wanted > most:
+            unit = {"GPUs": "GPU", "CPUs": "CPU"}.get(name, name) if wanted == 1 else name
+            return f"needs {wanted:g} {unit} on one node; the largest has {most:g}"
+    whole = f"{needs.cpus:g} CPUs, {needs.gpus:g} GPUs and {needs.memory_gib:g} GiB of memory"
+    return f"needs {whole} on one node; each node has too little of one of them"
+
+
+class _Room:
+    """What the nodes have left.
+
+    What once did not fit on a node never will, as nodes only fill: so each shape goes on where it last found room.
+    """
+
+    def __init__(self, nodes: Sequence[Amount]) -> None:
+        self._left = [list(node) for node in nodes]
+        self._next: dict[Amount, int] = {}
+
+    def take(self, needs: Amount) -> bool:
+        """Takes it from the first node that has it; whether one had."""
+        at = self._next.get(needs, 0)
+        while at < len(self._left) and not needs.fits(self._left[at]):
+            at += 1
+        self._next[needs] = at
+        if at == len(self._left):
+            return False
+        left = self._left[at]
+        for place, wanted in enumerate(needs):
+            left[place] -= wanted
+        return True
+
+
+class _Leaf:
+    """An experiment on its turn."""
+
+    def __init__(self, demand: Demand, cost: float, used: float | None) -> None:
+        self.demand, self._cost, self._used = demand, cost, used
+        self.got = 0
+        self.over = False
+
+    def line_up(self) -> None:
+        """Is alone."""
+
+    def offer(self, take: Callable[[Demand], bool]) -> float:
+        """Takes one trial if it can; the share that it took."""
+        if not take(self.demand):
+            self.over = True
+            return 0.0
+        self.got += 1
+        self.over = self.got >= self.demand.trials
+        return self._cost
+
+    @property
+    def key(self) -> tuple[float, ...]:
+        """Its place in a queue: by priority, then by age; of nobody known, by share between those."""
+        demand = self.demand
+        if demand.owner is not None:
+            return -demand.priority, demand.experiment_id
+        tie = float(self.got >= demand.running) if self._used is None else self._used
+        return -demand.priority, self.got * self._cost, tie, demand.experiment_id
+
+
+class _Party:
+    """Everybody, a project or a person: whoever of its members has the smallest key is next."""
+
+    def __init__(self, oldest: int, weight: float = 1.0, used: float | None = None) -> None:
+        self._oldest, self._weight, self._used = oldest, weight, used
+        self._members: dict[object, _Party | _Leaf] = {}
+        self._share, self._got, self._running = 0.0, 0, 0
+        self.queue: list[tuple[tuple[float, ...], _Party | _Leaf]] = []
+
+    def admit(self, demand: Demand, cost: float, usage: Usage | None) -> None:
+        """Adds an experiment to its project and person; older ones come first."""
+        used = (lambda group: None) if usage is None else usage.of
+        number = demand.experiment_id
+        project = self._member(demand.project_id, lambda: _Party(number, demand.weight, used(Group(demand.project_id))))
+        person = project._member(demand.owner, lambda: _Party(number, 1.0, used(demand.group)))
+        person._members[number] = _Leaf(demand, cost, used(demand.group))
+        for party in (self, project, person):
+            party._running += demand.running
+
+    def _member(self, name: object, make: "Callable[[], _Party]") -> "_Party":
+        if name not in self._members:
+            self._members[name] = make()
+        member = self._members[name]
+        assert isinstance(member, _Party)
+        return member
+
+    def line_up(self) -> None:
+        """Begins."""
+        for member in self._members.values():
+            member.line_up()
+        self.queue = [(member.key, member) for member in self._members.values()]
+        heapq.heapify(self.queue)
+
+    def offer(self, take: Callable[[Demand], bool]) -> float:
+        """Offers one trial to the member whose turn it is; the share that it took."""
+        _, member = self.queue[0]
+        taken = member.offer(take)
+        if taken:
+            self._share += taken
+            self._got += 1
+        if member.over:
+            heapq.heappop(self.queue)
+        else:
+            heapq.heapreplace(self.queue, (member.key, member))
+        return taken
+
+    @property
+    def over(self) -> bool:
+        """Whether nobody of it takes any more."""
+        return not self.queue
+
+    @property
+    def key(self) -> tuple[float, ...]:
+        """Its place in a queue; what age tells apart is never equal."""
+        tie = float(self._got >= self._running) if self._used is None else self._used
+        return self._share / self._weight, tie / self._weight, self._oldest
+
+
+def _total(nodes: Sequence[Amount]) -> Amount:
+    return Amount(*(math.fsum(each) for each in zip(*nodes, strict=True))) if nodes else Amount(0)
+
+
+def _dominant(needs: Amount, total: Amount) -> float:
+    """The share of the whole cluster that a trial takes of the resource of which it takes most."""
+    return max(wanted / there for wanted, there in zip(needs, total, strict=True) if there > 0) if any(total) else 0.0

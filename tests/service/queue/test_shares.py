@@ -1,0 +1,170 @@
+"""Shares of a cluster: who gets how many trials, against brute force and by laws that must hold."""
+
+import itertools
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.queue.shares import Amount, Demand, Usage, allocate, shortage
+
+ONE = Amount(1)
+
+amounts = st.builds(Amount, st.sampled_from([0.5, 1.0, 2.0]), st.sampled_from([0.0, 0.5, 1.0, 3.0]))
+nodes_of_a_cluster = st.lists(
+    st.builds(Amount, st.sampled_from([2.0, 4.0]), st.sampled_from([0.0, 2.0, 4.0])), max_size=4
+)
+
+
+@st.composite
+def demands(draw: st.DrawFn) -> list[Demand]:
+    return [
+        Demand(
+            number,
+            trials=draw(st.integers(0, 9)),
+            needs=draw(amounts),
+            priority=draw(st.integers(-1, 1)),
+            project_id=draw(st.sampled_from([None, 1, 2])),
+            owner=draw(st.sampled_from([None, "ada", "bob"])),
+            running=draw(st.integers(0, 3)),
+        )
+        for number in range(1, draw(st.integers(1, 6)) + 1)
+    ]
+
+
+def packs(wanted: list[Amount], nodes: list[Amount]) -> bool:
+    """Whether so many trials can stand on the nodes at once, by trying every way."""
+    if not wanted:
+        return True
+    first, *rest = wanted
+    for place, node in enumerate(nodes):
+        if first.fits(node):
+            left = Amount(node.cpus - first.cpus, node.gpus - first.gpus, node.memory_gib - first.memory_gib)
+            if packs(rest, [*nodes[:place], left, *nodes[place + 1 :]]):
+                return True
+    return False
+
+
+@given(demands(), nodes_of_a_cluster, st.booleans())
+def test_what_is_given_fits_and_nothing_that_fits_is_left_idle(
+    asked: list[Demand], nodes: list[Amount], remembered: bool
+) -> None:
+    usage = Usage() if remembered else None
+    got = allocate(asked, nodes, most_experiments=99, usage=usage)
+    by_id = {demand.experiment_id: demand for demand in asked}
+    assert all(0 < count <= by_id[number].trials for number, count in got.items())
+    trials = [by_id[number].needs for number, count in got.items() for _ in range(count)]
+    trials.sort(key=lambda needs: (-needs.gpus, -needs.cpus))
+    assert packs(trials, nodes)
+    if len(nodes) == 1:
+        (node,) = nodes
+        cpus, gpus = (node[place] - sum(needs[place] for needs in trials) for place in (0, 1))
+        hungry = [demand for demand in asked if got.get(demand.experiment_id, 0) < demand.trials]
+        assert not any(demand.needs.fits((cpus, gpus, 0)) for demand in hungry)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([1.0, 2.0, 3.0]), st.integers(1, 30)), min_size=1, max_size=6),
+    st.integers(1, 40),
+)
+def test_shares_follow_weights(projects: list[tuple[float, int]], slots: int) -> None:
+    """Nobody who wants more has a trial less, for its weight, than anybody else could give up (max-min fairness)."""
+    asked = [
+        Demand(number, trials, ONE, project_id=number, owner="ada", weight=weight)
+        for number, (weight, trials) in enumerate(projects, 1)
+    ]
+    got = allocate(asked, [Amount(slots)], most_experiments=99)
+    assert sum(got.values()) == min(slots, sum(trials for _, trials in projects))
+    for poor, rich in itertools.permutations(asked, 2):
+        mine, other = got.get(poor.experiment_id, 0), got.get(rich.experiment_id, 0)
+        if mine < poor.trials and other:
+            assert (other - 1) / rich.weight <= mine / poor.weight + 1e-9
+
+
+@pytest.mark.parametrize("slots", [1, 4])
+def test_priority_comes_first_and_then_age_within_what_one_person_asked_for(slots: int) -> None:
+    def of(number: int, trials: int, priority: int = 0, owner: str | None = "ada") -> Demand:
+        return Demand(number, trials, ONE, priority, 1, owner)
+
+    nodes = [Amount(slots)]
+    assert allocate([of(1, 50), of(2, 50)], nodes, most_experiments=9) == {1: slots}
+    urgent = allocate([of(1, 50), of(2, 2, 1000)], nodes, most_experiments=9)
+    assert urgent == ({2: 1} if slots == 1 else {2: 2, 1: 2})
+    if slots == 4:
+        shared = allocate([of(1, 50, 9), of(2, 50, owner="bob")], nodes, most_experiments=9)
+        assert shared == {1: 2, 2: 2}, "priority is a word among one person's experiments"
+
+
+def test_experiments_of_nobody_known_share_where_none_is_more_urgent() -> None:
+    grids = [Demand(1, 50, ONE), Demand(2, 50, ONE)]
+    assert allocate(grids, [Amount(4)], most_experiments=9) == {1: 2, 2: 2}
+    assert allocate([*grids, Demand(3, 3, ONE, 5)], [Amount(4)], most_experiments=9) == {3: 3, 1: 1}
+
+
+def test_turns_are_taken_where_there_are_fewer_slots_than_projects() -> None:
+    usage, nodes = Usage(), [ONE]
+    ran = dict.fromkeys((1, 2, 3), 0)
+    holder = 1
+    for _ in range(300):
+        asked = [
+            Demand(number, 99, ONE, project_id=number, owner="ada", running=int(number == holder)) for number in ran
+        ]
+        usage.add(asked, nodes, 60)
+        ((holder, count),) = allocate(asked, nodes, most_experiments=9, usage=usage).items()
+        assert count == 1
+        ran[holder] += 1
+    assert max(ran.values()) - min(ran.values()) <= 3
+
+
+def test_without_usage_nothing_changes_hands_without_a_reason() -> None:
+    holding = [Demand(1, 99, ONE, running=0), Demand(2, 99, ONE, running=1)]
+    assert allocate(holding, [ONE], most_experiments=9) == {2: 1}
+    over = [Demand(1, 99, ONE, running=0), Demand(2, 99, ONE, running=2)]
+    assert allocate(over, [Amount(2)], most_experiments=9) == {1: 1, 2: 1}
+
+
+def test_a_large_trial_finds_its_node_before_small_ones_fill_it() -> None:
+    nodes = [Amount(8, 2), Amount(8, 4)]
+    small, large = Demand(1, 99, Amount(1, 1)), Demand(2, 1, Amount(1, 3))
+    assert allocate([small, large], nodes, most_experiments=9) == {1: 3, 2: 1}
+
+
+def test_drivers_are_bounded() -> None:
+    grids = [Demand(number, 1, ONE) for number in range(1, 9)]
+    assert list(allocate(grids, [Amount(8)], most_experiments=3)) == [1, 2, 3]
+
+
+def test_a_shortage_is_told_by_node() -> None:
+    nodes = [Amount(8, 2, 64), Amount(8, 2, 64)]
+    assert shortage(Amount(1, 2), nodes) is None
+    assert shortage(Amount(1, 3), nodes) == "needs 3 GPUs on one node; the largest has 2"
+    assert shortage(Amount(9), nodes) == "needs 9 CPUs on one node; the largest has 8"
+    assert shortage(Amount(1, 1), [Amount(8)]) == "needs 1 GPU on one node; the largest has 0"
+    assert shortage(Amount(1, 0, 99.5), nodes) == "needs 99.5 GiB of memory on one node; the largest has 64"
+    assert shortage(Amount(4, 4), [Amount(2, 8), Amount(8, 1)]) == (
+        "needs 4 CPUs, 4 GPUs and 0 GiB of memory on one node; each node has too little of one of them"
+    )
+    assert shortage(ONE, []) == "needs 1 CPU on one node; the largest has 0"
+
+
+def test_a_decision_over_a_thousand_slots_and_a_hundred_experiments_is_quick() -> None:
+    """Ten milliseconds where nobody else computes; the bound leaves room for a loaded machine."""
+    nodes = [Amount(64, 8, 512)] * 125
+    asked = [
+        Demand(
+            number,
+            10_000,
+            Amount(1 + number % 4, (0.5, 1, 2, 3)[number % 4]),
+            number % 5,
+            number % 7,
+            f"o{number % 20}",
+        )
+        for number in range(100)
+    ]
+    taken = []
+    for _ in range(5):
+        begun = time.process_time()
+        allocate(asked, nodes, most_experiments=100, usage=Usage())
+        taken.append(time.process_time() - begun)
+    assert min(taken) < 0.05
