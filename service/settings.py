@@ -77,7 +77,13 @@ class Settings(BaseSettings):
         10, gt=0, description="Time between two heartbeats of a lease; unless set, at most a sixth of the lease."
     )
     lease_seconds: float = Field(60, gt=0, description="A heartbeat standing still this long loses the lease.")
-    max_experiments: int = Field(2, ge=1, description="Experiments one worker runs side by side.")
+    max_experiments: int = Field(8, ge=1, description="Experiments one worker runs side by side.")
+    unfit_seconds: float | None = Field(
+        None,
+        gt=0,
+        description="How long trials may wait that fit no node there is, until they fail; for ever by default, as "
+        "larger nodes may join.",
+    )
     worker_cpus: int | None = Field(None, ge=1, description="CPUs a worker's Ray cluster offers; all by default.")
     tensorboard: bool = Field(
         False, description="Write every trial's numbers for TensorBoard into `tensorboard/` in the data folder."

@@ -160,7 +160,7 @@ def update(
         str | None, Header(max_length=1000, description="ETag of an answer that showed the experiment as it was.")
     ] = None,
 ) -> ExperimentOut:
-    """Changes name, notes, tags or priority; what is left out stays.
+    """Changes name, notes, tags, priority or how many trials run at a time; what is left out stays.
 
     The ETag is the one that a GET of the experiment has from then on.
     """

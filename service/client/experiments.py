@@ -167,10 +167,12 @@ class Experiments(Connection):
         notes: str | None = None,
         tags: Sequence[str] | None = None,
         priority: int | None = None,
+        max_concurrent_trials: int | None = None,
         revision: int | None = None,
     ) -> ExperimentOut:
         """Changes what is given; refused (`ChangedError`) if a `revision` is given and it is at another one."""
-        body = {"name": name, "notes": notes, "tags": None if tags is None else list(tags), "priority": priority}
+        body: dict[str, object] = {"name": name, "notes": notes, "tags": None if tags is None else list(tags)}
+        body |= {"priority": priority, "max_concurrent_trials": max_concurrent_trials}
         return self._answer(
             ExperimentOut,
             "PATCH",

@@ -9,7 +9,10 @@ from service.database.base import Base, Id, now
 
 
 class Project(Base):
-    """A team: its keys share experiments and quotas. A quota that is null is none."""
+    """A team: its keys share experiments and quotas. A quota that is null is none.
+
+    `weight`: twice as much is twice the share of the cluster where others want it, too.
+    """
 
     __tablename__ = "projects"
     __table_args__ = (UniqueConstraint("name"), {"sqlite_autoincrement": True})
@@ -18,6 +21,7 @@ class Project(Base):
     name: Mapped[str] = mapped_column(String(100))
     max_queued_trials: Mapped[int | None]
     max_gpu_hours: Mapped[float | None]
+    weight: Mapped[float] = mapped_column(default=1.0, server_default="1")
     created_at: Mapped[datetime] = mapped_column(default=now)
 
 

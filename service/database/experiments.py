@@ -16,8 +16,9 @@ class Experiment(Base):
     `fence` grows with every claim, reaping and cancelling and guards every write of a worker. `heartbeat` counts
     the lease's renewals; who watches it stand still may take the experiment over. `epochs_at_claim` were done
     when the last claim began, others by `progressed_at`: their pace tells the time left. `revision` grows with
-    every change that people make (its ETag). `stopping`: running trials finish, no other begins. Without a project
-    it was posted without a key.
+    every change that people make (its ETag). `stopping`: running trials finish, no other begins. `waiting` is why
+    its trials cannot run now, `unfit_since` when it was first seen that they fit no node. Without a project it was
+    posted without a key.
     """
 
     __tablename__ = "experiments"
@@ -43,7 +44,6 @@ class Experiment(Base):
     progressed_at: Mapped[datetime | None]
     fence: Mapped[int] = mapped_column(default=0)
     heartbeat: Mapped[int] = mapped_column(default=0)
-    fruitless_claims: Mapped[int] = mapped_column(default=0)
     worker: Mapped[str | None] = mapped_column(String(200))
     process: Mapped[dict[str, Any] | None]
     project_id: Mapped[int | None] = mapped_column(Id, ForeignKey("projects.id"))
@@ -51,6 +51,8 @@ class Experiment(Base):
     revision: Mapped[int] = mapped_column(default=0, server_default="0")
     stopping: Mapped[bool] = mapped_column(default=False, server_default=false())
     archived_at: Mapped[datetime | None]
+    waiting: Mapped[str | None]
+    unfit_since: Mapped[datetime | None]
 
 
 class Tag(Base):
@@ -85,15 +87,17 @@ class Event(Base):
 class Trial(Base):
     """One cell and seed of a grid. The headline fields of `config` stand in columns of their own.
 
-    `run_seconds` are those of all attempts that ended. With `source_trial_id` it trains nothing: it evaluates what that
-    trial left.
+    Queued trials run in the order of `turn`, then of `number`; below zero are those that began before. `attempts`
+    counts starts, without those that ended for no fault of the trial's; `deaths` its process's since it last got on;
+    `node` is where it runs or ran. `run_seconds` are those of all attempts that ended. With `source_trial_id` it trains
+    nothing: it evaluates what that trial left.
     """
 
     __tablename__ = "trials"
     __table_args__ = (
         UniqueConstraint("experiment_id", "number"),
         UniqueConstraint("experiment_id", "fingerprint"),
-        Index("ix_trials_experiment_id_state", "experiment_id", "state"),
+        Index("ix_trials_queue", "experiment_id", "state", "turn", "number"),
         Index("ix_trials_dataset_cell", "dataset", "cell"),
         Index("ix_trials_dataset_state_cell", "dataset", "state", "cell"),
         {"sqlite_autoincrement": True},
@@ -117,7 +121,10 @@ class Trial(Base):
     epoch: Mapped[int] = mapped_column(default=0)
     best_val_accuracy: Mapped[float | None]
     state: Mapped[TrialState] = mapped_column(default=TrialState.QUEUED)
+    turn: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
     attempts: Mapped[int] = mapped_column(default=0)
+    deaths: Mapped[int] = mapped_column(default=0, server_default="0")
+    node: Mapped[str | None] = mapped_column(String(200))
     failure: Mapped[str | None] = mapped_column(String(32))
     error: Mapped[str | None]
     started_at: Mapped[datetime | None]

@@ -35,7 +35,7 @@ def pause(session: Session, experiment_id: int, who: Principal = ANYONE) -> Expe
         return experiment
     _require(experiment, OPEN_EXPERIMENTS, "paused")
     if experiment.state == ExperimentState.RUNNING:
-        transitions.requeue(session, experiment, ExperimentState.PAUSED, spend=False)
+        transitions.requeue(session, experiment, ExperimentState.PAUSED)
     experiment.state = ExperimentState.PAUSED
     experiment.fence += 1
     return note(session, experiment, EventKind.PAUSED, who)
@@ -106,7 +106,14 @@ def retry(
     if not trials:
         return experiment
     check_quota(session, who, trials)
-    fresh = {"state": TrialState.QUEUED, "attempts": 0, "failure": None, "error": None, "finished_at": None}
+    fresh = {
+        "state": TrialState.QUEUED,
+        "attempts": 0,
+        "deaths": 0,
+        "failure": None,
+        "error": None,
+        "finished_at": None,
+    }
     session.execute(update(Trial).where(*asked).values(**fresh))
     reopen(experiment)
     return note(session, experiment, EventKind.RETRIED, who, trials=trials, states=sorted(states))
@@ -142,7 +149,7 @@ def change(
     *,
     expected: Callable[[int], bool] = lambda _revision: True,
 ) -> Experiment:
-    """Changes any of `name`, `notes`, `tags` and `priority`, in the experiment and in its spec.
+    """Changes what `Changes` names, in the experiment and in its spec.
 
     Raises `PreconditionError` if the revision is not an `expected` one, unless all is as asked already: then
     the request was sent again.
@@ -173,7 +180,6 @@ def set_tags(session: Session, experiment: Experiment, tags: Collection[str]) ->
 
 def reopen(experiment: Experiment) -> None:
     """Queues a final experiment again, as it has trials to run; another one takes them as it comes to them."""
-    experiment.fruitless_claims = 0
     if experiment.state not in OPEN_EXPERIMENTS:
         experiment.state, experiment.stopping = ExperimentState.QUEUED, False
         experiment.error = experiment.finished_at = None

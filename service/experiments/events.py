@@ -39,6 +39,7 @@ class EventKind(StrEnum):
     TRIAL_EARLY_STOPPED = "trial_early_stopped"
     TRIAL_FAILED = "trial_failed"
     TRIAL_LOST = "trial_lost"
+    TRIAL_YIELDED = "trial_yielded"
 
 
 def record(session: Session, kind: EventKind, actor: str, experiment: Experiment, **detail: Any) -> None:

@@ -5,6 +5,7 @@ one short transaction. Functions take a Session; callers commit.
 """
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -68,7 +69,8 @@ def submit(session: Session, draft: Draft, who: Principal = ANYONE) -> Experimen
     session.add(experiment)
     session.flush()
     actions.set_tags(session, experiment, draft.spec.tags)
-    insert_trials(session, experiment.id, draft.plan.trials, sources=draft.sources)
+    turns = turns_of(draft.plan.trials, draft.spec.order)
+    _insert_trials(session, experiment.id, draft.plan.trials, turns, draft.sources)
     cell_scores.recount(session, experiment)
     detail = {"trials": len(draft.plan.trials)} | ({"source": draft.origin} if draft.origin is not None else {})
     events.record(session, draft.kind, who.name, experiment, **detail)
@@ -86,7 +88,15 @@ def _extend(session: Session, draft: Draft, who: Principal) -> Experiment:
     if not fresh:
         return experiment
     check_quota(session, who, len(fresh))
-    insert_trials(session, experiment.id, fresh, first=next_number(session, experiment.id))
+    seeds = select(Trial.cell, func.count()).where(Trial.experiment_id == experiment.id).group_by(Trial.cell)
+    there: dict[str, int] = {row[0]: row[1] for row in session.execute(seeds)}
+    _insert_trials(
+        session,
+        experiment.id,
+        fresh,
+        turns_of(fresh, draft.spec.order, there),
+        first=next_number(session, experiment.id),
+    )
     cell_scores.recount(session, experiment)
     experiment.spec = draft.spec.model_dump(mode="json")
     experiment.trial_count += len(fresh)
@@ -147,9 +157,10 @@ def draft_reevaluation(
     if not configs:
         raise StateError(f"experiment {experiment_id} has no trial that succeeded: there is nothing to evaluate yet")
     base, trials = factored(list(configs.values()))
-    kept = ("resources", "timeout_seconds", "max_concurrent_trials", "priority", "tags", "notes")
+    kept = ("resources", "timeout_seconds", "hung_after", "max_concurrent_trials", "order", "preempt", "priority")
+    kept_words = ("tags", "notes")
     spec = _read(
-        {key: experiment.spec[key] for key in kept if key in experiment.spec}
+        {key: experiment.spec[key] for key in (*kept, *kept_words) if key in experiment.spec}
         | {"name": name or _named_after(experiment, "re-evaluated"), "base": base, "trials": trials}
     )
     plan = expand_grid(spec, max_trials=max_trials)
@@ -247,21 +258,39 @@ def trial_columns(planned: PlannedTrial) -> dict[str, Any]:
     }
 
 
-def insert_trials(
+def turns_of(planned: Sequence[PlannedTrial], order: str, there: Mapping[str, int] | None = None) -> list[int]:
+    """Each trial's turn: trials of one turn run as they are numbered.
+
+    `there` counts the trials that a cell has already. A mixed order is the same for the same trials.
+    """
+    if order == "random":
+        return [int(trial.fingerprint[:12], 16) for trial in planned]
+    if order == "grid":
+        return [0] * len(planned)
+    seen = Counter(there or {})
+    turns = []
+    for trial in planned:
+        turns.append(seen[trial.cell])
+        seen[trial.cell] += 1
+    return turns
+
+
+def _insert_trials(
     session: Session,
     experiment_id: int,
     planned: Sequence[PlannedTrial],
+    turns: Sequence[int],
+    sources: Mapping[str, int] | None = None,
     *,
     first: int = 0,
-    sources: Mapping[str, int] | None = None,
 ) -> None:
     """Queues trials, numbered from `first` on.
 
     `sources`, by fingerprint, makes re-evaluations of them: such a trial has no epochs.
     """
     rows = [
-        {"experiment_id": experiment_id, "number": number, **trial_columns(trial)}
-        for number, trial in enumerate(planned, first)
+        {"experiment_id": experiment_id, "number": number, "turn": turn, **trial_columns(trial)}
+        for number, (trial, turn) in enumerate(zip(planned, turns, strict=True), first)
     ]
     if sources is not None:
         rows = [row | {"source_trial_id": sources[row["fingerprint"]], "epochs": 0} for row in rows]
@@ -273,7 +302,7 @@ def insert_trials(
 
 def _insert_document(session: Session, rows: Sequence[dict[str, Any]]) -> None:
     """All rows as one JSON document in one statement: of ten thousand it takes half the time, and triggers run once."""
-    fresh = {"state": TrialState.QUEUED.value, "attempts": 0, "epoch": 0, "run_seconds": 0.0}
+    fresh = {"state": TrialState.QUEUED.value, "attempts": 0, "deaths": 0, "epoch": 0, "run_seconds": 0.0}
     names = ", ".join(f'"{name}"' for name in rows[0] | fresh)
     document = to_json([row | fresh for row in rows]).decode()
     session.execute(

@@ -26,20 +26,27 @@ def end_attempt(trial: Trial) -> None:
         trial.run_seconds += max(0.0, (now() - trial.started_at).total_seconds())
 
 
-def requeue(session: Session, experiment: Experiment, state: ExperimentState, *, spend: bool) -> None:
-    """Takes the experiment from its worker and its running trials back into the queue.
+def requeue(session: Session, experiment: Experiment, state: ExperimentState) -> None:
+    """Takes the experiment from its worker and its running trials back into the queue, whoever wanted it or died.
 
-    `state` is QUEUED or PAUSED. Without `spend` neither the claim nor the trials' attempts count.
+    `state` is QUEUED or PAUSED.
     """
     experiment.state = state
     experiment.worker = experiment.process = None
-    if not spend:
-        experiment.fruitless_claims = max(0, experiment.fruitless_claims - 1)
     for trial in running_trials(session, experiment):
-        end_attempt(trial)
-        trial.state = TrialState.QUEUED
-        if not spend:
-            trial.attempts -= 1
+        requeue_trial(trial, charged=False)
+
+
+def requeue_trial(trial: Trial, *, charged: bool) -> None:
+    """Lets a running trial wait again, before all that never began. `charged`: its own process died of it.
+
+    The death of a node, cluster, driver, worker or database is no fault of the trial's, nor is giving way.
+    """
+    end_attempt(trial)
+    trial.state = TrialState.QUEUED
+    trial.turn = min(trial.turn, -1)
+    if not charged:
+        trial.attempts -= 1
 
 
 def drop_queued(session: Session, experiment: Experiment) -> int:

@@ -3,7 +3,7 @@
 Functions take a Session, and lock nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -40,17 +40,32 @@ class Tried:
 
 
 def unfinished_trials(session: Session, lease: Lease) -> Sequence[Trial]:
-    """Trials that are still to be run, in the grid's order; raises `LeaseLostError`."""
+    """Trials that are still to be run, in the order in which they are to begin; raises `LeaseLostError`."""
     if not leases.is_held(session, lease):
         raise leases.lost(lease)
     query = select(Trial).where(Trial.experiment_id == lease.experiment_id, Trial.state.in_(OPEN_TRIALS))
-    return session.scalars(query.order_by(Trial.number)).all()
+    return session.scalars(query.order_by(Trial.turn, Trial.number)).all()
 
 
-def model_paths(session: Session, trial_ids: Sequence[int]) -> dict[int, str]:
-    """Trial -> path, relative to the data folder, of the network it left. Trials that left none are absent."""
-    query = select(Artifact.trial_id, Artifact.path).where(Artifact.trial_id.in_(trial_ids), Artifact.kind == MODEL)
-    return {row[0]: row[1] for row in session.execute(query)}
+def next_trial(session: Session, lease: Lease, taken: Collection[int]) -> Trial | None:
+    """The trial that is to begin next, but for those that were `taken` already; raises `LeaseLostError`."""
+    if not leases.is_held(session, lease):
+        raise leases.lost(lease)
+    waiting = Trial.experiment_id == lease.experiment_id, Trial.state == TrialState.QUEUED
+    query = select(Trial).where(*waiting).order_by(Trial.turn, Trial.number)
+    # What is taken still waits in the database for as long as its start was not written: few, and the first of all.
+    return next((trial for trial in session.scalars(query.limit(len(taken) + 1)) if trial.id not in taken), None)
+
+
+def running_trials(session: Session, lease: Lease) -> Sequence[Trial]:
+    """Trials that count as running."""
+    running = Trial.experiment_id == lease.experiment_id, Trial.state == TrialState.RUNNING
+    return session.scalars(select(Trial).where(*running).order_by(Trial.number)).all()
+
+
+def model_path(session: Session, trial_id: int) -> str | None:
+    """Path, relative to the data folder, of the network that a trial left; None where it left none."""
+    return session.scalar(select(Artifact.path).where(Artifact.trial_id == trial_id, Artifact.kind == MODEL))
 
 
 def cancelled_trials(session: Session, since: datetime | None = None) -> Sequence[int]:

@@ -20,8 +20,6 @@ from service.errors import LeaseLostError
 from service.experiments import events, transitions
 from service.experiments.events import EventKind
 
-MAX_FRUITLESS_CLAIMS = 3
-"""Claims in a row that may end without a new epoch; then the experiment failed."""
 FORGOTTEN_AFTER = timedelta(days=1)
 """A worker unseen for so long was killed: it is taken off the list."""
 
@@ -61,37 +59,33 @@ def part(session: Session, worker: str) -> None:
     session.execute(delete(Worker).where(Worker.name == worker))
 
 
-def claim(session: Session, worker: str, process: Mapping[str, Any] | None) -> Lease | None:
-    """Takes the first queued experiment (highest priority, then oldest), or None.
+def claim(
+    session: Session, worker: str, process: Mapping[str, Any] | None, experiment_id: int | None = None
+) -> Lease | None:
+    """Takes that experiment if it is queued, or the first that is (highest priority, then oldest); None if none is.
 
     `process` identifies the worker's process on its host (`workers.worker.processes`), so that a neighbour can tell at
-    once that it died. An experiment whose last claims all ended without a new epoch fails here instead.
+    once that it died.
     """
-    queued = (
-        select(Experiment.id)
-        .where(Experiment.state == ExperimentState.QUEUED)
-        .order_by(Experiment.priority.desc(), Experiment.id)
-        .limit(1)
-        .with_for_update(skip_locked=True)  # SQLite has no such clause: BEGIN IMMEDIATE serves there
-    )
-    while (experiment_id := session.scalar(queued)) is not None:
-        experiment = session.get_one(Experiment, experiment_id, populate_existing=True)
-        experiment.fence += 1
-        if experiment.fruitless_claims >= MAX_FRUITLESS_CLAIMS:
-            reason = f"{MAX_FRUITLESS_CLAIMS} claims in a row ended without a finished epoch: see the workers' logs"
-            _give_up(session, experiment, worker, reason)
-            session.flush()
-            continue
-        experiment.state = ExperimentState.RUNNING
-        experiment.fruitless_claims += 1
-        experiment.started_at = experiment.started_at or now()
-        experiment.claimed_at = now()
-        done = session.scalar(select(func.sum(EPOCHS_DONE)).where(Trial.experiment_id == experiment.id))
-        experiment.epochs_at_claim = int(done or 0)
-        experiment.worker, experiment.process = worker, None if process is None else dict(process)
-        events.record(session, EventKind.CLAIMED, worker, experiment, fence=experiment.fence)
-        return Lease(experiment.id, experiment.fence)
-    return None
+    queued = select(Experiment.id).where(Experiment.state == ExperimentState.QUEUED)
+    if experiment_id is not None:
+        queued = queued.where(Experiment.id == experiment_id)
+    queued = queued.order_by(Experiment.priority.desc(), Experiment.id).limit(1)
+    # SQLite has no such clause: BEGIN IMMEDIATE serves there.
+    found = session.scalar(queued.with_for_update(skip_locked=True))
+    if found is None:
+        return None
+    experiment = session.get_one(Experiment, found, populate_existing=True)
+    experiment.fence += 1
+    experiment.state = ExperimentState.RUNNING
+    experiment.started_at = experiment.started_at or now()
+    experiment.claimed_at = now()
+    done = session.scalar(select(func.sum(EPOCHS_DONE)).where(Trial.experiment_id == experiment.id))
+    experiment.epochs_at_claim = int(done or 0)
+    experiment.worker, experiment.process = worker, None if process is None else dict(process)
+    experiment.waiting = experiment.unfit_since = None
+    events.record(session, EventKind.CLAIMED, worker, experiment, fence=experiment.fence)
+    return Lease(experiment.id, experiment.fence)
 
 
 def renew(session: Session, lease: Lease) -> None:
@@ -138,19 +132,19 @@ def reap(session: Session, seen: Watched, by: str = "reaper") -> bool:
     if experiment is None:
         return False
     experiment.fence += 1
-    transitions.requeue(session, experiment, ExperimentState.QUEUED, spend=True)
+    transitions.requeue(session, experiment, ExperimentState.QUEUED)
     events.record(session, EventKind.REAPED, by, experiment, worker=seen.worker, fence=seen.fence)
     return True
 
 
 def release(session: Session, lease: Lease, *, drained: bool) -> None:
-    """Gives the experiment back. `drained`: the worker was asked to stop, so no attempt is spent.
+    """Gives the experiment back. `drained`: in order, as the worker was asked to stop or others were to run.
 
     Raises `LeaseLostError`.
     """
     experiment = lock(session, lease)
     worker = actor(experiment)
-    transitions.requeue(session, experiment, ExperimentState.QUEUED, spend=not drained)
+    transitions.requeue(session, experiment, ExperimentState.QUEUED)
     events.record(session, EventKind.RELEASED, worker, experiment, fence=lease.fence, drained=drained)
 
 
@@ -203,12 +197,3 @@ def _ours(lease: Lease) -> tuple[Any, ...]:
         Experiment.fence == lease.fence,
         Experiment.state == ExperimentState.RUNNING,
     )
-
-
-def _give_up(session: Session, experiment: Experiment, worker: str, reason: str) -> None:
-    session.execute(
-        update(Trial)
-        .where(Trial.experiment_id == experiment.id, Trial.state.in_(OPEN_TRIALS))
-        .values(state=TrialState.FAILED, failure="infrastructure", error=reason, finished_at=now())
-    )
-    transitions.close(session, experiment, ExperimentState.FAILED, worker, reason)

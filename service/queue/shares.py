@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+NEEDS = "needs "
+"""How a shortage begins."""
 HALF_LIFE_SECONDS = 6 * 3600.0
 """After so long what somebody used counts half."""
 
@@ -122,9 +124,9 @@ def shortage(needs: Amount, nodes: Sequence[Amount]) -> str | None:
         most = max(has, default=0.0)
         if wanted > most:
             unit = {"GPUs": "GPU", "CPUs": "CPU"}.get(name, name) if wanted == 1 else name
-            return f"needs {wanted:g} {unit} on one node; the largest has {most:g}"
+            return f"{NEEDS}{wanted:g} {unit} on one node; the largest has {most:g}"
     whole = f"{needs.cpus:g} CPUs, {needs.gpus:g} GPUs and {needs.memory_gib:g} GiB of memory"
-    return f"needs {whole} on one node; each node has too little of one of them"
+    return f"{NEEDS}{whole} on one node; each node has too little of one of them"
 
 
 class _Room:

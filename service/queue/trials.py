@@ -23,8 +23,11 @@ from service.queue.leases import Lease
 from service.specs.planner import Fields, PlannedTrial
 from ttsv.results import EpochMetrics
 
-MAX_ATTEMPTS = 5
-"""Starts of one trial that may end with its process lost; then the trial failed."""
+MAX_DEATHS = 10
+"""So often in a row the trial's own process may die without getting on, where all around it lives: then it failed.
+
+Not fewer: whoever kills processes at random, as a machine short of memory does, meets the same trial again and again.
+"""
 
 
 @dataclass(frozen=True)
@@ -107,10 +110,21 @@ class HeldExperiment:
         A trial that is final, as it was cancelled meanwhile, may not.
         """
         if trial := self._trial(trial_id, TrialState.QUEUED):
-            trial.state, trial.started_at = TrialState.RUNNING, now()
+            trial.state, trial.started_at, trial.node = TrialState.RUNNING, now(), None
             trial.attempts += 1
             return True
         return self._trial(trial_id, TrialState.RUNNING) is not None
+
+    def place_trial(self, trial_id: int, node: str) -> None:
+        """Says where the trial runs."""
+        if trial := self._trial(trial_id, TrialState.RUNNING):
+            trial.node = node
+
+    def progress(self, trial_id: int) -> None:
+        """The trial got on within its evaluation: what its process died of before does not count."""
+        if trial := self._trial(trial_id, TrialState.RUNNING):
+            trial.deaths = 0
+            self._got_on()
 
     def add_epoch(self, trial_id: int, metrics: EpochMetrics) -> None:
         """Stores one epoch's metrics; the same epoch again replaces them.
@@ -123,7 +137,7 @@ class HeldExperiment:
         accuracy, best = metrics.val_accuracy, trial.best_val_accuracy
         trial.best_val_accuracy = accuracy if best is None else max(accuracy, best)
         if metrics.epoch > trial.epoch:
-            trial.epoch = metrics.epoch
+            trial.epoch, trial.deaths = metrics.epoch, 0
             self._got_on()
         point = asdict(metrics)
         del point["epochs"]
@@ -175,22 +189,33 @@ class HeldExperiment:
             self._got_on()
             self._tell(EventKind.TRIAL_FAILED, trial, failure=failure)
 
-    def lose_trial(self, trial_id: int, error: str) -> None:
-        """The trial's process died. It is queued again, or fails after `MAX_ATTEMPTS`."""
+    def lose_trial(self, trial_id: int, error: str, *, charged: bool = True) -> None:
+        """The trial's process died: it is queued again.
+
+        `charged`: alone, on a node that lives; the trial fails when it died so `MAX_DEATHS` times without getting on.
+        """
         trial = self._trial(trial_id, TrialState.RUNNING)
         if trial is None:
             return
         error = _storable(error)
         self._tell(EventKind.TRIAL_LOST, trial)
-        if trial.attempts < MAX_ATTEMPTS:
-            transitions.end_attempt(trial)
-            trial.state = TrialState.QUEUED
+        trial.deaths += charged
+        if trial.deaths < MAX_DEATHS:
+            transitions.requeue_trial(trial, charged=charged)
             trial.error = error
         else:
             self._end(trial, TrialState.FAILED)
             trial.failure = "crashed"
-            trial.error = f"the trial's process was lost {trial.attempts} times; the last time: {error}"
+            trial.error = (
+                f"the trial's process died {trial.deaths} times in a row without getting on; the last time: {error}"
+            )
             self._tell(EventKind.TRIAL_FAILED, trial, failure=trial.failure)
+
+    def yield_trial(self, trial_id: int) -> None:
+        """The trial gives way to others, and goes on later."""
+        if trial := self._trial(trial_id, TrialState.RUNNING):
+            transitions.requeue_trial(trial, charged=False)
+            self._tell(EventKind.TRIAL_YIELDED, trial)
 
     def _trial(self, trial_id: int, expected: TrialState) -> Trial | None:
         """The trial if it belongs to the experiment and is in the expected state."""
@@ -199,8 +224,8 @@ class HeldExperiment:
         return trial if trial is not None and trial.state is expected else None
 
     def _got_on(self) -> None:
-        """More of its epochs are done than before."""
-        self.experiment.fruitless_claims, self.experiment.progressed_at = 0, now()
+        """More is done than before."""
+        self.experiment.progressed_at = now()
 
     def _end(self, trial: Trial, state: TrialState) -> None:
         transitions.end_attempt(trial)

@@ -49,7 +49,10 @@ class Change(Part):
     tags: list[TagName] | None = Field(
         None, max_length=32, json_schema_extra={"uniqueItems": True}, description="All of them, in place of the former."
     )
-    priority: int | None = Field(None, ge=-1000, le=1000, description="From the next claim on.")
+    priority: int | None = Field(None, ge=-1000, le=1000, description="Takes effect within a second.")
+    max_concurrent_trials: int | None = Field(
+        None, ge=1, le=10_000, description="At most so many at a time, within a second; 10,000 is no limit."
+    )
 
     def fields(self) -> Changes:
         """The changes as fields of a spec."""

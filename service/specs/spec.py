@@ -123,8 +123,26 @@ class ExperimentSpec(Part):
         allow_inf_nan=False,
         description="A trial that runs longer (each attempt for itself) is killed and failed; null: no limit.",
     )
+    hung_after: float | None = Field(
+        None,
+        ge=1,
+        le=10**8,
+        allow_inf_nan=False,
+        description="A trial that reports nothing for so many seconds is killed and tried again; null: ten times its "
+        "own longest pause, and never less than half an hour.",
+    )
     max_concurrent_trials: int | None = Field(None, ge=1, le=_MOST, description="At most so many at a time.")
-    priority: int = Field(0, ge=-1000, le=1000, description="Higher is claimed first.")
+    order: Literal["grid", "random", "seeds-last"] = Field(
+        "grid",
+        description="In which order trials begin: as the grid lists them, mixed, or one seed of every cell before the "
+        "second of any.",
+    )
+    priority: int = Field(0, ge=-1000, le=1000, description="Higher runs first among one's own experiments.")
+    preempt: bool = Field(
+        False,
+        description="Whether running trials give way, at their newest checkpoint, when others are to run; they go on "
+        "later. Else a trial that runs is never interrupted.",
+    )
     tags: Annotated[list[TagName], Field(max_length=32, json_schema_extra={"uniqueItems": True})] = Field(
         default=[], description="Words by which the experiment is found."
     )
@@ -150,6 +168,7 @@ class Changes(TypedDict, total=False):
     notes: str
     tags: list[str]
     priority: int
+    max_concurrent_trials: int
 
 
 class Additions(Part):

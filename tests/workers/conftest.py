@@ -1,5 +1,6 @@
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -12,7 +13,7 @@ import psutil
 import pytest
 from sqlalchemy import select
 
-from service.database import Artifact, Base, EpochPoint, Event, Experiment, Result, Trial, TrialState
+from service.database import Artifact, EpochPoint, Event, Experiment, Result, Trial, TrialState
 from service.database.engine import Database
 from service.experiments import store, submission
 from service.experiments.submission import Draft
@@ -162,9 +163,9 @@ class Lab:
 
 
 @pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
+def database(tmp_path: Path, sqlite_template: Path) -> Iterator[Database]:
+    shutil.copyfile(sqlite_template, tmp_path / "ttsv.db")
     database = Database(Settings(data_dir=tmp_path).url)
-    Base.metadata.create_all(database.engine)
     yield database
     database.close()
 

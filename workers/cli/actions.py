@@ -102,11 +102,17 @@ def update(
     name: Annotated[str | None, typer.Option(help="Another name.")] = None,
     notes: Annotated[str | None, typer.Option(help="Other notes.")] = None,
     tag: Annotated[list[str] | None, typer.Option(help="Instead of its tags; may be given several times.")] = None,
-    priority: Annotated[int | None, typer.Option(min=-1000, max=1000, help="Higher is claimed first.")] = None,
+    priority: Annotated[int | None, typer.Option(min=-1000, max=1000, help="Higher runs first.")] = None,
+    at_a_time: Annotated[
+        int | None, typer.Option("--at-a-time", min=1, max=10_000, help="Trials at a time; 10000 is no limit.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Change an experiment's name, notes, tags or priority."""
-    _say(client.update(experiment_id, name=name, notes=notes, tags=tag or None, priority=priority), as_json)
+    """Change an experiment's name, notes, tags, priority or how many trials run at a time."""
+    changed = client.update(
+        experiment_id, name=name, notes=notes, tags=tag or None, priority=priority, max_concurrent_trials=at_a_time
+    )
+    _say(changed, as_json)
 
 
 @actions_app.command()

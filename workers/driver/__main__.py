@@ -7,22 +7,20 @@ within a fraction of a second, and no step of a stuck Tune loop has to be waited
 import argparse
 import contextlib
 import faulthandler
+import json
 import logging
 import os
 import signal
+import sys
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Callable, Collection
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from service.database import TrialState
 from service.database.engine import Database
 from service.database.outages import patiently
 from service.errors import LeaseLostError
@@ -42,6 +40,7 @@ from workers.trial_process.messages import Job, RunTrial
 from workers.trial_process.trial_folder import remove_checkpoints, remove_tune_folders, tune_folder
 
 if TYPE_CHECKING:
+    from workers.driver.feed import Feed, Slots
     from workers.driver.search import SearchTrials
     from workers.driver.tuner import Passes
 
@@ -53,36 +52,29 @@ START_SECONDS = 60
 FLUSH_SECONDS = 10.0
 LOOK_SECONDS = 1.0
 """How long it goes unnoticed at most that the experiment is to stop."""
+IDLE_SECONDS = 30.0
+"""How long a driver that may run nothing waits for a slot: another one costs seconds to start, this one memory."""
+_MOST_FRUITLESS = 3
 _STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}
-
-
-@dataclass(frozen=True)
-class Todo:
-    """What a pass has to run, and a mark that changes with every pass that did anything.
-
-    `stopping`: the experiment was asked to stop; what is still to be run was running then.
-    """
-
-    jobs: list[Job]
-    mark: list[tuple[int, int, datetime | None]]
-    stopping: bool
 
 
 class Driver:
     """Passes of Ray Tune over the unfinished trials until all are final, the lease is lost, or a signal comes.
 
-    A search is unfinished until as many trials were made as it was asked for, or there is no other.
+    The worker says on standard input how many trials may run: lines of JSON, `slots` that may begin and `most` that may
+    go on. A driver that may run none, and runs none, gives the experiment back after a while. A search is unfinished
+    until as many trials were made as it was asked for, or there is no other.
     """
 
     def __init__(self, settings: Settings, lease: Lease, run: RunTrial) -> None:
         self._settings, self._lease, self._run_trial = settings, lease, run
         self._database = Database(settings.url)
-        self._recorder = Recorder(self._database, lease, self._lost, self._ended, self._refused)
-        self._all_ended = threading.Event()
+        self._recorder = Recorder(self._database, lease, self._lost, self._ended, self._refused, self._settled)
+        self._over = threading.Event()
         self._keeper = LeaseKeeper(self._database, lease, settings.beat_seconds, self._lost)
         self._passes: Passes | None = None
-        self._search: SearchTrials | None = None
-        self._stop_file: Path | None = None
+        self._slots: Slots | None = None
+        self._feed: Feed | None = None
 
     def run(self) -> None:
         """Runs the experiment to its end."""
@@ -98,36 +90,46 @@ class Driver:
 
     def _run(self) -> None:
         # Only now: threads that Ray starts must inherit the blocked signals, and the lease is being renewed already.
-        from workers.driver import tuner
+        from workers.driver import feed, tuner
 
+        slots = self._slots = feed.Slots()
         tuner.connect(os.environ["RAY_ADDRESS"])
         faulthandler.cancel_dump_traceback_later()
         spec = patiently(self._read_spec)
-        if problem := tuner.shortage(spec.resources):
-            self._write(partial(self._refuse, spec=spec, problem=problem))
-            spec = spec.model_copy(update={"search": None})
-        self._passes = tuner.Passes(self._run_trial, self._recorder, self._all_ended.set)
-        last: Todo | None = None
+        passes = self._passes = tuner.Passes(self._run_trial, self._recorder)
+        threading.Thread(target=self._listen, args=(slots, passes), name="slots", daemon=True).start()
+        fruitless = 0
         while True:
-            todo = self._write(self._next)
-            self._search = patiently(partial(self._make_search, spec, todo))
-            if self._search is None and not todo.jobs:
-                if self._complete():
-                    return
-                continue
-            if last is not None and todo.mark and todo.mark == last.mark:
-                raise RuntimeError("Tune returned without having started a trial")
-            last = todo
-            self._run_pass(self._passes, spec, todo)
+            self._write(self._tidy)
+            search = patiently(partial(self._make_search, spec))
+            if search is None and self._complete():
+                return
+            if not slots.wait(IDLE_SECONDS):
+                self._give_back("no slot is left for it")
+            self._feed = search or feed.Feed(self._next_job, slots, self._over.set)
+            self._run_pass(passes, spec, self._feed)
+            fruitless = 0 if self._feed.handed_out or not slots.count else fruitless + 1
+            if fruitless > _MOST_FRUITLESS:
+                raise RuntimeError("Tune returns again and again without having started a trial")
+
+    def _listen(self, slots: "Slots", passes: "Passes") -> None:
+        """Hears from the worker how many trials may run. Where nobody ever says anything, all may."""
+        said = False
+        for line in sys.stdin:
+            said = True
+            share = json.loads(line)
+            slots.set(share["slots"])
+            passes.allow(share["most"])
+        if not said:
+            slots.unlimited()
 
     def _write(self, work: Callable[[Session], _T]) -> _T:
         """Writes, as soon as the database is there."""
         return patiently(lambda: self._database.write(work))
 
-    def _run_pass(self, passes: "Passes", spec: ExperimentSpec, todo: Todo) -> None:
+    def _run_pass(self, passes: "Passes", spec: ExperimentSpec, feed: "Feed") -> None:
         from workers.driver.tuner import Pass
 
-        self._all_ended.clear()
         data_dir, experiment_id = self._settings.data_dir, self._lease.experiment_id
         remove_tune_folders(data_dir, experiment_id, self._lease.fence)
         board = data_dir / "tensorboard" / str(experiment_id)
@@ -135,14 +137,11 @@ class Driver:
             spec=spec,
             data_dir=data_dir,
             folder=tune_folder(data_dir, experiment_id, self._lease.fence),
-            jobs=todo.jobs,
-            search=self._search,
+            feed=feed,
             earlier=patiently(partial(self._earlier, spec)),
             board_folder=board if self._settings.tensorboard else None,
         )
-        self._stop_file = None if todo.stopping else work.stop
         passes.run(work)
-        self._stop_file = None
         self._recorder.flush()
 
     def _complete(self) -> bool:
@@ -155,8 +154,8 @@ class Driver:
     def _await_end(self) -> None:
         """Completes the experiment as soon as nothing is left to do, however long Tune takes to return."""
         while True:
-            self._all_ended.wait()
-            self._all_ended.clear()
+            self._over.wait()
+            self._over.clear()
             self._recorder.flush()
             with contextlib.suppress(LeaseLostError):
                 if not self._complete():
@@ -167,57 +166,57 @@ class Driver:
         """Has no further trial begin once the experiment was asked to stop; those that run go on."""
         while True:
             time.sleep(LOOK_SECONDS)
-            file, search = self._stop_file, self._search
-            if file is None or file.exists():
-                continue
             with contextlib.suppress(SQLAlchemyError), self._database.read() as session:
-                if leases.is_stopping(session, self._lease):
-                    logger.info("experiment %d is to stop: no further trial begins", self._lease.experiment_id)
-                    file.parent.mkdir(parents=True, exist_ok=True)
-                    file.touch()
-                    if search is not None:
-                        search.stop()
+                if leases.is_stopping(session, self._lease) and self._feed is not None:
+                    self._feed.stop()
 
     def _read_spec(self) -> ExperimentSpec:
         with self._database.read() as session:
             return ExperimentSpec.model_validate(store.get_experiment(session, self._lease.experiment_id).spec)
 
-    def _next(self, session: Session) -> Todo:
-        """What is to be run.
-
-        No Tuner is at work now, so a trial that counts as running lost its process unnoticed.
-        """
+    def _tidy(self, session: Session) -> None:
+        """Between passes no Tuner is at work: a trial that counts as running lost its process unnoticed."""
         with hold(session, self._lease) as held:
-            for trial in driver_reads.unfinished_trials(session, self._lease):
-                if trial.state == TrialState.RUNNING:
-                    held.lose_trial(trial.id, "its process ended without a word")
-            session.flush()
-            trials = driver_reads.unfinished_trials(session, self._lease)
-            sources = [trial.source_trial_id for trial in trials if trial.source_trial_id is not None]
-            paths = driver_reads.model_paths(session, sources)
-            jobs = []
-            for trial in trials:
-                source = trial.source_trial_id
-                if source is not None and source not in paths:
-                    held.start_trial(trial.id)
-                    model = f"trial {source}, which this one evaluates, left no `{driver_reads.MODEL}`"
-                    held.fail_trial(trial.id, "bad_data", f"{model}; run that one again")
-                    continue
-                path = None if source is None else paths[source]
-                jobs.append(Job(trial.id, self._lease.fence, trial.epoch, trial.config, path))
-            mark = [(trial.id, trial.attempts, trial.started_at) for trial in trials]
-            return Todo(jobs, mark, held.experiment.stopping)
+            for trial in driver_reads.running_trials(session, self._lease):
+                held.lose_trial(trial.id, "its process ended without a word", charged=False)
 
-    def _make_search(self, spec: ExperimentSpec, todo: Todo) -> "SearchTrials | None":
+    def _next_job(self, taken: Collection[int]) -> Job | None:
+        """The trial that is to begin next; one that cannot fails."""
+        while True:
+            with self._database.read() as session:
+                trial = driver_reads.next_trial(session, self._lease, taken)
+                if trial is None:
+                    return None
+                source = trial.source_trial_id
+                path = None if source is None else driver_reads.model_path(session, source)
+            if source is None or path is not None:
+                return Job(trial.id, self._lease.fence, trial.epoch, trial.config, path)
+            self._database.write(partial(self._fail_orphan, trial_id=trial.id, source=source))
+
+    def _fail_orphan(self, session: Session, trial_id: int, source: int) -> None:
+        """Fails a trial that was to evaluate what there is not."""
+        with hold(session, self._lease) as held:
+            held.start_trial(trial_id)
+            model = f"trial {source}, which this one evaluates, left no `{driver_reads.MODEL}`"
+            held.fail_trial(trial_id, "bad_data", f"{model}; run that one again")
+
+    def _make_search(self, spec: ExperimentSpec) -> "SearchTrials | None":
         """The search as its rows have it: what an earlier driver had of it is gone. None where it is over."""
-        if spec.search is None or todo.stopping or (self._search is not None and self._search.exhausted):
+        if spec.search is None:
             return None
         from workers.driver.search import SearchTrials  # brings Optuna
 
+        if isinstance(self._feed, SearchTrials) and self._feed.exhausted:
+            return None
+        assert self._slots is not None, "slots come before passes"
         with self._database.read() as session:
+            if leases.is_stopping(session, self._lease):
+                return None
             history = driver_reads.tried(session, self._lease, spec.search.metric)
-        search = SearchTrials(spec.search, search_base(spec), history, todo.jobs, self._add)
-        return search if search.most else None
+        search = SearchTrials(
+            spec.search, search_base(spec), history, self._add, self._next_job, self._slots, self._over.set
+        )
+        return None if search.exhausted else search
 
     def _add(self, planned: PlannedTrial, point: Fields) -> Job:
         def work(session: Session) -> int:
@@ -233,22 +232,15 @@ class Driver:
         with self._database.read() as session:
             return driver_reads.final_curves(session, self._lease, spec.scheduler.metric)
 
-    def _refuse(self, session: Session, spec: ExperimentSpec, problem: str) -> None:
-        """Fails every trial, of a search the first one: none of them could ever run here."""
-        with hold(session, self._lease) as held:
-            trials = [trial.id for trial in driver_reads.unfinished_trials(session, self._lease)]
-            if spec.search is not None and not trials:
-                from workers.driver.search import any_trial
-
-                trials = [held.add_trial(any_trial(spec.search, search_base(spec)))]
-            for trial_id in trials:
-                held.start_trial(trial_id)
-                held.fail_trial(trial_id, "infrastructure", problem)
-
     def _refused(self, trial_id: int) -> None:
         """The trial was cancelled before its process began."""
         if self._passes is not None:
             self._passes.refuse(trial_id)
+        self._settled(trial_id)
+
+    def _settled(self, trial_id: int) -> None:
+        if self._feed is not None:
+            self._feed.settled(trial_id)
 
     def _ended(self, trial_id: int) -> None:
         """The checkpoints of a trial whose end is stored serve nothing more, and they are its largest files."""
@@ -261,7 +253,10 @@ class Driver:
     def _await_signal(self) -> None:
         """Stops at once: checkpoints are on disk, and what was reported is written before the lease is given back."""
         received = signal.Signals(signal.sigwait(_STOP_SIGNALS))
-        logger.info("%s: stopping", received.name)
+        self._give_back(f"{received.name} came")
+
+    def _give_back(self, reason: str) -> NoReturn:
+        logger.info("experiment %d is given back: %s", self._lease.experiment_id, reason)
         self._recorder.mute()
         self._recorder.flush(FLUSH_SECONDS)
         with contextlib.suppress(LeaseLostError, SQLAlchemyError):

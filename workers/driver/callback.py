@@ -1,8 +1,7 @@
-"""What Tune's events mean: for the recorder, for the watchdog, for the log, and for the end of a pass."""
+"""What Tune's events mean: for the recorder, for the watchdog and for the log."""
 
 import logging
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,25 +17,17 @@ logger = logging.getLogger(__name__)
 _REASON_CHARACTERS = 2000
 _NAMES = re.compile(r"\s+\w+: ")
 """A line in which Ray names what has died: its class, its numbers."""
+_NODE_DIED = re.compile(
+    r"(its|the actor's) (node|owner) (has|is) d(ied|ead)|node was (un)?(expectedly )?terminated", re.I
+)
+"""What Ray says where the process died with all around it."""
 
 
 class TuneCallback(tune.Callback):
-    """Hands Tune's events on. It runs in Tune's control loop: it must not wait, and must not fail.
+    """Hands Tune's events on. It runs in Tune's control loop: it must not wait, and must not fail."""
 
-    `expected` says how many trials the pass has, or None as long as nobody knows; `all_ended` is called when so many
-    have ended.
-    """
-
-    def __init__(
-        self,
-        recorder: Recorder,
-        watchdog: Watchdog,
-        expected: Callable[[], int | None],
-        all_ended: Callable[[], None],
-    ) -> None:
+    def __init__(self, recorder: Recorder, watchdog: Watchdog) -> None:
         self._recorder, self._watchdog = recorder, watchdog
-        self._expected, self._all_ended = expected, all_ended
-        self._over = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (tune.Callback, ())  # Tune keeps a pickled copy in its books; nobody uses it
@@ -59,7 +50,8 @@ class TuneCallback(tune.Callback):
             self._watchdog.ended(trial_id)
             if isinstance(report, EpochReport):
                 self._recorder.stopped_early(trial_id)
-            self._count_end()
+        else:
+            self._watchdog.heard(trial_id)
 
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: object) -> None:
         """The trial's process died (what a trial raises itself it reports)."""
@@ -67,13 +59,7 @@ class TuneCallback(tune.Callback):
         if self._watchdog.ended(trial_id):
             reason = reason_of(trial)
             logger.warning("trial %d lost its process: %s", trial_id, reason)
-            self._recorder.died(trial_id, reason)
-        self._count_end()
-
-    def _count_end(self) -> None:
-        self._over += 1
-        if self._over == self._expected():
-            self._all_ended()
+            self._recorder.died(trial_id, reason, charged=not _NODE_DIED.search(reason))
 
 
 def job_of(trial: Trial) -> Job:
@@ -90,7 +76,7 @@ def _end(report: Report) -> str:
             return f"failed ({failure}): {message.strip().rpartition(chr(10))[2]}"
         case EpochReport(points):
             return f"was stopped by its scheduler after epoch {points[-1].epoch}"
-    return "did not begin: its experiment is to stop"
+    return "ended without a word"
 
 
 def reason_of(trial: Trial) -> str:

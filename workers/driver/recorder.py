@@ -16,7 +16,7 @@ from service.errors import LeaseLostError
 from service.queue.leases import Lease
 from service.queue.trials import ArtifactFile, HeldExperiment, ProtocolRecord, hold
 from ttsv.results import deciding, protocol_fingerprint
-from workers.trial_process.messages import EpochReport, FailureReport, Report, ResultReport, SkippedReport
+from workers.trial_process.messages import EpochReport, FailureReport, Report, ResultReport, StageReport, StartedReport
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +31,7 @@ class _Event:
     trial_id: int
     write: Callable[[HeldExperiment], None]
     final: bool = False
+    settles: bool = False
 
 
 class Recorder:
@@ -39,8 +40,8 @@ class Recorder:
     While the database is away reports are kept and tried again: every write changes nothing the second time. When
     the lease is lost `lost` is called and nothing is written any more. So too when the database fails for good: what
     was not written goes with the lease, and whoever claims next runs those trials on from their checkpoints.
-    `ended` is called with each trial whose final report is stored, `refused` with each that began although it is
-    final: it was cancelled meanwhile.
+    `ended` is called with each trial whose final report is stored, `settled` with those too that are to be tried again,
+    `refused` with each that began although it is final: it was cancelled meanwhile.
     """
 
     def __init__(
@@ -50,9 +51,10 @@ class Recorder:
         lost: Callable[[], None],
         ended: Callable[[int], None] = lambda _trial_id: None,
         refused: Callable[[int], None] = lambda _trial_id: None,
+        settled: Callable[[int], None] = lambda _trial_id: None,
     ) -> None:
         self._database, self._lease = database, lease
-        self._lost, self._ended, self._refused = lost, ended, refused
+        self._lost, self._ended, self._refused, self._settled = lost, ended, refused, settled
         self._events: deque[_Event] = deque()
         self._changed = threading.Condition()
         self._muted = False
@@ -75,17 +77,23 @@ class Recorder:
                 self._put(trial_id, lambda held: _finish(held, trial_id, report), final=True)
             case FailureReport(failure, message):
                 self._put(trial_id, lambda held: held.fail_trial(trial_id, failure, message), final=True)
-            case SkippedReport():
-                pass  # it did not begin: its row says why
+            case StartedReport():
+                self._put(trial_id, lambda held: held.place_trial(trial_id, report.place))
+            case StageReport():
+                self._put(trial_id, lambda held: held.progress(trial_id))
 
     def stopped_early(self, trial_id: int) -> None:
         """The trial's scheduler stopped it."""
         self._put(trial_id, lambda held: held.early_stop_trial(trial_id), final=True)
 
-    def died(self, trial_id: int, reason: str) -> None:
-        """The trial's process died, perhaps before it could begin."""
+    def died(self, trial_id: int, reason: str, *, charged: bool = True) -> None:
+        """The trial's process died, perhaps before it could begin; `charged`: on a node that lives."""
         self.started(trial_id)
-        self._put(trial_id, lambda held: held.lose_trial(trial_id, reason))
+        self._put(trial_id, lambda held: held.lose_trial(trial_id, reason, charged=charged), settles=True)
+
+    def gave_way(self, trial_id: int) -> None:
+        """The trial's process was ended for others."""
+        self._put(trial_id, lambda held: held.yield_trial(trial_id), settles=True)
 
     def mute(self) -> None:
         """Takes no more reports; what was taken is still written."""
@@ -101,10 +109,12 @@ class Recorder:
         if not held.start_trial(trial_id):
             self._refused(trial_id)
 
-    def _put(self, trial_id: int, write: Callable[[HeldExperiment], None], *, final: bool = False) -> None:
+    def _put(
+        self, trial_id: int, write: Callable[[HeldExperiment], None], *, final: bool = False, settles: bool = False
+    ) -> None:
         with self._changed:
             if not self._muted:
-                self._events.append(_Event(trial_id, write, final))
+                self._events.append(_Event(trial_id, write, final, settles or final))
                 self._changed.notify_all()
 
     def _run(self) -> None:
@@ -170,6 +180,8 @@ class Recorder:
             event = self._events[index]
             if event.final:
                 self._ended(event.trial_id)
+            if event.settles:
+                self._settled(event.trial_id)
         with self._changed:
             for _ in range(count):
                 self._events.popleft()

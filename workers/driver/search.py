@@ -2,24 +2,21 @@
 
 import json
 import logging
-import threading
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from ray import tune
-from ray.tune.search import Searcher
 from ray.tune.search.optuna import OptunaSearch
 from ray.tune.search.sample import Domain as TuneDomain
-from sqlalchemy.exc import SQLAlchemyError
 
 from service.database import TrialState
-from service.errors import LeaseLostError
 from service.queue.driver_reads import Tried
 from service.specs.planner import Fields, PlannedTrial, Planner
 from service.specs.search import Domain, Search, domains
 from ttsv.errors import ConfigError
+from workers.driver.feed import Feed, NextJob, Slots
 from workers.trial_process.messages import EpochReport, Job, ResultReport
 
 logger = logging.getLogger(__name__)
@@ -53,12 +50,11 @@ class _Source:
         """A point that an earlier driver tried."""
 
 
-class SearchTrials(Searcher):
+class SearchTrials(Feed):
     """Gives Tune the trials of a search: first those that an earlier driver left open, then new ones.
 
-    `add` stores a planned trial with its point and gives the job that runs it; nothing is handed out before. As long as
-    the database is away there is nothing new; once the lease is lost, or `stop` was called, there is nothing more.
-    `exhausted`: all that were asked for were handed out, or the space has no other point.
+    `add` stores a planned trial with its point and gives the job that runs it; nothing is handed out before.
+    `exhausted`: all that were asked for were made, or the space has no other point.
     """
 
     def __init__(
@@ -66,14 +62,15 @@ class SearchTrials(Searcher):
         search: Search,
         base: Fields,
         history: Sequence[Tried],
-        open_jobs: Sequence[Job],
         add: Callable[[PlannedTrial, Fields], Job],
+        next_job: NextJob,
+        slots: Slots,
+        over: Callable[[], None],
     ) -> None:
-        super().__init__(metric=search.metric, mode=search.direction)
+        super().__init__(next_job, slots, over, metric=search.metric, direction=search.direction)
         self._search, self._base, self._add = search, base, add
         self._planner = Planner("search")
         self._space = domains(search.space)
-        self._open = list(open_jobs)
         self._tried = {tried.fingerprint for tried in history}
         self._wanted = search.trials - len(history)
         self._source: _Source = (
@@ -81,56 +78,14 @@ class SearchTrials(Searcher):
             if search.algorithm == "random"
             else _Optuna(self._space, search, len(history))
         )
-        points = {tried.trial_id: tried.point for tried in history}
+        self._points = {tried.trial_id: tried.point for tried in history}
         for tried in history:
             if tried.state in _FINAL_WITH_VALUE and tried.value is not None and tried.point:
                 self._remember(tried.point, tried.value)
-        self._resumed = {job.trial_id: points.get(job.trial_id, {}) for job in open_jobs}
         self._names: dict[str, str] = {}
-        self._trials: dict[str, int] = {}
         self._values: dict[str, float] = {}
         self._waiting: _Candidate | None = None
-        self._stopped = threading.Event()
-        self.exhausted = False
-        self.handed_out = 0
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (Searcher, (self.metric, self.mode))  # Tune keeps a pickled copy in its books; nobody uses it
-
-    def stop(self) -> None:
-        """Hands nothing more out."""
-        self._stopped.set()
-
-    @property
-    def most(self) -> int:
-        """How many trials may still be handed out."""
-        return len(self._open) + max(0, self._wanted)
-
-    @property
-    def total(self) -> int | None:
-        """How many trials were handed out, once there will be no more."""
-        return self.handed_out if self.exhausted or self._stopped.is_set() else None
-
-    def suggest(self, trial_id: str) -> Any:
-        """The next trial's configuration, None while it cannot be had, or FINISHED."""
-        if self._stopped.is_set():
-            return Searcher.FINISHED
-        try:
-            job = self._open.pop(0) if self._open else self._new_job(trial_id)
-        except LeaseLostError:
-            self.stop()
-            return Searcher.FINISHED  # the keeper of the lease ends the driver
-        except SQLAlchemyError as error:
-            logger.warning("the next trial waits for the database: %s", error)
-            return None
-        if job is None:
-            self.exhausted = True
-            return Searcher.FINISHED
-        self._trials[trial_id] = job.trial_id
-        self.handed_out += 1
-        if not self._open and self._wanted <= 0:
-            self.exhausted = True
-        return {"job": asdict(job)}
+        self.exhausted = self._wanted <= 0
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         """Keeps the newest value."""
@@ -145,14 +100,9 @@ class SearchTrials(Searcher):
             value = None
         if trial_id in self._names:
             self._source.tell(self._names.pop(trial_id), value)
-        elif value is not None and (point := self._resumed.get(self._trials[trial_id])):
+        elif value is not None and (point := self._points.get(self._at_work[trial_id])):
             self._remember(point, value)
-
-    def save(self, checkpoint_path: str) -> None:
-        """Saves nothing: the rows say what was tried."""
-
-    def restore(self, checkpoint_path: str) -> None:
-        """Restores nothing: a search is made anew from its rows."""
+        super().on_trial_complete(trial_id, result, error)
 
     def _remember(self, point: Fields, value: float) -> None:
         try:
@@ -162,19 +112,22 @@ class SearchTrials(Searcher):
 
     def _new_job(self, trial_id: str) -> Job | None:
         """Stores the next point that is new; None where there is none."""
-        if self._wanted <= 0:
+        if self.exhausted:
             return None
         if self._waiting is None:
             self._waiting = self._new_point()
         if self._waiting is None:
             logger.warning("the search ends %d trials early: its space has no other point", self._wanted)
+            self.exhausted = True
             return None
         new = self._waiting
         job = self._add(new.trial, new.point)
         self._waiting = None
         self._tried.add(new.trial.fingerprint)
+        self._points[job.trial_id] = new.point
         self._names[trial_id] = new.name
         self._wanted -= 1
+        self.exhausted = self._wanted <= 0
         return job
 
     def _new_point(self) -> _Candidate | None:

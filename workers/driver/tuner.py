@@ -3,12 +3,11 @@
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
-from functools import partial
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 from ray import tune
@@ -16,18 +15,16 @@ from ray.tune.experiment import Trial
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
 
 from service.queue.driver_reads import Curve
-from service.specs.grid import ExperimentSpec, Resources
+from service.specs.grid import ExperimentSpec
 from service.specs.search import best_direction
 from service.specs.spec import Asha, Fifo
 from workers.driver.callback import TuneCallback, job_of
+from workers.driver.feed import ENDLESS, Feed
 from workers.driver.recorder import Recorder
 from workers.driver.tensorboard import TensorBoardLogger
-from workers.driver.watchdog import Watchdog
-from workers.trial_process.messages import FailureReport, Job, RunTrial, TuneConfig
+from workers.driver.watchdog import Verdict, Watchdog
+from workers.trial_process.messages import FailureReport, RunTrial, TuneConfig
 from workers.trial_process.trainable import COMPARED_EPOCH, TrialTrainable
-
-if TYPE_CHECKING:
-    from workers.driver.search import SearchTrials  # brings Optuna
 
 GIB = 2**30
 
@@ -37,6 +34,7 @@ _ENVIRONMENT = {
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
     "TUNE_GLOBAL_CHECKPOINT_S": "86400",  # Tune's books serve nobody: the database is the truth
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # a failure has none of the metrics that a scheduler compares
+    "TUNE_MAX_PENDING_TRIALS_PG": "16",  # else one at a time where a searcher hands them out
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
     "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
 }
@@ -49,50 +47,23 @@ def connect(address: str) -> None:
     ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
 
 
-def shortage(resources: Resources) -> str | None:
-    """Why the cluster could never run such a trial, or None. Tune would wait for ever."""
-    total: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-    wishes = (
-        ("cpus", resources.cpus, total.get("CPU", 0)),
-        ("gpus", resources.gpus, total.get("GPU", 0)),
-        ("memory_gib", resources.memory_gib or 0, total.get("memory", 0) / GIB),
-    )
-    for name, wanted, there in wishes:
-        if wanted > there:
-            fix = "ask for less or run a larger worker"
-            return f"resources.{name} = {wanted:g}: the worker's cluster has {there:g}; {fix}"
-    return None
-
-
 @dataclass(frozen=True)
 class Pass:
-    """What one pass runs: jobs or, of a search, those it hands out; `earlier` is what its scheduler knows already.
-
-    While the file `stop` is there no further trial begins.
-    """
+    """What one pass runs: what `feed` hands out; `earlier` is what its scheduler knows already."""
 
     spec: ExperimentSpec
     data_dir: Path
     folder: Path
-    jobs: Sequence[Job]
-    search: "SearchTrials | None" = None
+    feed: Feed
     earlier: Iterable[Curve] = ()
     board_folder: Path | None = None
 
-    @property
-    def stop(self) -> Path:
-        """The file that says so."""
-        return self.folder / "stop"
-
 
 class Passes:
-    """Runs passes, one after another, and hands what happens to the recorder.
+    """Runs passes, one after another, and hands what happens to the recorder."""
 
-    `all_ended` is called when all trials of a pass did; Tune takes seconds more to stop its actors and return.
-    """
-
-    def __init__(self, run: RunTrial, recorder: Recorder, all_ended: Callable[[], None]) -> None:
-        self._run, self._recorder, self._all_ended = run, recorder, all_ended
+    def __init__(self, run: RunTrial, recorder: Recorder) -> None:
+        self._run, self._recorder = run, recorder
         self._watchdog: Watchdog | None = None
 
     def refuse(self, trial_id: int) -> None:
@@ -100,10 +71,14 @@ class Passes:
         if self._watchdog is not None:
             self._watchdog.kill(trial_id)
 
+    def allow(self, most: int) -> None:
+        """Has trials give way, so that no more than so many run."""
+        if self._watchdog is not None:
+            self._watchdog.allow(most)
+
     def run(self, work: Pass) -> None:
-        """Runs every job once: each reports its end or loses its process."""
-        limit = work.spec.timeout_seconds
-        self._watchdog = Watchdog(limit, partial(self._timed_out, limit=limit))
+        """Runs what there is: each trial reports its end or loses its process."""
+        self._watchdog = Watchdog(work.spec.timeout_seconds, work.spec.hung_after, self._judge)
         self._watchdog.start()
         try:
             self._tuner(work, self._watchdog).fit()
@@ -111,32 +86,28 @@ class Passes:
             self._watchdog.close()
 
     def _tuner(self, work: Pass, watchdog: Watchdog) -> tune.Tuner:
-        resources, search = work.spec.resources, work.search
+        resources = work.spec.resources
         reserved = {"cpu": resources.cpus, "gpu": resources.gpus}
         if resources.memory_gib is not None:
             reserved["memory"] = resources.memory_gib * GIB
-        expected = (lambda: len(work.jobs)) if search is None else (lambda: search.total)
-        callbacks: list[tune.Callback] = [TuneCallback(self._recorder, watchdog, expected, self._all_ended)]
+        callbacks: list[tune.Callback] = [TuneCallback(self._recorder, watchdog)]
         if work.board_folder is not None:
             callbacks.append(TensorBoardLogger(work.board_folder))
         config = TuneConfig(
             run=self._run,
             data_dir=str(work.data_dir),
             cpus=resources.cpus,
-            stop_file=str(work.stop),
+            gpus=resources.gpus,
             every_epoch=work.board_folder is not None or not isinstance(work.spec.scheduler, Fifo),
         )
-        # As plain data: Tune puts placeholders where other objects stand.
-        jobs = {} if search is not None else {"job": tune.grid_search([asdict(job) for job in work.jobs])}
         return tune.Tuner(
             tune.with_resources(TrialTrainable, reserved),
-            param_space={**config, **jobs},
+            param_space=dict(config),
             tune_config=tune.TuneConfig(
                 reuse_actors=True,
-                max_concurrent_trials=work.spec.max_concurrent_trials,
-                scheduler=make_scheduler(work.spec.scheduler, work.earlier),
-                search_alg=search,
-                num_samples=1 if search is None else search.most,
+                scheduler=make_scheduler(work.spec.scheduler, work.feed, work.earlier),
+                search_alg=work.feed,
+                num_samples=ENDLESS,
                 trial_name_creator=_name,
                 trial_dirname_creator=_name,
             ),
@@ -150,29 +121,56 @@ class Passes:
             ),
         )
 
-    def _timed_out(self, trial_id: int, limit: float | None) -> None:
-        message = f"timeout_seconds = {limit:g}: the trial took longer and was killed; allow more, or make it smaller"
-        self._recorder.reported(trial_id, FailureReport("timeout", message))
+    def _judge(self, trial_id: int, verdict: Verdict, seconds: float) -> None:
+        match verdict:
+            case Verdict.TIMEOUT:
+                cause = f"timeout_seconds = {seconds:g}: the trial took longer and was killed"
+                self._recorder.reported(trial_id, FailureReport("timeout", f"{cause}; allow more, or make it smaller"))
+            case Verdict.HUNG:
+                self._recorder.died(trial_id, f"it reported nothing for {seconds:g} s (`hung_after`) and was killed")
+            case Verdict.YIELD:
+                self._recorder.gave_way(trial_id)
 
 
 def _name(trial: Trial) -> str:
-    return f"trial-{job_of(trial).trial_id}"
+    return f"trial-{job_of(trial).trial_id}-{trial.trial_id}"  # one that lost its process comes again
 
 
-def make_scheduler(wanted: Fifo | Asha, earlier: Iterable[Curve] = ()) -> TrialScheduler:
+def make_scheduler(wanted: Fifo | Asha, feed: Feed, earlier: Iterable[Curve] = ()) -> TrialScheduler:
     """The scheduler of a pass. `earlier` are the epochs of trials that are final already.
 
-    Those take part in every comparison they came as far as, as if the driver had never changed.
+    Those take part in every comparison they came as far as, as if the driver had never changed. `feed` decides of
+    Tune's idle processes, of which nothing but a scheduler is shown Tune's controller.
     """
-    if isinstance(wanted, Fifo):
-        return FIFOScheduler()  # type: ignore[no-untyped-call]
-    return _Halving(wanted, earlier)
+    return _First(feed) if isinstance(wanted, Fifo) else _Halving(wanted, feed, earlier)
+
+
+def _pending(controller: Any, feed: Feed) -> None:
+    feed.watch(controller._tune_controller._actor_cache)
+
+
+class _First(FIFOScheduler):
+    """First come, first served."""
+
+    def __init__(self, feed: Feed) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._feed = feed
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (FIFOScheduler, ())  # Tune keeps a pickled copy in its books; nobody uses it
+
+    def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
+        """The first that waits."""
+        _pending(tune_controller, self._feed)
+        chosen: Trial | None = super().choose_trial_to_run(tune_controller)
+        return chosen
 
 
 class _Halving(ASHAScheduler):
     """Successive halving that stops nothing after the last comparison: a trial's own end comes later."""
 
-    def __init__(self, wanted: Asha, earlier: Iterable[Curve]) -> None:
+    def __init__(self, wanted: Asha, feed: Feed, earlier: Iterable[Curve]) -> None:
+        self._feed = feed
         super().__init__(
             time_attr=COMPARED_EPOCH,
             metric=wanted.metric,
@@ -187,3 +185,12 @@ class _Halving(ASHAScheduler):
             trial: Any = SimpleNamespace(trial_id=f"earlier-{curve.trial_id}")  # all that a bracket asks of it
             for epoch, value in curve.points:
                 self._brackets[0].on_result(trial, epoch, sign * value)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (FIFOScheduler, ())  # Tune keeps a pickled copy in its books; nobody uses it
+
+    def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
+        """The first that waits."""
+        _pending(tune_controller, self._feed)
+        chosen: Trial | None = super().choose_trial_to_run(tune_controller)
+        return chosen

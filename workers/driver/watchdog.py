@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 import ray
@@ -12,32 +13,50 @@ import ray
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.5
+LEAST_HUNG_SECONDS = 1800.0
+"""Half an hour without a word is nothing yet: an epoch or an attack may take so long."""
+HUNG_PAUSES = 10
+"""So many times its longest pause so far."""
+YIELD_SECONDS = 8.0
+"""A trial that is to give way does so after its next report, which follows a checkpoint, but no later than this."""
 
 
-@dataclass(frozen=True)
+class Verdict(Enum):
+    """Why a process is killed."""
+
+    TIMEOUT = "took longer than it may"
+    HUNG = "says nothing"
+    YIELD = "gives way"
+
+
+@dataclass
 class _Attempt:
     actor: Any
     began: float = field(default_factory=time.monotonic)
+    heard: float = field(default_factory=time.monotonic)
+    longest_pause: float = 0.0
+    yields_at: float | None = None
 
 
 class Watchdog:
-    """Kills the process of an attempt that takes longer than `timeout_seconds`, hung steps included.
+    """Kills processes of attempts: that take too long, hung steps included, say nothing, or are to give way.
 
-    `timed_out` is called with the trial before. A timer of its own watches: Tune's loop learns nothing of a trial that
-    says nothing.
+    `judge` is called with the trial, the verdict and the seconds that decided it, before the process ends. A timer of
+    its own watches: Tune's loop learns nothing of a trial that says nothing.
     """
 
-    def __init__(self, timeout_seconds: float | None, timed_out: Callable[[int], None]) -> None:
-        self._timeout, self._timed_out = timeout_seconds, timed_out
+    def __init__(
+        self, timeout: float | None, hung_after: float | None, judge: Callable[[int, Verdict, float], None]
+    ) -> None:
+        self._timeout, self._hung_after, self._judge = timeout, hung_after, judge
         self._running: dict[int, _Attempt] = {}
         self._killed: set[int] = set()
         self._lock = threading.Lock()
         self._over = threading.Event()
 
     def start(self) -> None:
-        """Starts the timer, if there is a limit."""
-        if self._timeout is not None:
-            threading.Thread(target=self._watch, args=(self._timeout,), name="timeout", daemon=True).start()
+        """Starts the timer."""
+        threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     def close(self) -> None:
         """Ends the timer."""
@@ -46,7 +65,21 @@ class Watchdog:
     def began(self, trial_id: int, actor: Any) -> None:
         """A process (Ray's handle of its actor) works on the trial."""
         with self._lock:
+            self._killed.discard(trial_id)
             self._running[trial_id] = _Attempt(actor)
+
+    def heard(self, trial_id: int) -> None:
+        """The trial reported; one that is to give way does so now."""
+        with self._lock:
+            attempt = self._running.get(trial_id)
+            if attempt is None:
+                return
+            now = time.monotonic()
+            attempt.longest_pause = max(attempt.longest_pause, now - attempt.heard)
+            attempt.heard = now
+            yields = attempt.yields_at is not None
+        if yields:
+            self._end(trial_id, Verdict.YIELD, 0.0)
 
     def ended(self, trial_id: int) -> bool:
         """The attempt is over; whether it ended by itself and was not killed from here."""
@@ -63,12 +96,36 @@ class Watchdog:
         if attempt is not None:
             ray.kill(attempt.actor)
 
-    def _watch(self, timeout: float) -> None:
+    def allow(self, most: int) -> None:
+        """No more than so many may run: those that began last give way, which loses the least."""
+        with self._lock:
+            newest_last = sorted(self._running.values(), key=lambda attempt: attempt.began)
+            latest = time.monotonic() + YIELD_SECONDS
+            for attempt in newest_last[:most]:
+                attempt.yields_at = None
+            for attempt in newest_last[most:]:
+                attempt.yields_at = attempt.yields_at or latest
+
+    def _watch(self) -> None:
         while not self._over.wait(LOOK_SECONDS):
-            latest = time.monotonic() - timeout
-            with self._lock:
-                overdue = [trial_id for trial_id, attempt in self._running.items() if attempt.began < latest]
-            for trial_id in overdue:
-                logger.warning("trial %d took longer than %g s: killing it", trial_id, timeout)
-                self._timed_out(trial_id)
-                self.kill(trial_id)
+            for trial_id, verdict, seconds in self._verdicts():
+                self._end(trial_id, verdict, seconds)
+
+    def _verdicts(self) -> list[tuple[int, Verdict, float]]:
+        found = []
+        now = time.monotonic()
+        with self._lock:
+            for trial_id, attempt in self._running.items():
+                hung = self._hung_after or max(LEAST_HUNG_SECONDS, HUNG_PAUSES * attempt.longest_pause)
+                if self._timeout is not None and now - attempt.began > self._timeout:
+                    found.append((trial_id, Verdict.TIMEOUT, self._timeout))
+                elif now - attempt.heard > hung:
+                    found.append((trial_id, Verdict.HUNG, hung))
+                elif attempt.yields_at is not None and now > attempt.yields_at:
+                    found.append((trial_id, Verdict.YIELD, 0.0))
+        return found
+
+    def _end(self, trial_id: int, verdict: Verdict, seconds: float) -> None:
+        logger.warning("trial %d %s: killing its process", trial_id, verdict.value)
+        self._judge(trial_id, verdict, seconds)
+        self.kill(trial_id)

@@ -28,15 +28,15 @@ class Job:
 class TuneConfig(TypedDict):
     """What Tune hands to a trial's process.
 
-    `job` has the fields of a `Job`, all else is common to a pass. `run` has the shape of `run_trial`; once `stop_file`
-    exists no trial begins; `every_epoch`: whether each is reported for itself.
+    `job` has the fields of a `Job`, all else is common to a pass: `run` has the shape of `run_trial`, `cpus` and `gpus`
+    are reserved, and `every_epoch` says whether each is reported for itself.
     """
 
     job: NotRequired[Plain]
     run: RunTrial
     data_dir: str
     cpus: float
-    stop_file: str
+    gpus: float
     every_epoch: bool
 
 
@@ -73,8 +73,25 @@ class FailureReport:
 
 
 @dataclass(frozen=True)
-class SkippedReport:
-    """The trial did not begin: its experiment is being stopped."""
+class StartedReport:
+    """The trial begins in its process: on this host, with these GPUs of it."""
+
+    host: str
+    gpus: list[str]
+
+    @property
+    def place(self) -> str:
+        """Where it runs, in words."""
+        return f"{self.host}, GPU {', '.join(self.gpus)}" if self.gpus else self.host
 
 
-Report = EpochReport | ResultReport | FailureReport | SkippedReport
+@dataclass(frozen=True)
+class StageReport:
+    """The trial's evaluation got on."""
+
+    stage: StageProgress
+
+
+Report = StartedReport | EpochReport | StageReport | ResultReport | FailureReport
+GOING_ON = (StartedReport, EpochReport, StageReport)
+"""After these there is more to come."""

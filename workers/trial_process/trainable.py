@@ -5,6 +5,8 @@ import errno
 import gc
 import logging
 import math
+import os
+import socket
 import sys
 import time
 import traceback
@@ -14,19 +16,22 @@ from io import TextIOBase
 from pathlib import Path
 from typing import Any, TextIO, cast
 
+import ray
 from ray import tune
 
 from ttsv.config.trial import TrialConfig
 from ttsv.errors import DataError, DivergedError, TrialError
 from ttsv.results import EpochMetrics, StageProgress, TrialResult
 from workers.trial_process.messages import (
+    GOING_ON,
     EpochReport,
     FailureReport,
     Job,
     Report,
     ResultReport,
     RunTrial,
-    SkippedReport,
+    StageReport,
+    StartedReport,
     TuneConfig,
 )
 from workers.trial_process.trial_folder import Journal, manifest, trial_folder
@@ -41,6 +46,8 @@ _TRACEBACK_CHARACTERS = 4000
 
 REPORT_SECONDS = 0.5
 """Epochs shorter than this are reported together, unless each is wanted for itself."""
+STAGE_SECONDS = 10.0
+"""Between two reports of how far an evaluation is."""
 
 COMPARED_EPOCH = "compared_epoch"
 """The epoch at which a scheduler may compare the trial; 0 after its last one, as it is not stopped any more then."""
@@ -55,11 +62,17 @@ class TrialTrainable(tune.Trainable):
 
     def setup(self, config: dict[str, Any]) -> None:
         """Prepares the process, then the first trial."""
+        gpus = config["gpus"]
+        if gpus == 0:
+            # Whoever started the cluster: without a GPU reserved it shows all of them, or none.
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""
         import torch  # here, as drivers import this module, and compute nothing
 
         from ttsv.runtime import keep_freed_memory
 
         torch.set_num_threads(math.ceil(config["cpus"]))
+        if 0 < gpus < 1 and torch.cuda.is_available():
+            torch.cuda.set_per_process_memory_fraction(gpus)
         keep_freed_memory()
         self._begin(cast(TuneConfig, config))
 
@@ -72,7 +85,7 @@ class TrialTrainable(tune.Trainable):
     def step(self) -> dict[str, Any]:
         """Runs up to the next report."""
         report = self._next_report()
-        return {"report": report, "done": not isinstance(report, EpochReport), **_numbers(report)}
+        return {"report": report, "done": not isinstance(report, GOING_ON), **_numbers(report)}
 
     def cleanup(self) -> None:
         """Closes the trial."""
@@ -80,9 +93,7 @@ class TrialTrainable(tune.Trainable):
 
     def _begin(self, config: TuneConfig) -> None:
         pause = 0.0 if config["every_epoch"] else REPORT_SECONDS
-        self._reports: Iterator[Report] = _reports(
-            Job(**config["job"]), config["run"], Path(config["data_dir"]), Path(config["stop_file"]), pause
-        )
+        self._reports: Iterator[Report] = _reports(Job(**config["job"]), config["run"], Path(config["data_dir"]), pause)
 
     def _end(self) -> None:
         """Leaves nothing of the last trial behind, least of all in the GPU's memory."""
@@ -111,11 +122,10 @@ class TrialTrainable(tune.Trainable):
             return FailureReport("error", traceback.format_exc()[-_TRACEBACK_CHARACTERS:])  # which nobody foresaw
 
 
-def _reports(job: Job, run: RunTrial, data_dir: Path, stop_file: Path, pause: float) -> Iterator[Report]:
+def _reports(job: Job, run: RunTrial, data_dir: Path, pause: float) -> Iterator[Report]:
     """What the trial has to say. The first epoch at once, later ones together, as each report costs a round trip."""
-    if stop_file.exists():
-        yield SkippedReport()
-        return
+    gpus = ray.get_runtime_context().get_accelerator_ids().get("GPU", []) if ray.is_initialized() else []
+    yield StartedReport(socket.gethostname(), gpus)
     config = TrialConfig.from_dict(job.config)
     folder = trial_folder(data_dir, job.trial_id, job.fence)
     with trial_log(folder / LOG):
@@ -137,7 +147,7 @@ def _told(job: Job, run: RunTrial, config: TrialConfig, data_dir: Path, folder: 
     if points:
         yield EpochReport(points)
         points = []
-    reported_at = -math.inf
+    reported_at = stage_at = -math.inf
     source = {} if job.source is None else {"source": _require_file(data_dir / job.source)}
     try:
         for item in run(config, data_dir=data_dir, folder=folder, **source):
@@ -151,6 +161,12 @@ def _told(job: Job, run: RunTrial, config: TrialConfig, data_dir: Path, folder: 
                     points, reported_at = [], time.monotonic()
             elif isinstance(item, StageProgress):
                 _log_stage(item)
+                if time.monotonic() - stage_at >= STAGE_SECONDS:
+                    if points:
+                        yield EpochReport(points)
+                        points = []
+                    yield StageReport(item)
+                    stage_at = time.monotonic()
             else:
                 _require_finite(item, "the result")
                 files = manifest(item.artifacts, data_dir)

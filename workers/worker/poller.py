@@ -1,7 +1,9 @@
 """The worker: claims experiments, runs each in a process of its own, and takes over from workers that died."""
 
 import contextlib
+import json
 import logging
+import math
 import os
 import select
 import shutil
@@ -10,20 +12,23 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from types import FrameType
 
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
 
 from service.database import now
 from service.database.engine import Database
 from service.database.outages import Backoff
 from service.errors import LeaseLostError
 from service.queue import driver_reads, leases
+from service.queue.contenders import Contender, Specs, contenders, give_up_unfit, say_why
 from service.queue.leases import Lease, Watched
+from service.queue.shares import NEEDS, Amount, Usage, allocate, shortage
 from service.settings import Settings
 from workers.trial_process.trial_folder import remove_checkpoints, tune_folder
 from workers.worker.processes import identity, is_dead, kill_session, spawn, stop
@@ -44,9 +49,22 @@ _LONGEST_PAUSE = 60.0
 
 @dataclass(frozen=True)
 class _Driver:
+    """A driver's process, and what it was last told of its share."""
+
     lease: Lease
     child: subprocess.Popen[bytes]
     started: float = field(default_factory=time.monotonic)
+    told: list[str] = field(default_factory=list)
+
+    def tell(self, slots: int, most: int) -> None:
+        """Says how many trials may begin and how many may go on, where that is news."""
+        share = json.dumps({"slots": slots, "most": most})
+        if self.told[-1:] != [share]:
+            self.told[:] = [share]
+            assert self.child.stdin is not None, "drivers are spawned with a pipe"
+            with contextlib.suppress(BrokenPipeError):  # it is dead, which is noticed elsewhere
+                self.child.stdin.write(f"{share}\n".encode())
+                self.child.stdin.flush()
 
 
 class Worker:
@@ -73,8 +91,9 @@ class Worker:
         self._cluster_backoff = Backoff(first=1, longest=_LONGEST_PAUSE)
         self._drivers: list[_Driver] = []
         self._ended: list[Lease] = []
-        self._deaths = Backoff(first=1, longest=_LONGEST_PAUSE)
-        self._claim_after = 0.0
+        self._troubled: dict[int, _Trouble] = {}
+        self._specs, self._usage = Specs(), Usage()
+        self._shared_at = time.monotonic()
         self._greet_after = 0.0
         self._sweep_after = 0.0
         self._swept = False
@@ -107,7 +126,7 @@ class Worker:
             self._release_ended(drained=False)
             self._greet()
             self._reap()
-            self._claim()
+            self._share()
             self._sweep()
         except SQLAlchemyError as error:
             self._standstill.interrupt()
@@ -137,18 +156,12 @@ class Worker:
         for driver in [driver for driver in self._drivers if driver.child.poll() is not None]:
             self._drivers.remove(driver)
             self._clean_up(driver)
-            code = driver.child.returncode
+            code, number = driver.child.returncode, driver.lease.experiment_id
             if code == 0 or time.monotonic() - driver.started > _HEALTHY_SECONDS:
-                self._deaths.succeeded()
+                self._troubled.pop(number, None)
             if code != 0:
-                pause = self._deaths.failed()
-                self._claim_after = time.monotonic() + pause
-                logger.error(
-                    "the driver of experiment %d ended with code %d; next claim in %.1f s",
-                    driver.lease.experiment_id,
-                    code,
-                    pause,
-                )
+                pause = self._troubled.setdefault(number, _Trouble()).failed()
+                logger.error("the driver of experiment %d ended with code %d; another in %.1f s", number, code, pause)
 
     def _clean_up(self, driver: _Driver) -> None:
         kill_session(driver.child.pid)
@@ -200,23 +213,89 @@ class Worker:
             if gone and self._database.write(partial(leases.reap, seen=seen, by=self.name)):
                 logger.warning("experiment %d is queued again: %s is gone", seen.experiment_id, seen.worker)
 
-    def _claim(self) -> None:
-        while (
-            len(self._drivers) < self._settings.max_experiments
-            and time.monotonic() >= self._claim_after
-            and self._cluster.ready()
-            and not self._stopping
-        ):
-            lease = self._database.write(partial(leases.claim, worker=self.name, process=self._identity))
-            if lease is None:
-                return
+    def _share(self) -> None:
+        """Divides the cluster anew: drivers are told their shares, and experiments claimed that have one now."""
+        nodes = self._cluster.capacity()
+        if nodes is None or not self._cluster.ready() or self._stopping:
+            return
+        drivers = {driver.lease.experiment_id: driver for driver in self._drivers}
+        with self._database.read() as session:
+            found = contenders(session, drivers.keys(), self._specs)
+        elapsed, self._shared_at = time.monotonic() - self._shared_at, time.monotonic()
+        self._usage.add([one.demand for one in found if one.claimed], nodes, elapsed)
+        waits = {one.demand.experiment_id: self._hindrance(one, nodes) for one in found}
+        demands = [one.demand for one in found if waits[one.demand.experiment_id] is None]
+        most = self._settings.max_experiments
+        shares = allocate(demands, nodes, most_experiments=most, usage=self._usage)
+        holding = allocate(demands, nodes, most_experiments=most) if any(one.preempt for one in found) else {}
+        self._make_room(found, shares)
+        for one in found:
+            number = one.demand.experiment_id
+            slots = shares.get(number, 0)
+            if (driver := drivers.get(number)) is not None:
+                driver.tell(slots, max(slots, holding.get(number, 0)) if one.preempt else sys.maxsize)
+            elif slots and len(self._drivers) < 2 * most:
+                self._claim(number, slots)
+            elif not one.demand.trials and not one.claimed:
+                self._database.write(partial(self._complete, experiment_id=number))
+            if waits[number] is None and one.demand.trials and not slots and not one.demand.running:
+                waits[number] = _behind(shares)
+        self._say_why(found, waits)
+
+    def _hindrance(self, one: Contender, nodes: Sequence[Amount]) -> str | None:
+        """Why the experiment could run nothing now even if it were alone."""
+        if (reason := shortage(one.demand.needs, nodes)) is not None:
+            return reason
+        trouble = self._troubled.get(one.demand.experiment_id)
+        if trouble is not None and not one.claimed and time.monotonic() < trouble.until:
+            return f"its driver died {trouble.deaths} times (see the worker's logs) and is started again soon"
+        return None
+
+    def _make_room(self, found: Sequence[Contender], shares: Mapping[int, int]) -> None:
+        """Where there are many drivers, those that have nothing to run give their experiments back."""
+        if len(self._drivers) < self._settings.max_experiments:
+            return
+        idle = {one.demand.experiment_id for one in found if one.demand.running == 0} - shares.keys()
+        for driver in self._drivers:
+            if driver.lease.experiment_id in idle:
+                driver.child.terminate()
+
+    def _say_why(self, found: Sequence[Contender], waits: Mapping[int, str | None]) -> None:
+        """Writes down what is news of who waits for what, and gives up what never fitted."""
+        patience = self._settings.unfit_seconds or math.inf
+        news: dict[int, str | None] = {}
+        unfit = set()
+        for one in found:
+            number, reason = one.demand.experiment_id, waits[one.demand.experiment_id]
+            misfit = reason is not None and reason.startswith(NEEDS)
+            if misfit:
+                unfit.add(number)
+            if reason != one.waiting or misfit != (one.unfit_since is not None):
+                news[number] = reason
+            elif misfit and not one.claimed and _waited(one) > patience:
+                why = f"{reason}, and has for {patience:g} s (TTSV_UNFIT_SECONDS); ask for less, or add a node"
+                self._database.write(partial(give_up_unfit, experiment_id=number, worker=self.name, reason=why))
+        if news:
+            self._database.write(partial(say_why, reasons=news, unfit=unfit))
+
+    def _claim(self, experiment_id: int, slots: int) -> None:
+        claim = partial(leases.claim, worker=self.name, process=self._identity, experiment_id=experiment_id)
+        lease = self._database.write(claim)
+        if lease is not None:
             self._start_driver(lease)
+            self._drivers[-1].tell(slots, sys.maxsize)
+
+    def _complete(self, session: Session, experiment_id: int) -> None:
+        """Ends an experiment of which nothing is left to do; whoever had it could not."""
+        lease = leases.claim(session, self.name, self._identity, experiment_id)
+        if lease is not None and not leases.complete(session, lease):
+            leases.release(session, lease, drained=True)  # something was added meanwhile
 
     def _start_driver(self, lease: Lease) -> None:
         number, fence = str(lease.experiment_id), str(lease.fence)
         log = self._settings.data_dir / "logs" / f"experiment-{number}-{fence}.log"
         command = [*self._driver_command, "--experiment", number, "--fence", fence]
-        child = spawn(command, env=self._driver_environment(), log=log, death=signal.SIGTERM)
+        child = spawn(command, env=self._driver_environment(), log=log, death=signal.SIGTERM, stdin=subprocess.PIPE)
         self._drivers.append(_Driver(lease, child))
         logger.info("running experiment %s (fence %s, log %s)", number, fence, log)
 
@@ -267,6 +346,31 @@ class Worker:
     def _sleep(self, seconds: float) -> None:
         """Pauses until a signal comes, at most so long."""
         select.select([self._wake_reader], [], [], seconds)
+
+
+def _waited(one: Contender) -> float:
+    """For how many seconds an experiment has fitted no node."""
+    return 0.0 if one.unfit_since is None else (now() - one.unfit_since).total_seconds()
+
+
+class _Trouble:
+    """Deaths of an experiment's drivers, one after another: nobody's fault but theirs, and no reason to hurry."""
+
+    def __init__(self) -> None:
+        self._backoff = Backoff(first=1, longest=_LONGEST_PAUSE)
+        self.deaths, self.until = 0, 0.0
+
+    def failed(self) -> float:
+        """Counts one; how long to wait."""
+        pause = self._backoff.failed()
+        self.deaths, self.until = self.deaths + 1, time.monotonic() + pause
+        return pause
+
+
+def _behind(shares: Mapping[int, int]) -> str:
+    """Why an experiment that fits must wait."""
+    first = ", ".join(str(number) for number in sorted(shares)[:5]) + (", ..." if len(shares) > 5 else "")
+    return f"others come first: the cluster is shared by experiments {first}" if shares else "the cluster is full"
 
 
 class Standstill:

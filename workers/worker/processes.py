@@ -76,6 +76,7 @@ def spawn(
     log: Path,
     death: signal.Signals,
     pass_fds: Sequence[int] = (),
+    stdin: int = subprocess.DEVNULL,
 ) -> subprocess.Popen[bytes]:
     """Starts a command in its own session; it gets `death` when the calling thread ends. Output goes to `log`.
 
@@ -87,7 +88,7 @@ def spawn(
         return subprocess.Popen(
             [*launcher, *command],
             env=dict(env),
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,

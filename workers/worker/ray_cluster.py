@@ -3,6 +3,7 @@
 import contextlib
 import json
 import logging
+import math
 import os
 import secrets
 import shutil
@@ -12,12 +13,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
 import psutil
 
+from service.queue.shares import Amount
 from ttsv.processor import computes_bf16
 from workers.worker.processes import identity, is_dead, kill_session, spawn
 
@@ -27,6 +29,8 @@ START_SECONDS = 60.0
 _PREFIX = "ttsv-ray-"
 _OWNER = "owner.json"
 _OBJECT_STORE_BYTES = 83_886_080  # little more than the least Ray accepts: trials hand over numbers only
+_FOR_TRIALS = 0.8
+"""The share of main memory that trials may reserve."""
 _STOP_SECONDS = 3.0
 _PARTS = {"gcs_server", "raylet"}
 _BF16_PRODUCT = """
@@ -54,6 +58,10 @@ class Cluster:
         """Whether it is gone, or did not come up in time; of one that runs elsewhere we cannot tell."""
         return False
 
+    def capacity(self) -> Sequence[Amount] | None:
+        """What each node has for trials; None while nobody knows."""
+        return [Amount(math.inf, math.inf, math.inf)]
+
     def stop(self) -> None:
         """Ends it; nothing of it is left."""
 
@@ -72,6 +80,7 @@ class LocalCluster(Cluster):
     def __init__(self, data_dir: Path, *, cpus: int, gpus: int) -> None:
         super().__init__("")
         self._cpus, self._gpus = cpus, gpus
+        self._memory = int(_FOR_TRIALS * psutil.virtual_memory().total)
         self._token = data_dir / "token"
         self._log = data_dir / "logs" / f"ray-{os.getpid()}.log"
         self._child: subprocess.Popen[bytes] | None = None
@@ -94,6 +103,7 @@ class LocalCluster(Cluster):
             "temp-dir": self._folder,
             "num-cpus": self._cpus,
             "num-gpus": self._gpus,
+            "memory": self._memory,
             "include-dashboard": "false",
             "include-log-monitor": "false",
             "object-store-memory": _OBJECT_STORE_BYTES,
@@ -133,6 +143,10 @@ class LocalCluster(Cluster):
         if not self._parts:
             return time.monotonic() > self._deadline
         return not all(map(_is_alive, self._parts))
+
+    def capacity(self) -> Sequence[Amount]:
+        """This machine."""
+        return [Amount(self._cpus, self._gpus, self._memory / 2**30)]
 
     def stop(self) -> None:
         """SIGTERM, then SIGKILL to whatever is left, and no folder stays."""

@@ -1,0 +1,151 @@
+"""The experiments that could run trials on a worker's cluster now, and why some must wait.
+
+Functions take a Session; callers commit. No query grows with the number of trials.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import func, or_, select, update
+from sqlalchemy.orm import Session, aliased
+
+from service.database import OPEN_TRIALS, Experiment, ExperimentState, Project, Tally, Trial, TrialState, now
+from service.experiments import transitions
+from service.queue.shares import Amount, Demand
+from service.specs.spec import Resources
+
+_UNLIMITED = 10_000
+"""From this limit on an experiment has none."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a spec says of how its trials are to run; it stays as long as the experiment's revision does."""
+
+    needs: Amount
+    most: int | None
+    preempt: bool
+    search: int | None
+    """How many trials a search may make."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """An experiment that waits for a worker, or runs under one that asks."""
+
+    demand: Demand
+    preempt: bool
+    claimed: bool
+    waiting: str | None
+    unfit_since: datetime | None
+
+
+class Specs:
+    """Remembers the terms of the experiments seen last, as their specs may be long."""
+
+    def __init__(self) -> None:
+        self._terms: dict[tuple[int, int], Terms] = {}
+
+    def of(self, session: Session, revisions: Collection[tuple[int, int]]) -> Mapping[tuple[int, int], Terms]:
+        """The terms of experiments at these revisions."""
+        missing = {
+            experiment_id for experiment_id, revision in revisions if (experiment_id, revision) not in self._terms
+        }
+        kept = {key: terms for key, terms in self._terms.items() if key in revisions}
+        if missing:
+            query = select(Experiment.id, Experiment.revision, Experiment.spec).where(Experiment.id.in_(missing))
+            for experiment_id, revision, spec in session.execute(query):
+                resources = Resources.model_validate(spec.get("resources", {}))
+                most, search = spec.get("max_concurrent_trials"), spec.get("search")
+                kept[experiment_id, revision] = Terms(
+                    needs=Amount(resources.cpus, resources.gpus, resources.memory_gib or 0.0),
+                    most=None if most is None or most >= _UNLIMITED else most,
+                    preempt=spec.get("preempt", False),
+                    search=None if search is None else search["trials"],
+                )
+        self._terms = kept
+        return kept
+
+
+def contenders(session: Session, ours: Collection[int], specs: Specs) -> list[Contender]:
+    """Every queued experiment, and of the running ones those that are `ours`."""
+    running, queued = aliased(Tally), aliased(Tally)
+    query = (
+        select(
+            Experiment.id,
+            Experiment.revision,
+            Experiment.state,
+            Experiment.priority,
+            Experiment.project_id,
+            Experiment.owner,
+            Experiment.stopping,
+            Experiment.trial_count,
+            Experiment.waiting,
+            Experiment.unfit_since,
+            func.coalesce(Project.weight, 1.0).label("weight"),
+            func.coalesce(running.trials, 0).label("running"),
+            func.coalesce(queued.trials, 0).label("queued"),
+        )
+        .outerjoin(Project, Project.id == Experiment.project_id)
+        .outerjoin(running, (running.experiment_id == Experiment.id) & (running.state == TrialState.RUNNING))
+        .outerjoin(queued, (queued.experiment_id == Experiment.id) & (queued.state == TrialState.QUEUED))
+        .where(
+            or_(
+                Experiment.state == ExperimentState.QUEUED,
+                (Experiment.state == ExperimentState.RUNNING) & Experiment.id.in_(ours),
+            )
+        )
+        .order_by(Experiment.id)
+    )
+    rows = session.execute(query).all()
+    known = specs.of(session, {(row.id, row.revision) for row in rows})
+    found = []
+    for row in rows:
+        terms = known.get((row.id, row.revision))
+        if terms is None:  # it was changed between the two statements
+            continue
+        unborn = 0 if terms.search is None or row.stopping else max(0, terms.search - row.trial_count)
+        trials = row.running + row.queued + unborn
+        if terms.most is not None:
+            trials = min(trials, terms.most)
+        demand = Demand(
+            experiment_id=row.id,
+            trials=trials,
+            needs=terms.needs,
+            priority=row.priority,
+            project_id=row.project_id,
+            owner=row.owner,
+            weight=row.weight,
+            running=row.running,
+        )
+        claimed = row.state == ExperimentState.RUNNING
+        found.append(Contender(demand, terms.preempt, claimed, row.waiting, row.unfit_since))
+    return found
+
+
+def say_why(session: Session, reasons: Mapping[int, str | None], unfit: Collection[int]) -> None:
+    """Notes why experiments wait (None: they do not), and since when those fit no node that are `unfit`."""
+    for experiment_id, reason in reasons.items():
+        since = func.coalesce(Experiment.unfit_since, now()) if experiment_id in unfit else None
+        where = Experiment.id == experiment_id, Experiment.state.in_((ExperimentState.QUEUED, ExperimentState.RUNNING))
+        session.execute(update(Experiment).where(*where).values(waiting=reason, unfit_since=since))
+
+
+def give_up_unfit(session: Session, experiment_id: int, worker: str, reason: str) -> None:
+    """Fails a queued experiment that fitted no node for as long as the operator allows, and all its trials."""
+    experiment = session.scalar(
+        select(Experiment)
+        .where(Experiment.id == experiment_id, Experiment.state == ExperimentState.QUEUED)
+        .with_for_update()
+        .execution_options(populate_existing=True)
+    )
+    if experiment is None:
+        return
+    session.execute(
+        update(Trial)
+        .where(Trial.experiment_id == experiment_id, Trial.state.in_(OPEN_TRIALS))
+        .values(state=TrialState.FAILED, failure="infrastructure", error=reason, finished_at=now())
+    )
+    experiment.fence += 1
+    transitions.close(session, experiment, ExperimentState.FAILED, worker, reason)

@@ -1,0 +1,168 @@
+"""How Ray Tune gets its trials: one by one, as the database has them, and no more at a time than the driver may run."""
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection
+from dataclasses import asdict
+from typing import Any
+
+from ray.tune.search import Searcher
+from sqlalchemy.exc import SQLAlchemyError
+
+from service.errors import LeaseLostError
+from workers.trial_process.messages import Job
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 1.0
+"""How long it goes unnoticed at most that the database has trials again, where it had none."""
+ENDLESS = 2**31
+"""More trials than Tune is ever given: it wants to know how many there will be."""
+
+NextJob = Callable[[Collection[int]], Job | None]
+"""Gives the job that is to begin next, but for trials that are taken; raises `LeaseLostError`."""
+
+
+class Slots:
+    """How many trials a driver may have begin now. It starts with none; `unlimited` where no worker says anything."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._changed = threading.Condition()
+
+    @property
+    def count(self) -> int:
+        """So many."""
+        return self._count
+
+    def set(self, count: int) -> None:
+        """The worker decided anew."""
+        with self._changed:
+            self._count = count
+            self._changed.notify_all()
+
+    def unlimited(self) -> None:
+        """Nobody decides: a driver that was started by hand."""
+        self.set(sys.maxsize)
+
+    def wait(self, seconds: float) -> bool:
+        """Waits until there is one, at most so long; whether there is."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._count > 0, seconds)
+
+
+class Feed(Searcher):
+    """Hands out the trials that wait, and again those that lost their process or gave way.
+
+    A pass of Tune ends when nothing is left to be handed out and everything that was is settled (its end is stored);
+    or when no slot is left and nothing runs: then the cluster's other drivers get the actors. While the database is
+    away there is nothing new, and once the lease is lost, or after `stop`, nothing more. `over` is called when nothing
+    is left and nothing runs: Tune takes seconds more to end its processes and return.
+    """
+
+    def __init__(
+        self,
+        next_job: NextJob,
+        slots: Slots,
+        over: Callable[[], None],
+        *,
+        metric: str | None = None,
+        direction: str | None = None,
+    ) -> None:
+        super().__init__(metric=metric, mode=direction)
+        self._next_job, self._slots, self._say_over = next_job, slots, over
+        self.handed_out = 0
+        self._at_work: dict[str, int] = {}
+        self._taken: set[int] = set()
+        self._settling = threading.Condition()
+        self._stopped = threading.Event()
+        self._empty = False
+        self._look_after = 0.0
+        self._cache: Any = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Searcher, (self.metric, self.mode))  # Tune keeps a pickled copy in its books; nobody uses it
+
+    def stop(self) -> None:
+        """Hands nothing more out."""
+        self._stopped.set()
+
+    def settled(self, trial_id: int) -> None:
+        """What became of the trial is stored: where that is another try, it may be handed out again."""
+        with self._settling:
+            self._taken.discard(trial_id)
+            self._look_after = 0.0
+            self._settling.notify_all()
+
+    def suggest(self, trial_id: str) -> Any:
+        """The next trial's configuration, None while there is none, or FINISHED."""
+        if self._stopped.is_set():
+            return Searcher.FINISHED
+        if not self._at_work:
+            # Tune would sleep for a second before it asks again.
+            with self._settling:
+                self._settling.wait_for(lambda: not self._taken, LOOK_SECONDS)
+        if len(self._at_work) >= self._slots.count:
+            return None if self._at_work else Searcher.FINISHED
+        job = self._look(trial_id)
+        if job is None:
+            if not (self._empty and not self._at_work and not self._taken):
+                return None
+            self._say_over()
+            return Searcher.FINISHED
+        with self._settling:
+            self._taken.add(job.trial_id)
+        self._at_work[trial_id] = job.trial_id
+        self.handed_out += 1
+        return {"job": asdict(job)}
+
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        """Learns nothing."""
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        """Has a slot again, if it still may have it."""
+        self._at_work.pop(trial_id, None)
+        self.keep_or_give_back()
+        if self._stopped.is_set() and not self._at_work:
+            self._say_over()
+
+    def watch(self, cache: Any) -> None:
+        """Gets Tune's cache of idle processes, of which it keeps one unasked."""
+        self._cache = cache
+        self.keep_or_give_back()
+
+    def keep_or_give_back(self) -> None:
+        """Has Tune keep a process that is free only where it may have another trial: it holds its place meanwhile."""
+        if self._cache is not None:
+            more = not (self._empty or self._stopped.is_set())
+            self._cache._may_keep_one = more and len(self._at_work) < self._slots.count
+
+    def save(self, checkpoint_path: str) -> None:
+        """Saves nothing: the rows say what is to be run."""
+
+    def restore(self, checkpoint_path: str) -> None:
+        """Restores nothing."""
+
+    def _look(self, trial_id: str) -> Job | None:
+        """The next job. Where there was none it is not looked for again at once, unless something was settled."""
+        if self._empty and time.monotonic() < self._look_after:
+            return None
+        self._look_after = time.monotonic() + LOOK_SECONDS
+        try:
+            with self._settling:
+                taken = frozenset(self._taken)
+            job = self._next_job(taken) or self._new_job(trial_id)
+        except LeaseLostError:
+            self.stop()  # the keeper of the lease ends the driver
+            return None
+        except SQLAlchemyError as error:
+            logger.warning("the next trial waits for the database: %s", error)
+            return None
+        self._empty = job is None
+        return job
+
+    def _new_job(self, trial_id: str) -> Job | None:
+        """A trial that did not exist before: only a search has any."""
+        return None
