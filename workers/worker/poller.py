@@ -164,6 +164,9 @@ class Worker:
                 logger.error("the driver of experiment %d ended with code %d; another in %.1f s", number, code, pause)
 
     def _clean_up(self, driver: _Driver) -> None:
+        if driver.child.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                driver.child.stdin.close()
         kill_session(driver.child.pid)
         lease = driver.lease
         shutil.rmtree(tune_folder(self._settings.data_dir, lease.experiment_id, lease.fence), ignore_errors=True)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from sqlalchemy import update
 from sqlalchemy.exc import OperationalError
 
+from service.database import Trial, TrialState
 from service.experiments import actions
 from service.queue import leases
 from service.queue.leases import Lease
+from service.queue.shares import Amount
 from service.settings import Settings
 from ttsv.results import CHECKPOINTS
 from workers.worker.poller import Worker
@@ -29,6 +33,7 @@ class StandInCluster(Cluster):
     def __init__(self) -> None:
         super().__init__("nowhere")
         self.starts = self.stops = 0
+        self.nodes = [Amount(8)]
         self.broken = False
 
     def start(self) -> None:
@@ -43,6 +48,9 @@ class StandInCluster(Cluster):
 
     def failed(self) -> bool:
         return self.broken
+
+    def capacity(self) -> list[Amount]:
+        return self.nodes
 
     def env(self) -> dict[str, str]:
         return {}
@@ -74,13 +82,91 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.database.outages.random.uniform", lambda low, high: 0.02)
 
 
-def test_driver_that_always_dies_is_quarantined(lab: Lab) -> None:
+def test_driver_that_always_dies_is_started_again_and_nobody_is_blamed(lab: Lab) -> None:
     experiment_id = lab.post([0, 1])
     rig = Rig(lab, "import sys; sys.exit(3)")
-    rig.turn_until(lambda: lab.experiment(experiment_id).state == "failed")
-    assert "3 claims in a row" in (lab.experiment(experiment_id).error or "")
+    rig.turn_until(lambda: lab.experiment(experiment_id).fence >= 6)
+    assert {(trial.state, trial.attempts) for trial in lab.trials(experiment_id)} == {("queued", 0)}
     logs = sorted(path.name for path in (lab.data_dir / "logs").iterdir())
-    assert logs == [f"experiment-{experiment_id}-{fence}.log" for fence in (1, 2, 3)]
+    assert logs[:5] == [f"experiment-{experiment_id}-{fence}.log" for fence in range(1, 6)]
+    rig.worker._drain()
+
+
+def test_who_waits_for_a_driver_that_dies_is_told_so(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.database.outages.random.uniform", lambda low, high: 60)
+    experiment_id = lab.post([0, 1])
+    rig = Rig(lab, "import sys; sys.exit(3)")
+    rig.turn_until(lambda: lab.experiment(experiment_id).waiting)
+    reason = lab.experiment(experiment_id).waiting
+    assert reason == "its driver died 1 times (see the worker's logs) and is started again soon"
+    assert lab.experiment(experiment_id).state == "queued"
+    rig.worker._drain()
+
+
+def test_what_fits_no_node_waits_and_says_why(lab: Lab) -> None:
+    experiment_id = lab.post([0, 1], resources={"gpus": 3})
+    other = lab.post([0])
+    rig = Rig(lab, SLEEP)
+    rig.cluster.nodes = [Amount(8, 2), Amount(8, 2)]
+    rig.turn_until(lambda: lab.experiment(experiment_id).waiting)
+    assert lab.experiment(experiment_id).waiting == "needs 3 GPUs on one node; the largest has 2"
+    assert lab.experiment(other).state == "running"
+    assert lab.experiment(other).waiting is None
+    rig.cluster.nodes.append(Amount(8, 4))
+    rig.turn_until(lambda: lab.experiment(experiment_id).state == "running")
+    assert (lab.experiment(experiment_id).waiting, lab.experiment(experiment_id).unfit_since) == (None, None)
+    rig.worker._drain()
+
+
+def test_what_fits_no_node_fails_after_the_time_that_the_operator_sets(lab: Lab) -> None:
+    experiment_id = lab.post([0, 1], resources={"gpus": 3})
+    rig = Rig(lab, SLEEP, unfit_seconds=0.3)
+    rig.turn_until(lambda: lab.experiment(experiment_id).state == "failed")
+    reason = "needs 3 GPUs on one node; the largest has 0, and has for 0.3 s (TTSV_UNFIT_SECONDS)"
+    assert (lab.experiment(experiment_id).error or "").startswith(reason)
+    assert {(trial.state, trial.failure) for trial in lab.trials(experiment_id)} == {("failed", "infrastructure")}
+
+
+def test_drivers_hear_of_their_shares(lab: Lab) -> None:
+    """Three places: one experiment has all, then two share, then an urgent one has what it needs."""
+    seeds = list(range(50))
+    first = lab.post(seeds)
+    rig = Rig(lab, "import sys; [print(line, end='', flush=True) for line in sys.stdin]")
+    rig.cluster.nodes = [Amount(3)]
+
+    def heard(experiment_id: int) -> list[int]:
+        log = lab.data_dir / "logs" / f"experiment-{experiment_id}-1.log"
+        lines = log.read_text().splitlines() if log.exists() else []
+        return [json.loads(line)["slots"] for line in lines]
+
+    rig.turn_until(lambda: heard(first) == [3])
+    second = lab.post(seeds)
+    rig.turn_until(lambda: heard(second) and heard(first)[-1] + heard(second)[-1] == 3 and heard(first)[-1] < 3)
+    urgent = lab.post([0, 1], priority=1000)
+    rig.turn_until(lambda: heard(urgent) and heard(urgent)[-1] == 2)
+    rig.turn_until(lambda: heard(first)[-1] + heard(second)[-1] == 1)
+    lab.database.write(lambda session: actions.change(session, urgent, {"max_concurrent_trials": 1}))
+    rig.turn_until(lambda: heard(urgent)[-1] == 1 and heard(first)[-1] + heard(second)[-1] == 2)
+    rig.worker._drain()
+
+
+def test_an_idle_driver_makes_room_for_another_experiment(lab: Lab) -> None:
+    first = lab.post(list(range(9)))
+    rig = Rig(lab, SLEEP, max_experiments=1)
+    rig.cluster.nodes = [Amount(1)]
+    rig.turn_until(lambda: lab.experiment(first).state == "running")
+    urgent = lab.post([0], priority=5)
+    rig.turn_until(lambda: lab.experiment(urgent).state == "running")
+    rig.turn_until(lambda: lab.experiment(first).state == "queued")
+    assert lab.experiment(first).waiting is None or "others come first" in str(lab.experiment(first).waiting)
+    rig.worker._drain()
+
+
+def test_what_has_nothing_left_to_do_is_completed(lab: Lab) -> None:
+    """Whoever ran it stored its last result and died before it could say so."""
+    experiment_id = lab.post([0])
+    lab.database.write(lambda session: session.execute(update(Trial).values(state=TrialState.FAILED)))
+    Rig(lab, SLEEP).turn_until(lambda: lab.experiment(experiment_id).state == "failed")
 
 
 def test_driver_gets_the_workers_settings(lab: Lab) -> None:
@@ -105,7 +191,6 @@ def test_claims_no_more_than_it_may_run(lab: Lab) -> None:
     assert [lab.experiment(number).state for number in (1, 2, 3)] == ["running", "running", "queued"]
     rig.worker._drain()
     assert [lab.experiment(number).state for number in (1, 2, 3)] == ["queued"] * 3
-    assert [lab.experiment(number).fruitless_claims for number in (1, 2, 3)] == [0] * 3
     assert rig.cluster.stops == 1
 
 

@@ -45,14 +45,6 @@ def test_grid_with_failures_of_its_own(quick_lab: Lab) -> None:
     assert places == sorted(places)
 
 
-def test_resources_that_the_cluster_never_has(quick_lab: Lab) -> None:
-    experiment_id = quick_lab.post([0, 1], resources={"cpus": 64})
-    quick_lab.start_worker()
-    assert quick_lab.wait_until_final(experiment_id).state == "failed"
-    error = quick_lab.trials(experiment_id)[0].error or ""
-    assert error.startswith("resources.cpus = 64: the worker's cluster has 2")
-
-
 def test_killed_actor_leaves_its_siblings_alone(quick_lab: Lab) -> None:
     """The trial whose process died runs again, from its checkpoint, under the same driver."""
     experiment_id = quick_lab.post([0, 1], epochs=8, seconds=0.3)
@@ -108,7 +100,7 @@ def test_drain_spends_no_attempt(quick_lab: Lab) -> None:
     assert worker.wait(30) == 0
     assert time.monotonic() - started < 5
     experiment = quick_lab.experiment(experiment_id)
-    assert (experiment.state, experiment.fruitless_claims) == ("queued", 0)
+    assert experiment.state == "queued"
     assert {(trial.state, trial.attempts) for trial in quick_lab.trials(experiment_id)} == {("queued", 0)}
     assert not quick_lab.processes()
     quick_lab.start_worker()
