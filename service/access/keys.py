@@ -29,24 +29,36 @@ class Usage:
 
 
 def create_project(
-    session: Session, name: str, *, max_queued_trials: int | None = None, max_gpu_hours: float | None = None
+    session: Session,
+    name: str,
+    *,
+    max_queued_trials: int | None = None,
+    max_gpu_hours: float | None = None,
+    weight: float = 1.0,
 ) -> Project:
     """A new project; raises `ConflictError` where the name is taken."""
     _refuse_taken(session, name)
-    project = Project(name=name, max_queued_trials=max_queued_trials, max_gpu_hours=max_gpu_hours)
+    project = Project(name=name, max_queued_trials=max_queued_trials, max_gpu_hours=max_gpu_hours, weight=weight)
     session.add(project)
     session.flush()
     return project
 
 
 def update_project(
-    session: Session, project_id: int, name: str, *, max_queued_trials: int | None, max_gpu_hours: float | None
+    session: Session,
+    project_id: int,
+    name: str,
+    *,
+    max_queued_trials: int | None,
+    max_gpu_hours: float | None,
+    weight: float = 1.0,
 ) -> Project:
-    """Changes name and quotas; raises `NotFoundError`, and `ConflictError` where the name is another's."""
+    """Changes name, quotas and weight; raises `NotFoundError`, and `ConflictError` where the name is another's."""
     project = get_project(session, project_id)
     if name != project.name:
         _refuse_taken(session, name)
-    project.name, project.max_queued_trials, project.max_gpu_hours = name, max_queued_trials, max_gpu_hours
+    project.name, project.weight = name, weight
+    project.max_queued_trials, project.max_gpu_hours = max_queued_trials, max_gpu_hours
     return project
 
 

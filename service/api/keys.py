@@ -40,6 +40,9 @@ class ProjectIn(BaseModel):
     name: Name = Field(description="Which no other project has.")
     max_queued_trials: Quota = None
     max_gpu_hours: Hours = None
+    weight: float = Field(
+        1.0, gt=0, le=1000, allow_inf_nan=False, description="Twice as much is twice the share, where others want it."
+    )
 
 
 class KeyIn(BaseModel):
@@ -67,6 +70,7 @@ PROJECT: Example = {
     "name": "vision",
     "max_queued_trials": 500,
     "max_gpu_hours": 1000.0,
+    "weight": 1.0,
     "created_at": "2026-11-21T03:30:31.615887Z",
     "open_trials": 20,
     "gpu_hours": 12.5,
@@ -133,7 +137,7 @@ def update_project(
     database: Db,
     _admin: Admin,
 ) -> ProjectOut:
-    """Another name or other quotas; what waits already is left alone."""
+    """Another name, other quotas or another weight; what waits already is left alone."""
 
     def work(session: Session) -> ProjectOut:
         return _project(session, keys.update_project(session, project_id, **body.model_dump()))

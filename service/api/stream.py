@@ -52,7 +52,8 @@ def _asked(
 _EXAMPLE = (
     'event: event\ndata: {"id":1,"experiment_id":1,"trial_id":null,"at":"2026-11-21T03:30:31.615887Z",'
     '"actor":"anonymous","kind":"submitted","detail":{}}\nid: 1\n\n'
-    'event: progress\ndata: {"id":1,"state":"running","error":null,"progress":{"trials":{"queued":12,"running":2,'
+    'event: progress\ndata: {"id":1,"state":"running","error":null,"waiting":null,'
+    '"progress":{"trials":{"queued":12,"running":2,'
     '"succeeded":6,"early_stopped":0,"failed":0,"diverged":0,"cancelled":0},"epochs_done":84,"epochs":240,'
     '"best_accuracy":0.98,"best_val_accuracy":1.0,"seconds_left":61.2}}\n\n'
 )
@@ -87,11 +88,12 @@ async def stream(
     shown: tuple[Any, ...] | None = None
     async with aclosing(subscriptions.changes(experiment_id)) as changes:
         async for seen in changes:
-            state = (seen.state, seen.error, seen.progress)
+            state = (seen.state, seen.error, seen.waiting, seen.progress)
             update = ExperimentUpdate(
                 id=experiment_id,
                 state=seen.experiment.state,
                 error=seen.error,
+                waiting=seen.waiting,
                 progress=progress_out(seen.experiment, seen.progress),
             )
             if state != shown:

@@ -22,18 +22,29 @@ class Access(Connection):
 
     @covers("createProject")
     def create_project(
-        self, name: str, *, max_queued_trials: int | None = None, max_gpu_hours: float | None = None
+        self,
+        name: str,
+        *,
+        max_queued_trials: int | None = None,
+        max_gpu_hours: float | None = None,
+        weight: float = 1.0,
     ) -> ProjectOut:
         """Makes a project. Sent once: after a lost answer look whether it is there."""
-        body = _project(name, max_queued_trials, max_gpu_hours)
+        body = _project(name, max_queued_trials, max_gpu_hours, weight)
         return self._post(ProjectOut, "/v1/projects", body, repeatable=False)
 
     @covers("updateProject")
     def update_project(
-        self, project_id: int, name: str, *, max_queued_trials: int | None = None, max_gpu_hours: float | None = None
+        self,
+        project_id: int,
+        name: str,
+        *,
+        max_queued_trials: int | None = None,
+        max_gpu_hours: float | None = None,
+        weight: float = 1.0,
     ) -> ProjectOut:
-        """Gives a project a name and quotas; those left out are none."""
-        body = _project(name, max_queued_trials, max_gpu_hours)
+        """Gives a project a name, quotas and a weight; quotas left out are none."""
+        body = _project(name, max_queued_trials, max_gpu_hours, weight)
         return self._answer(ProjectOut, "PUT", f"/v1/projects/{project_id}", json=body)
 
     @covers("listKeys")
@@ -80,5 +91,6 @@ class Access(Connection):
         return self._text("/metrics")
 
 
-def _project(name: str, max_queued_trials: int | None, max_gpu_hours: float | None) -> dict[str, object]:
-    return {"name": name, "max_queued_trials": max_queued_trials, "max_gpu_hours": max_gpu_hours}
+def _project(name: str, max_queued_trials: int | None, max_gpu_hours: float | None, weight: float) -> dict[str, object]:
+    quotas = {"max_queued_trials": max_queued_trials, "max_gpu_hours": max_gpu_hours}
+    return {"name": name, **quotas, "weight": weight}

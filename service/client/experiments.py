@@ -244,7 +244,7 @@ class Experiments(Connection):
             for update in self.follow(experiment_id, events=False):
                 # The last word is the experiment's own: a search may have added trials meanwhile.
                 if isinstance(update, ExperimentUpdate) and update.state in OPEN_EXPERIMENTS:
-                    changes = {"state": update.state, "error": update.error, "progress": update.progress}
+                    changes = {name: getattr(update, name) for name in ("state", "error", "waiting", "progress")}
                     changed = shown.model_copy(update=changes)
                     if changed != shown:
                         shown = changed

@@ -30,6 +30,7 @@ class Seen:
     experiment: Experiment = field(compare=False)
     state: str
     error: str | None
+    waiting: str | None
     progress: store.Progress
     newest_event: int
 
@@ -138,6 +139,7 @@ class Subscriptions:
                 experiment,
                 experiment.state.value,
                 experiment.error,
+                experiment.waiting,
                 progress[experiment.id],
                 newest.get(experiment.id, 0),
             )

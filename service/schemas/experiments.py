@@ -48,7 +48,8 @@ class ExperimentOut(Out):
     name: str = Field(description="For people; need not be unique.")
     state: ExperimentState = Field(description="`succeeded`, `stopped`, `failed` and `cancelled` are final.")
     error: str | None = Field(description="Why it failed, and what to do; else null.")
-    priority: int = Field(description="-1000 to 1000; higher is claimed first.")
+    waiting: str | None = Field(None, description="Why none of its trials can run now; null where some can.")
+    priority: int = Field(description="-1000 to 1000; higher runs first among experiments of the same owner.")
     grid_points: int = Field(description="Points of the grid, before those that are equal become one trial.")
     trial_count: int = Field(description="Trials, of which no two train the same network the same way.")
     created_at: datetime = Field(description="When it was posted.")
@@ -77,6 +78,7 @@ class ExperimentUpdate(Out):
     id: int = Field(description="The experiment's.")
     state: ExperimentState = Field(description="Of the whole experiment.")
     error: str | None = Field(description="Why it failed, and what to do; else null.")
+    waiting: str | None = Field(None, description="Why none of its trials can run now; null where some can.")
     progress: ExperimentProgress = Field(description="How far it is.")
 
 
@@ -131,7 +133,8 @@ class TrialOut(Out):
     cell: Cell
     config: Config
     state: TrialState = Field(description="All but `queued` and `running` are final.")
-    attempts: int = Field(description="Attempts begun, but for those that a pause or a draining worker cut off.")
+    attempts: int = Field(description="Attempts begun, but for those that ended for no fault of the trial's.")
+    node: str | None = Field(None, description="Where its newest attempt runs or ran: a host, and which of its GPUs.")
     epoch: int = Field(description="Epochs done by now.")
     epochs: int = Field(description="Epochs planned.")
     failure: str | None = Field(description="Class of what went wrong, such as `diverged` or `oom`; else null.")

@@ -51,6 +51,7 @@ class ProjectOut(Out):
     name: str = Field(description="Which no other project has.")
     max_queued_trials: int | None = Field(description="Trials that may wait or run; null: no limit.")
     max_gpu_hours: float | None = Field(description="GPU-hours it may use; null: no limit.")
+    weight: float = Field(1.0, description="Of its share of the cluster, beside others' weights.")
     created_at: datetime = Field(description="When it was made.")
     open_trials: int = Field(description="Trials that wait or run now.")
     gpu_hours: float = Field(description="Of all attempts that ended.")

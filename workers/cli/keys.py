@@ -89,8 +89,9 @@ def project(
     name: Project,
     max_queued_trials: Annotated[int | None, typer.Option(min=0, help="Trials that may wait or run.")] = None,
     max_gpu_hours: Annotated[float | None, typer.Option(min=0, help="GPU-hours in all.")] = None,
+    weight: Annotated[float, typer.Option(min=0.001, max=1000, help="Of its share of the cluster.")] = 1.0,
 ) -> None:
-    """Make a project, or set its quotas anew (those left out are none)."""
+    """Make a project, or set its quotas and weight anew (quotas left out are none)."""
     from service.access import keys
 
     with _database() as database:
@@ -98,7 +99,12 @@ def project(
         def work(session: "Session") -> None:
             found = keys.project_named(session, name) or keys.create_project(session, name)
             keys.update_project(
-                session, found.id, name, max_queued_trials=max_queued_trials, max_gpu_hours=max_gpu_hours
+                session,
+                found.id,
+                name,
+                max_queued_trials=max_queued_trials,
+                max_gpu_hours=max_gpu_hours,
+                weight=weight,
             )
 
         database.write(work)

@@ -59,6 +59,8 @@ def progress_line(experiment: ExperimentOut) -> str:
         f"trials {final}/{experiment.trial_count} ({progress.trials[TrialState.RUNNING]} running)",
         f"epochs {progress.epochs_done}/{progress.epochs}",
     ]
+    if experiment.waiting is not None:
+        parts.append(f"waiting: {experiment.waiting}")
     if progress.best_val_accuracy is not None:
         parts.append(f"best validation accuracy {progress.best_val_accuracy:.2%}")
     bad = progress.trials[TrialState.FAILED] + progress.trials[TrialState.DIVERGED]

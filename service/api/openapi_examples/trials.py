@@ -44,6 +44,7 @@ TRIAL: Example = {
     },
     "state": "succeeded",
     "attempts": 1,
+    "node": "gpu-1, GPU 0",
     "epoch": 12,
     "epochs": 12,
     "failure": None,
