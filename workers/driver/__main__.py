@@ -118,6 +118,7 @@ class Driver:
         for line in sys.stdin:
             said = True
             share = json.loads(line)
+            logger.info("%d trials may run now", share["slots"])
             slots.set(share["slots"])
             passes.allow(share["most"])
         if not said:

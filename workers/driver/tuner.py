@@ -139,14 +139,23 @@ def _name(trial: Trial) -> str:
 def make_scheduler(wanted: Fifo | Asha, feed: Feed, earlier: Iterable[Curve] = ()) -> TrialScheduler:
     """The scheduler of a pass. `earlier` are the epochs of trials that are final already.
 
-    Those take part in every comparison they came as far as, as if the driver had never changed. `feed` decides of
-    Tune's idle processes, of which nothing but a scheduler is shown Tune's controller.
+    Those take part in every comparison they came as far as, as if the driver had never changed. `feed` decides what
+    becomes of free processes.
     """
     return _First(feed) if isinstance(wanted, Fifo) else _Halving(wanted, feed, earlier)
 
 
-def _pending(controller: Any, feed: Feed) -> None:
-    feed.watch(controller._tune_controller._actor_cache)
+def _next_to_start(controller: Any, feed: Feed) -> Trial | None:
+    """Chooses the trial that Tune is to start next; nothing but a scheduler is shown Tune's controller.
+
+    A free process goes to a trial for which none is being started yet. To the first that waits, as Tune has it, it
+    would go in place of the process that starts for that one: where trials are shorter than such a start, a driver that
+    may run more of them would never get so far.
+    """
+    tuner = controller._tune_controller
+    feed.watch(tuner._actor_cache)
+    waiting: list[Trial] = [trial for trial in tuner._pending_trials_list if trial in tuner._pending_trials]
+    return next((trial for trial in waiting if trial not in tuner._trial_to_actor), waiting[0] if waiting else None)
 
 
 class _First(FIFOScheduler):
@@ -160,10 +169,8 @@ class _First(FIFOScheduler):
         return (FIFOScheduler, ())  # Tune keeps a pickled copy in its books; nobody uses it
 
     def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
-        """The first that waits."""
-        _pending(tune_controller, self._feed)
-        chosen: Trial | None = super().choose_trial_to_run(tune_controller)
-        return chosen
+        """The first for which no process is being started."""
+        return _next_to_start(tune_controller, self._feed)
 
 
 class _Halving(ASHAScheduler):
@@ -190,7 +197,5 @@ class _Halving(ASHAScheduler):
         return (FIFOScheduler, ())  # Tune keeps a pickled copy in its books; nobody uses it
 
     def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
-        """The first that waits."""
-        _pending(tune_controller, self._feed)
-        chosen: Trial | None = super().choose_trial_to_run(tune_controller)
-        return chosen
+        """The first for which no process is being started."""
+        return _next_to_start(tune_controller, self._feed)

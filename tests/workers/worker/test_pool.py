@@ -23,16 +23,16 @@ def test_grids_share_and_urgent_ones_come_first(lab: Lab) -> None:
     lab.settings["TTSV_WORKER_CPUS"] = "2"
     first = lab.post(ENDLESS[:90], epochs=4, seconds=0.5)
     lab.start_worker()
-    lab.wait_for(lambda: _running(lab, first)[first] == 2)
+    lab.wait_for(lambda: _running(lab, first)[first] == 2, 180)
     second = lab.post(ENDLESS[:90], epochs=4, seconds=0.5)
-    lab.wait_for(lambda: _running(lab, first, second) == {first: 1, second: 1})
+    lab.wait_for(lambda: _running(lab, first, second) == {first: 1, second: 1}, 180)
     done = Counter({number: len(lab.results(number)) for number in (first, second)})
-    lab.wait_for(lambda: len(lab.results(first)) + len(lab.results(second)) >= done.total() + 10)
+    lab.wait_for(lambda: len(lab.results(first)) + len(lab.results(second)) >= done.total() + 10, 180)
     shares = [len(lab.results(number)) - done[number] for number in (first, second)]
     assert max(shares) - min(shares) <= 2
 
     urgent = lab.post([0, 1], epochs=4, seconds=0.5, priority=1000)
-    lab.wait_until_final(urgent)
+    lab.wait_until_final(urgent, 180)
     lab.assert_whole(urgent)
     begun = max(trial.started_at for trial in lab.trials(urgent) if trial.started_at is not None)
     others = [t for number in (first, second) for t in lab.trials(number) if t.started_at is not None]
@@ -42,11 +42,11 @@ def test_grids_share_and_urgent_ones_come_first(lab: Lab) -> None:
 
     lab.database.write(lambda session: actions.change(session, first, {"max_concurrent_trials": 1}))
     lab.database.write(lambda session: actions.cancel(session, second))
-    lab.wait_for(lambda: _running(lab, first)[first] == 1)
+    lab.wait_for(lambda: _running(lab, first)[first] == 1, 180)
     time.sleep(3)
     assert _running(lab, first)[first] == 1
     lab.database.write(lambda session: actions.change(session, first, {"max_concurrent_trials": 10_000}))
-    lab.wait_for(lambda: _running(lab, first)[first] == 2)
+    lab.wait_for(lambda: _running(lab, first)[first] == 2, 180)
     assert {trial.deaths for trial in lab.trials(first)} == {0}
 
 
@@ -54,15 +54,15 @@ def test_trials_that_may_be_interrupted_give_way_and_go_on_later(lab: Lab) -> No
     lab.settings["TTSV_WORKER_CPUS"] = "2"
     patient = lab.post([0, 1], epochs=60, seconds=0.5, preempt=True)
     lab.start_worker()
-    lab.wait_for_epochs(patient, 6)
+    lab.wait_for_epochs(patient, 6, 180)
     urgent = lab.post([0, 1], epochs=2, seconds=0.2, priority=7)
     began = datetime.now(UTC)
-    lab.wait_until_final(urgent)
+    lab.wait_until_final(urgent, 180)
     lab.assert_whole(urgent)
     starts = [trial.started_at for trial in lab.trials(urgent) if trial.started_at is not None]
     assert max((start - began).total_seconds() for start in starts) < 15
     epochs = {trial.id: trial.epoch for trial in lab.trials(patient)}
-    lab.wait_for(lambda: all(trial.epoch > epochs[trial.id] + 2 for trial in lab.trials(patient)))
+    lab.wait_for(lambda: all(trial.epoch > epochs[trial.id] + 2 for trial in lab.trials(patient)), 180)
     assert {(trial.attempts, trial.deaths) for trial in lab.trials(patient)} == {(1, 0)}
     for trial in lab.trials(patient):
         (file,) = (lab.data_dir / "trials" / str(trial.id)).glob("*/trained")
