@@ -26,8 +26,8 @@ _NODE_DIED = re.compile(
 class TuneCallback(tune.Callback):
     """Hands Tune's events on. It runs in Tune's control loop: it must not wait, and must not fail."""
 
-    def __init__(self, recorder: Recorder, watchdog: Watchdog) -> None:
-        self._recorder, self._watchdog = recorder, watchdog
+    def __init__(self, recorder: Recorder, watchdog: Watchdog, data_dir: Path) -> None:
+        self._recorder, self._watchdog, self._data_dir = recorder, watchdog, data_dir
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (tune.Callback, ())  # Tune keeps a pickled copy in its books; nobody uses it
@@ -44,6 +44,10 @@ class TuneCallback(tune.Callback):
     ) -> None:
         """The trial reported. If that was an epoch and Tune is done with it, its scheduler stopped it."""
         trial_id, report = job_of(trial).trial_id, result["report"]
+        if isinstance(report, ResultReport) and (missing := _not_here(report, self._data_dir)):
+            files = f"{missing} of trial {trial_id} is on {result.get('hostname', 'its node')} alone"
+            fix = "have all nodes share the data folder, then run the trial again"
+            report = FailureReport("infrastructure", f"{files}, not in {self._data_dir}, where it is served from; {fix}")
         self._recorder.reported(trial_id, report)
         if result["done"]:
             logger.info("trial %d %s", trial_id, _end(report))
@@ -60,6 +64,15 @@ class TuneCallback(tune.Callback):
             reason = reason_of(trial)
             logger.warning("trial %d lost its process: %s", trial_id, reason)
             self._recorder.died(trial_id, reason, charged=not _NODE_DIED.search(reason))
+
+
+def _not_here(report: ResultReport, data_dir: Path) -> str | None:
+    """The first file of a result that is not where the API reads it, or not whole: another node wrote it."""
+    for file in report.artifacts:
+        path = data_dir / file["path"]
+        if not path.is_file() or path.stat().st_size != file["size"]:
+            return f"`{file['kind']}`"
+    return None
 
 
 def job_of(trial: Trial) -> Job:

@@ -90,7 +90,7 @@ class Passes:
         reserved = {"cpu": resources.cpus, "gpu": resources.gpus}
         if resources.memory_gib is not None:
             reserved["memory"] = resources.memory_gib * GIB
-        callbacks: list[tune.Callback] = [TuneCallback(self._recorder, watchdog)]
+        callbacks: list[tune.Callback] = [TuneCallback(self._recorder, watchdog, work.data_dir)]
         if work.board_folder is not None:
             callbacks.append(TensorBoardLogger(work.board_folder))
         config = TuneConfig(
