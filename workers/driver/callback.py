@@ -45,9 +45,9 @@ class TuneCallback(tune.Callback):
         """The trial reported. If that was an epoch and Tune is done with it, its scheduler stopped it."""
         trial_id, report = job_of(trial).trial_id, result["report"]
         if isinstance(report, ResultReport) and (missing := _not_here(report, self._data_dir)):
-            files = f"{missing} of trial {trial_id} is on {result.get('hostname', 'its node')} alone"
+            where = f"is on {result.get('hostname', 'its node')} alone, not in {self._data_dir}, where it is served from"
             fix = "have all nodes share the data folder, then run the trial again"
-            report = FailureReport("infrastructure", f"{files}, not in {self._data_dir}, where it is served from; {fix}")
+            report = FailureReport("infrastructure", f"{missing} {where}; {fix}")
         self._recorder.reported(trial_id, report)
         if result["done"]:
             logger.info("trial %d %s", trial_id, _end(report))
