@@ -45,7 +45,8 @@ class TuneCallback(tune.Callback):
         """The trial reported. If that was an epoch and Tune is done with it, its scheduler stopped it."""
         trial_id, report = job_of(trial).trial_id, result["report"]
         if isinstance(report, ResultReport) and (missing := _not_here(report, self._data_dir)):
-            where = f"is on {result.get('hostname', 'its node')} alone, not in {self._data_dir}, where it is served from"
+            host = result.get("hostname", "its node")
+            where = f"is on {host} alone, and not in {self._data_dir}, where it is served from"
             fix = "have all nodes share the data folder, then run the trial again"
             report = FailureReport("infrastructure", f"{missing} {where}; {fix}")
         self._recorder.reported(trial_id, report)
