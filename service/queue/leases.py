@@ -64,7 +64,7 @@ def part(session: Session, worker: str) -> None:
 def claim(session: Session, worker: str, process: Mapping[str, Any] | None) -> Lease | None:
     """Takes the first queued experiment (highest priority, then oldest), or None.
 
-    `process` identifies the worker's process on its host (`workers.worker.processes`), so that a neighbour can tell at
+    `process` identifies the worker's process on its host (`workers.node.processes`), so that a neighbour can tell at
     once that it died. An experiment whose last claims all ended without a new epoch fails here instead.
     """
     queued = (

@@ -22,12 +22,15 @@ from service.database import now
 from service.database.engine import Database
 from service.database.outages import Backoff
 from service.errors import LeaseLostError
-from service.queue import driver_reads, leases
+from service.queue import driver_reads, leases, nodes
+from service.queue.cluster import Node
 from service.queue.leases import Lease, Watched
 from service.settings import Settings
+from workers.node.machine import local_cpus, local_gpus
+from workers.node.processes import identity, is_dead, kill_session, spawn, stop
 from workers.trial_process.trial_folder import remove_checkpoints, tune_folder
-from workers.worker.processes import identity, is_dead, kill_session, spawn, stop
-from workers.worker.ray_cluster import Cluster, LocalCluster, local_cpus, local_gpus
+from workers.worker.observation import Observation
+from workers.worker.ray_cluster import Cluster, Door, LocalCluster
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +79,8 @@ class Worker:
         self._deaths = Backoff(first=1, longest=_LONGEST_PAUSE)
         self._claim_after = 0.0
         self._greet_after = 0.0
+        self._nodes_after = 0.0
+        self._nodes: Sequence[Node] = ()
         self._sweep_after = 0.0
         self._swept = False
         self._standstill = Standstill(longest_step=max(1.0, 2 * settings.poll_seconds))
@@ -95,9 +100,12 @@ class Worker:
                 self._drain()
 
     def _choose_cluster(self) -> Cluster:
+        settings = self._settings
+        observation = Observation(settings.data_dir, shared=settings.shared_data)
         if address := os.environ.get("RAY_ADDRESS"):
-            return Cluster(address)
-        return LocalCluster(self._settings.data_dir, cpus=self._cpus, gpus=self._gpus)
+            return Cluster(address, observation)
+        door = Door.of(settings)
+        return LocalCluster(settings.data_dir, cpus=self._cpus, gpus=self._gpus, door=door, observation=observation)
 
     def _turn(self) -> float:
         """One round of everything; how long to pause after it."""
@@ -106,6 +114,7 @@ class Worker:
         try:
             self._release_ended(drained=False)
             self._greet()
+            self._record_nodes()
             self._reap()
             self._claim()
             self._sweep()
@@ -169,6 +178,14 @@ class Worker:
             greet = partial(leases.greet, worker=self.name, cpus=self._cpus, gpus=self._gpus, bf16=self._cluster.bf16())
             self._database.write(greet)
             self._greet_after = time.monotonic() + self._settings.beat_seconds
+
+    def _record_nodes(self) -> None:
+        """Says which nodes the cluster has: when something changed, and with every beat."""
+        seen = self._cluster.nodes() if self._cluster.ready() else None
+        if seen is None or (seen == self._nodes and time.monotonic() < self._nodes_after):
+            return
+        self._database.write(partial(nodes.record, worker=self.name, seen=seen))
+        self._nodes, self._nodes_after = seen, time.monotonic() + self._settings.beat_seconds
 
     def _sweep(self) -> None:
         """Removes what cancelled trials would have resumed from; whoever ran them was killed in the middle of it."""
@@ -248,6 +265,7 @@ class Worker:
         try:
             self._release_ended(drained=True)
             self._database.write(partial(leases.part, worker=self.name))
+            self._database.write(partial(nodes.record, worker=self.name, seen=()))
         except SQLAlchemyError as error:
             logger.warning("the database is away; other workers will find this one's leases: %s", error)
 

@@ -15,8 +15,8 @@ from service.queue import leases
 from service.queue.leases import Lease
 from service.settings import Settings
 from ttsv.results import CHECKPOINTS
+from workers.node.processes import identity
 from workers.worker.poller import Worker
-from workers.worker.processes import identity
 from workers.worker.ray_cluster import Cluster
 
 if TYPE_CHECKING:

@@ -1,17 +1,14 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
-from workers.worker.processes import identity
-from workers.worker.ray_cluster import LocalCluster, local_cpus, local_gpus, usable_instructions
+from workers.node.processes import identity
+from workers.worker.ray_cluster import LocalCluster
 
 
 @pytest.fixture
@@ -24,7 +21,7 @@ def fast_death(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str
         return subprocess.Popen([sys.executable, "-c", "pass"], start_new_session=True)
 
     (tmp_path / "tmp").mkdir()
-    monkeypatch.setattr("workers.worker.ray_cluster.spawn", spawn)
+    monkeypatch.setattr("workers.node.raylet.spawn", spawn)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     return commands
 
@@ -69,47 +66,3 @@ def test_start_removes_what_killed_workers_left(tmp_path: Path, fast_death: list
         assert process.wait(5) == -9
     cluster.stop()
     assert [path.name for path in (tmp_path / "tmp").iterdir()] == ["ttsv-ray-alive"]
-
-
-def test_what_this_machine_has() -> None:
-    assert 1 <= local_cpus() <= (psutil.cpu_count() or 1)
-    assert local_gpus({"CUDA_VISIBLE_DEVICES": ""}) == 0
-    assert local_gpus({"CUDA_VISIBLE_DEVICES": "-1"}) == 0
-    assert local_gpus({"CUDA_VISIBLE_DEVICES": "0,GPU-1234"}) == 2
-
-
-class TestInstructions:
-    @pytest.fixture(autouse=True)
-    def _unset(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
-        usable_instructions.cache_clear()
-
-    @pytest.mark.parametrize(
-        ("shows", "code", "kept"), [(True, -signal.SIGILL, False), (True, 0, True), (False, 1, True)]
-    )
-    def test_those_that_are_trapped_are_left_out(
-        self, monkeypatch: pytest.MonkeyPatch, shows: bool, code: int, kept: bool
-    ) -> None:
-        done: subprocess.CompletedProcess[bytes] = subprocess.CompletedProcess([], code)
-        monkeypatch.setattr("workers.worker.ray_cluster._shows_amx", lambda: shows)
-        monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
-        assert usable_instructions() == ({} if kept else {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"})
-
-    def test_what_the_user_set_is_obeyed(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
-        monkeypatch.setattr("workers.worker.ray_cluster._shows_amx", lambda: True)
-        monkeypatch.setattr(subprocess, "run", None)
-        assert usable_instructions() == {}
-
-    def test_products_in_bf16_run_here(self) -> None:
-        product = (
-            "import torch; matrix = torch.ones(64, 64, dtype=torch.bfloat16); print((matrix @ matrix)[0, 0].item())"
-        )
-        child = subprocess.run(
-            [sys.executable, "-c", product],
-            env={**os.environ, **usable_instructions()},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert child.stdout == "64.0\n"
