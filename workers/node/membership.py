@@ -30,8 +30,6 @@ LONGEST_PAUSE = 30.0
 PROBE_AGAIN_SECONDS = 600.0
 _HEALTHY_SECONDS = 60.0
 _LOOK_SECONDS = 0.5
-_HEAD_AWAY_SECONDS = 20
-"""After which Ray's part of this machine gives its head up, and with it what runs here."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +104,7 @@ class Membership:
             options["node_ip_address"] = offer.address
         if offer.ports is not None:
             options |= port_options(offer.ports)
-        away = {"RAY_gcs_rpc_server_reconnect_timeout_s": str(_HEAD_AWAY_SECONDS)}
-        self._ray.start(environment=away, **options)
+        self._ray.start(**options)
 
     def _stay(self, name: str) -> bool:
         """Until Ray's part of this machine is gone; whether it was there."""

@@ -19,8 +19,14 @@ from workers.worker.observation import Observation
 
 logger = logging.getLogger(__name__)
 
-_HEALTH_CHECK_MILLISECONDS = 1000
-"""Between two looks of the head at a node, which is gone after five without a connection: Ray's own is 3 s."""
+_WITH_NODES = {
+    # The head looks at every node; one that does not listen any more is gone after five looks (Ray: every 3 s).
+    "RAY_health_check_period_ms": "1000",
+    # A node asks as often whether it belongs to this head, and not to one that is gone (Ray: every 60 s), and waits so
+    # long for one that does not answer (Ray: 60 s), with what runs on it. Nodes have both from the head.
+    "RAY_raylet_liveness_self_check_interval_ms": "5000",
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "20",
+}
 
 
 @dataclass(frozen=True)
@@ -118,13 +124,13 @@ class LocalCluster(Cluster):
         _write_token(self._token)
         port, client_port = free_ports(2)
         options: dict[str, object] = {"num_cpus": self._cpus, "num_gpus": self._gpus, "include_dashboard": "false"}
-        environment = {}
+        environment: Mapping[str, str] = {}
         if self._door is not None:
             port = self._door.port
             if _is_taken(port):
                 logger.error("port %d, at which nodes would join (TTSV_HEAD_PORT), is taken by another program", port)
             options |= {"node_ip_address": self._door.address, **port_options(self._door.ports)}
-            environment["RAY_health_check_period_ms"] = str(_HEALTH_CHECK_MILLISECONDS)
+            environment = _WITH_NODES
             logger.info("nodes join at %s:%d with the token in %s", self._door.address, port, self._token)
         options |= {"port": port, "ray_client_server_port": client_port}
         self.address = f"127.0.0.1:{port}"
