@@ -40,7 +40,7 @@ NODE: Example = {
 
 @router.get("", operation_id="listNodes", responses=shown([NODE]), response_model=list[NodeOut])
 def index(database: Db, who: Reader) -> Any:
-    """The machines on which trials run, heads first; those that left or were refused in the last day stand behind.
+    """The machines on which trials run. Heads come first, last those that left or were refused within a day.
 
     Of more than a thousand, the newest.
     """
