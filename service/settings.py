@@ -3,7 +3,7 @@
 import ipaddress
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -25,6 +25,10 @@ def _names(value: Any) -> Any:
     return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
 
 
+LEAST_PORTS = 20
+"""Of a node: two of Ray's own, and one for each process that it runs or keeps ready."""
+
+
 def ports_of(text: str) -> range:
     """The ports of `FIRST-LAST`, both included. Raises `ValueError`."""
     first, dash, last = text.partition("-")
@@ -35,14 +39,6 @@ def ports_of(text: str) -> range:
         raise ValueError(f"must be {LEAST_PORTS} ports or more, from 1024 to 65535")
     return ports
 
-
-def _port_range(text: str) -> str:
-    ports_of(text)
-    return text
-
-
-LEAST_PORTS = 20
-"""Of a node: two of Ray's own, and one for each process that it runs or keeps ready."""
 
 _DRIVERS = {
     "sqlite": "sqlite",
@@ -107,7 +103,7 @@ class Settings(BaseSettings):
         None, description="Address of this machine at which further nodes join a worker's cluster; unset, none can."
     )
     head_port: int = Field(6379, ge=1, le=65535, description="Port at which further nodes join.")
-    node_ports: Annotated[str, AfterValidator(_port_range)] = Field(
+    node_ports: str = Field(
         "6380-6879",
         description="Ports that a worker's cluster uses for further nodes on each machine: two, and one a process.",
     )
@@ -126,11 +122,17 @@ class Settings(BaseSettings):
         False, description="Allow webhooks to this machine itself, also by http: for a relay, and for trying them."
     )
 
-    @model_validator(mode="after")
-    def _door_apart(self) -> Self:
-        if self.head_port in self.ports:
-            raise PydanticCustomError("ports", "TTSV_HEAD_PORT must not be one of TTSV_NODE_PORTS")
-        return self
+    @field_validator("node_ports")
+    @classmethod
+    def _ports_apart(cls, value: str, info: ValidationInfo) -> str:
+        """Refuses what is no range of ports, and one with the port at which nodes join."""
+        try:
+            ports = ports_of(value)
+        except ValueError as error:
+            raise PydanticCustomError("ports", "{reason}", {"reason": str(error)}) from None
+        if info.data.get("head_port") in ports:
+            raise PydanticCustomError("ports", "must be without TTSV_HEAD_PORT")
+        return value
 
     @field_validator("database_url")
     @classmethod

@@ -96,15 +96,15 @@ class Membership:
         offer = self._offer
         options: dict[str, object] = {
             "address": self.head,
-            "node_name": name,
-            "num_cpus": offer.cpus,
-            "num_gpus": offer.gpus,
+            "node-name": name,
+            "num-cpus": offer.cpus,
+            "num-gpus": offer.gpus,
         }
         if offer.address is not None:
-            options["node_ip_address"] = offer.address
+            options["node-ip-address"] = offer.address
         if offer.ports is not None:
             options |= port_options(offer.ports)
-        self._ray.start(**options)
+        self._ray.start(options=options)
 
     def _stay(self, name: str) -> bool:
         """Until Ray's part of this machine is gone; whether it was there."""

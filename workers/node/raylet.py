@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Set
 from pathlib import Path
+from types import MappingProxyType
 
 import psutil
 
@@ -42,7 +43,9 @@ class RayProcess:
         self._deadline = 0.0
         self._parts: list[psutil.Process] = []
 
-    def start(self, *flags: str, environment: Mapping[str, str] | None = None, **options: object) -> None:
+    def start(
+        self, *flags: str, options: Mapping[str, object], environment: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         """Starts in a fresh folder; first removes what killed processes left. Does not wait.
 
         `flags` and `options` of `ray start` and variables of its `environment` are added to those that all have.
@@ -51,15 +54,16 @@ class RayProcess:
         # Short, because Ray puts Unix sockets into it, whose paths end at 107 characters.
         self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
         (self._folder / _OWNER).write_text(json.dumps(identity()))
-        options |= {
-            "dashboard_agent_listen_port": 0,
-            "temp_dir": self._folder,
-            "include_log_monitor": "false",
-            "object_store_memory": _OBJECT_STORE_BYTES,
+        all_options = {
+            **options,
+            "dashboard-agent-listen-port": 0,
+            "temp-dir": self._folder,
+            "include-log-monitor": "false",
+            "object-store-memory": _OBJECT_STORE_BYTES,
         }
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", *flags, "--block"]
         command += ["--disable-usage-stats", "--log-color", "false"]
-        command += [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+        command += [f"--{name}={value}" for name, value in all_options.items()]
         env = {
             **without_settings(),  # trials hold no credentials
             **usable_instructions(),
@@ -68,7 +72,7 @@ class RayProcess:
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",  # a trial without a GPU sees none
             # Processes started in advance fit no trial: Tune gives its actors an environment of their own.
             "RAY_prestart_worker_first_driver": "0",
-            **(environment or {}),
+            **environment,
         }
         self._parts, self._deadline = [], time.monotonic() + START_SECONDS
         self._child = spawn(command, env=env, log=self._log or self._folder / "log", death=signal.SIGTERM)
@@ -123,10 +127,10 @@ def port_options(ports: range) -> dict[str, int]:
     `ports` has a step of 1.
     """
     return {
-        "node_manager_port": ports[0],
-        "object_manager_port": ports[1],
-        "min_worker_port": ports[2],
-        "max_worker_port": ports[-1],
+        "node-manager-port": ports[0],
+        "object-manager-port": ports[1],
+        "min-worker-port": ports[2],
+        "max-worker-port": ports[-1],
     }
 
 

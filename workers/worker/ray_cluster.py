@@ -123,18 +123,18 @@ class LocalCluster(Cluster):
         """Starts in a fresh folder, on fresh ports where no door is open."""
         _write_token(self._token)
         port, client_port = free_ports(2)
-        options: dict[str, object] = {"num_cpus": self._cpus, "num_gpus": self._gpus, "include_dashboard": "false"}
+        options: dict[str, object] = {"num-cpus": self._cpus, "num-gpus": self._gpus, "include-dashboard": "false"}
         environment: Mapping[str, str] = {}
         if self._door is not None:
             port = self._door.port
             if _is_taken(port):
                 logger.error("port %d, at which nodes would join (TTSV_HEAD_PORT), is taken by another program", port)
-            options |= {"node_ip_address": self._door.address, **port_options(self._door.ports)}
+            options |= {"node-ip-address": self._door.address, **port_options(self._door.ports)}
             environment = _WITH_NODES
             logger.info("nodes join at %s:%d with the token in %s", self._door.address, port, self._token)
-        options |= {"port": port, "ray_client_server_port": client_port}
+        options |= {"port": port, "ray-client-server-port": client_port}
         self.address = f"127.0.0.1:{port}"
-        self._ray.start("--head", "--no-monitor", environment=environment, **options)
+        self._ray.start("--head", "--no-monitor", options=options, environment=environment)
 
     def ready(self) -> bool:
         """Whether the raylet listens."""

@@ -1,14 +1,20 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from service.errors import UserError
+from service.queue.cluster import Machine, Node, Versions
+from service.settings import Settings
+from service.specs.states import NodeState
 from workers.node.processes import identity
-from workers.worker.ray_cluster import LocalCluster
+from workers.worker.observation import Observation
+from workers.worker.ray_cluster import Cluster, Door, LocalCluster
 
 
 @pytest.fixture
@@ -66,3 +72,93 @@ def test_start_removes_what_killed_workers_left(tmp_path: Path, fast_death: list
         assert process.wait(5) == -9
     cluster.stop()
     assert [path.name for path in (tmp_path / "tmp").iterdir()] == ["ttsv-ray-alive"]
+
+
+class TestDoor:
+    def test_none_is_open_by_default(self, tmp_path: Path, fast_death: list[list[str]]) -> None:
+        assert Door.of(Settings(data_dir=tmp_path)) is None
+        cluster = LocalCluster(tmp_path, cpus=1, gpus=0)
+        cluster.start()
+        cluster.stop()
+        (command,) = fast_death
+        assert not [part for part in command if part.startswith(("--node-", "--object-manager", "--min-", "--max-"))]
+
+    def test_ports_are_those_of_the_settings(
+        self, tmp_path: Path, fast_death: list[list[str]], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        settings = Settings(data_dir=tmp_path, head_address="localhost", head_port=23_456, node_ports="7000-7099")
+        cluster = LocalCluster(tmp_path, cpus=2, gpus=1, door=Door.of(settings))
+        with caplog.at_level("INFO"):
+            cluster.start()
+        cluster.stop()
+        (command,) = fast_death
+        assert {
+            "--port=23456",
+            "--node-ip-address=127.0.0.1",
+            "--node-manager-port=7000",
+            "--object-manager-port=7001",
+            "--min-worker-port=7002",
+            "--max-worker-port=7099",
+        } <= set(command)
+        assert cluster.address == "127.0.0.1:23456"
+        assert "nodes join at 127.0.0.1:23456" in caplog.text
+
+    def test_a_port_that_is_taken_is_said(
+        self, tmp_path: Path, fast_death: list[list[str]], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            cluster = LocalCluster(tmp_path, cpus=1, gpus=0, door=Door("127.0.0.1", port, range(7000, 7100)))
+            cluster.start()
+            cluster.stop()
+        assert f"port {port}, at which nodes would join (TTSV_HEAD_PORT), is taken" in caplog.text
+
+    @pytest.mark.parametrize("address", ["192.0.2.77", "no.such.name.invalid"])
+    def test_an_address_of_another_machine(self, tmp_path: Path, address: str) -> None:
+        with pytest.raises(UserError, match=f"TTSV_HEAD_ADDRESS: {address} is no address of this machine"):
+            Door.of(Settings(data_dir=tmp_path, head_address=address))
+
+
+class Seen(Observation):
+    """What a test says that the observer saw."""
+
+    def __init__(self, nodes: tuple[Node, ...] | None) -> None:
+        self.seen = nodes
+
+    def nodes(self, address: str, env: object) -> tuple[Node, ...] | None:
+        return self.seen
+
+
+class TestNodes:
+    def node(self, bf16: bool | None, state: NodeState = NodeState.ALIVE) -> Node:
+        machine = Machine(Versions("1", "3", "2", "2"), (), 1.0, 1.0, bf16)
+        return Node("x", "one", "10.0.0.1", 1, 0, 1.0, state=state, machine=machine)
+
+    def test_those_of_a_cluster_elsewhere_are_not_known_until_they_were_seen(self) -> None:
+        assert Cluster("elsewhere:1").nodes() is None
+        assert Cluster("elsewhere:1", Seen(None)).nodes() is None
+        assert Cluster("elsewhere:1", Seen((self.node(None),))).nodes() == (self.node(None),)
+
+    def test_of_our_own_this_machine_is_known_at_once(self, tmp_path: Path) -> None:
+        (here,) = LocalCluster(tmp_path, cpus=3, gpus=2, observation=Seen(None)).nodes()
+        assert (here.id, here.host, here.cpus, here.gpus, here.head) == ("", socket.gethostname(), 3, 2, True)
+        assert here.alive
+        assert here.memory_gib > 0.5
+
+    @pytest.mark.parametrize(
+        ("known", "expected"),
+        [((), None), ((None,), None), ((True, False), True), ((False, None), None), ((False, False), False)],
+    )
+    def test_bf16_where_any_node_has_it(self, known: tuple[bool | None, ...], expected: bool | None) -> None:
+        left = self.node(True, NodeState.LEFT)
+        cluster = Cluster("elsewhere:1", Seen((*map(self.node, known), left)))
+        assert cluster.bf16() is expected
+
+    def test_bf16_of_our_own_is_this_machines_or_anothers(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        cluster = LocalCluster(tmp_path, cpus=1, gpus=0, observation=Seen((self.node(True),)))
+        monkeypatch.setattr("workers.worker.ray_cluster.computes_bf16", lambda environment: False)
+        assert cluster.bf16() is False, "Ray is not ready: nobody was asked"
+        monkeypatch.setattr(cluster, "ready", lambda: True)
+        assert cluster.bf16() is True
