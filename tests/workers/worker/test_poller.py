@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import sys
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +13,8 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from service.experiments import actions
-from service.queue import leases
+from service.queue import leases, nodes
+from service.queue.cluster import Node
 from service.queue.leases import Lease
 from service.settings import Settings
 from ttsv.results import CHECKPOINTS
@@ -64,6 +67,41 @@ class Rig:
             return condition()
 
         self.lab.wait_for(turn, seconds)
+
+
+class TestNodes:
+    NODE = Node("a" * 56, "one", "10.0.0.1", cpus=4, gpus=1, memory_gib=10)
+
+    def states(self, lab: Lab) -> dict[str, str]:
+        with lab.database.read() as session:
+            return {row.host: row.state.value for row in nodes.listed(session, 10)}
+
+    def test_what_the_cluster_says_is_stored_when_it_changes(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+        rig = Rig(lab, SLEEP, beat_seconds=20, lease_seconds=60)
+        monkeypatch.setattr(rig.cluster, "nodes", lambda: seen)
+        seen: tuple[Node, ...] | None = None
+        rig.worker._turn()
+        assert self.states(lab) == {}
+        seen = (self.NODE,)
+        rig.worker._turn()
+        assert self.states(lab) == {"one": "alive"}
+        seen = (self.NODE, dataclasses.replace(self.NODE, id="b", host="two"))
+        rig.worker._turn()
+        assert self.states(lab) == {"one": "alive", "two": "alive"}
+        rig.worker._drain()
+        assert self.states(lab) == {"one": "left", "two": "left"}
+
+    def test_and_with_every_beat(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+        written: list[object] = []
+        monkeypatch.setattr("service.queue.nodes.record", lambda session, worker, seen: written.append(seen))
+        rig = Rig(lab, SLEEP, beat_seconds=0.2, lease_seconds=60)
+        monkeypatch.setattr(rig.cluster, "nodes", lambda: (self.NODE,))
+        for _ in range(3):
+            rig.worker._turn()
+        assert len(written) == 1
+        time.sleep(0.25)
+        rig.worker._turn()
+        assert len(written) == 2
 
 
 SLEEP = "import time; time.sleep(60)"
