@@ -90,7 +90,7 @@ class Membership:
         self._ray.stop()
         if time.monotonic() - began > _HEALTHY_SECONDS:
             self._failures = 0
-        self._pause("the head is away" if joined else f"Ray did not start here:\n{words}\n")
+        self._pause("the connection to the head is lost" if joined else f"Ray did not start here:\n{words}\n")
 
     def _start(self, name: str) -> None:
         offer = self._offer

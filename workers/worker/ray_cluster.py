@@ -20,8 +20,10 @@ from workers.worker.observation import Observation
 logger = logging.getLogger(__name__)
 
 _WITH_NODES = {
-    # The head looks at every node; one that does not listen any more is gone after five looks (Ray: every 3 s).
+    # The head looks at every node. One that does not listen any more is gone after five looks (Ray: every 3 s), one
+    # whose machine does not answer at all after five such waits (Ray: of 10 s).
     "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "5000",
     # A node asks as often whether it belongs to this head, and not to one that is gone (Ray: every 60 s), and waits so
     # long for one that does not answer (Ray: 60 s), with what runs on it. Nodes have both from the head.
     "RAY_raylet_liveness_self_check_interval_ms": "5000",

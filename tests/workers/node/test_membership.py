@@ -109,7 +109,7 @@ def test_it_joins_again_under_another_name(
     assert ports == [7000, 7001, 7002, 7099]
     assert first["node-name"] != second["node-name"]
     assert caplog.text.count("joined head:6379") == 2
-    assert caplog.text.count("the head is away") == 2
+    assert caplog.text.count("the connection to the head is lost") == 2
 
 
 def test_the_pause_is_short_again_after_a_long_stay(
