@@ -1,9 +1,7 @@
 """`ttsv node`: this machine joins a head's cluster when it fits, stays, and joins again when the head was away."""
 
 import logging
-import os
 import random
-import secrets
 import signal
 import socket
 import subprocess
@@ -16,7 +14,7 @@ from types import FrameType
 
 from service.errors import UserError
 from workers.node.machine import describe, usable_instructions, without_settings
-from workers.node.notes import NodeNote
+from workers.node.notes import NodeNote, name_here
 from workers.node.probe import CLOCK_SECONDS, NOTE, VERDICT, Outcome, Verdict
 from workers.node.processes import ask
 from workers.node.raylet import RayProcess, port_options, token_environment
@@ -75,11 +73,10 @@ class Membership:
 
     def _join(self) -> None:
         """One stay from the probe to its end, or one attempt that failed, and the pause after it."""
-        host = socket.gethostname()
-        name = f"{host}-{os.getpid()}-{secrets.token_hex(3)}"
+        name = name_here()
         verdict = self._probe(name)
         if verdict.outcome in (Outcome.REFUSED, Outcome.UNWELCOME):
-            raise UserError(f"{host} cannot join {self.head}: {verdict.words}")
+            raise UserError(f"{socket.gethostname()} cannot join {self.head}: {verdict.words}")
         if verdict.outcome is Outcome.UNANSWERED:
             self._pause(verdict.words)
             return

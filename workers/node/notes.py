@@ -4,6 +4,9 @@ The worker's observer writes the head's note every second; its time is the clock
 writes what it has before it starts Ray's processes, or why it does not.
 """
 
+import os
+import secrets
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +57,16 @@ class NodeNote:
     host: str
     machine: Machine
     problem: str | None = None
+
+
+def name_here() -> str:
+    """A name for one stay of this machine in a cluster."""
+    return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+
+
+def host_of(name: str) -> str:
+    """The machine of such a name."""
+    return name.rsplit("-", 2)[0]
 
 
 class _Shelf(Generic[_Note]):

@@ -19,7 +19,7 @@ from typing import Any
 from service.queue.cluster import Machine, Node, machine_from_json, nodes_as_json
 from service.specs.states import NodeState
 from workers.node.machine import describe, versions
-from workers.node.notes import Folder, HeadNote, NodeNote, Notes, misfits, said
+from workers.node.notes import Folder, HeadNote, Notes, host_of, misfits, said
 
 LOOK_SECONDS = 1.0
 AWAY_SECONDS = 30.0
@@ -29,6 +29,7 @@ _ANSWER_SECONDS = 60.0
 _TIMEOUT_SECONDS = 5.0
 _ALIVE = 0  # of Ray's GcsNodeInfo.GcsNodeState
 _GIB = 2**30
+_OTHER_NOTES = "its ttsv is of another version, which writes other notes: install the same on both"
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +57,12 @@ class Questions:
         if node_id in self._pending:
             self._collect(node_id, head)
         elif time.monotonic() >= self._ask_after.get(node_id, 0.0):
-            self._ask(node_id)
+            try:
+                self._ask(node_id)
+            except Exception as error:  # Ray's, of many kinds: the other nodes are seen none the less
+                logger.exception("a node cannot be asked")
+                self._answers[node_id] = Answer(None, f"it cannot be asked ({type(error).__name__}: {error})")
+                self._ask_after[node_id] = time.monotonic() + ASK_AGAIN_SECONDS
         return self._answers.get(node_id, Answer(None))
 
     def forget(self, others_than: Iterable[str]) -> None:
@@ -153,7 +159,10 @@ class Observer:
 
     def _answer(self, node_id: str, info: Any, introduced: set[str]) -> Answer:
         if info.node_name in introduced:
-            note = self._notes.nodes.get(info.node_name)
+            try:
+                note = self._notes.nodes.get(info.node_name)
+            except ValueError:
+                return Answer(None, _OTHER_NOTES)
             return Answer(None) if note is None else Answer(note.machine, note.problem)
         if Path(info.raylet_socket_name).exists():  # this machine
             if self._here is None or time.monotonic() > self._here_until:
@@ -165,26 +174,30 @@ class Observer:
     def _refused(self) -> list[Node]:
         """Machines that asked to join, one row a host however often it tries."""
         for name in self._notes.refused.names():
-            note = self._notes.refused.get(name)
+            try:
+                note = self._notes.refused.get(name)
+                refusal = None if note is None else _refusal(note.host, note.machine, note.problem)
+            except ValueError:
+                refusal = _refusal(host_of(name), None, _OTHER_NOTES)
             self._notes.refused.remove(name)
-            if note is not None:
-                self._refusals[note.host] = _refusal(note), time.monotonic()
+            if refusal is not None:
+                self._refusals[refusal.host] = refusal, time.monotonic()
         recent = time.monotonic() - SHOW_LEFT_SECONDS
         self._refusals = {host: (node, at) for host, (node, at) in self._refusals.items() if at > recent}
         return [node for node, _ in self._refusals.values()]
 
 
-def _refusal(note: NodeNote) -> Node:
+def _refusal(host: str, machine: Machine | None, problem: str | None) -> Node:
     return Node(
-        id=f"refused-{note.host}"[:100],
-        host=note.host,
+        id=f"refused-{host}"[:100],
+        host=host,
         address="",
         cpus=0,
-        gpus=len(note.machine.gpus),
-        memory_gib=note.machine.memory_gib,
+        gpus=0 if machine is None else len(machine.gpus),
+        memory_gib=0 if machine is None else machine.memory_gib,
         state=NodeState.REFUSED,
-        machine=note.machine,
-        problem=note.problem,
+        machine=machine,
+        problem=problem,
     )
 
 

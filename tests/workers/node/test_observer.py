@@ -143,6 +143,24 @@ def test_a_machine_that_tries_again_and_again_is_refused_once(board: Board, look
     assert len(looking.look()) == 1, "it is told for a while"
 
 
+def test_notes_of_another_version_are_said_to_be(
+    board: Board, looking: Observer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreadable(name: str) -> None:
+        raise ValueError("1 validation error for NodeNote")
+
+    board.add("b", 2)
+    board.nodes.put("b", "?")
+    board.refused.put("gpu-2-4711-abcdef", "?")
+    for shelf in (board.nodes, board.refused):
+        monkeypatch.setattr(shelf, "get", unreadable)
+    node, refused = looking.look()
+    assert "another version" in (node.problem or "")
+    assert (refused.host, refused.state, refused.machine) == ("gpu-2", NodeState.REFUSED, None)
+    assert "another version" in (refused.problem or "")
+    assert board.refused.notes == {}
+
+
 class TestObserve:
     def test_it_ends_when_nobody_reads(self, looking: Observer, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(observer, "LOOK_SECONDS", 0.0)
@@ -226,6 +244,16 @@ class TestQuestions:
         questions.answer(self.NODE, HEAD)
         ray.answer = ModuleNotFoundError("No module named 'workers'")
         assert "No module named 'workers'" in (questions.answer(self.NODE, HEAD).problem or "")
+
+    def test_ray_that_cannot_be_asked(
+        self, ray: FakeRay, questions: Questions, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def no_raylet(**options: object) -> None:
+            raise ConnectionError("no raylet here")
+
+        monkeypatch.setattr(ray, "remote", no_raylet)
+        for _ in range(2):
+            assert "no raylet here" in (questions.answer(self.NODE, HEAD).problem or "")
 
     def test_one_that_never_answers(self, ray: FakeRay, questions: Questions, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(observer, "_ANSWER_SECONDS", 0.0)
