@@ -19,6 +19,7 @@ from service.api import (
     keys,
     leaderboards,
     logs,
+    nodes,
     paper_tables,
     presets,
     stream,
@@ -84,6 +85,7 @@ def create_app(settings: Settings) -> FastAPI:
         leaderboards,
         paper_tables,
         presets,
+        nodes,
         keys,
     ):
         app.include_router(_summarised(module.router), dependencies=[Depends(known_parameters_only)])

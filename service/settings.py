@@ -25,6 +25,21 @@ def _names(value: Any) -> Any:
     return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
 
 
+LEAST_PORTS = 20
+"""Of a node: two of Ray's own, and one for each process that it runs or keeps ready."""
+
+
+def ports_of(text: str) -> range:
+    """The ports of `FIRST-LAST`, both included. Raises `ValueError`."""
+    first, dash, last = text.partition("-")
+    if not (dash and first.strip().isdecimal() and last.strip().isdecimal()):
+        raise ValueError("must be two ports with a dash between: 6380-6879")
+    ports = range(int(first), int(last) + 1)
+    if len(ports) < LEAST_PORTS or not 1024 <= ports[0] <= ports[-1] <= 65535:
+        raise ValueError(f"must be {LEAST_PORTS} ports or more, from 1024 to 65535")
+    return ports
+
+
 _DRIVERS = {
     "sqlite": "sqlite",
     "sqlite+pysqlite": "sqlite+pysqlite",
@@ -90,6 +105,18 @@ class Settings(BaseSettings):
     )
     worker_gpus: int | None = Field(None, ge=0, description="GPUs a worker's Ray cluster offers; all by default.")
 
+    head_address: str | None = Field(
+        None, description="Address of this machine at which further nodes join a worker's cluster; unset, none can."
+    )
+    head_port: int = Field(6379, ge=1, le=65535, description="Port at which further nodes join.")
+    node_ports: str = Field(
+        "6380-6879",
+        description="Ports that a worker's cluster uses for further nodes on each machine: two, and one a process.",
+    )
+    shared_data: bool = Field(
+        False, description="All nodes see the data folder at the same path: a machine that does not is refused."
+    )
+
     webhook_url: str | None = Field(
         None, description="Address (https) that is told of experiments that became final; several: spaces between."
     )
@@ -100,6 +127,18 @@ class Settings(BaseSettings):
     webhook_loopback: bool = Field(
         False, description="Allow webhooks to this machine itself, also by http: for a relay, and for trying them."
     )
+
+    @field_validator("node_ports")
+    @classmethod
+    def _ports_apart(cls, value: str, info: ValidationInfo) -> str:
+        """Refuses what is no range of ports, and one with the port at which nodes join."""
+        try:
+            ports = ports_of(value)
+        except ValueError as error:
+            raise PydanticCustomError("ports", "{reason}", {"reason": str(error)}) from None
+        if info.data.get("head_port") in ports:
+            raise PydanticCustomError("ports", "must be without TTSV_HEAD_PORT")
+        return value
 
     @field_validator("database_url")
     @classmethod
@@ -151,6 +190,11 @@ class Settings(BaseSettings):
         if self.database_password_file is not None and url.password is None:
             url = url.set(password=self.database_password_file.read_text().strip())
         return url
+
+    @property
+    def ports(self) -> range:
+        """Those of `node_ports`, of step 1."""
+        return ports_of(self.node_ports)
 
     @property
     def keys_required(self) -> bool:

@@ -63,6 +63,13 @@ class TestImports:
         assert {"torch", "torchvision", "ray", "sklearn", "numpy"}.isdisjoint(found["modules"])
         assert found["seconds"] < 4  # one on a processor that has nothing else to do
 
+    @pytest.mark.parametrize("module", ["workers.worker.poller", "workers.node.membership", "workers.node.notes"])
+    def test_workers_and_nodes_leave_ray_to_their_children(self, module: str) -> None:
+        assert {"torch", "ray"}.isdisjoint(after(f"import {module}")["modules"])
+
+    def test_a_node_knows_no_database(self) -> None:
+        assert "service.database" not in after("import workers.node.membership, workers.node.probe")["modules"]
+
     def test_ttsv_knows_no_database_and_no_web(self) -> None:
         found = after("import ttsv.config.trial, ttsv.trial")
         assert {"sqlalchemy", "pydantic", "fastapi", "service", "workers"}.isdisjoint(found["modules"])

@@ -27,7 +27,7 @@ from service.client import Client
 from service.database import ExperimentState
 from service.specs.documents import read_yaml
 from service.specs.grid import ExperimentSpec, expand_grid
-from workers.worker.processes import spawn, stop
+from workers.node.processes import spawn, stop
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -1,14 +1,14 @@
-"""Keys, projects and the health of the service."""
+"""Keys, projects, nodes, and the health of the service."""
 
 from collections.abc import Sequence
 from datetime import datetime
 
 from service.client.connection import Connection, covers
-from service.schemas.service import KeyOut, Liveness, MeOut, NewKeyOut, ProjectOut, Readiness
+from service.schemas.service import KeyOut, Liveness, MeOut, NewKeyOut, NodeOut, ProjectOut, Readiness
 
 
 class Access(Connection):
-    """Asks about keys, projects and health."""
+    """Asks about keys, projects, nodes and health."""
 
     @covers("getMe")
     def me(self) -> MeOut:
@@ -74,6 +74,11 @@ class Access(Connection):
     def revoke_key(self, key_id: str) -> KeyOut:
         """Makes a key useless at once."""
         return self._answer(KeyOut, "DELETE", f"/v1/keys/{key_id}")
+
+    @covers("listNodes")
+    def nodes(self) -> list[NodeOut]:
+        """The machines on which trials run, and those that left or were refused in the last day."""
+        return self._list(NodeOut, "/v1/nodes")
 
     @covers("getLiveness")
     def alive(self) -> Liveness:

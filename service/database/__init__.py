@@ -8,7 +8,7 @@ from service.database.access import ApiKey, Project
 from service.database.base import Base, Timestamp, now
 from service.database.experiments import EPOCHS_DONE, Artifact, EpochPoint, Event, Experiment, Tag, Tally, Trial
 from service.database.results import Protocol, Result, Score, ScoreBoard, ScoreRank
-from service.database.running import IdempotencyKey, Webhook, WebhookDelivery, Worker
+from service.database.running import ClusterNode, IdempotencyKey, Webhook, WebhookDelivery, Worker
 from service.specs.states import OPEN_EXPERIMENTS, OPEN_TRIALS, ExperimentState, TrialState
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "ApiKey",
     "Artifact",
     "Base",
+    "ClusterNode",
     "EpochPoint",
     "Event",
     "Experiment",

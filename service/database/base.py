@@ -9,7 +9,7 @@ from sqlalchemy import JSON, BigInteger, DateTime, Enum, Integer, MetaData, Type
 from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import DeclarativeBase
 
-from service.specs.states import ExperimentState, TrialState
+from service.specs.states import ExperimentState, NodeState, TrialState
 
 Id = BigInteger().with_variant(Integer, "sqlite")  # only an INTEGER primary key counts up by itself in SQLite
 Json = JSON(none_as_null=True)  # not JSONB, which forgets the order of keys: a grid's axes have one
@@ -64,4 +64,5 @@ class Base(DeclarativeBase):
         list[str]: Json,
         ExperimentState: _states(ExperimentState, "state"),
         TrialState: _states(TrialState, "state"),
+        NodeState: _states(NodeState, "state"),
     }

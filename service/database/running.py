@@ -7,6 +7,7 @@ from sqlalchemy import BigInteger, ForeignKey, String
 from sqlalchemy.orm import Mapped, mapped_column
 
 from service.database.base import Base, Id, now
+from service.specs.states import NodeState
 
 
 class IdempotencyKey(Base):
@@ -61,3 +62,27 @@ class Worker(Base):
     bf16: Mapped[bool | None]
     started_at: Mapped[datetime] = mapped_column(default=now)
     seen_at: Mapped[datetime] = mapped_column(default=now)
+
+
+class ClusterNode(Base):
+    """A node of a worker's cluster, or a machine that it refused (`service.queue.cluster`), and when it was there.
+
+    `machine` is what it says of itself, null until it did.
+    """
+
+    __tablename__ = "nodes"
+
+    id: Mapped[str] = mapped_column(String(100), primary_key=True)
+    worker: Mapped[str] = mapped_column(String(200), index=True)
+    host: Mapped[str] = mapped_column(String(255))
+    address: Mapped[str] = mapped_column(String(100))
+    head: Mapped[bool]
+    state: Mapped[NodeState]
+    cpus: Mapped[float]
+    gpus: Mapped[float]
+    memory_gib: Mapped[float]
+    machine: Mapped[dict[str, JsonValue] | None]
+    problem: Mapped[str | None]
+    joined_at: Mapped[datetime] = mapped_column(default=now)
+    seen_at: Mapped[datetime] = mapped_column(default=now)
+    left_at: Mapped[datetime | None]

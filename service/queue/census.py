@@ -1,16 +1,18 @@
 """SQL of what there is and what happened, in a handful of numbers: for Prometheus. Functions take a Session."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from service.database import Event, Experiment, ExperimentState, Tally, TrialState, Worker, now
+from service.database import ClusterNode, Event, Experiment, ExperimentState, Tally, TrialState, Worker, now
 from service.experiments.events import EventKind
+from service.queue import nodes
 
 _SEEN_WITHIN = timedelta(minutes=1)
+_MOST_NODES = 1000
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class Census:
     gpu_seconds: float
     lost_leases: int
     workers: int
+    nodes: Sequence[ClusterNode]
 
 
 def unfit_for_bf16(session: Session) -> bool:
@@ -69,4 +72,5 @@ def take_census(session: Session, project_id: int | None = None) -> Census:
         gpu_seconds=float(session.scalar(spent.where(*mine)) or 0),
         lost_leases=session.scalar(lost) or 0,
         workers=session.scalar(seen) or 0,
+        nodes=nodes.listed(session, _MOST_NODES),
     )

@@ -64,7 +64,7 @@ def claim(
 ) -> Lease | None:
     """Takes that experiment if it is queued, or the first that is (highest priority, then oldest); None if none is.
 
-    `process` identifies the worker's process on its host (`workers.worker.processes`), so that a neighbour can tell at
+    `process` identifies the worker's process on its host (`workers.node.processes`), so that a neighbour can tell at
     once that it died.
     """
     queued = select(Experiment.id).where(Experiment.state == ExperimentState.QUEUED)

@@ -7,6 +7,7 @@ from pydantic import Field
 
 from service.access.security import Scope
 from service.schemas.experiments import Out
+from service.specs.states import NodeState
 
 Scopes = Annotated[list[Scope], Field(description="What the key allows; `admin`: everything.")]
 
@@ -82,3 +83,52 @@ class MeOut(Out):
     name: str = Field(description="Of the key's owner; `anonymous` where no keys are asked for.")
     project_id: int | None = Field(description="Whose experiments it opens; null: all projects'.")
     scopes: Scopes
+
+
+class GpuOut(Out):
+    """A GPU as its driver names it."""
+
+    name: str = Field(description="Its model.")
+    memory_gib: float = Field(description="Its memory in GiB.")
+
+
+class VersionsOut(Out):
+    """What is the same on all nodes of a cluster."""
+
+    package: str = Field(description="Of ttsv, with 12 digits of the SHA-256 of its code.")
+    python: str = Field(description="Of Python.")
+    ray: str = Field(description="Of Ray.")
+    torch: str = Field(description="Of torch, without its build.")
+
+
+class MachineOut(Out):
+    """What a machine says of itself."""
+
+    versions: VersionsOut = Field(description="Of what runs trials.")
+    gpus: list[GpuOut] = Field(description="Its GPUs, in the order of their numbers.")
+    memory_gib: float = Field(description="Its memory in GiB.")
+    free_disk_gib: float = Field(description="What its disk has left, in GiB, when it was last asked.")
+    bf16: bool | None = Field(description="Whether trials' processor has instructions for bf16; null: not known.")
+    clock_seconds: float | None = Field(description="How far its clock is ahead of the worker's; null: not compared.")
+
+
+class NodeOut(Out):
+    """A node of a worker's cluster, or a machine that was refused."""
+
+    id: str = Field(description="Of one stay in the cluster: a node that joins again has another.")
+    worker: str = Field(description="The worker whose cluster it is.")
+    host: str = Field(description="The machine's name.")
+    address: str = Field(description="At which the cluster reaches it; empty of one that was refused.")
+    head: bool = Field(description="Whether it is the cluster's head.")
+    state: NodeState = Field(
+        description="`alive`, `left` (stopped, or not heard of any more) or `refused` (see `problem`); "
+        "what is not alive is shown for a day."
+    )
+    problem: str | None = Field(description="Why it was refused, or what is wrong with it now.")
+    cpus: float = Field(description="CPUs that it gives to trials.")
+    gpus: float = Field(description="GPUs that it gives to trials.")
+    memory_gib: float = Field(description="Memory in GiB that it gives to trials that reserve some.")
+    machine: MachineOut | None = Field(description="What it is; null until it said so.")
+    joined_at: datetime = Field(description="Since when it is there; of one that was refused, when it first asked.")
+    seen_at: datetime = Field(description="When its worker last saw it.")
+    left_at: datetime | None = Field(description="When it left; null: it did not.")

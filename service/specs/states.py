@@ -1,4 +1,4 @@
-"""The states of experiments and trials: what the database, the API and its clients call them."""
+"""The states of experiments, trials and nodes: what the database, the API and its clients call them."""
 
 from enum import StrEnum
 
@@ -31,6 +31,14 @@ class TrialState(StrEnum):
     FAILED = "failed"
     DIVERGED = "diverged"
     CANCELLED = "cancelled"
+
+
+class NodeState(StrEnum):
+    """`left`: it was stopped, or is not heard of any more. `refused`: it asked to join, and does not fit."""
+
+    ALIVE = "alive"
+    LEFT = "left"
+    REFUSED = "refused"
 
 
 OPEN_TRIALS = (TrialState.QUEUED, TrialState.RUNNING)

@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from service.client import ApiError, Client
+from service.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
@@ -40,7 +41,9 @@ def services() -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("path", ["docker-compose.yml", "docker/cpu.yml"])
+@pytest.mark.parametrize(
+    "path", ["docker-compose.yml", "docker/cpu.yml", "docker/head.yml", "docker/node.yml", "docker/cpu-node.yml"]
+)
 def test_file_matches_the_compose_schema(path: str, tmp_path: Path) -> None:
     plain = tmp_path / "compose.yml"
     plain.write_text(yaml.safe_dump(_load(path)))
@@ -82,6 +85,23 @@ def test_everything_is_hardened_and_started_in_order(services: dict[str, Any]) -
     assert set(services["worker"]["depends_on"]) == {"api"}
     devices = services["worker"]["deploy"]["resources"]["reservations"]["devices"]
     assert devices[0]["driver"] == "nvidia"
+
+
+def test_a_node_is_hardened_and_knows_no_database() -> None:
+    (node,) = _load("docker/node.yml")["services"].values()
+    assert node["read_only"]
+    assert node["cap_drop"] == ["ALL"]
+    assert "no-new-privileges:true" in node["security_opt"]
+    assert not [name for name in node["environment"] if "DATABASE" in name]
+    assert node["network_mode"] == "host", "Ray tells the others the machine's own address"
+
+
+def test_the_head_publishes_its_database_on_loopback_alone() -> None:
+    services = _load("docker/head.yml")["services"]
+    assert {name for name, service in services.items() if "ports" in service} == {"db"}
+    assert all(port.startswith("127.0.0.1:") for port in services["db"]["ports"])
+    names = {name for name in services["worker"]["environment"] if not name.startswith("TTSV_URL")}
+    assert {name.removeprefix("TTSV_").lower() for name in names} <= Settings.model_fields.keys()
 
 
 def test_no_password_is_shipped(services: dict[str, Any]) -> None:

@@ -156,6 +156,19 @@ class TestLease:
         assert "TTSV_LEASE_SECONDS" in said(("migrate",), TTSV_LEASE_SECONDS="-1")
 
 
+class TestPorts:
+    @pytest.mark.parametrize("text", ["6380", "6380-", "a-b", "6380-6390", "900-1000", "65530-65600", "7000-6000", "-"])
+    def test_ports_that_cannot_be(self, text: str, tmp_path: Path) -> None:
+        found = said(("migrate",), TTSV_NODE_PORTS=text, TTSV_DATA_DIR=str(tmp_path))
+        assert found.startswith("ttsv: TTSV_NODE_PORTS: ")
+        assert "must be" in found
+
+    def test_the_heads_own_port_is_apart(self, tmp_path: Path) -> None:
+        found = said(("migrate",), TTSV_HEAD_PORT="6400", TTSV_DATA_DIR=str(tmp_path))
+        assert found == "ttsv: TTSV_NODE_PORTS: must be without TTSV_HEAD_PORT"
+        assert Settings(data_dir=tmp_path, head_port=6400, node_ports="7000-7019").ports == range(7000, 7020)
+
+
 def read_only(connection: Any, _record: Any) -> None:
     connection.execute("PRAGMA query_only=ON")
 

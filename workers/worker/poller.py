@@ -25,14 +25,17 @@ from service.database import now
 from service.database.engine import Database
 from service.database.outages import Backoff
 from service.errors import LeaseLostError
-from service.queue import driver_reads, leases
+from service.queue import driver_reads, leases, nodes
+from service.queue.cluster import Node
 from service.queue.contenders import Contender, Specs, contenders, give_up_unfit, say_why
 from service.queue.leases import Lease, Watched
 from service.queue.shares import NEEDS, Amount, Usage, allocate, shortage
 from service.settings import Settings
+from workers.node.machine import local_cpus, local_gpus
+from workers.node.processes import identity, is_dead, kill_session, spawn, stop
 from workers.trial_process.trial_folder import remove_checkpoints, tune_folder
-from workers.worker.processes import identity, is_dead, kill_session, spawn, stop
-from workers.worker.ray_cluster import Cluster, LocalCluster, local_cpus, local_gpus
+from workers.worker.observation import Observation
+from workers.worker.ray_cluster import Cluster, Door, LocalCluster
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +98,8 @@ class Worker:
         self._specs, self._usage = Specs(), Usage()
         self._shared_at = time.monotonic()
         self._greet_after = 0.0
+        self._nodes_after = 0.0
+        self._nodes: Sequence[Node] = ()
         self._sweep_after = 0.0
         self._swept = False
         self._standstill = Standstill(longest_step=max(1.0, 2 * settings.poll_seconds))
@@ -114,9 +119,12 @@ class Worker:
                 self._drain()
 
     def _choose_cluster(self) -> Cluster:
+        settings = self._settings
+        observation = Observation(settings.data_dir, shared=settings.shared_data)
         if address := os.environ.get("RAY_ADDRESS"):
-            return Cluster(address)
-        return LocalCluster(self._settings.data_dir, cpus=self._cpus, gpus=self._gpus)
+            return Cluster(address, observation)
+        door = Door.of(settings)
+        return LocalCluster(settings.data_dir, cpus=self._cpus, gpus=self._gpus, door=door, observation=observation)
 
     def _turn(self) -> float:
         """One round of everything; how long to pause after it."""
@@ -125,6 +133,7 @@ class Worker:
         try:
             self._release_ended(drained=False)
             self._greet()
+            self._record_nodes()
             self._reap()
             self._share()
             self._sweep()
@@ -186,6 +195,14 @@ class Worker:
             self._database.write(greet)
             self._greet_after = time.monotonic() + self._settings.beat_seconds
 
+    def _record_nodes(self) -> None:
+        """Says which nodes the cluster has: when something changed, and with every beat."""
+        seen = self._cluster.nodes() if self._cluster.ready() else None
+        if seen is None or (seen == self._nodes and time.monotonic() < self._nodes_after):
+            return
+        self._database.write(partial(nodes.record, worker=self.name, seen=seen))
+        self._nodes, self._nodes_after = seen, time.monotonic() + self._settings.beat_seconds
+
     def _sweep(self) -> None:
         """Removes what cancelled trials would have resumed from; whoever ran them was killed in the middle of it."""
         if time.monotonic() < self._sweep_after:
@@ -218,19 +235,20 @@ class Worker:
 
     def _share(self) -> None:
         """Divides the cluster anew: drivers are told their shares, and experiments claimed that have one now."""
-        nodes = self._cluster.capacity()
-        if nodes is None or not self._cluster.ready() or self._stopping:
+        seen = self._cluster.nodes() if self._cluster.ready() and not self._stopping else None
+        if seen is None:
             return
+        room = [Amount(node.cpus, node.gpus, node.memory_gib) for node in seen if node.alive]
         drivers = {driver.lease.experiment_id: driver for driver in self._drivers}
         with self._database.read() as session:
             found = contenders(session, drivers.keys(), self._specs)
         elapsed, self._shared_at = time.monotonic() - self._shared_at, time.monotonic()
-        self._usage.add([one.demand for one in found if one.claimed], nodes, elapsed)
-        waits = {one.demand.experiment_id: self._hindrance(one, nodes) for one in found}
+        self._usage.add([one.demand for one in found if one.claimed], room, elapsed)
+        waits = {one.demand.experiment_id: self._hindrance(one, room) for one in found}
         demands = [one.demand for one in found if waits[one.demand.experiment_id] is None]
         most = self._settings.max_experiments
-        shares = allocate(demands, nodes, most_experiments=most, usage=self._usage)
-        holding = allocate(demands, nodes, most_experiments=most) if any(one.preempt for one in found) else {}
+        shares = allocate(demands, room, most_experiments=most, usage=self._usage)
+        holding = allocate(demands, room, most_experiments=most) if any(one.preempt for one in found) else {}
         self._make_room(found, shares)
         for one in found:
             number = one.demand.experiment_id
@@ -245,9 +263,9 @@ class Worker:
                 waits[number] = _behind(shares)
         self._say_why(found, waits)
 
-    def _hindrance(self, one: Contender, nodes: Sequence[Amount]) -> str | None:
+    def _hindrance(self, one: Contender, room: Sequence[Amount]) -> str | None:
         """Why the experiment could run nothing now even if it were alone."""
-        if (reason := shortage(one.demand.needs, nodes)) is not None:
+        if (reason := shortage(one.demand.needs, room)) is not None:
             return reason
         trouble = self._troubled.get(one.demand.experiment_id)
         if trouble is not None and not one.claimed and time.monotonic() < trouble.until:
@@ -330,6 +348,7 @@ class Worker:
         try:
             self._release_ended(drained=True)
             self._database.write(partial(leases.part, worker=self.name))
+            self._database.write(partial(nodes.record, worker=self.name, seen=()))
         except SQLAlchemyError as error:
             logger.warning("the database is away; other workers will find this one's leases: %s", error)
 

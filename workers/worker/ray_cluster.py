@@ -1,51 +1,69 @@
 """The Ray cluster of one worker: a local one that lives and dies with it, or one that runs elsewhere already."""
 
 import contextlib
-import json
 import logging
-import math
 import os
 import secrets
-import shutil
-import signal
 import socket
-import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Mapping, Sequence
-from functools import cache
+from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
-from service.queue.shares import Amount
+from service.errors import UserError
+from service.queue.cluster import Node
+from service.settings import Settings
 from ttsv.processor import computes_bf16
-from workers.worker.processes import identity, is_dead, kill_session, spawn
+from workers.node.machine import memory_bytes, usable_instructions, without_settings
+from workers.node.raylet import RayProcess, free_ports, port_options, token_environment
+from workers.worker.observation import Observation
 
 logger = logging.getLogger(__name__)
 
-START_SECONDS = 60.0
-_PREFIX = "ttsv-ray-"
-_OWNER = "owner.json"
-_OBJECT_STORE_BYTES = 83_886_080  # little more than the least Ray accepts: trials hand over numbers only
-_FOR_TRIALS = 0.8
-"""The share of main memory that trials may reserve."""
-_STOP_SECONDS = 3.0
-_PARTS = {"gcs_server", "raylet"}
-_BF16_PRODUCT = """
-import resource, torch
-resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-matrix = torch.ones(64, 64, dtype=torch.bfloat16)
-matrix @ matrix
-"""
+_WITH_NODES = {
+    # The head looks at every node. One that does not listen any more is gone after five looks (Ray: every 3 s), one
+    # whose machine does not answer at all after five such waits (Ray: of 10 s).
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "5000",
+    # A node asks as often whether it belongs to this head, and not to one that is gone (Ray: every 60 s), and waits so
+    # long for one that does not answer (Ray: 60 s), with what runs on it. Nodes have both from the head.
+    "RAY_raylet_liveness_self_check_interval_ms": "5000",
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "20",
+}
+
+
+@dataclass(frozen=True)
+class Door:
+    """Where further nodes reach the head: its address and port, and the ports of all else (of step 1)."""
+
+    address: str
+    port: int
+    ports: range
+
+    @classmethod
+    def of(cls, settings: Settings) -> "Door | None":
+        """As the settings say it, None where nobody can join. Raises `UserError` where this machine cannot."""
+        if settings.head_address is None:
+            return None
+        try:
+            address = socket.gethostbyname(settings.head_address)
+            with socket.socket() as tried:
+                tried.bind((address, 0))
+        except OSError as error:
+            raise UserError(
+                f"TTSV_HEAD_ADDRESS: {settings.head_address} is no address of this machine ({error.strerror})"
+            ) from None
+        return cls(address, settings.head_port, settings.ports)
 
 
 class Cluster:
-    """Where drivers find Ray: at an address (`RAY_ADDRESS`) at which somebody else runs it, who starts and stops it."""
+    """Where drivers find Ray: at an address (`RAY_ADDRESS`) at which somebody else runs it, who starts and stops it.
 
-    def __init__(self, address: str) -> None:
+    Nothing is known of its nodes without an `observation`.
+    """
+
+    def __init__(self, address: str, observation: Observation | None = None) -> None:
         self.address = address
+        self._observation = observation
 
     def start(self) -> None:
         """Begins to start; does not wait."""
@@ -58,169 +76,104 @@ class Cluster:
         """Whether it is gone, or did not come up in time; of one that runs elsewhere we cannot tell."""
         return False
 
-    def capacity(self) -> Sequence[Amount] | None:
-        """What each node has for trials; None while nobody knows."""
-        return [Amount(math.inf, math.inf, math.inf)]
-
     def stop(self) -> None:
-        """Ends it; nothing of it is left."""
+        """Ends it, or our part in it; nothing of that is left."""
+        if self._observation is not None:
+            self._observation.stop()
 
     def env(self) -> dict[str, str]:
         """What a driver's environment needs to connect, beyond the worker's own."""
         return {}
 
+    def nodes(self) -> Sequence[Node] | None:
+        """The nodes as they were last seen, those that just left or were refused among them; None: not known yet.
+
+        Ask again and again, from the main thread: what looks at them is kept alive by it.
+        """
+        return self._observed({})
+
+    def _observed(self, extra: Mapping[str, str]) -> Sequence[Node] | None:
+        if self._observation is None or not self.ready():
+            return None
+        return self._observation.nodes(self.address, {**without_settings(), **self.env(), **extra})
+
     def bf16(self) -> bool | None:
-        """Whether trials' processor has instructions for bf16; None where others run it, on machines of their own."""
-        return None
+        """Whether a node's processor has instructions for bf16 that it lets trials use; None where it is not known."""
+        known = {node.machine.bf16 for node in self.nodes() or () if node.alive and node.machine is not None}
+        return True if True in known else False if known == {False} else None
 
 
 class LocalCluster(Cluster):
-    """`ray start --head --block` as a child that the kernel ends when this worker ends, however that happens."""
+    """The head of a cluster, which lives and dies with this worker; further nodes may join through its `door`."""
 
-    def __init__(self, data_dir: Path, *, cpus: int, gpus: int) -> None:
-        super().__init__("")
-        self._cpus, self._gpus = cpus, gpus
-        self._memory = int(_FOR_TRIALS * psutil.virtual_memory().total)
+    def __init__(
+        self,
+        data_dir: Path,
+        *,
+        cpus: int,
+        gpus: int,
+        door: Door | None = None,
+        observation: Observation | None = None,
+    ) -> None:
+        super().__init__("", observation)
+        self._cpus, self._gpus, self._door = cpus, gpus, door
         self._token = data_dir / "token"
-        self._log = data_dir / "logs" / f"ray-{os.getpid()}.log"
-        self._child: subprocess.Popen[bytes] | None = None
-        self._folder: Path | None = None
-        self._deadline = 0.0
-        self._parts: list[psutil.Process] = []
+        log = data_dir / "logs" / f"ray-{os.getpid()}.log"
+        self._ray = RayProcess({"gcs_server", "raylet"}, self._token, log)
 
     def start(self) -> None:
-        """Starts on fresh ports and a fresh folder; first removes what killed workers left."""
+        """Starts in a fresh folder, on fresh ports where no door is open."""
         _write_token(self._token)
-        _remove_leftovers()
-        # Short, because Ray puts Unix sockets into it, whose paths end at 107 characters.
-        self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        (self._folder / _OWNER).write_text(json.dumps(identity()))
-        port, client_port = _free_ports(2)
-        options = {
-            "port": port,
-            "ray-client-server-port": client_port,
-            "dashboard-agent-listen-port": 0,
-            "temp-dir": self._folder,
-            "num-cpus": self._cpus,
-            "num-gpus": self._gpus,
-            "memory": self._memory,
-            "include-dashboard": "false",
-            "include-log-monitor": "false",
-            "object-store-memory": _OBJECT_STORE_BYTES,
-        }
-        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--no-monitor"]
-        command += ["--disable-usage-stats", "--log-color", "false"]
-        command += [f"--{name}={value}" for name, value in options.items()]
-        env = {
-            **_without_settings(),  # trials hold no credentials
-            **usable_instructions(),
-            **self.env(),
-            "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
-            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",  # a trial without a GPU sees none
-            # Processes started in advance fit no trial: Tune gives its actors an environment of their own.
-            "RAY_prestart_worker_first_driver": "0",
-        }
+        port, client_port = free_ports(2)
+        options: dict[str, object] = {"num-cpus": self._cpus, "num-gpus": self._gpus, "include-dashboard": "false"}
+        environment: Mapping[str, str] = {}
+        if self._door is not None:
+            port = self._door.port
+            if _is_taken(port):
+                logger.error("port %d, at which nodes would join (TTSV_HEAD_PORT), is taken by another program", port)
+            options |= {"node-ip-address": self._door.address, **port_options(self._door.ports)}
+            environment = _WITH_NODES
+            logger.info("nodes join at %s:%d with the token in %s", self._door.address, port, self._token)
+        options |= {"port": port, "ray-client-server-port": client_port}
         self.address = f"127.0.0.1:{port}"
-        self._parts, self._deadline = [], time.monotonic() + START_SECONDS
-        self._child = spawn(command, env=env, log=self._log, death=signal.SIGTERM)
+        self._ray.start("--head", "--no-monitor", options=options, environment=environment)
 
     def ready(self) -> bool:
         """Whether the raylet listens."""
-        if self._child is None or self._folder is None:
-            return False
-        if not self._parts and any(self._folder.glob("session_2*/sockets/raylet")):
-            self._parts = _parts(self._child.pid)
-        return bool(self._parts) and not self.failed()
+        return self._ray.ready()
 
     def failed(self) -> bool:
-        """Whether a part of it died or it takes too long to start.
-
-        `ray start --block` exits when a part of its cluster dies by accident, but not when it ends in order, as the
-        raylet does when it loses its agent: so the parts are looked at too.
-        """
-        if self._child is None or self._child.poll() is not None:
-            return True
-        if not self._parts:
-            return time.monotonic() > self._deadline
-        return not all(map(_is_alive, self._parts))
-
-    def capacity(self) -> Sequence[Amount]:
-        """This machine."""
-        return [Amount(self._cpus, self._gpus, self._memory / 2**30)]
+        """Whether a part of it died or it takes too long to start."""
+        return self._ray.failed()
 
     def stop(self) -> None:
-        """SIGTERM, then SIGKILL to whatever is left, and no folder stays."""
-        if self._child is None or self._folder is None:
-            return
-        self._child.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._child.wait(_STOP_SECONDS)
-        _sweep(self._folder, self._child.pid)
-        self._child.wait()
-        self._child = self._folder = None
+        """Ends all of it on this machine; no process and no folder stays."""
+        super().stop()
+        self._ray.stop()
 
     def env(self) -> dict[str, str]:
         """Authentication by token: Ray listens on every address of the machine."""
-        return {
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN_PATH": str(self._token),
-            "RAY_USAGE_STATS_ENABLED": "0",
-        }
+        return token_environment(self._token)
+
+    def nodes(self) -> Sequence[Node]:
+        """The nodes as they were last seen; before that this machine, as the settings have it."""
+        memory = round(memory_bytes() / 2**30, 1)
+        here = Node("", socket.gethostname(), "127.0.0.1", self._cpus, self._gpus, memory, head=True)
+        return self._observed(usable_instructions()) or (here,)
 
     def bf16(self) -> bool | None:
-        """Whether this machine's processor has instructions for bf16 that it lets trials use."""
-        return computes_bf16({**os.environ, **usable_instructions()})
+        """Whether this machine's processor has instructions for bf16 that it lets trials use, or another node's has."""
+        here = computes_bf16({**os.environ, **usable_instructions()})
+        return here or super().bf16() or here
 
 
-def local_cpus() -> int:
-    """CPUs this process may use, at most what its control group allows."""
-    count = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    with contextlib.suppress(OSError, ValueError):
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        count = min(count, max(1, int(quota) // int(period)))
-    return count
-
-
-def local_gpus(environment: Mapping[str, str]) -> int:
-    """NVIDIA GPUs this process may use."""
-    visible = environment.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len([device for device in visible.split(",") if device.strip() not in ("", "-1")])
-    if shutil.which("nvidia-smi") is None:
-        return 0
-    listing = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=False)
-    return sum(line.startswith("GPU ") for line in listing.stdout.splitlines())
-
-
-@cache
-def usable_instructions() -> dict[str, str]:
-    """What trials' environment needs so that torch keeps to instructions that this machine lets them use.
-
-    Some virtual machines show AMX and trap it: a product in bf16 would end every process that computes one by SIGILL.
-    Where a processor shows AMX, a child tries such a product, once per worker and for some seconds; an
-    ONEDNN_MAX_CPU_ISA that is set already is obeyed.
-    """
-    if "ONEDNN_MAX_CPU_ISA" in os.environ or not _shows_amx():
-        return {}
-    command, env = [sys.executable, "-c", _BF16_PRODUCT], _without_settings()
-    try:
-        child = subprocess.run(command, capture_output=True, check=False, timeout=START_SECONDS, env=env)
-    except subprocess.TimeoutExpired:
-        return {}
-    if child.returncode != -signal.SIGILL:
-        return {}
-    logger.warning("this machine shows AMX and lets no process use it: trials compute without")
-    return {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"}
-
-
-def _without_settings() -> dict[str, str]:
-    """Our environment for processes that hold no credentials: nothing of our settings."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(("TTSV_", "RAY_ADDRESS"))}
-
-
-def _shows_amx() -> bool:
-    with contextlib.suppress(OSError):
-        return "amx_bf16" in Path("/proc/cpuinfo").read_text()
+def _is_taken(port: int) -> bool:
+    with socket.socket() as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            tried.bind(("", port))
+        except OSError:
+            return True
     return False
 
 
@@ -235,42 +188,3 @@ def _write_token(path: Path) -> None:
             path.hardlink_to(fresh)
     finally:
         fresh.unlink()
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports that are free now, all different. (The system gives them above 32767, clear of Ray's own range.)"""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for free in sockets:
-            free.bind(("", 0))
-        return [free.getsockname()[1] for free in sockets]
-
-
-def _parts(parent: int) -> list[psutil.Process]:
-    """The processes without which there is no cluster, once they all run."""
-    with contextlib.suppress(psutil.Error):
-        parts = [child for child in psutil.Process(parent).children() if child.name() in _PARTS]
-        if len(parts) == len(_PARTS):
-            return parts
-    return []
-
-
-def _is_alive(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False
-
-
-def _sweep(folder: Path, session: int | None) -> None:
-    kill_session(session, marks=[str(folder)])
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def _remove_leftovers() -> None:
-    """Ends and removes clusters of workers that died without a chance to do so."""
-    for owner in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_OWNER}"):
-        with contextlib.suppress(OSError, ValueError):
-            if owner.stat().st_uid == os.getuid() and is_dead(json.loads(owner.read_text())):
-                logger.info("removing %s, which a killed worker left", owner.parent)
-                _sweep(owner.parent, None)

@@ -17,7 +17,7 @@ from service.database.engine import Database
 from service.errors import UserError
 from service.migrate import migrate
 from service.settings import Settings
-from workers.worker.processes import spawn, stop
+from workers.node.processes import spawn, stop
 
 _GRACE_SECONDS = 30.0
 _HEALTHY_SECONDS = 30.0

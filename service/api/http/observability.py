@@ -5,7 +5,7 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -20,9 +20,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.http.authentication import Reader
 from service.api.http.problems import problem
+from service.database import ClusterNode
 from service.database.engine import Database
 from service.observability import about
+from service.queue import nodes
 from service.queue.census import Census, take_census
+from service.specs.states import NodeState
 
 router = APIRouter(tags=["health"])
 access = logging.getLogger("service.access")
@@ -99,6 +102,7 @@ class _DatabaseCollector(Collector):
         lost = "Experiments taken from workers that were gone."
         yield CounterMetricFamily("ttsv_lost_leases", lost, value=census.lost_leases)
         yield GaugeMetricFamily("ttsv_workers", "Workers heard of in the last minute.", value=census.workers)
+        yield from _nodes(census.nodes)
 
     def _newest(self) -> Census | None:
         with self._lock:
@@ -110,6 +114,40 @@ class _DatabaseCollector(Collector):
                     self._census = None
                 self._taken_at = time.monotonic()
             return self._census
+
+
+def _nodes(rows: Sequence[ClusterNode]) -> Iterable[Metric]:
+    """How many nodes there are by state, and of those that are there what they have."""
+    by_state = GaugeMetricFamily(
+        "ttsv_nodes", "Nodes by state; what left or was refused counts a day.", labels=["state"]
+    )
+    for state in NodeState:
+        by_state.add_metric([state.value], sum(row.state is state for row in rows))
+    yield by_state
+    whose = ["node", "host"]
+    cpus = GaugeMetricFamily("ttsv_node_cpus", "CPUs that a node gives to trials.", labels=whose)
+    gpus = GaugeMetricFamily("ttsv_node_gpus", "GPUs that a node gives to trials.", labels=whose)
+    memory = GaugeMetricFamily("ttsv_node_memory_bytes", "Memory that a node gives to trials.", labels=whose)
+    disk = GaugeMetricFamily("ttsv_node_free_disk_bytes", "What a node's disk has left.", labels=whose)
+    clock = GaugeMetricFamily(
+        "ttsv_node_clock_seconds", "How far a node's clock is ahead of its worker's.", labels=whose
+    )
+    gpu_memory = GaugeMetricFamily("ttsv_node_gpu_memory_bytes", "Memory of a GPU.", labels=[*whose, "gpu", "name"])
+    for row in rows:
+        if row.state is not NodeState.ALIVE:
+            continue
+        labels = [row.id, row.host]
+        cpus.add_metric(labels, row.cpus)
+        gpus.add_metric(labels, row.gpus)
+        memory.add_metric(labels, row.memory_gib * 2**30)
+        if (machine := nodes.machine_of(row)) is None:
+            continue
+        disk.add_metric(labels, machine.free_disk_gib * 2**30)
+        if machine.clock_seconds is not None:
+            clock.add_metric(labels, machine.clock_seconds)
+        for number, gpu in enumerate(machine.gpus):
+            gpu_memory.add_metric([*labels, str(number), gpu.name], gpu.memory_gib * 2**30)
+    yield from (cpus, gpus, memory, disk, clock, gpu_memory)
 
 
 class RequestObserver:

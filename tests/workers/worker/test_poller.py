@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import sys
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +16,14 @@ from sqlalchemy.exc import OperationalError
 
 from service.database import Trial, TrialState
 from service.experiments import actions
-from service.queue import leases
+from service.queue import leases, nodes
+from service.queue.cluster import Node
 from service.queue.leases import Lease
 from service.queue.shares import Amount
 from service.settings import Settings
 from ttsv.results import CHECKPOINTS
+from workers.node.processes import identity
 from workers.worker.poller import Worker
-from workers.worker.processes import identity
 from workers.worker.ray_cluster import Cluster
 
 if TYPE_CHECKING:
@@ -33,7 +36,7 @@ class StandInCluster(Cluster):
     def __init__(self) -> None:
         super().__init__("nowhere")
         self.starts = self.stops = 0
-        self.nodes = [Amount(8)]
+        self.room = [Amount(8)]
         self.broken = False
 
     def start(self) -> None:
@@ -49,8 +52,8 @@ class StandInCluster(Cluster):
     def failed(self) -> bool:
         return self.broken
 
-    def capacity(self) -> list[Amount]:
-        return self.nodes
+    def nodes(self) -> list[Node]:
+        return [Node(f"node-{place}", "host", "127.0.0.1", *amount) for place, amount in enumerate(self.room)]
 
     def env(self) -> dict[str, str]:
         return {}
@@ -72,6 +75,41 @@ class Rig:
             return condition()
 
         self.lab.wait_for(turn, seconds)
+
+
+class TestNodes:
+    NODE = Node("a" * 56, "one", "10.0.0.1", cpus=4, gpus=1, memory_gib=10)
+
+    def states(self, lab: Lab) -> dict[str, str]:
+        with lab.database.read() as session:
+            return {row.host: row.state.value for row in nodes.listed(session, 10)}
+
+    def test_what_the_cluster_says_is_stored_when_it_changes(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+        rig = Rig(lab, SLEEP, beat_seconds=20, lease_seconds=60)
+        monkeypatch.setattr(rig.cluster, "nodes", lambda: seen)
+        seen: tuple[Node, ...] | None = None
+        rig.worker._turn()
+        assert self.states(lab) == {}
+        seen = (self.NODE,)
+        rig.worker._turn()
+        assert self.states(lab) == {"one": "alive"}
+        seen = (self.NODE, dataclasses.replace(self.NODE, id="b", host="two"))
+        rig.worker._turn()
+        assert self.states(lab) == {"one": "alive", "two": "alive"}
+        rig.worker._drain()
+        assert self.states(lab) == {"one": "left", "two": "left"}
+
+    def test_and_with_every_beat(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+        written: list[object] = []
+        monkeypatch.setattr("service.queue.nodes.record", lambda session, worker, seen: written.append(seen))
+        rig = Rig(lab, SLEEP, beat_seconds=0.2, lease_seconds=60)
+        monkeypatch.setattr(rig.cluster, "nodes", lambda: (self.NODE,))
+        for _ in range(3):
+            rig.worker._turn()
+        assert len(written) == 1
+        time.sleep(0.25)
+        rig.worker._turn()
+        assert len(written) == 2
 
 
 SLEEP = "import time; time.sleep(60)"
@@ -107,12 +145,12 @@ def test_what_fits_no_node_waits_and_says_why(lab: Lab) -> None:
     experiment_id = lab.post([0, 1], resources={"gpus": 3})
     other = lab.post([0])
     rig = Rig(lab, SLEEP)
-    rig.cluster.nodes = [Amount(8, 2), Amount(8, 2)]
+    rig.cluster.room = [Amount(8, 2), Amount(8, 2)]
     rig.turn_until(lambda: lab.experiment(experiment_id).waiting)
     assert lab.experiment(experiment_id).waiting == "needs 3 GPUs on one node; the largest has 2"
     assert lab.experiment(other).state == "running"
     assert lab.experiment(other).waiting is None
-    rig.cluster.nodes.append(Amount(8, 4))
+    rig.cluster.room.append(Amount(8, 4))
     rig.turn_until(lambda: lab.experiment(experiment_id).state == "running")
     assert (lab.experiment(experiment_id).waiting, lab.experiment(experiment_id).unfit_since) == (None, None)
     rig.worker._drain()
@@ -132,7 +170,7 @@ def test_drivers_hear_of_their_shares(lab: Lab) -> None:
     seeds = list(range(50))
     first = lab.post(seeds)
     rig = Rig(lab, "import sys; [print(line, end='', flush=True) for line in sys.stdin]")
-    rig.cluster.nodes = [Amount(3)]
+    rig.cluster.room = [Amount(3)]
 
     def heard(experiment_id: int) -> list[int]:
         log = lab.data_dir / "logs" / f"experiment-{experiment_id}-1.log"
@@ -153,7 +191,7 @@ def test_drivers_hear_of_their_shares(lab: Lab) -> None:
 def test_an_idle_driver_makes_room_for_another_experiment(lab: Lab) -> None:
     first = lab.post(list(range(9)))
     rig = Rig(lab, SLEEP, max_experiments=1)
-    rig.cluster.nodes = [Amount(1)]
+    rig.cluster.room = [Amount(1)]
     rig.turn_until(lambda: lab.experiment(first).state == "running")
     urgent = lab.post([0], priority=5)
     rig.turn_until(lambda: lab.experiment(urgent).state == "running")

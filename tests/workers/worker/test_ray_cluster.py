@@ -1,17 +1,20 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
-from workers.worker.processes import identity
-from workers.worker.ray_cluster import LocalCluster, local_cpus, local_gpus, usable_instructions
+from service.errors import UserError
+from service.queue.cluster import Machine, Node, Versions
+from service.settings import Settings
+from service.specs.states import NodeState
+from workers.node.processes import identity
+from workers.worker.observation import Observation
+from workers.worker.ray_cluster import Cluster, Door, LocalCluster
 
 
 @pytest.fixture
@@ -24,7 +27,7 @@ def fast_death(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str
         return subprocess.Popen([sys.executable, "-c", "pass"], start_new_session=True)
 
     (tmp_path / "tmp").mkdir()
-    monkeypatch.setattr("workers.worker.ray_cluster.spawn", spawn)
+    monkeypatch.setattr("workers.node.raylet.spawn", spawn)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     return commands
 
@@ -71,45 +74,91 @@ def test_start_removes_what_killed_workers_left(tmp_path: Path, fast_death: list
     assert [path.name for path in (tmp_path / "tmp").iterdir()] == ["ttsv-ray-alive"]
 
 
-def test_what_this_machine_has() -> None:
-    assert 1 <= local_cpus() <= (psutil.cpu_count() or 1)
-    assert local_gpus({"CUDA_VISIBLE_DEVICES": ""}) == 0
-    assert local_gpus({"CUDA_VISIBLE_DEVICES": "-1"}) == 0
-    assert local_gpus({"CUDA_VISIBLE_DEVICES": "0,GPU-1234"}) == 2
+class TestDoor:
+    def test_none_is_open_by_default(self, tmp_path: Path, fast_death: list[list[str]]) -> None:
+        assert Door.of(Settings(data_dir=tmp_path)) is None
+        cluster = LocalCluster(tmp_path, cpus=1, gpus=0)
+        cluster.start()
+        cluster.stop()
+        (command,) = fast_death
+        assert not [part for part in command if part.startswith(("--node-", "--object-manager", "--min-", "--max-"))]
+
+    def test_ports_are_those_of_the_settings(
+        self, tmp_path: Path, fast_death: list[list[str]], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        settings = Settings(data_dir=tmp_path, head_address="localhost", head_port=23_456, node_ports="7000-7099")
+        cluster = LocalCluster(tmp_path, cpus=2, gpus=1, door=Door.of(settings))
+        with caplog.at_level("INFO"):
+            cluster.start()
+        cluster.stop()
+        (command,) = fast_death
+        assert {
+            "--port=23456",
+            "--node-ip-address=127.0.0.1",
+            "--node-manager-port=7000",
+            "--object-manager-port=7001",
+            "--min-worker-port=7002",
+            "--max-worker-port=7099",
+        } <= set(command)
+        assert cluster.address == "127.0.0.1:23456"
+        assert "nodes join at 127.0.0.1:23456" in caplog.text
+
+    def test_a_port_that_is_taken_is_said(
+        self, tmp_path: Path, fast_death: list[list[str]], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            cluster = LocalCluster(tmp_path, cpus=1, gpus=0, door=Door("127.0.0.1", port, range(7000, 7100)))
+            cluster.start()
+            cluster.stop()
+        assert f"port {port}, at which nodes would join (TTSV_HEAD_PORT), is taken" in caplog.text
+
+    @pytest.mark.parametrize("address", ["192.0.2.77", "no.such.name.invalid"])
+    def test_an_address_of_another_machine(self, tmp_path: Path, address: str) -> None:
+        with pytest.raises(UserError, match=f"TTSV_HEAD_ADDRESS: {address} is no address of this machine"):
+            Door.of(Settings(data_dir=tmp_path, head_address=address))
 
 
-class TestInstructions:
-    @pytest.fixture(autouse=True)
-    def _unset(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
-        usable_instructions.cache_clear()
+class Seen(Observation):
+    """What a test says that the observer saw."""
+
+    def __init__(self, nodes: tuple[Node, ...] | None) -> None:
+        self.seen = nodes
+
+    def nodes(self, address: str, env: object) -> tuple[Node, ...] | None:
+        return self.seen
+
+
+class TestNodes:
+    def node(self, bf16: bool | None, state: NodeState = NodeState.ALIVE) -> Node:
+        machine = Machine(Versions("1", "3", "2", "2"), (), 1.0, 1.0, bf16)
+        return Node("x", "one", "10.0.0.1", 1, 0, 1.0, state=state, machine=machine)
+
+    def test_those_of_a_cluster_elsewhere_are_not_known_until_they_were_seen(self) -> None:
+        assert Cluster("elsewhere:1").nodes() is None
+        assert Cluster("elsewhere:1", Seen(None)).nodes() is None
+        assert Cluster("elsewhere:1", Seen((self.node(None),))).nodes() == (self.node(None),)
+
+    def test_of_our_own_this_machine_is_known_at_once(self, tmp_path: Path) -> None:
+        (here,) = LocalCluster(tmp_path, cpus=3, gpus=2, observation=Seen(None)).nodes()
+        assert (here.id, here.host, here.cpus, here.gpus, here.head) == ("", socket.gethostname(), 3, 2, True)
+        assert here.alive
+        assert here.memory_gib > 0.5
 
     @pytest.mark.parametrize(
-        ("shows", "code", "kept"), [(True, -signal.SIGILL, False), (True, 0, True), (False, 1, True)]
+        ("known", "expected"),
+        [((), None), ((None,), None), ((True, False), True), ((False, None), None), ((False, False), False)],
     )
-    def test_those_that_are_trapped_are_left_out(
-        self, monkeypatch: pytest.MonkeyPatch, shows: bool, code: int, kept: bool
+    def test_bf16_where_any_node_has_it(self, known: tuple[bool | None, ...], expected: bool | None) -> None:
+        left = self.node(True, NodeState.LEFT)
+        cluster = Cluster("elsewhere:1", Seen((*map(self.node, known), left)))
+        assert cluster.bf16() is expected
+
+    def test_bf16_of_our_own_is_this_machines_or_anothers(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        done: subprocess.CompletedProcess[bytes] = subprocess.CompletedProcess([], code)
-        monkeypatch.setattr("workers.worker.ray_cluster._shows_amx", lambda: shows)
-        monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
-        assert usable_instructions() == ({} if kept else {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"})
-
-    def test_what_the_user_set_is_obeyed(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
-        monkeypatch.setattr("workers.worker.ray_cluster._shows_amx", lambda: True)
-        monkeypatch.setattr(subprocess, "run", None)
-        assert usable_instructions() == {}
-
-    def test_products_in_bf16_run_here(self) -> None:
-        product = (
-            "import torch; matrix = torch.ones(64, 64, dtype=torch.bfloat16); print((matrix @ matrix)[0, 0].item())"
-        )
-        child = subprocess.run(
-            [sys.executable, "-c", product],
-            env={**os.environ, **usable_instructions()},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert child.stdout == "64.0\n"
+        cluster = LocalCluster(tmp_path, cpus=1, gpus=0, observation=Seen((self.node(True),)))
+        monkeypatch.setattr("workers.worker.ray_cluster.computes_bf16", lambda environment: False)
+        assert cluster.bf16() is False, "Ray is not ready: nobody was asked"
+        monkeypatch.setattr(cluster, "ready", lambda: True)
+        assert cluster.bf16() is True

@@ -1,6 +1,6 @@
 """Processes: children that die with us, and telling for certain that a process is gone.
 
-`python -m workers.worker.processes PARENT SIGNAL COMMAND...` becomes COMMAND with that death signal set; `spawn` uses
+`python -m workers.node.processes PARENT SIGNAL COMMAND...` becomes COMMAND with that death signal set; `spawn` uses
 it, because code between fork and exec (`preexec_fn`) can deadlock where threads run.
 """
 
@@ -83,10 +83,9 @@ def spawn(
     Call it from a thread that lives as long as the child is wanted, such as the main thread.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    launcher = [sys.executable, "-m", __name__, str(os.getpid()), death.name]
     with log.open("ab") as output:
         return subprocess.Popen(
-            [*launcher, *command],
+            [*_launcher(death), *command],
             env=dict(env),
             stdin=stdin,
             stdout=output,
@@ -94,6 +93,18 @@ def spawn(
             start_new_session=True,
             pass_fds=pass_fds,
         )
+
+
+def ask(command: Sequence[str], text: bytes, *, env: Mapping[str, str], seconds: float) -> bytes:
+    """What a command answers to a text; it dies with the calling thread. Raises `subprocess.SubprocessError`."""
+    return subprocess.run(
+        [*_launcher(signal.SIGKILL), *command],
+        input=text,
+        env=dict(env),
+        capture_output=True,
+        check=True,
+        timeout=seconds,
+    ).stdout
 
 
 def stop(child: subprocess.Popen[bytes], grace: float) -> None:
@@ -142,6 +153,10 @@ def _start_ticks(pid: int) -> int | None:
     except ProcessLookupError as error:  # it ended between open and read
         raise FileNotFoundError(pid) from error
     return None if fields[0] in "ZX" else int(fields[19])
+
+
+def _launcher(death: signal.Signals) -> list[str]:
+    return [sys.executable, "-m", __name__, str(os.getpid()), death.name]
 
 
 def _launch() -> None:

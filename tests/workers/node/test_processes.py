@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from workers.worker.processes import identity, is_dead, spawn, stop
+from workers.node.processes import identity, is_dead, spawn, stop
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="identities and death signals need Linux")
 
@@ -62,7 +62,7 @@ def test_stop_ends_the_whole_session(tmp_path: Path) -> None:
 
 def test_spawned_child_dies_with_its_parent(tmp_path: Path) -> None:
     code = (
-        "import os, pathlib, signal, time; from workers.worker.processes import spawn;"
+        "import os, pathlib, signal, time; from workers.node.processes import spawn;"
         f"child = spawn({SLEEP!r}, env=os.environ, log=pathlib.Path({str(tmp_path / 'log')!r}), death=signal.SIGTERM);"
         "print(child.pid, flush=True); time.sleep(60)"
     )
@@ -78,7 +78,7 @@ def test_spawned_child_dies_with_its_parent(tmp_path: Path) -> None:
 
 
 def test_launcher_of_a_dead_parent_runs_nothing() -> None:
-    command = [sys.executable, "-m", "workers.worker.processes", "1", "SIGTERM", sys.executable, "-c", "print('ran')"]
+    command = [sys.executable, "-m", "workers.node.processes", "1", "SIGTERM", sys.executable, "-c", "print('ran')"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert "parent" in done.stderr

@@ -1,0 +1,48 @@
+"""/v1/nodes: the machines on which trials run."""
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from service.api.http.authentication import Reader
+from service.api.http.dependencies import MOST, Db
+from service.api.http.examples import Example, shown
+from service.api.http.problems import RESPONSES
+from service.queue import nodes
+from service.schemas.service import NodeOut
+
+router = APIRouter(prefix="/v1/nodes", tags=["nodes"], responses=RESPONSES)
+
+NODE: Example = {
+    "id": "c6416f7231edaf7ba7fcb49c5896eecc3c4a797d9c4dbab0fcbd1bdd",
+    "worker": "gpu1-4711",
+    "host": "gpu2",
+    "address": "10.0.0.12",
+    "head": False,
+    "state": "alive",
+    "problem": None,
+    "cpus": 32.0,
+    "gpus": 2.0,
+    "memory_gib": 180.5,
+    "machine": {
+        "versions": {"package": "0.1.0+3fa9c2d41b77", "python": "3.11.9", "ray": "2.60.0", "torch": "2.9.1"},
+        "gpus": [{"name": "NVIDIA H100 80GB HBM3", "memory_gib": 79.6}, {"name": "NVIDIA L4", "memory_gib": 22.5}],
+        "memory_gib": 251.4,
+        "free_disk_gib": 812.0,
+        "bf16": True,
+        "clock_seconds": 0.04,
+    },
+    "joined_at": "2026-11-21T03:30:31.615887Z",
+    "seen_at": "2026-11-21T03:33:01.124077Z",
+    "left_at": None,
+}
+
+
+@router.get("", operation_id="listNodes", responses=shown([NODE]), response_model=list[NodeOut])
+def index(database: Db, who: Reader) -> Any:
+    """The machines on which trials run. Heads come first, last those that left or were refused within a day.
+
+    Of more than a thousand, the newest.
+    """
+    with database.read() as session:
+        return [NodeOut.model_validate(row) for row in nodes.listed(session, MOST)]

@@ -1,0 +1,78 @@
+"""SQL of the nodes of workers' clusters. Functions take a Session; callers commit."""
+
+import json
+from collections.abc import Sequence
+from datetime import timedelta
+
+from sqlalchemy import delete, select, update
+from sqlalchemy.orm import Session
+
+from service.database import ClusterNode, now
+from service.database.engine import upsert
+from service.queue.cluster import Machine, Node, machine_as_json, machine_from_json
+from service.specs.states import NodeState
+
+SEEN_WITHIN = timedelta(minutes=1)
+"""A node of which no worker said anything for longer is not there any more: its worker was killed."""
+FORGOTTEN_AFTER = timedelta(days=1)
+"""So long nodes that left and machines that were refused are shown."""
+
+
+def record(session: Session, worker: str, seen: Sequence[Node]) -> None:
+    """Says which nodes a worker sees in its cluster; those that it saw before and not now have left.
+
+    A machine that joins is not refused any more. Nodes without an id, which nobody has seen yet, are left out.
+    """
+    seen = [node for node in seen if node.id]
+    moment = now()
+    for node in seen:
+        values = {
+            "worker": worker,
+            "host": node.host[:255],
+            "address": node.address[:100],
+            "head": node.head,
+            "state": node.state,
+            "cpus": node.cpus,
+            "gpus": node.gpus,
+            "memory_gib": node.memory_gib,
+            "machine": None if node.machine is None else json.loads(machine_as_json(node.machine)),
+            "problem": node.problem,
+            "seen_at": moment,
+        }
+        insert = upsert(session)(ClusterNode).values(id=node.id, left_at=None, joined_at=moment, **values)
+        # One that left stays as it was: told of once more, it is no later.
+        there = None if node.state is not NodeState.LEFT else ClusterNode.state != NodeState.LEFT
+        left = {"left_at": moment if node.state is NodeState.LEFT else None}
+        session.execute(insert.on_conflict_do_update(index_elements=[ClusterNode.id], set_=values | left, where=there))
+    present = [node.id for node in seen]
+    gone = update(ClusterNode).where(
+        ClusterNode.worker == worker, ClusterNode.state == NodeState.ALIVE, ClusterNode.id.not_in(present)
+    )
+    session.execute(gone.values(state=NodeState.LEFT, left_at=moment))
+    joined = [node.host for node in seen if node.alive]
+    session.execute(delete(ClusterNode).where(ClusterNode.state == NodeState.REFUSED, ClusterNode.host.in_(joined)))
+    session.execute(delete(ClusterNode).where(ClusterNode.seen_at < moment - FORGOTTEN_AFTER))
+
+
+def listed(session: Session, limit: int) -> list[ClusterNode]:
+    """Nodes that are there by host, heads first, then those that left or were refused, the newest first.
+
+    One whose worker is not heard of any more has left, when it was last seen.
+    """
+    rows = session.scalars(
+        select(ClusterNode)
+        .order_by(ClusterNode.state != NodeState.ALIVE, ClusterNode.seen_at.desc(), ClusterNode.id)
+        .limit(limit)
+    ).all()
+    for row in rows:
+        session.expunge(row)
+        if row.state is NodeState.ALIVE and row.seen_at < now() - SEEN_WITHIN:
+            row.state, row.left_at = NodeState.LEFT, row.seen_at
+    there = sorted((row for row in rows if row.state is NodeState.ALIVE), key=lambda row: (not row.head, row.host))
+    away = (row for row in rows if row.state is not NodeState.ALIVE)
+    return [*there, *sorted(away, key=lambda row: row.seen_at, reverse=True)]
+
+
+def machine_of(row: ClusterNode) -> Machine | None:
+    """What the node said of itself."""
+    return None if row.machine is None else machine_from_json(json.dumps(row.machine))

@@ -1,0 +1,153 @@
+"""The table of nodes, the same on SQLite and Postgres, and what API and Prometheus say of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import update
+
+from service.database import ClusterNode, now
+from service.database.engine import Database
+from service.queue import nodes
+from service.queue.cluster import Gpu, Machine, Node, Versions, nodes_as_json, nodes_from_json
+from service.specs.states import NodeState
+
+MACHINE = Machine(
+    versions=Versions(package="0.1.0+abc", python="3.11.9", ray="2.60.0", torch="2.9.1"),
+    gpus=(Gpu("L4", 22.5), Gpu("H100", 79.6)),
+    memory_gib=64.0,
+    free_disk_gib=100.0,
+    bf16=True,
+    clock_seconds=-0.5,
+)
+HEAD = Node("a" * 56, "one", "10.0.0.1", cpus=4, gpus=0, memory_gib=10, head=True, machine=MACHINE)
+OTHER = Node("b" * 56, "two", "10.0.0.2", cpus=8, gpus=2, memory_gib=20.5)
+
+
+def record(database: Database, *seen: Node, worker: str = "w") -> None:
+    database.write(lambda session: nodes.record(session, worker, seen))
+
+
+def listed(database: Database) -> list[ClusterNode]:
+    with database.read() as session:
+        return nodes.listed(session, 100)
+
+
+def states(database: Database) -> dict[str, str]:
+    return {row.host: row.state.value for row in listed(database)}
+
+
+def age(database: Database, **columns: Any) -> None:
+    database.write(lambda session: session.execute(update(ClusterNode).values(**columns)))
+
+
+def test_nodes_travel_as_one_line() -> None:
+    line = nodes_as_json([HEAD, OTHER])
+    assert b"\n" not in line
+    assert nodes_from_json(line) == (HEAD, OTHER)
+    with pytest.raises(ValueError, match="JSON"):
+        nodes_from_json(line[:-5])
+
+
+def test_what_is_seen_is_stored_and_keeps_when_it_joined(database: Database) -> None:
+    record(database, OTHER, HEAD)
+    head, other = listed(database)
+    assert (head.host, head.head, head.worker, head.state) == ("one", True, "w", NodeState.ALIVE)
+    assert nodes.machine_of(head) == MACHINE
+    assert (other.cpus, other.gpus, other.memory_gib, other.machine, other.left_at) == (8, 2, 20.5, None, None)
+    record(database, dataclasses.replace(OTHER, machine=MACHINE, problem="the clock is off"), HEAD)
+    again = listed(database)[1]
+    assert (again.joined_at, again.problem) == (other.joined_at, "the clock is off")
+    assert again.seen_at > other.seen_at
+    assert nodes.machine_of(again) == MACHINE
+
+
+def test_what_is_seen_no_more_has_left(database: Database) -> None:
+    record(database, HEAD, OTHER)
+    record(database, dataclasses.replace(HEAD, id="c", host="elsewhere"), worker="another")
+    record(database, HEAD)
+    assert states(database) == {"one": "alive", "elsewhere": "alive", "two": "left"}
+    (left,) = [row for row in listed(database) if row.host == "two"]
+    assert left.left_at is not None
+    record(database)
+    assert states(database) == {"elsewhere": "alive", "one": "left", "two": "left"}
+    (same,) = [row for row in listed(database) if row.host == "two"]
+    assert same.left_at == left.left_at
+
+
+def test_one_that_is_told_to_have_left_did_so_once(database: Database) -> None:
+    record(database, HEAD, OTHER)
+    gone = dataclasses.replace(OTHER, state=NodeState.LEFT)
+    record(database, HEAD, gone)
+    left_at = listed(database)[1].left_at
+    assert left_at is not None
+    record(database, HEAD, gone)
+    assert listed(database)[1].left_at == left_at
+
+
+def test_nobody_has_seen_a_node_without_an_id(database: Database) -> None:
+    record(database, dataclasses.replace(HEAD, id=""))
+    assert listed(database) == []
+
+
+def test_a_refused_machine_is_shown_until_it_joins(database: Database) -> None:
+    refused = dataclasses.replace(
+        OTHER, id="refused-two", address="", state=NodeState.REFUSED, machine=MACHINE, problem="another Python"
+    )
+    record(database, HEAD, refused)
+    first = listed(database)[1]
+    assert (first.state, first.problem, first.left_at) == (NodeState.REFUSED, "another Python", None)
+    record(database, HEAD)
+    assert states(database) == {"one": "alive", "two": "refused"}
+    record(database, HEAD, OTHER)
+    assert states(database) == {"one": "alive", "two": "alive"}
+
+
+def test_nodes_of_a_killed_worker_have_left(database: Database) -> None:
+    record(database, HEAD)
+    age(database, seen_at=now() - nodes.SEEN_WITHIN - timedelta(seconds=1))
+    (row,) = listed(database)
+    assert (row.state, row.left_at) == (NodeState.LEFT, row.seen_at)
+    record(database, HEAD)
+    assert states(database) == {"one": "alive"}
+
+
+def test_what_left_is_forgotten_after_a_day(database: Database) -> None:
+    record(database, HEAD)
+    age(database, state=NodeState.LEFT, seen_at=now() - nodes.FORGOTTEN_AFTER + timedelta(minutes=1))
+    record(database, OTHER)
+    assert states(database) == {"two": "alive", "one": "left"}
+    age(database, seen_at=now() - nodes.FORGOTTEN_AFTER - timedelta(minutes=1))
+    record(database, OTHER)
+    assert states(database) == {"two": "alive"}
+
+
+def test_the_api_lists_them(api: TestClient, database: Database) -> None:
+    assert api.get("/v1/nodes").json() == []
+    record(database, OTHER, HEAD)
+    head, other = api.get("/v1/nodes").json()
+    assert head["machine"]["gpus"] == [{"name": "L4", "memory_gib": 22.5}, {"name": "H100", "memory_gib": 79.6}]
+    assert head["machine"]["versions"]["torch"] == "2.9.1"
+    assert (other["host"], other["machine"], other["state"], other["gpus"]) == ("two", None, "alive", 2.0)
+
+
+def test_prometheus_is_told_of_those_that_are_there(api: TestClient, database: Database) -> None:
+    def told(lines: Sequence[str], start: str) -> list[str]:
+        return [line for line in lines if line.startswith(start)]
+
+    refused = dataclasses.replace(OTHER, id="refused-3", host="three", state=NodeState.REFUSED, machine=MACHINE)
+    record(database, OTHER, HEAD, refused)
+    lines = api.get("/metrics").text.splitlines()
+    assert 'ttsv_nodes{state="alive"} 2.0' in lines
+    assert 'ttsv_nodes{state="left"} 0.0' in lines
+    assert 'ttsv_nodes{state="refused"} 1.0' in lines
+    assert f'ttsv_node_gpus{{host="two",node="{OTHER.id}"}} 2.0' in lines
+    assert len(told(lines, "ttsv_node_cpus{")) == 2
+    assert len(told(lines, "ttsv_node_gpu_memory_bytes{")) == 2, "of the head's two; the other said nothing yet"
+    assert told(lines, "ttsv_node_clock_seconds{")[0].endswith(" -0.5")
+    assert float(told(lines, "ttsv_node_free_disk_bytes{")[0].split()[-1]) == 100 * 2**30

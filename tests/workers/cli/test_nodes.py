@@ -1,0 +1,108 @@
+"""`ttsv nodes` and `ttsv node` at the terminal."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from service.client import Client
+from service.database.engine import Database
+from service.queue import nodes
+from service.queue.cluster import Gpu, Machine, Node, Versions
+from service.specs.states import NodeState
+from workers.cli.__main__ import app
+from workers.node import membership
+from workers.node.membership import Offer
+
+MACHINE = Machine(Versions("0.1.0+abc", "3.11.9", "2.60.0", "2.9.1"), (Gpu("L4", 22.5),) * 2, 64.0, 10.0, True)
+NODE = Node("a" * 56, "gpu2", "10.0.0.2", cpus=8, gpus=2, memory_gib=20.5, machine=MACHINE)
+
+
+@pytest.fixture
+def there(server: str, sqlite_url: str) -> str:
+    """A service with a head, a node and a machine that was refused."""
+    refused = dataclasses.replace(
+        NODE, id="refused-x", host="[bold]x", state=NodeState.REFUSED, problem="Python is 3.12.0 here"
+    )
+    head = dataclasses.replace(NODE, id="b", host="gpu1", head=True, machine=None, gpus=0)
+    database = Database(sqlite_url)
+    database.write(lambda session: nodes.record(session, "worker", [refused, NODE, head]))
+    database.close()
+    return server
+
+
+def run(url: str, *arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments), env={"TTSV_URL": url})
+
+
+def test_a_line_for_each(there: str) -> None:
+    done = run(there, "nodes")
+    assert done.exit_code == 0, done.output
+    heading, head, node, refused = (line.split("\t") for line in done.stdout.splitlines())
+    assert heading[:2] == ["host", "state"]
+    assert (head[0], head[6]) == ("gpu1 (head)", "-")
+    assert (node[0], node[1], *node[3:]) == ("gpu2", "alive", "8", "2", "20.5", "2 x L4 22.5 GiB", "-")
+    assert (refused[0], refused[1], refused[-1]) == ("[bold]x", "refused", "Python is 3.12.0 here")
+
+
+def test_json_for_scripts(there: str) -> None:
+    found = json.loads(run(there, "nodes", "--json").stdout)
+    assert [one["host"] for one in found] == ["gpu1", "gpu2", "[bold]x"]
+    with Client(there) as client:
+        assert [one.model_dump(mode="json") for one in client.nodes()] == found
+
+
+class TestNode:
+    @pytest.fixture
+    def joined(self, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+        found: list[Any] = []
+
+        class Stay:
+            def __init__(self, *given: object) -> None:
+                found.extend(given)
+
+            def run(self) -> None:
+                """Ends at once."""
+
+        monkeypatch.setattr(membership, "Membership", Stay)
+        return found
+
+    def command(self, *arguments: str, code: int = 0, environment: dict[str, str] | None = None) -> str:
+        done = CliRunner().invoke(app, ["node", *arguments], env=environment)
+        assert done.exit_code == code, done.output
+        return done.stderr
+
+    def test_what_it_is_told(self, joined: list[Any]) -> None:
+        self.command("--head", "gpu1", "--token-file", "t", "--cpus", "3", "--gpus", "0", "--ports", "7000-7100")
+        assert joined == ["gpu1:6379", Path("t"), Offer(3, 0, None, range(7000, 7101))]
+
+    def test_or_by_its_environment(self, joined: list[Any]) -> None:
+        environment = {
+            "TTSV_HEAD": "10.0.0.1:7777",
+            "TTSV_TOKEN_FILE": "t",
+            "TTSV_NODE_ADDRESS": "10.0.0.2",
+            "TTSV_WORKER_CPUS": "3",
+            "TTSV_WORKER_GPUS": "1",
+            "TTSV_NODE_PORTS": "7000-7100",
+        }
+        self.command(environment=environment)
+        assert joined == ["10.0.0.1:7777", Path("t"), Offer(3, 1, "10.0.0.2", range(7000, 7101))]
+
+    @pytest.mark.parametrize("head", ["", ":6379", "gpu1:", "gpu1:http", "http://gpu1:6379"])
+    def test_a_head_that_is_none(self, head: str, joined: list[Any]) -> None:
+        expected = 0 if head == "gpu1:" else 1
+        said = self.command("--head", head, "--token-file", "t", "--cpus", "1", "--gpus", "0", code=expected)
+        assert ("must be HOST or HOST:PORT" in said) == bool(expected)
+
+    def test_ports_that_are_none(self, joined: list[Any]) -> None:
+        said = self.command("--head", "gpu1", "--token-file", "t", "--ports", "7", code=1)
+        assert said.startswith("ttsv: --ports 7: must be two ports")
+
+    def test_without_a_token(self, tmp_path: Path) -> None:
+        said = self.command("--head", "gpu1", "--token-file", str(tmp_path / "t"), "--cpus", "1", code=1)
+        assert "copy the file `token` of the head's data folder" in said

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from service.queue.cluster import Gpu
+from workers.node import machine
+from workers.node.machine import code_digest, describe, local_cpus, local_gpus, usable_instructions, versions
+
+
+def test_what_this_machine_has() -> None:
+    assert 1 <= local_cpus() <= (psutil.cpu_count() or 1)
+    assert local_gpus({"CUDA_VISIBLE_DEVICES": ""}) == 0
+    assert local_gpus({"CUDA_VISIBLE_DEVICES": "-1"}) == 0
+    assert local_gpus({"CUDA_VISIBLE_DEVICES": "0,GPU-1234"}) == 2
+
+
+class TestInstructions:
+    @pytest.fixture(autouse=True)
+    def _unset(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+        usable_instructions.cache_clear()
+
+    @pytest.mark.parametrize(
+        ("shows", "code", "kept"), [(True, -signal.SIGILL, False), (True, 0, True), (False, 1, True)]
+    )
+    def test_those_that_are_trapped_are_left_out(
+        self, monkeypatch: pytest.MonkeyPatch, shows: bool, code: int, kept: bool
+    ) -> None:
+        done: subprocess.CompletedProcess[bytes] = subprocess.CompletedProcess([], code)
+        monkeypatch.setattr("workers.node.machine._shows_amx", lambda: shows)
+        monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
+        assert usable_instructions() == ({} if kept else {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"})
+
+    def test_what_the_user_set_is_obeyed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+        monkeypatch.setattr("workers.node.machine._shows_amx", lambda: True)
+        monkeypatch.setattr(subprocess, "run", None)
+        assert usable_instructions() == {}
+
+    def test_products_in_bf16_run_here(self) -> None:
+        product = (
+            "import torch; matrix = torch.ones(64, 64, dtype=torch.bfloat16); print((matrix @ matrix)[0, 0].item())"
+        )
+        child = subprocess.run(
+            [sys.executable, "-c", product],
+            env={**os.environ, **usable_instructions()},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert child.stdout == "64.0\n"
+
+
+class TestDescription:
+    def test_of_this_machine(self, tmp_path: Path) -> None:
+        found = describe(tmp_path)
+        assert found.versions == versions()
+        assert found.versions.python == platform.python_version()
+        assert found.versions.package.endswith(f"+{code_digest()}")
+        assert "+" not in found.versions.torch
+        assert 0.5 < found.memory_gib < 10_000
+        assert found.free_disk_gib > 0
+        assert found.clock_seconds is None
+
+    @pytest.mark.parametrize(
+        ("visible", "models"),
+        [
+            (None, ["H100", "L4", "A100"]),
+            ("2,0", ["A100", "H100"]),
+            ("GPU-2222", ["L4"]),
+            ("", []),
+            ("-1", []),
+            ("7", []),
+        ],
+    )
+    def test_gpus_in_the_order_of_their_numbers(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, models: list[str]
+    ) -> None:
+        script = tmp_path / "nvidia-smi"
+        rows = "GPU-1111-a, H100, 81559\nGPU-2222-b, L4, 23034\nGPU-3333-c, A100, 40960\n"
+        script.write_text(f"#!/bin/sh\nprintf '{rows}'\n")
+        script.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+        found = describe(tmp_path, {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}).gpus
+        assert [gpu.name for gpu in found] == models
+        assert Gpu("H100", 79.6) in found or "H100" not in models
+
+    def test_a_driver_that_is_broken(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        script = tmp_path / "nvidia-smi"
+        script.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed'; exit 9\n")
+        script.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+        assert describe(tmp_path).gpus == ()
+        assert "nvidia-smi does not say which GPUs there are" in caplog.text
+
+    def test_the_digest_is_of_all_code(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def digest() -> str:
+            code_digest.cache_clear()
+            return code_digest()
+
+        package = tmp_path / "ttsv_copy"
+        (package / "inner").mkdir(parents=True)
+        for file, text in (("__init__.py", ""), ("a.py", "1"), ("inner/b.py", "2"), ("notes.txt", "3")):
+            (package / file).write_text(text)
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.setattr(machine, "_CODE", ("ttsv_copy",))
+        first = digest()
+        assert digest() == first
+        (package / "notes.txt").write_text("other")
+        assert digest() == first
+        (package / "inner" / "b.py").write_text("other")
+        second = digest()
+        assert second != first
+        (package / "a.py").rename(package / "c.py")
+        assert digest() not in (first, second)
+        code_digest.cache_clear()

@@ -1,0 +1,186 @@
+"""How a machine joins, waits and leaves, with stand-ins for the probe and for Ray."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.errors import UserError
+from workers.node import membership
+from workers.node.membership import Membership, Offer
+from workers.node.probe import VERDICT, Outcome, Verdict
+
+FITS = Verdict(Outcome.FITS)
+AWAY = Verdict(Outcome.UNANSWERED, "nothing answers")
+
+
+class StandInRay:
+    """Ray's part of a machine, which lives for some looks."""
+
+    looks = 2
+    starts_up = True
+
+    def __init__(self, *_: Any) -> None:
+        self.options: list[dict[str, object]] = []
+        self.stops = 0
+        self._left = 0
+
+    def start(self, *, options: dict[str, object]) -> None:
+        self.options.append(options)
+        self._left = self.looks
+
+    def ready(self) -> bool:
+        return self.starts_up
+
+    def failed(self) -> bool:
+        self._left -= 1
+        return self._left < 0
+
+    def stop(self) -> None:
+        self.stops += 1
+
+    def last_words(self) -> str:
+        return "no room"
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long it waited before it tried again."""
+    found: list[float] = []
+    monkeypatch.setattr(membership, "RayProcess", StandInRay)
+    monkeypatch.setattr(random, "uniform", lambda low, high: 1.0)
+    monkeypatch.setattr(time, "sleep", lambda seconds: found.append(seconds) if seconds >= 1 else None)
+    return found
+
+
+def member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verdicts: list[Verdict]) -> Membership:
+    (tmp_path / "token").write_text("x")
+    found = Membership(
+        "head:6379", tmp_path / "token", Offer(cpus=3, gpus=1, address="10.0.0.2", ports=range(7000, 7100))
+    )
+    answers = iter(verdicts)
+    monkeypatch.setattr(found, "_probe", lambda name: next(answers))
+    return found
+
+
+def ray(found: Membership) -> StandInRay:
+    assert isinstance(found._ray, StandInRay)
+    return found._ray
+
+
+@pytest.mark.parametrize("outcome", [Outcome.REFUSED, Outcome.UNWELCOME])
+def test_a_refusal_ends_it_before_ray_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float], outcome: Outcome
+) -> None:
+    found = member(tmp_path, monkeypatch, [Verdict(outcome, "another Python")])
+    with pytest.raises(UserError, match=r"cannot join head:6379: another Python"):
+        found.run()
+    assert ray(found).options == []
+
+
+def test_it_waits_for_a_head_longer_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    found = member(tmp_path, monkeypatch, [AWAY] * 7 + [Verdict(Outcome.REFUSED)])
+    with caplog.at_level("WARNING"), pytest.raises(UserError):
+        found.run()
+    assert pauses == [2, 4, 8, 16, 30, 30, 30]
+    assert "nothing answers; trying head:6379 again in 2 s" in caplog.text
+
+
+def test_it_joins_again_under_another_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    found = member(tmp_path, monkeypatch, [FITS, AWAY, FITS, Verdict(Outcome.REFUSED)])
+    with caplog.at_level("INFO"), pytest.raises(UserError):
+        found.run()
+    first, second = ray(found).options
+    assert first["address"] == "head:6379"
+    assert (first["num-cpus"], first["num-gpus"], first["node-ip-address"]) == (3, 1, "10.0.0.2")
+    ports = [first[name] for name in ("node-manager-port", "object-manager-port", "min-worker-port", "max-worker-port")]
+    assert ports == [7000, 7001, 7002, 7099]
+    assert first["node-name"] != second["node-name"]
+    assert caplog.text.count("joined head:6379") == 2
+    assert caplog.text.count("the connection to the head is lost") == 2
+
+
+def test_the_pause_is_short_again_after_a_long_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float]
+) -> None:
+    found = member(tmp_path, monkeypatch, [AWAY, AWAY, AWAY, FITS, Verdict(Outcome.REFUSED)])
+    monkeypatch.setattr(membership, "_HEALTHY_SECONDS", -1.0)
+    with pytest.raises(UserError):
+        found.run()
+    assert pauses == [2, 4, 8, 2]
+
+
+def test_ray_that_does_not_start_is_quoted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(StandInRay, "starts_up", False)
+    found = member(tmp_path, monkeypatch, [FITS, Verdict(Outcome.REFUSED)])
+    with pytest.raises(UserError):
+        found.run()
+    assert "Ray did not start here:\nno room" in caplog.text
+
+
+def test_it_looks_again_while_it_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(membership, "PROBE_AGAIN_SECONDS", -1.0)
+    monkeypatch.setattr(StandInRay, "looks", 1)
+    later = Verdict(Outcome.REFUSED, "the clock is 60 s ahead")
+    found = member(tmp_path, monkeypatch, [FITS, later, Verdict(Outcome.REFUSED)])
+    with pytest.raises(UserError):
+        found.run()
+    assert "does not fit any more: the clock is 60 s ahead" in caplog.text
+    assert len(ray(found).options) == 1
+
+
+def test_sigterm_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership, "RayProcess", StandInRay)
+    monkeypatch.setattr(StandInRay, "looks", 10**9)
+    found = member(tmp_path, monkeypatch, [FITS])
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    began = time.monotonic()
+    found.run()
+    assert time.monotonic() - began < 5
+    assert ray(found).stops == 1
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+def test_without_a_token(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such file; copy the file `token`"):
+        Membership("head:6379", tmp_path / "nothing", Offer(1, 0)).run()
+
+
+class TestProbe:
+    def probe(self, tmp_path: Path, code: str) -> Verdict:
+        (tmp_path / "token").write_text("x")
+        found = Membership("head:1", tmp_path / "token", Offer(1, 0), probe=(sys.executable, "-c", code))
+        return found._probe("name")
+
+    def test_its_answer_is_the_last_line(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TTSV_DATABASE_URL", "postgresql://secret@/x")
+        line = VERDICT.dump_json(Verdict(Outcome.REFUSED, "no")).decode()
+        code = (
+            "import json, os, sys; note = json.load(sys.stdin); assert note['name'] == 'name'; print('a warning');"
+            "assert os.environ['RAY_AUTH_MODE'] == 'token' and 'TTSV_DATABASE_URL' not in os.environ;"
+            f"assert sys.argv[1:] == ['head:1']; print({line!r})"
+        )
+        assert self.probe(tmp_path, code) == Verdict(Outcome.REFUSED, "no")
+
+    @pytest.mark.parametrize("code", ["import sys; sys.exit('broken')", "print('what?')"])
+    def test_one_that_breaks_refuses_nobody(self, tmp_path: Path, code: str) -> None:
+        verdict = self.probe(tmp_path, code)
+        assert verdict.outcome is Outcome.UNANSWERED
+        assert verdict.words

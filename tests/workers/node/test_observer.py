@@ -1,0 +1,277 @@
+"""What the observer makes of Ray's nodes and of their notes, with stand-ins for Ray."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from service.queue.cluster import Machine, Versions, machine_as_json, nodes_from_json
+from service.specs.states import NodeState
+from workers.node import observer
+from workers.node.notes import HeadNote, NodeNote
+from workers.node.observer import Answer, Observer, Questions
+
+VERSIONS = Versions(package="0.1.0+abc", python="3.11.9", ray="2.60.0", torch="2.9.1")
+MACHINE = Machine(VERSIONS, (), 64.0, 10.0, True)
+HEAD = HeadNote("head", VERSIONS, 0.0)
+
+
+class Shelf:
+    def __init__(self) -> None:
+        self.notes: dict[str, Any] = {}
+
+    def put(self, name: str, note: Any) -> None:
+        self.notes[name] = note
+
+    def get(self, name: str) -> Any:
+        return self.notes.get(name)
+
+    def names(self) -> list[str]:
+        return list(self.notes)
+
+    def remove(self, name: str) -> None:
+        del self.notes[name]
+
+
+class Board:
+    """Notes, and the nodes that Ray knows."""
+
+    def __init__(self) -> None:
+        self.heads, self.nodes, self.refused = Shelf(), Shelf(), Shelf()
+        self.infos: list[Any] = []
+        self.client = SimpleNamespace(get_all_node_info=lambda timeout: dict(enumerate(self.infos)))
+
+    def add(self, name: str, number: int, *, socket: str = "/nowhere", **resources: float) -> Any:
+        info = SimpleNamespace(
+            node_id=bytes([number]) * 2,
+            node_name=name,
+            state=0,
+            node_manager_hostname=f"host-{name}",
+            node_manager_address="10.0.0.9",
+            raylet_socket_name=socket,
+            is_head_node=number == 1,
+            resources_total={"memory": 2.5 * 2**30} | resources,
+            end_time_ms=0,
+        )
+        self.infos.append(info)
+        return info
+
+
+class Asked:
+    def __init__(self) -> None:
+        self.ids: list[str] = []
+        self.kept: list[str] = []
+
+    def answer(self, node_id: str, head: HeadNote) -> Answer:
+        self.ids.append(node_id)
+        return Answer(None, "not yet")
+
+    def forget(self, others_than: list[str]) -> None:
+        self.kept = others_than
+
+
+@pytest.fixture
+def board() -> Board:
+    return Board()
+
+
+@pytest.fixture
+def looking(board: Board, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Observer:
+    monkeypatch.setattr(observer, "describe", lambda folder: dataclasses.replace(MACHINE, memory_gib=1.0))
+    return Observer(board, Asked(), HEAD, tmp_path)  # type: ignore[arg-type]
+
+
+def test_every_look_writes_the_clock(board: Board, looking: Observer) -> None:
+    looking.look()
+    first = board.heads.notes["head"]
+    assert abs(first.time - time.time()) < 1
+    looking.look()
+    assert board.heads.notes["head"].time > first.time
+    assert first.versions == VERSIONS
+
+
+def test_a_node_is_what_it_says_of_itself(board: Board, looking: Observer, tmp_path: Path) -> None:
+    here = tmp_path / "raylet"
+    here.touch()
+    board.add("b", 3, CPU=8, GPU=2)
+    board.add("c", 2, CPU=4)
+    board.add("a", 1, socket=str(here))
+    board.nodes.put("b", NodeNote("b", "host-b", MACHINE, "the clock is off"))
+    head, noted, asked = looking.look()
+    assert (noted.id, noted.host, noted.cpus, noted.gpus, noted.memory_gib) == ("0303", "host-b", 8, 2, 2.5)
+    assert (noted.machine, noted.problem, noted.state) == (MACHINE, "the clock is off", NodeState.ALIVE)
+    assert head.head
+    assert head.machine is not None
+    assert (head.machine.memory_gib, head.machine.clock_seconds) == (1.0, 0.0), "it is this machine"
+    assert (asked.machine, asked.problem) == (None, "not yet")
+    questions: Any = looking._questions
+    assert questions.ids == ["0202"]
+    assert questions.kept == ["0303", "0202", "0101"]
+
+
+def test_what_left_is_told_for_a_while(board: Board, looking: Observer, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = board.add("b", 2)
+    board.nodes.put("b", NodeNote("b", "host-b", MACHINE))
+    looking.look()
+    info.state, info.end_time_ms = 1, int(time.time() * 1000)
+    for _ in range(2):
+        (left,) = looking.look()
+        assert (left.state, left.machine) == (NodeState.LEFT, MACHINE)
+    assert board.nodes.notes == {}, "its note is of no use to anybody"
+    monkeypatch.setattr(observer, "SHOW_LEFT_SECONDS", 0.0)
+    assert looking.look() == []
+
+
+def test_what_left_before_is_not_told(board: Board, looking: Observer) -> None:
+    info = board.add("b", 2)
+    info.state, info.end_time_ms = 1, int((time.time() - 3600) * 1000)
+    assert looking.look() == []
+
+
+def test_a_machine_that_tries_again_and_again_is_refused_once(board: Board, looking: Observer) -> None:
+    for attempt in ("x-1", "x-2"):
+        board.refused.put(attempt, NodeNote(attempt, "x", MACHINE, "another Python"))
+        (refused,) = looking.look()
+        assert (refused.id, refused.state, refused.problem) == ("refused-x", NodeState.REFUSED, "another Python")
+        assert board.refused.notes == {}
+    assert len(looking.look()) == 1, "it is told for a while"
+
+
+def test_notes_of_another_version_are_said_to_be(
+    board: Board, looking: Observer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreadable(name: str) -> None:
+        raise ValueError("1 validation error for NodeNote")
+
+    board.add("b", 2)
+    board.nodes.put("b", "?")
+    board.refused.put("gpu-2-4711-abcdef", "?")
+    for shelf in (board.nodes, board.refused):
+        monkeypatch.setattr(shelf, "get", unreadable)
+    node, refused = looking.look()
+    assert "another version" in (node.problem or "")
+    assert (refused.host, refused.state, refused.machine) == ("gpu-2", NodeState.REFUSED, None)
+    assert "another version" in (refused.problem or "")
+    assert board.refused.notes == {}
+
+
+class TestObserve:
+    def test_it_ends_when_nobody_reads(self, looking: Observer, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(observer, "LOOK_SECONDS", 0.0)
+        reader, writer = os.pipe()
+        os.close(reader)
+        with pytest.raises(BrokenPipeError):
+            observer.observe(looking, writer)
+        os.close(writer)
+
+    def test_a_cluster_that_is_away_for_long_ends_it(
+        self, looking: Observer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def away() -> Any:
+            raise RuntimeError("no answer")
+
+        monkeypatch.setattr(looking, "look", away)
+        monkeypatch.setattr(observer, "LOOK_SECONDS", 0.0)
+        monkeypatch.setattr(observer, "AWAY_SECONDS", 0.05)
+        with pytest.raises(RuntimeError, match="no answer"):
+            observer.observe(looking, 0)
+        assert caplog.text.count("the cluster does not answer") > 2
+
+
+class FakeRay:
+    """Ray's tasks: what is asked is answered when the test says so."""
+
+    def __init__(self) -> None:
+        self.answer: Any = None
+        self.asked: list[str] = []
+
+    def remote(self, **options: Any) -> Any:
+        self.asked.append(options["scheduling_strategy"].node_id)
+        assert options["num_cpus"] == 0
+        return lambda function: SimpleNamespace(remote=lambda: "task")
+
+    def wait(self, tasks: list[Any], timeout: float) -> Any:
+        return (tasks, []) if self.answer is not None else ([], tasks)
+
+    def get(self, task: Any, timeout: float) -> Any:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+class TestQuestions:
+    NODE = "ab" * 28
+
+    @pytest.fixture
+    def ray(self) -> FakeRay:
+        return FakeRay()
+
+    @pytest.fixture
+    def questions(self, ray: FakeRay) -> Questions:
+        questions = Questions("nowhere")
+        questions._ray = ray
+        return questions
+
+    def test_a_node_is_asked_once(self, ray: FakeRay, questions: Questions) -> None:
+        assert questions.answer(self.NODE, HEAD) == Answer(None)
+        assert questions.answer(self.NODE, HEAD) == Answer(None)
+        ray.answer = machine_as_json(MACHINE), time.time()
+        found = questions.answer(self.NODE, HEAD)
+        assert found.machine is not None
+        assert found.machine.clock_seconds == 0
+        assert found.problem is None
+        questions.answer(self.NODE, HEAD)
+        assert ray.asked == [self.NODE]
+        questions.forget([])
+        assert questions.answer(self.NODE, HEAD) == Answer(None)
+        assert len(ray.asked) == 2
+
+    def test_one_that_does_not_fit_says_why(self, ray: FakeRay, questions: Questions) -> None:
+        questions.answer(self.NODE, HEAD)
+        other = dataclasses.replace(MACHINE, versions=dataclasses.replace(VERSIONS, torch="1.0"))
+        ray.answer = machine_as_json(other), time.time() - 60
+        found = questions.answer(self.NODE, HEAD)
+        assert "torch is 1.0 here and 2.9.1 on the head" in (found.problem or "")
+        assert "60 s behind" in (found.problem or "")
+
+    def test_one_without_the_package(self, ray: FakeRay, questions: Questions) -> None:
+        questions.answer(self.NODE, HEAD)
+        ray.answer = ModuleNotFoundError("No module named 'workers'")
+        assert "No module named 'workers'" in (questions.answer(self.NODE, HEAD).problem or "")
+
+    def test_ray_that_cannot_be_asked(
+        self, ray: FakeRay, questions: Questions, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def no_raylet(**options: object) -> None:
+            raise ConnectionError("no raylet here")
+
+        monkeypatch.setattr(ray, "remote", no_raylet)
+        for _ in range(2):
+            assert "no raylet here" in (questions.answer(self.NODE, HEAD).problem or "")
+
+    def test_one_that_never_answers(self, ray: FakeRay, questions: Questions, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(observer, "_ANSWER_SECONDS", 0.0)
+        monkeypatch.setattr(ray, "get", lambda task, timeout: (_ for _ in ()).throw(TimeoutError("no answer yet")))
+        questions.answer(self.NODE, HEAD)
+        assert "TimeoutError" in (questions.answer(self.NODE, HEAD).problem or "")
+
+
+def test_a_line_is_read_back(board: Board, looking: Observer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    board.add("b", 2, CPU=1)
+    monkeypatch.setattr(observer, "LOOK_SECONDS", 0.0)
+    file = tmp_path / "line"
+
+    def stop(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "sleep", stop)
+    with file.open("wb") as out, pytest.raises(KeyboardInterrupt):
+        observer.observe(looking, out.fileno())
+    (node,) = nodes_from_json(file.read_bytes())
+    assert (node.host, node.cpus) == ("host-b", 1)

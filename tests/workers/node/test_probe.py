@@ -1,0 +1,134 @@
+"""The comparison with the head, with stand-ins for Ray's key-value store."""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+import time
+from typing import Any
+
+import pytest
+
+from service.queue.cluster import Machine, Versions
+from workers.node import probe
+from workers.node.notes import Folder, HeadNote, NodeNote
+from workers.node.probe import Outcome, compare_clocks, judge
+
+VERSIONS = Versions(package="0.1.0+abc", python="3.11.9", ray="2.60.0", torch="2.9.1")
+NOTE = NodeNote("n", "here", Machine(VERSIONS, (), 1.0, 1.0, None))
+
+
+class Shelf:
+    def __init__(self) -> None:
+        self.notes: dict[str, Any] = {}
+
+    def put(self, name: str, note: Any) -> None:
+        self.notes[name] = note
+
+    def get(self, name: str) -> Any:
+        return self.notes.get(name)
+
+    def names(self) -> list[str]:
+        return list(self.notes)
+
+
+class Ticking(Shelf):
+    """The head's note, written anew for every look."""
+
+    def __init__(self, head: HeadNote | None, *, behind: float = 0.0) -> None:
+        super().__init__()
+        self.head, self.behind = head, behind
+
+    def get(self, name: str) -> Any:
+        return self.head and dataclasses.replace(self.head, time=time.time() - self.behind)
+
+
+class Board:
+    def __init__(self, head: HeadNote | None = None, *, behind: float = 0.0) -> None:
+        self.heads, self.nodes, self.refused = Ticking(head, behind=behind), Shelf(), Shelf()
+
+
+@pytest.fixture
+def head() -> Any:
+    """An address that takes connections."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def judged(monkeypatch: pytest.MonkeyPatch, address: str, board: Any, note: NodeNote = NOTE) -> probe.Verdict:
+    monkeypatch.setattr(probe, "Notes", lambda _: board)
+    monkeypatch.setattr(probe, "_LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(compare_clocks, "__defaults__", (time.time, 0.1))
+    return judge(address, note)
+
+
+def test_one_that_fits_is_introduced(monkeypatch: pytest.MonkeyPatch, head: str) -> None:
+    board = Board(HeadNote("head", VERSIONS, 0))
+    assert judged(monkeypatch, head, board).outcome is Outcome.FITS
+    assert board.nodes.notes["n"].problem is None
+    assert abs(board.nodes.notes["n"].machine.clock_seconds) < 1
+    assert board.refused.notes == {}
+
+
+def test_one_that_does_not_is_refused_with_all_reasons(monkeypatch: pytest.MonkeyPatch, head: str) -> None:
+    there = HeadNote("head", dataclasses.replace(VERSIONS, python="3.12.0"), 0, Folder("/nowhere", "x"))
+    board = Board(there, behind=60)
+    verdict = judged(monkeypatch, head, board)
+    assert verdict.outcome is Outcome.REFUSED
+    for word in ("Python is 3.11.9 here and 3.12.0", "60 s ahead", "/nowhere"):
+        assert word in verdict.words
+    assert board.nodes.notes == {}
+    assert board.refused.notes["n"].problem == verdict.words
+
+
+def test_one_that_has_joined_keeps_its_note_with_the_problem(monkeypatch: pytest.MonkeyPatch, head: str) -> None:
+    board = Board(HeadNote("head", VERSIONS, 0), behind=60)
+    board.nodes.put("n", NOTE)
+    assert judged(monkeypatch, head, board).outcome is Outcome.REFUSED
+    assert "60 s ahead" in board.nodes.notes["n"].problem
+    assert board.refused.notes == {}
+
+
+def test_a_head_without_a_worker(monkeypatch: pytest.MonkeyPatch, head: str) -> None:
+    verdict = judged(monkeypatch, head, Board())
+    assert verdict.outcome is Outcome.UNANSWERED
+    assert "no worker writes there" in verdict.words
+
+
+def test_nothing_at_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    verdict = judged(monkeypatch, f"127.0.0.1:{port}", None)
+    assert verdict.outcome is Outcome.UNANSWERED
+    assert "refused" in verdict.words
+
+
+def test_notes_of_another_kind(monkeypatch: pytest.MonkeyPatch, head: str) -> None:
+    def unreadable(name: str) -> None:
+        raise ValueError("1 validation error for HeadNote")
+
+    board = Board(HeadNote("head", VERSIONS, 0))
+    monkeypatch.setattr(board.heads, "get", unreadable)
+    verdict = judged(monkeypatch, head, board)
+    assert (verdict.outcome, "install the same version" in verdict.words) == (Outcome.REFUSED, True)
+
+
+class TestClocks:
+    def test_a_slow_look_is_no_wrong_clock(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(probe, "_LOOK_SECONDS", 0.001)
+        notes = iter([HeadNote("h", VERSIONS, at) for at in (100.0, 101.0, 102.0, 103.0)])
+        clock = iter([121.0, 102.2])  # the first answer came twenty seconds late
+        newest, ahead = compare_clocks(lambda: next(notes), lambda: next(clock))
+        assert newest is not None
+        assert newest.time == 102.0
+        assert ahead == pytest.approx(0.2)
+
+    def test_a_wrong_clock_stays_wrong(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(probe, "_LOOK_SECONDS", 0.001)
+        notes = iter([HeadNote("h", VERSIONS, at) for at in (100.0, 101.0, 102.0, 103.0)])
+        clock = iter([71.1, 72.3, 73.05])
+        assert compare_clocks(lambda: next(notes), lambda: next(clock))[1] == pytest.approx(-29.7)
+
+    def test_a_note_that_nobody_writes_is_no_clock(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(probe, "_LOOK_SECONDS", 0.001)
+        assert compare_clocks(lambda: HeadNote("h", VERSIONS, 100.0), patience=0.05) == (None, None)

@@ -1,0 +1,89 @@
+"""What the worker reads of its observer, with stand-ins for it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from service.queue.cluster import Node, nodes_as_json
+from tests.workers.conftest import wait_for
+from workers.node.notes import MARKER
+from workers.worker import observation
+from workers.worker.observation import Observation
+
+NODE = Node("a" * 56, "one", "10.0.0.1", cpus=4, gpus=1, memory_gib=10)
+
+
+@pytest.fixture
+def seen(tmp_path: Path) -> Iterator[Observation]:
+    seen = Observation(tmp_path)
+    yield seen
+    seen.stop()
+
+
+def runs(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    start = "import os, sys, time; fd = int(sys.argv[2]); "
+    monkeypatch.setattr(observation, "OBSERVER", (sys.executable, "-c", start + code))
+
+
+def look(seen: Observation) -> tuple[Node, ...] | None:
+    return seen.nodes("head:1", os.environ)
+
+
+def test_nothing_is_known_before_it_spoke(seen: Observation, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs(monkeypatch, "time.sleep(60)")
+    assert look(seen) is None
+    child = seen._child
+    assert look(seen) is None
+    assert child is not None
+    assert seen._child is child
+    seen.stop()
+    assert child.returncode is not None
+
+
+def test_the_newest_line_counts(seen: Observation, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    one, both = nodes_as_json([NODE]), nodes_as_json([NODE, NODE])
+    code = (
+        f"os.write(fd, {one!r} + b'\\n'); os.write(fd, b'a broken line\\n'); os.write(fd, {both!r} + b'\\n');"
+        "print(sys.argv); time.sleep(60)"
+    )
+    runs(monkeypatch, code)
+    assert wait_for(lambda: (nodes := look(seen)) and len(nodes) == 2 and nodes, 20) == (NODE, NODE)
+    log = tmp_path / "logs" / f"nodes-{os.getpid()}.log"
+    assert "'head:1'" in wait_for(log.read_text, 5)
+    assert log.read_text().count(str(tmp_path)) == 1, "no folder is to be seen by the nodes"
+    seen.stop()
+    assert seen._nodes is None, "the next cluster has other nodes"
+
+
+def test_one_that_ends_is_started_again_after_a_pause(
+    seen: Observation, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(observation, "PAUSE_SECONDS", 0.3)
+    runs(monkeypatch, f"os.write(fd, {nodes_as_json([NODE])!r} + b'\\n'); print('started')")
+
+    def starts() -> bool:
+        look(seen)
+        log = tmp_path / "logs" / f"nodes-{os.getpid()}.log"
+        return log.is_file() and log.read_text().count("started") >= 2
+
+    wait_for(starts, 20)
+    assert "the observer of the cluster's nodes ended" in caplog.text
+    assert look(seen) == (NODE,), "what was seen last counts until more is seen"
+
+
+def test_a_shared_folder_is_marked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs(monkeypatch, "print(sys.argv[4], flush=True); time.sleep(60)")
+    log = tmp_path / "logs" / f"nodes-{os.getpid()}.log"
+    for count in (1, 2):
+        seen = Observation(tmp_path, shared=True)
+        look(seen)
+        wait_for(lambda: log.is_file() and len(log.read_text().split()) == count, 20)  # noqa: B023
+        seen.stop()
+    first, second = log.read_text().split()
+    assert first == second == (tmp_path / MARKER).read_text()
+    assert len(first) == 32

@@ -1,0 +1,95 @@
+"""`ttsv nodes` and `ttsv node`: the machines on which trials run, and making this one such."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from workers.cli.client_options import Json, connected, print_json, print_table
+from workers.cli.errors import plain_errors
+
+if TYPE_CHECKING:
+    from service.client import Client
+    from service.schemas.service import NodeOut
+
+nodes_app = typer.Typer()
+
+
+@nodes_app.command()
+@connected
+def nodes(client: "Client", as_json: Json = False) -> None:
+    """List the machines on which trials run, and those that left or were refused in the last day."""
+    found = client.nodes()
+    if as_json:
+        print_json(found)
+    else:
+        _show(found)
+
+
+@nodes_app.command()
+@plain_errors
+def node(
+    head: Annotated[str, typer.Option(envvar="TTSV_HEAD", help="The head, HOST or HOST:PORT (6379).")],
+    token_file: Annotated[
+        Path, typer.Option(envvar="TTSV_TOKEN_FILE", help="The cluster's token: a copy of the head's.")
+    ],
+    address: Annotated[
+        str | None, typer.Option(envvar="TTSV_NODE_ADDRESS", help="At which the others reach this machine.")
+    ] = None,
+    cpus: Annotated[
+        int | None, typer.Option(min=0, envvar="TTSV_WORKER_CPUS", help="CPUs it gives; all by default.")
+    ] = None,
+    gpus: Annotated[
+        int | None, typer.Option(min=0, envvar="TTSV_WORKER_GPUS", help="GPUs it gives; all by default.")
+    ] = None,
+    ports: Annotated[str, typer.Option(envvar="TTSV_NODE_PORTS", help="Ports the others reach it at.")] = "6380-6879",
+) -> None:
+    """Join a head's cluster with this machine, and leave it on Ctrl-C or SIGTERM.
+
+    The machine is compared with the head first, and refused with the reason where it does not fit. It needs no
+    database. When the head is away it waits, and joins again.
+    """
+    from service.errors import UserError
+    from service.observability import configure_logging
+    from service.settings import Settings, ports_of
+    from workers.node.machine import local_cpus, local_gpus
+    from workers.node.membership import Membership, Offer
+
+    configure_logging(Settings())
+    host, _, port = head.partition(":")
+    if not host or not (port or "6379").isdecimal():
+        raise UserError(f"--head {head}: must be HOST or HOST:PORT")
+    try:
+        chosen = ports_of(ports)
+    except ValueError as error:
+        raise UserError(f"--ports {ports}: {error}") from None
+    offer = Offer(
+        cpus=local_cpus() if cpus is None else cpus,
+        gpus=local_gpus(os.environ) if gpus is None else gpus,
+        address=address,
+        ports=chosen,
+    )
+    Membership(f"{host}:{port or 6379}", token_file, offer).run()
+
+
+def _show(found: "list[NodeOut]") -> None:
+    from collections import Counter
+
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("host", "state", "since", "CPUs", "GPUs", "memory GiB", "GPU models", "problem", box=None)
+    for one in found:
+        models = Counter(f"{gpu.name} {gpu.memory_gib:g} GiB" for gpu in one.machine.gpus) if one.machine else {}
+        table.add_row(
+            Text(f"{one.host} (head)" if one.head else one.host),
+            one.state.value,
+            f"{one.left_at or one.joined_at:%Y-%m-%d %H:%M}",
+            f"{one.cpus:g}",
+            f"{one.gpus:g}",
+            f"{one.memory_gib:g}",
+            Text(", ".join(f"{count} x {name}" for name, count in models.items()) or "-"),
+            Text(one.problem or "-"),
+        )
+    print_table(table)

@@ -1,0 +1,160 @@
+"""What this machine has: processors, GPUs, memory, versions. Neither torch nor Ray is imported."""
+
+import contextlib
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+import psutil
+
+from service.queue.cluster import Gpu, Machine, Versions
+from ttsv.processor import computes_bf16
+
+logger = logging.getLogger(__name__)
+
+_CODE = ("ttsv", "workers")
+"""Packages of which a trial's results depend."""
+_GIB = 2**30
+_ASKING_SECONDS = 60.0
+_BF16_PRODUCT = """
+import resource, torch
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+matrix = torch.ones(64, 64, dtype=torch.bfloat16)
+matrix @ matrix
+"""
+
+
+def local_cpus() -> int:
+    """CPUs this process may use, at most what its control group allows."""
+    count = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    with contextlib.suppress(OSError, ValueError):
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        count = min(count, max(1, int(quota) // int(period)))
+    return count
+
+
+def local_gpus(environment: Mapping[str, str]) -> int:
+    """NVIDIA GPUs this process may use."""
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([device for device in visible.split(",") if device.strip() not in ("", "-1")])
+    if shutil.which("nvidia-smi") is None:
+        return 0
+    listing = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=False)
+    return sum(line.startswith("GPU ") for line in listing.stdout.splitlines())
+
+
+@cache
+def usable_instructions() -> dict[str, str]:
+    """What trials' environment needs so that torch keeps to instructions that this machine lets them use.
+
+    Some virtual machines show AMX and trap it: a product in bf16 would end every process that computes one by SIGILL.
+    Where a processor shows AMX, a child tries such a product, once per worker and for some seconds; an
+    ONEDNN_MAX_CPU_ISA that is set already is obeyed.
+    """
+    if "ONEDNN_MAX_CPU_ISA" in os.environ or not _shows_amx():
+        return {}
+    command, env = [sys.executable, "-c", _BF16_PRODUCT], without_settings()
+    try:
+        child = subprocess.run(command, capture_output=True, check=False, timeout=_ASKING_SECONDS, env=env)
+    except subprocess.TimeoutExpired:
+        return {}
+    if child.returncode != -signal.SIGILL:
+        return {}
+    logger.warning("this machine shows AMX and lets no process use it: trials compute without")
+    return {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"}
+
+
+def without_settings() -> dict[str, str]:
+    """Our environment for processes that hold no credentials: nothing of our settings."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("TTSV_", "RAY_ADDRESS"))}
+
+
+def _shows_amx() -> bool:
+    with contextlib.suppress(OSError):
+        return "amx_bf16" in Path("/proc/cpuinfo").read_text()
+    return False
+
+
+def describe(folder: Path, environment: Mapping[str, str] = os.environ) -> Machine:
+    """What this machine has, of its GPUs those that `environment` shows, of its disks the one of `folder`."""
+    return Machine(
+        versions=versions(),
+        gpus=tuple(_gpus(environment.get("CUDA_VISIBLE_DEVICES"))),
+        memory_gib=round(memory_bytes() / _GIB, 1),
+        free_disk_gib=round(shutil.disk_usage(folder).free / _GIB, 1),
+        bf16=computes_bf16({**environment, **usable_instructions()}),
+    )
+
+
+def versions() -> Versions:
+    """The versions of this interpreter's packages; `none` for one that is not installed."""
+    return Versions(
+        package=f"{_version('ttsv')}+{code_digest()}",
+        python=platform.python_version(),
+        ray=_version("ray"),
+        torch=_version("torch").partition("+")[0],
+    )
+
+
+@cache
+def code_digest() -> str:
+    """12 hex digits of the SHA-256 of the code as it lies here: equal versions of a checkout may differ in it."""
+    digest = hashlib.sha256()
+    for name in _CODE:
+        spec = find_spec(name)
+        assert spec is not None
+        assert spec.origin is not None, "a package with an __init__"
+        folder = Path(spec.origin).parent
+        for file in sorted(folder.rglob("*.py"), key=lambda path: path.relative_to(folder).parts):
+            digest.update(f"{name}/{file.relative_to(folder).as_posix()}\0".encode())
+            digest.update(hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()[:12]
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"
+
+
+def _gpus(visible: str | None) -> list[Gpu]:
+    """The GPUs of the NVIDIA driver; `visible` is a list of their numbers or of the beginnings of their UUIDs."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    query = ["nvidia-smi", "--query-gpu=uuid,name,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        listing = subprocess.run(query, capture_output=True, text=True, check=True, timeout=_ASKING_SECONDS)
+        rows = [[cell.strip() for cell in line.split(",")] for line in listing.stdout.splitlines()]
+        found = {uuid: Gpu(name, round(float(mebibytes) / 1024, 1)) for uuid, name, mebibytes in rows}
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        logger.warning("nvidia-smi does not say which GPUs there are: %s", error)
+        return []
+    if visible is None:
+        return list(found.values())
+    chosen = []
+    for device in filter(None, map(str.strip, visible.split(","))):
+        if device.isdecimal():
+            chosen += list(found.values())[int(device) : int(device) + 1]
+        else:
+            chosen += [gpu for uuid, gpu in found.items() if uuid.startswith(device)]
+    return chosen
+
+
+def memory_bytes() -> int:
+    """The machine's memory, at most what this control group allows."""
+    total = psutil.virtual_memory().total
+    with contextlib.suppress(OSError, ValueError):
+        total = min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return total

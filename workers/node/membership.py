@@ -1,0 +1,141 @@
+"""`ttsv node`: this machine joins a head's cluster when it fits, stays, and joins again when the head was away."""
+
+import logging
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from service.errors import UserError
+from workers.node.machine import describe, usable_instructions, without_settings
+from workers.node.notes import NodeNote, name_here
+from workers.node.probe import CLOCK_SECONDS, NOTE, VERDICT, Outcome, Verdict
+from workers.node.processes import ask
+from workers.node.raylet import RayProcess, port_options, token_environment
+
+logger = logging.getLogger(__name__)
+
+PROBE = (sys.executable, "-m", "workers.node.probe")
+PROBE_SECONDS = CLOCK_SECONDS + 100.0
+"""A probe takes no longer; Ray itself waits 40 s for a head that is there and does not answer."""
+LONGEST_PAUSE = 30.0
+PROBE_AGAIN_SECONDS = 600.0
+_HEALTHY_SECONDS = 60.0
+_LOOK_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What this machine gives to the cluster. `address`: at which the others reach it, by default Ray's guess.
+
+    `ports` (of step 1): those that it uses, by default any.
+    """
+
+    cpus: int
+    gpus: int
+    address: str | None = None
+    ports: range | None = None
+
+
+class Membership:
+    """Call `run` in the main thread: the kernel ends the children together with the thread that started them.
+
+    `head` is the address (host:port) of the head's Ray, `token` a file with the cluster's token.
+    """
+
+    def __init__(self, head: str, token: Path, offer: Offer, *, probe: tuple[str, ...] = PROBE) -> None:
+        self.head, self._token, self._offer, self._probe_command = head, token.absolute(), offer, probe
+        self._ray = RayProcess({"raylet"}, self._token)
+        self._failures = 0
+
+    def run(self) -> None:
+        """Stays a node until SIGTERM or Ctrl-C, and leaves nothing behind. Raises `UserError` where it is refused."""
+        if not self._token.is_file():
+            raise UserError(f"{self._token}: no such file; copy the file `token` of the head's data folder here")
+        previous = signal.signal(signal.SIGTERM, _leave)
+        try:
+            while True:
+                self._join()
+        except KeyboardInterrupt:
+            logger.info("leaving %s", self.head)
+        finally:
+            # A second Ctrl-C shall not leave the ending half done.
+            ignored = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+            self._ray.stop()
+            signal.signal(signal.SIGINT, ignored[signal.SIGINT])
+            signal.signal(signal.SIGTERM, previous)
+
+    def _join(self) -> None:
+        """One stay from the probe to its end, or one attempt that failed, and the pause after it."""
+        name = name_here()
+        verdict = self._probe(name)
+        if verdict.outcome in (Outcome.REFUSED, Outcome.UNWELCOME):
+            raise UserError(f"{socket.gethostname()} cannot join {self.head}: {verdict.words}")
+        if verdict.outcome is Outcome.UNANSWERED:
+            self._pause(verdict.words)
+            return
+        began = time.monotonic()
+        self._start(name)
+        joined = self._stay(name)
+        words = self._ray.last_words()
+        self._ray.stop()
+        if time.monotonic() - began > _HEALTHY_SECONDS:
+            self._failures = 0
+        self._pause("the connection to the head is lost" if joined else f"Ray did not start here:\n{words}\n")
+
+    def _start(self, name: str) -> None:
+        offer = self._offer
+        options: dict[str, object] = {
+            "address": self.head,
+            "node-name": name,
+            "num-cpus": offer.cpus,
+            "num-gpus": offer.gpus,
+        }
+        if offer.address is not None:
+            options["node-ip-address"] = offer.address
+        if offer.ports is not None:
+            options |= port_options(offer.ports)
+        self._ray.start(options=options)
+
+    def _stay(self, name: str) -> bool:
+        """Until Ray's part of this machine is gone; whether it was there."""
+        joined, probe_after = False, time.monotonic() + PROBE_AGAIN_SECONDS
+        while not self._ray.failed():
+            if not joined and self._ray.ready():
+                joined = True
+                logger.info("joined %s with %d CPUs and %d GPUs", self.head, self._offer.cpus, self._offer.gpus)
+            if joined and time.monotonic() > probe_after:
+                verdict = self._probe(name)
+                if verdict.outcome is not Outcome.FITS:
+                    logger.warning("this node does not fit any more: %s", verdict.words)
+                probe_after = time.monotonic() + PROBE_AGAIN_SECONDS
+            time.sleep(_LOOK_SECONDS)
+        return joined
+
+    def _probe(self, name: str) -> Verdict:
+        note = NodeNote(name, socket.gethostname(), describe(Path(tempfile.gettempdir())))
+        env = {**without_settings(), **usable_instructions(), **token_environment(self._token)}
+        try:
+            answer = ask([*self._probe_command, self.head], NOTE.dump_json(note), env=env, seconds=PROBE_SECONDS)
+            return VERDICT.validate_json(answer.strip().rpartition(b"\n")[2])
+        except subprocess.CalledProcessError as error:
+            return Verdict(Outcome.UNANSWERED, f"the probe failed: {error.stderr.decode(errors='replace')[-500:]}")
+        except (subprocess.SubprocessError, ValueError) as error:
+            return Verdict(Outcome.UNANSWERED, f"the probe gave no answer: {error}")
+
+    def _pause(self, reason: str) -> None:
+        """Longer with every failure in a row, and different on every machine: they do not come back all at once."""
+        self._failures += 1
+        seconds = min(2.0 ** min(self._failures, 10), LONGEST_PAUSE) * random.uniform(0.5, 1.0)
+        logger.warning("%s; trying %s again in %.0f s", reason, self.head, seconds)
+        time.sleep(seconds)
+
+
+def _leave(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,254 @@
+"""The worker's eye on its cluster: a child that knows Ray, so that the worker need not.
+
+`python -m workers.node.observer HOST:PORT FD DATA_DIR [MARKER]` writes the head's note every second, and a line of JSON
+into the file descriptor: the nodes of the cluster, those that left and machines that were refused a minute ago at most.
+What a node is it reads from its note, sees itself where it is this machine, and asks by a task of Ray otherwise. It
+ends when it cannot reach the cluster for half a minute, or nobody reads.
+"""
+
+import dataclasses
+import logging
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from service.queue.cluster import Machine, Node, machine_from_json, nodes_as_json
+from service.specs.states import NodeState
+from workers.node.machine import describe, versions
+from workers.node.notes import Folder, HeadNote, Notes, host_of, misfits, said
+
+LOOK_SECONDS = 1.0
+AWAY_SECONDS = 30.0
+ASK_AGAIN_SECONDS = 600.0
+SHOW_LEFT_SECONDS = 60.0
+_ANSWER_SECONDS = 60.0
+_TIMEOUT_SECONDS = 5.0
+_ALIVE = 0  # of Ray's GcsNodeInfo.GcsNodeState
+_GIB = 2**30
+_OTHER_NOTES = "its ttsv is of another version, which writes other notes: install the same on both"
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What a node said of itself; no machine where it could not."""
+
+    machine: Machine | None
+    problem: str | None = None
+
+
+class Questions:
+    """Asks nodes that left no note, each once and then rarely, by a task of Ray that reserves nothing."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._ray: Any = None
+        self._pending: dict[str, tuple[Any, float, float]] = {}
+        self._answers: dict[str, Answer] = {}
+        self._ask_after: dict[str, float] = {}
+
+    def answer(self, node_id: str, head: HeadNote) -> Answer:
+        """The newest answer of a node; asks it, if it is time, and does not wait."""
+        if node_id in self._pending:
+            self._collect(node_id, head)
+        elif time.monotonic() >= self._ask_after.get(node_id, 0.0):
+            try:
+                self._ask(node_id)
+            except Exception as error:  # Ray's, of many kinds: the other nodes are seen none the less
+                logger.exception("a node cannot be asked")
+                self._answers[node_id] = Answer(None, f"it cannot be asked ({type(error).__name__}: {error})")
+                self._ask_after[node_id] = time.monotonic() + ASK_AGAIN_SECONDS
+        return self._answers.get(node_id, Answer(None))
+
+    def forget(self, others_than: Iterable[str]) -> None:
+        """Drops what is known of nodes that are gone."""
+        kept = set(others_than)
+        for known in (self._pending, self._answers, self._ask_after):
+            for node_id in known.keys() - kept:
+                del known[node_id]
+
+    def _ask(self, node_id: str) -> None:
+        if self._ray is None:
+            import ray
+
+            ray.init(address=self._address, log_to_driver=False, configure_logging=False)
+            self._ray = ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        there = NodeAffinitySchedulingStrategy(node_id, soft=False)
+        task = self._ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=there)(_describe)
+        self._pending[node_id] = task.remote(), time.time(), time.monotonic()
+
+    def _collect(self, node_id: str, head: HeadNote) -> None:
+        question, asked_at, began = self._pending[node_id]
+        done, _ = self._ray.wait([question], timeout=0)
+        if not done and time.monotonic() - began < _ANSWER_SECONDS:
+            return
+        del self._pending[node_id]
+        self._ask_after[node_id] = time.monotonic() + ASK_AGAIN_SECONDS
+        try:
+            text, their_time = self._ray.get(question, timeout=0)
+            machine = machine_from_json(text)
+        except Exception as error:  # whatever a node answers: it is shown as its problem
+            reason = str(error).strip().rpartition("\n")[2]
+            self._answers[node_id] = Answer(None, f"it does not say what it is ({type(error).__name__}: {reason})")
+            return
+        # It was read between question and answer: no more than that is certain.
+        ahead = their_time - min(max(their_time, asked_at), time.time())
+        machine = dataclasses.replace(machine, clock_seconds=round(ahead, 2))
+        problems = misfits(head, machine.versions, clock_seconds=ahead)
+        self._answers[node_id] = Answer(machine, said(problems) or None)
+
+
+def _describe() -> tuple[str, float]:
+    """Runs on a node: its machine as JSON, and its clock."""
+    import tempfile
+    import time
+    from pathlib import Path
+
+    from service.queue.cluster import machine_as_json
+    from workers.node.machine import describe
+
+    machine = describe(Path(tempfile.gettempdir()), environment={})  # a task without a GPU sees none
+    return machine_as_json(machine).decode(), time.time()
+
+
+class Observer:
+    """What is seen of a cluster, look by look."""
+
+    def __init__(self, notes: Notes, questions: Questions, head: HeadNote, data_dir: Path) -> None:
+        self._notes, self._questions, self._head, self._data_dir = notes, questions, head, data_dir
+        self._left_at: dict[str, float] = {}
+        self._refusals: dict[str, tuple[Node, float]] = {}
+        self._answers: dict[str, Answer] = {}
+        self._here: Answer | None = None
+        self._here_until = 0.0
+
+    def look(self) -> list[Node]:
+        """The nodes as they are now; writes the head's note first."""
+        self._notes.heads.put("head", dataclasses.replace(self._head, time=time.time()))
+        infos = self._notes.client.get_all_node_info(timeout=_TIMEOUT_SECONDS).values()
+        introduced = set(self._notes.nodes.names())
+        nodes, alive = [], []
+        for info in infos:
+            node_id = info.node_id.hex()
+            if info.state != _ALIVE:
+                if info.node_name in introduced:
+                    self._notes.nodes.remove(info.node_name)
+                if self._shows(node_id, info):
+                    nodes.append(_node(node_id, info, self._answers.get(node_id, Answer(None)), NodeState.LEFT))
+                continue
+            alive.append(node_id)
+            answer = self._answers[node_id] = self._answer(node_id, info, introduced)
+            nodes.append(_node(node_id, info, answer, NodeState.ALIVE))
+        self._questions.forget(alive)
+        self._answers = {node.id: self._answers[node.id] for node in nodes if node.id in self._answers}
+        return [*sorted(nodes, key=lambda node: (not node.head, node.host, node.id)), *self._refused()]
+
+    def _shows(self, node_id: str, info: Any) -> bool:
+        """Whether a node that left is told of still."""
+        left_at = self._left_at.setdefault(
+            node_id, time.monotonic() - max(0.0, time.time() - info.end_time_ms / 1000 if info.end_time_ms else 0.0)
+        )
+        return time.monotonic() - left_at < SHOW_LEFT_SECONDS
+
+    def _answer(self, node_id: str, info: Any, introduced: set[str]) -> Answer:
+        if info.node_name in introduced:
+            try:
+                note = self._notes.nodes.get(info.node_name)
+            except ValueError:
+                return Answer(None, _OTHER_NOTES)
+            return Answer(None) if note is None else Answer(note.machine, note.problem)
+        if Path(info.raylet_socket_name).exists():  # this machine
+            if self._here is None or time.monotonic() > self._here_until:
+                self._here = Answer(dataclasses.replace(describe(self._data_dir), clock_seconds=0.0))
+                self._here_until = time.monotonic() + ASK_AGAIN_SECONDS
+            return self._here
+        return self._questions.answer(node_id, self._head)
+
+    def _refused(self) -> list[Node]:
+        """Machines that asked to join, one row a host however often it tries."""
+        for name in self._notes.refused.names():
+            try:
+                note = self._notes.refused.get(name)
+                refusal = None if note is None else _refusal(note.host, note.machine, note.problem)
+            except ValueError:
+                refusal = _refusal(host_of(name), None, _OTHER_NOTES)
+            self._notes.refused.remove(name)
+            if refusal is not None:
+                self._refusals[refusal.host] = refusal, time.monotonic()
+        recent = time.monotonic() - SHOW_LEFT_SECONDS
+        self._refusals = {host: (node, at) for host, (node, at) in self._refusals.items() if at > recent}
+        return [node for node, _ in self._refusals.values()]
+
+
+def _refusal(host: str, machine: Machine | None, problem: str | None) -> Node:
+    return Node(
+        id=f"refused-{host}"[:100],
+        host=host,
+        address="",
+        cpus=0,
+        gpus=0 if machine is None else len(machine.gpus),
+        memory_gib=0 if machine is None else machine.memory_gib,
+        state=NodeState.REFUSED,
+        machine=machine,
+        problem=problem,
+    )
+
+
+def _node(node_id: str, info: Any, answer: Answer, state: NodeState) -> Node:
+    total: Mapping[str, float] = info.resources_total
+    return Node(
+        id=node_id,
+        host=info.node_manager_hostname,
+        address=info.node_manager_address,
+        cpus=total.get("CPU", 0),
+        gpus=total.get("GPU", 0),
+        memory_gib=round(total.get("memory", 0) / _GIB, 1),
+        head=info.is_head_node,
+        state=state,
+        machine=answer.machine,
+        problem=answer.problem,
+    )
+
+
+def observe(observer: Observer, descriptor: int) -> None:
+    """Looks and tells until nobody reads, or the cluster is away for too long."""
+    seen_at = time.monotonic()
+    while True:
+        began = time.monotonic()
+        try:
+            line = nodes_as_json(observer.look()) + b"\n"
+        except Exception:  # Ray's, of many kinds; another observer begins anew
+            logger.exception("the cluster does not answer")
+            if time.monotonic() - seen_at > AWAY_SECONDS:
+                raise
+        else:
+            seen_at = time.monotonic()
+            while line:
+                line = line[os.write(descriptor, line) :]
+        time.sleep(max(0.0, LOOK_SECONDS - (time.monotonic() - began)))
+
+
+def main() -> None:
+    """The child's whole life."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    from ray._private.services import canonicalize_bootstrap_address
+
+    given, descriptor, data_dir, *marker = sys.argv[1:]
+    address = canonicalize_bootstrap_address(given) or given  # `auto`, for one
+    folder = Folder(data_dir, marker[0]) if marker else None
+    head = HeadNote(socket.gethostname(), versions(), time.time(), folder)
+    try:
+        observe(Observer(Notes(address), Questions(address), head, Path(data_dir)), int(descriptor))
+    except BrokenPipeError:
+        logger.info("the worker is gone")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""Compares this machine with the head's cluster, and says in words what does not fit: a child of `membership`.
+
+`python -m workers.node.probe HOST:PORT` reads a `NodeNote` from standard input, leaves it with the head, among the
+nodes or among the refused, and writes a `Verdict` to standard output. Nothing but the head's own port is needed for
+it, and no part of Ray runs here before.
+"""
+
+import contextlib
+import dataclasses
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from pydantic import TypeAdapter
+
+from service.queue.cluster import Machine
+from workers.node.notes import MOST_CLOCK_SECONDS, HeadNote, NodeNote, Notes, misfits, said
+
+CONNECT_SECONDS = 3.0
+CLOCK_SECONDS = 20.0
+"""How long the head's clock may stand still before nobody writes it."""
+_LOOK_SECONDS = 0.05
+_LOOKS_AT_CLOCK = 3
+
+
+class Outcome(StrEnum):
+    """`unanswered`: it may be otherwise later. `unwelcome`: the token is not the cluster's."""
+
+    FITS = "fits"
+    REFUSED = "refused"
+    UNWELCOME = "unwelcome"
+    UNANSWERED = "unanswered"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of the comparison, in words unless it fits."""
+
+    outcome: Outcome
+    words: str = ""
+
+
+VERDICT = TypeAdapter(Verdict)
+NOTE = TypeAdapter(NodeNote)
+
+
+def judge(address: str, note: NodeNote) -> Verdict:
+    """Asks the head, and leaves it a note. A node that has joined before says there what is wrong with it now."""
+    from ray.exceptions import AuthenticationError, RayError
+
+    try:
+        host, _, port = address.rpartition(":")
+        socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
+    except OSError as error:
+        return Verdict(Outcome.UNANSWERED, f"nothing answers at {address} ({error.strerror or error})")
+    try:
+        notes = Notes(address)
+        head, ahead = compare_clocks(lambda: notes.heads.get("head"))
+        if head is None:
+            return Verdict(Outcome.UNANSWERED, f"Ray answers at {address}, and no worker writes there")
+        problems = misfits(
+            head,
+            note.machine.versions,
+            clock_seconds=ahead,
+            sees_folder=head.folder is None or head.folder.seen(),
+        )
+        machine: Machine = dataclasses.replace(note.machine, clock_seconds=None if ahead is None else round(ahead, 2))
+        note = dataclasses.replace(note, machine=machine, problem=said(problems) or None)
+        joined = note.name in notes.nodes.names()
+        (notes.nodes if joined or not problems else notes.refused).put(note.name, note)
+    except AuthenticationError as error:
+        if "WrongClusterID" in str(error):
+            return Verdict(Outcome.UNANSWERED, f"the head at {address} is starting again")
+        words = f"the token is not that of the cluster at {address}: copy the file `token` of the head's data folder"
+        return Verdict(Outcome.UNWELCOME, words)
+    except RayError as error:
+        return Verdict(Outcome.UNANSWERED, f"Ray's head at {address}: {str(error).partition(chr(10))[0]}")
+    except ValueError:
+        return Verdict(Outcome.REFUSED, f"the head at {address} writes other notes: install the same version on both")
+    return Verdict(Outcome.REFUSED, said(problems)) if problems else Verdict(Outcome.FITS)
+
+
+def compare_clocks(
+    look: Callable[[], HeadNote | None], clock: Callable[[], float] = time.time, patience: float = CLOCK_SECONDS
+) -> tuple[HeadNote | None, float | None]:
+    """The head's note, once it was seen to change, and how many seconds our clock is ahead of the head's.
+
+    The note has the time at which it was written, so that the moment of a change compares the clocks; what a slow look
+    adds is taken off by looking again. None and None where nobody writes.
+    """
+    first, deadline = look(), time.monotonic() + patience
+    ahead: float | None = None
+    changes = 0
+    while changes < _LOOKS_AT_CLOCK and time.monotonic() < deadline:
+        time.sleep(_LOOK_SECONDS)
+        note = look()
+        if note is None or note == first:
+            continue
+        now = clock() - note.time
+        ahead = now if ahead is None else min(ahead, now, key=abs)
+        first, changes = note, changes + 1
+        if abs(ahead) <= MOST_CLOCK_SECONDS:
+            break
+    return (first, ahead) if changes else (None, None)
+
+
+def main() -> None:
+    """The child's whole life."""
+    verdict = judge(sys.argv[1], NOTE.validate_json(sys.stdin.buffer.read()))
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.write(VERDICT.dump_json(verdict).decode() + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

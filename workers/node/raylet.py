@@ -1,0 +1,173 @@
+"""Ray's processes on this machine: `ray start --block` as a child that the kernel ends when this process ends."""
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Set
+from pathlib import Path
+from types import MappingProxyType
+
+import psutil
+
+from workers.node.machine import usable_instructions, without_settings
+from workers.node.processes import identity, is_dead, kill_session, spawn
+
+logger = logging.getLogger(__name__)
+
+START_SECONDS = 60.0
+_PREFIX = "ttsv-ray-"
+_OWNER = "owner.json"
+_OBJECT_STORE_BYTES = 83_886_080  # little more than the least Ray accepts: trials hand over numbers only
+_STOP_SECONDS = 3.0
+
+
+class RayProcess:
+    """Ray on this machine, as a head or as a further node, as `start` is told.
+
+    `parts` are the names of the processes without which it is gone, `token` the file with the cluster's; what it says
+    goes to `log`, or into its folder.
+    """
+
+    def __init__(self, parts: Set[str], token: Path, log: Path | None = None) -> None:
+        self._names, self._token, self._log = parts, token, log
+        self._child: subprocess.Popen[bytes] | None = None
+        self._folder: Path | None = None
+        self._deadline = 0.0
+        self._parts: list[psutil.Process] = []
+
+    def start(
+        self, *flags: str, options: Mapping[str, object], environment: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        """Starts in a fresh folder; first removes what killed processes left. Does not wait.
+
+        `flags` and `options` of `ray start` and variables of its `environment` are added to those that all have.
+        """
+        remove_leftovers()
+        # Short, because Ray puts Unix sockets into it, whose paths end at 107 characters.
+        self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        (self._folder / _OWNER).write_text(json.dumps(identity()))
+        all_options = {
+            **options,
+            "dashboard-agent-listen-port": 0,
+            "temp-dir": self._folder,
+            "include-log-monitor": "false",
+            "object-store-memory": _OBJECT_STORE_BYTES,
+        }
+        command = [sys.executable, "-m", "ray.scripts.scripts", "start", *flags, "--block"]
+        command += ["--disable-usage-stats", "--log-color", "false"]
+        command += [f"--{name}={value}" for name, value in all_options.items()]
+        env = {
+            **without_settings(),  # trials hold no credentials
+            **usable_instructions(),
+            **token_environment(self._token),
+            "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",  # a trial without a GPU sees none
+            # Processes started in advance fit no trial: Tune gives its actors an environment of their own.
+            "RAY_prestart_worker_first_driver": "0",
+            **environment,
+        }
+        self._parts, self._deadline = [], time.monotonic() + START_SECONDS
+        self._child = spawn(command, env=env, log=self._log or self._folder / "log", death=signal.SIGTERM)
+
+    def ready(self) -> bool:
+        """Whether the raylet listens."""
+        if self._child is None or self._folder is None:
+            return False
+        if not self._parts and any(self._folder.glob("session_2*/sockets/raylet")):
+            self._parts = _parts(self._child.pid, self._names)
+        return bool(self._parts) and not self.failed()
+
+    def failed(self) -> bool:
+        """Whether a part of it died or it takes too long to start.
+
+        `ray start --block` exits when a part of its cluster dies by accident, but not when it ends in order, as the
+        raylet does when it loses its agent: so the parts are looked at too.
+        """
+        if self._child is None or self._child.poll() is not None:
+            return True
+        if not self._parts:
+            return time.monotonic() > self._deadline
+        return not all(map(_is_alive, self._parts))
+
+    def last_words(self) -> str:
+        """The end of what it said, as far as its log is still there."""
+        log = self._log or (self._folder and self._folder / "log")
+        if log is None or not log.is_file():
+            return ""
+        return "\n".join(log.read_text(errors="replace").splitlines()[-20:])
+
+    def stop(self) -> None:
+        """SIGTERM, then SIGKILL to whatever is left, and no folder stays."""
+        if self._child is None or self._folder is None:
+            return
+        self._child.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._child.wait(_STOP_SECONDS)
+        _sweep(self._folder, self._child.pid)
+        self._child.wait()
+        self._child = self._folder = None
+
+
+def token_environment(token: Path) -> dict[str, str]:
+    """Authentication by token: Ray listens on every address of the machine."""
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "RAY_USAGE_STATS_ENABLED": "0"}
+
+
+def port_options(ports: range) -> dict[str, int]:
+    """Options of `ray start` by which other machines need no more than these ports of this one: two, and one a process.
+
+    `ports` has a step of 1.
+    """
+    return {
+        "node-manager-port": ports[0],
+        "object-manager-port": ports[1],
+        "min-worker-port": ports[2],
+        "max-worker-port": ports[-1],
+    }
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that are free now, all different. (The system gives them above 32767, clear of Ray's own range.)"""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for free in sockets:
+            free.bind(("", 0))
+        return [free.getsockname()[1] for free in sockets]
+
+
+def remove_leftovers() -> None:
+    """Ends and removes what processes of Ray leave whose owners died without a chance to do so."""
+    for owner in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_OWNER}"):
+        with contextlib.suppress(OSError, ValueError):
+            if owner.stat().st_uid == os.getuid() and is_dead(json.loads(owner.read_text())):
+                logger.info("removing %s, which a killed worker left", owner.parent)
+                _sweep(owner.parent, None)
+
+
+def _parts(parent: int, names: Set[str]) -> list[psutil.Process]:
+    """The processes of these names, once they all run."""
+    with contextlib.suppress(psutil.Error):
+        parts = [child for child in psutil.Process(parent).children() if child.name() in names]
+        if len(parts) == len(names):
+            return parts
+    return []
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def _sweep(folder: Path, session: int | None) -> None:
+    kill_session(session, marks=[str(folder)])
+    shutil.rmtree(folder, ignore_errors=True)

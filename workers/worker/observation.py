@@ -1,0 +1,94 @@
+"""What a worker knows of its cluster's nodes, by a child that looks: no Ray is imported in the worker's process."""
+
+import logging
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from service.queue.cluster import Node, nodes_from_json
+from workers.node.notes import MARKER
+from workers.node.processes import spawn, stop
+
+logger = logging.getLogger(__name__)
+
+OBSERVER = (sys.executable, "-m", "workers.node.observer")
+PAUSE_SECONDS = 5.0
+"""Between two starts of the child, at least."""
+
+
+class Observation:
+    """The child and the newest line that it wrote. Call it from the main thread: the child dies with its starter.
+
+    `shared`: further nodes must see the data folder; a marker in it tells them that it is the same.
+    """
+
+    def __init__(self, data_dir: Path, *, shared: bool = False) -> None:
+        self._data_dir, self._shared = data_dir, shared
+        self._log = data_dir / "logs" / f"nodes-{os.getpid()}.log"
+        self._child: subprocess.Popen[bytes] | None = None
+        self._start_after = 0.0
+        self._nodes: tuple[Node, ...] | None = None
+
+    def nodes(self, address: str, env: Mapping[str, str]) -> tuple[Node, ...] | None:
+        """The nodes as they were last seen, None before; starts the child if there is none.
+
+        `address` is that of the cluster's head, `env` what connects to it beyond our environment.
+        """
+        if self._child is not None and self._child.poll() is not None:
+            logger.warning("the observer of the cluster's nodes ended; starting another (see %s)", self._log)
+            self._child = None
+        if self._child is None and time.monotonic() >= self._start_after:
+            self._start(address, env)
+        return self._nodes
+
+    def stop(self) -> None:
+        """Ends the child and forgets what it saw."""
+        if self._child is not None:
+            stop(self._child, grace=0)
+        self._child, self._nodes, self._start_after = None, None, 0.0
+
+    def _start(self, address: str, env: Mapping[str, str]) -> None:
+        self._start_after = time.monotonic() + PAUSE_SECONDS
+        reader, writer = os.pipe()
+        command = [*OBSERVER, address, str(writer), str(self._data_dir)]
+        if self._shared:
+            command.append(_marked(self._data_dir))
+        try:
+            self._child = spawn(command, env=env, log=self._log, death=signal.SIGKILL, pass_fds=[writer])
+        except BaseException:
+            os.close(reader)
+            raise
+        finally:
+            os.close(writer)
+        threading.Thread(target=self._read, args=(reader, self._child), name="nodes", daemon=True).start()
+
+    def _read(self, reader: int, child: subprocess.Popen[bytes]) -> None:
+        with os.fdopen(reader, "rb") as lines:
+            for line in lines:
+                try:
+                    nodes = nodes_from_json(line)
+                except ValueError:  # cut off by the child's end
+                    continue
+                if self._child is child:
+                    self._nodes = nodes
+
+
+def _marked(data_dir: Path) -> str:
+    """What the folder's marker says; several workers may write it at once, and all read the same."""
+    marker = data_dir / MARKER
+    if not marker.exists():
+        fresh = marker.with_name(f"{MARKER}-{secrets.token_hex(4)}")
+        fresh.write_text(secrets.token_hex(16))
+        try:
+            marker.hardlink_to(fresh)
+        except FileExistsError:
+            pass
+        finally:
+            fresh.unlink()
+    return marker.read_text()
