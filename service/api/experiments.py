@@ -23,7 +23,7 @@ from service.experiments import store
 from service.experiments.estimate import Estimator
 from service.experiments.listing import list_experiments
 from service.experiments.submission import Draft, submit
-from service.queue import census
+from service.queue import census, nodes
 from service.schemas.experiments import (
     SHOWN,
     DryRunOut,
@@ -145,7 +145,16 @@ class SpecSubmission(Submission):
         return self.store(draft, spec.model_dump(mode="json")) | {"warnings": said}
 
     def _of_processors(self, draft: Draft) -> list[str]:
-        """What the processors of the workers that are there cannot do; a later worker's may."""
+        """What the processors of the workers that are there cannot do, or need not; a later worker's may differ."""
+        if not draft.spec.resources.gpus:
+            with self.database.read() as session:
+                gpus = nodes.gpus_there(session)
+            if gpus:
+                idle = f"resources.gpus is 0: trials compute on CPUs alone, though the nodes have {gpus:g} GPUs"
+                return [f"{idle}; reserve 1 or a fraction of one", *self._of_bf16(draft)]
+        return self._of_bf16(draft)
+
+    def _of_bf16(self, draft: Draft) -> list[str]:
         count = sum(planned.config.training.precision == "bf16" for planned in draft.plan.trials)
         if not count or draft.spec.resources.gpus:
             return []

@@ -9,7 +9,8 @@ from service.api.http.dependencies import MOST, Db
 from service.api.http.examples import Example, shown
 from service.api.http.problems import RESPONSES
 from service.queue import nodes
-from service.schemas.service import NodeOut
+from service.schemas.service import NodeOut, NodeTrialOut
+from service.specs.states import NodeState
 
 router = APIRouter(prefix="/v1/nodes", tags=["nodes"], responses=RESPONSES)
 
@@ -35,6 +36,7 @@ NODE: Example = {
     "joined_at": "2026-11-21T03:30:31.615887Z",
     "seen_at": "2026-11-21T03:33:01.124077Z",
     "left_at": None,
+    "trials": [{"id": 7, "experiment_id": 1, "place": "gpu2, GPU 0", "since": "2026-11-21T03:32:05.335151Z"}],
 }
 
 
@@ -45,4 +47,10 @@ def index(database: Db, who: Reader) -> Any:
     Of more than a thousand, the newest.
     """
     with database.read() as session:
-        return [NodeOut.model_validate(row) for row in nodes.listed(session, MOST)]
+        running = nodes.at_work(session, who.project_id)
+        found = []
+        for row in nodes.listed(session, MOST):
+            here = running.get(row.host, []) if row.state is NodeState.ALIVE else []
+            trials = [NodeTrialOut.model_validate(trial) for trial in here]
+            found.append(NodeOut.model_validate(row).model_copy(update={"trials": trials}))
+        return found

@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Sequence
-from datetime import timedelta
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import delete, func, select, update
 from sqlalchemy.orm import Session
 
-from service.database import ClusterNode, now
+from service.database import ClusterNode, Experiment, ExperimentState, Trial, TrialState, now
 from service.database.engine import upsert
 from service.queue.cluster import Machine, Node, machine_as_json, machine_from_json
 from service.specs.states import NodeState
@@ -71,6 +72,39 @@ def listed(session: Session, limit: int) -> list[ClusterNode]:
     there = sorted((row for row in rows if row.state is NodeState.ALIVE), key=lambda row: (not row.head, row.host))
     away = (row for row in rows if row.state is not NodeState.ALIVE)
     return [*there, *sorted(away, key=lambda row: row.seen_at, reverse=True)]
+
+
+@dataclass(frozen=True)
+class AtWork:
+    """A trial that runs on a node, since its newest attempt began; `place` is the host and which of its GPUs."""
+
+    id: int
+    experiment_id: int
+    place: str
+    since: datetime | None
+
+
+def at_work(session: Session, project_id: int | None) -> dict[str, list[AtWork]]:
+    """Host -> the trials that run there; of a project (None: of all) those that its people may see."""
+    query = (
+        select(Trial.id, Trial.experiment_id, Trial.node, Trial.started_at)
+        .join(Experiment, Experiment.id == Trial.experiment_id)
+        .where(Experiment.state == ExperimentState.RUNNING, Trial.state == TrialState.RUNNING, Trial.node.is_not(None))
+        .order_by(Trial.id)
+    )
+    if project_id is not None:
+        query = query.where(Experiment.project_id == project_id)
+    found: dict[str, list[AtWork]] = {}
+    for trial_id, experiment_id, place, since in session.execute(query):
+        trial = AtWork(trial_id, experiment_id, place or "", since)
+        found.setdefault(trial.place.partition(", GPU ")[0], []).append(trial)
+    return found
+
+
+def gpus_there(session: Session) -> float:
+    """GPUs of all nodes that are there."""
+    there = ClusterNode.state == NodeState.ALIVE, ClusterNode.seen_at >= now() - SEEN_WITHIN
+    return float(session.scalar(select(func.sum(ClusterNode.gpus)).where(*there)) or 0)
 
 
 def machine_of(row: ClusterNode) -> Machine | None:

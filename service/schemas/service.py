@@ -112,6 +112,15 @@ class MachineOut(Out):
     clock_seconds: float | None = Field(description="How far its clock is ahead of the worker's; null: not compared.")
 
 
+class NodeTrialOut(Out):
+    """A trial that runs on a node."""
+
+    id: int = Field(description="The trial's number.")
+    experiment_id: int = Field(description="The experiment whose trial it is.")
+    place: str = Field(description="The host, and which of its GPUs.")
+    since: datetime | None = Field(description="When its newest attempt began.")
+
+
 class NodeOut(Out):
     """A node of a worker's cluster, or a machine that was refused."""
 
@@ -132,3 +141,4 @@ class NodeOut(Out):
     joined_at: datetime = Field(description="Since when it is there; of one that was refused, when it first asked.")
     seen_at: datetime = Field(description="When its worker last saw it.")
     left_at: datetime | None = Field(description="When it left; null: it did not.")
+    trials: list[NodeTrialOut] = Field([], description="What runs on it now, of what the key may see.")

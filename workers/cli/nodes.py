@@ -79,7 +79,9 @@ def _show(found: "list[NodeOut]") -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table("host", "state", "since", "CPUs", "GPUs", "memory GiB", "GPU models", "problem", box=None)
+    table = Table(
+        "host", "state", "since", "CPUs", "GPUs", "memory GiB", "GPU models", "runs trials", "problem", box=None
+    )
     for one in found:
         models = Counter(f"{gpu.name} {gpu.memory_gib:g} GiB" for gpu in one.machine.gpus) if one.machine else {}
         table.add_row(
@@ -90,6 +92,7 @@ def _show(found: "list[NodeOut]") -> None:
             f"{one.gpus:g}",
             f"{one.memory_gib:g}",
             Text(", ".join(f"{count} x {name}" for name, count in models.items()) or "-"),
+            Text(", ".join(str(trial.id) for trial in one.trials[:8]) + ", ..." * (len(one.trials) > 8) or "-"),
             Text(one.problem or "-"),
         )
     print_table(table)

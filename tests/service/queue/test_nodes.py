@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import update
+from sqlalchemy.orm import Session
 
 from service.database import ClusterNode, now
 from service.database.engine import Database
-from service.queue import nodes
+from service.queue import leases, nodes
 from service.queue.cluster import Gpu, Machine, Node, Versions, nodes_as_json, nodes_from_json
+from service.queue.trials import hold
 from service.specs.states import NodeState
 
 MACHINE = Machine(
@@ -134,6 +136,31 @@ def test_the_api_lists_them(api: TestClient, database: Database) -> None:
     assert head["machine"]["gpus"] == [{"name": "L4", "memory_gib": 22.5}, {"name": "H100", "memory_gib": 79.6}]
     assert head["machine"]["versions"]["torch"] == "2.9.1"
     assert (other["host"], other["machine"], other["state"], other["gpus"]) == ("two", None, "alive", 2.0)
+
+
+def test_the_api_says_what_runs_where(api: TestClient, database: Database) -> None:
+    record(database, HEAD, OTHER)
+    spec = {"name": "x", "base": {"dataset": "digits", "model": "small-cnn"}, "grid": {"seed": [0, 1, 2]}}
+    posted = api.post("/v1/experiments", json=spec).json()
+    warning = "resources.gpus is 0: trials compute on CPUs alone, though the nodes have 2 GPUs"
+    assert [text.partition(";")[0] for text in posted["warnings"]] == [warning]
+    lease = database.write(lambda session: leases.claim(session, "w", None))
+    assert lease is not None
+
+    def start(session: Session) -> None:
+        with hold(session, lease) as held:
+            for trial, place in zip((1, 2), ("two, GPU 0", "one"), strict=True):
+                held.start_trial(trial)
+                held.place_trial(trial, place)
+
+    database.write(start)
+    head, other = api.get("/v1/nodes").json()
+    assert [(trial["id"], trial["place"]) for trial in head["trials"]] == [(2, "one")]
+    assert [(trial["id"], trial["place"], trial["experiment_id"]) for trial in other["trials"]] == [
+        (1, "two, GPU 0", posted["id"])
+    ]
+    assert other["trials"][0]["since"] is not None
+    assert api.get("/v1/trials/1").json()["node"] == "two, GPU 0"
 
 
 def test_prometheus_is_told_of_those_that_are_there(api: TestClient, database: Database) -> None:

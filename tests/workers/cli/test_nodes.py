@@ -46,7 +46,7 @@ def test_a_line_for_each(there: str) -> None:
     heading, head, node, refused = (line.split("\t") for line in done.stdout.splitlines())
     assert heading[:2] == ["host", "state"]
     assert (head[0], head[6]) == ("gpu1 (head)", "-")
-    assert (node[0], node[1], *node[3:]) == ("gpu2", "alive", "8", "2", "20.5", "2 x L4 22.5 GiB", "-")
+    assert (node[0], node[1], *node[3:]) == ("gpu2", "alive", "8", "2", "20.5", "2 x L4 22.5 GiB", "-", "-")
     assert (refused[0], refused[1], refused[-1]) == ("[bold]x", "refused", "Python is 3.12.0 here")
 
 
