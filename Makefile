@@ -7,7 +7,7 @@ INSTALLED := .venv/.installed
 PROCESSES ?= 2
 PYTEST = $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
-BENCHMARKS := first_path serving spectra clipping bounds series convolutions step_profile training evaluation trajectories
+BENCHMARKS := first_path serving scheduling spectra clipping bounds series convolutions step_profile training evaluation trajectories
 
 .PHONY: install demo serve test test-quick test-deep mutants check bench docs clean
 

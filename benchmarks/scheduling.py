@@ -1,0 +1,184 @@
+"""A worker's decision who may run what, and what trials cost the database: 100 experiments, 10,000 queued trials each.
+
+    python benchmarks/scheduling.py [--experiments N] [--trials N] [--turns N] [--quick]
+
+On SQLite and on PostgreSQL. A decision reads who contends, divides 1,000 places on 125 nodes of 8 GPUs among them, with
+all that ran lately remembered, and reads the next trial of one of them; its parts are timed alone, and all are asked
+again with a hundredth of the trials: no part may grow with the queue. Then trials go from claimed to finished as a
+driver records them, one at a time: started, ten epochs, result. The record is `scheduling`.
+"""
+
+import json
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sqlalchemy import insert, text
+from sqlalchemy.orm import Session
+
+from fill import result_row
+from hosting import databases
+from measuring import keep, median, parser
+from service.database import Experiment, ExperimentState, TrialState
+from service.database.engine import Database
+from service.migrate import migrate
+from service.queue import driver_reads, leases
+from service.queue.contenders import Specs, contenders
+from service.queue.shares import Amount, Usage, allocate
+from service.specs.spec import ExperimentSpec
+from ttsv.config.trial import TrialConfig
+from ttsv.results import EpochMetrics, TrialResult
+from workers.driver.recorder import Recorder
+from workers.trial_process.messages import EpochReport, ResultReport
+
+NODES = [Amount(64, 8, 512)] * 125
+EPOCHS = 10
+
+T = TypeVar("T")
+
+
+def main() -> int:
+    arguments = parser(__doc__)
+    arguments.add_argument("--experiments", type=int, default=100)
+    arguments.add_argument("--trials", type=int, default=10_000, help="queued trials of each experiment")
+    arguments.add_argument("--turns", type=int, default=200)
+    options = arguments.parse_args()
+    if options.quick:
+        options.experiments, options.trials, options.turns = 5, 100, 5
+    found: dict[str, Any] = {"experiments": options.experiments, "trials": options.trials}
+    for kind in ("sqlite", "postgresql"):
+        sizes = [max(1, options.trials // 100), options.trials]
+        found[kind] = {str(size): measured(kind, options.experiments, size, options.turns) for size in sizes}
+        for size, figures in found[kind].items():
+            told = ", ".join(f"{name} {value:.3g}" for name, value in figures.items())
+            print(f"{kind}, {size} trials each: {told}", flush=True)
+    if not options.quick:
+        keep("scheduling", "python benchmarks/scheduling.py", found)
+    return 0
+
+
+def measured(kind: str, experiments: int, trials: int, turns: int) -> dict[str, float]:
+    """Milliseconds of a decision and of its parts (median, and 99 of 100 below), trials recorded a second."""
+    with tempfile.TemporaryDirectory() as folder, databases(kind, Path(folder)) as url:
+        database = Database(url)
+        migrate(database)
+        _fill(database, experiments, trials)
+        lease = database.write(lambda session: leases.claim(session, "benchmark", None))
+        assert lease is not None
+        specs, usage = Specs(), Usage()
+        parts: dict[str, list[float]] = {"contenders": [], "shares": [], "next": [], "decision": []}
+        for _ in range(turns):
+            began = time.perf_counter()
+            found = _timed(parts["contenders"], partial(_read, database, lambda s: contenders(s, [1], specs)))
+            demands = [one.demand for one in found]
+            usage.add(demands, NODES, 0.5)
+            share = partial(allocate, demands, NODES, most_experiments=experiments, usage=usage)
+            assert _timed(parts["shares"], share)
+            _timed(parts["next"], partial(_read, database, lambda s: driver_reads.next_trial(s, lease, {1, 2})))
+            parts["decision"].append(time.perf_counter() - began)
+        figures = {f"{name} ms": 1000 * (median(seconds) or 0) for name, seconds in parts.items()}
+        slowest = sorted(parts["decision"])[int(0.99 * (turns - 1))]
+        figures["decision p99 ms"] = 1000 * slowest
+        figures["trials a second"] = _record(database, lease, min(trials, turns))
+        database.close()
+        return figures
+
+
+def _read(database: Database, work: Callable[[Session], T]) -> T:
+    with database.read() as session:
+        return work(session)
+
+
+def _timed(seconds: list[float], work: Callable[[], T]) -> T:
+    began = time.perf_counter()
+    result = work()
+    seconds.append(time.perf_counter() - began)
+    return result
+
+
+def _record(database: Database, lease: leases.Lease, trials: int) -> float:
+    """Trials a second from start to result, one at a time, each stored before the next begins."""
+    recorder = Recorder(database, lease, lost=lambda: None)
+    recorder.open()
+    result = TrialResult(protocol={"benchmark": True}, **result_row(random.Random(0)))
+    began = time.perf_counter()
+    taken: set[int] = set()
+    for _ in range(trials):
+        with database.read() as session:
+            trial = driver_reads.next_trial(session, lease, taken)
+        assert trial is not None
+        recorder.started(trial.id)
+        recorder.reported(trial.id, EpochReport([_epoch(number) for number in range(1, EPOCHS + 1)]))
+        recorder.reported(trial.id, ResultReport(result, []))
+        recorder.flush()
+    return trials / (time.perf_counter() - began)
+
+
+def _epoch(number: int) -> EpochMetrics:
+    return EpochMetrics(
+        epoch=number,
+        epochs=EPOCHS,
+        train_loss=1.0,
+        train_accuracy=0.5,
+        val_loss=1.0,
+        val_accuracy=0.5,
+        ort_loss=None,
+        lr=0.1,
+        seconds=1.0,
+        constraint_seconds=0.1,
+    )
+
+
+def _fill(database: Database, experiments: int, trials: int) -> None:
+    """Experiments of different people and sizes, of which nothing has run."""
+    rng = random.Random(0)
+    config = TrialConfig.from_dict({"dataset": "digits", "model": "small-cnn", "training": {"epochs": EPOCHS}})
+    series = (
+        f"generate_series(1, {trials}) AS numbers(number)"
+        if database.engine.dialect.name == "postgresql"
+        else f"(WITH RECURSIVE numbers(number) AS (SELECT 1 UNION ALL SELECT number + 1 FROM numbers"
+        f" WHERE number < {trials}) SELECT number FROM numbers) AS numbers"
+    )
+    rows = []
+    for number in range(1, experiments + 1):
+        resources = {"cpus": rng.choice([1, 2, 4]), "gpus": rng.choice([0.5, 1, 2, 4])}
+        spec = ExperimentSpec.model_validate({"name": f"grid {number}", "resources": resources})
+        rows.append(
+            {
+                "name": spec.name,
+                "spec": spec.model_dump(mode="json"),
+                "state": ExperimentState.QUEUED,
+                "priority": rng.randint(-2, 2),
+                "grid_points": trials,
+                "trial_count": trials,
+                "owner": f"person {number % 20}",
+            }
+        )
+
+    def work(session: Session) -> None:
+        session.execute(insert(Experiment), rows)
+        if session.get_bind().dialect.name == "postgresql":
+            session.execute(text("SET LOCAL statement_timeout = 0"))
+        session.execute(
+            text(
+                "INSERT INTO trials (experiment_id, number, fingerprint, cell, config, dataset, model, layer,"
+                ' lambda_ort, "constraint", seed, epochs, epoch, state, attempts, run_seconds)'
+                " SELECT experiments.id, number, CAST(number AS TEXT), CAST(number AS TEXT), :config, 'digits',"
+                " 'small-cnn', 'dense', 0, 'none', number, :epochs, 0, :state, 0, 0"
+                f" FROM experiments CROSS JOIN {series}".replace(
+                    ":config", "CAST(:config AS JSON)" if "generate" in series else ":config"
+                )
+            ),
+            {"config": json.dumps(config.to_dict()), "epochs": EPOCHS, "state": TrialState.QUEUED.value},
+        )
+
+    database.write(work)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
