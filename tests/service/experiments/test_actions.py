@@ -23,7 +23,7 @@ from service.database import (
 from service.database.engine import Database
 from service.experiments import actions
 from service.queue import driver_reads, leases
-from service.queue.leases import MAX_FRUITLESS_CLAIMS, Lease
+from service.queue.leases import Lease
 from service.queue.trials import HeldExperiment, ProtocolRecord
 from tests.held import reported, under
 
@@ -164,14 +164,14 @@ class TestPause:
         self, api: TestClient, submit: Submit, claim: Claim, database: Database, table: Table
     ) -> None:
         experiment_id = submit()
-        for _ in range(3 * MAX_FRUITLESS_CLAIMS):  # a pause is held against nobody
+        for _ in range(9):  # a pause is held against nobody
             lease = claim()
             say(api, experiment_id, "pause")
             for _ in range(2):
                 assert say(api, experiment_id, "resume")["state"] == "queued"
             with database.read() as session:
                 assert not leases.is_held(session, lease)
-        assert claim().fence == 6 * MAX_FRUITLESS_CLAIMS + 1
+        assert claim().fence == 2 * 9 + 1
 
 
 class TestStop:
@@ -296,7 +296,7 @@ class TestRetry:
         before = table(Result)[0]
         assert (say(api, failed, "retry")["state"], say(api, failed, "retry")["revision"]) == ("queued", 1)
         (experiment,) = table(Experiment)
-        assert (experiment.error, experiment.finished_at, experiment.fruitless_claims) == (None, None, 0)
+        assert (experiment.error, experiment.finished_at) == (None, None)
         good, bad, worse = table(Trial)
         assert (good.state, worse.state) == (TrialState.SUCCEEDED, TrialState.DIVERGED)
         assert (bad.state, bad.attempts, bad.failure, bad.error, bad.finished_at, bad.epoch) == (

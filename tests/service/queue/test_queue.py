@@ -5,6 +5,7 @@ from datetime import timedelta
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import pytest
+from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -26,8 +27,9 @@ from service.errors import LeaseLostError
 from service.experiments import actions, store, submission
 from service.experiments.submission import Draft
 from service.queue import driver_reads, leases
-from service.queue.leases import MAX_FRUITLESS_CLAIMS, Lease, Watched
-from service.queue.trials import MAX_ATTEMPTS, ArtifactFile, HeldExperiment, ProtocolRecord, hold
+from service.queue.contenders import say_why
+from service.queue.leases import Lease, Watched
+from service.queue.trials import MAX_DEATHS, ArtifactFile, HeldExperiment, ProtocolRecord, hold
 from service.specs.grid import ExperimentSpec, PlannedTrial, expand_grid
 from tests.held import reported, under
 
@@ -88,7 +90,7 @@ class TestClaim:
         lease = claim("first")
         (experiment,) = table(Experiment)
         assert lease == Lease(experiment.id, 1)
-        assert (experiment.state, experiment.fence, experiment.fruitless_claims) == (ExperimentState.RUNNING, 1, 1)
+        assert (experiment.state, experiment.fence) == (ExperimentState.RUNNING, 1)
         assert (experiment.worker, experiment.process) == ("first", {"pid": 1})
         assert experiment.started_at is not None
         assert {trial.state for trial in table(Trial)} == {TrialState.QUEUED}
@@ -115,83 +117,115 @@ class TestClaim:
         database.write(change)
         assert try_claim(database) is None
 
+    def test_that_experiment_and_no_other(self, submit: Submit, database: Database) -> None:
+        first, second = submit(), submit(priority=9)
+        for _ in range(2):
+            lease = write(database, leases.claim, "worker", None, first)
+            assert (lease and lease.experiment_id) == (None if _ else first)
+        assert write(database, leases.claim, "worker", None, 99) is None
+        lease = write(database, leases.claim, "worker", None, second)
+        assert lease == Lease(second, 1)
 
-class TestQuarantine:
-    def lose(self, database: Database, times: int) -> None:
-        """Claims, and dies without a word, so many times."""
-        for _ in range(times):
-            lease = try_claim(database)
-            assert lease is not None
-            with database.read() as session:
-                (seen,) = leases.watch(session)
-            assert write(database, leases.reap, seen)
-
-    def test_an_experiment_that_kills_every_worker_fails(
-        self, submit: Submit, database: Database, table: Table
+    def test_what_is_claimed_waits_for_nothing(
+        self, submit: Submit, claim: Claim, database: Database, table: Table
     ) -> None:
-        submit(name="bad", priority=1)
-        good = submit(name="good")
-        self.lose(database, MAX_FRUITLESS_CLAIMS)
-        lease = try_claim(database)
-        assert lease is not None
-        assert lease.experiment_id == good
-        bad = table(Experiment)[0]
-        assert bad.state == ExperimentState.FAILED
-        assert "3 claims in a row" in bad.error
-        assert bad.finished_at is not None
-        trials = [trial for trial in table(Trial) if trial.experiment_id == bad.id]
-        assert {(trial.state, trial.failure, trial.error) for trial in trials} == {
-            (TrialState.FAILED, "infrastructure", bad.error)
-        }
-        assert {trial.state for trial in table(Trial) if trial.experiment_id == good} == {TrialState.QUEUED}
+        experiment_id = submit()
+        write(database, say_why, {experiment_id: "needs 3 GPUs on one node; the largest has 2"}, {experiment_id})
+        (experiment,) = table(Experiment)
+        assert experiment.waiting is not None
+        assert experiment.unfit_since is not None
+        claim()
+        (experiment,) = table(Experiment)
+        assert (experiment.waiting, experiment.unfit_since) == (None, None)
 
-    def test_a_new_epoch_starts_the_count_anew(
-        self, submit: Submit, claim: Claim, database: Database, table: Table, epoch_point: Make
+
+class TestBlame:
+    """No death of a cluster, node, driver, worker or database is charged to an experiment or a trial."""
+
+    @pytest.mark.parametrize("how", ["reaped", "released", "drained", "lost with its node"])
+    def test_what_dies_around_a_trial_costs_it_nothing_however_often(
+        self, submit: Submit, claim: Claim, database: Database, table: Table, finish: Finish, how: str
+    ) -> None:
+        submit(seeds=2)
+        for _ in range(3 * MAX_DEATHS):
+            lease, trial = claim(), table(Trial)[0]
+            database.write(under(lease, HeldExperiment.start_trial, trial.id))
+            if how == "reaped":
+                with database.read() as session:
+                    (seen,) = leases.watch(session)
+                assert write(database, leases.reap, seen)
+            else:
+                if how == "lost with its node":
+                    database.write(under(lease, HeldExperiment.lose_trial, trial.id, "node died", charged=False))
+                write(database, leases.release, lease, drained=how == "drained")
+            (trial, other) = table(Trial)
+            assert (trial.state, trial.attempts, trial.deaths) == (TrialState.QUEUED, 0, 0)
+            assert (other.state, other.attempts, other.turn) == (TrialState.QUEUED, 0, 0)
+        lease = claim()
+        for trial in table(Trial):
+            finish(lease, trial.id)
+        assert write(database, leases.complete, lease)
+        assert table(Experiment)[0].state == ExperimentState.SUCCEEDED
+        assert [trial.attempts for trial in table(Trial)] == [1, 1]
+
+    @pytest.mark.parametrize("way", ["epoch", "stage"])
+    def test_only_deaths_in_a_row_without_getting_on_count(
+        self, submit: Submit, claim: Claim, database: Database, table: Table, epoch_point: Make, way: str
     ) -> None:
         submit(seeds=1)
-        self.lose(database, MAX_FRUITLESS_CLAIMS - 1)
         lease, trial = claim(), table(Trial)[0]
-        database.write(under(lease, HeldExperiment.start_trial, trial.id))
-        database.write(under(lease, HeldExperiment.add_epoch, trial.id, reported(epoch_point(1))))
-        assert table(Experiment)[0].fruitless_claims == 0
-        write(database, leases.release, lease, drained=False)
-        self.lose(database, MAX_FRUITLESS_CLAIMS)
-        assert try_claim(database) is None
+
+        def die(times: int, *, get_on: int | None = None) -> None:
+            for _ in range(times):
+                assert database.write(under(lease, HeldExperiment.start_trial, trial.id))
+                if get_on is not None and way == "epoch":
+                    point = reported(epoch_point(get_on))
+                    database.write(under(lease, HeldExperiment.add_epoch, trial.id, point))
+                elif get_on is not None:
+                    database.write(under(lease, HeldExperiment.progress, trial.id))
+                database.write(under(lease, HeldExperiment.lose_trial, trial.id, "signal 9"))
+
+        die(MAX_DEATHS - 1)
+        assert (table(Trial)[0].state, table(Trial)[0].deaths) == (TrialState.QUEUED, MAX_DEATHS - 1)
+        before = table(Experiment)[0].progressed_at
+        die(1, get_on=1)
+        assert (table(Trial)[0].state, table(Trial)[0].deaths) == (TrialState.QUEUED, 1)
+        assert before is None
+        assert table(Experiment)[0].progressed_at is not None
+        die(MAX_DEATHS - 2)
+        assert table(Trial)[0].state == TrialState.QUEUED
+        die(1)
+        assert (table(Trial)[0].state, table(Trial)[0].failure) == (TrialState.FAILED, "crashed")
 
     def test_an_epoch_that_was_there_before_is_no_progress(
-        self, submit: Submit, database: Database, table: Table, epoch_point: Make
+        self, submit: Submit, claim: Claim, database: Database, table: Table, epoch_point: Make
     ) -> None:
-        """A trial that kills its worker in epoch 2 and starts from epoch 1 again would go on for ever."""
+        """A trial that dies in epoch 2 and starts from epoch 1 again would go on for ever."""
         submit(seeds=1)
-        claims = 0
-        while (lease := try_claim(database)) is not None and claims < 20:
-            claims += 1
+        lease, starts = claim(), 0
+        while table(Trial)[0].state == TrialState.QUEUED and starts < 99:
+            starts += 1
             trial = table(Trial)[0]
             database.write(under(lease, HeldExperiment.start_trial, trial.id))
             database.write(under(lease, HeldExperiment.add_epoch, trial.id, reported(epoch_point(1))))
-            write(database, leases.release, lease, drained=False)
-        assert claims == 1 + MAX_FRUITLESS_CLAIMS
-        assert table(Experiment)[0].state == ExperimentState.FAILED
+            database.write(under(lease, HeldExperiment.lose_trial, trial.id, "signal 9"))
+        assert starts == MAX_DEATHS
+        assert table(Trial)[0].state == TrialState.FAILED
 
-    @pytest.mark.parametrize("end", ["finish", "fail"])
-    def test_a_final_trial_is_progress(
-        self, submit: Submit, claim: Claim, database: Database, table: Table, finish: Finish, end: str
+    def test_deaths_around_it_do_not_forgive_its_own(
+        self, submit: Submit, claim: Claim, database: Database, table: Table
     ) -> None:
-        submit(seeds=2)
-        lease, trial = claim(), table(Trial)[0]
-        if end == "finish":
-            finish(lease, trial.id)
-        else:
-            database.write(under(lease, HeldExperiment.start_trial, trial.id))
-            database.write(under(lease, HeldExperiment.fail_trial, trial.id, "oom", "too large"))
-        assert table(Experiment)[0].fruitless_claims == 0
-
-    def test_draining_is_not_held_against_an_experiment(self, submit: Submit, database: Database) -> None:
-        submit()
-        for _ in range(3 * MAX_FRUITLESS_CLAIMS):
-            lease = try_claim(database)
-            assert lease is not None
-            write(database, leases.release, lease, drained=True)
+        submit(seeds=1)
+        for times in range(1, MAX_DEATHS):
+            lease, trial = claim(), table(Trial)[0]
+            for charged in (True, False):
+                database.write(under(lease, HeldExperiment.start_trial, trial.id))
+                database.write(under(lease, HeldExperiment.lose_trial, trial.id, "gone", charged=charged))
+            write(database, leases.release, lease, drained=False)
+            assert (table(Trial)[0].deaths, table(Trial)[0].attempts) == (times, times)
+        database.write(under(lease := claim(), HeldExperiment.start_trial, trial.id))
+        database.write(under(lease, HeldExperiment.lose_trial, trial.id, "gone"))
+        assert table(Trial)[0].state == TrialState.FAILED
 
 
 WRITES: dict[str, Callable[[Lease, int, dict[str, Any], dict[str, Any]], Callable[[Session], object]]] = {
@@ -201,18 +235,25 @@ WRITES: dict[str, Callable[[Lease, int, dict[str, Any], dict[str, Any]], Callabl
     "complete": lambda lease, *_: lambda session: leases.complete(session, lease),
     "lock": lambda lease, *_: lambda session: leases.lock(session, lease),
     "unfinished_trials": lambda lease, *_: lambda session: driver_reads.unfinished_trials(session, lease),
+    "next_trial": lambda lease, *_: lambda session: driver_reads.next_trial(session, lease, ()),
     "read_trials": lambda lease, trial, *_: under(lease, HeldExperiment.read_trials, [trial]),
     "start_trial": lambda lease, trial, *_: under(lease, HeldExperiment.start_trial, trial),
     "add_epoch": lambda lease, trial, point, _: under(lease, HeldExperiment.add_epoch, trial, reported(point)),
     "finish_trial": lambda lease, trial, _, result: under(lease, HeldExperiment.finish_trial, trial, result, PROTOCOL),
     "fail_trial": lambda lease, trial, *_: under(lease, HeldExperiment.fail_trial, trial, "oom", "too big"),
     "lose_trial": lambda lease, trial, *_: under(lease, HeldExperiment.lose_trial, trial, "gone"),
+    "lose_trial_with_its_node": lambda lease, trial, *_: under(
+        lease, HeldExperiment.lose_trial, trial, "gone", charged=False
+    ),
+    "yield_trial": lambda lease, trial, *_: under(lease, HeldExperiment.yield_trial, trial),
+    "place_trial": lambda lease, trial, *_: under(lease, HeldExperiment.place_trial, trial, "node-2"),
+    "progress": lambda lease, trial, *_: under(lease, HeldExperiment.progress, trial),
     "early_stop_trial": lambda lease, trial, *_: under(lease, HeldExperiment.early_stop_trial, trial),
     "add_trial": lambda lease, *_: under(lease, HeldExperiment.add_trial, planned(seed=77)),
 }
 """What is done under a lease on a trial, with a point or a result."""
 
-READS = {"is_held", "is_stopping", "lost", "final_curves", "tried"}
+READS = {"is_held", "is_stopping", "lost", "running_trials", "final_curves", "tried"}
 """What takes a lease and refuses no stale one."""
 
 
@@ -224,7 +265,7 @@ def test_every_function_that_takes_a_lease_is_in_the_fence_tests() -> None:
         if callable(function) and not name.startswith("_") and "lease" in getattr(function, "__annotations__", {})
     }
     methods = {name for name, member in vars(HeldExperiment).items() if callable(member) and not name.startswith("_")}
-    assert (taking - READS) | methods == set(WRITES) - {"drain"}
+    assert (taking - READS) | methods == set(WRITES) - {"drain", "lose_trial_with_its_node"}
 
 
 class TestFence:
@@ -282,8 +323,12 @@ class TestFence:
             assert not leases.is_stopping(session, lease)
 
     @pytest.mark.parametrize(
-        "name", ["start_trial", "add_epoch", "finish_trial", "fail_trial", "lose_trial", "early_stop_trial"]
-    )
+        "name",
+        [
+            "start_trial", "place_trial", "add_epoch", "progress", "finish_trial", "fail_trial", "lose_trial",
+            "lose_trial_with_its_node", "yield_trial", "early_stop_trial",
+        ],
+    )  # fmt: skip
     def test_a_lease_writes_to_its_own_trials_only(
         self,
         submit: Submit,
@@ -330,6 +375,9 @@ class TestFence:
             "finish_trial": lambda held: held.finish_trial(trial_id, trial_result(), PROTOCOL),
             "fail_trial": lambda held: held.fail_trial(trial_id, "oom", "too big"),
             "lose_trial": lambda held: held.lose_trial(trial_id, "gone"),
+            "yield_trial": lambda held: held.yield_trial(trial_id),
+            "place_trial": lambda held: held.place_trial(trial_id, "node-2"),
+            "progress": lambda held: held.progress(trial_id),
             "early_stop_trial": lambda held: held.early_stop_trial(trial_id),
             "add_trial": lambda held: held.add_trial(planned(seed=77)),
         }
@@ -375,7 +423,7 @@ class TestReap:
             (seen,) = leases.watch(session)
         return seen
 
-    def test_puts_the_experiment_back_and_spends_the_attempt(
+    def test_puts_the_experiment_back_and_spends_no_attempt(
         self, submit: Submit, claim: Claim, database: Database, table: Table
     ) -> None:
         submit(seeds=2)
@@ -386,9 +434,9 @@ class TestReap:
         (experiment,) = table(Experiment)
         assert (experiment.state, experiment.fence) == (ExperimentState.QUEUED, lease.fence + 1)
         assert (experiment.worker, experiment.process) == (None, None)
-        assert [(trial.state, trial.attempts) for trial in table(Trial)] == [
-            (TrialState.QUEUED, 1),
-            (TrialState.QUEUED, 0),
+        assert [(trial.state, trial.attempts, trial.turn) for trial in table(Trial)] == [
+            (TrialState.QUEUED, 0, -1),
+            (TrialState.QUEUED, 0, 0),
         ]
         assert claim().fence == lease.fence + 2
 
@@ -459,28 +507,21 @@ def _submit_one(session: Session) -> None:
 
 
 class TestRelease:
-    @pytest.mark.parametrize(("drained", "attempts", "fruitless"), [(True, 0, 0), (False, 1, 1)])
-    def test_draining_spends_nothing(
-        self,
-        submit: Submit,
-        claim: Claim,
-        database: Database,
-        table: Table,
-        drained: bool,
-        attempts: int,
-        fruitless: int,
+    @pytest.mark.parametrize("drained", [True, False])
+    def test_giving_back_spends_nothing(
+        self, submit: Submit, claim: Claim, database: Database, table: Table, drained: bool
     ) -> None:
         submit(seeds=2)
         lease = claim()
-        database.write(under(lease, HeldExperiment.start_trial, table(Trial)[0].id))
+        database.write(under(lease, HeldExperiment.start_trial, table(Trial)[1].id))
         write(database, leases.release, lease, drained=drained)
         (experiment,) = table(Experiment)
         assert (experiment.state, experiment.worker, experiment.process) == (ExperimentState.QUEUED, None, None)
-        assert experiment.fruitless_claims == fruitless
-        assert [(trial.state, trial.attempts) for trial in table(Trial)] == [
-            (TrialState.QUEUED, attempts),
-            (TrialState.QUEUED, 0),
+        assert [(trial.state, trial.attempts, trial.turn) for trial in table(Trial)] == [
+            (TrialState.QUEUED, 0, 0),
+            (TrialState.QUEUED, 0, -1),
         ]
+        assert (table(Event)[-1].kind, table(Event)[-1].detail["drained"]) == ("released", drained)
 
     def test_final_trials_stay(
         self, submit: Submit, claim: Claim, database: Database, table: Table, finish: Finish
@@ -508,6 +549,58 @@ class TestTrials:
         trials = write(database, driver_reads.unfinished_trials, lease)
         assert [trial.id for trial in trials] == [ids[0], ids[1], ids[3], ids[4]]
         assert [trial.attempts for trial in trials] == [0, 0, 1, 0]
+
+    def test_lost_and_yielded_trials_come_before_those_that_never_began(
+        self, submit: Submit, claim: Claim, database: Database, table: Table, finish: Finish
+    ) -> None:
+        submit(seeds=6)
+        lease = claim()
+        ids = [trial.id for trial in table(Trial)]
+
+        def shuffled(session: Session) -> None:
+            for trial in session.scalars(select(Trial)):
+                trial.turn = 5 - trial.number % 3
+
+        database.write(shuffled)
+        never_begun = [ids[2], ids[5], ids[1], ids[4], ids[0], ids[3]]
+
+        def waiting(*taken: int) -> list[int]:
+            found = list(taken)
+            with database.read() as session:
+                while (trial := driver_reads.next_trial(session, lease, found)) is not None:
+                    found.append(trial.id)
+            return found[len(taken) :]
+
+        assert waiting() == never_begun
+        assert waiting(ids[2], ids[1]) == [ids[5], ids[4], ids[0], ids[3]]
+        for trial_id in ids[:4]:
+            database.write(under(lease, HeldExperiment.start_trial, trial_id))
+        assert waiting() == [ids[5], ids[4]]
+        database.write(under(lease, HeldExperiment.lose_trial, ids[3], "gone"))
+        database.write(under(lease, HeldExperiment.lose_trial, ids[1], "gone", charged=False))
+        database.write(under(lease, HeldExperiment.yield_trial, ids[0]))
+        assert waiting() == [ids[0], ids[1], ids[3], ids[5], ids[4]]
+        assert waiting(ids[0]) == [ids[1], ids[3], ids[5], ids[4]]
+        write(database, leases.release, lease, drained=False)  # what ran under it is lost, too
+        lease = claim()
+        assert waiting() == [ids[0], ids[1], ids[2], ids[3], ids[5], ids[4]]
+        trials = write(database, driver_reads.unfinished_trials, lease)
+        assert [trial.id for trial in trials] == waiting()
+        finish(lease, ids[0])
+        assert waiting() == [ids[1], ids[2], ids[3], ids[5], ids[4]]
+
+    def test_what_is_taken_and_final_meanwhile_hides_nothing(
+        self, submit: Submit, claim: Claim, database: Database, table: Table, finish: Finish
+    ) -> None:
+        submit(seeds=3)
+        lease = claim()
+        first, second, third = (trial.id for trial in table(Trial))
+        finish(lease, first)
+        database.write(under(lease, HeldExperiment.start_trial, second))
+        with database.read() as session:
+            trial = driver_reads.next_trial(session, lease, [first, second])
+            assert (trial and trial.id) == third
+            assert driver_reads.next_trial(session, lease, [first, second, third]) is None
 
     def test_unfinished_trials_can_be_read_without_writing(
         self, submit: Submit, claim: Claim, database: Database
@@ -656,16 +749,54 @@ class TestTrials:
     ) -> None:
         submit(seeds=1)
         lease, trial = claim(), table(Trial)[0]
-        for attempt in range(1, MAX_ATTEMPTS + 1):
+        for attempt in range(1, MAX_DEATHS + 1):
             (trial,) = table(Trial)
-            assert (trial.state, trial.attempts) == (TrialState.QUEUED, attempt - 1)
+            assert (trial.state, trial.attempts, trial.deaths) == (TrialState.QUEUED, attempt - 1, attempt - 1)
             database.write(under(lease, HeldExperiment.start_trial, trial.id))
             for _ in range(2):
                 database.write(under(lease, HeldExperiment.lose_trial, trial.id, f"signal {attempt}"))
         (trial,) = table(Trial)
-        assert (trial.state, trial.failure, trial.attempts) == (TrialState.FAILED, "crashed", MAX_ATTEMPTS)
-        assert trial.error == "the trial's process was lost 5 times; the last time: signal 5"
+        assert (trial.state, trial.failure, trial.attempts) == (TrialState.FAILED, "crashed", MAX_DEATHS)
+        assert trial.error == (
+            "the trial's process died 10 times in a row without getting on; the last time: signal 10"
+        )
         assert trial.finished_at is not None
+
+    def test_giving_way_spends_nothing_however_often(
+        self, submit: Submit, claim: Claim, database: Database, table: Table, finish: Finish
+    ) -> None:
+        submit(seeds=2)
+        lease, trial = claim(), table(Trial)[1]
+        database.write(under(lease, HeldExperiment.yield_trial, trial.id))
+        assert (table(Trial)[1].turn, table(Trial)[1].attempts) == (0, 0)  # only what runs gives way
+        for _ in range(2 * MAX_DEATHS):
+            database.write(under(lease, HeldExperiment.start_trial, trial.id))
+            for _ in range(2):
+                database.write(under(lease, HeldExperiment.yield_trial, trial.id))
+            (_, trial) = table(Trial)
+            assert (trial.state, trial.attempts, trial.deaths, trial.turn) == (TrialState.QUEUED, 0, 0, -1)
+            assert trial.error is None
+        told = [event.trial_id for event in table(Event) if event.kind == "trial_yielded"]
+        assert told == [trial.id] * 2 * MAX_DEATHS
+
+    def test_a_trials_node_is_that_of_its_newest_attempt(
+        self, submit: Submit, claim: Claim, database: Database, table: Table, finish: Finish
+    ) -> None:
+        submit(seeds=1)
+        lease, trial = claim(), table(Trial)[0]
+        database.write(under(lease, HeldExperiment.place_trial, trial.id, "node-1"))
+        assert table(Trial)[0].node is None  # it runs nowhere yet
+        database.write(under(lease, HeldExperiment.start_trial, trial.id))
+        for _ in range(2):
+            database.write(under(lease, HeldExperiment.place_trial, trial.id, "node-1, GPU 0"))
+        database.write(under(lease, HeldExperiment.lose_trial, trial.id, "gone"))
+        assert table(Trial)[0].node == "node-1, GPU 0"
+        database.write(under(lease, HeldExperiment.start_trial, trial.id))
+        assert table(Trial)[0].node is None
+        database.write(under(lease, HeldExperiment.place_trial, trial.id, "node-2"))
+        finish(lease, trial.id)
+        database.write(under(lease, HeldExperiment.place_trial, trial.id, "node-3"))
+        assert table(Trial)[0].node == "node-2"
 
     def test_an_early_stopped_trial_keeps_its_epochs_and_has_no_result(
         self, submit: Submit, claim: Claim, database: Database, table: Table, epoch_point: Make, trial_result: Make
@@ -697,7 +828,9 @@ class TestTrials:
         assert not database.write(under(lease, HeldExperiment.start_trial, waiting))
         assert [trial.attempts for trial in table(Trial)] == [1, 1, 0]
 
-    @pytest.mark.parametrize("end", ["finish", "fail", "lose", "early stop", "drain", "reap", "pause", "cancel"])
+    @pytest.mark.parametrize(
+        "end", ["finish", "fail", "lose", "yield", "early stop", "drain", "reap", "pause", "cancel"]
+    )
     def test_the_time_of_every_attempt_counts(
         self, submit: Submit, claim: Claim, database: Database, table: Table, trial_result: Make, end: str
     ) -> None:
@@ -718,6 +851,7 @@ class TestTrials:
             "finish": under(lease, HeldExperiment.finish_trial, trial.id, trial_result(), PROTOCOL),
             "fail": under(lease, HeldExperiment.fail_trial, trial.id, "oom", "too big"),
             "lose": under(lease, HeldExperiment.lose_trial, trial.id, "gone"),
+            "yield": under(lease, HeldExperiment.yield_trial, trial.id),
             "early stop": under(lease, HeldExperiment.early_stop_trial, trial.id),
             "drain": lambda session: leases.release(session, lease, drained=True),
             "reap": lambda session: leases.reap(session, seen),
@@ -778,6 +912,7 @@ class TestTrials:
         database.write(work)
         (trial,) = table(Trial)
         assert (trial.state, trial.attempts, trial.best_val_accuracy) == (TrialState.SUCCEEDED, 3, 0.5)
+        assert trial.deaths == 2  # the second time its epoch was there already
         assert [point.val_accuracy for point in table(EpochPoint)] == [0.25]
         assert table(Experiment)[0].state == ExperimentState.SUCCEEDED
 
