@@ -37,6 +37,7 @@ def pause(session: Session, experiment_id: int, who: Principal = ANYONE) -> Expe
     if experiment.state == ExperimentState.RUNNING:
         transitions.requeue(session, experiment, ExperimentState.PAUSED)
     experiment.state = ExperimentState.PAUSED
+    experiment.waiting = experiment.unfit_since = None
     experiment.fence += 1
     return note(session, experiment, EventKind.PAUSED, who)
 

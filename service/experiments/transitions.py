@@ -67,5 +67,5 @@ def drop_running(session: Session, experiment: Experiment) -> int:
 def close(session: Session, experiment: Experiment, state: ExperimentState, actor: str, error: str | None) -> None:
     """Makes the experiment final. Its trials must be."""
     experiment.state, experiment.error, experiment.finished_at = state, error, now()
-    experiment.worker = experiment.process = None
+    experiment.worker = experiment.process = experiment.waiting = experiment.unfit_since = None
     events.record(session, EventKind.CLOSED, actor, experiment, state=state.value, error=error)

@@ -23,6 +23,7 @@ from service.database import (
 from service.database.engine import Database
 from service.experiments import actions
 from service.queue import driver_reads, leases
+from service.queue.contenders import Specs, contenders
 from service.queue.leases import Lease
 from service.queue.trials import HeldExperiment, ProtocolRecord
 from tests.held import reported, under
@@ -302,6 +303,7 @@ class TestRetry:
         assert (bad.state, bad.attempts, bad.failure, bad.error, bad.finished_at, bad.epoch) == (
             TrialState.QUEUED, 0, None, None, None, 1,
         )  # fmt: skip
+        assert bad.deaths == 0
         assert len(table(EpochPoint)) == 2
         lease = claim()
         (trial,) = write(database, driver_reads.unfinished_trials, lease)
@@ -382,6 +384,24 @@ class TestUpdate:
         assert (experiment.name, experiment.spec["notes"]) == ("after", "ünïcode")
         assert table(Event)[-1].detail == {"fields": ["name"]}
 
+    def test_how_many_run_at_a_time(
+        self, submit: Submit, api: TestClient, table: Table, claim: Claim, database: Database
+    ) -> None:
+        """Whoever runs it goes on; 10,000 is no limit."""
+        experiment_id = submit(seeds=5)
+        path, lease = f"/v1/experiments/{experiment_id}", claim()
+        for revision, most in enumerate((2, 10_000, 1), 1):
+            for _ in range(2):
+                answer = api.patch(path, json={"max_concurrent_trials": most}).json()
+            assert (answer["spec"]["max_concurrent_trials"], answer["revision"]) == (most, revision)
+            with database.read() as session:
+                (one,) = contenders(session, [experiment_id], Specs())
+            assert one.demand.trials == min(most, 5)
+        assert api.patch(path, json={"max_concurrent_trials": None}).json() == answer
+        with database.read() as session:
+            assert leases.is_held(session, lease)
+        assert table(Event)[-1].detail == {"fields": ["max_concurrent_trials"]}
+
     def test_a_higher_priority_is_claimed_first(self, submit: Submit, api: TestClient, claim: Claim) -> None:
         submit()
         urgent = submit()
@@ -407,8 +427,12 @@ class TestUpdate:
 
     @pytest.mark.parametrize(
         "change",
-        [{"name": ""}, {"name": 1}, {"priority": 1001}, {"tags": ["no spaces"]}, {"tags": "a"}, {"state": "queued"}],
-    )
+        [
+            {"name": ""}, {"name": 1}, {"priority": 1001}, {"tags": ["no spaces"]}, {"tags": "a"}, {"state": "queued"},
+            {"max_concurrent_trials": 0}, {"max_concurrent_trials": 10_001}, {"max_concurrent_trials": "many"},
+            {"preempt": True}, {"order": "random"},
+        ],
+    )  # fmt: skip
     def test_wrong_values(self, submit: Submit, api: TestClient, table: Table, change: dict[str, Any]) -> None:
         response = api.patch(f"/v1/experiments/{submit()}", json=change)
         assert response.status_code == 422

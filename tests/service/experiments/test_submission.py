@@ -8,7 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 from hypothesis import given
 from hypothesis import strategies as st
-from sqlalchemy import delete
+from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from service.database import Event, Experiment, ExperimentState, IdempotencyKey, Result, Tag, Trial, TrialState
@@ -60,6 +60,13 @@ def post(api: TestClient, path: str, body: object, status: int = 200, **headers:
     return answer
 
 
+def _as_they_begin(database: Database) -> list[Trial]:
+    """The trials that wait, of all experiments, in the order in which they begin."""
+    with database.read() as session:
+        waiting = select(Trial).where(Trial.state == TrialState.QUEUED)
+        return list(session.scalars(waiting.order_by(Trial.experiment_id, Trial.turn, Trial.number)))
+
+
 def submit_spec(api: TestClient, **spec: Any) -> str:
     """Posts a spec; the path of the experiment."""
     return f"/v1/experiments/{post(api, '/v1/experiments', {'name': 'grid'} | spec, 201)['id']}"
@@ -90,6 +97,43 @@ class TestCreate:
         assert list(experiment.spec["grid"]) == ["training.lr", "rank", "seed"]
         again = plan_of(ExperimentSpec.model_validate(experiment.spec))
         assert [planned.fingerprint for planned in again.trials] == [trial.fingerprint for trial in table(Trial)]
+
+    @pytest.mark.parametrize("order", ["grid", "random", "seeds-last"])
+    def test_the_order_in_which_trials_begin(self, database: Database, table: Table, order: str) -> None:
+        """Numbers and fingerprints are the grid's whatever the order."""
+        spec = ExperimentSpec(
+            name="ordered", base=BASE, grid={"rank": [1, 2], "seed": [5, 3, 4], "lambda_ort": [0.0, 1.0]}, order=order
+        )
+        plan = plan_of(spec)
+        write(database, submission.submit, Draft(spec, plan))
+        trials = table(Trial)
+        assert [trial.number for trial in trials] == list(range(12))
+        assert [trial.fingerprint for trial in trials] == [planned.fingerprint for planned in plan.trials]
+        begun = _as_they_begin(database)
+        if order == "grid":
+            assert [trial.number for trial in begun] == list(range(12))
+        elif order == "seeds-last":
+            assert [trial.seed for trial in begun] == [5] * 4 + [3] * 4 + [4] * 4
+            for seeds in (begun[:4], begun[4:8], begun[8:]):
+                assert len({trial.cell for trial in seeds}) == 4
+                assert [trial.number for trial in seeds] == sorted(trial.number for trial in seeds)
+        else:
+            assert sorted(trial.number for trial in begun) == list(range(12))
+            assert [trial.number for trial in begun] != list(range(12))
+
+    def test_a_mixed_order_is_the_same_every_time_and_fair_to_every_axis(
+        self, database: Database, table: Table
+    ) -> None:
+        seeds = list(range(60))
+        for name in ("one", "two"):
+            spec = ExperimentSpec(name=name, base=BASE, grid={"rank": [1, 2], "seed": seeds}, order="random")
+            write(database, submission.submit, Draft(spec, plan_of(spec)))
+        turns = [trial.turn for trial in table(Trial)]
+        assert turns[:120] == turns[120:]
+        assert min(turns) >= 0  # below zero is what began before
+        assert max(turns) < 2**63
+        half = _as_they_begin(database)[:60]
+        assert 15 <= sum(trial.rank == 1 for trial in half) <= 45
 
     def test_all_or_nothing(self, database: Database, table: Table) -> None:
         plan = plan_of(SPEC)
@@ -157,6 +201,27 @@ class TestExtend:
         expected = set(itertools.product([2, 4, 8], [0, 1]))
         assert {(trial.rank, trial.seed) for trial in table(Trial)} == expected
         assert len(table(Trial)) == len(expected)
+
+    @pytest.mark.parametrize("order", ["grid", "random", "seeds-last"])
+    def test_what_is_new_keeps_the_order(
+        self, api: TestClient, database: Database, table: Table, claim: Claim, finish: Finish, order: str
+    ) -> None:
+        """Seeds of a cell go on where it stands; of a new cell the first comes with the others' first."""
+        path = submit_spec(api, base=BASE, grid={"rank": [1, 2], "seed": [0, 1]}, order=order)
+        finish(claim(), table(Trial)[0].id)
+        assert post(api, f"{path}/extend", {"grid": {"rank": [1, 2, 3]}})["spec"]["order"] == order
+        assert post(api, f"{path}/extend", {"grid": {"seed": [0, 1, 2]}})["progress"]["trials"]["queued"] == 8
+        begun = [(trial.rank, trial.seed) for trial in _as_they_begin(database)]
+        if order == "grid":
+            assert begun == [(1, 1), (2, 0), (2, 1), (3, 0), (3, 1), (1, 2), (2, 2), (3, 2)]
+        elif order == "seeds-last":
+            assert begun == [(2, 0), (3, 0), (1, 1), (2, 1), (3, 1), (1, 2), (2, 2), (3, 2)]
+        else:
+            turns = {trial.fingerprint: trial.turn for trial in table(Trial)}
+            again = ExperimentSpec(name="whole", base=BASE, grid={"rank": [3, 2, 1], "seed": [2, 1, 0]})
+            expected = submission.turns_of(plan_of(again).trials, "random")
+            for planned, turn in zip(plan_of(again).trials, expected, strict=True):
+                assert turns[planned.fingerprint] == turn
 
     def test_a_running_experiment_goes_on(
         self, api: TestClient, submit: Submit, claim: Claim, database: Database
@@ -279,7 +344,9 @@ class TestReevaluate:
     @pytest.fixture
     def trained(self, api: TestClient, claim: Claim, table: Table, finish: Finish, database: Database) -> str:
         """The path of an experiment of four trials, of which two succeeded and one was cancelled."""
-        path = submit_spec(api, base=BASE | {"rank": 2}, grid={"lambda_ort": [0.0, 1.0], "seed": [0, 1]}, priority=4)
+        how = {"order": "seeds-last", "preempt": True, "hung_after": 77.0, "max_concurrent_trials": 3}
+        grid = {"lambda_ort": [0.0, 1.0], "seed": [0, 1]}
+        path = submit_spec(api, base=BASE | {"rank": 2}, grid=grid, priority=4, **how)
         lease = claim()
         trials = table(Trial)
         finish(lease, trials[0].id)
@@ -296,6 +363,8 @@ class TestReevaluate:
         answer = post(api, f"{trained}/re-evaluate", body, 201)
         assert (answer["name"], answer["state"], answer["priority"]) == ("again", "queued", 4)
         assert (answer["progress"]["epochs"], answer["progress"]["epochs_done"]) == (0, 0)
+        how = {name: answer["spec"][name] for name in ("order", "preempt", "hung_after", "max_concurrent_trials")}
+        assert how == {"order": "seeds-last", "preempt": True, "hung_after": 77.0, "max_concurrent_trials": 3}
         old, new = table(Trial)[:4], table(Trial)[4:]
         assert [(t.source_trial_id, t.lambda_ort, t.seed, t.epochs) for t in new] == [
             (old[0].id, 0.0, 0, 0),

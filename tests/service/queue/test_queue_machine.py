@@ -35,8 +35,9 @@ from service.errors import LeaseLostError, StateError
 from service.experiments import actions, store, submission
 from service.experiments.submission import Draft
 from service.queue import driver_reads, leases
-from service.queue.leases import MAX_FRUITLESS_CLAIMS, Lease, Watched
-from service.queue.trials import MAX_ATTEMPTS, HeldExperiment, ProtocolRecord, hold
+from service.queue.contenders import give_up_unfit, say_why
+from service.queue.leases import Lease, Watched
+from service.queue.trials import MAX_DEATHS, HeldExperiment, ProtocolRecord, hold
 from service.specs.grid import ExperimentSpec, PlannedTrial, expand_grid
 from service.specs.spec import Additions
 from tests.examples import examples
@@ -126,6 +127,8 @@ class QueueMachine(RuleBasedStateMachine):
         self.told: dict[int, int] = {}
         self.changed_by_people: set[int] = set()
         self.retried: set[int] = set()
+        self.got_on: set[int] = set()
+        self.interrupted: set[int] = set()
 
     def look(self) -> tuple[Rows, Rows, Rows, set[tuple[int, int]], dict[int, int]]:
         """All rows: experiments, trials, results; the keys of epoch points; events per experiment."""
@@ -186,10 +189,50 @@ class QueueMachine(RuleBasedStateMachine):
     def claim(self) -> Any:
         queued = [row for row in self.look()[0].values() if row["state"] == ExperimentState.QUEUED]
         queued.sort(key=lambda row: (-row["priority"], row["id"]))
-        runnable = [row["id"] for row in queued if row["fruitless_claims"] < MAX_FRUITLESS_CLAIMS]
         lease = self.database.write(lambda s: leases.claim(s, "worker", None))
-        assert (lease.experiment_id if lease else None) == (runnable[0] if runnable else None)
+        assert (lease.experiment_id if lease else None) == (queued[0]["id"] if queued else None)
         return multiple() if lease is None else lease
+
+    @precondition(lambda self: self.experiments)
+    @rule(target=leases, place=places)
+    def claim_one(self, place: int) -> Any:
+        row = self.some(place)
+        lease = self.database.write(lambda s: leases.claim(s, "worker", None, row["id"]))
+        assert lease == (Lease(row["id"], row["fence"] + 1) if row["state"] == ExperimentState.QUEUED else None)
+        return multiple() if lease is None else lease
+
+    @precondition(lambda self: self.experiments)
+    @rule(place=places, unfit=st.booleans())
+    def wait(self, place: int, unfit: bool) -> None:
+        """A worker has no room for it."""
+        row = self.some(place)
+        self.database.write(lambda s: say_why(s, {row["id"]: "no room"}, {row["id"]} if unfit else ()))
+        after = self.look()[0][row["id"]]
+        if row["state"] in (ExperimentState.QUEUED, ExperimentState.RUNNING):
+            assert after["waiting"] == "no room"
+            assert (after["unfit_since"] is not None) == unfit
+            assert not (unfit and row["unfit_since"]) or after["unfit_since"] == row["unfit_since"]
+        else:
+            assert after == row
+
+    @precondition(lambda self: self.experiments)
+    @rule(place=places)
+    def give_up(self, place: int) -> None:
+        row = self.some(place)
+        before = self.look()
+        mine = {i: t for i, t in before[1].items() if t["experiment_id"] == row["id"]}
+        still_open = {i for i, trial in mine.items() if trial["state"] in OPEN_TRIALS}
+        if row["state"] == ExperimentState.QUEUED and not still_open:
+            return  # there is nothing to give up: workers complete it
+        self.database.write(lambda s: give_up_unfit(s, row["id"], "worker", "never fitted"))
+        after = self.look()
+        if row["state"] != ExperimentState.QUEUED:
+            assert after == before
+            return
+        assert (after[0][row["id"]]["state"], after[0][row["id"]]["error"]) == (E.FAILED, "never fitted")
+        for trial_id in still_open:
+            trial = after[1][trial_id]
+            assert (trial["state"], trial["failure"]) == (TrialState.FAILED, "infrastructure")
 
     @rule(lease=leases)
     def renew(self, lease: Lease) -> None:
@@ -230,10 +273,79 @@ class QueueMachine(RuleBasedStateMachine):
         trial_id = self.trial_of(lease, position)
         self.write(lease, under(lease, HeldExperiment.fail_trial, trial_id, failure, "no"))
 
-    @rule(lease=leases, position=positions)
-    def lose(self, lease: Lease, position: int) -> None:
+    @rule(lease=leases, position=positions, charged=st.booleans())
+    def lose(self, lease: Lease, position: int, charged: bool) -> None:
         trial_id = self.trial_of(lease, position)
-        self.write(lease, under(lease, HeldExperiment.lose_trial, trial_id, "gone"))
+        before = self.look()[1][trial_id]
+        try:
+            self.write(lease, under(lease, HeldExperiment.lose_trial, trial_id, "gone", charged=charged))
+        finally:
+            after = self.look()[1][trial_id]
+        if (before["state"], after["state"]) == (TrialState.RUNNING, TrialState.QUEUED):
+            assert after["deaths"] == before["deaths"] + charged
+            assert after["attempts"] == before["attempts"] - (not charged)
+        else:
+            assert after["deaths"] <= before["deaths"] + 1
+
+    @rule(lease=leases, position=positions, times=st.integers(1, MAX_DEATHS))
+    def die(self, lease: Lease, position: int, times: int) -> None:
+        """The trial kills its process again and again, which chance alone seldom does."""
+        trial_id = self.trial_of(lease, position)
+
+        def work(session: Session) -> None:
+            with hold(session, lease) as held:
+                for _ in range(times):
+                    held.start_trial(trial_id)
+                    held.lose_trial(trial_id, "gone")
+
+        before = self.look()[1][trial_id]
+        self.write(lease, work)
+        after = self.look()[1][trial_id]
+        if before["state"] in OPEN_TRIALS and after != before:
+            assert after["deaths"] == min(before["deaths"] + times, MAX_DEATHS)
+            assert (after["state"] == TrialState.FAILED) == (after["deaths"] == MAX_DEATHS)
+            if before["deaths"] + 1 < MAX_DEATHS:
+                self.interrupted.add(trial_id)
+
+    @rule(lease=leases, position=positions)
+    def give_way(self, lease: Lease, position: int) -> None:
+        trial_id = self.trial_of(lease, position)
+        before = self.look()[1][trial_id]
+        self.write(lease, under(lease, HeldExperiment.yield_trial, trial_id))
+        after = self.look()[1][trial_id]
+        assert after["deaths"] == before["deaths"]
+        if after != before:
+            assert (before["state"], after["state"]) == (TrialState.RUNNING, TrialState.QUEUED)
+            assert after["attempts"] == before["attempts"] - 1
+
+    @rule(lease=leases, position=positions)
+    def place(self, lease: Lease, position: int) -> None:
+        trial_id = self.trial_of(lease, position)
+        self.write(lease, under(lease, HeldExperiment.place_trial, trial_id, "node-1"))
+
+    @rule(lease=leases, position=positions)
+    def evaluate(self, lease: Lease, position: int) -> None:
+        trial_id = self.trial_of(lease, position)
+        self.write(lease, under(lease, HeldExperiment.progress, trial_id))
+        self.got_on.add(trial_id)
+
+    @rule(lease=leases, taken=st.sets(positions))
+    def next(self, lease: Lease, taken: set[int]) -> None:
+        """What was interrupted comes before all that never began, each in the grid's order."""
+        trials = self.look()[1]
+        mine = [(i, trial) for i, trial in trials.items() if trial["experiment_id"] == lease.experiment_id]
+        known = {mine[position][0] for position in taken if position < len(mine)}
+        waiting = [
+            (i not in self.interrupted, trial["number"], i)
+            for i, trial in mine
+            if trial["state"] == TrialState.QUEUED and i not in known
+        ]
+        expected = min(waiting)[2] if waiting else None
+        self.write(lease, lambda s: self._is_next(driver_reads.next_trial(s, lease, known), expected))
+
+    @staticmethod
+    def _is_next(trial: Trial | None, expected: int | None) -> None:
+        assert (trial.id if trial else None) == expected
 
     @rule(lease=leases)
     def complete(self, lease: Lease) -> None:
@@ -368,10 +480,19 @@ class QueueMachine(RuleBasedStateMachine):
                 assert not (now["stopping"] and then["stopping"]) or row["run_seconds"] > 0
             assert row["epoch"] >= before["epoch"]
             assert row["run_seconds"] >= before["run_seconds"]
+            if (before["state"], row["state"]) == (TrialState.RUNNING, TrialState.QUEUED):
+                self.interrupted.add(key)
+            if row["deaths"] < before["deaths"]:
+                assert row["epoch"] > before["epoch"] or key in self.got_on | self.retried
+            if row["attempts"] < before["attempts"]:
+                began_again = before["state"] == TrialState.RUNNING and row["state"] == TrialState.QUEUED
+                assert (began_again and row["attempts"] == before["attempts"] - 1) or key in self.retried
         with self.database.read() as session:
             progress = store.progress(session, list(experiments))
         for row in experiments.values():
-            assert 0 <= row["fruitless_claims"] <= MAX_FRUITLESS_CLAIMS
+            assert row["waiting"] is not None or row["unfit_since"] is None
+            if row["state"] not in (ExperimentState.QUEUED, ExperimentState.RUNNING):
+                assert (row["waiting"], row["unfit_since"]) == (None, None)
             assert (row["finished_at"] is None) == (row["state"] in OPEN_EXPERIMENTS)
             mine = [trial for trial in trials.values() if trial["experiment_id"] == row["id"]]
             states = {trial["state"] for trial in mine}
@@ -398,12 +519,14 @@ class QueueMachine(RuleBasedStateMachine):
             assert row["attempts"] >= (row["state"] in {TrialState.RUNNING, *ENDED_WELL})
             assert (row["finished_at"] is None) == (row["state"] in OPEN_TRIALS)
             assert row["epoch"] == max((epoch for trial, epoch in points if trial == row["id"]), default=0)
-            if row["failure"] == "crashed":
-                assert row["attempts"] >= MAX_ATTEMPTS
+            assert 0 <= row["deaths"] <= min(row["attempts"], MAX_DEATHS)
+            assert (row["failure"] == "crashed") == (row["deaths"] == MAX_DEATHS)
+            assert row["turn"] == (-1 if row["id"] in self.interrupted else 0)
+            assert row["node"] is None or row["attempts"] or row["id"] in self.interrupted | self.retried
             if row["state"] not in (TrialState.FAILED, TrialState.DIVERGED):
                 assert row["failure"] is None
         self.experiments, self.trials, self.results, self.told = experiments, trials, results, told
-        self.changed_by_people, self.retried = set(), set()
+        self.changed_by_people, self.retried, self.got_on = set(), set(), set()
 
 
 def test_any_order_of_what_workers_and_people_do(database: Database) -> None:

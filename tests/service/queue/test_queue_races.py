@@ -7,6 +7,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
+from itertools import repeat
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from service.database.engine import Database
 from service.errors import LeaseLostError, StateError
 from service.experiments import actions, store
 from service.queue import leases
+from service.queue.contenders import give_up_unfit, say_why
 from service.queue.leases import Lease, Watched
 from service.queue.trials import HeldExperiment, ProtocolRecord, hold
 from tests.held import under
@@ -103,6 +106,72 @@ class TestTwo:
         experiment_id = submit()
         found = overlap(database_url, *[lambda session: leases.claim(session, "worker", None)] * 2)
         assert found == (Lease(experiment_id, 1), None)
+
+    def test_two_claims_of_that_one(self, submit: Submit, database_url: str) -> None:
+        submit()
+        experiment_id = submit()
+        found = overlap(database_url, *[lambda session: leases.claim(session, "worker", None, experiment_id)] * 2)
+        assert found == (Lease(experiment_id, 1), None)
+
+    def test_claims_of_different_ones_do_not_wait_for_each_other(self, submit: Submit, database_url: str) -> None:
+        """On Postgres; and neither gives way to another experiment than the one it was asked for."""
+        first, second = submit(), submit()
+        order = list[str]()
+        found = overlap(
+            database_url,
+            lambda session: leases.claim(session, "one", None, second),
+            lambda session: leases.claim(session, "two", None, first),
+            order=order,
+        )
+        assert found == (Lease(second, 1), Lease(first, 1))
+        assert order == (["first", "second"] if database_url.startswith("sqlite") else ["second", "first"])
+
+    @pytest.mark.parametrize("claimed_first", [True, False])
+    def test_claim_and_giving_up(
+        self, submit: Submit, database_url: str, database: Database, table: Table, claimed_first: bool
+    ) -> None:
+        """A worker with larger nodes takes what another gives up: whoever is first."""
+        experiment_id = submit(seeds=2)
+        database.write(lambda session: say_why(session, {experiment_id: "needs 9"}, {experiment_id}))
+        works: list[Work] = [
+            lambda session: leases.claim(session, "large", None, experiment_id),
+            lambda session: give_up_unfit(session, experiment_id, "small", "never fitted"),
+        ]
+        found = overlap(database_url, *(works if claimed_first else works[::-1]))
+        (experiment,) = table(Experiment)
+        states = {trial.state for trial in table(Trial)}
+        if claimed_first:
+            assert found == (Lease(experiment_id, 1), None)
+            assert (experiment.state, states) == (ExperimentState.RUNNING, {TrialState.QUEUED})
+        else:
+            assert found == (None, None)
+            assert (experiment.state, states) == (ExperimentState.FAILED, {TrialState.FAILED})
+        assert (experiment.waiting, experiment.unfit_since) == (None, None)
+
+    def test_claim_then_saying_why(self, submit: Submit, database_url: str, table: Table) -> None:
+        """Words are no more than words: they change nobody's lease."""
+        experiment_id = submit()
+        lease, _ = overlap(
+            database_url,
+            lambda session: leases.claim(session, "worker", None, experiment_id),
+            lambda session: say_why(session, {experiment_id: "others come first"}, ()),
+        )
+        assert lease == Lease(experiment_id, 1)
+        (experiment,) = table(Experiment)
+        assert (experiment.state, experiment.fence, experiment.worker) == (ExperimentState.RUNNING, 1, "worker")
+
+    def test_yield_then_reap(self, seen: Watched, lease: Lease, database_url: str, table: Table, claim: Claim) -> None:
+        trial_id = table(Trial)[0].id
+        _, reaped = overlap(
+            database_url,
+            under(lease, HeldExperiment.yield_trial, trial_id),
+            lambda session: leases.reap(session, seen),
+        )
+        assert reaped is True
+        assert [(trial.state, trial.attempts, trial.turn) for trial in table(Trial)] == [
+            (TrialState.QUEUED, 0, -1),
+            (TrialState.QUEUED, 0, 0),
+        ]
 
     def test_two_claims_of_two(self, submit: Submit, database_url: str) -> None:
         """On Postgres the second does not wait for the first."""
@@ -302,7 +371,8 @@ print(json.dumps({{"finished": finished, "claims": claims, "lost": lost}}))
 
 
 class TestCrowd:
-    def test_claimers_never_share(self, submit: Submit, database_url: str, table: Table) -> None:
+    @pytest.mark.parametrize("by_id", [False, True])
+    def test_claimers_never_share(self, submit: Submit, database_url: str, table: Table, by_id: bool) -> None:
         ids = [submit(seeds=1, priority=n % 3) for n in range(20)]
         claimed: list[list[int]] = [[] for _ in range(5)]
         errors: list[BaseException] = []
@@ -312,8 +382,13 @@ class TestCrowd:
             database = Database(database_url)
             barrier.wait()
             try:
-                while (lease := database.write(lambda session: leases.claim(session, "worker", None))) is not None:
-                    mine.append(lease.experiment_id)
+                wanted = iter(ids) if by_id else repeat(None)
+                for number in wanted:
+                    take = partial(leases.claim, worker="worker", process=None, experiment_id=number)
+                    if (lease := database.write(take)) is not None:
+                        mine.append(lease.experiment_id)
+                    elif not by_id:
+                        break
             except BaseException as error:
                 errors.append(error)
             database.close()

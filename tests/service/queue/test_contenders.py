@@ -1,0 +1,309 @@
+"""Who could run what on a worker's cluster now, why others wait, and that none of it grows with the queue."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import event, insert, text
+from sqlalchemy.orm import Session
+
+from service.access.security import ANYONE, Principal
+from service.database import Event, Experiment, ExperimentState, Project, Trial, TrialState, now
+from service.database.engine import Database
+from service.experiments import actions, submission
+from service.experiments.submission import Draft
+from service.queue import driver_reads, leases
+from service.queue.contenders import Contender, Specs, contenders, give_up_unfit, say_why
+from service.queue.leases import Lease
+from service.queue.shares import Amount
+from service.queue.trials import HeldExperiment
+from service.specs.grid import ExperimentSpec, expand_grid
+from tests.held import under
+
+Claim = Callable[..., Lease]
+Finish = Callable[..., None]
+Table = Callable[[type], list[Any]]
+Post = Callable[..., int]
+
+BASE: dict[str, Any] = {"dataset": "digits", "model": "small-cnn", "training": {"epochs": 3}}
+
+
+@pytest.fixture
+def post(database: Database) -> Post:
+    """Stores an experiment of so many seeds with whatever its spec says."""
+
+    def post(seeds: int = 3, who: Principal = ANYONE, **fields: Any) -> int:
+        grid = {"seed": list(range(seeds))} if seeds else {}
+        spec = ExperimentSpec.model_validate({"name": "posted", "base": BASE, "grid": grid} | fields)
+        plan = expand_grid(spec, max_trials=10_000)
+        return database.write(lambda session: submission.submit(session, Draft(spec, plan), who).id)
+
+    return post
+
+
+def found(database: Database, *ours: int, specs: Specs | None = None) -> dict[int, Contender]:
+    with database.read() as session:
+        return {one.demand.experiment_id: one for one in contenders(session, ours, specs or Specs())}
+
+
+@contextmanager
+def statements(database: Database) -> Iterator[list[str]]:
+    """The statements that are sent meanwhile."""
+    sent: list[str] = []
+
+    def note(*args: Any) -> None:
+        sent.append(args[2])
+
+    engines = {database.engine, database.writer}
+    for engine in engines:
+        event.listen(engine, "before_cursor_execute", note)
+    yield sent
+    for engine in engines:
+        event.remove(engine, "before_cursor_execute", note)
+
+
+class TestDemands:
+    def test_of_what_waits_and_of_ours(self, post: Post, claim: Claim, database: Database) -> None:
+        ours, others, waiting, paused, over = (post() for _ in range(5))
+        assert claim("ours").experiment_id == ours
+        assert claim("others").experiment_id == others
+        database.write(lambda session: actions.pause(session, paused))
+        database.write(lambda session: actions.cancel(session, over))
+        assert {number: one.claimed for number, one in found(database, ours).items()} == {ours: True, waiting: False}
+        assert set(found(database)) == {waiting}
+        assert set(found(database, ours, others, paused, over)) == {ours, others, waiting}
+
+    def test_what_runs_and_what_waits(
+        self, post: Post, claim: Claim, database: Database, table: Table, finish: Finish
+    ) -> None:
+        number = post(seeds=5)
+        assert (found(database)[number].demand.trials, found(database)[number].demand.running) == (5, 0)
+        lease = claim()
+        first, second, third, fourth, _ = (trial.id for trial in table(Trial))
+        finish(lease, first)
+        for trial_id in (second, third, fourth):
+            database.write(under(lease, HeldExperiment.start_trial, trial_id))
+        database.write(under(lease, HeldExperiment.fail_trial, second, "oom", "too large"))
+        demand = found(database, number)[number].demand
+        assert (demand.trials, demand.running) == (3, 2)
+        database.write(under(lease, HeldExperiment.yield_trial, fourth))
+        demand = found(database, number)[number].demand
+        assert (demand.trials, demand.running) == (3, 1)
+        database.write(lambda session: actions.stop(session, number))
+        demand = found(database, number)[number].demand
+        assert (demand.trials, demand.running) == (1, 1)
+        finish(lease, third)
+        assert found(database, number)[number].demand.trials == 0
+
+    def test_needs_limits_priority_and_giving_way(self, post: Post, database: Database) -> None:
+        plain = post()
+        special = post(
+            seeds=9,
+            resources={"cpus": 3, "gpus": 0.5, "memory_gib": 2.5},
+            max_concurrent_trials=2,
+            priority=7,
+            preempt=True,
+        )
+        one, two = found(database)[plain], found(database)[special]
+        assert (one.demand.needs, one.demand.trials, one.demand.priority, one.preempt) == (Amount(1), 3, 0, False)
+        assert two.demand.needs == Amount(3, 0.5, 2.5)
+        assert (two.demand.trials, two.demand.priority, two.preempt) == (2, 7, True)
+        assert (two.waiting, two.unfit_since, two.claimed) == (None, None, False)
+
+    def test_a_limit_that_is_changed_counts_at_once(self, post: Post, claim: Claim, database: Database) -> None:
+        number, specs = post(seeds=9, max_concurrent_trials=2), Specs()
+        claim()
+        for most, trials in ((None, 2), (5, 5), (1, 1), (10_000, 9)):
+            if most is not None:
+                database.write(lambda s, most=most: actions.change(s, number, {"max_concurrent_trials": most}))
+            assert found(database, number, specs=specs)[number].demand.trials == trials
+        database.write(lambda s: actions.change(s, number, {"priority": 3}))
+        assert found(database, number, specs=specs)[number].demand.priority == 3
+
+    def test_a_search_wants_trials_that_are_not_there_yet(
+        self, post: Post, claim: Claim, database: Database, table: Table
+    ) -> None:
+        search = {"algorithm": "random", "trials": 6, "space": {"seed": {"int": [0, 99]}}}
+        number, limited = post(0, search=search), post(0, search=search, max_concurrent_trials=4)
+        assert {key: one.demand.trials for key, one in found(database).items()} == {number: 6, limited: 4}
+        lease = claim()
+        planned = expand_grid(ExperimentSpec(name="one", base=BASE), max_trials=1).trials[0]
+        trial_id = database.write(under(lease, HeldExperiment.add_trial, planned))
+        assert found(database, number)[number].demand.trials == 6
+        database.write(under(lease, HeldExperiment.start_trial, trial_id))
+        database.write(under(lease, HeldExperiment.fail_trial, trial_id, "oom", "too large"))
+        assert found(database, number)[number].demand.trials == 5
+        again = database.write(
+            under(
+                lease,
+                HeldExperiment.add_trial,
+                expand_grid(ExperimentSpec(name="one", base=BASE | {"seed": 1}), max_trials=1).trials[0],
+            )
+        )
+        database.write(under(lease, HeldExperiment.start_trial, again))
+        database.write(lambda session: actions.stop(session, number))
+        assert found(database, number)[number].demand.trials == 1  # what runs, and no other
+
+    def test_whose_it_is_and_what_their_project_weighs(self, post: Post, database: Database, table: Table) -> None:
+        nobodys = post()
+
+        def share(session: Session) -> None:
+            session.add(Project(id=5, name="vision", weight=2.5))
+            session.flush()
+            experiment = session.get_one(Experiment, post_two)
+            experiment.project_id, experiment.owner = 5, "ada"
+
+        post_two = post()
+        database.write(share)
+        one, two = found(database)[nobodys].demand, found(database)[post_two].demand
+        assert (one.project_id, one.owner, one.weight) == (None, None, 1.0)
+        assert (two.project_id, two.owner, two.weight) == (5, "ada", 2.5)
+        assert table(Project)[-1].weight == 2.5
+
+
+class TestWaiting:
+    def test_why_and_since_when(self, post: Post, database: Database, table: Table) -> None:
+        first, second = post(), post()
+
+        def say(reasons: dict[int, str | None], *unfit: int) -> list[tuple[str | None, Any]]:
+            database.write(lambda session: say_why(session, reasons, unfit))
+            return [(one.waiting, one.unfit_since) for one in found(database).values()]
+
+        (one, other) = say({first: "needs 3 GPUs on one node; the largest has 2"}, first)
+        assert one[0] == "needs 3 GPUs on one node; the largest has 2"
+        assert abs((now() - one[1]).total_seconds()) < 60
+        assert other == (None, None)
+        since = one[1]
+        (one, other) = say({first: "needs 3 GPUs on one node; the largest has 1", second: "others come first"}, first)
+        assert one == ("needs 3 GPUs on one node; the largest has 1", since)  # since it was first seen
+        assert other == ("others come first", None)
+        assert say({first: None, second: None}) == [(None, None)] * 2
+        assert table(Event)[-1].kind == "submitted"  # nobody is told every second
+
+    def test_revisions_and_fences_stay(self, post: Post, claim: Claim, database: Database, table: Table) -> None:
+        number = post()
+        lease = claim()
+        database.write(lambda session: say_why(session, {number: "its driver died 2 times"}, ()))
+        (experiment,) = table(Experiment)
+        assert (experiment.fence, experiment.revision, experiment.waiting) == (1, 0, "its driver died 2 times")
+        database.write(lambda session: leases.renew(session, lease))
+
+    @pytest.mark.parametrize("end", ["cancel", "stop", "pause", "give up", "complete"])
+    def test_what_is_over_or_paused_waits_for_nothing(
+        self, post: Post, claim: Claim, database: Database, table: Table, finish: Finish, end: str
+    ) -> None:
+        """Else what is resumed or retried after a while would be given up before it was looked at."""
+        number = post(seeds=1)
+        lease = claim() if end == "complete" else None
+        database.write(lambda session: say_why(session, {number: "needs 3 GPUs on one node"}, {number}))
+        if lease is not None:
+            finish(lease, table(Trial)[0].id)
+        ends: dict[str, Callable[[Session], object]] = {
+            "cancel": lambda session: actions.cancel(session, number),
+            "stop": lambda session: actions.stop(session, number),
+            "pause": lambda session: actions.pause(session, number),
+            "give up": lambda session: give_up_unfit(session, number, "worker", "never fitted"),
+            "complete": lambda session: lease is not None and leases.complete(session, lease),
+        }
+        database.write(ends[end])
+        (experiment,) = table(Experiment)
+        assert experiment.state != ExperimentState.QUEUED
+        assert (experiment.waiting, experiment.unfit_since) == (None, None)
+        database.write(lambda session: say_why(session, {number: "too late"}, {number}))
+        assert table(Experiment)[0].waiting is None
+
+
+class TestGivingUp:
+    def test_fails_what_waits_and_says_why(
+        self, post: Post, claim: Claim, database: Database, table: Table, finish: Finish
+    ) -> None:
+        number, other = post(seeds=3), post(seeds=1)
+        lease = claim()
+        done, begun, _, _ = (trial.id for trial in table(Trial))
+        finish(lease, done)
+        database.write(under(lease, HeldExperiment.start_trial, begun))
+        database.write(lambda session: leases.release(session, lease, drained=True))
+        database.write(lambda session: give_up_unfit(session, number, "small", "needs 3 GPUs"))
+        bad, good = table(Experiment)
+        assert (bad.state, bad.error, bad.worker) == (ExperimentState.FAILED, "needs 3 GPUs", None)
+        assert bad.finished_at is not None
+        assert bad.fence == lease.fence + 1
+        assert (good.id, good.state) == (other, ExperimentState.QUEUED)
+        assert [(trial.state, trial.failure, trial.error) for trial in table(Trial)] == [
+            (TrialState.SUCCEEDED, None, None),
+            (TrialState.FAILED, "infrastructure", "needs 3 GPUs"),
+            (TrialState.FAILED, "infrastructure", "needs 3 GPUs"),
+            (TrialState.QUEUED, None, None),
+        ]
+        last = table(Event)[-1]
+        assert (last.kind, last.actor, last.experiment_id) == ("closed", "small", number)
+        database.write(lambda session: actions.retry(session, number))
+        assert found(database)[number].demand.trials == 2
+
+    @pytest.mark.parametrize("state", [state for state in ExperimentState if state != ExperimentState.QUEUED])
+    def test_nothing_else(self, post: Post, database: Database, table: Table, state: ExperimentState) -> None:
+        number = post(seeds=1)
+
+        def change(session: Session) -> None:
+            session.get_one(Experiment, number).state = state
+
+        database.write(change)
+        database.write(lambda session: give_up_unfit(session, number, "small", "needs 3 GPUs"))
+        (experiment,) = table(Experiment)
+        assert (experiment.state, experiment.error, experiment.fence) == (state, None, 0)
+        assert table(Trial)[0].state == TrialState.QUEUED
+
+
+class TestCost:
+    """Ten thousand trials that wait cost no more than one."""
+
+    def test_contenders_never_read_trials(self, post: Post, claim: Claim, database: Database) -> None:
+        specs, numbers = Specs(), [post(seeds=seeds) for seeds in (1, 40, 3)]
+        claim()
+        for expected in (2, 1):  # the specs are read once
+            with statements(database) as sent:
+                found(database, numbers[0], specs=specs)
+            selects = [statement for statement in sent if "SELECT" in statement]
+            assert len(selects) == expected
+            assert not any("FROM trials" in statement for statement in sent)
+            assert not any("JOIN trials" in statement for statement in sent)
+        database.write(lambda s: actions.change(s, numbers[1], {"priority": 1}))
+        with statements(database) as sent:
+            found(database, numbers[0], specs=specs)
+        assert sum("spec" in statement for statement in sent) == 1  # only the one that changed
+        database.write(lambda s: actions.cancel(s, numbers[2]))
+        found(database, specs=specs)
+        assert {number for number, _ in specs._terms} == {numbers[1]}  # what is over is forgotten
+
+    def test_the_next_trial_is_found_by_the_index(
+        self, post: Post, claim: Claim, database: Database, table: Table
+    ) -> None:
+        post(seeds=1)
+        post(seeds=1)
+        (row, _) = table(Trial)
+        columns = {column.key: getattr(row, column.key) for column in Trial.__table__.columns if column.key != "id"}
+        rows = [
+            columns | {"number": number, "fingerprint": f"f{number}", "turn": number % 7, "config": {}}
+            for number in range(1, 10_000)
+        ]
+        database.write(lambda session: session.execute(insert(Trial), rows))
+        with database.writer.begin() as connection:
+            connection.execute(text("ANALYZE"))
+        lease = claim()
+        with statements(database) as sent, database.read() as session:
+            begun = now()
+            first = driver_reads.next_trial(session, lease, ())
+            assert first is not None
+            other = driver_reads.next_trial(session, lease, [first.id])
+            assert now() - begun < timedelta(seconds=1)
+        assert (first.number, other and other.number) == (0, 7)
+        (query, _) = [statement for statement in sent if "FROM trials" in statement]
+        assert "LIMIT" in query
+        explain = "EXPLAIN QUERY PLAN " if database.engine.dialect.name == "sqlite" else "EXPLAIN "
+        literal = "SELECT * FROM trials WHERE experiment_id = 1 AND state = 'queued' ORDER BY turn, number LIMIT 3"
+        with database.read() as session:
+            plan = "\n".join(str(tuple(row)) for row in session.execute(text(explain + literal)))
+        assert "ix_trials_queue" in plan
+        assert not any(word in plan for word in ("Sort", "TEMP B-TREE", "Seq Scan"))
