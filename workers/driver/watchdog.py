@@ -89,11 +89,7 @@ class Watchdog:
 
     def kill(self, trial_id: int) -> None:
         """Kills the process at work on the trial, if there is one."""
-        with self._lock:
-            attempt = self._running.pop(trial_id, None)
-            if attempt is not None:
-                self._killed.add(trial_id)
-        if attempt is not None:
+        if (attempt := self._condemn(trial_id)) is not None:
             ray.kill(attempt.actor)
 
     def allow(self, most: int) -> None:
@@ -126,6 +122,16 @@ class Watchdog:
         return found
 
     def _end(self, trial_id: int, verdict: Verdict, seconds: float) -> None:
-        logger.warning("trial %d %s: killing its process", trial_id, verdict.value)
-        self._judge(trial_id, verdict, seconds)
-        self.kill(trial_id)
+        attempt = self._condemn(trial_id)
+        if attempt is not None:  # it did not end by itself meanwhile, nor upon another verdict
+            logger.warning("trial %d %s: killing its process", trial_id, verdict.value)
+            self._judge(trial_id, verdict, seconds)
+            ray.kill(attempt.actor)
+
+    def _condemn(self, trial_id: int) -> _Attempt | None:
+        """The attempt that is to be killed, by whoever asks first."""
+        with self._lock:
+            attempt = self._running.pop(trial_id, None)
+            if attempt is not None:
+                self._killed.add(trial_id)
+            return attempt

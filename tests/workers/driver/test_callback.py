@@ -5,13 +5,22 @@ from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
+from unittest.mock import MagicMock, call
 
 import pytest
 
 from tests.results import made_epoch, made_result
+from ttsv.results import StageProgress
 from workers.driver.callback import TuneCallback, reason_of
-from workers.trial_process.messages import EpochReport, FailureReport, Job, Report, ResultReport, SkippedReport
+from workers.trial_process.messages import (
+    EpochReport,
+    FailureReport,
+    Job,
+    Report,
+    ResultReport,
+    StageReport,
+    StartedReport,
+)
 
 DIED = """Failure # 1 (occurred at 2026-11-22_08-00-00)
 an older one
@@ -24,6 +33,11 @@ The actor is dead because its worker process has died. Worker exit type: SYSTEM_
 unexpectedly exits with a connection error code 2. End of file. Some common causes include: (1) the OOM killer
 """
 """As Ray writes it."""
+STAGE = StageReport(StageProgress(stage="attack", done=1, total=2, seconds_left=None))
+
+
+def tunes_trial(trial_id: int = 7, error_file: str | None = None) -> Any:
+    return MagicMock(config={"job": asdict(Job(trial_id, 1, 0, {}))}, error_file=error_file)
 
 
 def test_the_last_sentence_of_ray_without_names_and_advice(tmp_path: Path) -> None:
@@ -50,16 +64,92 @@ def test_without_a_word_of_ray(file: str | None) -> None:
         (FailureReport("diverged", "the loss is nan"), "failed (diverged): the loss is nan"),
         (FailureReport("error", "Traceback:\n  File x\nRuntimeError: a bug\n"), "failed (error): RuntimeError: a bug"),
         (EpochReport([made_epoch(2)]), "was stopped by its scheduler after epoch 2"),
-        (SkippedReport(), "did not begin: its experiment is to stop"),
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, str) else "",
 )
 def test_the_log_tells_each_trials_start_and_end(report: Report, end: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     nothing: Any = MagicMock()
-    callback = TuneCallback(nothing, nothing, lambda: 1, lambda: None)
-    trial: Any = MagicMock(config={"job": asdict(Job(7, 1, 0, {}))})
+    callback, trial = TuneCallback(nothing, nothing), tunes_trial()
     callback.on_trial_start(0, [], trial)
     callback.on_trial_result(0, [], trial, {"report": EpochReport([made_epoch(1)]), "done": False})
     callback.on_trial_result(0, [], trial, {"report": report, "done": True})
     assert [record.message for record in caplog.records] == ["trial 7 begins", f"trial 7 {end}"]
+
+
+NODE_DIED = [
+    "The actor died because its node has died. Node Id: 5e2f",
+    "The actor is dead because its node has died.",
+    "The actor is dead because its owner has died. Owner Id: 01ff",
+    "The actor died unexpectedly before finishing this task.\n\tthe actor's node was terminated unexpectedly: health "
+    "check failed due to missing too many heartbeats",
+    "\tthe actor's node was terminated expectedly: received SIGTERM",
+    "\tthe actor's node was terminated: unknown",
+    "\tthe actor's node was preempted: spot",
+    "The actor 4f7b is unavailable: rpc error 14. The task may or may not have been executed on the actor.",
+    "The task's local raylet died. Check raylet.out for more information.",
+    "Could not create the actor because its associated placement group was removed.",
+]
+"""What the installed Ray says where a node, its raylet or the way to it is gone."""
+PROCESS_DIED = [
+    "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: Worker "
+    "unexpectedly exits with a connection error code 2. End of file.",
+    "The worker died unexpectedly while executing this task. Check python-core-worker-*.log files.",
+    "The actor is dead because its worker process has died. Worker exit type: USER_ERROR",
+    "OSError: [Errno 28] No space left on device",
+    "a trial whose cat, node and owner died of it",
+]
+
+
+@pytest.mark.parametrize(
+    ("words", "charged"), [(words, False) for words in NODE_DIED] + [(words, True) for words in PROCESS_DIED]
+)
+def test_only_a_process_that_died_alone_is_charged_to_its_trial(tmp_path: Path, words: str, charged: bool) -> None:
+    file = tmp_path / "error.txt"
+    file.write_text(f"Failure # 1 (occurred at 2026-11-22_08-00-00)\n{words}\n")
+    recorder, watchdog = MagicMock(), MagicMock()
+    TuneCallback(recorder, watchdog).on_trial_error(0, [], tunes_trial(7, str(file)))
+    (said,) = recorder.died.call_args_list
+    assert (said.args[0], said.kwargs) == (7, {"charged": charged})
+
+
+def test_without_a_word_of_ray_the_trial_is_charged() -> None:
+    recorder, watchdog = MagicMock(), MagicMock()
+    TuneCallback(recorder, watchdog).on_trial_error(0, [], tunes_trial())
+    assert recorder.died.call_args.kwargs == {"charged": True}
+
+
+def test_what_was_killed_on_purpose_did_not_die() -> None:
+    """Whoever killed it said why."""
+    recorder, watchdog = MagicMock(), MagicMock()
+    watchdog.ended.return_value = False
+    TuneCallback(recorder, watchdog).on_trial_error(0, [], tunes_trial())
+    watchdog.ended.assert_called_once_with(7)
+    recorder.died.assert_not_called()
+
+
+def test_every_word_but_the_last_is_heard() -> None:
+    """Stored first: a trial that gives way upon it keeps what it said."""
+    both = MagicMock()
+    callback, trial = TuneCallback(both.recorder, both.watchdog), tunes_trial()
+    callback.on_trial_start(0, [], trial)
+    assert both.mock_calls == [
+        call.watchdog.began(7, trial.temporary_state.ray_actor),
+        call.recorder.started(7),
+    ]
+    epoch = EpochReport([made_epoch(1)])
+    for report in (StartedReport("node-1", []), epoch, STAGE):
+        both.reset_mock()
+        callback.on_trial_result(0, [], trial, {"report": report, "done": False})
+        assert both.mock_calls == [call.recorder.reported(7, report), call.watchdog.heard(7)]
+    for last in (ResultReport(made_result(), []), FailureReport("oom", "too large")):
+        both.reset_mock()
+        callback.on_trial_result(0, [], trial, {"report": last, "done": True})
+        assert both.mock_calls == [call.recorder.reported(7, last), call.watchdog.ended(7)]
+    both.reset_mock()
+    callback.on_trial_result(0, [], trial, {"report": epoch, "done": True})
+    assert both.mock_calls == [
+        call.recorder.reported(7, epoch),
+        call.watchdog.ended(7),
+        call.recorder.stopped_early(7),
+    ]

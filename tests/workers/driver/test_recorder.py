@@ -15,11 +15,12 @@ from service.database.outages import MOST_FAILURES
 from service.experiments import actions
 from service.queue import leases
 from service.queue.leases import Lease
-from service.queue.trials import MAX_ATTEMPTS, HeldExperiment
+from service.queue.trials import MAX_DEATHS, HeldExperiment
 from tests.results import made_epoch, made_result
+from ttsv.results import StageProgress
 from workers.driver.lease_keeper import LeaseKeeper
 from workers.driver.recorder import Recorder
-from workers.trial_process.messages import EpochReport, FailureReport, ResultReport
+from workers.trial_process.messages import EpochReport, FailureReport, ResultReport, StageReport, StartedReport
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -86,7 +87,7 @@ def test_who_lost_its_process_keeps_its_checkpoints(lab: Lab) -> None:
     recorder = Recorder(bench.database, bench.lease, bench.lost.set, ended.append)
     recorder.open()
     first, second, third = (trial.id for trial in bench.trials())
-    for _ in range(MAX_ATTEMPTS):
+    for _ in range(MAX_DEATHS):
         recorder.died(first, "signal 9")
     recorder.started(second)
     recorder.reported(second, FailureReport("oom", "too large"))
@@ -95,6 +96,94 @@ def test_who_lost_its_process_keeps_its_checkpoints(lab: Lab) -> None:
     assert recorder.flush(5)
     assert [(trial.state, trial.failure) for trial in bench.trials()][:2] == [("failed", "crashed"), ("failed", "oom")]
     assert ended == [second, third]
+
+
+def test_settled_is_said_once_what_became_of_a_trial_is_stored(lab: Lab) -> None:
+    """Only then may it be handed out again; `ended` is said of the final ones alone."""
+    bench, told = Bench(lab), list[tuple[str, int, str]]()
+
+    def tell(word: str, trial_id: int) -> None:
+        state = next(trial.state.value for trial in bench.trials() if trial.id == trial_id)
+        told.append((word, trial_id, state))
+
+    recorder = Recorder(
+        bench.database,
+        bench.lease,
+        bench.lost.set,
+        lambda trial_id: tell("ended", trial_id),
+        lambda trial_id: told.append(("refused", trial_id, "")),  # within the write
+        lambda trial_id: tell("settled", trial_id),
+    )
+    recorder.open()
+    first, second, third = (trial.id for trial in bench.trials())
+    for trial_id in (first, second, third):
+        recorder.started(trial_id)
+        recorder.reported(trial_id, StartedReport("node-1", ["0"]))
+        recorder.reported(trial_id, epoch(1))
+        recorder.reported(trial_id, StageReport(StageProgress("attack", 1, 2, None)))
+        assert recorder.flush(5)
+    assert told == []
+    recorder.reported(first, result())
+    assert recorder.flush(5)
+    recorder.died(second, "signal 9")
+    assert recorder.flush(5)
+    recorder.gave_way(third)
+    assert recorder.flush(5)
+    assert told == [
+        ("ended", first, "succeeded"),
+        ("settled", first, "succeeded"),
+        ("settled", second, "queued"),
+        ("settled", third, "queued"),
+    ]
+    told.clear()
+    recorder.started(third)
+    recorder.stopped_early(third)
+    recorder.started(second)
+    recorder.reported(second, FailureReport("oom", "too large"))
+    assert recorder.flush(5)
+    assert [(word, trial_id) for word, trial_id, _ in told] == [
+        ("ended", third),
+        ("settled", third),
+        ("ended", second),
+        ("settled", second),
+    ]
+    told.clear()
+    recorder.started(second)
+    assert recorder.flush(5)
+    assert told == [("refused", second, "")]
+
+
+def test_where_trials_run_and_whose_fault_their_deaths_are(bench: Bench) -> None:
+    first, second, third = (trial.id for trial in bench.trials())
+    for trial_id in (first, second, third):
+        bench.recorder.started(trial_id)
+        bench.recorder.reported(trial_id, StartedReport("node-1", ["0", "1"] if trial_id == first else []))
+    bench.recorder.died(first, "signal 9")
+    bench.recorder.died(second, "its node has died", charged=False)
+    bench.recorder.gave_way(third)
+    assert bench.recorder.flush(5)
+    assert [(trial.state, trial.attempts, trial.deaths, trial.turn) for trial in bench.trials()] == [
+        ("queued", 1, 1, -1),
+        ("queued", 0, 0, -1),
+        ("queued", 0, 0, -1),
+    ]
+    assert [trial.node for trial in bench.trials()] == ["node-1, GPU 0, 1", "node-1", "node-1"]
+    assert [trial.error for trial in bench.trials()] == ["signal 9", "its node has died", None]
+    bench.recorder.started(first)
+    bench.recorder.reported(first, StageReport(StageProgress("attack", 1, 2, None)))
+    assert bench.recorder.flush(5)
+    assert bench.trials()[0].deaths == 0
+    assert bench.lab.experiment(bench.experiment_id).progressed_at is not None
+
+
+def test_one_that_dies_before_it_could_begin_is_charged_as_well(bench: Bench) -> None:
+    """Else one whose process never comes up would be tried for ever."""
+    first = bench.trials()[0].id
+    for _ in range(MAX_DEATHS):
+        bench.recorder.died(first, "signal 9")
+    assert bench.recorder.flush(5)
+    trial = bench.trials()[0]
+    assert (trial.state, trial.failure, trial.attempts) == ("failed", "crashed", MAX_DEATHS)
 
 
 def test_an_invalid_result_is_stored_as_such(bench: Bench) -> None:
@@ -245,7 +334,7 @@ class TestTrouble:
         again.started(first)
         again.reported(first, result())
         assert again.flush(5)
-        assert (bench.trials()[0].state, bench.trials()[0].attempts) == ("succeeded", 2)
+        assert (bench.trials()[0].state, bench.trials()[0].attempts) == ("succeeded", 1)
 
     def test_a_failure_that_cannot_be_recorded_gives_the_lease_up(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch

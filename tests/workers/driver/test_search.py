@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import time
+import pickle
+from collections.abc import Collection, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,9 +17,9 @@ from service.queue.driver_reads import Curve, Tried
 from service.specs.planner import Fields, PlannedTrial
 from service.specs.search import Search
 from service.specs.spec import Asha, Fifo
+from workers.driver.feed import Feed, Slots
 from workers.driver.search import SearchTrials, any_trial
 from workers.driver.tuner import make_scheduler
-from workers.driver.watchdog import Watchdog
 from workers.trial_process.messages import EpochReport, FailureReport, Job
 from workers.trial_process.trainable import COMPARED_EPOCH
 
@@ -33,6 +35,7 @@ class Rows:
     def __init__(self) -> None:
         self.tried: list[Tried] = []
         self.errors: list[Exception] = []
+        self.over: list[bool] = []
 
     def add(self, planned: PlannedTrial, point: Fields) -> Job:
         if self.errors:
@@ -40,6 +43,17 @@ class Rows:
         trial_id = len(self.tried) + 1
         self.tried.append(Tried(trial_id, planned.fingerprint, TrialState.QUEUED, point, None))
         return Job(trial_id, 1, 0, planned.config.to_dict())
+
+    def next_job(self, taken: Collection[int]) -> Job | None:
+        """What still waits, in order."""
+        waiting = [tried for tried in self.tried if tried.state == TrialState.QUEUED and tried.trial_id not in taken]
+        return Job(waiting[0].trial_id, 2, 1, {}) if waiting else None
+
+    def search(self, wanted: Search, history: Sequence[Tried] = ()) -> SearchTrials:
+        """A search that these rows feed, of which nothing is slow."""
+        slots = Slots()
+        slots.unlimited()
+        return SearchTrials(wanted, BASE, history, self.add, self.next_job, slots, lambda: self.over.append(True))
 
     def finish(self, trial_id: int, value: float | None, state: TrialState = TrialState.SUCCEEDED) -> None:
         old = self.tried[trial_id - 1]
@@ -67,6 +81,7 @@ def run(trials: SearchTrials, rows: Rows, count: int | None = None) -> list[int]
         trials.on_trial_result(name, {"val_accuracy": value, "report": EPOCH})
         trials.on_trial_complete(name, {"val_accuracy": value, "report": EPOCH})
         rows.finish(trial_id, value)
+        trials.settled(trial_id)
         ran.append(trial_id)
     return ran
 
@@ -75,10 +90,12 @@ def run(trials: SearchTrials, rows: Rows, count: int | None = None) -> list[int]
 class TestSearch:
     def test_as_many_as_were_asked_for_each_once(self, algorithm: str) -> None:
         rows = Rows()
-        trials = SearchTrials(search_of(algorithm), BASE, [], [], rows.add)
-        assert (trials.most, trials.total) == (8, None)
-        assert run(trials, rows) == list(range(1, 9))
-        assert (trials.most, trials.total, trials.exhausted) == (0, 8, True)
+        trials = rows.search(search_of(algorithm))
+        assert not trials.exhausted
+        assert run(trials, rows, 7) == list(range(1, 8))
+        assert (trials.handed_out, trials.exhausted, rows.over) == (7, False, [])
+        assert run(trials, rows) == [8]
+        assert (trials.handed_out, trials.exhausted, rows.over) == (8, True, [True])
         assert len({tried.fingerprint for tried in rows.tried}) == 8
         for tried in rows.tried:
             assert set(tried.point) == set(SPACE)
@@ -89,27 +106,52 @@ class TestSearch:
     def test_made_anew_it_goes_on(self, algorithm: str) -> None:
         """Five of eight ran, one is open: that one runs first, then two new ones."""
         rows = Rows()
-        run(SearchTrials(search_of(algorithm), BASE, [], [], rows.add), rows, 5)
+        run(rows.search(search_of(algorithm)), rows, 5)
         rows.finish(3, None, TrialState.FAILED)
         rows.finish(5, 0.4, TrialState.QUEUED)
-        open_job = Job(5, 2, 1, {})
-        trials = SearchTrials(search_of(algorithm), BASE, rows.tried, [open_job], rows.add)
-        assert trials.most == 4
+        trials = rows.search(search_of(algorithm), rows.tried[:])
+        assert not trials.exhausted
         assert run(trials, rows) == [5, 6, 7, 8]
         assert len({tried.fingerprint for tried in rows.tried}) == 8
+
+    def test_with_all_made_it_has_none_of_its_own(self, algorithm: str) -> None:
+        """What is left open is fed like the trials of any grid."""
+        rows = Rows()
+        run(rows.search(search_of(algorithm, 2)), rows)
+        rows.finish(1, None, TrialState.QUEUED)
+        assert rows.search(search_of(algorithm, 2), rows.tried[:]).exhausted
+
+    def test_what_lost_its_process_comes_again_before_new_points_and_teaches_once(self, algorithm: str) -> None:
+        rows = Rows()
+        trials = rows.search(search_of(algorithm, 3))
+        assert trials.suggest("a")["job"]["trial_id"] == 1
+        trials.on_trial_complete("a", error=True)
+        trials.settled(1)
+        assert trials.suggest("b")["job"]["trial_id"] == 1
+        assert len(rows.tried) == 1
+        rows.finish(1, 0.7, TrialState.RUNNING)
+        trials.on_trial_complete("b", {"val_accuracy": 0.7, "report": EPOCH})
+        rows.finish(1, 0.7)
+        trials.settled(1)
+        assert run(trials, rows) == [2, 3]
+        if algorithm == "optuna":
+            study = trials._source._searcher._ot_study  # type: ignore[attr-defined]
+            outcomes = [(trial.state.name, trial.value) for trial in study.trials]
+            assert outcomes[:2] == [("FAIL", None), ("COMPLETE", 0.7)]
+            assert study.trials[1].params == study.trials[0].params
 
     @pytest.mark.slow
     def test_a_small_space_ends(self, algorithm: str) -> None:
         rows = Rows()
         space = {DECAY: {"choice": [0.1, 0.2]}, "seed": {"int": [0, 1]}}
-        trials = SearchTrials(search_of(algorithm, 10, space), BASE, [], [], rows.add)
+        trials = rows.search(search_of(algorithm, 10, space))
         assert len(run(trials, rows)) == 4
-        assert (trials.exhausted, trials.total) == (True, 4)
+        assert (trials.exhausted, trials.handed_out) == (True, 4)
 
     def test_waits_for_the_database_and_keeps_the_point(self, algorithm: str) -> None:
         rows = Rows()
         rows.errors = [OperationalError("INSERT", {}, ConnectionError("away"))]
-        trials = SearchTrials(search_of(algorithm), BASE, [], [], rows.add)
+        trials = rows.search(search_of(algorithm))
         assert trials.suggest("one") is None
         assert trials.suggest("one")["job"]["trial_id"] == 1
         assert len(rows.tried) == 1
@@ -117,27 +159,30 @@ class TestSearch:
     def test_ends_with_its_lease_and_when_it_is_told(self, algorithm: str) -> None:
         rows = Rows()
         rows.errors = [LeaseLostError("gone")]
-        assert SearchTrials(search_of(algorithm), BASE, [], [], rows.add).suggest("x") == Searcher.FINISHED
-        trials = SearchTrials(search_of(algorithm), BASE, [], [], rows.add)
+        lost = rows.search(search_of(algorithm))
+        assert lost.suggest("x") is None
+        assert lost.suggest("x") == Searcher.FINISHED
+        assert rows.tried == []
+        trials = rows.search(search_of(algorithm))
         run(trials, rows, 2)
         trials.stop()
         assert trials.suggest("y") == Searcher.FINISHED
-        assert trials.total == 2
+        assert trials.handed_out == len(rows.tried) == 2
 
     def test_the_same_seed_the_same_points(self, algorithm: str) -> None:
         found = []
         for seed in (1, 1, 2):
             rows = Rows()
-            run(SearchTrials(search_of(algorithm, seed=seed), BASE, [], [], rows.add), rows)
+            run(rows.search(search_of(algorithm, seed=seed)), rows)
             found.append([tried.point for tried in rows.tried])
         assert found[0] == found[1] != found[2]
 
 
 def test_random_points_are_those_of_an_unbroken_search() -> None:
     whole, broken = Rows(), Rows()
-    run(SearchTrials(search_of(), BASE, [], [], whole.add), whole)
+    run(whole.search(search_of()), whole)
     for _ in range(4):
-        run(SearchTrials(search_of(), BASE, broken.tried, [], broken.add), broken, 2)
+        run(broken.search(search_of(), broken.tried[:]), broken, 2)
     assert [tried.point for tried in broken.tried] == [tried.point for tried in whole.tried]
 
 
@@ -145,8 +190,8 @@ def test_optuna_learns_from_what_an_earlier_driver_tried() -> None:
     """After thirty points remembered its next ones are better than random ones."""
     space = {DECAY: {"uniform": [0.0, 1.0]}}
     rows = Rows()
-    run(SearchTrials(search_of("random", 30, space), BASE, [], [], rows.add), rows)
-    run(SearchTrials(search_of("optuna", 40, space), BASE, rows.tried, [], rows.add), rows)
+    run(rows.search(search_of("random", 30, space)), rows)
+    run(rows.search(search_of("optuna", 40, space), rows.tried[:]), rows)
     first, later = ([worth(tried.point) for tried in part] for part in (rows.tried[:30], rows.tried[30:]))
     assert sum(later) / len(later) > sum(first) / len(first) + 0.1
 
@@ -154,7 +199,7 @@ def test_optuna_learns_from_what_an_earlier_driver_tried() -> None:
 def test_failures_teach_nothing() -> None:
     """A diverged trial's last accuracy is no outcome."""
     rows = Rows()
-    trials = SearchTrials(search_of("optuna"), BASE, [], [], rows.add)
+    trials = rows.search(search_of("optuna"))
     trials.suggest("a")
     trials.on_trial_result("a", {"val_accuracy": 1.0, "report": EPOCH})
     trials.on_trial_complete("a", {"report": FailureReport("diverged", "nan")})
@@ -175,11 +220,18 @@ def test_points_that_would_choose_by_the_test_images_are_not_tried() -> None:
     space = {"training.validation": {"choice": ["test", "held-out"]}, "seed": {"choice": [*range(8)]}}
     rows = Rows()
     ran: list[int] = []
-    trials = SearchTrials(search_of(trials=6, space=space), BASE, [], [], rows.add)
-    while (suggested := trials.suggest(f"tune-{len(ran)}")) != Searcher.FINISHED:
+    trials = rows.search(search_of(trials=6, space=space))
+    while (suggested := trials.suggest(f"tune-{len(ran)}")) is not None:
         ran.append(suggested["job"]["trial_id"])
-    assert len(ran) == 6
+    assert ran == [1, 2, 3, 4, 5, 6]
     assert {tried.point["training.validation"] for tried in rows.tried} == {"held-out"}
+
+
+def feed() -> Feed:
+    """One that has nothing to hand out."""
+    slots = Slots()
+    slots.unlimited()
+    return Feed(lambda _taken: None, slots, lambda: None)
 
 
 class TestHalving:
@@ -196,58 +248,45 @@ class TestHalving:
     def test_earlier_trials_are_compared_with(self) -> None:
         wanted = Asha(type="asha", grace_epochs=2, reduction=2)
         earlier = [Curve(1, [(1, 0.2), (2, 0.8), (3, 0.9), (4, 0.9)]), Curve(2, [(1, 0.1), (2, 0.3)])]
-        scheduler = make_scheduler(wanted, earlier)
+        scheduler = make_scheduler(wanted, feed(), earlier)
         assert self.decide(scheduler, "a", 1, 0.0) == "CONTINUE"
         assert self.decide(scheduler, "b", 2, 0.4) == "STOP"
         assert self.decide(scheduler, "c", 2, 0.7) == "CONTINUE"
         assert self.decide(scheduler, "d", 4, 0.7) == "STOP"
-        assert self.decide(make_scheduler(wanted), "d", 4, 0.7) == "CONTINUE"
+        assert self.decide(make_scheduler(wanted, feed()), "d", 4, 0.7) == "CONTINUE"
 
     def test_no_comparison_after_the_last_one_or_at_a_trials_end(self) -> None:
         wanted = Asha(type="asha", grace_epochs=1, reduction=2, max_epochs=2)
-        scheduler = make_scheduler(wanted, [Curve(1, [(epoch, 0.9) for epoch in range(1, 9)])])
+        scheduler = make_scheduler(wanted, feed(), [Curve(1, [(epoch, 0.9) for epoch in range(1, 9)])])
         assert self.decide(scheduler, "a", 0, 0.1) == "CONTINUE"
-        scheduler = make_scheduler(wanted, [Curve(1, [(1, 0.1), (2, 0.1), (4, 0.9)])])
+        scheduler = make_scheduler(wanted, feed(), [Curve(1, [(1, 0.1), (2, 0.1), (4, 0.9)])])
         assert self.decide(scheduler, "b", 2, 0.5) == "CONTINUE"
         assert self.decide(scheduler, "c", 4, 0.5) == "CONTINUE"
 
     def test_losses_are_better_small(self) -> None:
-        scheduler: Any = make_scheduler(Asha(type="asha", metric="val_loss", reduction=2), [Curve(1, [(1, 0.5)])])
+        scheduler: Any = make_scheduler(
+            Asha(type="asha", metric="val_loss", reduction=2), feed(), [Curve(1, [(1, 0.5)])]
+        )
         trial: Any = type("T", (), {"trial_id": "a"})()
         scheduler.on_trial_add(None, trial)
         assert scheduler.on_trial_result(None, trial, {COMPARED_EPOCH: 1, "val_loss": 0.9}) == "STOP"
 
     def test_without_one_nothing_is_compared(self) -> None:
-        assert type(make_scheduler(Fifo())).__name__ == "FIFOScheduler"
+        scheduler: Any = make_scheduler(Fifo(), feed())
+        for epoch in (1, 2, 4):
+            assert self.decide(scheduler, f"trial {epoch}", epoch, 0.0) == "CONTINUE"
 
-
-class TestWatchdog:
-    @pytest.fixture
-    def killed(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-        found: list[str] = []
-        monkeypatch.setattr("workers.driver.watchdog.ray.kill", found.append)
-        monkeypatch.setattr("workers.driver.watchdog.LOOK_SECONDS", 0.01)
-        return found
-
-    def test_only_what_takes_too_long(self, killed: list[str]) -> None:
-        told: list[int] = []
-        watchdog = Watchdog(0.2, told.append)
-        watchdog.start()
-        watchdog.began(1, "actor 1")
-        watchdog.began(2, "actor 2")
-        assert watchdog.ended(2)
-        deadline = time.monotonic() + 5
-        while not killed and time.monotonic() < deadline:
-            time.sleep(0.01)
-        watchdog.close()
-        assert (told, killed) == ([1], ["actor 1"])
-        assert not watchdog.ended(1)
-
-    def test_what_must_not_run(self, killed: list[str]) -> None:
-        watchdog = Watchdog(None, lambda _trial_id: None)
-        watchdog.start()
-        watchdog.began(1, "actor 1")
-        watchdog.kill(1)
-        watchdog.kill(2)
-        assert killed == ["actor 1"]
-        assert not watchdog.ended(1)
+    @pytest.mark.parametrize("wanted", [Fifo(), Asha(type="asha")])
+    def test_the_feed_decides_of_tunes_idle_processes(self, wanted: Fifo | Asha) -> None:
+        """Schedulers alone are shown Tune's controller; and its pickled books hold no feed."""
+        fed, cache = feed(), SimpleNamespace(_may_keep_one=None)
+        controller: Any = SimpleNamespace(
+            _tune_controller=SimpleNamespace(_actor_cache=cache), get_live_trials=set, get_trials=list
+        )
+        scheduler: Any = make_scheduler(wanted, fed)
+        assert scheduler.choose_trial_to_run(controller) is None
+        assert cache._may_keep_one is True
+        fed.stop()
+        scheduler.choose_trial_to_run(controller)
+        assert cache._may_keep_one is False
+        assert type(pickle.loads(pickle.dumps(scheduler))).__name__ == "FIFOScheduler"

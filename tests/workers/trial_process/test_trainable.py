@@ -6,10 +6,13 @@ import dataclasses
 import errno
 import logging
 import math
+import os
 import re
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +21,15 @@ from tests.results import made_epoch, made_result
 from ttsv.config.trial import TrialConfig
 from ttsv.errors import DataError, OutOfMemoryError
 from ttsv.results import EpochMetrics, StageProgress, TrialResult
-from workers.trial_process.messages import EpochReport, FailureReport, Job, Report, ResultReport, SkippedReport
+from workers.trial_process.messages import (
+    EpochReport,
+    FailureReport,
+    Job,
+    Report,
+    ResultReport,
+    StageReport,
+    StartedReport,
+)
 from workers.trial_process.trainable import COMPARED_EPOCH, TrialTrainable
 
 CONFIG = TrialConfig(dataset="digits", model="small-cnn").to_dict()
@@ -58,12 +69,14 @@ def config(data_dir: Path, run: Any, **changes: Any) -> dict[str, Any]:
         "run": run,
         "data_dir": str(data_dir),
         "cpus": 1,
-        "stop_file": str(data_dir / "stop"),
+        "gpus": 0.0,
         "every_epoch": False,
     }
 
 
 def reports(trainable: TrialTrainable) -> list[Report]:
+    """All that it says but for its beginning, which comes first of all."""
+    assert trainable.step() == {"report": StartedReport(socket.gethostname(), []), "done": False}
     found = []
     while True:
         step = trainable.step()
@@ -104,8 +117,8 @@ def test_next_fence_resumes_and_tells_what_was_lost(
     """Two epochs ran, the database has one: the other one is told again, not trained again."""
     monkeypatch.setattr("workers.trial_process.trainable.REPORT_SECONDS", 0)
     trainable.reset_config(config(tmp_path, good))
-    for _ in range(3):
-        trainable.step()  # the third step writes the second checkpoint
+    for _ in range(4):
+        trainable.step()  # the fourth step writes the second checkpoint
     trainable.reset_config(config(tmp_path, good, fence=2, stored_epochs=1))
     first, second, final = reports(trainable)
     assert first == EpochReport([made_epoch(2), made_epoch(3)])
@@ -149,7 +162,8 @@ def test_failures_are_reported(
 
 def test_full_disk_is_not_the_trials_fault(trainable: TrialTrainable, tmp_path: Path) -> None:
     trainable.reset_config(config(tmp_path, raising(OSError(errno.ENOSPC, "no space left"))))
-    trainable.step()
+    for _ in range(2):
+        trainable.step()
     with pytest.raises(OSError, match="no space"):
         trainable.step()
 
@@ -194,16 +208,66 @@ def test_generator_is_closed_between_trials(trainable: TrialTrainable, tmp_path:
             closed.append(True)
 
     trainable.reset_config(config(tmp_path, run))
-    trainable.step()
+    for _ in range(2):
+        trainable.step()
     trainable.cleanup()
     assert closed == [True]
 
 
-def test_stopped_experiments_begin_no_trial(trainable: TrialTrainable, tmp_path: Path) -> None:
-    (tmp_path / "stop").touch()
+def test_it_says_where_it_runs_before_all_else(
+    trainable: TrialTrainable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it touches a file, so that what hangs there is known to hang on that node."""
     trainable.reset_config(config(tmp_path, good))
-    assert reports(trainable) == [SkippedReport()]
+    assert trainable.step() == {"report": StartedReport(socket.gethostname(), []), "done": False}
     assert not (tmp_path / "trials" / "1").exists()
+    assert StartedReport("node-1", []).place == "node-1"
+    assert StartedReport("node-1", ["0", "3"]).place == "node-1, GPU 0, 3"
+    context = SimpleNamespace(get_accelerator_ids=lambda: {"GPU": ["2"], "TPU": []})
+    monkeypatch.setattr("workers.trial_process.trainable.ray.is_initialized", lambda: True)
+    monkeypatch.setattr("workers.trial_process.trainable.ray.get_runtime_context", lambda: context)
+    trainable.reset_config(config(tmp_path, good))
+    assert trainable.step()["report"] == StartedReport(socket.gethostname(), ["2"])
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(0, [1, 2, 3]), (60, [1])])
+def test_an_evaluation_that_gets_on_says_so_now_and_then(
+    trainable: TrialTrainable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, told: list[int]
+) -> None:
+    """After the epochs that are still to be told; it is no end."""
+
+    def run(
+        config: TrialConfig, *, data_dir: Path, folder: Path
+    ) -> Iterator[EpochMetrics | StageProgress | TrialResult]:
+        yield made_epoch(1)
+        yield made_epoch(2)
+        for done in (1, 2, 3):
+            yield StageProgress(stage="attack", done=done, total=3, seconds_left=None)
+        yield result(folder)
+
+    monkeypatch.setattr("workers.trial_process.trainable.STAGE_SECONDS", seconds)
+    trainable.reset_config(config(tmp_path, run))
+    first, second, *stages, final = reports(trainable)
+    assert (first, second) == (EpochReport([made_epoch(1)]), EpochReport([made_epoch(2)]))
+    assert [stage.stage.done for stage in stages if isinstance(stage, StageReport)] == told
+    assert len(stages) == len(told)
+    assert isinstance(final, ResultReport)
+
+
+@pytest.mark.parametrize(("gpus", "visible"), [(0, ""), (0.5, "GPU-7"), (1, "GPU-7")])
+def test_without_a_gpu_reserved_it_sees_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: float, visible: str
+) -> None:
+    """Whoever started the cluster; of a shared one it may fill its share alone."""
+    shares: list[float] = []
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-7")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.set_per_process_memory_fraction", shares.append)
+    trainable = TrialTrainable.__new__(TrialTrainable)
+    trainable.setup(config(tmp_path, good) | {"gpus": gpus})
+    trainable.cleanup()
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == visible
+    assert shares == ([0.5] if gpus == 0.5 else [])
 
 
 def test_source_is_handed_on(trainable: TrialTrainable, tmp_path: Path) -> None:
@@ -228,6 +292,7 @@ def test_source_is_handed_on(trainable: TrialTrainable, tmp_path: Path) -> None:
 def test_every_epoch_for_itself(trainable: TrialTrainable, tmp_path: Path) -> None:
     """What a scheduler compares; after the last epoch there is nothing to be stopped."""
     trainable.reset_config(config(tmp_path, good) | {"every_epoch": True})
+    trainable.step()
     steps = [trainable.step() for _ in range(4)]
     assert [step.get(COMPARED_EPOCH) for step in steps] == [1, 2, 0, None]
     assert [step.get("val_accuracy") for step in steps] == [0.5, 0.5, 0.5, None]
@@ -283,7 +348,8 @@ class TestLog:
 
     def test_goes_on_under_the_next_fence(self, trainable: TrialTrainable, tmp_path: Path) -> None:
         trainable.reset_config(config(tmp_path, good))
-        trainable.step()
+        for _ in range(2):
+            trainable.step()
         trainable.reset_config(config(tmp_path, good, fence=2, stored_epochs=1))
         reports(trainable)
         text = (tmp_path / "trials" / "1" / "2" / "trial.log").read_text()
