@@ -18,9 +18,11 @@ _REASON_CHARACTERS = 2000
 _NAMES = re.compile(r"\s+\w+: ")
 """A line in which Ray names what has died: its class, its numbers."""
 _NODE_DIED = re.compile(
-    r"(its|the actor's) (node|owner) (has|is) d(ied|ead)|node was (un)?(expectedly )?terminated", re.I
+    r"(its|the actor's) (node|owner) (has|is) d(ied|ead)|node was (forcibly )?(terminated|preempted)"
+    r"|local raylet (has )?died|actor \w+ is unavailable|placement group was removed",
+    re.I,
 )
-"""What Ray says where the process died with all around it."""
+"""What Ray says where the process died with all around it, or cannot be reached: a raylet's death shows so at first."""
 
 
 class TuneCallback(tune.Callback):

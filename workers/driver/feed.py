@@ -159,6 +159,7 @@ class Feed(Searcher):
             return None
         except SQLAlchemyError as error:
             logger.warning("the next trial waits for the database: %s", error)
+            self._empty = False  # nobody knows
             return None
         self._empty = job is None
         return job

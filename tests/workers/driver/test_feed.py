@@ -1,0 +1,251 @@
+"""The feed without a Tuner around it: what it hands out, when, and when a pass is over."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Collection
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.tune.search import Searcher
+from sqlalchemy.exc import OperationalError
+
+from service.errors import LeaseLostError
+from workers.driver.feed import Feed, Slots
+from workers.trial_process.messages import Job
+
+FINISHED = Searcher.FINISHED
+
+
+class Table:
+    """Trials that wait, as a database has them: a start, or an end, is written some time after it was said."""
+
+    def __init__(self, count: int, slots: int) -> None:
+        self.waiting = list(range(1, count + 1))
+        self.errors: list[Exception] = []
+        self.asked: list[set[int]] = []
+        self.over = 0
+        self.slots = Slots()
+        self.slots.set(slots)
+        self.feed = Feed(self.next_job, self.slots, self.say_over)
+
+    def say_over(self) -> None:
+        self.over += 1
+
+    def next_job(self, taken: Collection[int]) -> Job | None:
+        self.asked.append(set(taken))
+        if self.errors:
+            raise self.errors.pop(0)
+        waiting = [trial_id for trial_id in self.waiting if trial_id not in taken]
+        return Job(waiting[0], 1, 0, {}) if waiting else None
+
+    def suggest(self, name: str) -> Any:
+        """The trial that Tune gets under this name, or what else it is told."""
+        answer = self.feed.suggest(name)
+        return answer["job"]["trial_id"] if isinstance(answer, dict) else answer
+
+    def end(self, name: str, trial_id: int, *, again: bool = False) -> None:
+        """The trial's process ended, and what became of it is stored."""
+        self.feed.on_trial_complete(name, error=again)
+        if not again:
+            self.waiting.remove(trial_id)
+        self.feed.settled(trial_id)
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.driver.feed.LOOK_SECONDS", 0.1)
+
+
+def away() -> OperationalError:
+    return OperationalError("SELECT", {}, ConnectionError("the database is away"))
+
+
+class TestSlots:
+    def test_no_more_at_a_time_than_there_are(self) -> None:
+        table = Table(5, slots=2)
+        assert [table.suggest(name) for name in "abc"] == [1, 2, None]
+        table.end("a", 1)
+        assert [table.suggest(name) for name in "cd"] == [3, None]
+        assert table.feed.handed_out == 3
+
+    def test_they_change_while_trials_run(self) -> None:
+        table = Table(9, slots=1)
+        assert [table.suggest(name) for name in "ab"] == [1, None]
+        table.slots.set(3)
+        assert [table.suggest(name) for name in "bcd"] == [2, 3, None]
+        table.slots.set(1)
+        table.end("a", 1)
+        table.end("b", 2)
+        assert table.suggest("d") is None  # one still runs, and no more may
+        table.end("c", 3)
+        assert table.suggest("d") == 4
+
+    def test_without_one_and_with_nothing_at_work_the_pass_ends(self) -> None:
+        """The cluster's other drivers get the actors; the experiment is not over."""
+        table = Table(3, slots=1)
+        assert table.suggest("a") == 1
+        table.slots.set(0)
+        assert table.suggest("b") is None
+        table.end("a", 1)
+        assert table.suggest("b") == FINISHED
+        assert table.over == 0
+
+    def test_waiting_for_one(self) -> None:
+        slots = Slots()
+        assert slots.count == 0
+        assert not slots.wait(0.01)
+        threading.Timer(0.1, slots.set, (2,)).start()
+        assert slots.wait(10)
+        assert slots.count == 2
+        slots.unlimited()
+        assert slots.count > 10**9
+
+
+class TestTwice:
+    def test_nothing_is_handed_out_twice_while_it_is_unsettled(self) -> None:
+        """Its start, or its end, may not be written yet: the database still shows it as waiting."""
+        table = Table(3, slots=9)
+        assert [table.suggest(name) for name in "abcd"] == [1, 2, 3, None]
+        table.feed.on_trial_complete("a", error=True)
+        table.feed.on_trial_complete("b", {"done": True})
+        assert table.suggest("d") is None
+        assert table.asked[-1] == {1, 2, 3}
+
+    def test_again_once_it_is_settled_and_before_others(self) -> None:
+        table = Table(4, slots=2)
+        assert [table.suggest(name) for name in "ab"] == [1, 2]
+        table.end("a", 1, again=True)
+        assert table.suggest("c") == 1
+        table.end("c", 1, again=True)
+        table.end("b", 2)
+        assert [table.suggest(name) for name in "def"] == [1, 3, None]
+
+    def test_at_once_where_there_was_nothing_before(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """An empty table is not asked all the time; what is settled is looked for at once."""
+        monkeypatch.setattr("workers.driver.feed.LOOK_SECONDS", 60)
+        table = Table(2, slots=9)
+        assert [table.suggest(name) for name in "abc"] == [1, 2, None]
+        asked = len(table.asked)
+        assert [table.suggest("c") for _ in range(5)] == [None] * 5
+        assert len(table.asked) == asked
+        table.end("b", 2, again=True)
+        assert table.suggest("c") == 2
+
+    def test_what_is_added_is_found_within_a_second(self) -> None:
+        table = Table(1, slots=2)
+        assert [table.suggest(name) for name in "ab"] == [1, None]
+        table.waiting.append(7)
+        deadline = time.monotonic() + 5
+        while (found := table.suggest("b")) is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert found == 7
+
+
+class TestOver:
+    def test_once_when_everything_is_settled(self) -> None:
+        table = Table(2, slots=2)
+        assert [table.suggest(name) for name in "abc"] == [1, 2, None]
+        table.end("a", 1)
+        table.feed.on_trial_complete("b", {"done": True})
+        assert table.suggest("c") is None  # its end is not stored: it might have to run again
+        assert table.over == 0
+        table.waiting.remove(2)
+        table.feed.settled(2)
+        assert table.suggest("c") == FINISHED
+        assert table.over == 1
+
+    def test_a_search_for_nothing_ends_at_once(self) -> None:
+        table = Table(0, slots=2)
+        assert table.suggest("a") == FINISHED
+        assert (table.over, table.feed.handed_out) == (1, 0)
+
+    def test_settling_is_waited_for_where_nothing_else_is_to_be_done(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Tune would sleep for a second before it asks again."""
+        monkeypatch.setattr("workers.driver.feed.LOOK_SECONDS", 30)
+        table = Table(2, slots=1)
+        assert table.suggest("a") == 1
+        table.feed.on_trial_complete("a", error=True)
+        threading.Timer(0.2, table.feed.settled, (1,)).start()
+        begun = time.monotonic()
+        assert table.suggest("b") == 1
+        assert 0.1 < time.monotonic() - begun < 10
+
+    def test_stopped_it_hands_out_nothing_and_is_over_with_what_runs(self) -> None:
+        table = Table(5, slots=3)
+        assert [table.suggest(name) for name in "ab"] == [1, 2]
+        table.feed.stop()
+        assert table.suggest("c") == FINISHED
+        table.end("a", 1)
+        assert table.over == 0
+        table.end("b", 2)
+        assert table.over == 1
+        assert (table.suggest("c"), table.feed.handed_out) == (FINISHED, 2)
+
+
+class TestDatabase:
+    def test_away_there_is_nothing_new_and_no_end(self) -> None:
+        table = Table(2, slots=2)
+        table.errors = [away(), away()]
+        assert [table.suggest(name) for name in "aaab"] == [None, None, 1, 2]
+        table.end("a", 1, again=True)
+        table.errors = [away()]
+        assert [table.suggest(name) for name in "cc"] == [None, 1]
+
+    def test_away_after_it_was_empty_is_no_end_either(self) -> None:
+        """What it was before says nothing of what was settled since."""
+        table = Table(1, slots=2)
+        assert [table.suggest(name) for name in "ab"] == [1, None]
+        table.end("a", 1, again=True)
+        table.errors = [away()]
+        assert (table.suggest("b"), table.over) == (None, 0)
+        assert table.suggest("b") == 1
+
+    def test_a_lost_lease_ends_it(self) -> None:
+        table = Table(2, slots=2)
+        assert table.suggest("a") == 1
+        table.errors = [LeaseLostError("gone")]
+        assert [table.suggest(name) for name in "bbb"] == [None, FINISHED, FINISHED]
+        assert (table.over, table.feed.handed_out) == (0, 1)
+
+
+class TestIdleProcesses:
+    """Tune keeps one process that is free, and with it its place in the cluster, unless it is told not to."""
+
+    def keeps(self, table: Table, cache: Any) -> bool:
+        table.feed.watch(cache)
+        kept: bool = cache._may_keep_one
+        return kept
+
+    def test_only_where_another_trial_may_come(self) -> None:
+        table, cache = Table(3, slots=2), SimpleNamespace(_may_keep_one=None)
+        table.feed.keep_or_give_back()  # Tune has shown nothing yet
+        assert self.keeps(table, cache)
+        assert table.suggest("a") == 1
+        assert self.keeps(table, cache)
+        assert table.suggest("b") == 2
+        assert not self.keeps(table, cache)
+        table.end("a", 1)
+        assert cache._may_keep_one is True  # at once: Tune asks after it has heard of the end
+        table.slots.set(1)
+        assert not self.keeps(table, cache)
+        table.slots.set(2)
+        assert self.keeps(table, cache)
+
+    def test_not_where_none_waits(self) -> None:
+        table, cache = Table(2, slots=9), SimpleNamespace(_may_keep_one=None)
+        assert [table.suggest(name) for name in "abc"] == [1, 2, None]
+        table.feed.watch(cache)
+        table.end("a", 1)
+        assert cache._may_keep_one is False
+        table.end("b", 2, again=True)
+        assert table.suggest("c") == 2
+        assert self.keeps(table, cache)  # it is not known to be empty
+
+    def test_not_once_it_is_stopped(self) -> None:
+        table, cache = Table(2, slots=9), SimpleNamespace(_may_keep_one=None)
+        assert table.suggest("a") == 1
+        table.feed.stop()
+        assert not self.keeps(table, cache)

@@ -1,0 +1,215 @@
+"""The watchdog, with times shortened: what is killed, why, and what lives on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from workers.driver.watchdog import Verdict, Watchdog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+class Killer:
+    """What was judged and killed, in its order; makes watchdogs and ends them."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[int, Verdict, float]] = []
+        self.events: list[object] = []
+        self.watchdogs: list[Watchdog] = []
+
+    @property
+    def killed(self) -> list[object]:
+        return [event for event in self.events if isinstance(event, str)]
+
+    def judge(self, trial_id: int, verdict: Verdict, seconds: float) -> None:
+        self.said.append((trial_id, verdict, seconds))
+        self.events.append(trial_id)
+
+    def watchdog(self, timeout: float | None = None, hung_after: float | None = None) -> Watchdog:
+        watchdog = Watchdog(timeout, hung_after, self.judge)
+        self.watchdogs.append(watchdog)
+        watchdog.start()
+        return watchdog
+
+
+@pytest.fixture
+def killer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Killer]:
+    killer = Killer()
+    monkeypatch.setattr("workers.driver.watchdog.ray.kill", killer.events.append)
+    monkeypatch.setattr("workers.driver.watchdog.LOOK_SECONDS", 0.01)
+    yield killer
+    for watchdog in killer.watchdogs:
+        watchdog.close()
+
+
+def eventually(condition: Callable[[], object], seconds: float = 10) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def talk(watchdog: Watchdog, trial_id: int, seconds: float) -> None:
+    """The trial reports again and again for so long."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        watchdog.heard(trial_id)
+        time.sleep(0.02)
+
+
+def test_only_what_takes_too_long(killer: Killer) -> None:
+    watchdog = killer.watchdog(timeout=0.2)
+    watchdog.began(1, "actor 1")
+    watchdog.began(2, "actor 2")
+    assert watchdog.ended(2)
+    eventually(lambda: killer.killed)
+    time.sleep(0.3)
+    assert killer.said == [(1, Verdict.TIMEOUT, 0.2)]
+    assert killer.events == [1, "actor 1"]  # judged before its process ends
+    assert not watchdog.ended(1)
+
+
+def test_however_much_it_says(killer: Killer) -> None:
+    watchdog = killer.watchdog(timeout=0.3, hung_after=60)
+    watchdog.began(1, "actor 1")
+    talk(watchdog, 1, 0.6)
+    assert killer.said == [(1, Verdict.TIMEOUT, 0.3)]
+
+
+def test_what_says_nothing(killer: Killer) -> None:
+    watchdog = killer.watchdog(hung_after=0.5)
+    watchdog.began(1, "actor 1")
+    watchdog.began(2, "actor 2")
+    talk(watchdog, 2, 0.8)
+    assert killer.said == [(1, Verdict.HUNG, 0.5)]
+    eventually(lambda: len(killer.said) == 2)
+    assert killer.said[1] == (2, Verdict.HUNG, 0.5)
+    assert killer.killed == ["actor 1", "actor 2"]
+
+
+def test_by_its_own_pace_where_nobody_says_how_long(killer: Killer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten times its longest pause, and never less than the least."""
+    monkeypatch.setattr("workers.driver.watchdog.LEAST_HUNG_SECONDS", 0.3)
+    monkeypatch.setattr("workers.driver.watchdog.HUNG_PAUSES", 10)
+    watchdog = killer.watchdog()
+    watchdog.began(1, "quick")
+    watchdog.began(2, "slow")
+    time.sleep(0.15)
+    watchdog.heard(2)  # after a pause so long that the next may be ten times as long
+    eventually(lambda: killer.killed)
+    assert killer.killed == ["quick"]
+    assert killer.said[0][:2] == (1, Verdict.HUNG)
+    assert killer.said[0][2] == 0.3
+    time.sleep(0.5)
+    assert killer.killed == ["quick"]
+    eventually(lambda: len(killer.killed) == 2)
+    assert killer.said[1][:2] == (2, Verdict.HUNG)
+    assert killer.said[1][2] >= 1.5
+
+
+def test_half_an_hour_is_nothing_yet(killer: Killer) -> None:
+    watchdog = killer.watchdog()
+    watchdog.began(1, "actor 1")
+    watchdog._running[1].heard -= 1790
+    time.sleep(0.1)
+    assert killer.said == []
+    watchdog._running[1].heard -= 20
+    eventually(lambda: killer.killed)
+    assert killer.said == [(1, Verdict.HUNG, 1800.0)]
+
+
+def test_a_new_attempt_is_measured_anew(killer: Killer) -> None:
+    watchdog = killer.watchdog(timeout=60, hung_after=0.4)
+    watchdog.began(1, "first")
+    eventually(lambda: killer.killed == ["first"])
+    assert not watchdog.ended(1)
+    watchdog.began(1, "second")
+    time.sleep(0.1)
+    assert killer.killed == ["first"]
+    assert watchdog.ended(1)  # this one ended by itself
+
+
+class TestGivingWay:
+    def test_the_newest_after_its_next_word(self, killer: Killer) -> None:
+        watchdog = killer.watchdog()
+        for trial_id in (3, 1, 2):
+            watchdog.began(trial_id, f"actor {trial_id}")
+            time.sleep(0.001)
+        watchdog.allow(2)
+        time.sleep(0.1)
+        assert killer.said == []
+        watchdog.heard(3)
+        watchdog.heard(1)
+        assert killer.said == []
+        watchdog.heard(2)
+        assert killer.said == [(2, Verdict.YIELD, 0.0)]
+        assert killer.events == [2, "actor 2"]
+        watchdog.heard(2)
+        assert not watchdog.ended(2)
+        assert watchdog.ended(1)
+        assert killer.killed == ["actor 2"]
+
+    def test_at_last_without_a_word(self, killer: Killer, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Eight seconds, so that those who wait run within fifteen."""
+        monkeypatch.setattr("workers.driver.watchdog.YIELD_SECONDS", 0.3)
+        watchdog = killer.watchdog()
+        watchdog.began(1, "actor 1")
+        begun = time.monotonic()
+        for _ in range(20):  # said again it is not put off
+            watchdog.allow(0)
+            time.sleep(0.01)
+        eventually(lambda: killer.killed)
+        assert 0.3 <= time.monotonic() - begun < 5
+        assert killer.said == [(1, Verdict.YIELD, 0.0)]
+
+    def test_not_if_it_may_go_on_after_all(self, killer: Killer, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("workers.driver.watchdog.YIELD_SECONDS", 0.3)
+        watchdog = killer.watchdog()
+        watchdog.began(1, "actor 1")
+        watchdog.allow(0)
+        watchdog.allow(1)
+        watchdog.heard(1)
+        time.sleep(0.5)
+        assert killer.said == []
+        assert watchdog.ended(1)
+
+    def test_what_ended_by_itself_gives_no_way(self, killer: Killer, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("workers.driver.watchdog.YIELD_SECONDS", 0.1)
+        watchdog = killer.watchdog()
+        watchdog.began(1, "actor 1")
+        watchdog.allow(0)
+        assert watchdog.ended(1)
+        time.sleep(0.3)
+        watchdog.heard(1)
+        assert killer.events == []
+
+
+def test_nobody_is_judged_who_ended_meanwhile_and_nobody_twice(killer: Killer) -> None:
+    """Else a good result would be followed by a verdict, or a trial that runs again by one of its last attempt."""
+    watchdog = killer.watchdog()
+    watchdog.began(1, "actor 1")
+    watchdog.ended(1)
+    watchdog._end(1, Verdict.HUNG, 1.0)  # decided just before
+    assert killer.events == []
+    watchdog.began(2, "actor 2")
+    threads = [threading.Thread(target=watchdog._end, args=(2, Verdict.YIELD, 0.0)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert killer.events == [2, "actor 2"]
+
+
+def test_what_must_not_run(killer: Killer) -> None:
+    """Nobody is told: it is final already."""
+    watchdog = killer.watchdog()
+    watchdog.began(1, "actor 1")
+    watchdog.kill(1)
+    watchdog.kill(2)
+    assert killer.events == ["actor 1"]
+    assert not watchdog.ended(1)
