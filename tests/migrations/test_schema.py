@@ -14,10 +14,12 @@ from sqlalchemy import ClauseElement, Connection, inspect, select, text
 from sqlalchemy.orm import Session
 
 import migrations
-from service.database import Base, Experiment, Result, Score, ScoreRank, Trial, engine
+from service.database import Base, Experiment, Project, Result, Score, ScoreRank, Trial, engine
 from service.database.engine import Database
 from service.leaderboards import cell_scores
 from service.migrate import alembic_config, lacking_metrics, migrate, newest
+from service.queue import driver_reads, leases
+from service.queue.contenders import Specs, contenders
 
 
 @pytest.fixture
@@ -304,6 +306,51 @@ class TestFifth:
             ranks = {rank.metric: (rank.score_id, rank.mean, rank.tie) for rank in session.scalars(select(ScoreRank))}
             assert (score.cell, ranks["accuracy"]) == ("c", (score.id, 0.5, cell_scores.tie_of("c")))
             assert session.get_one(Experiment, 7).progressed_at is None
+
+
+class TestNinth:
+    """0009 on a queue that the version before filled, there and back."""
+
+    FILL = (
+        *TestSecond.FILL[:2],
+        "INSERT INTO projects (id, name, created_at) VALUES (2, 'vision', '2026-11-21 03:30:31')",
+        "UPDATE experiments SET state = 'queued', fruitless_claims = 2, project_id = 2",
+        "UPDATE trials SET state = 'queued', attempts = 3",
+    )
+
+    def test_what_waits_goes_on_and_what_was_counted_against_it_is_forgotten(self, empty: Database) -> None:
+        with empty.writer.begin() as connection:
+            command.upgrade(alembic_config(connection), "0001")
+            for statement in self.FILL[:2]:
+                connection.execute(text(statement))
+            command.upgrade(alembic_config(connection), "0008")
+            before = described(connection)
+            for statement in self.FILL[2:]:
+                connection.execute(text(statement))
+        migrate(empty)
+        with Session(empty.engine) as session:
+            trial, experiment = session.get_one(Trial, 9), session.get_one(Experiment, 7)
+            assert (trial.turn, trial.deaths, trial.node, trial.attempts) == (0, 0, None, 3)
+            assert (experiment.waiting, experiment.unfit_since) == (None, None)
+            assert session.get_one(Project, 2).weight == 1
+            (one,) = contenders(session, (), Specs())
+            assert (one.demand.experiment_id, one.demand.trials, one.demand.weight) == (7, 1, 1.0)
+            lease = leases.claim(session, "worker", None, 7)
+            assert lease is not None
+            found = driver_reads.next_trial(session, lease, ())
+            assert (found and found.id) == 9
+            session.rollback()
+        driver: Any = None
+        with empty.writer.connect() as connection:
+            if connection.dialect.name == "sqlite":
+                driver = connection.connection.driver_connection
+                driver.execute("PRAGMA foreign_keys=OFF")
+            with connection.begin():
+                command.downgrade(alembic_config(connection), "0008")
+                assert connection.scalar(text("SELECT attempts FROM trials WHERE id = 9")) == 3
+                assert connection.scalar(text("SELECT fruitless_claims FROM experiments WHERE id = 7")) == 0
+                after = described(connection)
+        assert after == before
 
 
 class TestNewMetric:

@@ -101,9 +101,8 @@ class TestCreate:
     @pytest.mark.parametrize("order", ["grid", "random", "seeds-last"])
     def test_the_order_in_which_trials_begin(self, database: Database, table: Table, order: str) -> None:
         """Numbers and fingerprints are the grid's whatever the order."""
-        spec = ExperimentSpec(
-            name="ordered", base=BASE, grid={"rank": [1, 2], "seed": [5, 3, 4], "lambda_ort": [0.0, 1.0]}, order=order
-        )
+        grid = {"rank": [1, 2], "seed": [5, 3, 4], "lambda_ort": [0.0, 1.0]}
+        spec = ExperimentSpec.model_validate({"name": "ordered", "base": BASE, "grid": grid, "order": order})
         plan = plan_of(spec)
         write(database, submission.submit, Draft(spec, plan))
         trials = table(Trial)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from service.queue.leases import Lease
 from service.queue.shares import Amount
 from service.queue.trials import HeldExperiment
 from service.specs.grid import ExperimentSpec, expand_grid
+from service.specs.spec import Changes
 from tests.held import under
 
 Claim = Callable[..., Lease]
@@ -117,7 +119,8 @@ class TestDemands:
         claim()
         for most, trials in ((None, 2), (5, 5), (1, 1), (10_000, 9)):
             if most is not None:
-                database.write(lambda s, most=most: actions.change(s, number, {"max_concurrent_trials": most}))
+                changes: Changes = {"max_concurrent_trials": most}
+                database.write(partial(actions.change, experiment_id=number, fields=changes))
             assert found(database, number, specs=specs)[number].demand.trials == trials
         database.write(lambda s: actions.change(s, number, {"priority": 3}))
         assert found(database, number, specs=specs)[number].demand.priority == 3
@@ -241,6 +244,14 @@ class TestGivingUp:
         assert (last.kind, last.actor, last.experiment_id) == ("closed", "small", number)
         database.write(lambda session: actions.retry(session, number))
         assert found(database)[number].demand.trials == 2
+
+    def test_a_search_says_so_though_it_has_no_trial_yet(self, post: Post, database: Database, table: Table) -> None:
+        search = {"algorithm": "random", "trials": 6, "space": {"seed": {"int": [0, 99]}}}
+        number = post(0, search=search, resources={"memory_gib": 1e5})
+        database.write(lambda session: give_up_unfit(session, number, "small", "needs 100000 GiB of memory"))
+        (experiment,) = table(Experiment)
+        assert (experiment.state, experiment.error) == (ExperimentState.FAILED, "needs 100000 GiB of memory")
+        assert table(Trial) == []
 
     @pytest.mark.parametrize("state", [state for state in ExperimentState if state != ExperimentState.QUEUED])
     def test_nothing_else(self, post: Post, database: Database, table: Table, state: ExperimentState) -> None:

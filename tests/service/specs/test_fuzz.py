@@ -25,6 +25,9 @@ SPEC: dict[str, Any] = {
     "grid": {"rank": [None, 4], "layer": ["tt"], "lambda_ort": [0.0, 1.0], "seed": [0, 1]},
     "resources": {"cpus": 1, "gpus": 0.5},
     "max_concurrent_trials": 2,
+    "order": "random",
+    "preempt": True,
+    "hung_after": 60.0,
     "priority": 0,
     "notes": "",
 }

@@ -299,6 +299,14 @@ class TestSpec:
             ({"priority": 1.0}, ("priority",)),
             ({"priority": True}, ("priority",)),
             ({"max_concurrent_trials": 0}, ("max_concurrent_trials",)),
+            ({"max_concurrent_trials": 10_001}, ("max_concurrent_trials",)),
+            ({"order": "seeds-first"}, ("order",)),
+            ({"order": None}, ("order",)),
+            ({"preempt": "yes"}, ("preempt",)),
+            ({"preempt": None}, ("preempt",)),
+            ({"hung_after": 0.5}, ("hung_after",)),
+            ({"hung_after": float("inf")}, ("hung_after",)),
+            ({"hung_after": True}, ("hung_after",)),
             ({"resources": {"cpus": 0}}, ("resources", "cpus")),
             ({"resources": {"gpus": -0.5}}, ("resources", "gpus")),
             ({"resources": {"gpus": 1.5}}, ("resources", "gpus")),
@@ -317,8 +325,21 @@ class TestSpec:
         assert [error["loc"] for error in caught.value.errors()] == [where]
 
     def test_survives_its_own_storage(self) -> None:
-        spec = ExperimentSpec(name="ü", base=BASE, grid={"seed": [1, 2], "delta": [None, 1.5]}, priority=-3)
+        spec = ExperimentSpec(
+            name="ü",
+            base=BASE,
+            grid={"seed": [1, 2], "delta": [None, 1.5]},
+            priority=-3,
+            order="seeds-last",
+            preempt=True,
+            hung_after=77.5,
+        )
         assert ExperimentSpec.model_validate(spec.model_dump(mode="json")) == spec
+
+    def test_a_spec_of_before_runs_as_it_did(self) -> None:
+        """In the grid's order, uninterrupted, and hung only by its own pace."""
+        old = ExperimentSpec.model_validate({"name": "old", "base": BASE})
+        assert (old.order, old.preempt, old.hung_after) == ("grid", False, None)
 
 
 def _accepted(base: dict[str, Any], grid: dict[str, list[Any]]) -> bool:

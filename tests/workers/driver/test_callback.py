@@ -15,6 +15,7 @@ from workers.driver.callback import TuneCallback, reason_of
 from workers.trial_process.messages import (
     EpochReport,
     FailureReport,
+    FileFields,
     Job,
     Report,
     ResultReport,
@@ -70,7 +71,7 @@ def test_without_a_word_of_ray(file: str | None) -> None:
 def test_the_log_tells_each_trials_start_and_end(report: Report, end: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     nothing: Any = MagicMock()
-    callback, trial = TuneCallback(nothing, nothing), tunes_trial()
+    callback, trial = TuneCallback(nothing, nothing, Path()), tunes_trial()
     callback.on_trial_start(0, [], trial)
     callback.on_trial_result(0, [], trial, {"report": EpochReport([made_epoch(1)]), "done": False})
     callback.on_trial_result(0, [], trial, {"report": report, "done": True})
@@ -108,14 +109,14 @@ def test_only_a_process_that_died_alone_is_charged_to_its_trial(tmp_path: Path, 
     file = tmp_path / "error.txt"
     file.write_text(f"Failure # 1 (occurred at 2026-11-22_08-00-00)\n{words}\n")
     recorder, watchdog = MagicMock(), MagicMock()
-    TuneCallback(recorder, watchdog).on_trial_error(0, [], tunes_trial(7, str(file)))
+    TuneCallback(recorder, watchdog, Path()).on_trial_error(0, [], tunes_trial(7, str(file)))
     (said,) = recorder.died.call_args_list
     assert (said.args[0], said.kwargs) == (7, {"charged": charged})
 
 
 def test_without_a_word_of_ray_the_trial_is_charged() -> None:
     recorder, watchdog = MagicMock(), MagicMock()
-    TuneCallback(recorder, watchdog).on_trial_error(0, [], tunes_trial())
+    TuneCallback(recorder, watchdog, Path()).on_trial_error(0, [], tunes_trial())
     assert recorder.died.call_args.kwargs == {"charged": True}
 
 
@@ -123,7 +124,7 @@ def test_what_was_killed_on_purpose_did_not_die() -> None:
     """Whoever killed it said why."""
     recorder, watchdog = MagicMock(), MagicMock()
     watchdog.ended.return_value = False
-    TuneCallback(recorder, watchdog).on_trial_error(0, [], tunes_trial())
+    TuneCallback(recorder, watchdog, Path()).on_trial_error(0, [], tunes_trial())
     watchdog.ended.assert_called_once_with(7)
     recorder.died.assert_not_called()
 
@@ -131,7 +132,7 @@ def test_what_was_killed_on_purpose_did_not_die() -> None:
 def test_every_word_but_the_last_is_heard() -> None:
     """Stored first: a trial that gives way upon it keeps what it said."""
     both = MagicMock()
-    callback, trial = TuneCallback(both.recorder, both.watchdog), tunes_trial()
+    callback, trial = TuneCallback(both.recorder, both.watchdog, Path()), tunes_trial()
     callback.on_trial_start(0, [], trial)
     assert both.mock_calls == [
         call.watchdog.began(7, trial.temporary_state.ray_actor),
@@ -153,3 +154,25 @@ def test_every_word_but_the_last_is_heard() -> None:
         call.watchdog.ended(7),
         call.recorder.stopped_early(7),
     ]
+
+
+@pytest.mark.parametrize("found", ["whole", "short", "missing"])
+def test_a_result_counts_only_with_its_files_where_they_are_served_from(tmp_path: Path, found: str) -> None:
+    """A node of its own disk leaves them there alone."""
+    (tmp_path / "board").write_bytes(b"1234")
+    if found != "missing":
+        (tmp_path / "model").write_bytes(b"1234567" if found == "whole" else b"1234")
+    files: list[FileFields] = [
+        {"kind": "board", "path": "board", "sha256": "0" * 64, "size": 4},
+        {"kind": "model", "path": "model", "sha256": "0" * 64, "size": 7},
+    ]
+    report, both = ResultReport(made_result(), files), MagicMock()
+    callback = TuneCallback(both.recorder, both.watchdog, tmp_path)
+    callback.on_trial_result(0, [], tunes_trial(), {"report": report, "done": True, "hostname": "node-2"})
+    (stored,) = both.recorder.reported.call_args_list
+    if found == "whole":
+        assert stored == call(7, report)
+    else:
+        assert stored.args[1].failure == "infrastructure"
+        assert stored.args[1].message.startswith(f"`model` is on node-2 alone, not in {tmp_path}, where it is served")
+    both.watchdog.ended.assert_called_once_with(7)

@@ -120,7 +120,7 @@ def test_settled_is_said_once_what_became_of_a_trial_is_stored(lab: Lab) -> None
         recorder.started(trial_id)
         recorder.reported(trial_id, StartedReport("node-1", ["0"]))
         recorder.reported(trial_id, epoch(1))
-        recorder.reported(trial_id, StageReport(StageProgress("attack", 1, 2, None)))
+        recorder.reported(trial_id, StageReport(StageProgress(stage="attack", done=1, total=2, seconds_left=None)))
         assert recorder.flush(5)
     assert told == []
     recorder.reported(first, result())
@@ -170,7 +170,7 @@ def test_where_trials_run_and_whose_fault_their_deaths_are(bench: Bench) -> None
     assert [trial.node for trial in bench.trials()] == ["node-1, GPU 0, 1", "node-1", "node-1"]
     assert [trial.error for trial in bench.trials()] == ["signal 9", "its node has died", None]
     bench.recorder.started(first)
-    bench.recorder.reported(first, StageReport(StageProgress("attack", 1, 2, None)))
+    bench.recorder.reported(first, StageReport(StageProgress(stage="attack", done=1, total=2, seconds_left=None)))
     assert bench.recorder.flush(5)
     assert bench.trials()[0].deaths == 0
     assert bench.lab.experiment(bench.experiment_id).progressed_at is not None

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
+import socket
 from typing import TYPE_CHECKING
 
 import pytest
 
 from service.experiments import actions
+from workers.trial_process.trial_folder import tune_folder
 
 if TYPE_CHECKING:
     from tests.workers.conftest import Lab
@@ -59,11 +64,9 @@ def test_search_survives_its_driver(quick_lab: Lab) -> None:
 
 
 def test_hung_trial_is_killed(quick_lab: Lab) -> None:
-    """Its siblings live on; a search that could never run here says why, side by side with it."""
+    """Its siblings live on."""
     quick_lab.settings |= {"TTSV_TENSORBOARD": "true"}
     experiment_id = quick_lab.post([0, 1004, 1], epochs=2, seconds=0.05, timeout_seconds=3.0, max_concurrent_trials=2)
-    search = {"algorithm": "random", "trials": 2, "space": {"seed": {"int": [0, 9]}}}
-    too_large = quick_lab.post([], search=search, resources={"memory_gib": 1e5})
     quick_lab.start_worker()
     experiment = quick_lab.wait_until_final(experiment_id)
     assert experiment.error == "1 of 3 trials did not succeed"
@@ -76,9 +79,6 @@ def test_hung_trial_is_killed(quick_lab: Lab) -> None:
     board = quick_lab.data_dir / "tensorboard" / str(experiment_id) / f"trial-{trials[0].id}"
     (events,) = board.glob("events.out.tfevents.*")
     assert b"ray/tune/val_accuracy" in events.read_bytes()
-    assert quick_lab.wait_until_final(too_large).state == "failed"
-    (trial,) = quick_lab.trials(too_large)
-    assert (trial.error or "").startswith("resources.memory_gib = 100000: the worker's cluster has ")
 
 
 def test_stop_lets_the_running_trial_finish(quick_lab: Lab) -> None:
@@ -100,3 +100,39 @@ def test_stop_lets_the_running_trial_finish(quick_lab: Lab) -> None:
     assert (quick_lab.data_dir / path).read_text() == "weights, again"
     assert (bad.state, bad.failure) == ("failed", "bad_data")
     assert f"trial {trials[1].id}" in (bad.error or "")
+
+
+def test_a_lost_trial_runs_again_before_new_ones_begin(quick_lab: Lab) -> None:
+    """Under the same driver and in the same pass of Tune, from where it was; nothing else is touched."""
+    experiment_id = quick_lab.post([0, 1, 2, 3], epochs=4, seconds=0.3, max_concurrent_trials=1)
+    quick_lab.start_worker()
+    quick_lab.wait_for_epochs(experiment_id, 2)
+    first = quick_lab.trials(experiment_id)[0].id
+    (pid,) = quick_lab.pids(experiment_id).values()
+    os.kill(pid, signal.SIGKILL)
+    quick_lab.wait_for(lambda: len(quick_lab.results(experiment_id)) >= 2)
+    folders = tune_folder(quick_lab.data_dir, experiment_id, 1).rglob(f"trial-{first}-*")
+    assert len({folder.name for folder in folders}) == 2, "another pass would have removed the first one's"
+    quick_lab.wait_until_final(experiment_id)
+    quick_lab.assert_whole(experiment_id)
+    trials = quick_lab.trials(experiment_id)
+    log = (quick_lab.data_dir / "logs" / f"experiment-{experiment_id}-1.log").read_text()
+    assert [int(number) for number in re.findall(r"trial (\d+) begins", log)] == [first, *(t.id for t in trials)]
+    assert [(trial.attempts, trial.turn) for trial in trials] == [(2, -1), (1, 0), (1, 0), (1, 0)]
+    assert {trial.node for trial in trials} == {socket.gethostname()}
+    assert quick_lab.experiment(experiment_id).fence == 1
+    (file,) = (quick_lab.data_dir / "trials" / str(first)).glob("*/trained")
+    trained = [int(line) for line in file.read_text().split()]
+    assert sorted(set(trained)) == [1, 2, 3, 4]
+    assert len(trained) <= 5, "no more than the epoch whose checkpoint was not written yet"
+
+
+def test_a_trial_that_says_nothing_is_tried_again(quick_lab: Lab) -> None:
+    """It is its own fault: it hangs each time, and so fails in the end."""
+    experiment_id = quick_lab.post([1004, 0], epochs=1, seconds=0.05, hung_after=1.5, max_concurrent_trials=1)
+    quick_lab.start_worker()
+    quick_lab.wait_for(lambda: quick_lab.trials(experiment_id)[0].deaths >= 2)
+    hung, other = quick_lab.trials(experiment_id)
+    assert "reported nothing for 1.5 s (`hung_after`)" in (hung.error or "")
+    assert (hung.turn, hung.attempts >= 2) == (-1, True)
+    assert other.state == "queued"

@@ -280,13 +280,23 @@ class TestHalving:
     def test_the_feed_decides_of_tunes_idle_processes(self, wanted: Fifo | Asha) -> None:
         """Schedulers alone are shown Tune's controller; and its pickled books hold no feed."""
         fed, cache = feed(), SimpleNamespace(_may_keep_one=None)
-        controller: Any = SimpleNamespace(
-            _tune_controller=SimpleNamespace(_actor_cache=cache), get_live_trials=set, get_trials=list
+        waiting = ["a", "b", "c"]
+        tuner = SimpleNamespace(
+            _actor_cache=cache,
+            _pending_trials_list=["gone", *waiting],
+            _pending_trials=set(waiting),
+            _trial_to_actor={},
         )
+        controller: Any = SimpleNamespace(_tune_controller=tuner)
         scheduler: Any = make_scheduler(wanted, fed)
-        assert scheduler.choose_trial_to_run(controller) is None
-        assert cache._may_keep_one is True
+        assert scheduler.choose_trial_to_run(controller) == "a"
+        kept = [cache._may_keep_one]
+        tuner._trial_to_actor = {"a": "starts", "c": "starts"}
+        assert scheduler.choose_trial_to_run(controller) == "b"  # no process is being started for it
+        tuner._trial_to_actor["b"] = "starts"
+        assert scheduler.choose_trial_to_run(controller) == "a"
+        tuner._pending_trials.clear()
         fed.stop()
-        scheduler.choose_trial_to_run(controller)
-        assert cache._may_keep_one is False
+        assert scheduler.choose_trial_to_run(controller) is None
+        assert [*kept, cache._may_keep_one] == [True, False]
         assert type(pickle.loads(pickle.dumps(scheduler))).__name__ == "FIFOScheduler"
