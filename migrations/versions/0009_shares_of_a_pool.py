@@ -10,7 +10,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    op.add_column("projects", sa.Column("weight", sa.Float(), nullable=False, server_default="1"))
+    op.add_column("projects", sa.Column("weight", sa.Double(), nullable=False, server_default="1"))
     op.add_column("experiments", sa.Column("waiting", sa.String(), nullable=True))
     op.add_column("experiments", sa.Column("unfit_since", sa.DateTime(timezone=True), nullable=True))
     op.drop_column("experiments", "fruitless_claims")

@@ -320,12 +320,9 @@ class TestNinth:
 
     def test_what_waits_goes_on_and_what_was_counted_against_it_is_forgotten(self, empty: Database) -> None:
         with empty.writer.begin() as connection:
-            command.upgrade(alembic_config(connection), "0001")
-            for statement in self.FILL[:2]:
-                connection.execute(text(statement))
             command.upgrade(alembic_config(connection), "0008")
             before = described(connection)
-            for statement in self.FILL[2:]:
+            for statement in self.FILL:
                 connection.execute(text(statement))
         migrate(empty)
         with Session(empty.engine) as session:
@@ -350,6 +347,9 @@ class TestNinth:
                 assert connection.scalar(text("SELECT attempts FROM trials WHERE id = 9")) == 3
                 assert connection.scalar(text("SELECT fruitless_claims FROM experiments WHERE id = 7")) == 0
                 after = described(connection)
+        for tables in (before, after):  # a column that is added where there are rows needs a default
+            columns = tables["experiments"]["columns"]
+            tables["experiments"]["columns"] = [c[:3] if c[0] == "fruitless_claims" else c for c in columns]
         assert after == before
 
 
@@ -361,7 +361,7 @@ class TestNewMetric:
         with empty.writer.begin() as connection:
             before = described(connection)
             for statement in TestSecond.FILL:
-                connection.execute(text(statement))
+                connection.execute(text(statement.replace(", fruitless_claims)", ")").replace(", 4, 0)", ", 4)")))
             for name in ("adaptive_ece", "spectrum_memory"):
                 connection.execute(text(f"ALTER TABLE results DROP COLUMN {name}"))
             assert lacking_metrics(connection) == ["adaptive_ece", "spectrum_memory"]

@@ -79,8 +79,10 @@ class Recorder:
                 self._put(trial_id, lambda held: held.fail_trial(trial_id, failure, message), final=True)
             case StartedReport():
                 self._put(trial_id, lambda held: held.place_trial(trial_id, report.place))
-            case StageReport():
+            case StageReport(further=True):
                 self._put(trial_id, lambda held: held.progress(trial_id))
+            case StageReport():
+                pass  # an earlier attempt was there, and died
 
     def stopped_early(self, trial_id: int) -> None:
         """The trial's scheduler stopped it."""

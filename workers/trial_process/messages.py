@@ -87,9 +87,10 @@ class StartedReport:
 
 @dataclass(frozen=True)
 class StageReport:
-    """The trial's evaluation got on."""
+    """The trial's evaluation got on; `further`: to where no earlier attempt came."""
 
     stage: StageProgress
+    further: bool
 
 
 Report = StartedReport | EpochReport | StageReport | ResultReport | FailureReport

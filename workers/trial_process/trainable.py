@@ -34,7 +34,7 @@ from workers.trial_process.messages import (
     StartedReport,
     TuneConfig,
 )
-from workers.trial_process.trial_folder import Journal, manifest, trial_folder
+from workers.trial_process.trial_folder import Furthest, Journal, manifest, trial_folder
 
 logger = logging.getLogger(__name__)
 
@@ -142,7 +142,7 @@ def _reports(job: Job, run: RunTrial, data_dir: Path, pause: float) -> Iterator[
 
 def _told(job: Job, run: RunTrial, config: TrialConfig, data_dir: Path, folder: Path, pause: float) -> Iterator[Report]:
     """Runs the trial and packs what it yields."""
-    journal = Journal(folder)
+    journal, furthest = Journal(folder), Furthest(folder)
     points = journal.after(job.stored_epochs)
     if points:
         yield EpochReport(points)
@@ -165,7 +165,7 @@ def _told(job: Job, run: RunTrial, config: TrialConfig, data_dir: Path, folder: 
                     if points:
                         yield EpochReport(points)
                         points = []
-                    yield StageReport(item)
+                    yield StageReport(item, furthest.passed(item))
                     stage_at = time.monotonic()
             else:
                 _require_finite(item, "the result")

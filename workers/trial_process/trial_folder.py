@@ -13,10 +13,11 @@ import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from ttsv.results import CHECKPOINTS, EpochMetrics
+from ttsv.results import CHECKPOINTS, EpochMetrics, StageProgress
 from workers.trial_process.messages import FileFields
 
 _JOURNAL = "epochs.jsonl"
+_STAGES = "stages.json"
 
 
 def trial_folder(data_dir: Path, trial_id: int, fence: int) -> Path:
@@ -72,6 +73,29 @@ class Journal:
                 point = EpochMetrics(**json.loads(line))
                 points[point.epoch] = point
         return [points[number] for number in sorted(points) if number > epoch]
+
+
+class Furthest:
+    """How far a trial's evaluation ever came, kept with its checkpoints.
+
+    What an earlier attempt did before it died is no progress when it is done again.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / CHECKPOINTS / _STAGES
+
+    def passed(self, stage: StageProgress) -> bool:
+        """Remembers where the evaluation is; whether it never was there before."""
+        came: dict[str, int] = {}
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            came = json.loads(self._path.read_text())
+        if stage.done <= came.get(stage.stage, -1):
+            return False
+        self._path.parent.mkdir(exist_ok=True)
+        partial = self._path.with_suffix(".partial")
+        partial.write_text(json.dumps({**came, stage.stage: stage.done}))
+        partial.replace(self._path)
+        return True
 
 
 def manifest(artifacts: Mapping[str, Path], data_dir: Path) -> list[FileFields]:

@@ -34,7 +34,7 @@ The actor is dead because its worker process has died. Worker exit type: SYSTEM_
 unexpectedly exits with a connection error code 2. End of file. Some common causes include: (1) the OOM killer
 """
 """As Ray writes it."""
-STAGE = StageReport(StageProgress(stage="attack", done=1, total=2, seconds_left=None))
+STAGE = StageReport(StageProgress(stage="attack", done=1, total=2, seconds_left=None), further=True)
 
 
 def tunes_trial(trial_id: int = 7, error_file: str | None = None) -> Any:

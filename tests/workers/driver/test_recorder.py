@@ -37,6 +37,10 @@ def result(accuracy: float = 0.5) -> ResultReport:
     return ResultReport(value, [{"kind": "model", "path": "trials/1/1/model", "sha256": "0" * 64, "size": 7}])
 
 
+def stage(*, further: bool = True) -> StageReport:
+    return StageReport(StageProgress(stage="attack", done=1, total=2), further)
+
+
 class Bench:
     """A claimed experiment of three trials and a recorder for it."""
 
@@ -120,7 +124,7 @@ def test_settled_is_said_once_what_became_of_a_trial_is_stored(lab: Lab) -> None
         recorder.started(trial_id)
         recorder.reported(trial_id, StartedReport("node-1", ["0"]))
         recorder.reported(trial_id, epoch(1))
-        recorder.reported(trial_id, StageReport(StageProgress(stage="attack", done=1, total=2, seconds_left=None)))
+        recorder.reported(trial_id, stage())
         assert recorder.flush(5)
     assert told == []
     recorder.reported(first, result())
@@ -170,7 +174,11 @@ def test_where_trials_run_and_whose_fault_their_deaths_are(bench: Bench) -> None
     assert [trial.node for trial in bench.trials()] == ["node-1, GPU 0, 1", "node-1", "node-1"]
     assert [trial.error for trial in bench.trials()] == ["signal 9", "its node has died", None]
     bench.recorder.started(first)
-    bench.recorder.reported(first, StageReport(StageProgress(stage="attack", done=1, total=2, seconds_left=None)))
+    bench.recorder.reported(first, stage(further=False))
+    assert bench.recorder.flush(5)
+    assert bench.trials()[0].deaths == 1
+    assert bench.lab.experiment(bench.experiment_id).progressed_at is None
+    bench.recorder.reported(first, stage())
     assert bench.recorder.flush(5)
     assert bench.trials()[0].deaths == 0
     assert bench.lab.experiment(bench.experiment_id).progressed_at is not None

@@ -254,6 +254,30 @@ def test_an_evaluation_that_gets_on_says_so_now_and_then(
     assert isinstance(final, ResultReport)
 
 
+def test_an_evaluation_gets_on_only_where_no_earlier_attempt_came(
+    trainable: TrialTrainable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else one that always kills its process in its second stage would be tried for ever."""
+
+    def run_to(*stages: tuple[str, int]) -> Any:
+        def run(config: TrialConfig, *, data_dir: Path, folder: Path) -> Iterator[StageProgress]:
+            for name, done in stages:
+                yield StageProgress(stage=name, done=done, total=9)
+
+        return run
+
+    monkeypatch.setattr("workers.trial_process.trainable.STAGE_SECONDS", 0)
+    found = []
+    for fence, stages in (
+        (1, [("attack", 0), ("attack", 3), ("corruptions", 0)]),
+        (1, [("attack", 0), ("attack", 2), ("attack", 4)]),
+        (2, [("attack", 3), ("corruptions", 0), ("corruptions", 1)]),
+    ):
+        trainable.reset_config(config(tmp_path, run_to(*stages), fence=fence))
+        found.append([report.further for report in reports(trainable) if isinstance(report, StageReport)])
+    assert found == [[True, True, True], [False, False, True], [False, False, True]]
+
+
 @pytest.mark.parametrize(("gpus", "visible"), [(0, ""), (0.5, "GPU-7"), (1, "GPU-7")])
 def test_without_a_gpu_reserved_it_sees_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: float, visible: str
