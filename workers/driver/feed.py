@@ -76,6 +76,7 @@ class Feed(Searcher):
         self.handed_out = 0
         self._at_work: dict[str, int] = {}
         self._taken: set[int] = set()
+        self._lost: set[int] = set()
         self._settling = threading.Condition()
         self._stopped = threading.Event()
         self._empty = False
@@ -93,6 +94,7 @@ class Feed(Searcher):
         """What became of the trial is stored: where that is another try, it may be handed out again."""
         with self._settling:
             self._taken.discard(trial_id)
+            self._lost.discard(trial_id)
             self._look_after = 0.0
             self._settling.notify_all()
 
@@ -100,10 +102,12 @@ class Feed(Searcher):
         """The next trial's configuration, None while there is none, or FINISHED."""
         if self._stopped.is_set():
             return Searcher.FINISHED
-        if not self._at_work:
-            # Tune would sleep for a second before it asks again.
-            with self._settling:
+        with self._settling:
+            if not self._at_work:
+                # Tune would sleep for a second before it asks again.
                 self._settling.wait_for(lambda: not self._taken, LOOK_SECONDS)
+            if self._lost:
+                return None  # it comes before all that never began, as soon as its loss is stored
         if len(self._at_work) >= self._slots.count:
             return None if self._at_work else Searcher.FINISHED
         job = self._look(trial_id)
@@ -123,7 +127,10 @@ class Feed(Searcher):
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         """Has a slot again, if it still may have it."""
-        self._at_work.pop(trial_id, None)
+        ended = self._at_work.pop(trial_id, None)
+        with self._settling:
+            if error and ended in self._taken:
+                self._lost.add(ended)
         self.keep_or_give_back()
         if self._stopped.is_set() and not self._at_work:
             self._say_over()
@@ -152,7 +159,7 @@ class Feed(Searcher):
         self._look_after = time.monotonic() + LOOK_SECONDS
         try:
             with self._settling:
-                taken = frozenset(self._taken)
+                taken = self._taken | set(self._at_work.values())  # of which Tune may not know yet that it died
             job = self._next_job(taken) or self._new_job(trial_id)
         except LeaseLostError:
             self.stop()  # the keeper of the lease ends the driver

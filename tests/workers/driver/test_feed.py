@@ -123,6 +123,33 @@ class TestTwice:
         table.end("b", 2)
         assert [table.suggest(name) for name in "def"] == [1, 3, None]
 
+    def test_nothing_new_begins_before_what_was_lost_is_settled(self) -> None:
+        """Else a trial that never began would take its place."""
+        table = Table(4, slots=2)
+        assert [table.suggest(name) for name in "ab"] == [1, 2]
+        table.feed.on_trial_complete("a", error=True)
+        assert [table.suggest("c"), table.suggest("c")] == [None, None]
+        table.feed.settled(1)
+        assert table.suggest("c") == 1
+        table.feed.on_trial_complete("b", {"done": True})
+        assert table.suggest("d") == 3  # of what ended well nothing comes again
+        table.feed.on_trial_complete("c", error=True)
+        table.feed.on_trial_complete("d", error=True)
+        table.slots.set(1)
+        assert table.suggest("e") is None  # nothing at work, however long it takes
+        table.feed.settled(1)
+        table.feed.settled(3)
+        assert table.suggest("e") == 1
+
+    def test_settled_before_tune_says_so(self) -> None:
+        """The watchdog's verdict may be stored before Tune hears of the process's end."""
+        table = Table(3, slots=2)
+        assert table.suggest("a") == 1
+        table.feed.settled(1)
+        assert [table.suggest(name) for name in "bc"] == [2, None]  # never one trial in two processes
+        table.feed.on_trial_complete("a", error=True)
+        assert table.suggest("c") == 1
+
     def test_at_once_where_there_was_nothing_before(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """An empty table is not asked all the time; what is settled is looked for at once."""
         monkeypatch.setattr("workers.driver.feed.LOOK_SECONDS", 60)
