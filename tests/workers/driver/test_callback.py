@@ -174,5 +174,7 @@ def test_a_result_counts_only_with_its_files_where_they_are_served_from(tmp_path
         assert stored == call(7, report)
     else:
         assert stored.args[1].failure == "infrastructure"
-        assert stored.args[1].message.startswith(f"`model` is on node-2 alone, not in {tmp_path}, where it is served")
+        assert stored.args[1].message.startswith(
+            f"`model` is on node-2 alone, and not in {tmp_path}, where it is served"
+        )
     both.watchdog.ended.assert_called_once_with(7)
