@@ -115,20 +115,20 @@ def test_machines_join_work_and_leave_or_are_refused(lab: Lab, machines: Machine
     node = machines.start("node")
 
     for name, child in refused.items():
-        assert child.wait(60) == 1, machines.said(name)
+        assert child.wait(120) == 1, machines.said(name)
     assert "the token is not that of the cluster" in machines.said("stranger")
     assert "the clock is 60 s ahead of the head's" in machines.said("clock")
     assert "the code differs" in machines.said("code")
     assert "Ray" not in machines.said("code").partition("cannot join")[2]
 
-    lab.wait_for(lambda: machines.seen(NodeState.ALIVE))
+    lab.wait_for(lambda: machines.seen(NodeState.ALIVE), 120)
     (there,) = machines.seen(NodeState.ALIVE)
     assert (there.cpus, there.gpus, there.problem) == (1, 2, None)
     machine = nodes.machine_of(there)
     assert machine is not None
     assert abs(machine.clock_seconds or 9) < 1
 
-    pids = lab.wait_for(lambda: both(lab.pids(experiment_id)), 30)
+    pids = lab.wait_for(lambda: both(lab.pids(experiment_id)), 60)
     there_too = {process.pid for process in machines.processes()}
     away = [trial_id for trial_id, pid in pids.items() if pid in there_too]
     assert len(away) == 1, "one trial of two runs on the node"
@@ -144,18 +144,18 @@ def test_machines_join_work_and_leave_or_are_refused(lab: Lab, machines: Machine
 
     node.kill()  # and the kernel ends what it started
     node.wait()
-    lab.wait_for(lambda: not machines.seen(NodeState.ALIVE), 15)
+    lab.wait_for(lambda: not machines.seen(NodeState.ALIVE), 30)
     (left,) = machines.seen(NodeState.LEFT)
     assert left.id == there.id
     lab.wait_for(lambda: not machines.processes(), 10)
     assert list(machines.temporary.iterdir())
 
     again = machines.start("again")
-    lab.wait_for(lambda: machines.seen(NodeState.ALIVE))
+    lab.wait_for(lambda: machines.seen(NodeState.ALIVE), 120)
     assert len(list(machines.temporary.iterdir())) == 1, "what the killed one left is removed"
     again.send_signal(signal.SIGTERM)
-    assert again.wait(15) == 0
-    lab.wait_for(lambda: not machines.seen(NodeState.ALIVE), 5)
+    assert again.wait(30) == 0
+    lab.wait_for(lambda: not machines.seen(NodeState.ALIVE), 15)
     assert not machines.processes()
     assert not list(machines.temporary.iterdir())
     worker.terminate()

@@ -87,3 +87,16 @@ def test_a_shared_folder_is_marked_once(tmp_path: Path, monkeypatch: pytest.Monk
     first, second = log.read_text().split()
     assert first == second == (tmp_path / MARKER).read_text()
     assert len(first) == 32
+
+
+def test_a_late_line_of_the_cluster_before_is_dropped(seen: Observation, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs(monkeypatch, "time.sleep(60)")
+    look(seen)
+    before = seen._child
+    assert before is not None
+    seen.stop()
+    reader, writer = os.pipe()
+    os.write(writer, nodes_as_json([NODE]) + b"\n")
+    os.close(writer)
+    seen._read(reader, before)
+    assert seen._nodes is None
