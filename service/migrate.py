@@ -43,12 +43,17 @@ def migrate(database: Database) -> None:
 def refuse_unmigrated(database: Database) -> None:
     """Raises `UserError` for a database that answers, and whose schema is not the one that this code needs."""
     try:
-        with database.engine.connect() as connection:
-            fault = schema_fault(connection, MigrationContext.configure(connection).get_current_revision())
+        fault = fault_of(database)
     except OperationalError:  # it is away: the API says so until it is back
         return
     if fault is not None:
         raise UserError(f"the database is not ready: {fault}")
+
+
+def fault_of(database: Database) -> str | None:
+    """What `schema_fault` finds in a database; raises `DBAPIError` for one that does not answer."""
+    with database.engine.connect() as connection:
+        return schema_fault(connection, MigrationContext.configure(connection).get_current_revision())
 
 
 def schema_fault(connection: Connection, head: str | None) -> str | None:
