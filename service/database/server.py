@@ -47,4 +47,4 @@ def damage(session: Session) -> str | None:
     if is_postgres(session):
         return None
     found: str = session.scalars(text("PRAGMA quick_check(1)")).one()
-    return None if found == "ok" else found
+    return None if found == "ok" else found.splitlines()[-1]

@@ -32,6 +32,8 @@ _APART, _FAR_APART = 5.0, 60.0
 """Seconds by which clocks may differ; further apart, workers that are there look dead."""
 _MOST_LINES = 10
 _PATIENCE = 5.0
+_SCHEMA_PATIENCE = 30.0
+"""The API makes its schema, which has its version, when that is first asked for."""
 
 _settings, _database, _workers, _clock, _api = map(Check, ("settings", "database", "workers", "clock", "api"))
 _CLOCK_MEND = "sudo timedatectl set-ntp true"
@@ -280,7 +282,7 @@ def _answers(client: "httpx.Client", url: str) -> Iterator[Finding]:
     if asked.status_code in (401, 403):
         detail = asked.json().get("detail", asked.reason_phrase)
         yield _api.wrong(f"{url} refuses the key in TTSV_KEY, or its absence: {detail}", "export TTSV_KEY=ttsv_...")
-    ours, theirs = version("ttsv"), client.get("/openapi.json").json()["info"]["version"]
+    ours, theirs = version("ttsv"), client.get("/openapi.json", timeout=_SCHEMA_PATIENCE).json()["info"]["version"]
     if theirs != ours:
         mend = "pip install --upgrade .  # the newer one on both sides, then start it again"
         yield _api.warning(f"{url} is of version {theirs}, this command of {ours}", mend)
