@@ -209,7 +209,8 @@ def _work(database: "Database") -> Iterator[Finding]:
 
     with database.read() as session:
         signs, experiments = last_signs(session), open_experiments(session)
-    here, gone = [], []
+    here: list[tuple[Sign, float]] = []
+    gone: list[tuple[Sign, float]] = []
     for sign in signs:
         silent = (datetime.now(UTC) - sign.seen_at).total_seconds()
         (here if silent < SEEN_WITHIN.total_seconds() else gone).append((sign, silent))

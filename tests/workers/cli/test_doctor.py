@@ -1,7 +1,10 @@
 """Every check of `ttsv doctor`: what it says where all is well, and where it is not, and what mends that."""
 
+import importlib.metadata
 import json
 import os
+import shutil
+import tempfile
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
@@ -26,7 +29,6 @@ from ttsv.data import verify_dataset
 from workers.cli import doctor, doctor_machine, doctor_service
 from workers.cli.__main__ import app
 from workers.cli.findings import Check, Finding, Status, ago, size, worst
-from workers.worker import ray_cluster
 from workers.worker.processes import identity
 
 ENVIRONMENT = {
@@ -48,7 +50,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "bin").mkdir()
     (tmp_path / "temporary").mkdir()
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.defpath}")
-    monkeypatch.setattr(ray_cluster.tempfile, "gettempdir", lambda: str(tmp_path / "temporary"))
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path / "temporary"))
     monkeypatch.setattr(doctor_machine, "_DEVICE", tmp_path / "no-device")
     monkeypatch.setattr(doctor_machine, "_LITTLE_BYTES", 2**30)
     monkeypatch.chdir(tmp_path)
@@ -193,13 +195,13 @@ class TestDisk:
 
     @pytest.mark.parametrize(("free", "status"), [(2**20, Status.WRONG), (2**29, Status.WARNING)])
     def test_it_is_full(self, free: int, status: Status, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(doctor_machine.shutil, "disk_usage", lambda _: Usage(2**40, 2**40 - free, free))
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(2**40, 2**40 - free, free))
         found = only(self.look(machine), f"{size(free)} of 1024.0 GiB free")
         assert found.status is status
         assert "du " in str(found.mend)
 
     def test_it_cannot_be_written(self, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(doctor_machine.os, "access", lambda *_: False)
+        monkeypatch.setattr(os, "access", lambda *_: False)
         is_wrong(self.look(machine), f"{machine} cannot be written", "sudo install --directory")
         is_wrong(self.look(machine / "a"), f"{machine / 'a'} cannot be made", "sudo install --directory")
 
@@ -280,6 +282,11 @@ class TestDatabase:
         findings = self.look(Settings(data_dir=machine))
         is_wrong(findings, "its schema is at None, this code needs", "ttsv migrate")
         assert [finding.mend for finding in findings] == ["ttsv migrate"]
+
+    def test_it_is_of_a_newer_version(self, lab: Settings, database: Database) -> None:
+        database.write(lambda session: session.execute(text("UPDATE alembic_version SET version_num = 'ffffffff'")))
+        findings = self.look(lab)
+        is_wrong(findings, "its schema is at ffffffff, of a newer version than this code", "pip install --upgrade .")
 
     def test_a_metric_has_no_column(self, lab: Settings, database: Database) -> None:
         database.write(lambda session: session.execute(text("ALTER TABLE results DROP COLUMN brier")))
@@ -392,7 +399,7 @@ class TestRay:
         is_ok(self.look(machine), "Ray ")
 
     def test_not_installed(self, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(doctor_machine.importlib.metadata, "version", missing)
+        monkeypatch.setattr(importlib.metadata, "version", missing)
         is_wrong(self.look(machine), "Ray is not installed", "pip install")
 
     def test_token(self, machine: Path) -> None:
@@ -421,7 +428,7 @@ class TestRay:
 
 
 def missing(name: str) -> str:
-    raise doctor_machine.importlib.metadata.PackageNotFoundError(name)
+    raise importlib.metadata.PackageNotFoundError(name)
 
 
 class TestGpus:
@@ -450,7 +457,7 @@ class TestGpus:
 
     def test_a_driver_without_its_program(self, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(doctor_machine, "_DEVICE", machine)
-        monkeypatch.setattr(doctor_machine.shutil, "which", lambda _: None)
+        monkeypatch.setattr(shutil, "which", lambda _: None)
         is_wrong(self.look(), "nvidia-smi is not", "nvidia-utils")
 
     def test_torch_cannot_use_them(self, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -519,7 +526,7 @@ class TestVersions:
 
         monkeypatch.setattr(doctor_machine, "_CONSTRAINTS", machine / "constraints.txt")
         is_ok(doctor_machine.look_at_versions(), "no constraints.txt beside the code")
-        monkeypatch.setattr(doctor_machine.importlib.metadata, "version", installed)
+        monkeypatch.setattr(importlib.metadata, "version", installed)
         (machine / "constraints.txt").write_text("ray==2.60.0\n# a remark\ntorch==2.15.0\nnot-here==1.0\n")
         is_ok(doctor_machine.look_at_versions(), "2 packages are as in constraints.txt")
 
@@ -529,7 +536,7 @@ class TestVersions:
         is_warning(doctor_machine.look_at_versions(), "1 packages are not of the version", "pip install --constraint")
 
     def test_it_is_not_installed(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(doctor_machine.importlib.metadata, "version", missing)
+        monkeypatch.setattr(importlib.metadata, "version", missing)
         is_wrong(doctor_machine.look_at_versions(), "the package ttsv is not installed", "pip install")
 
 
@@ -541,7 +548,7 @@ def answers() -> dict[str, tuple[int, object]]:
         "/livez": (200, {"status": "ok"}),
         "/readyz": (200, {"status": "ok", "checks": checks, "worker_seen_at": None}),
         "/v1/experiments": (200, {"items": [], "next": None}),
-        "/openapi.json": (200, {"info": {"version": doctor_service.version("ttsv")}}),
+        "/openapi.json": (200, {"info": {"version": importlib.metadata.version("ttsv")}}),
         "Date": (0, 0.0),
     }
 
