@@ -2,6 +2,7 @@
 
 import json
 import re
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,10 @@ import pytest
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
-from service.specs.states import ExperimentState, TrialState
+from service.database.engine import Database
+from service.queue import nodes
+from service.queue.cluster import Gpu, Machine, Node, Versions
+from service.specs.states import ExperimentState, NodeState, TrialState
 
 ROOT = Path(__file__).parent.parent
 DASHBOARD: dict[str, Any] = json.loads((ROOT / "docker" / "grafana.json").read_text())
@@ -26,8 +30,13 @@ def questions() -> list[str]:
 
 
 @pytest.fixture
-def served(sqlite_api: TestClient) -> dict[str, set[str]]:
-    """Name of a sample -> its labels, of all that the service serves."""
+def served(sqlite_api: TestClient, sqlite_url: str) -> dict[str, set[str]]:
+    """Name of a sample -> its labels, of all that the service serves where there is a node with a GPU."""
+    versions = Versions(package="0.1.0", python="3.11.9", ray="2.60.0", torch="2.15.0")
+    machine = Machine(versions, (Gpu("L4", 22.5),), memory_gib=64, free_disk_gib=100, bf16=True, clock_seconds=0.5)
+    node = Node("a" * 56, "one", "10.0.0.1", cpus=4, gpus=1, memory_gib=10, machine=machine)
+    with closing(Database(sqlite_url)) as database:
+        database.write(lambda session: nodes.record(session, "worker", [node]))
     sqlite_api.get("/livez")
     found: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(sqlite_api.get("/metrics").text):
@@ -59,7 +68,7 @@ def test_every_metric_is_shown(served: dict[str, set[str]]) -> None:
 
 
 def test_states_are_those_there_are() -> None:
-    known = {*ExperimentState, *TrialState}
+    known = {*ExperimentState, *TrialState, *NodeState}
     for states in re.findall(r'\bstate(?:=~|!~|!=|=)"([^"]*)"', " ".join(questions())):
         assert set(states.split("|")) <= known
 

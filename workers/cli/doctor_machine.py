@@ -111,7 +111,9 @@ def _file_system(path: Path) -> str:
 
 def look_at_ray(settings: "Settings") -> list[Finding]:
     """Ray's version, the token that opens the cluster, what killed workers left, and the cluster of RAY_ADDRESS."""
-    return [*_ray_version(), *_token(settings.data_dir / "token"), *_leftovers(), *_elsewhere()]
+    copy = os.environ.get("TTSV_TOKEN_FILE")
+    tokens = [settings.data_dir / "token", *([Path(copy)] if copy else [])]
+    return [*_ray_version(), *(found for path in tokens for found in _token(path)), *_leftovers(), *_elsewhere()]
 
 
 def _ray_version() -> Iterator[Finding]:

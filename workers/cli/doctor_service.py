@@ -22,8 +22,11 @@ if TYPE_CHECKING:
     from service.queue.census import OpenExperiment, Sign
     from service.settings import Settings
 
-_ELSEWHERE = ("TTSV_URL", "TTSV_KEY", "TTSV_REVISION", "TTSV_BIND", "TTSV_FUZZ_CASES")
-"""Variables that are ours and no settings: of the client, the image, the compose file and the tests."""
+_ELSEWHERE = (
+    *("TTSV_URL", "TTSV_KEY", "TTSV_HEAD", "TTSV_TOKEN_FILE"),
+    *("TTSV_REVISION", "TTSV_BIND", "TTSV_DATA", "TTSV_TOKEN", "TTSV_FUZZ_CASES"),
+)
+"""Variables that are ours and no settings: of the command; of the image, the compose files and the tests."""
 _OLDEST_POSTGRES = 15
 """Its makers mend no older one."""
 _WAL_BYTE, _WAL = 18, 2
@@ -206,9 +209,11 @@ def _difference(whose: str, ahead: float) -> Finding:
 def _work(database: "Database") -> Iterator[Finding]:
     """Workers, when they were heard of, and the experiments that wait for them."""
     from service.queue.census import SEEN_WITHIN, last_signs, open_experiments
+    from service.queue.nodes import listed
 
     with database.read() as session:
         signs, experiments = last_signs(session), open_experiments(session)
+        nodes = listed(session, _MOST_LINES)
     here: list[tuple[Sign, float]] = []
     gone: list[tuple[Sign, float]] = []
     for sign in signs:
@@ -225,6 +230,10 @@ def _work(database: "Database") -> Iterator[Finding]:
         yield _workers.warning("no worker was heard of in the last minute; nothing waits for one", "ttsv worker")
     for sign, silent in gone[:_MOST_LINES]:
         yield _workers.warning(f"not heard of any more: {_shown(sign, silent)}", "ttsv worker  # on its machine")
+    for node in nodes:
+        if node.problem is not None:
+            says = f"machine {node.host} ({node.state}): {node.problem}"
+            yield _workers.warning(says, "ttsv nodes  # docs/nodes.md")
     yield from _waiting([experiment for experiment in experiments if experiment.waiting is not None])
 
 

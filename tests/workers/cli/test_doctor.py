@@ -3,6 +3,7 @@
 import importlib.metadata
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections import namedtuple
@@ -23,13 +24,16 @@ from service.database.engine import Database, sqlite_driver
 from service.database.server import Server
 from service.experiments import submission
 from service.experiments.submission import Draft
+from service.queue import nodes
+from service.queue.cluster import Node
 from service.settings import Settings
 from service.specs.grid import ExperimentSpec, expand_grid
+from service.specs.states import NodeState
 from ttsv.data import verify_dataset
 from workers.cli import doctor, doctor_machine, doctor_service
 from workers.cli.__main__ import app
 from workers.cli.findings import Check, Finding, Status, ago, size, worst
-from workers.worker.processes import identity
+from workers.node.processes import identity
 
 ENVIRONMENT = {
     "python": "3.11.7",
@@ -130,6 +134,17 @@ class TestSettings:
         mend = "unset TTSV_DATABSE_URL  # set TTSV_DATABASE_URL"
         is_wrong(findings, "TTSV_DATABSE_URL is no setting and has no effect: TTSV_DATABASE_URL?", mend)
         assert "secret" not in str(findings)
+
+    def test_every_variable_of_ours_is_known(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        root = Path(doctor.__file__).parents[2]
+        files = [*root.glob("*.yml"), *(root / "docker").glob("*.yml"), *(root / "workers" / "cli").glob("*.py")]
+        text = "\n".join(path.read_text() for path in files if not path.name.startswith("doctor"))
+        names = set(re.findall(r'(?:envvar="|\$\{|^ +)(TTSV_[A-Z_]*[A-Z])\b', text, re.MULTILINE))
+        assert {"TTSV_URL", "TTSV_HEAD", "TTSV_BIND", "TTSV_DATABASE_URL"} <= names
+        for name in names:
+            monkeypatch.setenv(name, "")
+        findings = doctor_service.look_at_settings()[1]
+        assert not [finding for finding in findings if "is no setting" in finding.says]
 
     def test_a_name_far_from_all(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("TTSV_ZZZ", "1")
@@ -367,6 +382,17 @@ class TestWorkers:
         greet(database, "ahead", -30)
         is_warning(self.look(lab), "the clock of worker ahead is 30 s ahead of ours", "timedatectl")
 
+    def test_a_machine_that_does_not_fit(self, lab: Settings, database: Database) -> None:
+        greet(database, "here")
+        seen = [
+            Node("a" * 56, "one", "10.0.0.1", cpus=4, gpus=0, memory_gib=10),
+            Node("b" * 56, "two", "10.0.0.2", 4, 0, 10, state=NodeState.REFUSED, problem="it has Python 3.12"),
+        ]
+        database.write(lambda session: nodes.record(session, "here", seen))
+        findings = self.look(lab)
+        is_warning(findings, "machine two (refused): it has Python 3.12", "ttsv nodes")
+        assert not [finding for finding in findings if "machine one" in finding.says]
+
     def test_why_experiments_wait(self, lab: Settings, database: Database) -> None:
         greet(database, "here")
         turn = post(database, waiting="others of higher priority")
@@ -407,6 +433,12 @@ class TestRay:
         assert worst(self.look(machine)) is Status.OK
         (machine / "token").chmod(0o640)
         is_wrong(self.look(machine), "token can be read by other users", f"chmod 600 {machine / 'token'}")
+
+    def test_the_token_of_a_node(self, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (machine / "copy").touch(0o600)
+        (machine / "copy").chmod(0o604)
+        monkeypatch.setenv("TTSV_TOKEN_FILE", str(machine / "copy"))
+        is_wrong(self.look(machine), "copy can be read by other users", f"chmod 600 {machine / 'copy'}")
 
     def test_leftovers(self, machine: Path) -> None:
         owner = identity()
