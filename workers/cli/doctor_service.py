@@ -23,10 +23,11 @@ if TYPE_CHECKING:
     from service.settings import Settings
 
 _ELSEWHERE = (
-    *("TTSV_URL", "TTSV_KEY", "TTSV_HEAD", "TTSV_TOKEN_FILE"),
-    *("TTSV_REVISION", "TTSV_BIND", "TTSV_DATA", "TTSV_TOKEN", "TTSV_FUZZ_CASES"),
+    *("TTSV_URL", "TTSV_KEY", "TTSV_HEAD", "TTSV_TOKEN_FILE", "TTSV_NODE_ADDRESS"),
+    *("TTSV_BIND", "TTSV_DATABASE_PORT", "TTSV_DATA", "TTSV_TOKEN"),
+    *("TTSV_REVISION", "TTSV_FUZZ_CASES"),
 )
-"""Variables that are ours and no settings: of the command; of the image, the compose files and the tests."""
+"""Variables that are ours and no settings: of the command; of the compose files; of image and tests."""
 _OLDEST_POSTGRES = 15
 """Its makers mend no older one."""
 _WAL_BYTE, _WAL = 18, 2
