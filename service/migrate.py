@@ -43,12 +43,23 @@ def migrate(database: Database) -> None:
 def refuse_unmigrated(database: Database) -> None:
     """Raises `UserError` for a database that answers, and whose schema is not the one that this code needs."""
     try:
-        with database.engine.connect() as connection:
-            fault = schema_fault(connection, MigrationContext.configure(connection).get_current_revision())
+        fault = fault_of(database)
     except OperationalError:  # it is away: the API says so until it is back
         return
     if fault is not None:
         raise UserError(f"the database is not ready: {fault}")
+
+
+def fault_of(database: Database) -> str | None:
+    """What `schema_fault` finds in a database, or that newer code has migrated it.
+
+    Raises `DBAPIError` for one that does not answer.
+    """
+    with database.engine.connect() as connection:
+        head = MigrationContext.configure(connection).get_current_revision()
+        if head is not None and head not in _revisions():
+            return f"at {head}, of a newer version than this code: run `pip install --upgrade .`"
+        return schema_fault(connection, head)
 
 
 def schema_fault(connection: Connection, head: str | None) -> str | None:
@@ -102,6 +113,13 @@ def newest() -> str:
     head = ScriptDirectory.from_config(alembic_config(None)).get_current_head()
     assert head is not None, "the distribution contains its migrations"
     return head
+
+
+@cache
+def _revisions() -> frozenset[str]:
+    """Every revision this code knows."""
+    script = ScriptDirectory.from_config(alembic_config(None))
+    return frozenset(one.revision for one in script.walk_revisions())
 
 
 def alembic_config(connection: Connection | None) -> Config:

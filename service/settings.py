@@ -13,6 +13,9 @@ from sqlalchemy.exc import ArgumentError
 
 from service.errors import UserError
 
+LEAST_FREE_BYTES = 256 * 2**20
+"""With less room in the data folder the service is not ready."""
+
 
 class LogFormat(StrEnum):
     """How logs are written."""

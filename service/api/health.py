@@ -11,6 +11,7 @@ from service.api.http.examples import Example, shown
 from service.database.engine import Database
 from service.experiments import store
 from service.schemas.service import Liveness, Readiness
+from service.settings import LEAST_FREE_BYTES
 
 router = APIRouter(tags=["health"])
 
@@ -20,7 +21,6 @@ READINESS: Example = {
     "worker_seen_at": "2026-11-21T03:33:01.124077Z",
 }
 
-_MIN_FREE_BYTES = 256 * 2**20
 _COMPLETE: "WeakSet[Database]" = WeakSet()
 """Databases that had all columns at the newest revision: none is taken away, and to look costs more than all else."""
 
@@ -60,8 +60,8 @@ def ready(response: Response, database: Db, settings: Config) -> Readiness:
     except DBAPIError as error:
         checks["database"] = f"{type(error.orig).__name__}: does it run, and was `ttsv migrate` run?"
     free = shutil.disk_usage(settings.data_dir).free
-    if free < _MIN_FREE_BYTES:
-        checks["disk"] = f"{free // 2**20} MiB free in the data folder, at least {_MIN_FREE_BYTES // 2**20} wanted"
+    if free < LEAST_FREE_BYTES:
+        checks["disk"] = f"{free // 2**20} MiB free in the data folder, at least {LEAST_FREE_BYTES // 2**20} wanted"
     ok = all(check == "ok" for check in checks.values())
     response.status_code = 200 if ok else 503
     return Readiness(status="ok" if ok else "not ready", checks=checks, worker_seen_at=seen)

@@ -1,7 +1,7 @@
 """The database: tables, and the engine of SQLite or PostgreSQL under them.
 
 `engine` opens it and says what a transaction is, `outages` how to live through its absence, `pagination` reads it page
-by page; `tallies` are kept by triggers. Specs and errors may be imported.
+by page, `server` asks what it is; `tallies` are kept by triggers. Specs and errors may be imported.
 """
 
 from service.database.access import ApiKey, Project

@@ -121,6 +121,11 @@ class Database:
         self.engine.dispose()
 
 
+def keeps_wal() -> bool:
+    """Whether this process's SQLite is one that can be trusted with a write-ahead log."""
+    return bool(sqlite_driver.sqlite_version_info >= _FIRST_SOUND_WAL)
+
+
 def is_postgres(session: Session) -> bool:
     """Whether the session's database is PostgreSQL."""
     return session.get_bind().dialect.name == "postgresql"
@@ -170,7 +175,7 @@ def _sqlite(url: URL) -> Engine:
     # once, whatever the timeout, when another connection wrote in between; writers therefore take the lock first.
     connect = {"isolation_level": None, "timeout": _PATIENCE}
     engine = create_engine(url, module=sqlite_driver, connect_args=connect, **_JSON)
-    journal = "WAL" if sqlite_driver.sqlite_version_info >= _FIRST_SOUND_WAL else "DELETE"
+    journal = "WAL" if keeps_wal() else "DELETE"
 
     @event.listens_for(engine, "connect")
     def _configure(connection: Any, _record: Any) -> None:

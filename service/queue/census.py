@@ -1,8 +1,11 @@
-"""SQL of what there is and what happened, in a handful of numbers: for Prometheus. Functions take a Session."""
+"""SQL of what there is and what happened: numbers for Prometheus, and what an operator looks at.
+
+Functions take a Session.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
@@ -11,7 +14,8 @@ from service.database import ClusterNode, Event, Experiment, ExperimentState, Ta
 from service.experiments.events import EventKind
 from service.queue import nodes
 
-_SEEN_WITHIN = timedelta(minutes=1)
+SEEN_WITHIN = timedelta(minutes=1)
+"""A worker that was heard of less long ago is there."""
 _MOST_NODES = 1000
 
 
@@ -31,9 +35,44 @@ class Census:
     nodes: Sequence[ClusterNode]
 
 
+@dataclass(frozen=True)
+class Sign:
+    """What a worker last said of itself, and when."""
+
+    worker: str
+    cpus: float
+    gpus: float
+    seen_at: datetime
+
+
+@dataclass(frozen=True)
+class OpenExperiment:
+    """An experiment that is queued or running. `waiting`: why its trials cannot run now; `unfit`: no node has room."""
+
+    id: int
+    name: str
+    state: ExperimentState
+    waiting: str | None
+    unfit: bool
+
+
+def last_signs(session: Session) -> list[Sign]:
+    """Every worker on the list, by name."""
+    query = select(Worker.name, Worker.cpus, Worker.gpus, Worker.seen_at).order_by(Worker.name)
+    return [Sign(*row) for row in session.execute(query)]
+
+
+def open_experiments(session: Session) -> list[OpenExperiment]:
+    """Those that are queued or running, the oldest first."""
+    unfit = Experiment.unfit_since.is_not(None)
+    query = select(Experiment.id, Experiment.name, Experiment.state, Experiment.waiting, unfit)
+    query = query.where(Experiment.state.in_((ExperimentState.QUEUED, ExperimentState.RUNNING))).order_by(Experiment.id)
+    return [OpenExperiment(*row) for row in session.execute(query)]
+
+
 def unfit_for_bf16(session: Session) -> bool:
     """Whether workers are there, and the processor of every one is known to lack instructions for bf16."""
-    seen = session.scalars(select(Worker.bf16).where(Worker.seen_at >= now() - _SEEN_WITHIN)).all()
+    seen = session.scalars(select(Worker.bf16).where(Worker.seen_at >= now() - SEEN_WITHIN)).all()
     return bool(seen) and all(has is False for has in seen)
 
 
@@ -64,7 +103,7 @@ def take_census(session: Session, project_id: int | None = None) -> Census:
     lost = select(func.count()).select_from(Event).where(Event.kind == EventKind.REAPED.value)
     if mine:
         lost = lost.join(Experiment, Experiment.id == Event.experiment_id).where(*mine)
-    seen = select(func.count()).where(Worker.seen_at >= now() - _SEEN_WITHIN)
+    seen = select(func.count()).where(Worker.seen_at >= now() - SEEN_WITHIN)
     return Census(
         experiments=experiments,
         trials=trials,

@@ -5,6 +5,7 @@ import typer
 from workers.cli.actions import actions_app
 from workers.cli.boards import boards_app
 from workers.cli.data import data_app
+from workers.cli.doctor import doctor
 from workers.cli.evaluate import evaluate
 from workers.cli.experiments import experiments_app, presets_app
 from workers.cli.export import export
@@ -22,6 +23,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(serve_app)
+app.command()(doctor)
 app.add_typer(experiments_app)
 app.add_typer(logs_app)
 app.add_typer(artifacts_app, name="artifacts")

@@ -145,11 +145,19 @@ def free_ports(count: int) -> list[int]:
 
 def remove_leftovers() -> None:
     """Ends and removes what processes of Ray leave whose owners died without a chance to do so."""
-    for owner in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_OWNER}"):
+    for folder in leftovers():
+        logger.info("removing %s, which a killed worker left", folder)
+        _sweep(folder, None)
+
+
+def leftovers() -> list[Path]:
+    """The folders of Ray's processes whose owners, of this user, died without a chance to remove them."""
+    found = []
+    for owner in sorted(Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_OWNER}")):
         with contextlib.suppress(OSError, ValueError):
             if owner.stat().st_uid == os.getuid() and is_dead(json.loads(owner.read_text())):
-                logger.info("removing %s, which a killed worker left", owner.parent)
-                _sweep(owner.parent, None)
+                found.append(owner.parent)
+    return found
 
 
 def _parts(parent: int, names: Set[str]) -> list[psutil.Process]:

@@ -1,0 +1,725 @@
+"""Every check of `ttsv doctor`: what it says where all is well, and where it is not, and what mends that."""
+
+import importlib.metadata
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections import namedtuple
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import psutil
+import pytest
+from sqlalchemy import text
+from typer.testing import CliRunner
+
+from service.database import Experiment, ExperimentState, Worker
+from service.database.engine import Database, sqlite_driver
+from service.database.server import Server
+from service.experiments import submission
+from service.experiments.submission import Draft
+from service.queue import nodes
+from service.queue.cluster import Node
+from service.settings import Settings
+from service.specs.grid import ExperimentSpec, expand_grid
+from service.specs.states import NodeState
+from ttsv.data import verify_dataset
+from workers.cli import doctor, doctor_machine, doctor_service
+from workers.cli.__main__ import app
+from workers.cli.findings import Check, Finding, Status, ago, size, worst
+from workers.node.processes import identity
+
+ENVIRONMENT = {
+    "python": "3.11.7",
+    "torch": "2.15.0+cu132",
+    "platform": "Linux",
+    "git_revision": "0123456789abcdef",
+    "git_dirty": False,
+}
+SEEN: dict[str, Any] = {"cuda": "13.2", "available": False, "gpus": 0, "environment": ENVIRONMENT}
+CARD = "NVIDIA H100 80GB HBM3, 81559 MiB, 580.95.05"
+
+
+@pytest.fixture(autouse=True)
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A bare one: no variables of ours, no GPU, no other temporary files; the command finds a torch that is quick."""
+    for name in [name for name in os.environ if name.startswith(("TTSV_", "RAY_", "CUDA_"))]:
+        monkeypatch.delenv(name)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.defpath}")
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path / "temporary"))
+    monkeypatch.setattr(doctor_machine, "_DEVICE", tmp_path / "no-device")
+    monkeypatch.setattr(doctor_machine, "_LITTLE_BYTES", 2**30)
+    monkeypatch.chdir(tmp_path)
+    torch_says(monkeypatch, SEEN)
+    return tmp_path
+
+
+def torch_says(patch: pytest.MonkeyPatch, seen: object, stderr: str = "") -> None:
+    program = f"import sys; print({json.dumps(seen)!r}); print({stderr!r}, file=sys.stderr)"
+    patch.setattr(doctor_machine, "_PROBE", program)
+
+
+def program(machine: Path, name: str, script: str) -> None:
+    path = machine / "bin" / name
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
+def only(findings: Sequence[Finding], says: str) -> Finding:
+    """The one that says this."""
+    (found,) = [finding for finding in findings if says in finding.says]
+    return found
+
+
+def is_wrong(findings: Sequence[Finding], says: str, mend: str) -> None:
+    found = only(findings, says)
+    assert (found.status, mend in str(found.mend)) == (Status.WRONG, True), found
+
+
+def is_warning(findings: Sequence[Finding], says: str, mend: str) -> None:
+    found = only(findings, says)
+    assert (found.status, mend in str(found.mend)) == (Status.WARNING, True), found
+
+
+def is_ok(findings: Sequence[Finding], says: str) -> None:
+    assert only(findings, says).status is Status.OK
+
+
+class TestFindings:
+    def test_a_command_belongs_to_what_is_not_in_order(self) -> None:
+        for status, mend in ((Status.OK, "x"), (Status.WRONG, None), (Status.WARNING, None)):
+            with pytest.raises(ValueError, match="a command belongs to everything that is not as it should be"):
+                Finding("disk", status, "says", mend)
+
+    def test_one_line(self) -> None:
+        assert Check("disk").ok("two\n  lines").says == "two lines"
+
+    def test_the_worst(self) -> None:
+        check = Check("x")
+        assert worst([]) is Status.OK
+        assert worst([check.warning("a", "b"), check.ok("a")]) is Status.WARNING
+        assert worst([check.wrong("a", "b"), check.warning("a", "b")]) is Status.WRONG
+
+    def test_units(self) -> None:
+        assert [ago(seconds) for seconds in (-1, 3, 119, 120, 7200, 200_000)] == [
+            "0 s",
+            "3 s",
+            "119 s",
+            "2 min",
+            "2 h",
+            "2 d",
+        ]
+        assert [size(count) for count in (2**20, 2**30, 1.5 * 2**40)] == ["1 MiB", "1.0 GiB", "1536.0 GiB"]
+
+
+class TestSettings:
+    def test_in_order(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TTSV_PORT", "8001")
+        monkeypatch.setenv("TTSV_KEY", "ttsv_x_y")
+        settings, findings = doctor_service.look_at_settings()
+        assert settings is not None
+        is_ok(findings, "2 TTSV_ variables are set")
+
+    def test_a_slip_names_what_was_meant(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TTSV_DATABSE_URL", "postgresql://me:secret@host/x")
+        _, findings = doctor_service.look_at_settings()
+        mend = "unset TTSV_DATABSE_URL  # set TTSV_DATABASE_URL"
+        is_wrong(findings, "TTSV_DATABSE_URL is no setting and has no effect: TTSV_DATABASE_URL?", mend)
+        assert "secret" not in str(findings)
+
+    def test_every_variable_of_ours_is_known(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        root = Path(doctor.__file__).parents[2]
+        files = [*root.glob("*.yml"), *(root / "docker").glob("*.yml"), *(root / "workers" / "cli").glob("*.py")]
+        text = "\n".join(path.read_text() for path in files if not path.name.startswith("doctor"))
+        names = set(re.findall(r'(?:envvar="|\$\{|^ +)(TTSV_[A-Z_]*[A-Z])\b', text, re.MULTILINE))
+        assert {"TTSV_URL", "TTSV_HEAD", "TTSV_BIND", "TTSV_DATABASE_URL"} <= names
+        for name in names:
+            monkeypatch.setenv(name, "")
+        findings = doctor_service.look_at_settings()[1]
+        assert not [finding for finding in findings if "is no setting" in finding.says]
+
+    def test_a_name_far_from_all(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TTSV_ZZZ", "1")
+        is_warning(doctor_service.look_at_settings()[1], "TTSV_ZZZ is no setting", "unset TTSV_ZZZ")
+
+    def test_what_is_invalid(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TTSV_PORT", "many")
+        monkeypatch.setenv("TTSV_DATABASE_URL", "mysql://me:secret@x")
+        settings, findings = doctor_service.look_at_settings()
+        assert settings is None
+        is_wrong(findings, "TTSV_PORT: Input should be a valid integer", "unset TTSV_PORT")
+        is_wrong(findings, "TTSV_DATABASE_URL: must be a URL of SQLite or PostgreSQL", "unset TTSV_DATABASE_URL")
+        assert "secret" not in str(findings)
+
+    @pytest.mark.parametrize(("content", "says"), [(None, "cannot be read: No such file"), (" \n", "is empty")])
+    def test_the_password_file(
+        self, content: str | None, says: str, machine: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        file = machine / "password"
+        if content is not None:
+            file.write_text(content)
+        monkeypatch.setenv("TTSV_DATABASE_PASSWORD_FILE", str(file))
+        settings, findings = doctor_service.look_at_settings()
+        assert settings is not None
+        is_wrong(findings, says, f"ls -l {file}")
+        file.write_text("secret")
+        is_ok(doctor_service.look_at_settings()[1], "as they should be")
+
+    def test_the_password_file_is_no_reason_to_stop(self, machine: Path) -> None:
+        settings = Settings(database_url="postgresql://me@host/x", database_password_file=machine / "none")
+        assert doctor_service.look_at_database(settings, deep=False) == []
+
+    def test_webhooks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TTSV_WEBHOOK_URL", "https://example.org/hook")
+        is_wrong(doctor_service.look_at_settings()[1], "TTSV_WEBHOOK_URL needs", "secrets.token_hex")
+
+    def test_open_to_everyone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TTSV_HOST", "0.0.0.0")
+        monkeypatch.setenv("TTSV_REQUIRE_KEYS", "false")
+        is_wrong(doctor_service.look_at_settings()[1], "everyone who reaches this machine", "unset TTSV_REQUIRE_KEYS")
+
+    def test_the_secret_of_keys(self, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TTSV_DATA_DIR", str(machine))
+        secret = machine / "key-secret"
+        secret.touch(0o600)
+        is_ok(doctor_service.look_at_settings()[1], "as they should be")
+        secret.chmod(0o644)
+        is_wrong(doctor_service.look_at_settings()[1], "can be read by other users", f"chmod 600 {secret}")
+
+
+Usage = namedtuple("Usage", "total used free")
+Mount = namedtuple("Mount", "mountpoint fstype")
+
+
+class TestDisk:
+    def look(self, folder: Path, url: str | None = None) -> list[Finding]:
+        return doctor_machine.look_at_disk(Settings(data_dir=folder, database_url=url))
+
+    def test_in_order(self, machine: Path) -> None:
+        is_ok(self.look(machine), f"free in {machine}")
+        is_ok(self.look(machine / "a" / "b"), "which will be made")
+        assert not (machine / "a").exists()
+
+    @pytest.mark.parametrize(("free", "status"), [(2**20, Status.WRONG), (2**29, Status.WARNING)])
+    def test_it_is_full(self, free: int, status: Status, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(2**40, 2**40 - free, free))
+        found = only(self.look(machine), f"{size(free)} of 1024.0 GiB free")
+        assert found.status is status
+        assert "du " in str(found.mend)
+
+    def test_it_cannot_be_written(self, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(os, "access", lambda *_: False)
+        is_wrong(self.look(machine), f"{machine} cannot be written", "sudo install --directory")
+        is_wrong(self.look(machine / "a"), f"{machine / 'a'} cannot be made", "sudo install --directory")
+
+    def test_a_file_is_in_its_way(self, machine: Path) -> None:
+        (machine / "file").touch()
+        is_wrong(self.look(machine / "file" / "data"), "it is a file", f"mv {machine / 'file'}")
+
+    @pytest.mark.parametrize("kind", ["nfs4", "cifs", "fuse.sshfs", "lustre"])
+    def test_sqlite_on_a_network(self, kind: str, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        mounts = [Mount("/", "ext4"), Mount(str(machine / "shared"), kind), Mount(str(machine / "sha"), "xfs")]
+        monkeypatch.setattr(psutil, "disk_partitions", lambda **_: mounts)
+        folder = machine / "shared" / "data"
+        is_wrong(self.look(folder), f"lies on {kind}, whose locks", "export TTSV_DATABASE_URL=sqlite:///")
+        for url in ("postgresql://host/x", f"sqlite:///{machine / 'local.db'}"):
+            assert worst(self.look(folder, url)) is Status.OK  # files may lie there
+        assert worst(self.look(machine / "data")) is Status.OK
+
+
+@pytest.fixture
+def lab(database: Database, machine: Path) -> Settings:
+    """Settings of a migrated database in the data folder."""
+    return Settings(data_dir=machine)
+
+
+def greet(database: Database, name: str, seconds_ago: float = 0) -> None:
+    seen = datetime.now(UTC) - timedelta(seconds=seconds_ago)
+    database.write(lambda session: session.add(Worker(name=name, cpus=8, gpus=2, seen_at=seen)))
+
+
+def post(database: Database, state: str = "queued", waiting: str | None = None, *, unfit: bool = False) -> int:
+    spec = ExperimentSpec.model_validate({"name": "grid", "base": {"dataset": "digits", "model": "small-cnn"}})
+    plan = expand_grid(spec, max_trials=10)
+
+    def work(session: Any) -> int:
+        experiment = session.get_one(Experiment, submission.submit(session, Draft(spec, plan)).id)
+        experiment.state, experiment.waiting = ExperimentState(state), waiting
+        experiment.unfit_since = datetime.now(UTC) if unfit else None
+        return int(experiment.id)
+
+    return database.write(work)
+
+
+class TestDatabase:
+    def look(self, settings: Settings, *, deep: bool = False) -> list[Finding]:
+        return doctor_service.look_at_database(settings, deep=deep)
+
+    def test_in_order(self, lab: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("service.database.engine.keeps_wal", lambda: True)
+        findings = self.look(lab, deep=True)
+        is_ok(findings, "at the newest schema in ")
+        is_ok(findings, "SQLite goes by the clock of this machine")
+
+    def test_an_old_sqlite(self, lab: Settings, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+        database.close()
+        connection = sqlite_driver.connect(lab.data_dir / "ttsv.db")
+        connection.execute("PRAGMA journal_mode=DELETE")
+        connection.close()
+        monkeypatch.setattr("service.database.engine.keeps_wal", lambda: False)
+        is_warning(self.look(lab), "cannot be trusted with a write-ahead log", "pip install pysqlite3")
+
+    def test_an_old_sqlite_opens_no_log_of_a_new_one(self, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("service.database.engine.keeps_wal", lambda: False)
+        connection = sqlite_driver.connect(machine / "ttsv.db")
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("CREATE TABLE x (y)")
+        connection.close()
+        before = (machine / "ttsv.db").read_bytes()
+        is_wrong(self.look(Settings(data_dir=machine)), "has a write-ahead log, which SQLite", "pip install pysqlite3")
+        assert (machine / "ttsv.db").read_bytes() == before
+
+    def test_there_is_none(self, machine: Path) -> None:
+        settings = Settings(data_dir=machine / "data")
+        is_warning(self.look(settings), "there is none yet", "ttsv migrate")
+        assert not (machine / "data").exists()
+
+    def test_it_is_not_migrated(self, machine: Path) -> None:
+        (machine / "ttsv.db").touch()
+        findings = self.look(Settings(data_dir=machine))
+        is_wrong(findings, "its schema is at None, this code needs", "ttsv migrate")
+        assert [finding.mend for finding in findings] == ["ttsv migrate"]
+
+    def test_it_is_of_a_newer_version(self, lab: Settings, database: Database) -> None:
+        database.write(lambda session: session.execute(text("UPDATE alembic_version SET version_num = 'ffffffff'")))
+        findings = self.look(lab)
+        is_wrong(findings, "its schema is at ffffffff, of a newer version than this code", "pip install --upgrade .")
+
+    def test_a_metric_has_no_column(self, lab: Settings, database: Database) -> None:
+        database.write(lambda session: session.execute(text("ALTER TABLE results DROP COLUMN brier")))
+        is_wrong(self.look(lab), "no column for brier", "ttsv migrate")
+
+    def test_it_is_no_database(self, machine: Path) -> None:
+        (machine / "ttsv.db").write_bytes(b"not a database, but long enough to be read as one" * 100)
+        is_wrong(self.look(Settings(data_dir=machine)), "it does not answer: ", f"ls -l {machine / 'ttsv.db'}")
+
+    def test_it_is_away(self, machine: Path) -> None:
+        settings = Settings(database_url=f"postgresql://me:secret@/x?host={machine}")
+        findings = self.look(settings)
+        is_wrong(findings, "it does not answer: ", "pg_isready --host")
+        assert "secret" not in str(findings)
+
+    def test_it_is_read_only(self, lab: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(Database, "takes_writes", lambda _: False)
+        is_wrong(self.look(lab), "it is read-only", f"chmod u+rw {lab.data_dir / 'ttsv.db'}")
+
+    def test_it_is_damaged(self, lab: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("service.database.server.damage", lambda _: "row 7 missing from index")
+        is_wrong(self.look(lab, deep=True), "is damaged: row 7 missing", "backup")
+        assert not [finding for finding in self.look(lab) if "is damaged" in finding.says]
+
+    def test_nobody_has_a_key(self, lab: Settings) -> None:
+        open_to_all = lab.model_copy(update={"host": "0.0.0.0"})
+        is_wrong(self.look(open_to_all), "requests from elsewhere need a key", "ttsv keys create PROJECT")
+
+    @pytest.mark.parametrize(
+        ("version", "ahead", "statuses"),
+        [
+            ((18, 1), 0.0, (Status.OK, Status.OK)),
+            ((12, 4), 0.0, (Status.WARNING, Status.OK)),
+            ((18, 1), -7.0, (Status.OK, Status.WARNING)),
+            ((18, 1), 3600.0, (Status.OK, Status.WRONG)),
+        ],
+    )
+    def test_postgres(
+        self,
+        version: tuple[int, ...],
+        ahead: float,
+        statuses: tuple[Status, Status],
+        lab: Settings,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr("service.database.server.describe", lambda _: Server("PostgreSQL", version, ahead))
+        findings = self.look(lab)
+        shown = only([finding for finding in findings if finding.check == "database"], f"PostgreSQL {version[0]}")
+        clock = only(findings, "the clock of the database at PostgreSQL")
+        assert (shown.status, clock.status) == statuses
+        if ahead:
+            assert clock.mend == "sudo timedatectl set-ntp true"
+            assert ("1 h ahead" if ahead > 7200 else "60 min ahead of" if ahead > 0 else "7 s behind") in clock.says
+
+
+class TestWorkers:
+    def look(self, settings: Settings) -> list[Finding]:
+        return doctor_service.look_at_database(settings, deep=False)
+
+    def test_in_order(self, lab: Settings, database: Database) -> None:
+        greet(database, "gpu-1", 3)
+        post(database)
+        is_ok(self.look(lab), "gpu-1 (8 CPUs, 2 GPUs) 3 s ago")
+
+    def test_none(self, lab: Settings, database: Database) -> None:
+        is_warning(self.look(lab), "no worker was heard of in the last minute; nothing waits", "ttsv worker")
+        post(database, "paused")
+        assert only(self.look(lab), "no worker").status is Status.WARNING
+        post(database, "running")
+        is_wrong(self.look(lab), "no worker was heard of in the last minute, and 1 experiments", "ttsv worker")
+
+    def test_one_that_is_gone(self, lab: Settings, database: Database) -> None:
+        greet(database, "here")
+        greet(database, "gone", 7300)
+        is_warning(self.look(lab), "not heard of any more: gone (8 CPUs, 2 GPUs) 2 h ago", "ttsv worker")
+
+    def test_one_whose_clock_is_ahead(self, lab: Settings, database: Database) -> None:
+        greet(database, "ahead", -30)
+        is_warning(self.look(lab), "the clock of worker ahead is 30 s ahead of ours", "timedatectl")
+
+    def test_a_machine_that_does_not_fit(self, lab: Settings, database: Database) -> None:
+        greet(database, "here")
+        seen = [
+            Node("a" * 56, "one", "10.0.0.1", cpus=4, gpus=0, memory_gib=10),
+            Node("b" * 56, "two", "10.0.0.2", 4, 0, 10, state=NodeState.REFUSED, problem="it has Python 3.12"),
+        ]
+        database.write(lambda session: nodes.record(session, "here", seen))
+        findings = self.look(lab)
+        is_warning(findings, "machine two (refused): it has Python 3.12", "ttsv nodes")
+        assert not [finding for finding in findings if "machine one" in finding.says]
+
+    def test_why_experiments_wait(self, lab: Settings, database: Database) -> None:
+        greet(database, "here")
+        turn = post(database, waiting="others of higher priority")
+        unfit = post(database, waiting="needs 3 GPUs on one node; the largest has 2", unfit=True)
+        findings = self.look(lab)
+        is_ok(findings, f"experiment {turn} (grid) waits: others of higher priority")
+        is_warning(findings, f"experiment {unfit} (grid) waits: needs 3 GPUs", f"ttsv cancel {unfit}")
+
+    def test_many_wait(self, lab: Settings, database: Database) -> None:
+        greet(database, "here")
+        for _ in range(12):
+            post(database, waiting="its turn")
+        findings = self.look(lab)
+        assert len([finding for finding in findings if "waits: its turn" in finding.says]) == 10
+        is_ok(findings, "2 more experiments wait")
+
+
+class TestRay:
+    def look(self, folder: Path) -> list[Finding]:
+        return doctor_machine.look_at_ray(Settings(data_dir=folder))
+
+    def pin(self, text: str, machine: Path, patch: pytest.MonkeyPatch) -> None:
+        (machine / "constraints.txt").write_text(text)
+        patch.setattr(doctor_machine, "_CONSTRAINTS", machine / "constraints.txt")
+
+    def test_version(self, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.pin("ray==1.0.0\n", machine, monkeypatch)
+        is_wrong(self.look(machine), "1.0.0 is what this code is tested with", "pip install --constraint")
+        (machine / "constraints.txt").unlink()
+        is_ok(self.look(machine), "Ray ")
+
+    def test_not_installed(self, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(importlib.metadata, "version", missing)
+        is_wrong(self.look(machine), "Ray is not installed", "pip install")
+
+    def test_token(self, machine: Path) -> None:
+        (machine / "token").touch(0o600)
+        assert worst(self.look(machine)) is Status.OK
+        (machine / "token").chmod(0o640)
+        is_wrong(self.look(machine), "token can be read by other users", f"chmod 600 {machine / 'token'}")
+
+    def test_the_token_of_a_node(self, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (machine / "copy").touch(0o600)
+        (machine / "copy").chmod(0o604)
+        monkeypatch.setenv("TTSV_TOKEN_FILE", str(machine / "copy"))
+        is_wrong(self.look(machine), "copy can be read by other users", f"chmod 600 {machine / 'copy'}")
+
+    def test_leftovers(self, machine: Path) -> None:
+        owner = identity()
+        assert owner is not None
+        folder = machine / "temporary" / "ttsv-ray-x"
+        folder.mkdir()
+        (folder / "owner.json").write_text(json.dumps(owner))
+        assert worst(self.look(machine)) is Status.OK  # its worker lives
+        (folder / "owner.json").write_text(json.dumps(owner | {"start": 1}))
+        is_warning(self.look(machine), f"killed workers left clusters behind: {folder}", "ttsv worker")
+        assert folder.exists()
+
+    def test_another_cluster(self, machine: Path, monkeypatch: pytest.MonkeyPatch, answering: str) -> None:
+        monkeypatch.setenv("RAY_ADDRESS", answering.removeprefix("http://"))
+        is_ok(self.look(machine), "something listens at RAY_ADDRESS")
+        for address in ("127.0.0.1:1", "ray://127.0.0.1:1"):
+            monkeypatch.setenv("RAY_ADDRESS", address)
+            is_wrong(self.look(machine), f"no cluster answers at RAY_ADDRESS, {address}", "ray status")
+
+
+def missing(name: str) -> str:
+    raise importlib.metadata.PackageNotFoundError(name)
+
+
+class TestGpus:
+    def look(self, settings: Settings | None = None) -> list[Finding]:
+        return doctor_machine.look_at_gpus(settings)
+
+    def test_none(self) -> None:
+        is_ok(self.look(), "no nvidia-smi: trials compute on the CPU")
+        is_ok(self.look(), "torch 2.15.0+cu132, ttsv 0.1.0 (git 0123456789ab) on Linux")
+
+    def test_in_order(self, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        program(machine, "nvidia-smi", f"echo '{CARD}'; echo '{CARD}'")
+        torch_says(monkeypatch, SEEN | {"available": True, "gpus": 2})
+        is_ok(self.look(), "2 x NVIDIA H100 80GB HBM3, 81559 MiB; driver 580.95.05")
+        is_ok(self.look(), "torch 2.15.0+cu132 computes on them with CUDA 13.2")
+
+    def test_the_driver_fails(self, machine: Path) -> None:
+        says = "Failed to initialize NVML: Driver/library version mismatch"
+        program(machine, "nvidia-smi", f"echo '{says}'; exit 18")
+        is_wrong(self.look(), f"nvidia-smi finds no GPU: {says}", "sudo modprobe nvidia")
+
+    def test_the_driver_hangs(self, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(doctor_machine, "_DRIVER_SECONDS", 0.1)
+        program(machine, "nvidia-smi", "exec sleep 20")
+        is_wrong(self.look(), "nvidia-smi: does not answer", "reboot")
+
+    def test_a_driver_without_its_program(self, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(doctor_machine, "_DEVICE", machine)
+        monkeypatch.setattr(shutil, "which", lambda _: None)
+        is_wrong(self.look(), "nvidia-smi is not", "nvidia-utils")
+
+    def test_torch_cannot_use_them(self, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        program(machine, "nvidia-smi", f"echo '{CARD}'")
+        torch_says(monkeypatch, SEEN | {"cuda": None})
+        is_wrong(self.look(), "is built without CUDA", "pip install")
+        torch_says(monkeypatch, SEEN, "The NVIDIA driver on your system is too old (found version 12040)")
+        is_wrong(self.look(), "can use no GPU: The NVIDIA driver on your system is too old", "cuda-drivers")
+
+    def test_some_are_hidden(self, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        program(machine, "nvidia-smi", f"echo '{CARD}'; echo '{CARD}'")
+        torch_says(monkeypatch, SEEN | {"available": True, "gpus": 1})
+        is_warning(self.look(), "torch sees 1 of 2 GPUs", "unset CUDA_VISIBLE_DEVICES")
+
+    def test_torch_fails(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(doctor_machine, "_PROBE", "raise ImportError('libcudart.so.13: no such file')")
+        is_wrong(self.look(), "torch cannot compute: ImportError: libcudart.so.13", "pip install")
+
+    def test_torch_hangs(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(doctor_machine, "_PROBE", "import time; time.sleep(20)")
+        monkeypatch.setattr(doctor_machine, "_TORCH_SECONDS", 0.1)
+        is_wrong(self.look(), "torch says nothing for", "torch.cuda.is_available()")
+
+    def test_more_is_offered_than_there_is(self) -> None:
+        is_wrong(self.look(Settings(worker_gpus=2)), "TTSV_WORKER_GPUS = 2, and there are 0", "unset TTSV_WORKER_GPUS")
+        is_warning(self.look(Settings(worker_cpus=10_000)), "TTSV_WORKER_CPUS = 10000", "unset TTSV_WORKER_CPUS")
+        assert worst(self.look(Settings(worker_gpus=0, worker_cpus=1))) is Status.OK
+
+    @pytest.mark.slow
+    def test_the_real_torch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.undo()
+        says = only(doctor_machine.look_at_gpus(None), "ttsv 0.1.0")
+        assert says.check == "versions"
+
+
+class TestData:
+    def look(self, folder: Path, *, deep: bool = False) -> list[Finding]:
+        return doctor_machine.look_at_data(Settings(data_dir=folder), deep=deep)
+
+    def test_none(self, machine: Path) -> None:
+        is_ok(self.look(machine), "not here: cifar10, cifar100, svhn, fashion-mnist")
+        assert not (machine / "datasets").exists()
+
+    def test_one_that_is_here(self, machine: Path) -> None:
+        sha256 = verify_dataset("digits", machine)
+        is_ok(self.look(machine), f"digits: as at its first use, by size and times (content SHA-256 {sha256[:12]})")
+        is_ok(self.look(machine, deep=True), f"digits: every file has its checksum (content SHA-256 {sha256[:12]})")
+        (images,) = machine.glob("datasets/cache/*/images.npy")
+        images.chmod(0o644)
+        with images.open("r+b") as file:
+            file.seek(500)
+            file.write(b"other")
+        is_warning(self.look(machine), "its files are not those of its first use", "ttsv data verify digits")
+        is_wrong(self.look(machine, deep=True), "is cut or altered", "ttsv data verify digits")
+
+    def test_its_record_is_cut(self, machine: Path) -> None:
+        (machine / "datasets").mkdir()
+        (machine / "datasets" / "digits.sha256.json").write_text("{")
+        is_wrong(self.look(machine), "is cut or altered", "ttsv data verify digits")
+
+
+class TestVersions:
+    def test_as_pinned(self, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def installed(name: str) -> str:
+            return {"ray": "2.60.0", "torch": "2.15.0+cu132", "ttsv": "0.1.0"}.get(name) or missing(name)
+
+        monkeypatch.setattr(doctor_machine, "_CONSTRAINTS", machine / "constraints.txt")
+        is_ok(doctor_machine.look_at_versions(), "no constraints.txt beside the code")
+        monkeypatch.setattr(importlib.metadata, "version", installed)
+        (machine / "constraints.txt").write_text("ray==2.60.0\n# a remark\ntorch==2.15.0\nnot-here==1.0\n")
+        is_ok(doctor_machine.look_at_versions(), "2 packages are as in constraints.txt")
+
+    def test_others(self, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(doctor_machine, "_CONSTRAINTS", machine / "constraints.txt")
+        (machine / "constraints.txt").write_text("ray==1.0\nnot-installed-at-all==1.0\n")
+        is_warning(doctor_machine.look_at_versions(), "1 packages are not of the version", "pip install --constraint")
+
+    def test_it_is_not_installed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(importlib.metadata, "version", missing)
+        is_wrong(doctor_machine.look_at_versions(), "the package ttsv is not installed", "pip install")
+
+
+@pytest.fixture
+def answers() -> dict[str, tuple[int, object]]:
+    """Path -> status and body of an API's stand-in."""
+    checks = {"database": "ok", "schema": "ok", "disk": "ok"}
+    return {
+        "/livez": (200, {"status": "ok"}),
+        "/readyz": (200, {"status": "ok", "checks": checks, "worker_seen_at": None}),
+        "/v1/experiments": (200, {"items": [], "next": None}),
+        "/openapi.json": (200, {"info": {"version": importlib.metadata.version("ttsv")}}),
+        "Date": (0, 0.0),
+    }
+
+
+@pytest.fixture
+def answering(answers: dict[str, tuple[int, Any]]) -> Iterator[str]:
+    """The address of an API's stand-in; `answers["Date"]` has the seconds by which its clock is ahead."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, body = answers[self.path.partition("?")[0]]
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(json.dumps(body).encode())
+
+        def date_time_string(self, timestamp: float | None = None) -> str:
+            return super().date_time_string(datetime.now(UTC).timestamp() + answers["Date"][1])
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+class TestApi:
+    @pytest.fixture
+    def look(self, answering: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[Finding]]:
+        monkeypatch.setenv("TTSV_URL", f"{answering}/")
+        return doctor_service.look_at_api
+
+    def test_in_order(self, look: Callable[[], list[Finding]]) -> None:
+        findings = look()
+        is_ok(findings, "answers, version ")
+        is_ok(findings, "the clock of the API at http://127.0.0.1")
+        assert len(findings) == 2
+
+    @pytest.mark.slow
+    def test_the_real_one(self, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TTSV_URL", server)
+        findings = doctor_service.look_at_api()
+        assert [finding.status for finding in findings] == [Status.OK] * 2, findings
+
+    def test_nobody_answers(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("service.client.connection.DEFAULT_URL", "http://127.0.0.1:1")
+        is_warning(doctor_service.look_at_api(), "no API answers at http://127.0.0.1:1", "ttsv serve")
+        monkeypatch.setenv("TTSV_URL", "http://127.0.0.1:1")
+        is_wrong(doctor_service.look_at_api(), "no API answers", "curl --verbose http://127.0.0.1:1/livez")
+        monkeypatch.setenv("TTSV_URL", "no address")
+        is_wrong(doctor_service.look_at_api(), "no API answers at no address", "curl")
+
+    @pytest.mark.parametrize("answer", [(404, {}), (200, {"hello": 1})])
+    def test_something_else_answers(
+        self, answer: tuple[int, object], look: Callable[[], list[Finding]], answers: dict[str, tuple[int, object]]
+    ) -> None:
+        answers["/livez"] = answer
+        is_wrong(look(), "is no service of ours", "curl --include")
+
+    def test_it_is_not_ready(self, look: Callable[[], list[Finding]], answers: dict[str, tuple[int, object]]) -> None:
+        answers["/readyz"] = (503, {"status": "not ready", "checks": {"schema": "at None", "disk": "full"}})
+        is_wrong(look(), "is not ready: schema: at None", "ttsv migrate")
+        is_wrong(look(), "is not ready: disk: full", "ttsv doctor")
+
+    def test_it_is_of_another_version(
+        self, look: Callable[[], list[Finding]], answers: dict[str, tuple[int, object]]
+    ) -> None:
+        answers["/openapi.json"] = (200, {"info": {"version": "99.0"}})
+        is_warning(look(), "is of version 99.0, this command of ", "pip install --upgrade")
+
+    def test_it_refuses_the_key(
+        self, look: Callable[[], list[Finding]], answers: dict[str, tuple[int, object]]
+    ) -> None:
+        answers["/v1/experiments"] = (401, {"detail": "the key is revoked"})
+        is_wrong(look(), "refuses the key in TTSV_KEY, or its absence: the key is revoked", "export TTSV_KEY=")
+
+    @pytest.mark.parametrize(
+        ("ahead", "status"),
+        [(-1.0, Status.OK), (1.0, Status.OK), (20.0, Status.WARNING), (-20.0, Status.WARNING), (-900.0, Status.WRONG)],
+    )
+    def test_its_clock(
+        self, ahead: float, status: Status, look: Callable[[], list[Finding]], answers: dict[str, tuple[int, object]]
+    ) -> None:
+        answers["Date"] = (0, ahead)
+        assert only(look(), "the clock of the API").status is status
+
+
+class TestCommand:
+    def run(self, *arguments: str) -> tuple[int, str]:
+        done = CliRunner().invoke(app, ["doctor", *arguments])
+        assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+        return done.exit_code, done.stdout
+
+    @pytest.fixture(autouse=True)
+    def no_api(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("service.client.connection.DEFAULT_URL", "http://127.0.0.1:1")
+
+    def test_a_bare_machine(self, machine: Path) -> None:
+        before = sorted(machine.rglob("*"))
+        code, output = self.run()
+        assert code == 0, output
+        lines = output.splitlines()
+        place = next(number for number, line in enumerate(lines) if line.startswith("warning  database  there is none"))
+        assert lines[place + 1].strip() == "ttsv migrate  # as `ttsv serve` does"
+        assert lines[-1].startswith("0 wrong, 2 to look at, ")
+        assert sorted(machine.rglob("*")) == before
+
+    def test_something_is_wrong(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TTSV_URL", "http://127.0.0.1:1")
+        code, output = self.run()
+        assert code == 1
+        assert "\n1 wrong, " in output
+
+    def test_json(self, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        code, output = self.run("--json")
+        found = json.loads(output)
+        assert (code, found["status"]) == (0, "warning")
+        assert {tuple(finding) for finding in found["findings"]} == {("check", "status", "says", "mend")}
+        assert {finding["status"] for finding in found["findings"]} == {"ok", "warning"}
+        checks = {finding["check"] for finding in found["findings"]}
+        assert checks == {"settings", "disk", "database", "data", "ray", "gpus", "versions", "api"}
+        monkeypatch.setenv("TTSV_PORT", "x")
+        code, output = self.run("--json")
+        found = json.loads(output)
+        assert (code, found["status"]) == (1, "wrong")
+        assert {finding["check"] for finding in found["findings"]} == {"settings", "gpus", "versions", "api"}
+
+    def test_deep_is_passed_on(self, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TTSV_DATA_DIR", str(machine))
+        verify_dataset("digits", machine)
+        assert "digits: as at its first use" in self.run()[1]
+        assert "digits: every file has its checksum" in self.run("--deep")[1]
+
+    def test_a_look_that_fails_hides_no_other(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(doctor_machine, "look_at_versions", lambda: 1 / 0)
+        findings = doctor.examine(deep=False)
+        is_wrong(findings, "could not be looked at: ZeroDivisionError", "report this of `versions`")
+        is_ok(findings, "no nvidia-smi")

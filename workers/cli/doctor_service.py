@@ -1,0 +1,311 @@
+"""What `ttsv doctor` looks at of the service: settings, database, workers, clocks, the API."""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC, datetime
+from difflib import get_close_matches
+from email.utils import parsedate_to_datetime
+from importlib.metadata import version
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING
+
+from workers.cli.findings import Check, Finding, ago
+
+if TYPE_CHECKING:
+    import httpx2 as httpx
+
+    from service.database.engine import Database
+    from service.database.server import Server
+    from service.queue.census import OpenExperiment, Sign
+    from service.settings import Settings
+
+_ELSEWHERE = (
+    *("TTSV_URL", "TTSV_KEY", "TTSV_HEAD", "TTSV_TOKEN_FILE", "TTSV_NODE_ADDRESS"),
+    *("TTSV_BIND", "TTSV_DATABASE_PORT", "TTSV_DATA", "TTSV_TOKEN"),
+    *("TTSV_REVISION", "TTSV_FUZZ_CASES"),
+)
+"""Variables that are ours and no settings: of the command; of the compose files; of image and tests."""
+_OLDEST_POSTGRES = 15
+"""Its makers mend no older one."""
+_WAL_BYTE, _WAL = 18, 2
+"""Where the header of a SQLite file says how it is journalled, and what it says there of a write-ahead log."""
+_APART, _FAR_APART = 5.0, 60.0
+"""Seconds by which clocks may differ; further apart, workers that are there look dead."""
+_MOST_LINES = 10
+_PATIENCE = 5.0
+_SCHEMA_PATIENCE = 30.0
+"""The API makes its schema, which has its version, when that is first asked for."""
+
+_settings, _database, _workers, _clock, _api = map(Check, ("settings", "database", "workers", "clock", "api"))
+_CLOCK_MEND = "sudo timedatectl set-ntp true"
+
+
+def look_at_settings() -> "tuple[Settings | None, list[Finding]]":
+    """The settings, None where they cannot be read, and what is wrong with them."""
+    from pydantic import ValidationError
+
+    from service.settings import Settings
+
+    known = {f"TTSV_{name.upper()}" for name in Settings.model_fields} | set(_ELSEWHERE)
+    given = sorted(name for name in os.environ if name.upper().startswith("TTSV_"))
+    findings = [_unknown(name, known) for name in given if name.upper() not in known]
+    try:
+        settings = Settings()
+    except ValidationError as error:
+        for fault in error.errors():
+            name = f"TTSV_{str(fault['loc'][0]).upper()}"
+            findings.append(_settings.wrong(f"{name}: {fault['msg']}", f"unset {name}"))
+        return None, findings
+    findings += _secrets(settings)
+    if not findings:
+        findings.append(_settings.ok(f"{len(given)} TTSV_ variables are set, all of them known and as they should be"))
+    return settings, findings
+
+
+def _unknown(name: str, known: set[str]) -> Finding:
+    """A name close to one of ours is most likely a slip, so that the service runs with another setting than meant."""
+    near = get_close_matches(name.upper(), known, n=1, cutoff=0.8)
+    if near:
+        return _settings.wrong(f"{name} is no setting and has no effect: {near[0]}?", f"unset {name}  # set {near[0]}")
+    return _settings.warning(f"{name} is no setting and has no effect (docs/settings.md has them all)", f"unset {name}")
+
+
+def _secrets(settings: "Settings") -> Iterator[Finding]:
+    """What is wrong with files of secrets, and with who may use the API."""
+    from service.errors import UserError
+    from workers.worker.webhooks import targets
+
+    password = settings.database_password_file
+    if password is not None:
+        mend = f"ls -l {quote(str(password))}  # a file that this user may read, with the password alone"
+        try:
+            if not password.read_text().strip():
+                yield _settings.wrong(f"TTSV_DATABASE_PASSWORD_FILE: {password} is empty", mend)
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "no text"
+            yield _settings.wrong(f"TTSV_DATABASE_PASSWORD_FILE: {password} cannot be read: {reason}", mend)
+    try:
+        targets(settings)
+    except UserError as error:
+        mend = "python -c 'import secrets; print(secrets.token_hex())' > webhook-secret"
+        yield _settings.wrong(str(error), mend if "SECRET" in str(error) else "unset TTSV_WEBHOOK_URL")
+    try:
+        settings.refuse_open_network()
+    except UserError as error:
+        yield _settings.wrong(str(error), "unset TTSV_REQUIRE_KEYS")
+    secret = settings.data_dir / "key-secret"
+    if secret.exists() and secret.stat().st_mode & 0o077:
+        says = f"{secret}, under which keys are hashed, can be read by other users"
+        yield _settings.wrong(says, f"chmod 600 {quote(str(secret))}")
+
+
+def look_at_database(settings: "Settings", *, deep: bool) -> list[Finding]:
+    """Database, workers and the database's clock; what is found in it only where it answers and is migrated."""
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from service.database.engine import Database
+    from service.errors import UserError
+    from service.migrate import fault_of
+
+    try:
+        file = _sqlite_file(settings)
+    except (OSError, UnicodeDecodeError):  # of the password, which the settings' check tells
+        return []
+    if file is not None and (refused := _unsafe(file)):
+        return [refused]
+    try:
+        with closing(Database(settings.url)) as database:
+            fault = fault_of(database)
+            if fault is not None:
+                says, _, command = fault.partition(": run ")
+                return [_database.wrong(f"its schema is {says}", command.strip("`"))]
+            return [*_inside(database, settings, file, deep=deep), *_work(database)]
+    except UserError as error:
+        return [_database.wrong(str(error), "export TTSV_DATA_DIR=/a/folder/that/can/be/written")]
+    except SQLAlchemyError as error:
+        return [_database.wrong(f"it does not answer: {str(error).partition(chr(10))[0]}", _reaching(settings, file))]
+
+
+def _sqlite_file(settings: "Settings") -> Path | None:
+    """The file of SQLite; None: PostgreSQL, or SQLite in memory."""
+    url = settings.url
+    if url.get_backend_name() != "sqlite" or not url.database or url.database == ":memory:":
+        return None
+    return Path(url.database)
+
+
+def _unsafe(file: Path) -> Finding | None:
+    """Why a file is not opened: there is none, and a look would make it; or to open it could do harm."""
+    from service.database.engine import keeps_wal, sqlite_driver
+
+    try:
+        with file.open("rb") as opened:
+            header = opened.read(_WAL_BYTE + 1)
+    except FileNotFoundError:
+        return _database.warning(f"there is none yet: {file} will be made", "ttsv migrate  # as `ttsv serve` does")
+    except OSError as error:
+        return _database.wrong(f"{file} cannot be read: {error.strerror}", f"ls -l {quote(str(file))}")
+    if header[_WAL_BYTE:] == bytes([_WAL]) and not keeps_wal():
+        says = f"{file} has a write-ahead log, which SQLite {sqlite_driver.sqlite_version} can corrupt"
+        return _database.wrong(says, "pip install pysqlite3  # SQLite of 3.51.3 or newer")
+    return None
+
+
+def _reaching(settings: "Settings", file: Path | None) -> str:
+    """The command that shows whether the database is there."""
+    if file is not None:
+        return f"ls -l {quote(str(file))} && fuser -v {quote(str(file))}"
+    return f"pg_isready --host {settings.url.host or '/var/run/postgresql'} --port {settings.url.port or 5432}"
+
+
+def _inside(database: "Database", settings: "Settings", file: Path | None, *, deep: bool) -> Iterator[Finding]:
+    """What a migrated database says of itself."""
+    from service.access.keys import refuse_without_keys
+    from service.database.engine import keeps_wal
+    from service.database.server import damage, describe
+    from service.errors import UserError
+
+    with database.read() as session:
+        server = describe(session)
+        broken = damage(session) if deep else None
+    if broken is not None:
+        yield _database.wrong(f"{file} is damaged: {broken}", "cp backup/ttsv.db ttsv-data/  # docs/backup.md")
+    if not database.takes_writes():
+        mend = "psql --command 'SHOW default_transaction_read_only'"
+        if file is not None:
+            mend = f"chmod u+rw {quote(str(file))} && chmod u+rwx {quote(str(file.parent))}"
+        yield _database.wrong("it is read-only: nothing can be stored", mend)
+    if server.name == "PostgreSQL" and server.version[0] < _OLDEST_POSTGRES:
+        yield _database.warning(f"{server.shown} is no longer mended by its makers", "docker pull postgres:18-bookworm")
+    elif server.name == "SQLite" and not keeps_wal():
+        says = f"{server.shown} cannot be trusted with a write-ahead log: commits take four times as long as they need"
+        yield _database.warning(says, "pip install pysqlite3  # SQLite of 3.51.3 or newer")
+    else:
+        yield _database.ok(f"{server.shown} at the newest schema" + (f" in {file}" if file is not None else ""))
+    try:
+        refuse_without_keys(database, settings)
+    except UserError as error:
+        yield _settings.wrong(str(error), "ttsv keys create PROJECT --owner NAME")
+    yield _database_clock(server)
+
+
+def _database_clock(server: "Server") -> Finding:
+    if server.ahead is None:
+        return _clock.ok(f"{server.name} goes by the clock of this machine")
+    return _difference(f"the database at {server.shown}", server.ahead)
+
+
+def _difference(whose: str, ahead: float) -> Finding:
+    apart = f"the clock of {whose} is {ago(abs(ahead))} {'ahead of' if ahead > 0 else 'behind'} ours"
+    if abs(ahead) < _APART:
+        return _clock.ok(f"the clock of {whose} agrees with ours")
+    if abs(ahead) < _FAR_APART:
+        return _clock.warning(apart, _CLOCK_MEND)
+    return _clock.wrong(f"{apart}: workers that are there look dead", _CLOCK_MEND)
+
+
+def _work(database: "Database") -> Iterator[Finding]:
+    """Workers, when they were heard of, and the experiments that wait for them."""
+    from service.queue.census import SEEN_WITHIN, last_signs, open_experiments
+    from service.queue.nodes import listed
+
+    with database.read() as session:
+        signs, experiments = last_signs(session), open_experiments(session)
+        nodes = listed(session, _MOST_LINES)
+    here: list[tuple[Sign, float]] = []
+    gone: list[tuple[Sign, float]] = []
+    for sign in signs:
+        silent = (datetime.now(UTC) - sign.seen_at).total_seconds()
+        (here if silent < SEEN_WITHIN.total_seconds() else gone).append((sign, silent))
+        if silent < -_APART:
+            yield _difference(f"worker {sign.worker}", -silent)
+    if here:
+        yield _workers.ok("; ".join(_shown(sign, silent) for sign, silent in here))
+    elif experiments:
+        says = f"no worker was heard of in the last minute, and {len(experiments)} experiments are queued or running"
+        yield _workers.wrong(says, "ttsv worker")
+    else:
+        yield _workers.warning("no worker was heard of in the last minute; nothing waits for one", "ttsv worker")
+    for sign, silent in gone[:_MOST_LINES]:
+        yield _workers.warning(f"not heard of any more: {_shown(sign, silent)}", "ttsv worker  # on its machine")
+    for node in nodes:
+        if node.problem is not None:
+            says = f"machine {node.host} ({node.state}): {node.problem}"
+            yield _workers.warning(says, "ttsv nodes  # docs/nodes.md")
+    yield from _waiting([experiment for experiment in experiments if experiment.waiting is not None])
+
+
+def _shown(sign: "Sign", silent: float) -> str:
+    return f"{sign.worker} ({sign.cpus:g} CPUs, {sign.gpus:g} GPUs) {ago(silent)} ago"
+
+
+def _waiting(experiments: "list[OpenExperiment]") -> Iterator[Finding]:
+    """Those that wait for their turn are in order; those that fit no node wait for one that may never come."""
+    for experiment in sorted(experiments, key=lambda one: not one.unfit)[:_MOST_LINES]:
+        says = f"experiment {experiment.id} ({experiment.name}) waits: {experiment.waiting}"
+        if experiment.unfit:
+            mend = f"ttsv cancel {experiment.id}  # or start `ttsv worker` on a machine that has as much"
+            yield _workers.warning(says, mend)
+        else:
+            yield _workers.ok(says)
+    if len(experiments) > _MOST_LINES:
+        yield _workers.ok(f"{len(experiments) - _MOST_LINES} more experiments wait: ttsv ls --state queued")
+
+
+def look_at_api() -> list[Finding]:
+    """Whether the API of TTSV_URL answers, in our version, with our key and at our time."""
+    import httpx2 as httpx
+
+    from service.client.connection import DEFAULT_URL
+
+    url = (os.environ.get("TTSV_URL") or DEFAULT_URL).rstrip("/")
+    key = os.environ.get("TTSV_KEY")
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    try:
+        with httpx.Client(base_url=url, timeout=_PATIENCE, headers=headers) as client:
+            return list(_answers(client, url))
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        says = f"no API answers at {url}: {error or type(error).__name__}"
+        if os.environ.get("TTSV_URL"):
+            return [_api.wrong(says, f"curl --verbose {quote(url + '/livez')}")]
+        return [_api.warning(f"{says} (TTSV_URL is not set)", "ttsv serve")]
+
+
+def _answers(client: "httpx.Client", url: str) -> Iterator[Finding]:
+    before = time.time()
+    live = client.get("/livez")
+    after = time.time()
+    if live.status_code != 200 or live.json() != {"status": "ok"}:
+        says = f"what answers at {url} with status {live.status_code} is no service of ours"
+        yield _api.wrong(says, f"curl --include {quote(url + '/livez')}")
+        return
+    ready = client.get("/readyz")
+    checks = ready.json()["checks"] if ready.status_code in (200, 503) else {"readiness": f"status {ready.status_code}"}
+    for name, says in checks.items():
+        if says != "ok":
+            yield _api.wrong(
+                f"{url} is not ready: {name}: {says}", "ttsv migrate" if name == "schema" else "ttsv doctor"
+            )
+    asked = client.get("/v1/experiments", params={"limit": 1, "fields": "id"})
+    if asked.status_code in (401, 403):
+        detail = asked.json().get("detail", asked.reason_phrase)
+        yield _api.wrong(f"{url} refuses the key in TTSV_KEY, or its absence: {detail}", "export TTSV_KEY=ttsv_...")
+    ours, theirs = version("ttsv"), client.get("/openapi.json", timeout=_SCHEMA_PATIENCE).json()["info"]["version"]
+    if theirs != ours:
+        mend = "pip install --upgrade .  # the newer one on both sides, then start it again"
+        yield _api.warning(f"{url} is of version {theirs}, this command of {ours}", mend)
+    else:
+        yield _api.ok(f"{url} answers, version {theirs} as here")
+    if "Date" in live.headers:
+        yield _difference(f"the API at {url}", _date_ahead(live.headers["Date"], before, after))
+
+
+def _date_ahead(date: str, before: float, after: float) -> float:
+    """By how much the API's clock is ahead; the header is cut to whole seconds, and up to a second old."""
+    from service.database.server import seconds_ahead
+
+    theirs = parsedate_to_datetime(date)
+    return seconds_ahead(theirs, datetime.fromtimestamp(before - 2, UTC), datetime.fromtimestamp(after, UTC))
