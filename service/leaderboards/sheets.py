@@ -53,7 +53,8 @@ def configuration_sheet(shape: Columns, configs: Sequence[Mapping[str, Any]]) ->
     """The columns alone, a row for each configuration; above, what all share."""
     rows = [[value_of(config, column.field) for column in shape.fields] for config in configs]
     numeric = [
-        all(value is None or type(value) in (int, float) for value in values) for values in zip(*rows, strict=True)
+        all(row[index] is None or type(row[index]) in (int, float) for row in rows)
+        for index in range(len(shape.fields))
     ]
     return Sheet("", [column.name for column in shape.fields], numeric, rows, [], shared_said(shape))
 
