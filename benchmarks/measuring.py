@@ -27,7 +27,13 @@ def parser(doc: str | None, *, authors: bool = False) -> argparse.ArgumentParser
     shared = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     shared.add_argument("--quick", action="store_true", help="toy sizes, a few seconds; no record, no bound")
     if authors:
-        shared.add_argument("--authors", type=Path, help="a checkout of WhiteTeaDragon/practical_svd_conv")
+        given = os.environ.get("AUTHORS")
+        shared.add_argument(
+            "--authors",
+            type=Path,
+            default=Path(given) if given else None,
+            help="a checkout of WhiteTeaDragon/practical_svd_conv; by default what the variable AUTHORS names",
+        )
     return shared
 
 
