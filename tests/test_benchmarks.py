@@ -102,6 +102,7 @@ def test_a_record_is_one_compact_line() -> None:
         assert line == json.dumps(record, separators=(",", ":"))
         assert len(line) < 3000, record["name"]
         assert {"command", "date", "machine", "python"} <= record.keys()
+        assert "instructions" in record or record["date"] < "2026-11-23", "older ones did not say"
         assert (ROOT / record["command"].split()[1]).is_file()
     assert {name.partition(" ")[0] for name in names} == {path.stem for path in SCRIPTS}
     assert not list(BENCHMARKS.glob("*.json"))

@@ -102,7 +102,8 @@ def _matrix(board: Board, pivot: Pivot, dataset: str, metric: Metric) -> Sheet:
     ]
     if several:
         notes.append("A place takes the seeds of all its cells together, whatever else they differ in.")
-    return Sheet(title, [pivot.down.name, *across], [True] * (1 + len(across)), rows, notes)
+    numbers = all(value is None or type(value) in (int, float) for value in pivot.rows)
+    return Sheet(title, [pivot.down.name, *across], [numbers, *(True for _ in across)], rows, notes)
 
 
 def _trials(count: int) -> str:

@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Any, Self
 
 from service.leaderboards.metrics import Metric
-from service.leaderboards.sheets import configuration_sheet, read
+from service.leaderboards.sheets import FIELDS, configuration_sheet, read
 from service.leaderboards.text_tables import Cell, Sheet, value_text
 from service.schemas.experiments import ResultOut, TrialOut
 from service.specs.columns import Columns, columns_of, known_fields, value_of
@@ -49,8 +49,13 @@ def trials_sheet(trials: Sequence[TrialOut], shown: Shown = EVERY, *, title: str
 
 
 def trial_records(trials: Sequence[TrialOut], shown: Shown = EVERY) -> tuple[list[str], list[list[Any]]]:
-    """Header and rows for CSV: what a trial is, the fields shown by path, and every metric in the API's units."""
-    fields = [column.field for column in shown.columns([trial.config for trial in trials]).fields]
+    """Header and rows for CSV: what a trial is, the fields shown by path, and every metric in the API's units.
+
+    Unless fields are chosen some are there in any case, so that pages of one list differ in few columns.
+    """
+    differing = [column.field for column in shown.columns([trial.config for trial in trials]).fields]
+    always = () if shown.chosen else ("dataset", *FIELDS, "seed")
+    fields = [path for path in dict.fromkeys((*always, *differing)) if path not in shown.hidden]
     rows = []
     for trial in trials:
         facts = [getattr(trial, name) for name in _FACTS]
