@@ -312,11 +312,11 @@ class MeasuredDataset:
 
 def measured_datasets(session: Session, scope: int) -> list[MeasuredDataset]:
     """Data sets by name, of a project or (`scope` 0) of all."""
+    of_baselines = select(Protocol.fingerprint).where(IN_RECORD.is_not(None))
     query = (
         select(ScoreBoard.dataset, func.count(ScoreBoard.id.distinct()), func.count(Score.id))
         .join(Score, Score.board_id == ScoreBoard.id)
-        .join(Protocol, Protocol.fingerprint == ScoreBoard.protocol)
-        .where(ScoreBoard.scope == scope, IN_RECORD.is_(None))
+        .where(ScoreBoard.scope == scope, ScoreBoard.protocol.not_in(of_baselines))
         .group_by(ScoreBoard.dataset)
     )
     found = {dataset: MeasuredDataset(dataset, boards, cells) for dataset, boards, cells in session.execute(query)}
