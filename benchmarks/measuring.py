@@ -27,19 +27,27 @@ def parser(doc: str | None, *, authors: bool = False) -> argparse.ArgumentParser
     shared = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     shared.add_argument("--quick", action="store_true", help="toy sizes, a few seconds; no record, no bound")
     if authors:
-        shared.add_argument("--authors", type=Path, help="a checkout of WhiteTeaDragon/practical_svd_conv")
+        given = os.environ.get("AUTHORS")
+        shared.add_argument(
+            "--authors",
+            type=Path,
+            default=Path(given) if given else None,
+            help="a checkout of WhiteTeaDragon/practical_svd_conv; by default what the variable AUTHORS names",
+        )
     return shared
 
 
-def alternate(sides: Sequence[Callable[[], object] | None], repeats: int) -> list[list[float] | None]:
-    """Wall-clock seconds of each side, by turns; warm up before."""
+def alternate(
+    sides: Sequence[Callable[[], object] | None], repeats: int, clock: Callable[[], float] = time.perf_counter
+) -> list[list[float] | None]:
+    """Seconds of each side, on the wall unless another clock is given, by turns; warm up before."""
     seconds: list[list[float] | None] = [None if side is None else [] for side in sides]
     for _ in range(repeats):
         for side, taken in zip(sides, seconds, strict=True):
             if side is not None and taken is not None:
-                start = time.perf_counter()
+                start = clock()
                 side()
-                taken.append(time.perf_counter() - start)
+                taken.append(clock() - start)
     return seconds
 
 

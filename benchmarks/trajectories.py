@@ -1,29 +1,37 @@
 """Training by both programs, ours and the authors', from the same weights on the same batches, step by step.
 
-    python benchmarks/trajectories.py --authors DIR [--steps N] [--quick]
+    python benchmarks/trajectories.py --authors DIR [--steps N] [--seed S] [--widths N W] [--quick]
 
-Both train the same layers: WRN-10-1 (narrow) and WRN-10-4 (wide), dense, TT with lambda_ort, clipped, divided; and two
-stacked SOC or SOC-TT layers of few and of many channels, in float64 and in float32. Printed is, for every step, the
-difference of the losses, and after the last that of all weights, relative to their norm. Where a correction is
-documented (docs/traps.md) the two differ, and a second run in which neither side has that choice shows that it is the
-only reason:
+Both train the same layers: WRN-10-N (narrow, N = 1) and WRN-10-W (wide, W = 4), dense, TT with lambda_ort, clipped,
+divided; and two stacked SOC or SOC-TT layers of few and of many channels, in float64 and in float32. Printed is, for
+every step, the difference of the losses, and after the last that of all weights, relative to their norm.
 
-- clip of TT layers: they skip the QR where lambda_ort > 0 (their argument `orthogonal`), and swap the channels of
-  strided layers, so the run without has QR on both sides, in two layers without strides and without momentum, which
-  would keep to factors whose signs QR turns;
-- division: two power iterations from fresh noise each step against one from a kept vector; without: exact norms;
-- SOC: estimates of four norms against two; without: all iterated to convergence at every step.
+Where they differ for a reason (docs/traps.md), the same case is run again with a switch for every reason: ours then
+does as theirs does. With all switches on nothing may remain but rounding, which shows that there is no other reason;
+where there are two, each is switched alone, too.
 
-Their functions compute some things in float32 whatever the weights are (norms of vectors, a cast to complex64), so a
-run in float64 need not agree to more than 1e-7 there. Nothing of theirs is copied: it is imported from DIR.
+- "no QR": theirs clips the cores of TT layers between the frames that lambda_ort > 0 leaves, without QR;
+- "swapped strides": its polyphase blocks of strided TT layers have input and output channels exchanged;
+- "noise": its division takes two power iterations and a half from fresh noise in every step (drawn from one seed on
+  both sides), which of strided layers leave out the last row and column of pixels;
+- "four norms": its SOC follows four norms from four noises, 50 steps at the first pass and at every 200th, one in
+  others, and takes the smallest; the lengths of their vectors are computed in float32 whatever the weights are;
+- "theirs in float64": their clip casts singular values to complex64, so it computes in float32 whatever the weights
+  are. No other algorithm has the same rounding errors, so this switch is on their side: their program runs with
+  complex128 in that place. There is nothing to switch where all is in float32.
+
+Nothing of theirs is copied: it is imported from DIR.
 """
 
 import importlib
+import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -34,33 +42,41 @@ from authors import checkout
 from measuring import keep, parser
 from ttsv.config.trial import TrainingConfig
 from ttsv.constraints import Clip, Compose, Constraint, Divide, Orthogonal
+from ttsv.constraints.operators import make_frames_orthonormal
+from ttsv.constraints.power import power_step
+from ttsv.constraints.protocol import LayerNorms
 from ttsv.layers import SOC, SOCTT, MinMax, TTConv2d
+from ttsv.layers.soc import soc_iterations
 from ttsv.models import create_model
+from ttsv.spectral.clipping import clip_conv
 from ttsv.training.optimizers import backward_and_step, make_optimizer
 
-DELTA, EVERY, BATCH_NORM, LR, DECAY, RANK, CONVERGED = 0.5, 2, 2.0, 0.01, 1e-4, 4, 300
-"""Of both sides: the bound of norms, steps between clips, batch norm's bound, SGD, TT ranks, iterations to converge."""
-EXACT: dict[str, Any] = {"power_iterations": "exact", "operator": "periodic"}
+DELTA, EVERY, BATCH_NORM, LR, DECAY, RANK = 0.5, 2, 2.0, 0.01, 1e-4, 4
+"""Of both sides: the bound of norms, steps between clips, batch norm's bound, SGD, TT ranks."""
 OURS: dict[str, Callable[[int, int, int], nn.Module]] = {
-    "tt": lambda i, o, s: TTConv2d(i, o, 3, RANK, s, 1),
     "soc": lambda i, o, s: SOC(i, o, 3, s),
     "soc-tt": lambda i, o, s: SOCTT(i, o, 3, RANK, s),
 }
 
 
+class Switch(StrEnum):
+    """A reason for which the programs differ, taken away."""
+
+    NO_QR = "no QR"
+    SWAPPED = "swapped strides"
+    NOISE = "noise"
+    FOUR_NORMS = "four norms"
+    DOUBLE = "theirs in float64"
+
+
 @dataclass(frozen=True)
 class Case:
-    """One pair of trainings.
+    """One pair of trainings, with the switches that are on."""
 
-    `corrected`: both as they are; else what differs by the `correction` is taken from both.
-    """
-
-    name: str
     layer: str
     width: int
     method: str = "none"
-    corrected: bool = True
-    correction: str = ""
+    on: tuple[Switch, ...] = ()
 
     @property
     def lambda_ort(self) -> float:
@@ -68,56 +84,52 @@ class Case:
         return 1e3 if self.layer in ("tt", "soc-tt") else 0.0
 
     @property
-    def momentum(self) -> float:
-        """None where both factorize by QR: its signs, of which the product knows nothing, turn factors under it."""
-        return 0.0 if self.layer == "tt" and not self.corrected else 0.9
-
-    @property
     def stacked(self) -> bool:
         """Whether the network is two layers, not a WRN."""
-        return self.layer.startswith("soc") or (self.layer == "tt" and not self.corrected)
+        return self.layer.startswith("soc")
+
+    def __str__(self) -> str:
+        """As it is printed and recorded."""
+        method = {"none": ", lambda_ort" if self.layer == "tt" else "", "clip": ", clip", "divide": ", division"}
+        layer = self.layer if self.layer == "dense" else self.layer.upper()
+        return f"{layer}{method[self.method]}{' as theirs: ' if self.on else ''}{', '.join(self.on)}"
 
 
-def cases() -> list[Case]:
-    """Narrow and wide, each method; those with a documented correction twice."""
-    found: list[Case] = []
-    for size, width, channels in (("narrow", 1, 6), ("wide", 4, 64)):
-        found += [Case(f"{size} dense", "dense", width), Case(f"{size} TT, lambda_ort", "tt", width)]
-        found.append(Case(f"{size} dense, clip", "dense", width, "clip"))
-        tt = Case(f"{size} TT, clip", "tt", width, "clip", correction="QR and strided layers")
-        divided = Case(f"{size} dense, division", "dense", width, "divide", correction="the power iteration")
-        found += [tt, replace(tt, width=channels, corrected=False), divided, replace(divided, corrected=False)]
-        for layer in ("soc", "soc-tt"):
-            skew = Case(f"{size} {layer.upper()}", layer, channels, correction="the power iteration")
-            found += [skew, replace(skew, corrected=False)]
-    return found
+def cases(width: int, channels: int, dtype: torch.dtype) -> list[Case]:
+    """Each method of one size, as they are and with switches."""
+    double = (Switch.DOUBLE,) if dtype is torch.float64 else ()
+    found = [Case("dense", width), Case("tt", width), Case("dense", width, "clip")]
+    found += [Case("dense", width, "clip", double)] if double else []
+    switches: list[tuple[Switch, ...]] = [(), (Switch.NO_QR,), (Switch.SWAPPED,), (Switch.NO_QR, Switch.SWAPPED)]
+    found += [Case("tt", width, "clip", on + (double if on else ())) for on in switches]
+    found += [Case("dense", width, "divide", on) for on in ((), (Switch.NOISE,))]
+    return found + [Case(layer, channels, on=on) for layer in OURS for on in ((), (Switch.FOUR_NORMS,))]
 
 
 def main() -> int:
     shared = parser(__doc__, authors=True)
-    shared.add_argument("--steps", type=int, default=10)
+    shared.add_argument("--steps", type=int, default=4)
+    shared.add_argument("--seed", type=int, default=0, help="of weights, images and noise")
+    shared.add_argument("--widths", type=int, nargs=2, default=(1, 4), help="of the two WRN-10")
     options = shared.parse_args()
     torch.set_num_threads(1)
-    if options.authors is None:
-        said = (
-            "missing: --authors DIR, a checkout of WhiteTeaDragon/practical_svd_conv; there is nothing to compare with"
-        )
-        print(said)
-        if not options.quick:
-            return 2
+    if options.authors is None and not options.quick:
+        print("left out: needs --authors DIR, a checkout of WhiteTeaDragon/practical_svd_conv to compare with")
+        return 0
     steps = 2 if options.quick else options.steps
     record: dict[str, Any] = {"unit": "relative difference of all weights after the last step", "steps": steps}
+    sizes = {"narrow": (options.widths[0], 6), "wide": (options.widths[1], 64)}
     for dtype in (torch.float64, torch.float32):
         name = str(dtype).removeprefix("torch.")
-        chosen = [case for case in cases() if case.name.startswith("narrow")] if options.quick else cases()
         record[name] = {}
-        for case in chosen:
-            losses, weights = compare(case, dtype, steps, options.authors)
-            kind = "" if not case.correction else f" ({'with' if case.corrected else 'without'}: {case.correction})"
-            shown = " ".join(f"{loss:.1e}" for loss in losses)
-            print(f"{name} {case.name}{kind}: losses differ by {shown}; weights by {weights:.1e}", flush=True)
-            record[name][case.name + kind] = weights
-    if not options.quick:
+        for size, (width, channels) in sizes.items():
+            record[name][size] = {}
+            for case in cases(width, channels, dtype) if size == "narrow" or not options.quick else ():
+                losses, weights = compare(case, dtype, steps, options.seed, options.authors)
+                shown = " ".join(f"{loss:.1e}" for loss in losses)
+                print(f"{name} {size} {case}: losses differ by {shown}; weights by {weights:.1e}", flush=True)
+                record[name][size][str(case)] = float(f"{weights:.2g}")
+    if not options.quick and (options.seed, *options.widths) == (0, 1, 4):
         keep("trajectories", f"python benchmarks/trajectories.py --authors DIR --steps {steps}", record)
     return 0
 
@@ -136,24 +148,106 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def compare(case: Case, dtype: torch.dtype, steps: int, folder: Path | None) -> tuple[list[float], float]:
+def compare(case: Case, dtype: torch.dtype, steps: int, seed: int, folder: Path | None) -> tuple[list[float], float]:
     """Differences of the losses, step by step, and of all weights after the last, relative; without DIR to our own."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     images = torch.rand((steps, 8, 3, 32, 32), generator=generator, dtype=dtype)
     labels = torch.randint(0, 10, (steps, 8), generator=generator)
     with default_dtype(dtype):
-        ours, step = our_side(case)
+        ours, step = our_side(case, seed)
         if folder is None:
-            theirs, their_step = our_side(case)
+            theirs, their_step = our_side(case, seed)
         else:
             with checkout(folder):
-                theirs, their_step = their_side(case, ours)
+                theirs, their_step = their_side(case, ours, seed)
         losses = [abs(step(*batch) - their_step(*batch)) for batch in zip(images, labels, strict=True)]
     mine, other = weights(ours), weights(theirs)
     assert mine.keys() == other.keys()
     scale = torch.cat([value.flatten() for value in mine.values()]).norm()
     moved = torch.cat([(value - other[name]).flatten() for name, value in mine.items()]).norm()
     return losses, (moved / scale).item()
+
+
+class ClipAsTheirs(Clip):
+    """A clip of TT layers that goes their way where a switch says so."""
+
+    def __init__(self, switches: Collection[Switch]) -> None:
+        super().__init__(DELTA, every=EVERY, rescale=False)
+        self._switches = switches
+
+    def _project_layer(self, name: str, layer: nn.Module, seen: tuple[int, ...], force: bool) -> LayerNorms:
+        if not isinstance(layer, TTConv2d):
+            return super()._project_layer(name, layer, seen, force)
+        if Switch.NO_QR not in self._switches:
+            make_frames_orthonormal(layer)
+        swapped = Switch.SWAPPED in self._switches
+        core = layer.core.detach().transpose(0, 1) if swapped else layer.core.detach()
+        clipped = clip_conv(core, DELTA, seen, stride=layer.stride, rescale=False)
+        layer.core.copy_(clipped.transpose(0, 1) if swapped else clipped)
+        return LayerNorms(math.nan, math.nan)
+
+
+class DivideAsTheirs(Divide):
+    """A division by what two power iterations from fresh noise find, and half a step more."""
+
+    def _project_layer(self, name: str, layer: nn.Module, seen: tuple[int, ...], force: bool) -> LayerNorms:
+        assert isinstance(layer, nn.Conv2d | nn.Linear)
+        shape = (1, layer.in_channels, *seen) if isinstance(layer, nn.Conv2d) else (layer.in_features, 1)
+        vector = torch.normal(size=shape, mean=0, std=1)
+        if isinstance(layer, nn.Linear):
+            _, vector = power_step(layer, seen, "zero-padded", 2, vector.T)
+            image = vector @ layer.weight.T
+        else:
+            for _ in range(2):
+                _, vector = power_step(layer, seen, "zero-padded", 1, vector)
+                # Their transposed convolution gives the smallest image of this many outputs: of 32 pixels 31 at stride
+                # 2, as if nothing came from the last row and column.
+                for axis in (2, 3):
+                    unread = (vector.shape[axis] - layer.kernel_size[0] + 2 * int(layer.padding[0])) % layer.stride[0]
+                    vector.narrow(axis, vector.shape[axis] - unread, unread).zero_()
+            image = functional.conv2d(vector, layer.weight, stride=layer.stride, padding=layer.padding)
+        norm = (image.norm() / vector.norm()).item()
+        layer.weight.div_(max(1.0, norm / DELTA))
+        return LayerNorms(norm, min(norm, DELTA))
+
+
+class FourNorms(SOC):
+    """A SOC layer that follows the norms of all four unfoldings, from vectors of noise, and divides by the smallest."""
+
+    vectors: list[tuple[Tensor, Tensor]]
+    passes: int
+
+    AXES = (((1, 3), (0, 2)), ((1, 2), (0, 3)), ((1, 2, 3), (0,)), ((0, 2, 3), (1,)))
+    """Over which axes of the kernel a vector of the one side and of the other is summed, for each unfolding."""
+
+    @classmethod
+    def become(cls, layer: SOC) -> None:
+        """Makes one of a layer that is there, within whatever it is part of."""
+        layer.__class__ = cls
+        assert isinstance(layer, cls)
+        shape, layer.passes, layer.vectors = layer.weight.shape, 0, []
+        for axes in cls.AXES:
+            # A vector has the axes that the other one is summed over.
+            sides = [[n if axis in own else 1 for axis, n in enumerate(shape)] for own in axes]
+            layer.vectors.append((_unit(torch.randn(sides[0])), _unit(torch.randn(sides[1]))))
+
+    @torch.no_grad()
+    def _iterate(self, skew: Tensor, iterations: int) -> None:
+        for _ in range(soc_iterations("code", self.passes)):
+            for index, (first, second) in enumerate(self.AXES):
+                right, _ = self.vectors[index]
+                left = _unit((skew * right).sum(first, keepdim=True))
+                self.vectors[index] = _unit((skew * left).sum(second, keepdim=True)), left
+        self.passes += 1
+
+    def _scaled(self, skew: Tensor) -> Tensor:
+        norms = torch.stack([(skew * right * left).sum() for right, left in self.vectors])
+        return skew * self.correction / norms.min()
+
+
+def _unit(vector: Tensor) -> Tensor:
+    """The vector over its length, which is computed in float32."""
+    return vector / max(vector.float().square().sum().sqrt().item(), 1e-12)
 
 
 class Stack(nn.Module):
@@ -172,71 +266,75 @@ class Stack(nn.Module):
         return logits
 
 
-def our_side(case: Case) -> tuple[nn.Module, Step]:
+def our_side(case: Case, seed: int) -> tuple[nn.Module, Step]:
     """Our network and training step."""
-    torch.manual_seed(1)
+    torch.manual_seed(seed + 1)
     if case.stacked:
-        model: nn.Module = Stack(OURS[case.layer], case.width, 2 if case.layer.startswith("soc") else 1)
+        model: nn.Module = Stack(OURS[case.layer], case.width, 2)
     else:
         rank = RANK if case.layer == "tt" else None
         model = create_model(f"wrn10-{case.width}", num_classes=10, layer=case.layer, rank=rank, mean=[0.0], std=[1.0])
+    if Switch.FOUR_NORMS in case.on:
+        for layer in [layer for layer in model.modules() if isinstance(layer, SOC)]:
+            FourNorms.become(layer)
     parts: list[Constraint] = [Orthogonal(case.lambda_ort, normalizer="code")]
     if case.method == "clip":
-        parts.append(Clip(DELTA, every=EVERY, rescale=False))
+        imitated = {Switch.NO_QR, Switch.SWAPPED} & set(case.on)
+        parts.append(ClipAsTheirs(imitated) if imitated else Clip(DELTA, every=EVERY, rescale=False))
     if case.method == "divide":
-        taken: dict[str, Any] = {"power_iterations": 2} if case.corrected else EXACT
-        parts.append(Divide(DELTA, DELTA, BATCH_NORM, batch_norm_eps=1e-6, **taken))
+        kind = DivideAsTheirs if Switch.NOISE in case.on else Divide
+        parts.append(kind(DELTA, DELTA, BATCH_NORM, batch_norm_eps=1e-6, power_iterations=2))
     constraint = Compose(*parts)
     constraint.bind(model, 32, in_channels=3)
-    optimizer = make_optimizer(
-        model, TrainingConfig(lr=LR, momentum=case.momentum, nesterov=case.momentum > 0, weight_decay=DECAY)
-    )
+    optimizer = make_optimizer(model, TrainingConfig(lr=LR, momentum=0.9, nesterov=True, weight_decay=DECAY))
     optimizer.zero_grad()
     model.train()
     done = 0
 
     def step(images: Tensor, labels: Tensor) -> float:
         nonlocal done
-        if not case.corrected:
-            for layer in model.modules():
-                if isinstance(layer, SOC):
-                    layer.refresh(CONVERGED)
         loss = functional.cross_entropy(model(images), labels)
         backward_and_step(loss + constraint.penalty(model), optimizer)
         done += 1
+        torch.manual_seed(seed + done)
         constraint.project(model, done)
         return loss.item()
 
     return model, step
 
 
-def their_side(case: Case, ours: nn.Module) -> tuple[nn.Module, Step]:
+class InDouble(ModuleType):
+    """torch, in which complex64 is complex128."""
+
+    complex64 = torch.complex128
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
+def their_side(case: Case, ours: nn.Module, seed: int) -> tuple[nn.Module, Step]:
     """Their network with our weights, and the body of their loops (`train.py`, `SOC/train_robust.py`)."""
     tt, utils = (importlib.import_module(f"src.{name}") for name in ("tt_dec_layer", "utils"))
     sott, wide = (importlib.import_module(f"src.{name}") for name in ("SOTT", "WideResNet"))
     skew = importlib.import_module("src.SOC.skew_symmetric_conv")
+    double = Switch.DOUBLE in case.on
+    vars(utils)["torch"] = InDouble("torch") if double else torch
     if case.stacked:
         theirs: dict[str, Callable[[int, int, int], nn.Module]] = {
-            "tt": lambda i, o, s: tt.ConvDecomposed2D_t(i, o, 3, RANK, stride=(s, s), padding=(1, 1)),
             "soc": lambda i, o, s: skew.SOC(i, o, 3, s),
             "soc-tt": lambda i, o, s: sott.SOTT(i, o, 3, RANK, s, 1),
         }
-        model: nn.Module = Stack(theirs[case.layer], case.width, 2 if case.layer.startswith("soc") else 1)
+        model: nn.Module = Stack(theirs[case.layer], case.width, 2)
     else:
         model = wide.wide_resnet(10, case.width, 0, 10, conv_shortcut=False)
         if case.layer == "tt":
             tt.conv2tt(model, decomposition_rank=RANK)
     give_weights(ours, model)
     sizes = output_sizes(model)
-    if not case.corrected:
-        for part in model.modules():
-            layer: Any = part
-            if hasattr(layer, "update_iters"):
-                layer.init_iters = layer.update_iters = CONVERGED
-    momentum = case.momentum
-    optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=momentum, nesterov=momentum > 0, weight_decay=DECAY)
-    mode = {"clip": "clip", "divide": "divide-by-largest" if case.corrected else "divide-by-exact-largest"}
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9, nesterov=True, weight_decay=DECAY)
+    mode = {"clip": "clip", "divide": "divide-by-largest"}
     linear = DELTA if case.method == "divide" else None
+    own = torch.get_default_dtype()
     done = 0
 
     def step(images: Tensor, labels: Tensor) -> float:
@@ -250,18 +348,19 @@ def their_side(case: Case, ours: nn.Module) -> tuple[nn.Module, Step]:
             loss = loss + (case.lambda_ort / shapes) * deviation
         torch.autograd.backward(loss)
         optimizer.step()
+        torch.manual_seed(seed + done)
         with torch.no_grad():
             if case.method == "divide":
                 utils.clip_batch_norm(model, BATCH_NORM)
             if case.method == "divide" or (case.method == "clip" and done % EVERY == 0):
-                # Their clip multiplies by complex64: it computes in float32 whatever the weights are.
-                with default_dtype(torch.float32 if case.method == "clip" else torch.get_default_dtype()):
+                # Their clip multiplies by complex64: unless that is switched off, all of it has to be in float32.
+                with default_dtype(torch.float32 if case.method == "clip" and not double else own):
                     utils.constrain_conv(
                         model,
                         mode=mode[case.method],
                         conv_clip_assign_value=DELTA,
                         linear_clip_assign_value=linear,
-                        orthogonal=bool(case.lambda_ort) and case.corrected,
+                        orthogonal=bool(case.lambda_ort),
                         outputs=sizes,
                     )
         return seen
@@ -307,6 +406,11 @@ def give_weights(ours: nn.Module, theirs: nn.Module) -> None:
             layer.random_conv_filter.copy_(own.weight)
         if getattr(layer, "bias", None) is not None:
             layer.bias.copy_(own.bias)
+        norms = own.core if hasattr(own, "core") else own
+        if isinstance(norms, FourNorms):
+            for number, (right, left) in enumerate(norms.vectors, start=1):
+                getattr(layer, f"u{number}").copy_(right)
+                getattr(layer, f"v{number}").copy_(left)
 
 
 @torch.no_grad()

@@ -37,15 +37,26 @@ def computes_bf16(environment: Mapping[str, str] = os.environ) -> bool | None:
         return None
     if "bf16" in flags:  # as ARM has it
         return True
-    limit = environment.get("ONEDNN_MAX_CPU_ISA", environment.get("DNNL_MAX_CPU_ISA", "")).upper()
-    allowed = _LEVELS.index(limit) if limit in _LEVELS else len(_LEVELS)
+    limit = _limit(environment)
+    allowed = _LEVELS.index(limit) if limit else len(_LEVELS)
     return any(flag in flags and _LEVELS.index(level) <= allowed for flag, level in _BF16.items())
 
 
-def instruction_set() -> str:
-    """The widest instructions that the processor shows, such as "avx512_bf16" or "avx2"; "unknown" without a list."""
+def instruction_set(environment: Mapping[str, str] = os.environ) -> str:
+    """The widest instructions that the processor shows, such as "avx512_bf16" or "avx2"; "unknown" without a list.
+
+    Where `environment` keeps oneDNN from some of them, it says to which: "amx_bf16, oneDNN: AVX2".
+    """
     flags = _flags() or frozenset()
-    return next((flag for flag in _SHOWN if flag in flags), "unknown")
+    shown = next((flag for flag in _SHOWN if flag in flags), "unknown")
+    limit = _limit(environment)
+    return f"{shown}, oneDNN: {limit}" if limit else shown
+
+
+def _limit(environment: Mapping[str, str]) -> str:
+    """To what oneDNN is kept; empty: to nothing."""
+    limit = environment.get("ONEDNN_MAX_CPU_ISA", environment.get("DNNL_MAX_CPU_ISA", "")).upper()
+    return limit if limit in _LEVELS else ""
 
 
 @cache

@@ -17,7 +17,7 @@ from service.api.http.query_filters import ExperimentSort, TrialSort, WhichExper
 from service.api.http.responses import Answer, experiment_out, experiments_out
 from service.api.openapi_examples.experiments import CREATED, EXPERIMENT, SPEC
 from service.api.openapi_examples.trials import TRIAL
-from service.api.trials import TrialList
+from service.api.trials import LISTED, TrialList
 from service.errors import FieldProblem, SpecError
 from service.experiments import store
 from service.experiments.estimate import Estimator
@@ -296,9 +296,12 @@ class _TrialsInGrid(TrialList):
 @router.get(
     "/{experiment_id}/trials",
     operation_id="listTrials",
-    responses=kept(page(TRIAL), "Link"),
+    responses=LISTED,
     response_model=TrialPage | SelectionPage,
 )
 def trials(experiment_id: ExperimentId, asked: Annotated[_TrialsInGrid, Depends()]) -> Any:
-    """The experiment's trials in the grid's order or another, with the results of those that have one."""
+    """The experiment's trials in the grid's order or another, with the results of those that have one.
+
+    As JSON, CSV, Markdown or LaTeX, by `format` or Accept, as `GET /v1/trials`.
+    """
     return asked.page(experiment_id)

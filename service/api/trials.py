@@ -7,18 +7,20 @@ from fastapi import APIRouter, Depends, Query, Response
 
 from service.api.http.authentication import Reader
 from service.api.http.dependencies import Cursor, Db, FieldNames, Limit, TrialId
-from service.api.http.examples import kept, page
-from service.api.http.problems import RESPONSES
-from service.api.http.query_filters import TrialSort, WhichTrials
+from service.api.http.examples import UNCHANGED, kept
+from service.api.http.formats import VARY, AskedFormat, Format, forms
+from service.api.http.problems import RESPONSES, refusals
+from service.api.http.query_filters import ShownFields, TrialSort, WhichTrials
 from service.api.http.responses import Answer, result_out, trial_out
-from service.api.openapi_examples.trials import METRICS, RESULT, SPECTRA, TRIAL, TRIAL_DETAIL
+from service.api.openapi_examples.trials import METRICS, RESULT, SPECTRA, TRIAL_DETAIL, TRIALS, TRIALS_TEXT
 from service.database import Result
-from service.errors import NotFoundError
+from service.errors import FieldProblem, NotFoundError, QueryError
 from service.experiments import epoch_points, store
 from service.experiments.listing import list_trials
 from service.experiments.store import TrialDetail
 from service.schemas.experiments import (
     ArtifactOut,
+    ColumnOut,
     EpochOut,
     MetricsPage,
     ResultDetailOut,
@@ -31,6 +33,7 @@ from service.schemas.experiments import (
     TrialPage,
 )
 from service.schemas.field_selection import Fields
+from service.schemas.trial_tables import trial_records, trials_sheet
 
 router = APIRouter(prefix="/v1/trials", tags=["trials"], responses=RESPONSES)
 
@@ -40,11 +43,16 @@ MAX_POINTS_SHOWN = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class TrialList:
-    """A list of trials as a request asks for it, newest first or in another order."""
+    """A list of trials as a request asks for it, newest first or in another order.
+
+    As a table (CSV, Markdown, LaTeX) it has the fields in which the trials of the page differ, or those asked for.
+    """
 
     answer: Answer
+    form: Annotated[AskedFormat, Depends()]
     database: Db
     which: WhichTrials
+    shown: ShownFields
     limit: Limit = 100
     cursor: Cursor = None
     sort: TrialSort = "-id"
@@ -53,6 +61,8 @@ class TrialList:
     def page(self, experiment_id: int | None = None) -> Response:
         """A page of the trials of one experiment, or of all; raises `QueryError` and `NotFoundError`."""
         wanted = Fields(TrialOut, self.field_names)
+        if not wanted.everything and self.form.format is not Format.JSON:
+            raise QueryError([FieldProblem("fields", "is for JSON; columns and hide choose those of a table")])
         with self.database.read() as session:
             if experiment_id is not None:
                 store.get_experiment(session, experiment_id, project_id=self.which.project_id)
@@ -66,14 +76,44 @@ class TrialList:
                 with_result="result" in wanted,
             )
             items = [trial_out(trial, result, wanted) for trial, result in found.rows]
-        return self.answer(wanted.page(TrialPage, items, found.next), following=found.next)
+        if self.form.format is Format.JSON:
+            answer = self.answer(self._with_columns(wanted.page(TrialPage, items, found.next)), following=found.next)
+            answer.headers["Vary"] = VARY
+            return answer
+        title = "Trials" if experiment_id is None else f"Trials of experiment {experiment_id}"
+        table = self.form.answer(
+            dict,
+            lambda: [trials_sheet(items, self.shown, title=title)],
+            lambda: trial_records(items, self.shown),
+        )
+        table.headers.update(self.answer.link(found.next))
+        return table
+
+    def _with_columns(self, page: Any) -> Any:
+        """A page of whole trials with what a table of them has as columns, and what they share."""
+        if not isinstance(page, TrialPage):
+            return page
+        shape = self.shown.columns([trial.config for trial in page.items])
+        columns = [ColumnOut(field=one.field, name=one.name) for one in shape.fields]
+        return page.model_copy(update={"columns": columns, "common": shape.common})
+
+
+LISTED = forms(TRIALS, TRIALS_TEXT, "Link", "ETag", "Cache-Control") | UNCHANGED | refusals(406)
+"""What both lists of trials say of their answers."""
 
 
 @router.get(
-    "", operation_id="listAllTrials", responses=kept(page(TRIAL), "Link"), response_model=TrialPage | SelectionPage
+    "",
+    operation_id="listAllTrials",
+    responses=LISTED,
+    response_model=TrialPage | SelectionPage,
 )
 def index(asked: Annotated[TrialList, Depends()]) -> Any:
-    """Trials of all experiments, newest first or in another order."""
+    """Trials of all experiments, newest first or in another order.
+
+    As JSON, CSV, Markdown or LaTeX, by `format` or Accept. `columns` of the answer are the fields in which the trials
+    of the page differ, or those that `columns` names, and `common` what they share: the columns of such a table.
+    """
     return asked.page()
 
 

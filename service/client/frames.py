@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from service.schemas.experiments import EpochOut, ResultOut, TrialOut
 from service.schemas.leaderboards import BoardOut
+from service.schemas.trial_tables import EVERY, Shown
+from service.specs.columns import columns_of, value_of
 from ttsv.metrics.catalog import METRICS
 
 if TYPE_CHECKING:
@@ -43,29 +45,35 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield f"{prefix}{name}", value
 
 
-def result_frame(trials: Iterable[TrialOut]) -> "pd.DataFrame":
+def result_frame(trials: Iterable[TrialOut], shown: Shown = EVERY) -> "pd.DataFrame":
     """One row per trial, indexed by its id: what it is, its flattened configuration, and every metric of its result.
 
-    Metrics are missing where a trial has no result, or its evaluation did not ask for them; fractions are in [0, 1].
+    `shown` chooses among the fields of the configuration. `attrs["columns"]` are those in which trials differ,
+    `attrs["common"]` has what they share. Metrics are missing where a trial has no result, or its evaluation did not
+    ask for them; fractions are in [0, 1].
     """
     import pandas as pd
 
-    rows, names = [], dict[str, None]()
+    rows, configs, names = [], [], dict.fromkeys(shown.chosen)
     for trial in trials:
         own = {name: getattr(trial, name) for name in _TRIAL_COLUMNS} | {"state": trial.state.value}
         # Strings tell a data frame too little of lists (`milestones`): they stay what they are.
-        config = dict(flat(trial.config))
+        config = {path: value_of(trial.config, path) for path in shown.chosen} or dict(flat(trial.config))
         names |= dict.fromkeys(config)
         rows.append(own | config | ({} if trial.result is None else trial.result.model_dump()))
-    frame = pd.DataFrame(rows, columns=[*_TRIAL_COLUMNS, *names, *RESULT_COLUMNS])
-    return frame.astype(dict.fromkeys(_WHOLE, "Int64")).set_index("id")
+        configs.append(trial.config)
+    fields = [name for name in names if name not in shown.hidden]
+    frame = pd.DataFrame(rows, columns=[*_TRIAL_COLUMNS, *fields, *RESULT_COLUMNS])
+    frame = frame.astype(dict.fromkeys(_WHOLE, "Int64")).set_index("id")
+    shape = columns_of(configs, hidden=shown.hidden)
+    return _told(frame, [column.field for column in shape.fields], shape.common)
 
 
 def board_frame(board: BoardOut) -> "pd.DataFrame":
     """One row per cell shown, indexed by it: its place, the fields in which rows differ by short name, how many of its
     trials have results, and of each metric the mean under its name and the deviation as `accuracy_std`.
 
-    What the rows share is in `attrs["common"]`.
+    `attrs["columns"]` names these fields, `attrs["common"]` has what the rows share.
     """
     import pandas as pd
 
@@ -79,7 +87,12 @@ def board_frame(board: BoardOut) -> "pd.DataFrame":
     metrics = dict.fromkeys(name for row in board.rows for name in row.metrics)
     names += [name for metric in metrics for name in (metric, f"{metric}_std")]
     frame = pd.DataFrame(rows, columns=names).set_index("cell")
-    frame.attrs["common"] = dict(board.common)
+    return _told(frame, [column.name for column in board.columns], board.common)
+
+
+def _told(frame: "pd.DataFrame", columns: list[str], common: Mapping[str, Any]) -> "pd.DataFrame":
+    """The frame with what tells its rows apart, and what they share."""
+    frame.attrs |= {"columns": columns, "common": dict(common)}
     return frame
 
 

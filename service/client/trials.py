@@ -21,6 +21,7 @@ from service.schemas.experiments import (
     TrialOut,
     TrialPage,
 )
+from service.schemas.trial_tables import Shown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -57,6 +58,26 @@ class Trials(Connection):
         path = "/v1/trials" if experiment_id is None else f"/v1/experiments/{experiment_id}/trials"
         asked = checked(TrialQuestion, question)
         return self._pages(TrialPage.model_validate_json, path, limit=page_size, **asked)
+
+    @covers("listTrials", "listAllTrials")
+    def trials_text(
+        self,
+        experiment_id: int | None = None,
+        *,
+        format: str,
+        columns: str | Sequence[str] | None = None,
+        hide: str | Sequence[str] | None = None,
+        standalone: bool | None = None,
+        page_size: int = 1000,
+        **question: Unpack[TrialQuestion],
+    ) -> str:
+        """The first page of `trials` as a table: csv, markdown or latex.
+
+        Its columns are the fields in which these trials differ, or `columns`; without those that `hide` names.
+        """
+        path = "/v1/trials" if experiment_id is None else f"/v1/experiments/{experiment_id}/trials"
+        asked = checked(TrialQuestion, question) | {"columns": _joined(columns), "hide": _joined(hide)}
+        return self._text(path, format=format, standalone=standalone, limit=page_size, **asked)
 
     @covers("getTrial")
     def trial(self, trial_id: int) -> TrialDetailOut:
@@ -130,15 +151,28 @@ class Trials(Connection):
             return download.finish()
 
     def results(
-        self, experiment_id: int | None = None, *, dataset: str | None = None, state: str | None = None
+        self,
+        experiment_id: int | None = None,
+        *,
+        dataset: str | None = None,
+        state: str | None = None,
+        columns: str | Sequence[str] | None = None,
+        hide: str | Sequence[str] | None = None,
     ) -> "pd.DataFrame":
         """One row per trial of an experiment, or of a data set over all experiments, indexed by the trial's id.
 
         Columns: its state, its configuration by dotted path (`training.lr`) and every metric of its result, NaN where
-        it has none.
+        it has none. `columns` and `hide` choose among the fields of the configuration, by whole or short names;
+        `attrs["columns"]` are the fields in which the trials differ, `attrs["common"]` has what they share. Raises
+        `QueryError` for a name that is no field.
         """
-        return result_frame(self.trials(experiment_id, dataset=dataset, state=state))
+        return result_frame(self.trials(experiment_id, dataset=dataset, state=state), Shown.named(columns, hide))
 
     def metrics(self, trial_id: int) -> "pd.DataFrame":
         """One row per epoch of a trial, indexed by its number."""
         return epoch_frame(self.epochs(trial_id))
+
+
+def _joined(names: str | Sequence[str] | None) -> str | None:
+    """Several names as the API takes them: one text."""
+    return names if names is None or isinstance(names, str) else ",".join(names)

@@ -8,7 +8,13 @@ from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 
 from service.api.http.dependencies import Config, Cursor, Db, ExperimentId
-from service.api.http.query_filters import ExperimentSort, TrialSort, WhichExperiments, WhichTrials
+from service.api.http.query_filters import (
+    ExperimentSort,
+    ShownFields,
+    TrialSort,
+    WhichExperiments,
+    WhichTrials,
+)
 from service.api.http.responses import experiments_out
 from service.dashboard.rendering import PageRoute, PageSize, Show
 from service.database import OPEN_EXPERIMENTS, Experiment, ExperimentState, Trial, TrialState
@@ -20,7 +26,7 @@ from service.leaderboards.sheets import configuration_sheet
 from service.leaderboards.text_tables import Sheet
 from service.schemas.experiments import ExperimentOut, ExperimentProgress
 from service.schemas.field_selection import Fields
-from service.specs.columns import columns_of
+from service.schemas.trial_tables import Shown
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -80,6 +86,7 @@ def experiment(
     database: Db,
     settings: Config,
     which: WhichTrials,
+    shown: ShownFields,
     limit: PageSize = 100,
     cursor: Cursor = None,
     sort: TrialSort = "number",
@@ -90,7 +97,7 @@ def experiment(
         (found,) = experiments_out(session, [row])
         here = replace(which, experiment_id=experiment_id)
         trials = list_trials(session, here, limit=limit, sort=sort, cursor=cursor)
-        fields = configurations(trials.rows)
+        fields = configurations(trials.rows, shown)
         events = list_events(session, experiment_id=experiment_id, limit=_EVENTS, newest_first=True)
         doable = actions(row, found.progress)
     path = experiment_log(settings.data_dir, experiment_id)
@@ -113,10 +120,10 @@ def experiment(
     )
 
 
-def configurations(trials: Sequence[tuple[Trial, Any]]) -> Sheet:
-    """The fields in which trials differ, and what they share."""
+def configurations(trials: Sequence[tuple[Trial, Any]], shown: Shown) -> Sheet:
+    """The fields in which trials differ, or those that are asked for, and what they share."""
     configs = [trial.config for trial, _ in trials]
-    return configuration_sheet(columns_of(configs), configs)
+    return configuration_sheet(shown.columns(configs), configs)
 
 
 def shares(progress: ExperimentProgress) -> list[Share]:

@@ -9,7 +9,7 @@ from fastapi.responses import HTMLResponse
 
 from service.api.http.authentication import Reader
 from service.api.http.dependencies import Config, Cursor, Db, TrialId
-from service.api.http.query_filters import TrialSort, WhichTrials
+from service.api.http.query_filters import ShownFields, TrialSort, WhichTrials
 from service.dashboard.charts import LineChart, line_chart
 from service.dashboard.experiments import configurations
 from service.dashboard.rendering import PageRoute, PageSize, Show
@@ -44,6 +44,7 @@ def index(
     show: Show,
     database: Db,
     which: WhichTrials,
+    shown: ShownFields,
     limit: PageSize = 100,
     cursor: Cursor = None,
     sort: TrialSort = "-id",
@@ -51,7 +52,7 @@ def index(
     """Trials of all experiments: those of a cell, of a network, that failed ..."""
     with database.read() as session:
         found = list_trials(session, which, limit=limit, sort=sort, cursor=cursor)
-        fields = configurations(found.rows)
+        fields = configurations(found.rows, shown)
     return show("trials.html", trials=found.rows, fields=fields, next=found.next, sort=sort, states=list(TrialState))
 
 

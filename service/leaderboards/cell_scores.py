@@ -2,13 +2,14 @@
 
 A cell's results count where they are valid and their experiment is not archived; a trial that ran more than once (the
 same fingerprint in several experiments) counts once per protocol, with its newest result. There is one board for every
-scope, data set and protocol: scope 0 has the trials of all projects, the others those of one.
+scope, data set and protocol: scope 0 has the trials of all projects, the others those of one. Results with a mean
+corruption error are on two: see `corruption_baselines`.
 """
 
 import hashlib
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -16,10 +17,12 @@ from sqlalchemy import Connection, bindparam, delete, func, insert, select, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
-from service.database import Experiment, Result, Score, ScoreBoard, ScoreRank, Trial
+from service.database import Experiment, Protocol, Result, Score, ScoreBoard, ScoreRank, Trial
 from service.database.engine import is_postgres
+from service.leaderboards.corruption_baselines import BASELINE, with_baseline, without_error
 from service.leaderboards.metrics import Measures, Metric, from_stored, measures, to_stored
 from service.specs.columns import told
+from ttsv.results import protocol_fingerprint
 
 EVERYONE = 0
 """The scope of all projects."""
@@ -29,7 +32,7 @@ _BATCH = 500
 """Cells written at a time by `refresh_all`."""
 
 _TRIALS = (
-    select(Trial.id, Trial.fingerprint, Experiment.project_id, Result.protocol)
+    select(Trial.id, Trial.fingerprint, Experiment.project_id, Result.protocol, BASELINE)
     .add_columns(*METRIC_COLUMNS, *(getattr(Trial, name) for name in _FIELDS))
     .outerjoin(Result, (Result.trial_id == Trial.id) & Result.valid)
     .join(Experiment, Experiment.id == Trial.experiment_id)
@@ -101,20 +104,26 @@ class _Made:
 class _Cell:
     """The results of a cell, and of each scope the different trials that it has."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: "BaselineProtocols") -> None:
+        self._names = names
         self._results: list[Counted] = []
         self._trials: dict[int, set[str]] = {}
 
     def add(self, row: Any) -> None:
         """One row of `_TRIALS`."""
-        trial_id, fingerprint, project_id, protocol = row[:4]
+        trial_id, fingerprint, project_id, protocol, baseline = row[:5]
         for scope in (EVERYONE, project_id):
             if scope is not None:
                 self._trials.setdefault(scope, set()).add(fingerprint)
         if protocol is not None:
-            values = 4 + len(METRIC_COLUMNS)
-            found = row[4:values], row[values : values + len(_FIELDS)]
-            self._results.append(Counted(trial_id, fingerprint, project_id, protocol, *found))
+            values = 5 + len(METRIC_COLUMNS)
+            found = Counted(
+                trial_id, fingerprint, project_id, protocol, row[5:values], row[values : values + len(_FIELDS)]
+            )
+            if baseline is not None:
+                self._results.append(replace(found, protocol=self._names.name(protocol, baseline)))
+                found = replace(found, values=without_error(found.values, tuple(Metric)))
+            self._results.append(found)
 
     def scores(self) -> Iterator[tuple[tuple[int, str], _Made]]:
         """(scope, protocol) and the score there."""
@@ -125,6 +134,25 @@ class _Cell:
                 (scope, protocol),
                 _Made(newest_one.trial_id, len(counted), trials, found, newest_one.fields),
             )
+
+
+class BaselineProtocols:
+    """The protocols of boards for a protocol and a baseline of mean corruption errors; `enter` those that are new."""
+
+    def __init__(self, connection: Connection, *, enter: bool) -> None:
+        self._connection, self._enter = connection, enter
+        self._known: dict[tuple[str, str], str] = {}
+
+    def name(self, protocol: str, baseline: str) -> str:
+        """The protocol's fingerprint."""
+        if (protocol, baseline) not in self._known:
+            own = self._connection.scalar(select(Protocol.record).where(Protocol.fingerprint == protocol))
+            record = with_baseline(own or {}, baseline)
+            found = self._known[protocol, baseline] = protocol_fingerprint(record)
+            if self._enter:
+                new = _insert(self._connection)(Protocol).values(fingerprint=found, record=record)
+                self._connection.execute(new.on_conflict_do_nothing())
+        return self._known[protocol, baseline]
 
 
 def newest(results: Iterable[Counted]) -> list[Counted]:
@@ -214,8 +242,9 @@ def _refresh(connection: Connection, dataset: str, cells: Sequence[str]) -> None
     # Statements made once, and no objects: this runs whenever a trial finishes.
     asked = {"dataset_name": dataset, "cell_names": cells}
     found: dict[str, _Cell] = {}
+    names = BaselineProtocols(connection, enter=True)
     for row in connection.execute(_CELL_TRIALS, asked):
-        found.setdefault(row[-1], _Cell()).add(row)
+        found.setdefault(row[-1], _Cell(names)).add(row)
     known = {(row.cell, row.scope, row.protocol): row for row in connection.execute(_CELL_SCORES, asked)}
     wanted = {(name, *board): made for name, cell in found.items() for board, made in cell.scores()}
     if gone := [known[key].id for key in known.keys() - wanted.keys()]:
@@ -303,8 +332,9 @@ def _by_board(results: Iterable[Counted]) -> dict[tuple[int, str], list[Counted]
 def _all_cells(session: Session) -> Iterator[tuple[str, str, _Cell]]:
     query = _TRIALS.add_columns(Trial.dataset, Trial.cell).order_by(Trial.dataset, Trial.cell)
     rows = session.execute(query.execution_options(yield_per=2000))
+    names = BaselineProtocols(session.connection(), enter=True)
     for (dataset, cell), mine in groupby(rows, key=lambda row: (row[-2], row[-1])):
-        found = _Cell()
+        found = _Cell(names)
         for row in mine:
             found.add(row)
         yield dataset, cell, found

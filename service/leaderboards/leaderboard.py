@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from service.database import Experiment, Score, ScoreBoard, Trial
+from service.database import Experiment, Protocol, Score, ScoreBoard, Trial
 from service.errors import NotFoundError
 from service.leaderboards.answer import (
     Board,
@@ -23,6 +23,8 @@ from service.leaderboards.answer import (
     Row,
     spreads,
 )
+from service.leaderboards.corruption_baselines import IN_RECORD, baseline_of, without_baseline
+from service.leaderboards.corruption_baselines import METRIC as ERROR
 from service.leaderboards.filters import Question
 from service.leaderboards.materialized import StoredScores
 from service.leaderboards.metrics import Measure, Measures, Metric
@@ -38,6 +40,7 @@ from service.leaderboards.protocols import differences
 from service.leaderboards.significance import unbeaten
 from service.leaderboards.source import BoardKey, Entry, ScoreSource
 from service.specs.columns import FieldColumn, columns_of, short_name
+from ttsv.results import protocol_fingerprint
 
 References = Callable[[dict[str, Any], dict[str, Any]], list[PaperReference]]
 """From a cell's configuration and its protocol's record to the printed rows that it corresponds to."""
@@ -68,7 +71,7 @@ def leaderboard(
     Raises `NotFoundError` for a baseline that is on no board.
     """
     source = source_of(session, question)
-    keys = sorted(source.boards(question.metric), key=lambda board: (-board.ranked, -board.cells, board.protocol))
+    keys = boards_of(source, question)
     if question.baseline is not None and all(source.find(board, question.baseline) is None for board in keys):
         raise NotFoundError(f"cell {question.baseline!r} is on no leaderboard of {question.dataset} with these filters")
     pages = [_page(source, board, question) for board in keys]
@@ -89,6 +92,27 @@ def leaderboard(
 def source_of(session: Session, question: Question) -> ScoreSource:
     """Where the rows that a question is about are read from."""
     return (ChosenTrials if question.filters.choose_trials else StoredScores)(session, question)
+
+
+def boards_of(source: ScoreSource, question: Question) -> list[BoardKey]:
+    """The boards that answer a question, those with most rows first.
+
+    Boards of one baseline of mean corruption errors answer those who ask for these, and stand for a board all of whose
+    cells they have.
+    """
+    boards = source.boards(question.metric)
+    asked = ERROR in (*question.shown, *question.front) or question.filters.protocol is not None
+    replaced: dict[str, int] = {}
+    for board in boards if asked else ():
+        if baseline_of(board.record) is not None:
+            own = protocol_fingerprint(without_baseline(board.record))
+            replaced[own] = max(board.cells, replaced.get(own, 0))
+    kept = [
+        board
+        for board in boards
+        if (asked if baseline_of(board.record) is not None else board.cells > replaced.get(board.protocol, 0))
+    ]
+    return sorted(kept, key=lambda board: (-board.ranked, -board.cells, board.protocol))
 
 
 def _page(source: ScoreSource, board: BoardKey, question: Question) -> _Page:
@@ -124,7 +148,9 @@ def _board(
     mine = [entries[key] for key, _ in page.order]
     configs = [{name: value for name, value in entry.config.items() if name != "seed"} for entry in mine]
     shape = columns_of(configs, chosen=question.fields, hidden=question.hidden)
-    seen_of = [seen.missing(entry.cell, board.protocol) for entry in mine]
+    baseline_error = baseline_of(board.record)
+    own = board.protocol if baseline_error is None else protocol_fingerprint(without_baseline(board.record))
+    seen_of = [seen.missing(entry.cell, own, baseline_error) for entry in mine]
     missing = [lacking for lacking, _ in seen_of]
     best = _best(mine, missing, question.shown)
     place, shared = page.place, page.order[0][1].shared if page.order else None
@@ -286,10 +312,11 @@ class MeasuredDataset:
 
 def measured_datasets(session: Session, scope: int) -> list[MeasuredDataset]:
     """Data sets by name, of a project or (`scope` 0) of all."""
+    of_baselines = select(Protocol.fingerprint).where(IN_RECORD.is_not(None))
     query = (
         select(ScoreBoard.dataset, func.count(ScoreBoard.id.distinct()), func.count(Score.id))
         .join(Score, Score.board_id == ScoreBoard.id)
-        .where(ScoreBoard.scope == scope)
+        .where(ScoreBoard.scope == scope, ScoreBoard.protocol.not_in(of_baselines))
         .group_by(ScoreBoard.dataset)
     )
     found = {dataset: MeasuredDataset(dataset, boards, cells) for dataset, boards, cells in session.execute(query)}

@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 from service.database import Experiment, Result, Score, ScoreBoard, Trial, TrialState
 from service.database.engine import among
 from service.leaderboards.answer import MOST_MISSING, Hole, Invalid, Missing
+from service.leaderboards.corruption_baselines import BASELINE
 from service.leaderboards.filters import Question
 from service.specs.states import OPEN_TRIALS
 
@@ -27,6 +28,8 @@ class _Try:
     failure: str | None
     protocol: str | None
     valid: bool | None
+    baseline: str | None
+    """That of its mean corruption error, if it has one."""
 
     def missing(self) -> Missing:
         """Why it adds nothing to a board on which it has no result."""
@@ -39,7 +42,7 @@ def _tries(session: Session, conditions: Sequence[ColumnElement[bool]]) -> dict[
     """Cell -> fingerprint -> the trials that have it, oldest first."""
     query = (
         select(Trial.cell, Trial.fingerprint, Trial.id, Trial.seed, Trial.state, Trial.failure)
-        .add_columns(Result.protocol, Result.valid)
+        .add_columns(Result.protocol, Result.valid, BASELINE)
         .join(Experiment, Experiment.id == Trial.experiment_id)
         .outerjoin(Result, Result.trial_id == Trial.id)
         .where(*conditions)
@@ -51,10 +54,12 @@ def _tries(session: Session, conditions: Sequence[ColumnElement[bool]]) -> dict[
     return found
 
 
-def _missing(tries: dict[str, list[_Try]], protocol: str | None = None) -> list[Missing]:
+def _missing(tries: dict[str, list[_Try]], protocol: str | None = None, baseline: str | None = None) -> list[Missing]:
     """Of each fingerprint without a valid result under a protocol the trial that may yet bring one, or the newest."""
     lacking = [
-        mine for mine in tries.values() if not any(one.valid and protocol in (None, one.protocol) for one in mine)
+        mine
+        for mine in tries.values()
+        if not any(one.valid and protocol in (None, one.protocol) and baseline in (None, one.baseline) for one in mine)
     ]
     chosen = [next((one for one in reversed(mine) if one.state in OPEN_TRIALS), mine[-1]) for mine in lacking]
     return sorted((one.missing() for one in chosen), key=lambda one: one.seed)
@@ -77,9 +82,9 @@ class SeenTrials:
         asked = [*conditions, among(session, Trial.cell, open_cells)]
         self._tries = _tries(session, asked) if open_cells else {}
 
-    def missing(self, cell: str, protocol: str) -> tuple[list[Missing], int]:
-        """The trials without a result under a protocol, and how many different trials the cell has."""
-        return _missing(self._tries.get(cell, {}), protocol), self._trials.get(cell, 0)
+    def missing(self, cell: str, protocol: str, baseline: str | None) -> tuple[list[Missing], int]:
+        """The trials without a result under a protocol, and a baseline, and how many different trials the cell has."""
+        return _missing(self._tries.get(cell, {}), protocol, baseline), self._trials.get(cell, 0)
 
 
 def find_holes(session: Session, question: Question, is_invalid: ColumnElement[bool] | None) -> tuple[list[Hole], int]:

@@ -1,6 +1,7 @@
 """Leaderboards' rows added up from the results of the trials that were asked for."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import func, select
@@ -11,6 +12,7 @@ from service.leaderboards import cell_scores
 from service.leaderboards.answer import Position
 from service.leaderboards.cell_scores import Counted
 from service.leaderboards.conditions import COLUMNS
+from service.leaderboards.corruption_baselines import BASELINE, without_error
 from service.leaderboards.filters import Question
 from service.leaderboards.metrics import Measure, Metric, measures, spread
 from service.leaderboards.source import BoardKey, Contender, Entry, front_of
@@ -30,25 +32,35 @@ class ChosenTrials:
         self._shown = tuple(question.shown)
         columns = [getattr(Result, metric.value) for metric in self._metrics]
         query = (
-            select(Trial.id, Trial.fingerprint, Result.protocol, Trial.cell, *columns)
+            select(Trial.id, Trial.fingerprint, Result.protocol, BASELINE, Trial.cell, *columns)
             .join(Result, Result.trial_id == Trial.id)
             .join(Experiment, Experiment.id == Trial.experiment_id)
             .where(*question.of_trials(), Result.valid)
         )
-        if filters.protocol is not None:
-            query = query.where(Result.protocol == filters.protocol)
         cells: dict[int, str] = {}
         counted = []
-        for trial_id, fingerprint, protocol, cell, *values in session.execute(query):
+        names = cell_scores.BaselineProtocols(session.connection(), enter=False)
+        of_baselines: set[str] = set()
+        for trial_id, fingerprint, protocol, baseline, cell, *values in session.execute(query).all():
             cells[trial_id] = cell
-            counted.append(Counted(trial_id, fingerprint, None, protocol, values))
+            found = Counted(trial_id, fingerprint, None, protocol, values)
+            if baseline is not None:
+                counted.append(replace(found, protocol=names.name(protocol, baseline)))
+                of_baselines.add(counted[-1].protocol)
+                found = replace(found, values=without_error(values, self._metrics))
+            counted.append(found)
         boards: dict[str, dict[str, list[Counted]]] = {}
         for result in cell_scores.newest(counted):
-            boards.setdefault(result.protocol, {}).setdefault(cells[result.trial_id], []).append(result)
+            if filters.protocol in (None, result.protocol):
+                boards.setdefault(result.protocol, {}).setdefault(cells[result.trial_id], []).append(result)
         self._protocols = sorted(boards)
-        # A row's key is its newest trial.
+        # A row's key is its newest trial, below 0 on a board of a baseline: a trial may stand on two.
         self._rows: list[dict[int, list[Counted]]] = [
-            {rows[-1].trial_id: rows for rows in boards[name].values() if len(rows) >= filters.min_seeds}
+            {
+                rows[-1].trial_id * (-1 if name in of_baselines else 1): rows
+                for rows in boards[name].values()
+                if len(rows) >= filters.min_seeds
+            }
             for name in self._protocols
         ]
         self._cells = cells
@@ -91,7 +103,7 @@ class ChosenTrials:
             for key, rows in self._rows[board].items():
                 known = [float(value) for row in rows if (value := row.values[column]) is not None]
                 if known:
-                    cell = self._cells[key]
+                    cell = self._cells[abs(key)]
                     standing = cell_scores.standing_of(metric, complete=len(rows) == self._trials[cell])
                     found[key] = Position(standing, spread(known).mean, cell_scores.tie_of(cell))
         return self._positions[board, metric]
@@ -112,10 +124,10 @@ class ChosenTrials:
         stored: dict[int, dict[str, Any]] = {}
         for first in range(0, len(keys), _BATCH):
             some = select(Trial.id, *(getattr(Trial, name) for name in COLUMNS))
-            rows = self._session.execute(some.where(Trial.id.in_(keys[first : first + _BATCH])))
+            rows = self._session.execute(some.where(Trial.id.in_(list(map(abs, keys[first : first + _BATCH])))))
             stored |= {row[0]: dict(zip(COLUMNS, row[1:], strict=True)) for row in rows}
         return {
-            key: tuple(stored[key][name] if name in COLUMNS else value_of(configs[key], name) for name in fields)
+            key: tuple(stored[abs(key)][name] if name in COLUMNS else value_of(configs[key], name) for name in fields)
             for key in keys
         }
 
@@ -125,40 +137,45 @@ class ChosenTrials:
         found = {}
         for key, rows in self._rows[board.id].items():
             if known := [float(value) for row in rows if (value := row.values[column]) is not None]:
-                found[key] = len(rows), self._trials[self._cells[key]], spread(known)
+                found[key] = len(rows), self._trials[self._cells[abs(key)]], spread(known)
         return found
 
     def _configs(self, keys: Sequence[int]) -> dict[int, Any]:
         found: dict[int, Any] = {}
         for first in range(0, len(keys), _BATCH):
-            some = select(Trial.id, Trial.config).where(Trial.id.in_(keys[first : first + _BATCH]))
+            some = select(Trial.id, Trial.config).where(Trial.id.in_(list(map(abs, keys[first : first + _BATCH]))))
             found |= {row[0]: row[1] for row in self._session.execute(some)}
-        return found
+        return {key: found[abs(key)] for key in keys}
 
     def entries(self, keys: Sequence[int]) -> dict[int, Entry]:
         """Whole rows, of one board or several."""
         rows = {key: row for board in self._rows for key, row in board.items()}
         trials = [result.trial_id for key in keys for result in rows[key]]
         values: dict[int, Sequence[float | None]] = {}
+        bare: dict[int, Sequence[float | None]] = {}
         for first in range(0, len(trials), _BATCH):
             some = Result.trial_id.in_(trials[first : first + _BATCH])
-            query = select(Result.trial_id, *(getattr(Result, metric.value) for metric in self._shown)).where(some)
-            values |= {row[0]: row[1:] for row in self._session.execute(query)}
+            columns = [getattr(Result, metric.value) for metric in self._shown]
+            for trial_id, baseline, *found in self._session.execute(
+                select(Result.trial_id, BASELINE, *columns).where(some)
+            ):
+                values[trial_id] = found
+                bare[trial_id] = found if baseline is None else without_error(found, self._shown)
         configs = self._configs(keys)
         return {
             key: Entry(
-                self._cells[key],
+                self._cells[abs(key)],
                 configs[key],
                 len(rows[key]),
-                measures((values[result.trial_id] for result in rows[key]), self._shown),
+                measures(((values if key < 0 else bare)[result.trial_id] for result in rows[key]), self._shown),
             )
             for key in keys
         }
 
     def cells(self, keys: Sequence[int]) -> dict[int, str]:
         """The cells of rows."""
-        return {key: self._cells[key] for key in keys}
+        return {key: self._cells[abs(key)] for key in keys}
 
     def find(self, board: BoardKey, cell: str) -> int | None:
         """The key of a cell."""
-        return next((key for key in self._rows[board.id] if self._cells[key] == cell), None)
+        return next((key for key in self._rows[board.id] if self._cells[abs(key)] == cell), None)

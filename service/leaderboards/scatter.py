@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from sqlalchemy.orm import Session
 
 from service.leaderboards.filters import Question
-from service.leaderboards.leaderboard import source_of
+from service.leaderboards.leaderboard import boards_of, source_of
 from service.leaderboards.metrics import Metric
 from service.leaderboards.pareto import on_front
 from service.leaderboards.source import BoardKey, Entry, ScoreSource
@@ -44,8 +44,9 @@ class ScatterPlot:
 
 def scatter_plot(session: Session, question: Question, x: Metric, y: Metric) -> ScatterPlot | None:
     """The board with most rows, or that of the question's protocol; None where no cell has both metrics."""
-    source = source_of(session, replace(question, front=(x, y)))
-    boards = sorted(source.boards(question.metric), key=lambda board: (-board.ranked, -board.cells, board.protocol))
+    question = replace(question, front=(x, y))
+    source = source_of(session, question)
+    boards = boards_of(source, question)
     return _plot(source, boards[0], x, y) if boards else None
 
 

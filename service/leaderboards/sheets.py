@@ -53,7 +53,8 @@ def configuration_sheet(shape: Columns, configs: Sequence[Mapping[str, Any]]) ->
     """The columns alone, a row for each configuration; above, what all share."""
     rows = [[value_of(config, column.field) for column in shape.fields] for config in configs]
     numeric = [
-        all(value is None or type(value) in (int, float) for value in values) for values in zip(*rows, strict=True)
+        all(row[index] is None or type(row[index]) in (int, float) for row in rows)
+        for index in range(len(shape.fields))
     ]
     return Sheet("", [column.name for column in shape.fields], numeric, rows, [], shared_said(shape))
 
@@ -101,7 +102,8 @@ def _matrix(board: Board, pivot: Pivot, dataset: str, metric: Metric) -> Sheet:
     ]
     if several:
         notes.append("A place takes the seeds of all its cells together, whatever else they differ in.")
-    return Sheet(title, [pivot.down.name, *across], [True] * (1 + len(across)), rows, notes)
+    numbers = all(value is None or type(value) in (int, float) for value in pivot.rows)
+    return Sheet(title, [pivot.down.name, *across], [numbers, *(True for _ in across)], rows, notes)
 
 
 def _trials(count: int) -> str:

@@ -147,11 +147,22 @@ class TrialOut(Out):
     result: ResultOut | None = Field(None, description="On the test images; null unless it succeeded.")
 
 
+class ColumnOut(Out):
+    """A field in which rows differ."""
+
+    field: str = Field(description="Dotted, as in a grid.")
+    name: str = Field(description="The heading of tables for people: the shortest name that no other field has.")
+
+
 class TrialPage(Out):
     """In the order asked for, the grid's by default."""
 
     items: list[TrialOut] = Field(description="Trials in the order asked for.")
     next: str | None = Field(description="Cursor of the next page; null: this is the last.")
+    columns: list[ColumnOut] = Field(
+        [], description="The fields in which the trials of this page differ, or those asked for."
+    )
+    common: dict[str, Any] = Field({}, description="What the trials of this page share, by path.")
 
 
 class EpochOut(Out):

@@ -4,17 +4,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from service.schemas.experiments import Cell, Out
+from service.schemas.experiments import Cell, ColumnOut, Out
 
 CellConfig = Annotated[dict[str, Any], Field(description="Every field of the cell's trials but the seed.")]
 Protocol = Annotated[str, Field(description="Fingerprint of how it was measured.")]
-
-
-class ColumnOut(Out):
-    """A field in which rows differ."""
-
-    field: str = Field(description="Dotted, as in a grid.")
-    name: str = Field(description="The heading of tables for people: the shortest name that no other field has.")
 
 
 class MissingOut(Out):

@@ -1,5 +1,6 @@
 """The migrations make what the models say, on SQLite and Postgres."""
 
+import json
 import shutil
 import threading
 from collections.abc import Iterator
@@ -14,12 +15,24 @@ from sqlalchemy import ClauseElement, Connection, inspect, select, text
 from sqlalchemy.orm import Session
 
 import migrations
-from service.database import Base, Experiment, Project, Result, Score, ScoreRank, Trial, engine
+from service.database import (
+    Base,
+    Experiment,
+    Project,
+    Protocol,
+    Result,
+    Score,
+    ScoreBoard,
+    ScoreRank,
+    Trial,
+    engine,
+)
 from service.database.engine import Database
 from service.leaderboards import cell_scores
 from service.migrate import alembic_config, lacking_metrics, migrate, newest
 from service.queue import driver_reads, leases
 from service.queue.contenders import Specs, contenders
+from ttsv.results import protocol_fingerprint
 
 
 @pytest.fixture
@@ -351,6 +364,40 @@ class TestNinth:
             columns = tables["experiments"]["columns"]
             tables["experiments"]["columns"] = [c[:3] if c[0] == "fruitless_claims" else c for c in columns]
         assert after == before
+
+
+class TestEleventh:
+    """0011 on results whose protocol names the baseline of their mean corruption error."""
+
+    def test_accuracies_share_a_board_and_errors_keep_theirs(self, empty: Database) -> None:
+        own = {"split": "test", "corruptions": {"corruptions": "published"}}
+        whole = {"split": "test", "corruptions": {"corruptions": "published", "mce_baseline": "x"}}
+        with empty.writer.begin() as connection:
+            command.upgrade(alembic_config(connection), "0001")
+            for statement in TestSecond.FILL:
+                connection.execute(text(statement))
+        migrate(empty)
+        with empty.writer.begin() as connection:
+            command.downgrade(alembic_config(connection), "0010")
+            put = text("INSERT INTO protocols (fingerprint, record) VALUES (:name, :record)")
+            connection.execute(put, {"name": protocol_fingerprint(whole), "record": json.dumps(whole)})
+            change = text("UPDATE results SET protocol = :name, mce = 0.5, evaluation = :record")
+            evaluation = {"corruptions": {"baseline_sha256": "x"}}
+            connection.execute(change, {"name": protocol_fingerprint(whole), "record": json.dumps(evaluation)})
+        migrate(empty)
+        with Session(empty.engine) as session:
+            assert session.get_one(Result, 9).protocol == protocol_fingerprint(own)
+            assert session.get_one(Protocol, protocol_fingerprint(own)).record == own
+            boards = select(ScoreBoard.protocol, ScoreRank.metric).join(ScoreRank, ScoreRank.board_id == ScoreBoard.id)
+            ranked = {tuple(row) for row in session.execute(boards.where(ScoreRank.metric.in_(["accuracy", "mce"])))}
+        assert ranked == {
+            (protocol_fingerprint(own), "accuracy"),
+            (protocol_fingerprint(whole), "accuracy"),
+            (protocol_fingerprint(whole), "mce"),
+        }
+        with empty.writer.begin() as connection:
+            command.downgrade(alembic_config(connection), "0010")
+            assert connection.scalar(text("SELECT protocol FROM results")) == protocol_fingerprint(whole)
 
 
 class TestNewMetric:

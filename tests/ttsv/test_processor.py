@@ -49,15 +49,17 @@ def test_bf16_by_flags_and_limits(flags: Flags, shown: str, limit: str, has: boo
     flags(shown)
     assert computes_bf16({"ONEDNN_MAX_CPU_ISA": limit} if limit else {}) is has
     assert computes_bf16({"DNNL_MAX_CPU_ISA": limit} if limit else {}) is has
-    assert instruction_set() == name
+    assert instruction_set({}) == name
+    limited = f"{name}, oneDNN: {limit.upper()}" if limit not in ("", "ALL") else name
+    assert instruction_set({"ONEDNN_MAX_CPU_ISA": limit}) == limited
 
 
 def test_other_machines(flags: Flags) -> None:
-    assert (computes_bf16({}), instruction_set()) == (None, "unknown"), "no file"
+    assert (computes_bf16({}), instruction_set({})) == (None, "unknown"), "no file"
     flags("fp asimd bf16", "Features\t")
-    assert (computes_bf16({}), instruction_set()) == (True, "bf16")
+    assert (computes_bf16({}), instruction_set({})) == (True, "bf16")
     flags("fp asimd", "Features\t")
-    assert (computes_bf16({}), instruction_set()) == (False, "asimd")
+    assert (computes_bf16({}), instruction_set({})) == (False, "asimd")
 
 
 @pytest.mark.parametrize(("shown", "refused"), [(AVX2, True), (f"{AVX512} avx512_bf16", False)])

@@ -37,10 +37,6 @@ class Baseline:
         write_json(path, {"dataset": dataset, "model": model, "corruptions": asdict(record)})
         return path
 
-    def fits(self, record: CorruptionRecord | None) -> bool:
-        """Whether it was measured on the same images."""
-        return record is not None and record.protocol == self.record.protocol
-
     def compare(self, record: CorruptionRecord) -> tuple[float | None, str | None]:
         """Mean corruption error, or None and why: measured on other images, or the baseline errs nowhere of a kind."""
         try:

@@ -12,7 +12,6 @@ from ttsv.config.fields import Plain
 from ttsv.config.trial import TrialConfig
 from ttsv.constraints import ConstraintReport, LayerNorms
 from ttsv.data.loading import Dataset
-from ttsv.evaluation.baseline import Baseline
 from ttsv.evaluation.evidence import Evidence
 from ttsv.evaluation.subject import Subject
 from ttsv.layers import Framed, TTConv, layer_kernel
@@ -32,7 +31,7 @@ LIPSCHITZ_RADIUS = 0.5
 ASCENT_STEPS = 20
 
 
-def evaluation_protocol(subject: Subject, evidence: Evidence, seed: int, baseline: Baseline | None) -> Plain:
+def evaluation_protocol(subject: Subject, evidence: Evidence, seed: int) -> Plain:
     """The protocol of an evaluation's numbers, JSON-ready: results of equal protocols may be compared.
 
     It holds what changes what a number means: the images (data set, its SHA-256, split, how many for each metric),
@@ -41,7 +40,9 @@ def evaluation_protocol(subject: Subject, evidence: Evidence, seed: int, baselin
     and which epoch's weights were evaluated: had the test images a say? What else was done in training is said in words
     and decides nothing (`ttsv.results.deciding`): networks are what is compared. Left out, and recorded beside it, is
     what only says where it was computed and leaves the meaning as it is: device, versions of other packages, git
-    revision and dirty flag, threads. Radii are not in it either: every certified accuracy names its own.
+    revision and dirty flag, threads. Radii are not in it either: every certified accuracy names its own; nor is the
+    baseline of the mean corruption error, of which no other number knows: it is recorded with that error, and
+    leaderboards compare errors to one baseline only.
     """
     data, count, trained = subject.data, len(evidence.labels), subject.trained
     images: dict[str, int] = {"accuracy": count, "calibration": count, "temperature": len(data.validation.labels)}
@@ -85,8 +86,6 @@ def evaluation_protocol(subject: Subject, evidence: Evidence, seed: int, baselin
     if evidence.corruption is not None:
         images["corruptions"] = evidence.corruption.protocol["images"]
         protocol["corruptions"] = _corruptions(evidence.corruption)
-        if baseline is not None and baseline.fits(evidence.corruption):
-            protocol["corruptions"]["mce_baseline"] = baseline.sha256
     protocol["weights"] = _weights(trained)
     if trained is not None and trained.dataset != data.info.name:
         protocol["trained_on"] = trained.dataset

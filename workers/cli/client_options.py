@@ -84,10 +84,21 @@ def print_table(table: "Table") -> None:
     """As a table in a terminal; else a line per row, whole, with tabs between: for `cut`, `awk` and `grep`."""
     screen = console()
     if screen.is_terminal:
-        screen.print(table)
+        print_whole(screen, table)
         return
     if table.title:
         typer.echo(str(table.title))
     headings = [str(column.header) for column in table.columns]
     for row in [headings, *zip(*(column.cells for column in table.columns), strict=True)]:
         typer.echo("\t".join(" ".join(str(cell).split()) for cell in row))
+
+
+def print_whole(screen: "Console", table: "Table") -> None:
+    """Prints a table with every cell whole: what is wider than the terminal runs on in its next line."""
+    before = screen.width
+    screen.width = max(before, screen.measure(table, options=screen.options.update(max_width=_WIDEST)).maximum)
+    screen.print(table)
+    screen.width = before
+
+
+_WIDEST = 100_000

@@ -21,7 +21,7 @@ from workers.cli.errors import plain_errors
 
 if TYPE_CHECKING:
     from service.client import Client
-    from service.schemas.experiments import DryRunOut, ExperimentOut
+    from service.schemas.experiments import DryRunOut, ExperimentOut, TrialOut
 
 experiments_app = typer.Typer()
 presets_app = typer.Typer(help="The paper's tables and figures as experiments.", no_args_is_help=True)
@@ -76,7 +76,7 @@ def submit(
     elif not watch:
         print_json(experiment)
     if watch:
-        _watch(client, experiment.id, as_json)
+        _watch(client, experiment.id, as_json, columns, hide)
 
 
 @experiments_app.command("ls")
@@ -123,9 +123,9 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show an experiment and its trials."""
-    from workers.cli.tables import Shown, progress_line, show_errors, trials_table
+    from workers.cli.tables import progress_line, show_errors, shown_fields, trials_table
 
-    shown = Shown.named(columns, hide)
+    shown = shown_fields(columns, hide)
     experiment = client.experiment(experiment_id)
     trials = list(client.trials(experiment_id, state=[one.value for one in state] or None))
     if as_json:
@@ -156,9 +156,18 @@ def trial(client: "Client", trial_id: TrialId, as_json: Json = False) -> None:
 
 @experiments_app.command()
 @connected
-def watch(client: "Client", experiment_id: ExperimentId, as_json: Json = False) -> None:
-    """Follow an experiment until it is final; fails unless every trial succeeded."""
-    _watch(client, experiment_id, as_json)
+def watch(
+    client: "Client",
+    experiment_id: ExperimentId,
+    columns: FieldNames = None,
+    hide: HiddenNames = None,
+    as_json: Json = False,
+) -> None:
+    """Follow an experiment until it is final; fails unless every trial succeeded.
+
+    Below its progress stand the trials that began last, by the fields in which they differ.
+    """
+    _watch(client, experiment_id, as_json, columns, hide)
 
 
 def _tagged(spec: Plain, tags: Sequence[str]) -> Plain:
@@ -172,15 +181,27 @@ def _tagged(spec: Plain, tags: Sequence[str]) -> Plain:
         raise UserError(f"tags: {error}") from None
 
 
-def _watch(client: "Client", experiment_id: int, as_json: bool) -> None:
+_WATCHED = 12
+"""Trials that are shown while an experiment is watched."""
+
+
+def _watch(
+    client: "Client", experiment_id: int, as_json: bool, columns: str | None = None, hide: str | None = None
+) -> None:
     """With JSON, a line whenever something changes."""
-    from workers.cli.tables import LiveLine
+    from workers.cli.tables import LiveLine, shown_fields
+
+    shown = shown_fields(columns, hide)
+
+    def newest() -> "list[TrialOut]":
+        """Those that began last, then those that wait: among these the fields of a grid differ from the start."""
+        return list(islice(client.trials(experiment_id, sort="-started_at", page_size=_WATCHED), _WATCHED))
 
     if as_json:
         for experiment in client.watch(experiment_id):
             typer.echo(experiment.model_dump_json(exclude={"spec"}))
     else:
-        with LiveLine(console()) as line:
+        with LiveLine(console(), newest, shown) as line:
             for experiment in client.watch(experiment_id):
                 line.show(experiment)
     if experiment.state != ExperimentState.SUCCEEDED:
@@ -198,11 +219,11 @@ def _warn(warnings: Sequence[str]) -> None:
 
 
 def _show_dry_run(would: "DryRunOut", columns: str | None, hide: str | None) -> None:
-    from workers.cli.tables import Shown, dry_run_table, duration
+    from workers.cli.tables import dry_run_table, duration, shown_fields
 
     seconds, steps = would.totals.seconds, would.totals.steps
     if would.trials:
-        print_table(dry_run_table(would, Shown.named(columns, hide)))
+        print_table(dry_run_table(would, shown_fields(columns, hide)))
     typer.echo(f"{would.grid_points} grid points, {would.trial_count} different trials; nothing was stored")
     typer.echo(f"steps of all trials: {'unknown' if steps is None else steps}")
     typer.echo(f"training, one trial after another: {'unknown' if seconds is None else duration(seconds)}")

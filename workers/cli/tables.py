@@ -2,13 +2,12 @@
 
 import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import TypeAdapter
-from rich.console import Console
+from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
@@ -19,35 +18,12 @@ from service.leaderboards.sheets import board_sheets, configuration_sheet, read
 from service.leaderboards.text_tables import Cell, Measured, Sheet
 from service.schemas.experiments import ArtifactOut, DryRunOut, ExperimentOut, TrialDetailOut, TrialOut
 from service.schemas.leaderboards import LeaderboardOut
-from service.specs.columns import Columns, columns_of, known_fields
+from service.schemas.trial_tables import EVERY, Shown, trials_sheet
 from service.specs.states import OPEN_TRIALS, TrialState
+from workers.cli.client_options import print_table, print_whole
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
-
-@dataclass(frozen=True)
-class Shown:
-    """Which fields a table of trials shows: those `chosen`, or all that differ, without those `hidden`."""
-
-    chosen: tuple[str, ...] = ()
-    hidden: tuple[str, ...] = ()
-
-    @classmethod
-    def named(cls, columns: str | None, hide: str | None) -> Self:
-        """From names separated by commas; raises `UserError`."""
-        try:
-            return cls(*(known_fields(names.split(",") if names else (), "a field") for names in (columns, hide)))
-        except QueryError as error:
-            raise UserError(error.problems[0].message) from None
-
-    def columns(self, configs: Sequence[Mapping[str, Any]]) -> Columns:
-        """The columns of a table of such trials."""
-        return columns_of(configs, chosen=self.chosen, hidden=self.hidden)
-
-
-EVERY = Shown()
-"""All fields that differ."""
+    from rich.live import Live
 
 
 def progress_line(experiment: ExperimentOut) -> str:
@@ -99,14 +75,15 @@ def experiments_table(experiments: list[ExperimentOut]) -> Table:
 
 def trials_table(trials: list[TrialOut], shown: Shown = EVERY) -> Table:
     """One line per trial: the fields in which they differ, and what became of each; above, what all share."""
-    shape = shown.columns([trial.config for trial in trials])
-    fields = configuration_sheet(shape, [trial.config for trial in trials])
-    rows: list[list[Cell]] = []
-    for trial, own in zip(trials, fields.rows, strict=True):
-        accuracy = None if trial.result is None else read(Metric.ACCURACY, trial.result.accuracy, None)
-        rows.append([trial.id, *own, trial.state.value, f"{trial.epoch}/{trial.epochs}", accuracy])
-    headings = ["id", *fields.headings, "state", "epoch", Metric.ACCURACY.reading.title]
-    return sheet_table(Sheet("", headings, [True, *fields.numeric, False, True, True], rows, [], fields.above))
+    return sheet_table(trials_sheet(trials, shown))
+
+
+def shown_fields(columns: str | None, hide: str | None) -> Shown:
+    """The fields that `--columns` and `--hide` name; raises `UserError`."""
+    try:
+        return Shown.named(columns, hide)
+    except QueryError as error:
+        raise UserError(error.problems[0].message) from None
 
 
 def show_errors(console: Console, trials: list[TrialOut]) -> None:
@@ -168,9 +145,7 @@ def show_leaderboard(console: Console, leaderboard: LeaderboardOut, wanted: Sequ
     metrics = [Metric(name) for name in wanted]
     for sheet in board_sheets(found, leaderboard.dataset, Metric(leaderboard.metric), metrics):
         if any(sheet.texts) and sheet.rows[0]:
-            table = sheet_table(sheet)
-            console.width = max(console.width, console.measure(table).maximum)  # cells are kept whole
-            console.print(table)
+            print_whole(console, sheet_table(sheet))
         for note in sheet.notes:
             console.print(note, markup=False, highlight=False)
 
@@ -195,6 +170,9 @@ def _text(cell: str | Measured) -> Text:
     return Text.assemble((mean, "bold" if cell.best else ""), "" if std is None else f" ± {std}", behind)
 
 
+_READ_EVERY = 2.0
+"""Seconds for which a table of trials stands in a terminal."""
+
 _LEFT = frozenset({"kind", "name", "SHA-256"})
 """Columns of words; numbers stand on the right."""
 
@@ -208,41 +186,59 @@ def _table(*columns: str, **labels: Any) -> Table:
 
 
 class LiveLine:
-    """A bar with one line of text in a terminal; elsewhere a line when something changed, every 5 seconds at most."""
+    """A bar with one line of text in a terminal; elsewhere a line when something changed, every 5 seconds at most.
 
-    def __init__(self, console: Console) -> None:
+    With `trials` a table of those that they give stands below: in a terminal anew every few seconds, elsewhere at the
+    end; it stays where the watching ended by itself.
+    """
+
+    def __init__(
+        self, console: Console, trials: Callable[[], list[TrialOut]] | None = None, shown: Shown = EVERY
+    ) -> None:
         self._console = console
-        self._bar: Progress | None = None
+        self._trials, self._shown = trials, shown
+        self._live: Live | None = None
         if console.is_terminal:
-            from rich import progress
+            from rich import live, progress
 
             columns = (progress.BarColumn(20), progress.TextColumn("{task.description}"))
-            self._bar = progress.Progress(*columns, console=console, transient=True)
+            self._bar = progress.Progress(*columns, console=console)
             self._task = self._bar.add_task("", total=None)
-        self._printed_at = -math.inf
+            self._live = live.Live(self._bar, console=console, transient=True)
+        self._printed_at = self._asked_at = -math.inf
         self._last = self._printed = ""
 
     def __enter__(self) -> Self:
-        if self._bar:
-            self._bar.start()
+        if self._live:
+            self._live.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if self._bar:
-            self._bar.stop()
+        if self._live:
+            self._live.stop()
         if self._last != self._printed:
             self._print(self._last)
+        if kind is None and self._trials and (trials := self._trials()):
+            print_table(trials_table(trials, self._shown))
 
     def show(self, experiment: ExperimentOut) -> None:
         """Shows the newest state."""
         line = progress_line(experiment)
-        if self._bar:
+        if self._live:
             done, epochs = experiment.progress.epochs_done, experiment.progress.epochs
             # Trials without epochs evaluate what others trained: how far they are is not known.
             self._bar.update(self._task, description=line, completed=done, total=epochs or None)
+            self._show_trials(self._live)
         elif line != self._printed and time.monotonic() - self._printed_at >= 5:
             self._print(line)
         self._last = line
+
+    def _show_trials(self, live: "Live") -> None:
+        """Below the bar; the service is asked no more often than somebody reads."""
+        if self._trials and time.monotonic() - self._asked_at >= _READ_EVERY:
+            trials = self._trials()
+            live.update(Group(self._bar, trials_table(trials, self._shown)) if trials else self._bar)
+            self._asked_at = time.monotonic()
 
     def _print(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False)

@@ -65,7 +65,7 @@ class AskedFormat:
             text = to_markdown(sheets())
         else:
             text = to_latex(sheets(), standalone=self._standalone)
-        headers = {"Vary": "Accept, Authorization", "X-Content-Type-Options": "nosniff"}
+        headers = {"Vary": VARY, "X-Content-Type-Options": "nosniff"}
         return Response(text, media_type=MEDIA_TYPES[self.format], headers=headers)
 
 
@@ -103,11 +103,16 @@ def _covers(name: str, media: str) -> bool:
     return name in ("*/*", media) or (name.endswith("/*") and media.startswith(name[:-1]))
 
 
-def forms(example: Example, text: Mapping[Format, str]) -> Responses:
-    """A route's `responses` for status 200, with an example of every form."""
+VARY = "Accept, Authorization"
+"""On what an answer in one of several forms depends."""
+
+
+def forms(example: Example, text: Mapping[Format, str], *headers: str) -> Responses:
+    """A route's `responses` for status 200, with an example of every form; `headers` besides `Vary`."""
     content: dict[str, Any] = {"application/json": {"example": example}}
     for form, shown in text.items():
         content[MEDIA_TYPES[form]] = {"schema": {"type": "string"}, "example": shown}
     return {
-        200: {"content": content, "description": "In the form that `format` or Accept asks for."} | headers_of("Vary")
+        200: {"content": content, "description": "In the form that `format` or Accept asks for."}
+        | headers_of("Vary", *headers)
     }

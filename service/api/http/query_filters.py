@@ -14,6 +14,7 @@ from service.api.http.authentication import Reader
 from service.api.http.dependencies import MAX_ID
 from service.database import ExperimentState, TrialState
 from service.experiments.listing import EXPERIMENT_ORDERS, TRIAL_ORDERS, ExperimentFilter, TrialFilter
+from service.schemas.trial_tables import Shown
 from service.specs.spec import PRINTABLE
 from service.specs.validation_errors import shown
 
@@ -119,5 +120,26 @@ def _trials(who: Reader, asked: Annotated[_Trials, Depends()]) -> TrialFilter:
     return TrialFilter(project_id=who.project_id, **vars(asked))
 
 
+_FIELDS = r"^ *[A-Za-z0-9_.]+( *, *[A-Za-z0-9_.]+)* *$"
+
+
+def _shown(
+    columns: Annotated[
+        str | None,
+        Query(
+            max_length=1000,
+            pattern=_FIELDS,
+            description="Fields that say which trial a row is, separated by commas; by default those that differ.",
+            examples=["lr,rank"],
+        ),
+    ] = None,
+    hide: Annotated[
+        str | None, Query(max_length=1000, pattern=_FIELDS, description="Fields that are not shown.")
+    ] = None,
+) -> Shown:
+    return Shown.named(columns, hide)
+
+
 WhichExperiments = Annotated[ExperimentFilter, Depends(_experiments)]
 WhichTrials = Annotated[TrialFilter, Depends(_trials)]
+ShownFields = Annotated[Shown, Depends(_shown)]

@@ -48,11 +48,16 @@ class Reply:
             body = b"[" + b",".join(map(written, answer)) + b"]"
         tag = tag_of(body, revision)
         headers = validators(tag)
-        if following is not None:
-            headers["Link"] = f'<{self._url.include_query_params(**{page_parameter: following})}>; rel="next"'
+        headers |= self.link(following, page_parameter)
         if etag_matches(self._known, tag):
             return Response(status_code=304, headers=headers)
         return Response(body, media_type="application/json", headers=headers)
+
+    def link(self, following: str | int | None, page_parameter: str = "cursor") -> dict[str, str]:
+        """The header that names the next page, where there is one."""
+        if following is None:
+            return {}
+        return {"Link": f'<{self._url.include_query_params(**{page_parameter: following})}>; rel="next"'}
 
 
 Answer = Annotated[Reply, Depends(Reply)]

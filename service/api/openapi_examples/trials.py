@@ -1,6 +1,7 @@
 """Examples of trials, their results and files, from the same run as `service.api.openapi_examples.experiments`."""
 
 from service.api.http.examples import Example
+from service.api.http.formats import Format
 from service.api.openapi_examples.experiments import SPEC
 
 PROTOCOL: Example = {
@@ -101,6 +102,19 @@ TRIAL: Example = {
         "valid": True,
         "violations": None,
     },
+}
+
+TRIALS: Example = {
+    "items": [TRIAL],
+    "next": "djE6MA",
+    "columns": [],
+    "common": {"dataset": "digits", "model": "small-cnn", "layer": "tt", "rank": 4, "training.lr": 0.05},
+}
+
+TRIALS_TEXT = {
+    Format.CSV: "id,experiment_id,number,state,training.lr,accuracy\r\n7,1,6,succeeded,0.05,0.961003\r\n",
+    Format.MARKDOWN: "| id | lr | state | accuracy (%) |\n| --: | --: | --- | --: |\n| 7 | 0.05 | succeeded | 96.10 |",
+    Format.LATEX: "\\begin{tabular}{rrlr}\n{7} & {0.05} & {succeeded} & 96.10 \\\\\n\\end{tabular}\n",
 }
 
 TRIAL_DETAIL: Example = TRIAL | {

@@ -1,12 +1,15 @@
 """What is read over HTTP: filters and fields, ETags, metrics, results, artifacts and logs."""
 
+import csv
 import hashlib
+import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from httpx2 import Response
 from sqlalchemy import insert
 from sqlalchemy.orm import Session
 
@@ -49,6 +52,19 @@ def finished(submit: Submit, claim: Claim, database: Database, table: Table, tri
         return int(trial_id)
 
     return finished
+
+
+@pytest.fixture
+def grid(api: TestClient) -> Callable[..., int]:
+    """Posts a grid over these axes; the experiment's id."""
+
+    def grid(axes: dict[str, list[Any]]) -> int:
+        base = {"dataset": "digits", "model": "small-cnn", "training": {"epochs": 3}}
+        answer = api.post("/v1/experiments", json={"name": "grid", "base": base, "grid": axes})
+        assert answer.status_code == 201, answer.text
+        return int(answer.json()["id"])
+
+    return grid
 
 
 @pytest.mark.slow
@@ -168,6 +184,48 @@ class TestLists:
         refusal = api.get("/v1/trials?fields=result.speed").json()
         assert refusal["errors"][0]["field"] == "fields"
         assert "'result.speed'; there are result.protocol, result.accuracy, " in refusal["detail"]
+
+    def test_a_table_has_the_fields_in_which_trials_differ(
+        self, api: TestClient, finished: Callable[..., int], grid: Callable[..., int]
+    ) -> None:
+        """Over fields that no filter knows, in every form; `columns` and `hide` choose."""
+        finished(accuracy=0.5)
+        experiment = grid({"augmentation.flip": [False, True], "training.schedule": ["multistep", "cosine"]})
+        listed = api.get(f"/v1/experiments/{experiment}/trials").json()
+        differing = ["augmentation.flip", "training.schedule"]
+        assert sorted(column["field"] for column in listed["columns"]) == sorted(differing)
+        assert {column["name"] for column in listed["columns"]} == {"schedule", "flip"}
+        assert listed["common"]["training.epochs"] == 3
+        assert listed["common"].keys().isdisjoint(differing)
+
+        def table(query: str, form: str = "csv", path: str = f"/v1/experiments/{experiment}/trials") -> Response:
+            answer = api.get(f"{path}?format={form}{query}")
+            assert answer.status_code == 200, answer.text
+            assert answer.headers["vary"] == "Accept, Authorization"
+            return answer
+
+        read = list(csv.DictReader(io.StringIO(table("").text)))
+        assert len({(row["augmentation.flip"], row["training.schedule"]) for row in read}) == 4
+        assert {row["state"] for row in read} == {"queued"}
+        assert {row["accuracy"] for row in read} == {""}
+        for form, sign in (("markdown", " | "), ("latex", "} & {")):
+            text = table("", form).text
+            assert f"schedule{sign}" in text
+            assert len({line for line in text.splitlines() if "queued" in line.lower()}) == 4, text
+        chosen = csv.reader(io.StringIO(table("&columns=rank, seed&hide=seed").text))
+        header = next(chosen)
+        assert [name for name in ("rank", "seed", "training.schedule") if name in header] == ["rank"]
+        everywhere = table("&sort=id&columns=model", path="/v1/trials")
+        assert float(next(csv.DictReader(io.StringIO(everywhere.text)))["accuracy"]) == 0.5
+        first = table("&limit=3")
+        rest = api.get(first.links["next"]["url"])
+        assert len(rest.text.splitlines()) == 2
+        accepted = api.get(f"/v1/experiments/{experiment}/trials", headers={"Accept": "text/csv"})
+        assert accepted.headers["content-type"] == "text/csv; charset=utf-8"
+        refused = api.get("/v1/trials?columns=training.learning_rate")
+        assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "columns")
+        assert "the nearest is " in refused.json()["detail"]
+        assert api.get("/v1/trials?format=csv&fields=id").json()["errors"][0]["field"] == "fields"
 
     def test_every_metric_is_shown(self) -> None:
         assert set(METRICS) <= set(ResultOut.model_fields)

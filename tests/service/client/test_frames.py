@@ -1,8 +1,14 @@
 """Data frames of what the API says."""
 
+import pytest
+
 from service.api.openapi_examples.leaderboards import LEADERBOARD
-from service.client.frames import board_frame
+from service.api.openapi_examples.trials import TRIAL
+from service.client.frames import board_frame, result_frame
+from service.errors import QueryError
+from service.schemas.experiments import TrialOut
 from service.schemas.leaderboards import LeaderboardOut
+from service.schemas.trial_tables import Shown
 
 
 def test_a_leaderboard_has_the_fields_that_differ() -> None:
@@ -12,3 +18,23 @@ def test_a_leaderboard_has_the_fields_that_differ() -> None:
     assert frame.loc[board.rows[0].cell, "accuracy_std"] == 0.00197
     assert frame.loc[board.rows[0].cell, "rank"] == 16
     assert frame.attrs["common"]["training.lr"] == 0.05
+    assert frame.attrs["columns"] == ["rank"]
+
+
+def test_trials_have_the_fields_that_were_chosen_and_say_which_differ() -> None:
+    training = TRIAL["config"]["training"]
+    changed = TRIAL["config"] | {"training": training | {"lr": 0.2}}
+    trials = [TrialOut.model_validate(TRIAL | {"id": i, "config": c}) for i, c in enumerate([TRIAL["config"], changed])]
+    frame = result_frame(trials)
+    assert frame.attrs["columns"] == ["training.lr"]
+    assert frame.attrs["common"]["rank"] == 4
+    assert "training.lr" not in frame.attrs["common"]
+    assert {"rank", "training.lr", "seed"} <= set(frame.columns)
+    chosen = result_frame(trials, Shown.named("floor, lr, rank", ["rank"]))
+    assert list(chosen["training.lr"]) == [training["lr"], 0.2]
+    assert list(chosen["clipping.floor"]) == [None, None]
+    assert not {"rank", "seed", "model"} & set(chosen.columns)
+    assert "seed" not in result_frame(trials, Shown.named(None, "seed")).columns
+    assert result_frame([], Shown.named("lr", None)).shape[0] == 0
+    with pytest.raises(QueryError, match="the nearest is"):
+        Shown.named("learning_rate", None)

@@ -303,6 +303,24 @@ class TestLists:
         assert (empty.status_code, empty.headers["location"]) == (303, "?tag=thesis")
         assert api.get("/?name=", follow_redirects=False).headers["location"] == "/"
 
+    def test_columns_of_trials_are_chosen(self, api: TestClient, show: Callable[[str], Page], world: int) -> None:
+        """By a form that works without scripts; what it was sent with stays in it, in headings and in downloads."""
+        for home in (f"/experiments/{world}", "/trials"):
+            assert "lambda_ort" in show(home).text
+            page = show(f"{home}?columns=rank,+lr&hide=layer")
+            table = page.text.partition("All rows: ")[2].partition("time")[0]
+            assert re.search(r"\srank\s+lr\s", table), table
+            assert "lambda_ort" not in table
+            assert "layer tt" not in page.text
+            filled = {field["name"]: field.get("value") for field in page.all("input")}
+            assert (filled["columns"], filled["hide"]) == ("rank, lr", "layer")
+            assert all("columns=rank%2C+lr" in link for link in page.links() if link.startswith("?"))
+            csv = next(link for link in page.links() if "format=csv" in link)
+            header = api.get(csv).text.splitlines()[0].split(",")
+            assert "rank" in header
+            assert "lambda_ort" not in header
+            assert api.get(f"{home}?columns=lambda", headers=BROWSER).status_code == 422
+
     def test_pages_hold_everything_once(self, submit: Callable[..., int], show: Callable[[str], Page]) -> None:
         experiment = submit(seeds=7)
         seen, path = [], f"/experiments/{experiment}?limit=3&sort=-seed"

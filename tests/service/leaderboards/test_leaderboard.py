@@ -6,7 +6,7 @@ import random
 import statistics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -22,10 +22,12 @@ from service.errors import NotFoundError
 from service.leaderboards import cell_scores
 from service.leaderboards.answer import Board, Change, Group, Hole, Leaderboard, Missing, PaperReference, Row
 from service.leaderboards.filters import Filters, Question
-from service.leaderboards.leaderboard import leaderboard
+from service.leaderboards.leaderboard import leaderboard, measured_datasets
 from service.leaderboards.metrics import Metric
+from service.leaderboards.scatter import scatter_plot
 from service.paper.reference import references
 from tests.examples import examples
+from ttsv.results import protocol_fingerprint
 
 Make = Callable[..., dict[str, Any]]
 
@@ -43,6 +45,13 @@ class Run:
     valid: bool = True
     model: str = "small-cnn"
     robust: float | None = None
+    error: float | None = None
+    """Its mean corruption error."""
+    baseline: str | None = None
+
+
+CORRUPTED_RECORD: dict[str, JsonValue] = {"name": "c", "corruptions": {"corruptions": "published"}}
+CORRUPTED = protocol_fingerprint(CORRUPTED_RECORD)
 
 
 def store_runs(session: Session, experiments: list[list[Run]], trial_result: Make, *, tags: bool = False) -> None:
@@ -52,6 +61,7 @@ def store_runs(session: Session, experiments: list[list[Run]], trial_result: Mak
     """
     for name in ("a", "b"):
         session.add(Protocol(fingerprint=name, record={"name": name}))
+    session.add(Protocol(fingerprint=CORRUPTED, record=CORRUPTED_RECORD))
     session.flush()
     trial_id = 0
     for number, runs in enumerate(experiments, start=1):
@@ -85,6 +95,7 @@ def store_runs(session: Session, experiments: list[list[Run]], trial_result: Mak
             if run.protocol:
                 values = trial_result(run.accuracy, loss=run.loss, parameters=10**9 + run.cell, layers=[])
                 values["robust_accuracy"] = run.robust
+                values |= {"mce": run.error, "evaluation": {"corruptions": {"baseline_sha256": run.baseline}}}
                 reasons = {} if run.valid else {"valid": False, "violations": ["certified, and broken"]}
                 session.add(Result(trial_id=trial_id, protocol=run.protocol, fence=1, **(values | reasons)))
                 cell_scores.refresh_cells(session, [(run.dataset, f"cell {run.cell}")])
@@ -372,6 +383,84 @@ class TestRules:
 
 
 MODES = pytest.mark.parametrize("tag", [None, "all"])  # from scores, and added up
+
+
+class TestCorruptionBaselines:
+    """Three cells under one protocol: errors against x, against y, and none."""
+
+    RUNS = (
+        Run(0, 0, CORRUPTED, accuracy=0.25, error=0.5, baseline="x"),
+        Run(0, 1, CORRUPTED, accuracy=0.75, error=0.75, baseline="x"),
+        Run(1, 0, CORRUPTED, accuracy=0.75, error=0.25, baseline="y"),
+        Run(2, 0, CORRUPTED, accuracy=1.0),
+    )
+
+    @MODES
+    def test_other_metrics_do_not_know_of_them(self, rank: Rank, session: Session, tag: str | None) -> None:
+        rank(list(self.RUNS))
+        board = only_board(ask(session, filters=Filters(tag=tag), columns=(Metric.ECE,)))
+        assert (board.protocol, board.apart) == (CORRUPTED, [])
+        assert [(row.cell, row.seeds, row.missing) for row in board.rows] == [
+            ("cell 2", 1, []),
+            ("cell 1", 1, []),
+            ("cell 0", 2, []),
+        ]
+        assert board.rows[-1].metrics["accuracy"]["mean"] == 0.5
+
+    @MODES
+    def test_errors_to_other_baselines_stand_on_other_boards(
+        self, rank: Rank, session: Session, tag: str | None
+    ) -> None:
+        rank(list(self.RUNS))
+        boards = ask(session, "mce", filters=Filters(tag=tag)).boards
+        ranked = {board.protocol: [(r.cell, r.metrics["mce"]["mean"]) for r in board.rows] for board in boards}
+        assert sorted(ranked.values()) == [[], [("cell 0", 0.625)], [("cell 1", 0.25)]]
+        assert ranked[CORRUPTED] == []
+        assert [board.unmeasured for board in boards if board.protocol == CORRUPTED] == [3]
+        named = [(board.record.get("corruptions") or {}).get("mce_baseline") for board in boards]
+        assert sorted(map(str, named)) == ["None", "x", "y"]
+        for board in boards:
+            assert all(not row.missing for row in board.rows)
+            (alone,) = ask(session, filters=Filters(tag=tag, protocol=board.protocol)).boards
+            assert alone.protocol == board.protocol
+            # On a board of a baseline all numbers of its rows are seen, on that of the protocol all but the error.
+            assert all(("mce" in row.metrics) == (board.protocol != CORRUPTED) for row in alone.rows)
+            assert all("accuracy" in row.metrics for row in alone.rows)
+
+    @MODES
+    def test_of_a_cell_only_seeds_with_one_baseline_are_averaged(
+        self, rank: Rank, session: Session, tag: str | None
+    ) -> None:
+        other = Run(0, 1, CORRUPTED, accuracy=0.75, error=0.75, baseline="y")
+        rank([self.RUNS[0], other])
+        rows = [row for board in ask(session, "mce", filters=Filters(tag=tag)).boards for row in board.rows]
+        found = sorted((row.metrics["mce"]["mean"], row.seeds, row.trials) for row in rows)
+        assert found == [(0.5, 1, 2), (0.75, 1, 2)]
+        assert {(row.missing[0].seed, row.missing[0].state) for row in rows} == {
+            (0, "other_protocol"),
+            (1, "other_protocol"),
+        }
+        assert only_row(ask(session, filters=Filters(tag=tag), columns=(Metric.ECE,))).complete
+
+    @MODES
+    def test_one_baseline_everywhere_is_one_board(self, rank: Rank, session: Session, tag: str | None) -> None:
+        """What has all cells of the protocol's board, and more numbers, takes its place for who sees all metrics."""
+        rank([replace(run, error=0.5, baseline="x") for run in self.RUNS])
+        for metric in ("accuracy", "mce"):
+            board = only_board(ask(session, metric, filters=Filters(tag=tag)))
+            assert board.total == 3
+            assert all({"mce", "accuracy"} <= set(row.metrics) for row in board.rows)
+        plot = scatter_plot(session, Question(dataset="digits", filters=Filters(tag=tag)), Metric.MCE, Metric.ACCURACY)
+        assert plot is not None
+        assert plot.cells == 3
+        assert [(found.boards, found.cells) for found in measured_datasets(session, 0)] == [(1, 3)]
+
+    def test_scores_made_anew_are_the_same(self, rank: Rank, session: Session) -> None:
+        rank(list(self.RUNS))
+        before = [(b.protocol, [(row.cell, row.metrics) for row in b.rows]) for b in ask(session, "mce").boards]
+        cell_scores.refresh_all(session)
+        session.expire_all()
+        assert [(b.protocol, [(r.cell, r.metrics) for r in b.rows]) for b in ask(session, "mce").boards] == before
 
 
 class TestQuestions:

@@ -1,5 +1,6 @@
 """One path for trials and `ttsv evaluate`: its numbers are those of the metrics called one by one."""
 
+import hashlib
 import json
 import math
 from collections.abc import Callable, Generator, Iterator
@@ -434,7 +435,9 @@ def test_mean_corruption_error_is_relative_to_the_stored_baseline(cifar: Dataset
     Baseline.store(tmp_path, "cifar10", half, "a better network")
     measured = run(colour(), cifar, tmp_path, corruptions="published")
     assert measured.columns["mce"] == pytest.approx(2, rel=1e-12)
-    assert protocol_fingerprint(measured.protocol) != protocol_fingerprint(before.protocol)
+    assert protocol_fingerprint(measured.protocol) == protocol_fingerprint(before.protocol), "of mCE alone"
+    stored = next(tmp_path.glob("*baseline.json")).read_bytes()
+    assert measured.results["corruptions"]["baseline_sha256"] == hashlib.sha256(stored).hexdigest()
     fewer = run(colour(), cifar, tmp_path, corruptions="published", corruption_images=2)
     assert fewer.columns["mce"] is None
     assert "must be measured on the same images" in fewer.results["corruptions"]["why_no_mce"]

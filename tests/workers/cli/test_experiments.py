@@ -192,10 +192,29 @@ class TestLooking:
 
     def test_watch(self, run: Run, finished: Callable[[], int]) -> None:
         number = finished()
-        (line,) = run("watch", number, code=1).stdout.splitlines()
+        line, above, headings, *trials = run("watch", number, code=1).stdout.splitlines()
         assert line.startswith("failed    | trials 2/2")
+        assert above == "All rows: model small-cnn, layer tt, rank 4."
+        assert headings == "id\tseed\tstate\tepoch\taccuracy (%)"
+        assert sorted(row.split("\t")[:3] for row in trials) == [["1", "0", "succeeded"], ["2", "1", "failed"]]
+        chosen = run("watch", number, "--columns", "layer,lr", "--hide", "layer", code=1).stdout.splitlines()
+        assert chosen[2] == "id\tlr\tstate\tepoch\taccuracy (%)"
+        assert "the nearest is layer" in run("watch", number, "--hide", "layr", code=1).stderr
         (line,) = run("watch", number, "--json", code=1).stdout.splitlines()
         assert json.loads(line)["state"] == "failed"
+
+    def test_watch_in_a_terminal(self, run: Run, finished: Callable[[], int], monkeypatch: pytest.MonkeyPatch) -> None:
+        """Trials stand below the bar while they run, and stay at the end, once and whole."""
+        screen = Console(force_terminal=True, width=60, record=True)
+        for module in ("client_options", "experiments"):
+            monkeypatch.setattr(f"workers.cli.{module}.console", lambda: screen)
+        number = finished()
+        run("watch", number, "--columns", "seed,layer,rank,lr,epochs,delta,lambda_ort", code=1)
+        text = screen.export_text()
+        assert text.count("All rows: model small-cnn.") >= 2, "below the bar, and at the end"
+        end = text.rpartition("failed    |")[2].splitlines()
+        assert [line.split()[:2] for line in end[-2:]] == [["2", "1"], ["1", "0"]]
+        assert all("…" not in line for line in end[1:]), end
 
     def test_logs(self, run: Run, finished: Callable[[], int]) -> None:
         finished()

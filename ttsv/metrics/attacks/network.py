@@ -26,24 +26,39 @@ class AttackedNetwork:
         self.device = device
         self._dtype = own_dtype(model)
         self._total = torch.zeros((), dtype=torch.float64, device=device)
+        self._unread: list[Tensor] = []
 
     def __call__(self, images: Tensor) -> Tensor:
         """Logits of the images (count, channels, height, width)."""
-        logits: Tensor = self.model(images.to(self._dtype))
+        # Each operation counts: a pass of a small network through one image takes less than a millisecond.
+        logits: Tensor = self.model(images if images.dtype is self._dtype else images.to(self._dtype))
         if logits.ndim != 2 or len(logits) != len(images):
             raise ConfigError("model", type(self.model).__name__, f"must give logits ({len(images)}, classes)")
-        # One sum, which nothing that is not finite leaves finite, read later: no waiting for the device.
-        self._total = self._total + logits.detach().sum(dtype=torch.float64)
+        self._unread.append(logits.detach() if logits.requires_grad else logits)
+        if len(self._unread) == _READ_TOGETHER:
+            self._read()
+        single = logits if logits.dtype is torch.float32 else logits.float()
         if logits.requires_grad:
-            return logits.float()
+            return single
         if torch.is_grad_enabled() and images.requires_grad:
-            return logits.float() + 0 * images.flatten(1).sum(1, keepdim=True)
-        return logits.float().clone()
+            return single + 0 * images.flatten(1).sum(1, keepdim=True)
+        return single.clone() if single is logits else single
 
     def require_finite(self) -> None:
         """Raises `ConfigError` where a logit was not finite."""
+        self._read()
         if not self._total.isfinite():
             raise ConfigError("model", type(self.model).__name__, "must give finite logits for every image in [0, 1]")
+
+    def _read(self) -> None:
+        """Adds logits up: one sum, which nothing that is not finite leaves finite, and no waiting for the device."""
+        if self._unread:
+            self._total = self._total + torch.cat(self._unread).sum(dtype=torch.float64)
+            self._unread.clear()
+
+
+_READ_TOGETHER = 32
+"""So many passes' logits are kept to be added up at once."""
 
 
 @contextmanager

@@ -1,0 +1,81 @@
+"""Trials as tables for people and programs: the fields in which they differ, and what became of each."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Self
+
+from service.leaderboards.metrics import Metric
+from service.leaderboards.sheets import FIELDS, configuration_sheet, read
+from service.leaderboards.text_tables import Cell, Sheet, value_text
+from service.schemas.experiments import ResultOut, TrialOut
+from service.specs.columns import Columns, columns_of, known_fields, value_of
+
+_FACTS = tuple(name for name in TrialOut.model_fields if name not in ("config", "result"))
+_RESULT = tuple(ResultOut.model_fields)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Which fields a table of trials shows: those `chosen`, or all that differ, without those `hidden`."""
+
+    chosen: tuple[str, ...] = ()
+    hidden: tuple[str, ...] = ()
+
+    @classmethod
+    def named(cls, columns: str | Iterable[str] | None, hide: str | Iterable[str] | None) -> Self:
+        """From names, whole or short, separated by commas; raises `QueryError`, which says where they stood."""
+        return cls(known_fields(_names(columns), "columns"), known_fields(_names(hide), "hide"))
+
+    def columns(self, configs: Sequence[Mapping[str, Any]]) -> Columns:
+        """The columns of a table of such trials."""
+        return columns_of(configs, chosen=self.chosen, hidden=self.hidden)
+
+
+EVERY = Shown()
+"""All fields that differ."""
+
+
+def trials_sheet(trials: Sequence[TrialOut], shown: Shown = EVERY, *, title: str = "") -> Sheet:
+    """One row per trial: the fields shown, its state, epochs and test accuracy; above, what all trials share."""
+    configs = [trial.config for trial in trials]
+    fields = configuration_sheet(shown.columns(configs), configs)
+    rows: list[list[Cell]] = []
+    for trial, own in zip(trials, fields.rows, strict=True):
+        accuracy = None if trial.result is None else read(Metric.ACCURACY, trial.result.accuracy, None)
+        rows.append([trial.id, *own, trial.state.value, f"{trial.epoch}/{trial.epochs}", accuracy])
+    headings = ["id", *fields.headings, "state", "epoch", Metric.ACCURACY.reading.title]
+    return Sheet(title, headings, [True, *fields.numeric, False, True, True], rows, [], fields.above)
+
+
+def trial_records(trials: Sequence[TrialOut], shown: Shown = EVERY) -> tuple[list[str], list[list[Any]]]:
+    """Header and rows for CSV: what a trial is, the fields shown by path, and every metric in the API's units.
+
+    Unless fields are chosen some are there in any case, so that pages of one list differ in few columns.
+    """
+    differing = [column.field for column in shown.columns([trial.config for trial in trials]).fields]
+    always = () if shown.chosen else ("dataset", *FIELDS, "seed")
+    fields = [path for path in dict.fromkeys((*always, *differing)) if path not in shown.hidden]
+    rows = []
+    for trial in trials:
+        facts = [getattr(trial, name) for name in _FACTS]
+        own = [value_of(trial.config, path) for path in fields]
+        result = [None if trial.result is None else getattr(trial.result, name) for name in _RESULT]
+        rows.append([_plain(value) for value in (*facts, *own, *result)])
+    return [*_FACTS, *fields, *_RESULT], rows
+
+
+def _names(given: str | Iterable[str] | None) -> list[str]:
+    names = given.split(",") if isinstance(given, str) else given or ()
+    return [name.strip() for name in names if name.strip()]
+
+
+def _plain(value: Any) -> Any:
+    """A value as CSV has it."""
+    if isinstance(value, Enum):
+        return value.value
+    return value if value is None or isinstance(value, str | bool | int | float) else _said(value)
+
+
+def _said(value: Any) -> str:
+    return value.isoformat() if hasattr(value, "isoformat") else value_text(value)

@@ -1,0 +1,110 @@
+"""Whether LaTeX would compile: a strict reader of what tables are made of, for machines without a TeX."""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+PACKAGES = {"booktabs", "graphicx", "fontenc", "geometry"}
+TEXT = {"\\textbackslash", "\\textasciicircum", "\\textasciitilde", "\\textless", "\\textgreater", "\\textbar"}
+"""Commands that print a character; braces end each."""
+ESCAPED = {f"\\{character}" for character in "{}$&#%_"}
+_TOKEN = re.compile(r"\\[a-zA-Z]+|\\.|%[^\n]*\n?|[{}$&#_^~]|\n[ \t]*\n|\s+|[^\\%{}$&#_^~\s]+", re.DOTALL)
+_TABLE = re.compile(
+    r"\\begin\{table\}\n\\centering\n\\caption\{(?P<caption>.*)\}\n\\small\n"
+    r"\\resizebox\{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi\}\{!\}\{%\n"
+    r"\\begin\{tabular\}\{(?P<columns>[lr]+)\}\n\\toprule\n(?P<head>.*) \\\\\n\\midrule\n(?P<rows>(?:.* \\\\\n)*)"
+    r"\\bottomrule\n\\end\{tabular\}\}\n"
+    r"(?:\n\\medskip\n\\parbox\{\\linewidth\}\{\\footnotesize\\raggedright (?P<notes>[^\n]*(?:\\\\\n[^\n]*)*)\}\n)?"
+    r"\\end\{table\}\n"
+)
+_HEAD = "% needs \\usepackage{booktabs} and \\usepackage{graphicx}\n"
+_DOCUMENT = re.compile(
+    r"\\documentclass\{article\}\n(?P<packages>(?:\\usepackage(?:\[[\w=,]+\])?\{\w+\}\n)+)"
+    r"\\begin\{document\}\n(?P<body>.*)\n\\end\{document\}\n",
+    re.DOTALL,
+)
+
+
+def check(text: str, *, standalone: bool = False) -> int:
+    """Fails where a TeX would, or would print something else than is meant; returns how many tables there are.
+
+    Every byte has to belong to a table of the one form that tables have: as many cells in every row as columns, texts
+    without a command that is not a character's, all braces closed, `$` around nothing but plus-minus.
+    """
+    if standalone:
+        document = _DOCUMENT.fullmatch(text)
+        assert document is not None, text[:300]
+        named = re.findall(r"\{(\w+)\}\n", document["packages"])
+        assert sorted(named) == sorted(PACKAGES)
+        body = document["body"]
+        if body == "No results.":
+            return 0
+    else:
+        assert text.startswith(_HEAD), text[:100]
+        body = text.removeprefix(_HEAD)
+    place = found = 0
+    body = body if body.endswith("\n") or not body else body + "\n"
+    while place < len(body):
+        table = _TABLE.match(body, place)
+        assert table is not None, f"no table here: {body[place : place + 400]}"
+        _check_table(table)
+        place, found = table.end(), found + 1
+        place += body[place : place + 1] == "\n"
+    return found
+
+
+def _check_table(table: re.Match[str]) -> None:
+    _check_text(table["caption"])
+    columns = len(table["columns"])
+    rows = [table["head"], *(row.removesuffix(" \\\\") for row in table["rows"].splitlines())]
+    for row in rows:
+        cells = re.split(r" & ", row) if columns > 1 else [row]
+        assert len(cells) == columns, f"{len(cells)} cells in {columns} columns: {row}"
+        for cell in cells:
+            _check_text(cell)
+            # What begins a row must be nothing that \\ or a rule takes for its option.
+            assert not cell.startswith(("[", "*")), cell
+    for note in (table["notes"] or "").split("\\\\\n"):
+        _check_text(note)
+        assert not note.startswith(("[", "*")), note
+
+
+def _check_text(text: str) -> None:
+    """A text within a line: characters, what is escaped, groups, bold, and plus-minus in mathematics."""
+    text = text.replace("$\\pm$", "+-")
+    depth = 0
+    tokens = _TOKEN.findall(text)
+    assert "".join(tokens) == text
+    for index, token in enumerate(tokens):
+        following = tokens[index + 1] if index + 1 < len(tokens) else ""
+        if token == "{":
+            depth += 1
+        elif token == "}":
+            depth -= 1
+            assert depth >= 0, f"a brace too many: {text}"
+        elif token.startswith("\\"):
+            assert token in TEXT | ESCAPED | {"\\textbf"}, f"{token} in {text}"
+            assert token in ESCAPED or following == "{", f"{token} swallows what follows: {text}"
+        else:
+            assert token[0] not in "%$&#_^~", f"bare {token[0]} in {text}"
+            assert "\n" not in token, f"a line ends in {text!r}"
+            assert all(" " <= c <= "~" or "À" <= c <= "ÿ" for c in token), f"fonts may lack {token!r}"
+            assert not set(token) & set('<>|"'), f"other fonts print others for {token!r}"
+            assert "`" not in token or (tokens[index - 1], following) == ("{", "}"), f"a quotation mark: {text}"
+    assert depth == 0, f"a brace is open: {text}"
+
+
+def compiled(documents: Mapping[str, str], folder: Path) -> bool:
+    """Has a TeX compile whole documents by name, if there is one here; fails where it does. Whether there was one."""
+    program = shutil.which("pdflatex")
+    for name, text in documents.items() if program else ():
+        (folder / f"{name}.tex").write_text(text)
+        command = [str(program), "-interaction=nonstopmode", "-halt-on-error", "-no-shell-escape", f"{name}.tex"]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace", check=False)
+        assert done.returncode == 0, done.stdout[-2000:]
+        assert "Missing character" not in done.stdout
+        assert "wide" not in name or "Overfull" not in done.stdout
+        assert (folder / f"{name}.pdf").stat().st_size > 1000
+    return program is not None
