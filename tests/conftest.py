@@ -336,6 +336,15 @@ def sqlite_api(sqlite_url: str, tmp_path: Path) -> Iterator[TestClient]:
         yield client
 
 
+@pytest.fixture(scope="session")
+def openapi(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The API's document as it is served: of all applications the same, and a second's work. Not to be changed."""
+    settings = _settings(f"sqlite:///{sqlite_template}", tmp_path_factory.mktemp("openapi"))
+    with TestClient(create_app(settings)) as client:
+        document: dict[str, Any] = client.get("/openapi.json").json()
+    return document
+
+
 @pytest.fixture
 def server(sqlite_url: str, tmp_path: Path) -> Iterator[str]:
     """The URL of a real server on a free port."""

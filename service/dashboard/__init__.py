@@ -15,7 +15,7 @@ FORMS = (signing_in.LOGIN,)
 
 
 def install(router: APIRouter) -> None:
-    """Adds pages, style sheet and scripts; `ErrorPages`, the outermost middleware, shows errors to browsers as pages."""
+    """Adds pages, style sheet and scripts; `ErrorPages`, a middleware, shows errors to browsers as pages."""
     for module in (experiments, trials, leaderboards, spec_pages, signing_in):
         router.include_router(module.router)
     router.mount("/static/swagger-ui", Files(packages=[("fastapi_offline", "static")]), name="swagger-ui")
