@@ -202,12 +202,14 @@ def test_missing_data_set_fails_with_the_command_that_fetches_it(stack: Stack) -
 def test_demo_prints_its_leaderboard(tmp_path: Path) -> None:
     spec = tmp_path / "spec.json"
     spec.write_text(
-        json.dumps(SPEC | {"base": SPEC["base"] | {"training": {"epochs": 1}}, "grid": {"rank": [4], "seed": [0, 1]}})
+        json.dumps(
+            SPEC | {"base": SPEC["base"] | {"training": {"epochs": 1}}, "grid": {"rank": [None, 4], "seed": [0, 1]}}
+        )
     )
     env = os.environ | {"TTSV_DATA_DIR": str(tmp_path / "data"), "TTSV_WORKER_CPUS": "1", "COLUMNS": "150"}
     done = subprocess.run([*TTSV, "demo", str(spec)], env=env, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "trials 2/2" in done.stdout
+    assert "trials 4/4" in done.stdout
     assert "digits: by accuracy" in done.stdout
     assert "All rows: model small-cnn, epochs 1." in done.stdout
     assert "±" in done.stdout
