@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ttsv.errors import ConfigError, DivergedError, OutOfMemoryError, TrialError
 
@@ -84,17 +83,6 @@ def known_failures(model: nn.Module | None = None) -> Iterator[None]:
         if model is not None and not all(p.isfinite().all() for p in model.parameters()):
             raise DivergedError(f"a weight is not finite: {error}") from error
         raise
-
-
-class EagerDispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch leaves its subclassing untyped
-    """A base of dispatch modes for networks that are not given to `torch.compile`.
-
-    Under others the first operator imports the compiler, which takes two seconds of the process.
-    """
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
 
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # malloc.h of glibc

@@ -12,13 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-from ttsv.runtime import EagerDispatchMode
 
-
-class _Watch(EagerDispatchMode):  # type: ignore[no-untyped-call] # torch leaves its subclassing untyped
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch leaves its subclassing untyped
     """Calls `drawn` with the name of every operator of torch that draws random numbers, whatever its generator.
 
     And `shapes`, if given, with that of every operator that takes a tensor without data.

@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from torch._C._profiler import _EventType
 from torch.autograd.profiler import profile  # that of torch.profiler imports the compiler: two seconds
 from torch.nn.utils import parametrize
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from ttsv.checks import check_counts
 from ttsv.layers import SOC, FramedConv2d, OrthogonalConv2d, TTConv, densify
 from ttsv.layers.skew import by_convolutions
 from ttsv.precision import own_dtype
-from ttsv.runtime import EagerDispatchMode
 from ttsv.spectral.geometry import Convolution, TransposedConvolution
 from ttsv.spectral.network import evaluating, spectral_layers, zero_input
 from ttsv.spectral.symbol import Size
@@ -191,14 +191,21 @@ def multiply_accumulates(model: nn.Module, input_size: Size, *, in_channels: int
     return counter.operations // 2
 
 
-class _Counter(EagerDispatchMode):  # type: ignore[no-untyped-call] # torch leaves its subclassing untyped
-    """Counts floating-point operations by torch's formulas: of each operator that has one, or of its parts."""
+class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch leaves its subclassing untyped
+    """Counts floating-point operations by torch's formulas: of each operator that has one, or of its parts.
+
+    As `FlopCounterMode` itself does, with which each process would import torch's compiler for two seconds.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call] # as torch leaves it
         products = {torch.ops.aten.bmm: _matrix_products}
         self._formulas = FlopCounterMode(display=False, custom_mapping=products).flop_registry
         self.operations = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing here is compiled
 
     def __torch_dispatch__(
         self, operator: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
