@@ -592,7 +592,7 @@ def test_an_interrupted_attack_goes_on_by_default(
 ) -> None:
     path = evaluated[1].artifacts["model"]
     config = EvaluationConfig(attack="autoattack", attack_eps=0.25, batch_size=2, seed=3)
-    evaluate_few = partial(evaluate, path, "digits", folder / "data", config, images=8)
+    evaluate_few = partial(evaluate, path, "digits", folder / "data", config, images=4)
     whole = run_to_end(evaluate_few())
     states = folder / "data" / "attacks"
     assert list(states.iterdir()) == []
@@ -602,7 +602,7 @@ def test_an_interrupted_attack_goes_on_by_default(
     (state,) = states.iterdir()
     # That of another attack on the same network is another file.
     other = EvaluationConfig(attack="autoattack", attack_eps=0.01, batch_size=2, seed=3)
-    run_to_end(evaluate(path, "digits", folder / "data", other, images=8))
+    run_to_end(evaluate(path, "digits", folder / "data", other, images=4))
     assert list(states.iterdir()) == [state]
     again = evaluate_few()
     following = next(step for step in again if step.stage != "autoattack")

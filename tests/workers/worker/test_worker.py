@@ -47,7 +47,7 @@ def test_grid_with_failures_of_its_own(quick_lab: Lab) -> None:
 
 def test_killed_actor_leaves_its_siblings_alone(quick_lab: Lab) -> None:
     """The trial whose process died runs again, from its checkpoint, under the same driver."""
-    experiment_id = quick_lab.post([0, 1], epochs=8, seconds=0.3)
+    experiment_id = quick_lab.post([2000, 2001], epochs=8, seconds=0.3)
     quick_lab.start_worker()
     pids = quick_lab.wait_for(lambda: _two(quick_lab.pids(experiment_id)))
     victim = min(pids)
