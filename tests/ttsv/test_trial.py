@@ -183,6 +183,7 @@ def test_protocols_keep_their_fingerprints_and_say_what_was_done(
     assert found == said if said is None else found.startswith(said)
 
 
+@pytest.mark.slow
 def test_the_best_epochs_network_is_kept_beside_the_last_one(tmp_path: Path) -> None:
     """As a model of its own that says which epoch it is; what ranks is the last epoch's."""
     base: dict[str, Any] = {"dataset": "synthetic:1x8x8:4:200", "model": "small-cnn", "layer": "soc"}

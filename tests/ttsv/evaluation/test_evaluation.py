@@ -124,6 +124,7 @@ def started(
 # --- trials ---
 
 
+@pytest.mark.slow
 def test_columns_are_the_metrics_called_one_by_one(
     evaluated: tuple[list[Any], TrialResult], digits: Dataset, folder: Path
 ) -> None:
@@ -200,6 +201,7 @@ def test_the_papers_assumption_is_made_of_soc_alone(digits: Dataset, tmp_path: P
     assert "assumed_1_lipschitz" not in dense.results["certified"]
 
 
+@pytest.mark.slow
 def test_the_whole_record(evaluated: tuple[list[Any], TrialResult]) -> None:
     steps, result = evaluated
     record = result.evaluation
@@ -232,6 +234,7 @@ def test_the_whole_record(evaluated: tuple[list[Any], TrialResult]) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_the_protocol_says_what_decides_and_nothing_else(evaluated: tuple[list[Any], TrialResult]) -> None:
     _, result = evaluated
     protocol = result.protocol
@@ -294,6 +297,7 @@ def test_the_fingerprint_follows_the_threat_and_the_batches(digits: Dataset, tmp
     assert len({plain, *(fingerprint(**other) for other in others)}) == 1 + len(others)
 
 
+@pytest.mark.slow
 def test_artifacts(evaluated: tuple[list[Any], TrialResult], digits: Dataset) -> None:
     _, result = evaluated
     assert set(result.artifacts) == {
@@ -565,6 +569,7 @@ def test_a_saved_network_goes_the_same_path(evaluated: tuple[list[Any], TrialRes
     assert found.record["protocol_fingerprint"] == protocol_fingerprint(result.protocol)
 
 
+@pytest.mark.slow
 def test_a_saved_network_that_test_images_had_a_say_in_has_another_protocol(
     evaluated: tuple[list[Any], TrialResult], folder: Path, tmp_path: Path, saved: Saved
 ) -> None:
@@ -626,6 +631,7 @@ def test_an_interrupted_attack_goes_on_by_default(
     assert (tmp_path / "mine").is_file()
 
 
+@pytest.mark.slow
 def test_the_cost_of_training_is_as_the_trial_noted_it(evaluated: tuple[list[Any], TrialResult], folder: Path) -> None:
     _, result = evaluated
     found = run_to_end(evaluate(result.artifacts["model"], "digits", folder / "data", images=5, cost=True))
