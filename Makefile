@@ -7,6 +7,9 @@ INSTALLED := .venv/.installed
 PROCESSES ?= 2
 PYTEST = $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
+# Else each of the hundreds of processes that tests start would compile the project anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 BENCHMARKS := first_path serving scheduling spectra clipping bounds series convolutions step_profile training evaluation trajectories
 
 .PHONY: install demo serve test test-quick test-deep mutants check bench docs clean

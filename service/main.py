@@ -1,5 +1,6 @@
 """The application: `create_app(settings)`."""
 
+import functools
 import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -63,7 +64,7 @@ def create_app(settings: Settings) -> FastAPI:
         lifespan=lifespan,
         docs_url=None,  # a page of ours, which loads nothing from elsewhere
         redoc_url=None,
-        responses=problems.ANY_OTHER,
+        routes=_router().routes,
     )
     app.state.settings = settings
     app.state.database = database
@@ -74,6 +75,14 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(HostGuard, settings=settings)
     app.add_middleware(RequestObserver, observatory=app.state.observatory)  # the outermost of the API
     problems.install(app)
+    app.add_middleware(dashboard.ErrorPages)  # the outermost of all
+    return app
+
+
+@functools.cache
+def _router() -> APIRouter:
+    """All operations and pages, which hold nothing of an application: FastAPI takes 0.2 s to look through them."""
+    router = APIRouter(responses=problems.ANY_OTHER)
     for module in (
         experiments,
         experiment_actions,
@@ -88,11 +97,11 @@ def create_app(settings: Settings) -> FastAPI:
         nodes,
         keys,
     ):
-        app.include_router(_summarised(module.router), dependencies=[Depends(known_parameters_only)])
+        router.include_router(_summarised(module.router), dependencies=[Depends(known_parameters_only)])
     for open_to_all in (health, observability):
-        app.include_router(_summarised(open_to_all.router))
-    dashboard.install(app)
-    return app
+        router.include_router(_summarised(open_to_all.router))
+    dashboard.install(router)
+    return router
 
 
 def _summarised(router: APIRouter) -> APIRouter:

@@ -197,6 +197,24 @@ def database(database_url: str) -> Iterator[Database]:
     database.close()
 
 
+@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+def module_database(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
+    """A migrated database of either kind for tests of one module, which only read what the module stores in it."""
+    if request.param == "sqlite":
+        path = tmp_path_factory.mktemp("module") / "ttsv.db"
+        shutil.copyfile(request.getfixturevalue("sqlite_template"), path)
+        database = Database(f"sqlite:///{path}")
+        yield database
+        database.close()
+        return
+    server: PostgresServer = request.getfixturevalue("postgres")
+    url = server.create(request.getfixturevalue("postgres_template"))
+    database = Database(url)
+    yield database
+    database.close()
+    server.drop(url)
+
+
 @pytest.fixture
 def submit(database: Database) -> Callable[..., int]:
     """Stores an experiment with so many seeds (and whatever axes are named) and gives its id."""
@@ -334,6 +352,15 @@ def sqlite_api(sqlite_url: str, tmp_path: Path) -> Iterator[TestClient]:
     """The API on SQLite, for what the database has no part in."""
     with TestClient(create_app(_settings(sqlite_url, tmp_path)), raise_server_exceptions=False) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def openapi(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The API's document as it is served: of all applications the same, and a second's work. Not to be changed."""
+    settings = _settings(f"sqlite:///{sqlite_template}", tmp_path_factory.mktemp("openapi"))
+    with TestClient(create_app(settings)) as client:
+        document: dict[str, Any] = client.get("/openapi.json").json()
+    return document
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """The plan of the house, kept by tests."""
 
 import ast
+import functools
 import json
 import subprocess
 import sys
@@ -15,6 +16,7 @@ PACKAGES = ("ttsv", "service", "workers", "migrations")
 MODULES = sorted(path.relative_to(ROOT) for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
 
+@functools.cache
 def tree(module: Path) -> ast.Module:
     return ast.parse((ROOT / module).read_text(), str(module))
 
@@ -73,6 +75,27 @@ class TestImports:
     def test_ttsv_knows_no_database_and_no_web(self) -> None:
         found = after("import ttsv.config.trial, ttsv.trial")
         assert {"sqlalchemy", "pydantic", "fastapi", "service", "workers"}.isdisjoint(found["modules"])
+
+    def test_what_compiles_kernels_loads_no_torch(self) -> None:
+        """It is a process of its own, and would spend most of its time on that."""
+        assert "torch" not in after("import ttsv.winograd.jit")["modules"]
+
+    @pytest.mark.slow
+    def test_a_trial_loads_no_compiler(self, tmp_path: Path) -> None:
+        """Nor scikit-learn, whose digits it trains on: either takes two seconds of each trial's process."""
+        base = {"dataset": "digits", "model": "small-cnn", "layer": "tt", "rank": 4}
+        statement = (
+            "from pathlib import Path; from ttsv.config.trial import TrialConfig; from ttsv.trial import run_trial\n"
+            f"folder = Path({str(tmp_path)!r})\n"
+            "for name in ('sgd', 'adam', 'adamw'):\n"
+            "    training = {'epochs': 1, 'steps': 2, 'optimizer': name, 'momentum': 0.0}\n"
+            f"    config = TrialConfig.from_dict({base} | {{'training': training}})\n"
+            "    *_, last = run_trial(config, data_dir=folder, folder=folder / name)\n"
+            "    assert last.multiply_accumulates > 0 and last.artifacts['model'].exists()"
+        )
+        loaded = set(after(statement)["modules"])
+        assert {"torch", "ttsv.training.loop", "ttsv.metrics.cost"} <= loaded
+        assert {"torch._dynamo", "torch._inductor", "sympy", "sklearn", "scipy", "pandas"}.isdisjoint(loaded)
 
     @pytest.mark.slow
     def test_nothing_is_made_at_import(self, tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ def test_a_benchmark_runs_and_a_quick_run_keeps_no_record(script: Path) -> None:
     assert RECORDS.read_text() == kept
 
 
+@pytest.mark.slow
 def test_trajectories_say_what_they_lack() -> None:
     """In one line, and without stopping `make bench`."""
     kept = RECORDS.read_text()
@@ -75,6 +76,7 @@ def test_documents_name_scripts_that_exist() -> None:
             assert (ROOT / name).is_file(), f"{page.relative_to(ROOT)} names {name}"
 
 
+@pytest.mark.slow
 def test_the_reference_pages_are_made_as_the_makefile_says(tmp_path: Path) -> None:
     done = started(ROOT / "docs" / "generate.py", "--into", str(tmp_path))
     assert done.returncode == 0, done.stderr

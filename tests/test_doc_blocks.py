@@ -107,6 +107,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Pat
     data, log = root / "ttsv-data", root / "serve.log"
     env = {name: value for name, value in os.environ.items() if not name.startswith("TTSV_")}
     env |= {"TTSV_DATA_DIR": str(data), "TTSV_POLL_SECONDS": "0.2", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    env["TTSV_WORKER_CPUS"] = "1"  # the other core has the other tests
     command = [sys.executable, "-m", "workers.cli", "serve", "--port", "0"]
     process = spawn(command, env=env, log=log, death=signal.SIGTERM)
     try:

@@ -106,6 +106,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return said
 
 
+@pytest.mark.slow
 def test_it_is_a_field_of_results_and_a_column(found: dict[str, Any]) -> None:
     assert found["default"] is None
     assert found["column"][1] is True

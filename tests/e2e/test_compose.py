@@ -131,7 +131,8 @@ class _Node:
         mapped = {name: self._mapped(value) for name, value in given.items()}
         own = {name: value for name, value in os.environ.items() if not name.startswith("TTSV_")}
         # The container's port 8000 is free in a container only.
-        return own | mapped | {"TTSV_PORT": str(self.port), "PATH": f"{BIN}:{os.environ['PATH']}"}
+        here = {"TTSV_PORT": str(self.port), "TTSV_WORKER_CPUS": "1", "PATH": f"{BIN}:{os.environ['PATH']}"}
+        return own | mapped | here
 
     def command(self, service: str, words: list[str]) -> list[str]:
         entry = self.services[service].get("entrypoint", ["ttsv"])

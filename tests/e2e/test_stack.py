@@ -34,14 +34,14 @@ SPEC: dict[str, Any] = {
         "training": {"epochs": 4, "lr": 0.1},
         "clipping": {"every": 10},
     },
-    "grid": {"rank": [None, 4], "delta": [None, 1.0], "seed": [0, 1, 2]},
+    "grid": {"rank": [None, 4], "delta": [None, 1.0], "seed": [0, 1]},
 }
 
 
 @contextmanager
-def _serving(data_dir: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """`ttsv serve` in its own session, and its URL."""
-    env = os.environ | {"TTSV_DATA_DIR": str(data_dir), "TTSV_POLL_SECONDS": "0.2"}
+def _serving(data_dir: Path, cpus: int = 1) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """`ttsv serve` in its own session, and its URL; so many trials at a time."""
+    env = os.environ | {"TTSV_DATA_DIR": str(data_dir), "TTSV_POLL_SECONDS": "0.2", "TTSV_WORKER_CPUS": str(cpus)}
     command = [*TTSV, "serve", "--port", "0"]
     process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
@@ -70,7 +70,7 @@ def _family(process: subprocess.Popen[str], name: str = "") -> list[psutil.Proce
     return [child for child, command in zip(children, _commands(children), strict=True) if name in command]
 
 
-def _awaited(process: subprocess.Popen[str], name: str, seconds: float = 20) -> list[psutil.Process]:
+def _awaited(process: subprocess.Popen[str], name: str, seconds: float = 60) -> list[psutil.Process]:
     """The same, as soon as there is one."""
     deadline = time.monotonic() + seconds
     while not (found := _family(process, name)):
@@ -115,18 +115,19 @@ def _assert_whole(client: Client, experiment_id: int, count: int) -> None:
         assert [point.epoch for point in detail.epoch_metrics] == list(range(1, trial.epochs + 1))
 
 
-def _wait_for(client: Client, experiment_id: int, epochs: int, seconds: float = 120) -> None:
+def _wait_for(client: Client, experiment_id: int, epochs: int, seconds: float = 240) -> None:
     deadline = time.monotonic() + seconds
     while client.experiment(experiment_id).progress.epochs_done < epochs:
         assert time.monotonic() < deadline, client.experiment(experiment_id)
         time.sleep(0.1)
 
 
-def test_a_grid_outlives_sigkill_of_everything_and_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
-    with _serving(tmp_path) as (process, url), Client(url) as client:
+@pytest.mark.timeout(900)
+def test_a_grid_outlives_sigkill_of_everything_and_of_each_in_turn_and_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
+    with _serving(tmp_path, cpus=2) as (process, url), Client(url) as client:
         experiment = client.submit(SPEC)
-        assert (experiment.grid_points, experiment.trial_count) == (12, 12)
-        _wait_for(client, experiment.id, 10)
+        assert (experiment.grid_points, experiment.trial_count) == (8, 8)
+        _wait_for(client, experiment.id, 4)
         pids = {child.pid for child in _family(process)}
         process.kill()
         process.wait()
@@ -134,31 +135,7 @@ def test_a_grid_outlives_sigkill_of_everything_and_ctrl_c_leaves_nothing(tmp_pat
     while left := _left(tmp_path, pids):
         assert time.monotonic() < deadline, left
         time.sleep(0.2)
-    with _serving(tmp_path) as (process, url), Client(url) as client:
-        *_, last = client.watch(experiment.id, every=0.2)
-        assert last.state == "succeeded", last
-        _assert_whole(client, experiment.id, 12)
-
-        (board,) = client.leaderboard("digits", experiment_id=experiment.id).boards
-        assert [row.seeds for row in board.rows] == [3, 3, 3, 3]
-        assert board.record["dataset"] == "digits"
-        for row in board.rows:
-            clipped = row.config["delta"] is not None
-            assert (row.metrics["max_singular_value"].max <= 1 + 1e-5) == clipped
-            assert (row.metrics["compression"].mean > 10) == (row.config["layer"] == "tt")
-            assert row.metrics["accuracy"].std is not None
-        assert not list(tmp_path.glob("trials/*/*/checkpoints")), "checkpoints of finished trials are gone"
-        assert len(list(tmp_path.glob("trials/*/*/model.safetensors"))) == 12
-        pids = {child.pid for child in _family(process)}
-        assert pids
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
-    assert _left(tmp_path, pids) == []
-
-
-def test_sigkill_of_each_process_in_turn_loses_and_doubles_nothing(tmp_path: Path) -> None:
-    with _serving(tmp_path) as (process, url), Client(url, retries=8) as client:
-        experiment = client.submit(SPEC)
+    with _serving(tmp_path, cpus=2) as (process, url), Client(url, retries=8) as client:
         victims_in_turn = [
             "workers.cli api",
             "Trainable",
@@ -167,11 +144,27 @@ def test_sigkill_of_each_process_in_turn_loses_and_doubles_nothing(tmp_path: Pat
             "workers.cli worker",
         ]
         for turn, victim in enumerate(victims_in_turn):
-            _wait_for(client, experiment.id, 4 + 8 * turn)
+            _wait_for(client, experiment.id, 7 + 4 * turn)
             random.choice(_awaited(process, victim)).kill()
         *_, last = client.watch(experiment.id, every=0.2)
         assert last.state == "succeeded", last
-        _assert_whole(client, experiment.id, 12)
+        _assert_whole(client, experiment.id, 8)
+
+        (board,) = client.leaderboard("digits", experiment_id=experiment.id).boards
+        assert [row.seeds for row in board.rows] == [2, 2, 2, 2]
+        assert board.record["dataset"] == "digits"
+        for row in board.rows:
+            clipped = row.config["delta"] is not None
+            assert (row.metrics["max_singular_value"].max <= 1 + 1e-5) == clipped
+            assert (row.metrics["compression"].mean > 10) == (row.config["layer"] == "tt")
+            assert row.metrics["accuracy"].std is not None
+        assert not list(tmp_path.glob("trials/*/*/checkpoints")), "checkpoints of finished trials are gone"
+        assert len(list(tmp_path.glob("trials/*/*/model.safetensors"))) == 8
+        pids = {child.pid for child in _family(process)}
+        assert pids
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+    assert _left(tmp_path, pids) == []
 
 
 def test_cancel_stops_within_seconds_and_keeps_what_is_finished(stack: Stack) -> None:
@@ -188,7 +181,7 @@ def test_cancel_stops_within_seconds_and_keeps_what_is_finished(stack: Stack) ->
     time.sleep(1)
     assert client.experiment(experiment.id).progress == before
     assert before.trials == {
-        "queued": 0, "running": 0, "succeeded": 0, "early_stopped": 0, "failed": 0, "diverged": 0, "cancelled": 12,
+        "queued": 0, "running": 0, "succeeded": 0, "early_stopped": 0, "failed": 0, "diverged": 0, "cancelled": 8,
     }  # fmt: skip
     again = client.submit(SPEC | {"grid": {"seed": [0]}})  # the worker is free for the next
     *_, last = client.watch(again.id, every=0.2)
@@ -213,7 +206,7 @@ def test_demo_prints_its_leaderboard(tmp_path: Path) -> None:
             SPEC | {"base": SPEC["base"] | {"training": {"epochs": 1}}, "grid": {"rank": [None, 4], "seed": [0, 1]}}
         )
     )
-    env = os.environ | {"TTSV_DATA_DIR": str(tmp_path / "data"), "COLUMNS": "150"}
+    env = os.environ | {"TTSV_DATA_DIR": str(tmp_path / "data"), "TTSV_WORKER_CPUS": "1", "COLUMNS": "150"}
     done = subprocess.run([*TTSV, "demo", str(spec)], env=env, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "trials 4/4" in done.stdout

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,10 +63,11 @@ def timeless(epochs: list[EpochMetrics], result: TrialResult) -> tuple[list[Epoc
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _nothing_is_drawn() -> Iterator[None]:
-    """Nobody looks at these trials' plots, which take longer than their training."""
+def _nothing_is_drawn_and_little_timed() -> Iterator[None]:
+    """Nobody looks at these trials' plots and times, which take longer than their training."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ttsv.evaluation.evaluated.write_plots", lambda *_, **__: {})
+        patch.setattr("ttsv.metrics.cost.inference_seconds", partial(cost.inference_seconds, budget=0.0))
         yield
 
 
@@ -181,6 +183,7 @@ def test_protocols_keep_their_fingerprints_and_say_what_was_done(
     assert found == said if said is None else found.startswith(said)
 
 
+@pytest.mark.slow
 def test_the_best_epochs_network_is_kept_beside_the_last_one(tmp_path: Path) -> None:
     """As a model of its own that says which epoch it is; what ranks is the last epoch's."""
     base: dict[str, Any] = {"dataset": "synthetic:1x8x8:4:200", "model": "small-cnn", "layer": "soc"}

@@ -24,7 +24,7 @@ from workers.worker.ray_cluster import LocalCluster
 HERE = Path(__file__).parent
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 60) -> Any:
+def wait_for(condition: Callable[[], Any], seconds: float = 120) -> Any:
     """The condition's first true value."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):
@@ -133,10 +133,10 @@ class Lab:
                     return False
         return True
 
-    def wait_for_epochs(self, experiment_id: int, count: int, seconds: float = 60) -> None:
+    def wait_for_epochs(self, experiment_id: int, count: int, seconds: float = 120) -> None:
         wait_for(lambda: len(self.points(experiment_id)) >= count, seconds)
 
-    def wait_until_final(self, experiment_id: int, seconds: float = 90) -> Experiment:
+    def wait_until_final(self, experiment_id: int, seconds: float = 150) -> Experiment:
         wait_for(lambda: self.experiment(experiment_id).state not in ("queued", "running"), seconds)
         return self.experiment(experiment_id)
 

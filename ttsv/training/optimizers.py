@@ -1,11 +1,13 @@
 """Optimizers and the schedules of their learning rates."""
 
+import inspect
 import math
 from collections.abc import Mapping
 from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from ttsv.config.trial import TrainingConfig
 from ttsv.errors import ConfigError
@@ -17,10 +19,34 @@ Moments: TypeAlias = Mapping[str, Mapping[str, Tensor | float]]
 """Place of a parameter -> what an optimizer has gathered about it, by torch's names."""
 
 
-def make_optimizer(model: nn.Module, training: TrainingConfig) -> torch.optim.Optimizer:
+class _Uncompiled(Optimizer):
+    """Optimizers without torch's wrappers for `torch.compile`, which nothing here is given to.
+
+    The first call of any of them would import the compiler: 2 s of each process that trains.
+    """
+
+    add_param_group = inspect.unwrap(Optimizer.add_param_group)
+    zero_grad = inspect.unwrap(Optimizer.zero_grad)
+    state_dict = inspect.unwrap(Optimizer.state_dict)
+    load_state_dict = inspect.unwrap(Optimizer.load_state_dict)
+
+
+class _SGD(_Uncompiled, SGD):
+    step = torch.no_grad()(inspect.unwrap(SGD.step))
+
+
+class _Adam(_Uncompiled, Adam):
+    step = torch.no_grad()(inspect.unwrap(Adam.step))
+
+
+class _AdamW(_Uncompiled, AdamW):
+    step = torch.no_grad()(inspect.unwrap(AdamW.step))
+
+
+def make_optimizer(model: nn.Module, training: TrainingConfig) -> Optimizer:
     """The optimizer of a training configuration over all of the model's parameters, fused."""
     if training.optimizer == "sgd":
-        sgd = torch.optim.SGD(
+        sgd = _SGD(
             model.parameters(),
             lr=training.lr,
             momentum=training.momentum,
@@ -33,7 +59,7 @@ def make_optimizer(model: nn.Module, training: TrainingConfig) -> torch.optim.Op
             for parameter in filter(lambda p: p.requires_grad, model.parameters()):
                 sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         return sgd
-    kind = torch.optim.AdamW if training.optimizer == "adamw" else torch.optim.Adam
+    kind = _AdamW if training.optimizer == "adamw" else _Adam
     return kind(
         model.parameters(),
         lr=training.lr,
@@ -67,13 +93,13 @@ def learning_rate(training: TrainingConfig, step: int, steps_per_epoch: int) -> 
     return training.lr
 
 
-def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+def set_lr(optimizer: Optimizer, lr: float) -> None:
     """Sets the rate of all parameters."""
     for group in optimizer.param_groups:
         group["lr"] = lr
 
 
-def backward_and_step(loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
+def backward_and_step(loss: Tensor, optimizer: Optimizer) -> None:
     """The backward pass of `loss` and a step; there must be no gradients before, and are none afterwards.
 
     Parameters are stepped, and their gradients freed, within the pass, as soon as those are whole and come to
@@ -119,12 +145,12 @@ def _not_in_parts(why: str) -> ConfigError:
     return ConfigError("model", f"a weight that {why}", fix)
 
 
-def moments(optimizer: torch.optim.Optimizer) -> Moments:
+def moments(optimizer: Optimizer) -> Moments:
     """What the optimizer has gathered about each parameter: all of its state that no configuration gives."""
     return {str(index): values for index, values in optimizer.state_dict()["state"].items()}
 
 
-def restore_moments(optimizer: torch.optim.Optimizer, saved: Moments) -> None:
+def restore_moments(optimizer: Optimizer, saved: Moments) -> None:
     """Takes up saved `moments`, in the memory layout of the parameters, which fused optimizers rely on."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state = {}

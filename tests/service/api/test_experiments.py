@@ -78,8 +78,8 @@ class TestCreate:
         assert api.get(response.headers["location"]).json() == body
         assert len(table(Trial)) == 6
 
-    def test_the_example_of_the_documentation_can_be_posted(self, api: TestClient) -> None:
-        examples = api.get("/openapi.json").json()["paths"]["/v1/experiments"]["post"]["requestBody"]["content"]
+    def test_the_example_of_the_documentation_can_be_posted(self, api: TestClient, openapi: dict[str, Any]) -> None:
+        examples = openapi["paths"]["/v1/experiments"]["post"]["requestBody"]["content"]
         for example in examples["application/json"]["examples"].values():
             assert api.post("/v1/experiments", json=example["value"]).status_code == 201
 
@@ -570,9 +570,8 @@ class TestDatabaseGone:
 
 class TestOpenApi:
     @pytest.fixture
-    def document(self, sqlite_api: TestClient) -> dict[str, Any]:
-        document: dict[str, Any] = sqlite_api.get("/openapi.json").json()
-        return document
+    def document(self, openapi: dict[str, Any]) -> dict[str, Any]:
+        return openapi
 
     def test_every_operation_has_an_id_and_a_summary(self, document: dict[str, Any]) -> None:
         operations = {

@@ -11,7 +11,6 @@ from fastapi.testclient import TestClient
 from sqlalchemy.orm import Session
 
 from service.database.engine import Database
-from service.main import create_app
 from service.queue import leases
 from service.queue.trials import ArtifactFile, ProtocolRecord, hold
 from service.schemas.experiments import ResultOut
@@ -27,8 +26,8 @@ EVERYWHERE = {"content-length", "content-type", "x-request-id", "x-content-type-
 """Headers that say nothing about an answer that its client would want to know, or that all answers have."""
 
 
-def test_every_property_says_what_it_means(tmp_path: Path) -> None:
-    schemas = create_app(Settings(data_dir=tmp_path)).openapi()["components"]["schemas"]
+def test_every_property_says_what_it_means(openapi: dict[str, Any]) -> None:
+    schemas = openapi["components"]["schemas"]
     properties = {
         f"{name}.{field}": stated
         for name, schema in schemas.items()
@@ -71,8 +70,9 @@ def trial(sqlite_api: TestClient, trial_result: Callable[..., dict[str, Any]], t
     return 1
 
 
-def test_an_answer_has_the_headers_that_the_document_names(sqlite_api: TestClient, trial: int) -> None:
-    document = sqlite_api.get("/openapi.json").json()
+def test_an_answer_has_the_headers_that_the_document_names(
+    sqlite_api: TestClient, trial: int, openapi: dict[str, Any]
+) -> None:
     tag = sqlite_api.get("/v1/experiments/1").headers["etag"]
     asked: list[tuple[str, str, str, int, set[str], dict[str, Any]]] = [
         ("GET", "/v1/experiments", "?limit=1", 200, {"ETag", "Link"}, {}),
@@ -95,7 +95,7 @@ def test_an_answer_has_the_headers_that_the_document_names(sqlite_api: TestClien
         address = re.sub(r"{\w+_id}", "1", path).format(dataset="digits") + query
         answer = sqlite_api.request(method, address, **how)
         assert answer.status_code == status, (address, answer.text)
-        named = document["paths"][path][method.lower()]["responses"][str(status)].get("headers", {})
+        named = openapi["paths"][path][method.lower()]["responses"][str(status)].get("headers", {})
         assert wanted <= set(named), address
         assert all(name in answer.headers for name in wanted), address
         unsaid = set(answer.headers) - EVERYWHERE - {"content-security-policy"} - {name.lower() for name in named}
@@ -103,8 +103,8 @@ def test_an_answer_has_the_headers_that_the_document_names(sqlite_api: TestClien
         assert all(header["description"].endswith(".") for header in named.values())
 
 
-def test_refusals_say_when_to_come_again(tmp_path: Path) -> None:
-    paths = create_app(Settings(data_dir=tmp_path)).openapi()["paths"]
+def test_refusals_say_when_to_come_again(openapi: dict[str, Any]) -> None:
+    paths = openapi["paths"]
     clone = paths["/v1/experiments/{experiment_id}/clone"]["post"]["responses"]
     assert set(clone["429"]["headers"]) == {"Retry-After"}
     assert set(clone["401"]["headers"]) == {"WWW-Authenticate"}

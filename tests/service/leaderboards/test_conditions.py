@@ -40,10 +40,10 @@ def accuracy(cell: int, seed: int) -> float:
     return (cell * 7 % 19 + seed) / 64
 
 
-@pytest.fixture
-def session(database: Database, trial_result: Make) -> Iterator[Session]:
+@pytest.fixture(scope="module")
+def stored(module_database: Database, trial_result: Make) -> Database:
     """With two trials of every configuration, of the last cell one of them without a result, and a hole."""
-    with Session(database.writer) as session:
+    with Session(module_database.writer) as session:
         session.add(Protocol(fingerprint="p", record={}))
         counts = {"grid_points": 1, "trial_count": 1, "state": ExperimentState.SUCCEEDED}
         session.add(Experiment(id=1, name="drawn", spec={}, **counts))
@@ -70,6 +70,13 @@ def session(database: Database, trial_result: Make) -> Iterator[Session]:
             if done:
                 session.add(Result(trial_id=trial.id, protocol="p", fence=1, **trial_result(accuracy(cell, seed))))
         cell_scores.refresh_experiment(session, 1)
+        session.commit()
+    return module_database
+
+
+@pytest.fixture
+def session(stored: Database) -> Iterator[Session]:
+    with Session(stored.writer) as session:
         yield session
 
 

@@ -159,6 +159,7 @@ def test_the_bound_of_softmax_is_reached() -> None:
         assert 0.5 <= bounded(model, (1, 4, 1)) <= 0.5 * (1 + 1e-12)
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(data=st.data(), seed=SEEDS, eps=st.sampled_from([1e-5, 1e-2, 1.0, 30.0]))
 def test_normalisation_by_the_inputs_statistics(data: st.DataObject, seed: int, eps: float) -> None:

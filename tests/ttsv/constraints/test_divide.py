@@ -144,6 +144,7 @@ def test_power_iterations_reach_the_norm_from_below_and_stay_warm(operator: Any)
     assert all(layer.before >= first[name] for name, layer in twice.report().layers.items())
 
 
+@pytest.mark.slow
 def test_division_by_an_estimate_overshoots_and_the_forced_report_says_so() -> None:
     model = network()
     divide = Divide(0.9, 0.4)

@@ -125,6 +125,7 @@ def started(
 # --- trials ---
 
 
+@pytest.mark.slow
 def test_columns_are_the_metrics_called_one_by_one(
     evaluated: tuple[list[Any], TrialResult], digits: Dataset, folder: Path
 ) -> None:
@@ -201,6 +202,7 @@ def test_the_papers_assumption_is_made_of_soc_alone(digits: Dataset, tmp_path: P
     assert "assumed_1_lipschitz" not in dense.results["certified"]
 
 
+@pytest.mark.slow
 def test_the_whole_record(evaluated: tuple[list[Any], TrialResult]) -> None:
     steps, result = evaluated
     record = result.evaluation
@@ -233,6 +235,7 @@ def test_the_whole_record(evaluated: tuple[list[Any], TrialResult]) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_the_protocol_says_what_decides_and_nothing_else(evaluated: tuple[list[Any], TrialResult]) -> None:
     _, result = evaluated
     protocol = result.protocol
@@ -295,6 +298,7 @@ def test_the_fingerprint_follows_the_threat_and_the_batches(digits: Dataset, tmp
     assert len({plain, *(fingerprint(**other) for other in others)}) == 1 + len(others)
 
 
+@pytest.mark.slow
 def test_artifacts(evaluated: tuple[list[Any], TrialResult], digits: Dataset) -> None:
     _, result = evaluated
     assert set(result.artifacts) == {
@@ -568,6 +572,7 @@ def test_a_saved_network_goes_the_same_path(evaluated: tuple[list[Any], TrialRes
     assert found.record["protocol_fingerprint"] == protocol_fingerprint(result.protocol)
 
 
+@pytest.mark.slow
 def test_a_saved_network_that_test_images_had_a_say_in_has_another_protocol(
     evaluated: tuple[list[Any], TrialResult], folder: Path, tmp_path: Path, saved: Saved
 ) -> None:
@@ -595,7 +600,7 @@ def test_an_interrupted_attack_goes_on_by_default(
 ) -> None:
     path = evaluated[1].artifacts["model"]
     config = EvaluationConfig(attack="autoattack", attack_eps=0.25, batch_size=2, seed=3)
-    evaluate_few = partial(evaluate, path, "digits", folder / "data", config, images=8)
+    evaluate_few = partial(evaluate, path, "digits", folder / "data", config, images=4)
     whole = run_to_end(evaluate_few())
     states = folder / "data" / "attacks"
     assert list(states.iterdir()) == []
@@ -605,7 +610,7 @@ def test_an_interrupted_attack_goes_on_by_default(
     (state,) = states.iterdir()
     # That of another attack on the same network is another file.
     other = EvaluationConfig(attack="autoattack", attack_eps=0.01, batch_size=2, seed=3)
-    run_to_end(evaluate(path, "digits", folder / "data", other, images=8))
+    run_to_end(evaluate(path, "digits", folder / "data", other, images=4))
     assert list(states.iterdir()) == [state]
     again = evaluate_few()
     following = next(step for step in again if step.stage != "autoattack")
@@ -629,6 +634,7 @@ def test_an_interrupted_attack_goes_on_by_default(
     assert (tmp_path / "mine").is_file()
 
 
+@pytest.mark.slow
 def test_the_cost_of_training_is_as_the_trial_noted_it(evaluated: tuple[list[Any], TrialResult], folder: Path) -> None:
     _, result = evaluated
     found = run_to_end(evaluate(result.artifacts["model"], "digits", folder / "data", images=5, cost=True))

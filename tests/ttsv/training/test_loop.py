@@ -778,6 +778,7 @@ def skew_network() -> nn.Sequential:
         return nn.Sequential(SOC(1, 8, 3), nn.Flatten(), nn.Linear(8 * 64, 10))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("select", ["last", "best"])
 def test_the_best_epoch_can_be_that_of_best_certified_accuracy(select: str, tmp_path: Path) -> None:
     """By `margin / (sqrt(2) L) > 36/255` of right predictions, L = 1/std, worked out here epoch by epoch."""
@@ -818,6 +819,7 @@ def test_the_best_epoch_can_be_that_of_best_certified_accuracy(select: str, tmp_
         assert all(torch.equal(value, states[best][name]) for name, value in found.best_weights.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["one", "code"])
 def test_skew_layers_follow_the_schedule_over_epochs_and_breaks(
     schedule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

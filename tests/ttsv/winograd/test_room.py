@@ -6,10 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[3]
 TRAIN = """
 import sys
 from pathlib import Path
+
+import pytest
 import torch
 import ttsv
 from ttsv.config.trial import TrainingConfig, TrialConfig
@@ -36,6 +40,7 @@ def entering() -> list[str]:
     return [line for path in outside for line in path.read_text().splitlines() if "ttsv.winograd" in line]
 
 
+@pytest.mark.slow
 def test_training_needs_neither_the_room_nor_the_line(tmp_path: Path) -> None:
     (line,) = entering()
     copy = tmp_path / "ttsv"

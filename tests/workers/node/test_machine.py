@@ -45,6 +45,7 @@ class TestInstructions:
         monkeypatch.setattr(subprocess, "run", None)
         assert usable_instructions() == {}
 
+    @pytest.mark.slow
     def test_products_in_bf16_run_here(self) -> None:
         product = (
             "import torch; matrix = torch.ones(64, 64, dtype=torch.bfloat16); print((matrix @ matrix)[0, 0].item())"

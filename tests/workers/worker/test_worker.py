@@ -47,7 +47,7 @@ def test_grid_with_failures_of_its_own(quick_lab: Lab) -> None:
 
 def test_killed_actor_leaves_its_siblings_alone(quick_lab: Lab) -> None:
     """The trial whose process died runs again, from its checkpoint, under the same driver."""
-    experiment_id = quick_lab.post([0, 1], epochs=8, seconds=0.3)
+    experiment_id = quick_lab.post([2000, 2001], epochs=8, seconds=0.3)
     quick_lab.start_worker()
     pids = quick_lab.wait_for(lambda: _two(quick_lab.pids(experiment_id)))
     victim = min(pids)
@@ -114,7 +114,8 @@ def test_stopped_driver_loses_its_lease(quick_lab: Lab) -> None:
 
     The worker is stopped with it (a suspended machine), and another one takes over.
     """
-    quick_lab.settings |= {"TTSV_LEASE_SECONDS": "3", "TTSV_BEAT_SECONDS": "0.5"}
+    # Longer than a driver takes to its first heartbeat where the machine has much else to do.
+    quick_lab.settings |= {"TTSV_LEASE_SECONDS": "8", "TTSV_BEAT_SECONDS": "0.5"}
     experiment_id = quick_lab.post([0], epochs=20, seconds=0.2)
     first = quick_lab.start_worker()
     quick_lab.wait_for_epochs(experiment_id, 2)
@@ -127,7 +128,7 @@ def test_stopped_driver_loses_its_lease(quick_lab: Lab) -> None:
     finally:
         first.send_signal(signal.SIGCONT)
         driver.send_signal(signal.SIGCONT)
-    quick_lab.wait_for(lambda: not driver.is_running() or driver.status() == psutil.STATUS_ZOMBIE, 5)
+    quick_lab.wait_for(lambda: not driver.is_running() or driver.status() == psutil.STATUS_ZOMBIE, 20)
     quick_lab.wait_until_final(experiment_id)
     quick_lab.assert_whole(experiment_id)
     (result,) = quick_lab.results(experiment_id)

@@ -627,6 +627,7 @@ def test_a_neighbour_that_takes_memory_changes_no_result(monkeypatch: pytest.Mon
         autoattack(crowd, images, labels, eps=0.3)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("shortened")
 def test_sizes_that_square_attack_cannot_tile() -> None:
     labels = torch.tensor([9])
@@ -739,6 +740,7 @@ def imported() -> set[str]:
     return set(run.stdout.split())
 
 
+@pytest.mark.slow
 def test_attack_and_corruption_packages_are_imported_where_they_are_used(imported: set[str]) -> None:
     assert "ttsv.metrics.attacks.autoattack" in imported
     assert not imported & {"pyautoattack", "imagecorruptions", "cv2", "skimage", "numba"}
