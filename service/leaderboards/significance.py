@@ -3,11 +3,14 @@
 import math
 from collections.abc import Sequence
 from functools import cache
+from typing import NamedTuple
 
 from service.leaderboards.metrics import Measure, Metric
 
 LEVEL = 0.05
 """Two-sided: with so probable a difference by chance two means are not told apart."""
+_MOST_FREEDOM = 10_000
+"""Degrees of freedom beyond which Student's distribution is as good as normal."""
 SAID = "Bold: best beyond its error (Welch's t-test of the spreads, 5 %); ties share it, one seed alone has no error."
 """What tables say of their bold numbers."""
 
@@ -17,31 +20,45 @@ def unbeaten(measured: Sequence[Measure | None], metric: Metric) -> list[int]:
 
     A mean of one seed has no error: nobody can say that it is best, nor that another is where it leads.
     """
-    known = {index: one for index, one in enumerate(measured) if one is not None}
-    if not known or not metric.has_best:
+    if not metric.has_best or not any(measured):
         return []
-    best = (max if metric.more_is_better else min)(one.mean for one in known.values())
-    leaders = [one for one in known.values() if one.mean == best]
-    reading = metric.reading
-    form, factor = f".{reading.decimals}f", reading.factor
+    best = (max if metric.more_is_better else min)(one.mean for one in measured if one is not None)
+    leaders = {(one.seeds, one.mean, one.std) for one in measured if one is not None and one.mean == best}
+    if any(std is None for _, _, std in leaders):
+        return []
+    rivals = [_with_error(seeds, mean, std) for seeds, mean, std in leaders]
+    form, factor = f".{metric.reading.decimals}f", metric.reading.factor
     shown = format(best * factor, form)
-    tested = {index: one for index, one in known.items() if one.std is not None}
-    if any(leader.std is None for leader in leaders):
-        return []
-    found = [
-        index
-        for index, one in tested.items()
-        if format(one.mean * factor, form) == shown or not all(_differ(one, leader) for leader in leaders)
-    ]
-    return found if len(found) < len(tested) else []
+    tested, found = 0, []
+    for index, one in enumerate(measured):
+        if one is None or one.std is None:
+            continue
+        tested += 1
+        mine = _with_error(one.seeds, one.mean, one.std)
+        if not all(_differ(mine, rival) for rival in rivals) or format(one.mean * factor, form) == shown:
+            found.append(index)
+    return found if len(found) < tested else []
 
 
-def _differ(one: Measure, other: Measure) -> bool:
+class _WithError(NamedTuple):
+    """A mean with the square of its standard error."""
+
+    mean: float
+    error: float
+    seeds: int
+
+
+def _with_error(seeds: int, mean: float, std: float | None) -> _WithError:
+    assert std is not None, "of one seed nothing is tested"
+    return _WithError(mean, std**2 / seeds, seeds)
+
+
+def _differ(one: _WithError, other: _WithError) -> bool:
     """Whether two means are told apart; the chance itself is computed only where cruder bounds leave it open."""
     t2, freedom = _statistic(one, other)
-    if t2 <= _critical(10_000):
+    if t2 <= _critical(min(_MOST_FREEDOM, math.ceil(freedom))):
         return False
-    return t2 > _critical(max(1, min(10_000, int(freedom)))) or _chance(t2, freedom) < LEVEL
+    return t2 > _critical(max(1, min(_MOST_FREEDOM, int(freedom)))) or _chance(t2, freedom) < LEVEL
 
 
 @cache
@@ -59,22 +76,19 @@ def chance(one: Measure, other: Measure) -> float:
 
     Values that do not deviate at all differ for certain where their means do.
     """
-    return _chance(*_statistic(one, other))
+    mine, theirs = (_with_error(each.seeds, each.mean, each.std) for each in (one, other))
+    return _chance(*_statistic(mine, theirs))
 
 
-def _statistic(one: Measure, other: Measure) -> tuple[float, float]:
+def _statistic(one: _WithError, other: _WithError) -> tuple[float, float]:
     """The square of Welch's t, and its degrees of freedom."""
-    assert one.std is not None
-    assert other.std is not None
-    errors = one.std**2 / one.seeds, other.std**2 / other.seeds
-    error = sum(errors)
-    if one.mean == other.mean:
+    apart, error = one.mean - other.mean, one.error + other.error
+    if apart == 0:
         return 0.0, 1.0
     if error <= 0:
         return math.inf, 1.0
-    t2 = (one.mean - other.mean) ** 2 / error
-    freedom = error**2 / (errors[0] ** 2 / (one.seeds - 1) + errors[1] ** 2 / (other.seeds - 1))
-    return t2, freedom
+    freedom = error**2 / (one.error**2 / (one.seeds - 1) + other.error**2 / (other.seeds - 1))
+    return apart**2 / error, freedom
 
 
 def _chance(t2: float, freedom: float) -> float:
