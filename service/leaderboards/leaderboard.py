@@ -1,8 +1,9 @@
 """Leaderboards: the cells of a data set, ranked by their means over seeds, one board per protocol."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Any
 
 from sqlalchemy import func, select
@@ -25,7 +26,7 @@ from service.leaderboards.answer import (
 )
 from service.leaderboards.filters import Question
 from service.leaderboards.materialized import StoredScores
-from service.leaderboards.metrics import Measure, Measures, Metric
+from service.leaderboards.metrics import Measures, Metric
 from service.leaderboards.missing import (
     MOST_LISTED,
     SeenTrials,
@@ -36,7 +37,7 @@ from service.leaderboards.missing import (
 from service.leaderboards.on_demand import ChosenTrials
 from service.leaderboards.protocols import differences
 from service.leaderboards.significance import unbeaten
-from service.leaderboards.source import BoardKey, Entry, ScoreSource
+from service.leaderboards.source import BoardKey, Cell, Entry, Order, ScoreSource
 from service.specs.columns import FieldColumn, columns_of, short_name
 
 References = Callable[[dict[str, Any], dict[str, Any]], list[PaperReference]]
@@ -73,7 +74,7 @@ def leaderboard(
         raise NotFoundError(f"cell {question.baseline!r} is on no leaderboard of {question.dataset} with these filters")
     pages = [_page(source, board, question) for board in keys]
     entries = source.entries([key for page in pages for key, _ in page.order])
-    seen = SeenTrials(session, question, ((entry.cell, entry.seeds) for entry in entries.values()))
+    seen = SeenTrials(session, question, {entry.cell for entry in entries.values() if entry.seeds < entry.trials})
     boards = [_board(source, page, keys[0], question, entries, seen, references) for page in pages]
     is_invalid = invalid_condition(session)
     holes, hole_count = find_holes(session, question, is_invalid)
@@ -94,10 +95,7 @@ def source_of(session: Session, question: Question) -> ScoreSource:
 def _page(source: ScoreSource, board: BoardKey, question: Question) -> _Page:
     metric, limit = question.metric, question.limit
     if question.group_by:
-        groups = _groups(source, board, question.group_by, metric)
-        positions = source.positions(board, metric)
-        order = [(key, positions[key]) for key in groups]
-        return _Page(board, order[:limit], len(groups), None, 1, 1, groups)
+        return _grouped(source, board, question, question.group_by)
     if question.sort:
         return _sorted(source, board, question, question.sort)
     order = list(source.ranked(board, metric, limit + 1, question.after).items())
@@ -124,8 +122,7 @@ def _board(
     mine = [entries[key] for key, _ in page.order]
     configs = [{name: value for name, value in entry.config.items() if name != "seed"} for entry in mine]
     shape = columns_of(configs, chosen=question.fields, hidden=question.hidden)
-    seen_of = [seen.missing(entry.cell, board.protocol) for entry in mine]
-    missing = [lacking for lacking, _ in seen_of]
+    missing = [seen.missing(entry.cell, board.protocol) for entry in mine]
     best = _best(mine, missing, question.shown)
     place, shared = page.place, page.order[0][1].shared if page.order else None
     for index, (key, position) in enumerate(page.order):
@@ -139,7 +136,7 @@ def _board(
                 place=place,
                 cell=entry.cell,
                 config=config,
-                trials=seen_of[index][1],
+                trials=entry.trials,
                 seeds=entry.seeds,
                 complete=not missing[index],
                 missing_seeds=[one.seed for one in missing[index]],
@@ -185,34 +182,34 @@ def _best(entries: Sequence[Entry], missing: Sequence[Sequence[Missing]], metric
 
 def _sorted(source: ScoreSource, board: BoardKey, question: Question, sort: str) -> _Page:
     """The first rows in the order of a field's values, those without one last; equal ones by the metric."""
-    field, metric = sort.removeprefix("-"), question.metric
-    values, positions = source.values(board, [field]), source.positions(board, metric)
-    ranked = sorted(positions, key=positions.__getitem__, reverse=metric.more_is_better)
-    places: dict[int, int] = {}
-    for index, key in enumerate(ranked):
-        tied = index and positions[ranked[index - 1]].shared == positions[key].shared
-        places[key] = places[ranked[index - 1]] if tied else index + 1
-    last = [key for key in ranked if values[key][0] is None]
-    order = sorted(
-        (key for key in ranked if values[key][0] is not None),
-        key=lambda key: values[key][0],
-        reverse=sort.startswith("-"),
-    )
-    shown = [(key, positions[key]) for key in [*order, *last][: question.limit]]
-    return _Page(board, shown, len(ranked), None, 1, 1, {}, places)
+    order = source.order(board, question.metric)
+    alike = _alike(order, source.values(board, sort.removeprefix("-")))
+    last = alike.pop(None, [])
+    values = sorted(alike, reverse=sort.startswith("-"))
+    shown = list(islice(chain(*(alike[value] for value in values), last), question.limit))
+    rows = [(order.rows[index][0], order.position(index)) for index in shown]
+    places = {order.rows[index][0]: order.place(index) for index in shown}
+    return _Page(board, rows, len(order.rows), None, 1, 1, {}, places)
 
 
-def _groups(source: ScoreSource, board: BoardKey, field: str, metric: Metric) -> dict[int, Group]:
+def _grouped(source: ScoreSource, board: BoardKey, question: Question, field: str) -> _Page:
     """The best cell of each group, best first."""
-    values = {key: _hashable(value) for key, (value,) in source.values(board, [field]).items()}
-    positions = source.positions(board, metric)
-    order = sorted(positions, key=positions.__getitem__, reverse=metric.more_is_better)
-    best: dict[Any, int] = {}
-    counts: dict[Any, int] = {}
-    for key in order:
-        best.setdefault(values[key], key)
-        counts[values[key]] = counts.get(values[key], 0) + 1
-    return {key: Group(field, value, counts[value]) for value, key in best.items()}
+    order = source.order(board, question.metric)
+    alike = _alike(order, source.values(board, field))
+    rows, groups = [], {}
+    for value, indices in islice(alike.items(), question.limit):
+        key = order.rows[indices[0]][0]
+        rows.append((key, order.position(indices[0])))
+        groups[key] = Group(field, value, len(indices))
+    return _Page(board, rows, len(alike), None, 1, 1, groups)
+
+
+def _alike(order: Order, values: Mapping[int, Hashable]) -> dict[Any, list[int]]:
+    """By value, that of the best row first: the rows that have it, by their indices."""
+    found: dict[Any, list[int]] = {}
+    for index, row in enumerate(order.rows):
+        found.setdefault(values[row[0]], []).append(index)
+    return found
 
 
 def _pivot(source: ScoreSource, board: BoardKey, fields: tuple[str, str], metric: Metric) -> Pivot:
@@ -220,19 +217,14 @@ def _pivot(source: ScoreSource, board: BoardKey, fields: tuple[str, str], metric
 
     Cells without the metric are in no place, nor counted there: holes belong to no board.
     """
-    values = source.values(board, fields)
-    pooled: dict[tuple[Any, Any], list[tuple[int, int, Measure]]] = {}
-    for key, (seeds, trials, one) in source.counted(board, metric).items():
-        place = _hashable(values[key][0]), _hashable(values[key][1])
-        pooled.setdefault(place, []).append((seeds, trials, one))
     found = {
         place: PivotCell(
-            **_pooled([one for *_, one in mine]),
-            seeds=sum(seeds for seeds, *_ in mine),
-            trials=sum(trials for _, trials, _ in mine),
+            **_pooled(mine),
+            seeds=sum([one.seeds for one in mine]),
+            trials=sum([one.trials for one in mine]),
             cells=len(mine),
         )
-        for place, mine in pooled.items()
+        for place, mine in source.places(board, fields, metric).items()
     }
     down, across = (sorted({place[axis] for place in found}, key=_in_order) for axis in (0, 1))
     cells = [[found.get((row, column)) for column in across] for row in down]
@@ -240,16 +232,12 @@ def _pivot(source: ScoreSource, board: BoardKey, fields: tuple[str, str], metric
     return Pivot(names[0], names[1], down, across, cells)
 
 
-def _pooled(measured: Sequence[Measure]) -> dict[str, Any]:
+def _pooled(rows: Sequence[Cell]) -> dict[str, Any]:
     """Mean and deviation over all results of several cells, from theirs."""
-    count = sum(one.seeds for one in measured)
-    mean = math.fsum(one.seeds * one.mean for one in measured) / count
-    squares = ((one.seeds - 1) * (one.std or 0.0) ** 2 + one.seeds * (one.mean - mean) ** 2 for one in measured)
+    count = sum([one.measured for one in rows])
+    mean = math.fsum([one.measured * one.mean for one in rows]) / count
+    squares = [(one.measured - 1) * (one.std or 0.0) ** 2 + one.measured * (one.mean - mean) ** 2 for one in rows]
     return {"mean": mean, "std": math.sqrt(math.fsum(squares) / (count - 1)) if count > 1 else None}
-
-
-def _hashable(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _in_order(value: Any) -> tuple[bool, bool, Any]:

@@ -1,9 +1,9 @@
 """Leaderboards' rows added up from the results of the trials that were asked for."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from service.database import Experiment, Protocol, Result, Trial
@@ -12,8 +12,8 @@ from service.leaderboards.answer import Position
 from service.leaderboards.cell_scores import Counted
 from service.leaderboards.conditions import COLUMNS
 from service.leaderboards.filters import Question
-from service.leaderboards.metrics import Measure, Metric, measures, spread
-from service.leaderboards.source import BoardKey, Contender, Entry, front_of
+from service.leaderboards.metrics import Metric, measures, spread
+from service.leaderboards.source import BoardKey, Cell, Contender, Entry, Order, front_of, hashable
 from service.specs.columns import value_of
 
 _BATCH = 10_000
@@ -29,21 +29,25 @@ class ChosenTrials:
         self._metrics = list(dict.fromkeys((question.metric, *question.front)))
         self._shown = tuple(question.shown)
         columns = [getattr(Result, metric.value) for metric in self._metrics]
-        query = (
-            select(Trial.id, Trial.fingerprint, Result.protocol, Trial.cell, *columns)
-            .join(Result, Result.trial_id == Trial.id)
-            .join(Experiment, Experiment.id == Trial.experiment_id)
-            .where(*question.of_trials(), Result.valid)
-        )
+        counts = (Result.trial_id == Trial.id) & Result.valid
         if filters.protocol is not None:
-            query = query.where(Result.protocol == filters.protocol)
+            counts &= Result.protocol == filters.protocol
+        query = (
+            select(Trial.id, Trial.fingerprint, Trial.cell, Result.protocol, *columns)
+            .outerjoin(Result, counts)
+            .join(Experiment, Experiment.id == Trial.experiment_id)
+            .where(*question.of_trials())
+        )
         cells: dict[int, str] = {}
-        counted = []
-        for trial_id, fingerprint, protocol, cell, *values in session.execute(query):
-            cells[trial_id] = cell
-            counted.append(Counted(trial_id, fingerprint, None, protocol, values))
+        trials: dict[str, set[str]] = {}
+        results = []
+        for trial_id, fingerprint, cell, protocol, *values in session.connection().execute(query):
+            trials.setdefault(cell, set()).add(fingerprint)
+            if protocol is not None:
+                cells[trial_id] = cell
+                results.append(Counted(trial_id, fingerprint, None, protocol, values))
         boards: dict[str, dict[str, list[Counted]]] = {}
-        for result in cell_scores.newest(counted):
+        for result in cell_scores.newest(results):
             boards.setdefault(result.protocol, {}).setdefault(cells[result.trial_id], []).append(result)
         self._protocols = sorted(boards)
         # A row's key is its newest trial.
@@ -52,61 +56,75 @@ class ChosenTrials:
             for name in self._protocols
         ]
         self._cells = cells
-        counts = select(Trial.cell, func.count(Trial.fingerprint.distinct())).join(Experiment).group_by(Trial.cell)
-        self._trials = dict(session.execute(counts.where(*question.of_trials())).all())
-        self._positions: dict[tuple[int, Metric], dict[int, Position]] = {}
+        self._trials = {cell: len(different) for cell, different in trials.items()}
+        self._orders: dict[tuple[int, Metric], Order] = {}
 
     def boards(self, metric: Metric) -> list[BoardKey]:
         """All boards."""
         query = select(Protocol.fingerprint, Protocol.record).where(Protocol.fingerprint.in_(self._protocols))
         records = {row[0]: row[1] for row in self._session.execute(query)}
         return [
-            BoardKey(index, name, records[name], len(self._positions_of(index, metric)), len(self._rows[index]))
+            BoardKey(index, name, records[name], len(self._order_of(index, metric).rows), len(self._rows[index]))
             for index, name in enumerate(self._protocols)
             if self._rows[index]
         ]
 
     def ranked(self, board: BoardKey, metric: Metric, limit: int, after: Position | None) -> dict[int, Position]:
         """The best rows, or those after a position, in their order."""
-        placed = self.positions(board, metric).items()
-        ordered = sorted(placed, key=lambda row: row[1], reverse=metric.more_is_better)
-        first = 0 if after is None else self.ahead(board, metric, after)[1]
-        return dict(ordered[first : first + limit])
+        return self.order(board, metric).page(limit, after)
 
     def ahead(self, board: BoardKey, metric: Metric, position: Position) -> tuple[int, int]:
         """How many rows have a better mean, and how many stand up to and with the position."""
-        more = metric.more_is_better
-        others, shared = self.positions(board, metric).values(), position.shared
-        better = sum(other.shared > shared if more else other.shared < shared for other in others)
-        return better, sum(other >= position if more else other <= position for other in others)
+        return self.order(board, metric).ahead(position)
 
-    def positions(self, board: BoardKey, metric: Metric) -> dict[int, Position]:
-        """All rows, in any order."""
-        return self._positions_of(board.id, metric)
+    def order(self, board: BoardKey, metric: Metric) -> Order:
+        """All rows."""
+        return self._order_of(board.id, metric)
 
-    def _positions_of(self, board: int, metric: Metric) -> dict[int, Position]:
-        if (board, metric) not in self._positions:
-            column = self._metrics.index(metric)
-            found = self._positions[board, metric] = {}
-            for key, rows in self._rows[board].items():
-                known = [float(value) for row in rows if (value := row.values[column]) is not None]
-                if known:
+    def _order_of(self, board: int, metric: Metric) -> Order:
+        if (board, metric) not in self._orders:
+            more = metric.more_is_better
+            rows = []
+            for key, results in self._rows[board].items():
+                if known := self._values(results, metric):
                     cell = self._cells[key]
-                    standing = cell_scores.standing_of(metric, complete=len(rows) == self._trials[cell])
-                    found[key] = Position(standing, spread(known).mean, cell_scores.tie_of(cell))
-        return self._positions[board, metric]
+                    standing = cell_scores.standing_of(metric, complete=len(results) == self._trials[cell])
+                    rows.append((key, standing, spread(known).mean, cell_scores.tie_of(cell)))
+            rows.sort(key=lambda row: row[1:], reverse=more)
+            self._orders[board, metric] = Order(rows, more)
+        return self._orders[board, metric]
+
+    def _values(self, results: Sequence[Counted], metric: Metric) -> list[float]:
+        """A metric's values, of the results that have it."""
+        column = self._metrics.index(metric)
+        return [float(value) for result in results if (value := result.values[column]) is not None]
 
     def front(self, board: BoardKey, metrics: Sequence[Metric]) -> list[int]:
         """Of the rows that have all of these metrics those that no other beats, best in the first metric first."""
-        first, *others = [self.positions(board, metric) for metric in metrics]
+        first, *others = [{row[0]: row for row in self.order(board, metric).rows} for metric in metrics]
         keys = set(first).intersection(*others)
-        rows: list[Contender] = [
-            (key, first[key].tie, first[key].mean, *(other[key].mean for other in others)) for key in keys
-        ]
+        rows: list[Contender] = [(key, first[key][3], *(of[key][2] for of in (first, *others))) for key in keys]
         return front_of(rows, metrics)
 
-    def values(self, board: BoardKey, fields: Sequence[str]) -> dict[int, tuple[Any, ...]]:
-        """All rows' values of fields."""
+    def values(self, board: BoardKey, field: str) -> dict[int, Hashable]:
+        """All rows' values of a field, tuples for lists."""
+        return {key: one for key, (one,) in self._fields(board, [field]).items()}
+
+    def places(
+        self, board: BoardKey, fields: tuple[str, str], metric: Metric
+    ) -> dict[tuple[Hashable, Hashable], list[Cell]]:
+        """By the values of two fields, tuples for lists: all rows that have a metric."""
+        found: dict[tuple[Hashable, Hashable], list[Cell]] = {}
+        for key, (down, across) in self._fields(board, fields).items():
+            results = self._rows[board.id][key]
+            if known := self._values(results, metric):
+                one = spread(known)
+                trials = self._trials[self._cells[key]]
+                cell = Cell(len(results), trials, one.seeds, one.mean, one.std)
+                found.setdefault((down, across), []).append(cell)
+        return found
+
+    def _fields(self, board: BoardKey, fields: Sequence[str]) -> dict[int, tuple[Any, ...]]:
         keys = list(self._rows[board.id])
         configs = self._configs(keys) if any(name not in COLUMNS for name in fields) else {}
         stored: dict[int, dict[str, Any]] = {}
@@ -115,18 +133,11 @@ class ChosenTrials:
             rows = self._session.execute(some.where(Trial.id.in_(keys[first : first + _BATCH])))
             stored |= {row[0]: dict(zip(COLUMNS, row[1:], strict=True)) for row in rows}
         return {
-            key: tuple(stored[key][name] if name in COLUMNS else value_of(configs[key], name) for name in fields)
+            key: tuple(
+                stored[key][name] if name in COLUMNS else hashable(value_of(configs[key], name)) for name in fields
+            )
             for key in keys
         }
-
-    def counted(self, board: BoardKey, metric: Metric) -> dict[int, tuple[int, int, Measure]]:
-        """Of all rows that have a metric: results, trials, and the mean over the results with its spread."""
-        column = self._metrics.index(metric)
-        found = {}
-        for key, rows in self._rows[board.id].items():
-            if known := [float(value) for row in rows if (value := row.values[column]) is not None]:
-                found[key] = len(rows), self._trials[self._cells[key]], spread(known)
-        return found
 
     def _configs(self, keys: Sequence[int]) -> dict[int, Any]:
         found: dict[int, Any] = {}
@@ -150,6 +161,7 @@ class ChosenTrials:
                 self._cells[key],
                 configs[key],
                 len(rows[key]),
+                self._trials[self._cells[key]],
                 measures((values[result.trial_id] for result in rows[key]), self._shown),
             )
             for key in keys

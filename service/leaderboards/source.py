@@ -2,12 +2,13 @@
 that were asked for (`on_demand`). Both give the same numbers (`metrics`) in the same order.
 """
 
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from service.leaderboards.answer import Position
-from service.leaderboards.metrics import Measure, Measures, Metric
+from service.leaderboards.metrics import Measures, Metric
 from service.leaderboards.pareto import on_front
 
 
@@ -29,7 +30,52 @@ class Entry:
     cell: str
     config: dict[str, Any]
     seeds: int
+    trials: int
     metrics: Measures
+
+
+RankedRow = Sequence[Any]
+"""A row's key and the parts of its position, as a database gives them: of such there are tens of thousands."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """All rows of a board that have a metric, best first."""
+
+    rows: Sequence[RankedRow]
+    more_is_better: bool
+
+    def position(self, index: int) -> Position:
+        """Of a row."""
+        return Position._make(self.rows[index][1:])
+
+    def place(self, index: int) -> int:
+        """Of a row: it is behind all whose mean is better."""
+        return bisect_left(self.rows, self._sorted(self.rows[index][1:3]), key=lambda row: self._sorted(row[1:3])) + 1
+
+    def ahead(self, position: Position) -> tuple[int, int]:
+        """How many rows have a better mean, and how many stand up to and with the position."""
+        better = bisect_left(self.rows, self._sorted(position.shared), key=lambda row: self._sorted(row[1:3]))
+        return better, bisect_right(self.rows, self._sorted(position), key=lambda row: self._sorted(row[1:]))
+
+    def page(self, limit: int, after: Position | None) -> dict[int, Position]:
+        """The best rows, or those after a position."""
+        first = 0 if after is None else self.ahead(after)[1]
+        return {row[0]: Position._make(row[1:]) for row in self.rows[first : first + limit]}
+
+    def _sorted(self, parts: Sequence[float]) -> tuple[float, ...]:
+        """What grows from row to row."""
+        return tuple([-part for part in parts] if self.more_is_better else parts)
+
+
+class Cell(NamedTuple):
+    """One row as a matrix takes it: its results and trials, and how many have the metric, with mean and deviation."""
+
+    seeds: int
+    trials: int
+    measured: int
+    mean: float
+    std: float | None
 
 
 class ScoreSource(Protocol):
@@ -44,17 +90,19 @@ class ScoreSource(Protocol):
     def ahead(self, board: BoardKey, metric: Metric, position: Position) -> tuple[int, int]:
         """How many rows have a better mean, and how many stand up to and with the position."""
 
-    def positions(self, board: BoardKey, metric: Metric) -> dict[int, Position]:
-        """All rows, in any order."""
+    def order(self, board: BoardKey, metric: Metric) -> Order:
+        """All rows."""
 
     def front(self, board: BoardKey, metrics: Sequence[Metric]) -> list[int]:
         """Of the rows that have all of these metrics those that no other beats, best in the first metric first."""
 
-    def values(self, board: BoardKey, fields: Sequence[str]) -> dict[int, tuple[Any, ...]]:
-        """All rows' values of fields."""
+    def values(self, board: BoardKey, field: str) -> Mapping[int, Hashable]:
+        """All rows' values of a field, tuples for lists."""
 
-    def counted(self, board: BoardKey, metric: Metric) -> dict[int, tuple[int, int, Measure]]:
-        """Of all rows that have a metric: results, trials, and the mean over the results with its spread."""
+    def places(
+        self, board: BoardKey, fields: tuple[str, str], metric: Metric
+    ) -> Mapping[tuple[Hashable, Hashable], list[Cell]]:
+        """By the values of two fields, tuples for lists: all rows that have a metric."""
 
     def entries(self, keys: Sequence[int]) -> dict[int, Entry]:
         """Whole rows, of one board or several."""
@@ -76,3 +124,8 @@ def front_of(rows: Sequence[Contender], metrics: Sequence[Metric]) -> list[int]:
     chosen = [row for row, keep in zip(rows, kept, strict=True) if keep]
     chosen.sort(key=lambda row: (row[2], row[1]), reverse=metrics[0].more_is_better)
     return [row[0] for row in chosen]
+
+
+def hashable(value: Any) -> Any:
+    """A field's value, a tuple for a list."""
+    return tuple(value) if isinstance(value, list) else value
