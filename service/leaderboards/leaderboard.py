@@ -37,7 +37,7 @@ from service.leaderboards.missing import (
 from service.leaderboards.on_demand import ChosenTrials
 from service.leaderboards.protocols import differences
 from service.leaderboards.significance import unbeaten
-from service.leaderboards.source import BoardKey, Cell, Entry, Order, ScoreSource
+from service.leaderboards.source import BoardKey, Cell, Entry, ScoreSource
 from service.specs.columns import FieldColumn, columns_of, short_name
 
 References = Callable[[dict[str, Any], dict[str, Any]], list[PaperReference]]
@@ -182,33 +182,34 @@ def _best(entries: Sequence[Entry], missing: Sequence[Sequence[Missing]], metric
 
 def _sorted(source: ScoreSource, board: BoardKey, question: Question, sort: str) -> _Page:
     """The first rows in the order of a field's values, those without one last; equal ones by the metric."""
-    order = source.order(board, question.metric)
+    metric = question.metric
+    order = source.order(board, metric)
     alike = _alike(order, source.values(board, sort.removeprefix("-")))
     last = alike.pop(None, [])
     values = sorted(alike, reverse=sort.startswith("-"))
     shown = list(islice(chain(*(alike[value] for value in values), last), question.limit))
-    rows = [(order.rows[index][0], order.position(index)) for index in shown]
-    places = {order.rows[index][0]: order.place(index) for index in shown}
-    return _Page(board, rows, len(order.rows), None, 1, 1, {}, places)
+    positions = source.positions(board, metric, shown)
+    index = {key: index for index, key in enumerate(order)}
+    first: dict[tuple[int, float], int] = {}
+    for key, position in source.sharing(board, metric, {one.shared for one in positions.values()}).items():
+        first[position.shared] = min(index[key], first.get(position.shared, index[key]))
+    places = {key: first[positions[key].shared] + 1 for key in shown}
+    return _Page(board, [(key, positions[key]) for key in shown], len(order), None, 1, 1, {}, places)
 
 
 def _grouped(source: ScoreSource, board: BoardKey, question: Question, field: str) -> _Page:
     """The best cell of each group, best first."""
-    order = source.order(board, question.metric)
-    alike = _alike(order, source.values(board, field))
-    rows, groups = [], {}
-    for value, indices in islice(alike.items(), question.limit):
-        key = order.rows[indices[0]][0]
-        rows.append((key, order.position(indices[0])))
-        groups[key] = Group(field, value, len(indices))
-    return _Page(board, rows, len(alike), None, 1, 1, groups)
+    alike = _alike(source.order(board, question.metric), source.values(board, field))
+    shown = {rows[0]: Group(field, value, len(rows)) for value, rows in islice(alike.items(), question.limit)}
+    positions = source.positions(board, question.metric, list(shown))
+    return _Page(board, [(key, positions[key]) for key in shown], len(alike), None, 1, 1, shown)
 
 
-def _alike(order: Order, values: Mapping[int, Hashable]) -> dict[Any, list[int]]:
-    """By value, that of the best row first: the rows that have it, by their indices."""
+def _alike(order: Sequence[int], values: Mapping[int, Hashable]) -> dict[Any, list[int]]:
+    """By value, that of the best row first: the rows that have it, best first."""
     found: dict[Any, list[int]] = {}
-    for index, row in enumerate(order.rows):
-        found.setdefault(values[row[0]], []).append(index)
+    for key in order:
+        found.setdefault(values[key], []).append(key)
     return found
 
 

@@ -1,25 +1,27 @@
 """Leaderboards' rows as `cell_scores` keeps them: as many are read as are shown."""
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from typing import Any
 
 from pydantic_core import from_json
-from sqlalchemy import JSON, ColumnElement, Text, cast, column, func, select, tuple_
+from sqlalchemy import JSON, ColumnElement, Text, cast, column, func, literal, select, tuple_
 from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
 
 from service.database import Protocol, Result, Score, ScoreBoard, ScoreRank, Trial
 from service.database.engine import among, is_postgres
 from service.leaderboards.answer import Position
-from service.leaderboards.conditions import COLUMNS, Condition
+from service.leaderboards.conditions import COLUMNS
 from service.leaderboards.filters import Question
 from service.leaderboards.metrics import Metric, from_stored
-from service.leaderboards.source import BoardKey, Cell, Entry, Order, front_of, hashable
+from service.leaderboards.source import BoardKey, Cell, Entry, front_of, hashable
 from service.specs.columns import default_of
 
 _MAY_LACK = {metric for metric in Metric if getattr(Result, metric.value).nullable}
 """Metrics that not every result has."""
 _ORDER = (ScoreRank.standing, ScoreRank.mean, ScoreRank.tie)
 """As the parts of a `Position`."""
+_NOT_TOLD: dict[str, Any] = {}
+"""Stands for a field that a score does not tell, which is at its default: no field is a mapping."""
 _PLACES = select(ScoreRank.score_id, *_ORDER)
 
 
@@ -31,32 +33,29 @@ class StoredScores:
         self._conditions = question.filters.of_cells(Score)
         if question.filters.min_seeds > 1:
             self._conditions.append(Score.seeds >= question.filters.min_seeds)
-        self._orders: dict[tuple[int, Metric], Order] = {}
-        others = [condition for condition in question.filters.where if not condition.on_column]
-        self._meant = self._held(others) if others else None
-        """Of conditions that no column answers: board -> the rows for which they hold."""
+        self._others = [condition for condition in question.filters.where if not condition.on_column]
+        """Conditions that no column answers: asked of what the scores' fields say, once for every board."""
+        self._meant: dict[int, set[int]] = {}
 
-    def _held(self, conditions: Sequence[Condition]) -> dict[int, set[int]]:
-        of_boards = select(ScoreBoard.id).where(
-            ScoreBoard.scope == self._question.scope, ScoreBoard.dataset == self._question.dataset
-        )
-        fields = list(dict.fromkeys(condition.field for condition in conditions))
-        found: dict[int, set[int]] = {}
-        for (board, *values), (keys,) in self._alike(Score.board_id.in_(of_boards), fields, [Score.id], by_board=True):
-            of = dict(zip(fields, values, strict=True))
-            if all(condition.holds(of[condition.field]) for condition in conditions):
-                found.setdefault(board, set()).update(keys)
-        return found
+    def _of_others(self, board: int) -> set[int]:
+        """The rows of a board that meet all conditions, those that no column answers among them."""
+        if board not in self._meant:
+            fields = list(dict.fromkeys(condition.field for condition in self._others))
+            keys, *told = self._read(board, fields, [Score.id])
+            values = dict(zip(fields, told, strict=True))
+            kept = [map(condition.holds, values[condition.field]) for condition in self._others]
+            self._meant[board] = {key for key, *held in zip(keys, *kept, strict=True) if all(held)}
+        return self._meant[board]
 
     def boards(self, metric: Metric) -> list[BoardKey]:
         """All boards."""
         # All counted along indexes, board by board; with filters by the metric only where some cells lack it.
         of_board = select(func.count()).select_from(Score).where(Score.board_id == ScoreBoard.id)
-        with_metric = select(func.count()).select_from(ScoreRank)
         counts = {"cells": of_board}
         if metric in _MAY_LACK:
+            with_metric = select(func.count()).select_from(ScoreRank)
             counts["ranked"] = with_metric.where(ScoreRank.board_id == ScoreBoard.id, ScoreRank.metric == metric.value)
-        if self._conditions and self._meant is None:
+        if self._conditions and not self._others:
             counts["chosen"] = of_board.where(*self._conditions)
         query = (
             select(ScoreBoard.id, ScoreBoard.protocol, Protocol.record)
@@ -69,52 +68,66 @@ class StoredScores:
         found = []
         for board_id, protocol, record, *known in self._session.execute(query):
             of = dict(zip(counts, known, strict=True))
-            cells = of.get("chosen", of["cells"]) if self._meant is None else len(self._meant.get(board_id, ()))
-            all_have_it = of.get("ranked", of["cells"]) == of["cells"]
-            if all_have_it:
-                ranked = cells
-            elif self._meant is not None:
-                ranked = len(self._order_of(board_id, metric).rows)
-            else:
-                ranked = (
-                    self._session.scalar(self._of(with_metric, board_id, metric)) if self._conditions else of["ranked"]
-                )
+            cells = len(self._of_others(board_id)) if self._others else of.get("chosen", of["cells"])
+            ranked = of.get("ranked", of["cells"])
+            if self._others or self._conditions:
+                some_lack_it = of["cells"] != ranked
+                ranked = self._count(board_id, metric) if some_lack_it else cells
             if cells:
                 found.append(BoardKey(board_id, protocol, record, ranked, cells))
         return found
 
     def ranked(self, board: BoardKey, metric: Metric, limit: int, after: Position | None) -> dict[int, Position]:
         """The best rows, or those after a position, in their order."""
-        if self._meant is not None:
-            return self.order(board, metric).page(limit, after)
-        query = self._of(_PLACES, board.id, metric)
-        if after is not None:
-            query = query.where(_beyond(metric, after))
-        rows = self._session.connection().execute(query.order_by(*_best_first(metric)).limit(limit)).all()
-        return {row[0]: Position._make(row[1:]) for row in rows}
+        beyond = [] if after is None else [_beyond(metric, after)]
+        if self._others:
+            keys = self._keys(board.id, metric, *beyond)[:limit]
+            found = self.positions(board, metric, keys)
+            return {key: found[key] for key in keys}
+        query = self._of(_PLACES, board.id, metric).where(*beyond)
+        return self._placed(query.order_by(*_best_first(metric)).limit(limit))
 
     def ahead(self, board: BoardKey, metric: Metric, position: Position) -> tuple[int, int]:
         """How many rows have a better mean, and how many stand up to and with the position."""
-        if self._meant is not None:
-            return self.order(board, metric).ahead(position)
-        better = _beyond(metric, position.shared, ahead=True)
-        count = self._of(select(func.count()).select_from(ScoreRank), board.id, metric)
-        beyond = self._session.scalar(count.where(_beyond(metric, position))) or 0
-        return self._session.scalar(count.where(better)) or 0, board.ranked - beyond
+        better = self._count(board.id, metric, _beyond(metric, position.shared, ahead=True))
+        return better, board.ranked - self._count(board.id, metric, _beyond(metric, position))
 
-    def order(self, board: BoardKey, metric: Metric) -> Order:
-        """All rows."""
-        return self._order_of(board.id, metric)
+    def _count(self, board: int, metric: Metric, *conditions: ColumnElement[bool]) -> int:
+        if self._others:
+            return len(self._keys(board, metric, *conditions))
+        query = self._of(select(func.count()).select_from(ScoreRank), board, metric)
+        return self._session.scalar(query.where(*conditions)) or 0
 
-    def _order_of(self, board: int, metric: Metric) -> Order:
-        if (board, metric) not in self._orders:
-            query = self._of(_PLACES, board, metric).order_by(*_best_first(metric))
-            rows = self._session.connection().execute(query).all()  # without objects: there may be thousands
-            if self._meant is not None:
-                meant = self._meant.get(board, set())
-                rows = [row for row in rows if row[0] in meant]
-            self._orders[board, metric] = Order(rows, metric.more_is_better)
-        return self._orders[board, metric]
+    def order(self, board: BoardKey, metric: Metric) -> list[int]:
+        """All rows, best first."""
+        return self._keys(board.id, metric)
+
+    def _keys(self, board: int, metric: Metric, *conditions: ColumnElement[bool]) -> list[int]:
+        """The rows that conditions on their ranks leave, best first: of tens of thousands a database sends one text."""
+        query = self._of(select(ScoreRank.score_id), board, metric).where(*conditions)
+        ordered = query.order_by(*_best_first(metric)).subquery()
+        found = self._session.scalar(select(cast(self._listed(ordered.c.score_id), Text)))
+        keys = from_json(found) if found else []
+        return [key for key in keys if key in self._of_others(board)] if self._others else keys
+
+    def positions(self, board: BoardKey, metric: Metric, keys: Sequence[int] | None = None) -> dict[int, Position]:
+        """Some rows, in any order; without `keys` all."""
+        if keys is None:
+            found = self._placed(self._of(_PLACES, board.id, metric))
+            return {key: found[key] for key in found.keys() & self._of_others(board.id)} if self._others else found
+        of_rows = ScoreRank.metric == metric.value, among(self._session, ScoreRank.score_id, keys)
+        return self._placed(_PLACES.where(*of_rows))
+
+    def sharing(self, board: BoardKey, metric: Metric, places: Collection[tuple[int, float]]) -> dict[int, Position]:
+        """The rows that stand in one of these places (`Position.shared`), in any order."""
+        means = among(self._session, ScoreRank.mean, list({mean for _, mean in places}))
+        found = self._placed(self._of(_PLACES, board.id, metric).where(ScoreRank.standing.in_((0, 1)), means))
+        meant = found.keys() & self._of_others(board.id) if self._others else found.keys()
+        return {key: found[key] for key in meant if found[key].shared in places}
+
+    def _placed(self, query: Any) -> dict[int, Position]:
+        rows = self._session.connection().execute(query).all()  # without objects: there may be thousands
+        return {row[0]: Position._make(row[1:]) for row in rows}
 
     def front(self, board: BoardKey, metrics: Sequence[Metric]) -> list[int]:
         """Of the rows that have all of these metrics those that no other beats, best in the first metric first."""
@@ -126,76 +139,60 @@ class StoredScores:
             of_row = (other.score_id == ScoreRank.score_id) & (other.metric == metric.value)
             query = query.join(other, of_row).where(other.board_id == board.id).add_columns(other.mean)
             means.append(other.mean.expression)
-        if len(others) == 1 and not self._conditions and self._meant is None:
+        if len(others) == 1 and not self._conditions and not self._others:
             # A whole board comes in half the time from PostgreSQL; where few rows are chosen this would take longer.
             query = _unbeaten(query, first, others[0], means[0])
         rows = self._session.connection().execute(query).all()
-        if self._meant is not None:
-            meant = self._meant.get(board.id, set())
-            rows = [row for row in rows if row[0] in meant]
+        if self._others:
+            rows = [row for row in rows if row[0] in self._of_others(board.id)]
         return front_of(rows, metrics)
 
     def values(self, board: BoardKey, field: str) -> dict[int, Hashable]:
         """All rows' values of a field, tuples for lists."""
-        found: dict[int, Hashable] = {}
-        for (value,), (keys,) in self._alike(Score.board_id == board.id, [field], [Score.id]):
-            found |= dict.fromkeys(keys, hashable(value))
-        return found
+        keys, values = self._read(board.id, [field], [Score.id])
+        return dict(zip(keys, map(hashable, values), strict=True))
 
     def places(
         self, board: BoardKey, fields: tuple[str, str], metric: Metric
     ) -> dict[tuple[Hashable, Hashable], list[Cell]]:
         """By the values of two fields, tuples for lists: all rows that have a metric."""
-        spread = select(ScoreRank.score_id, ScoreRank.seeds, ScoreRank.mean, ScoreRank.std)
-        rows = self._session.connection().execute(self._of(spread, board.id, metric)).all()
+        spreads = select(ScoreRank.score_id, ScoreRank.seeds, ScoreRank.mean, ScoreRank.std)
+        rows = self._session.connection().execute(self._of(spreads, board.id, metric)).all()
         measured = {row[0]: row[1:] for row in rows}
-        meant = None if self._meant is None else self._meant.get(board.id, set())
+        if self._others:
+            measured = {key: measured[key] for key in measured.keys() & self._of_others(board.id)}
         found: dict[tuple[Hashable, Hashable], list[Cell]] = {}
-        columns = [Score.id, Score.seeds, Score.trials]
-        for (down, across), listed in self._alike(Score.board_id == board.id, fields, columns):
-            mine = [
-                Cell(seeds, trials, *measured[key])
-                for key, seeds, trials in zip(*listed, strict=True)
-                if key in measured and (meant is None or key in meant)
-            ]
-            if mine:
-                found.setdefault((hashable(down), hashable(across)), []).extend(mine)
+        keys, seeds, trials, down, across = self._read(board.id, fields, [Score.id, Score.seeds, Score.trials])
+        places = zip(map(hashable, down), map(hashable, across), strict=True)
+        for key, place, *counts in zip(keys, places, seeds, trials, strict=True):
+            if one := measured.get(key):
+                found.setdefault(place, []).append(Cell(*counts, *one))
         return found
 
-    def _alike(
-        self,
-        of_boards: ColumnElement[bool],
-        fields: Sequence[str],
-        columns: Sequence[InstrumentedAttribute[int]],
-        *,
-        by_board: bool = False,
-    ) -> Iterator[tuple[tuple[Any, ...], list[list[int]]]]:
-        """The rows' values of fields (`by_board`: with its key first), and what those that share them have in columns.
+    def _read(
+        self, board: int, fields: Sequence[str], columns: Sequence[InstrumentedAttribute[int]]
+    ) -> list[Sequence[Any]]:
+        """What the rows that columns are asked about have in these columns, and their values of fields."""
+        mine = Score.board_id == board, *self._conditions
+        if all(field in COLUMNS for field in fields):
+            query = select(*columns, *(getattr(Score, field) for field in fields)).where(*mine)
+            rows = self._session.connection().execute(query).all()
+            return list(zip(*rows, strict=True)) if rows else [()] * (len(columns) + len(fields))
+        gathered = [*columns, *map(self._field, fields)]
+        query = select(*(cast(self._listed(one), Text) for one in gathered)).where(*mine)
+        lists = [from_json(one) if one else [] for one in self._session.connection().execute(query).one()]
+        for index, field in enumerate(fields, len(columns)):
+            default = default_of(field)
+            lists[index] = [default if one == _NOT_TOLD else one for one in lists[index]]
+        return lists
 
-        Added up where they lie: of tens of thousands of rows a database sends some hundred texts.
-        """
-        every = all(field in COLUMNS for field in fields)
-        shared: list[ColumnElement[Any]] = [Score.board_id.expression] if by_board else []
-        shared += [getattr(Score, field).expression if every else self._field(field) for field in fields]
-        shared = [one.label(f"shared_{index}") for index, one in enumerate(shared)]
-        gathered = [cast(self._listed(column), Text) for column in columns]
-        query = select(*shared, *gathered).where(of_boards, *self._conditions)
-        query = query.group_by(*[one.name for one in shared])
-        for row in self._session.connection().execute(query):
-            values = row[: len(shared)]
-            if not every:
-                told = zip(fields, values[by_board:], strict=True)
-                read = [default_of(field) if value is None else from_json(value) for field, value in told]
-                values = (*values[:by_board], *read)
-            yield tuple(values), [from_json(one) for one in row[len(shared) :]]
-
-    def _field(self, field: str) -> ColumnElement[str]:
-        """What a score's fields say of one, as JSON; NULL: nothing, as it is at its default."""
+    def _field(self, field: str) -> ColumnElement[Any]:
+        """What a score's fields say of one, as JSON."""
         if is_postgres(self._session):
-            return cast(Score.fields.op("->")(field), Text)
-        return Score.fields.op("->", return_type=Text())(f'$."{field}"')
+            return func.coalesce(Score.fields.op("->")(field), cast(literal(_NOT_TOLD), JSON))
+        return func.coalesce(Score.fields.op("->")(f'$."{field}"'), func.json("{}"))
 
-    def _listed(self, column: InstrumentedAttribute[int]) -> ColumnElement[Any]:
+    def _listed(self, column: Any) -> ColumnElement[Any]:
         return func.json_agg(column) if is_postgres(self._session) else func.json_group_array(column)
 
     def entries(self, keys: Sequence[int]) -> dict[int, Entry]:

@@ -1,6 +1,7 @@
 """Leaderboards' rows added up from the results of the trials that were asked for."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
+from itertools import islice
 from typing import Any
 
 from sqlalchemy import select
@@ -13,7 +14,7 @@ from service.leaderboards.cell_scores import Counted
 from service.leaderboards.conditions import COLUMNS
 from service.leaderboards.filters import Question
 from service.leaderboards.metrics import Metric, measures, spread
-from service.leaderboards.source import BoardKey, Cell, Contender, Entry, Order, front_of, hashable
+from service.leaderboards.source import BoardKey, Cell, Contender, Entry, front_of, hashable
 from service.specs.columns import value_of
 
 _BATCH = 10_000
@@ -57,42 +58,54 @@ class ChosenTrials:
         ]
         self._cells = cells
         self._trials = {cell: len(different) for cell, different in trials.items()}
-        self._orders: dict[tuple[int, Metric], Order] = {}
+        self._positions: dict[tuple[int, Metric], dict[int, Position]] = {}
 
     def boards(self, metric: Metric) -> list[BoardKey]:
         """All boards."""
         query = select(Protocol.fingerprint, Protocol.record).where(Protocol.fingerprint.in_(self._protocols))
         records = {row[0]: row[1] for row in self._session.execute(query)}
         return [
-            BoardKey(index, name, records[name], len(self._order_of(index, metric).rows), len(self._rows[index]))
+            BoardKey(index, name, records[name], len(self._positions_of(index, metric)), len(self._rows[index]))
             for index, name in enumerate(self._protocols)
             if self._rows[index]
         ]
 
     def ranked(self, board: BoardKey, metric: Metric, limit: int, after: Position | None) -> dict[int, Position]:
         """The best rows, or those after a position, in their order."""
-        return self.order(board, metric).page(limit, after)
+        first = 0 if after is None else self.ahead(board, metric, after)[1]
+        return dict(islice(self.positions(board, metric).items(), first, first + limit))
 
     def ahead(self, board: BoardKey, metric: Metric, position: Position) -> tuple[int, int]:
         """How many rows have a better mean, and how many stand up to and with the position."""
-        return self.order(board, metric).ahead(position)
+        more = metric.more_is_better
+        others, shared = self.positions(board, metric).values(), position.shared
+        better = sum(other.shared > shared if more else other.shared < shared for other in others)
+        return better, sum(other >= position if more else other <= position for other in others)
 
-    def order(self, board: BoardKey, metric: Metric) -> Order:
-        """All rows."""
-        return self._order_of(board.id, metric)
+    def order(self, board: BoardKey, metric: Metric) -> list[int]:
+        """All rows, best first."""
+        return list(self.positions(board, metric))
 
-    def _order_of(self, board: int, metric: Metric) -> Order:
-        if (board, metric) not in self._orders:
-            more = metric.more_is_better
-            rows = []
+    def positions(self, board: BoardKey, metric: Metric, keys: Sequence[int] | None = None) -> dict[int, Position]:
+        """Some rows, in any order; without `keys` all, best first."""
+        found = self._positions_of(board.id, metric)
+        return found if keys is None else {key: found[key] for key in keys}
+
+    def sharing(self, board: BoardKey, metric: Metric, places: Collection[tuple[int, float]]) -> dict[int, Position]:
+        """The rows that stand in one of these places (`Position.shared`)."""
+        return {key: one for key, one in self.positions(board, metric).items() if one.shared in places}
+
+    def _positions_of(self, board: int, metric: Metric) -> dict[int, Position]:
+        if (board, metric) not in self._positions:
+            found = {}
             for key, results in self._rows[board].items():
                 if known := self._values(results, metric):
                     cell = self._cells[key]
                     standing = cell_scores.standing_of(metric, complete=len(results) == self._trials[cell])
-                    rows.append((key, standing, spread(known).mean, cell_scores.tie_of(cell)))
-            rows.sort(key=lambda row: row[1:], reverse=more)
-            self._orders[board, metric] = Order(rows, more)
-        return self._orders[board, metric]
+                    found[key] = Position(standing, spread(known).mean, cell_scores.tie_of(cell))
+            ordered = sorted(found, key=found.__getitem__, reverse=metric.more_is_better)
+            self._positions[board, metric] = {key: found[key] for key in ordered}
+        return self._positions[board, metric]
 
     def _values(self, results: Sequence[Counted], metric: Metric) -> list[float]:
         """A metric's values, of the results that have it."""
@@ -101,9 +114,11 @@ class ChosenTrials:
 
     def front(self, board: BoardKey, metrics: Sequence[Metric]) -> list[int]:
         """Of the rows that have all of these metrics those that no other beats, best in the first metric first."""
-        first, *others = [{row[0]: row for row in self.order(board, metric).rows} for metric in metrics]
+        first, *others = [self.positions(board, metric) for metric in metrics]
         keys = set(first).intersection(*others)
-        rows: list[Contender] = [(key, first[key][3], *(of[key][2] for of in (first, *others))) for key in keys]
+        rows: list[Contender] = [
+            (key, first[key].tie, first[key].mean, *(other[key].mean for other in others)) for key in keys
+        ]
         return front_of(rows, metrics)
 
     def values(self, board: BoardKey, field: str) -> dict[int, Hashable]:

@@ -50,11 +50,9 @@ def scatter_plot(session: Session, question: Question, x: Metric, y: Metric) -> 
 
 
 def _plot(source: ScoreSource, board: BoardKey, x: Metric, y: Metric) -> ScatterPlot | None:
-    across, up = source.order(board, x).rows, source.order(board, y).rows
-    ys = {key: mean for key, _, mean, _ in up}
-    ordered = across if not x.more_is_better else across[::-1]
-    xs = {key: mean for key, _, mean, _ in ordered if key in ys}
-    keys = list(xs)
+    across, up = source.positions(board, x), source.positions(board, y)
+    keys = sorted(across.keys() & up.keys(), key=across.__getitem__)
+    xs, ys = {key: across[key].mean for key in keys}, {key: up[key].mean for key in keys}
     if not keys:
         return None
     front = on_front([(xs[key], ys[key]) for key in keys], [x.more_is_better, y.more_is_better])

@@ -2,8 +2,7 @@
 that were asked for (`on_demand`). Both give the same numbers (`metrics`) in the same order.
 """
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -34,40 +33,6 @@ class Entry:
     metrics: Measures
 
 
-RankedRow = Sequence[Any]
-"""A row's key and the parts of its position, as a database gives them: of such there are tens of thousands."""
-
-
-@dataclass(frozen=True)
-class Order:
-    """All rows of a board that have a metric, best first."""
-
-    rows: Sequence[RankedRow]
-    more_is_better: bool
-
-    def position(self, index: int) -> Position:
-        """Of a row."""
-        return Position._make(self.rows[index][1:])
-
-    def place(self, index: int) -> int:
-        """Of a row: it is behind all whose mean is better."""
-        return bisect_left(self.rows, self._sorted(self.rows[index][1:3]), key=lambda row: self._sorted(row[1:3])) + 1
-
-    def ahead(self, position: Position) -> tuple[int, int]:
-        """How many rows have a better mean, and how many stand up to and with the position."""
-        better = bisect_left(self.rows, self._sorted(position.shared), key=lambda row: self._sorted(row[1:3]))
-        return better, bisect_right(self.rows, self._sorted(position), key=lambda row: self._sorted(row[1:]))
-
-    def page(self, limit: int, after: Position | None) -> dict[int, Position]:
-        """The best rows, or those after a position."""
-        first = 0 if after is None else self.ahead(after)[1]
-        return {row[0]: Position._make(row[1:]) for row in self.rows[first : first + limit]}
-
-    def _sorted(self, parts: Sequence[float]) -> tuple[float, ...]:
-        """What grows from row to row."""
-        return tuple([-part for part in parts] if self.more_is_better else parts)
-
-
 class Cell(NamedTuple):
     """One row as a matrix takes it: its results and trials, and how many have the metric, with mean and deviation."""
 
@@ -90,8 +55,14 @@ class ScoreSource(Protocol):
     def ahead(self, board: BoardKey, metric: Metric, position: Position) -> tuple[int, int]:
         """How many rows have a better mean, and how many stand up to and with the position."""
 
-    def order(self, board: BoardKey, metric: Metric) -> Order:
-        """All rows."""
+    def order(self, board: BoardKey, metric: Metric) -> list[int]:
+        """All rows, best first."""
+
+    def positions(self, board: BoardKey, metric: Metric, keys: Sequence[int] | None = None) -> dict[int, Position]:
+        """Some rows, in any order; without `keys` all."""
+
+    def sharing(self, board: BoardKey, metric: Metric, places: Collection[tuple[int, float]]) -> dict[int, Position]:
+        """The rows that stand in one of these places (`Position.shared`), in any order."""
 
     def front(self, board: BoardKey, metrics: Sequence[Metric]) -> list[int]:
         """Of the rows that have all of these metrics those that no other beats, best in the first metric first."""
