@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
+from operator import mul
 from typing import Any
 
 from sqlalchemy import func, select
@@ -168,15 +169,13 @@ def _board(
 
 def _best(entries: Sequence[Entry], missing: Sequence[Sequence[Missing]], metrics: Iterable[Metric]) -> list[list[str]]:
     """Of each row shown the metrics in which none beats it. An incomplete row is no match for complete ones."""
-    complete = [not lacking for lacking in missing]
+    # An incomplete row takes part only where all are.
+    rivals = [index for index, lacking in enumerate(missing) if not lacking] or range(len(entries))
     found: list[list[str]] = [[] for _ in entries]
     for metric in metrics:
-        measured = [
-            entry.metrics.get(metric.value) if whole or not any(complete) else None
-            for entry, whole in zip(entries, complete, strict=True)
-        ]
-        for index in unbeaten(measured, metric):
-            found[index].append(metric.value)
+        name = metric.value
+        for which in unbeaten([entries[index].metrics.get(name) for index in rivals], metric):
+            found[rivals[which]].append(name)
     return found
 
 
@@ -218,27 +217,21 @@ def _pivot(source: ScoreSource, board: BoardKey, fields: tuple[str, str], metric
 
     Cells without the metric are in no place, nor counted there: holes belong to no board.
     """
-    found = {
-        place: PivotCell(
-            **_pooled(mine),
-            seeds=sum([one.seeds for one in mine]),
-            trials=sum([one.trials for one in mine]),
-            cells=len(mine),
-        )
-        for place, mine in source.places(board, fields, metric).items()
-    }
+    found = {place: _pooled(rows) for place, rows in source.places(board, fields, metric).items()}
     down, across = (sorted({place[axis] for place in found}, key=_in_order) for axis in (0, 1))
     cells = [[found.get((row, column)) for column in across] for row in down]
     names = [FieldColumn(name, short_name(name)) for name in fields]
     return Pivot(names[0], names[1], down, across, cells)
 
 
-def _pooled(rows: Sequence[Cell]) -> dict[str, Any]:
+def _pooled(rows: Sequence[Cell]) -> PivotCell:
     """Mean and deviation over all results of several cells, from theirs."""
-    count = sum([one.measured for one in rows])
-    mean = math.fsum([one.measured * one.mean for one in rows]) / count
-    squares = [(one.measured - 1) * (one.std or 0.0) ** 2 + one.measured * (one.mean - mean) ** 2 for one in rows]
-    return {"mean": mean, "std": math.sqrt(math.fsum(squares) / (count - 1)) if count > 1 else None}
+    seeds, trials, counts, means, _ = zip(*rows, strict=True)
+    count = sum(counts)
+    mean = math.fsum(map(mul, counts, means)) / count
+    squares = [(some - 1) * (std or 0.0) ** 2 + some * (one - mean) ** 2 for _, _, some, one, std in rows]
+    std = math.sqrt(math.fsum(squares) / (count - 1)) if count > 1 else None
+    return {"mean": mean, "std": std, "seeds": sum(seeds), "trials": sum(trials), "cells": len(rows)}
 
 
 def _in_order(value: Any) -> tuple[bool, bool, Any]:

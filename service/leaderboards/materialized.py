@@ -1,6 +1,7 @@
 """Leaderboards' rows as `cell_scores` keeps them: as many are read as are shown."""
 
 from collections.abc import Collection, Hashable, Sequence
+from itertools import compress
 from typing import Any
 
 from pydantic_core import from_json
@@ -12,7 +13,7 @@ from service.database.engine import among, is_postgres
 from service.leaderboards.answer import Position
 from service.leaderboards.conditions import COLUMNS
 from service.leaderboards.filters import Question
-from service.leaderboards.metrics import Metric, from_stored
+from service.leaderboards.metrics import Measures, Metric, from_stored
 from service.leaderboards.source import BoardKey, Cell, Entry, front_of, hashable
 from service.specs.columns import default_of
 
@@ -21,7 +22,7 @@ _MAY_LACK = {metric for metric in Metric if getattr(Result, metric.value).nullab
 _ORDER = (ScoreRank.standing, ScoreRank.mean, ScoreRank.tie)
 """As the parts of a `Position`."""
 _NOT_TOLD: dict[str, Any] = {}
-"""Stands for a field that a score does not tell, which is at its default: no field is a mapping."""
+"""Stands for a field that a score does not tell, as it is at its default: no field's value is a mapping."""
 _PLACES = select(ScoreRank.score_id, *_ORDER)
 
 
@@ -30,6 +31,7 @@ class StoredScores:
 
     def __init__(self, session: Session, question: Question) -> None:
         self._session, self._question = session, question
+        self._shown = [metric.value for metric in question.shown]
         self._conditions = question.filters.of_cells(Score)
         if question.filters.min_seeds > 1:
             self._conditions.append(Score.seeds >= question.filters.min_seeds)
@@ -43,8 +45,12 @@ class StoredScores:
             fields = list(dict.fromkeys(condition.field for condition in self._others))
             keys, *told = self._read(board, fields, [Score.id])
             values = dict(zip(fields, told, strict=True))
-            kept = [map(condition.holds, values[condition.field]) for condition in self._others]
-            self._meant[board] = {key for key, *held in zip(keys, *kept, strict=True) if all(held)}
+            kept = []
+            for condition in self._others:
+                mine = values[condition.field]
+                held = {value: condition.holds(value) for value in set(mine)}
+                kept.append(set(compress(keys, map(held.__getitem__, mine))))
+            self._meant[board] = set.intersection(*kept)
         return self._meant[board]
 
     def boards(self, metric: Metric) -> list[BoardKey]:
@@ -150,7 +156,7 @@ class StoredScores:
     def values(self, board: BoardKey, field: str) -> dict[int, Hashable]:
         """All rows' values of a field, tuples for lists."""
         keys, values = self._read(board.id, [field], [Score.id])
-        return dict(zip(keys, map(hashable, values), strict=True))
+        return dict(zip(keys, values, strict=True))
 
     def places(
         self, board: BoardKey, fields: tuple[str, str], metric: Metric
@@ -158,21 +164,21 @@ class StoredScores:
         """By the values of two fields, tuples for lists: all rows that have a metric."""
         spreads = select(ScoreRank.score_id, ScoreRank.seeds, ScoreRank.mean, ScoreRank.std)
         rows = self._session.connection().execute(self._of(spreads, board.id, metric)).all()
-        measured = {row[0]: row[1:] for row in rows}
+        measured = {row[0]: row for row in rows}
         if self._others:
             measured = {key: measured[key] for key in measured.keys() & self._of_others(board.id)}
         found: dict[tuple[Hashable, Hashable], list[Cell]] = {}
-        keys, seeds, trials, down, across = self._read(board.id, fields, [Score.id, Score.seeds, Score.trials])
-        places = zip(map(hashable, down), map(hashable, across), strict=True)
-        for key, place, *counts in zip(keys, places, seeds, trials, strict=True):
-            if one := measured.get(key):
-                found.setdefault(place, []).append(Cell(*counts, *one))
+        keys, *counts, down, across = self._read(board.id, fields, [Score.id, Score.seeds, Score.trials])
+        for key, place, seeds, trials in zip(keys, zip(down, across, strict=True), *counts, strict=True):
+            if key in measured:
+                _, with_metric, mean, std = measured[key]
+                found.setdefault(place, []).append((seeds, trials, with_metric, mean, std))
         return found
 
     def _read(
         self, board: int, fields: Sequence[str], columns: Sequence[InstrumentedAttribute[int]]
     ) -> list[Sequence[Any]]:
-        """What the rows that columns are asked about have in these columns, and their values of fields."""
+        """What a board's rows have in columns, and their values of fields, tuples for lists."""
         mine = Score.board_id == board, *self._conditions
         if all(field in COLUMNS for field in fields):
             query = select(*columns, *(getattr(Score, field) for field in fields)).where(*mine)
@@ -182,8 +188,11 @@ class StoredScores:
         query = select(*(cast(self._listed(one), Text) for one in gathered)).where(*mine)
         lists = [from_json(one) if one else [] for one in self._session.connection().execute(query).one()]
         for index, field in enumerate(fields, len(columns)):
-            default = default_of(field)
-            lists[index] = [default if one == _NOT_TOLD else one for one in lists[index]]
+            default = hashable(default_of(field))
+            if dict in (kinds := set(map(type, lists[index]))):
+                lists[index] = [default if type(one) is dict else one for one in lists[index]]
+            if list in kinds:
+                lists[index] = list(map(hashable, lists[index]))
         return lists
 
     def _field(self, field: str) -> ColumnElement[Any]:
@@ -201,21 +210,26 @@ class StoredScores:
         query = select(*columns).join(Trial, Trial.id == Score.trial_id).where(among(self._session, Score.id, keys))
         rows = self._session.connection().execute(query).all()
         return {
-            key: Entry(cell, config, seeds, trials, from_stored(found or {}))
+            key: Entry(cell, config, seeds, trials, self._read_measures(found))
             for key, cell, config, seeds, trials, found in rows
         }
 
     def _measures(self) -> ColumnElement[Any]:
         """Those of a score's metrics that are shown: quicker to pick where they lie than to send and read the rest."""
-        shown = self._question.shown
-        if len(shown) == len(Metric):
+        if len(self._shown) == len(Metric):
             return Score.metrics.expression
-        on_postgres = is_postgres(self._session)
-        every = func.json_each(Score.metrics).table_valued(column("key", Text), "value", joins_implicitly=True)
-        name, value = every.c.key, every.c.value if on_postgres else func.json(every.c.value)
-        gathered = (func.json_object_agg if on_postgres else func.json_group_object)(name, value, type_=JSON)
-        picked = among(self._session, name, [metric.value for metric in shown])
+        if not is_postgres(self._session):  # of several paths SQLite makes a list
+            paths = [f"$.{name}" for name in self._shown]
+            return func.json_extract(Score.metrics, *paths, paths[0], type_=JSON)
+        each = func.json_each(Score.metrics).table_valued(column("key", Text), "value", joins_implicitly=True)
+        gathered = func.json_object_agg(each.c.key, each.c.value, type_=JSON)
+        picked = among(self._session, each.c.key, self._shown)
         return select(gathered).where(picked).correlate(Score).scalar_subquery()
+
+    def _read_measures(self, found: Any) -> Measures:
+        if type(found) is list:
+            found = {name: one for name, one in zip(self._shown, found, strict=False) if one is not None}
+        return from_stored(found or {})
 
     def cells(self, keys: Sequence[int]) -> dict[int, str]:
         """The cells of rows."""

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from functools import cache
-from typing import NamedTuple
 
 from service.leaderboards.metrics import Measure, Metric
 
@@ -26,36 +25,37 @@ def unbeaten(measured: Sequence[Measure | None], metric: Metric) -> list[int]:
     leaders = {(one.seeds, one.mean, one.std) for one in measured if one is not None and one.mean == best}
     if any(std is None for _, _, std in leaders):
         return []
-    rivals = [_with_error(seeds, mean, std) for seeds, mean, std in leaders]
+    rivals = [_error_of(seeds, mean, std) for seeds, mean, std in leaders]
     form, factor = f".{metric.reading.decimals}f", metric.reading.factor
     shown = format(best * factor, form)
     tested, found = 0, []
     for index, one in enumerate(measured):
-        if one is None or one.std is None:
+        if one is None or (std := one.std) is None:
             continue
         tested += 1
-        mine = _with_error(one.seeds, one.mean, one.std)
-        if not all(_differ(mine, rival) for rival in rivals) or format(one.mean * factor, form) == shown:
-            found.append(index)
+        mine = _error_of(one.seeds, one.mean, std)
+        for rival in rivals:
+            if not _differ(*_statistic(mine, rival)):
+                found.append(index)
+                break
+        else:
+            if format(one.mean * factor, form) == shown:
+                found.append(index)
     return found if len(found) < tested else []
 
 
-class _WithError(NamedTuple):
-    """A mean with the square of its standard error."""
-
-    mean: float
-    error: float
-    seeds: int
+_Error = tuple[float, float, float]
+"""A mean, the square of its standard error, and the square of that by its degrees of freedom."""
 
 
-def _with_error(seeds: int, mean: float, std: float | None) -> _WithError:
+def _error_of(seeds: int, mean: float, std: float | None) -> _Error:
     assert std is not None, "of one seed nothing is tested"
-    return _WithError(mean, std**2 / seeds, seeds)
+    error = std**2 / seeds
+    return mean, error, error**2 / (seeds - 1)
 
 
-def _differ(one: _WithError, other: _WithError) -> bool:
+def _differ(t2: float, freedom: float) -> bool:
     """Whether two means are told apart; the chance itself is computed only where cruder bounds leave it open."""
-    t2, freedom = _statistic(one, other)
     if t2 <= _critical(min(_MOST_FREEDOM, math.ceil(freedom))):
         return False
     return t2 > _critical(max(1, min(_MOST_FREEDOM, int(freedom)))) or _chance(t2, freedom) < LEVEL
@@ -76,19 +76,18 @@ def chance(one: Measure, other: Measure) -> float:
 
     Values that do not deviate at all differ for certain where their means do.
     """
-    mine, theirs = (_with_error(each.seeds, each.mean, each.std) for each in (one, other))
-    return _chance(*_statistic(mine, theirs))
+    return _chance(*_statistic(*(_error_of(each.seeds, each.mean, each.std) for each in (one, other))))
 
 
-def _statistic(one: _WithError, other: _WithError) -> tuple[float, float]:
+def _statistic(one: _Error, other: _Error) -> tuple[float, float]:
     """The square of Welch's t, and its degrees of freedom."""
-    apart, error = one.mean - other.mean, one.error + other.error
+    mean, error, share = one
+    apart, together = mean - other[0], error + other[1]
     if apart == 0:
         return 0.0, 1.0
-    if error <= 0:
+    if together <= 0:
         return math.inf, 1.0
-    freedom = error**2 / (one.error**2 / (one.seeds - 1) + other.error**2 / (other.seeds - 1))
-    return apart**2 / error, freedom
+    return apart**2 / together, together**2 / (share + other[2])
 
 
 def _chance(t2: float, freedom: float) -> float:

@@ -4,7 +4,7 @@ that were asked for (`on_demand`). Both give the same numbers (`metrics`) in the
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from service.leaderboards.answer import Position
 from service.leaderboards.metrics import Measures, Metric
@@ -33,14 +33,8 @@ class Entry:
     metrics: Measures
 
 
-class Cell(NamedTuple):
-    """One row as a matrix takes it: its results and trials, and how many have the metric, with mean and deviation."""
-
-    seeds: int
-    trials: int
-    measured: int
-    mean: float
-    std: float | None
+Cell = tuple[int, int, int, float, float | None]
+"""One row as a matrix takes it: its results and trials, and how many have the metric, with their mean and deviation."""
 
 
 class ScoreSource(Protocol):
