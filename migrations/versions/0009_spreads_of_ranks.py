@@ -33,7 +33,8 @@ def upgrade() -> None:
         op.execute("SET LOCAL statement_timeout = 0")
         op.execute(
             "CREATE TABLE new_ranks AS SELECT score_ranks.*, (each.value ->> 0)::integer AS seeds,"
-            " (each.value ->> 2)::double precision AS std FROM scores CROSS JOIN LATERAL json_each(scores.metrics) AS each"
+            " (each.value ->> 2)::double precision AS std"
+            " FROM scores CROSS JOIN LATERAL json_each(scores.metrics) AS each"
             " JOIN score_ranks ON score_id = scores.id AND metric = each.key"
         )
         op.drop_table("score_ranks")

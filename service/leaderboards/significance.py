@@ -56,19 +56,20 @@ def _error_of(seeds: int, mean: float, std: float | None) -> _Error:
 
 def _differ(t2: float, freedom: float) -> bool:
     """Whether two means are told apart; the chance itself is computed only where cruder bounds leave it open."""
-    if t2 <= _critical(min(_MOST_FREEDOM, math.ceil(freedom))):
+    more = min(_MOST_FREEDOM, freedom)
+    if t2 <= _critical(math.ceil(4 * more))[0]:
         return False
-    return t2 > _critical(max(1, min(_MOST_FREEDOM, int(freedom)))) or _chance(t2, freedom) < LEVEL
+    return t2 > _critical(max(4, int(4 * more)))[1] or _chance(t2, freedom) < LEVEL
 
 
 @cache
-def _critical(freedom: int) -> float:
-    """The square of t that is exceeded by chance as often as the level says."""
+def _critical(quarters: int) -> tuple[float, float]:
+    """Bounds of the square of t that is exceeded by chance as often as the level says, with so many quarter degrees."""
     low, high = 0.0, 200.0
-    for _ in range(50):
+    for _ in range(25):
         middle = (low + high) / 2
-        low, high = (middle, high) if _chance(middle, freedom) >= LEVEL else (low, middle)
-    return low
+        low, high = (middle, high) if _chance(middle, quarters / 4) >= LEVEL else (low, middle)
+    return low, high
 
 
 def chance(one: Measure, other: Measure) -> float:
