@@ -5,7 +5,7 @@ from itertools import compress
 from typing import Any
 
 from pydantic_core import from_json
-from sqlalchemy import JSON, ColumnElement, Text, cast, column, func, literal, select, tuple_
+from sqlalchemy import JSON, ColumnElement, Text, cast, column, func, literal_column, select, tuple_
 from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
 
 from service.database import Protocol, Result, Score, ScoreBoard, ScoreRank, Trial
@@ -21,8 +21,6 @@ _MAY_LACK = {metric for metric in Metric if getattr(Result, metric.value).nullab
 """Metrics that not every result has."""
 _ORDER = (ScoreRank.standing, ScoreRank.mean, ScoreRank.tie)
 """As the parts of a `Position`."""
-_NOT_TOLD: dict[str, Any] = {}
-"""Stands for a field that a score does not tell, as it is at its default: no field's value is a mapping."""
 _PLACES = select(ScoreRank.score_id, *_ORDER)
 
 
@@ -196,9 +194,9 @@ class StoredScores:
         return lists
 
     def _field(self, field: str) -> ColumnElement[Any]:
-        """What a score's fields say of one, as JSON."""
+        """What a score's fields say of one, as JSON: a mapping, as no value is, for one that is at its default."""
         if is_postgres(self._session):
-            return func.coalesce(Score.fields.op("->")(field), cast(literal(_NOT_TOLD), JSON))
+            return func.coalesce(Score.fields.op("->")(field), literal_column("'{}'::json"))
         return func.coalesce(Score.fields.op("->")(f'$."{field}"'), func.json("{}"))
 
     def _listed(self, column: Any) -> ColumnElement[Any]:
