@@ -112,7 +112,10 @@ class StoredScores:
         ordered = query.order_by(*_best_first(metric)).subquery()
         found = self._session.scalar(select(cast(self._listed(ordered.c.score_id), Text)))
         keys = from_json(found) if found else []
-        return [key for key in keys if key in self._of_others(board)] if self._others else keys
+        if self._others:
+            meant = self._of_others(board)
+            keys = [key for key in keys if key in meant]
+        return keys
 
     def positions(self, board: BoardKey, metric: Metric, keys: Sequence[int] | None = None) -> dict[int, Position]:
         """Some rows, in any order; without `keys` all."""
@@ -148,7 +151,8 @@ class StoredScores:
             query = _unbeaten(query, first, others[0], means[0])
         rows = self._session.connection().execute(query).all()
         if self._others:
-            rows = [row for row in rows if row[0] in self._of_others(board.id)]
+            meant = self._of_others(board.id)
+            rows = [row for row in rows if row[0] in meant]
         return front_of(rows, metrics)
 
     def values(self, board: BoardKey, field: str) -> dict[int, Hashable]:
