@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from operator import mul
 from typing import Any
 
 from sqlalchemy import func, select
@@ -226,12 +225,13 @@ def _pivot(source: ScoreSource, board: BoardKey, fields: tuple[str, str], metric
 
 def _pooled(rows: Sequence[Cell]) -> PivotCell:
     """Mean and deviation over all results of several cells, from theirs."""
-    seeds, trials, counts, means, _ = zip(*rows, strict=True)
-    count = sum(counts)
-    mean = math.fsum(map(mul, counts, means)) / count
-    squares = [(some - 1) * (std or 0.0) ** 2 + some * (one - mean) ** 2 for _, _, some, one, std in rows]
+    measured = [one for _, _, one in rows]
+    count = sum([one[0] for one in measured])
+    mean = math.fsum([some * one for some, one, _, _ in measured]) / count
+    squares = [(some - 1) * (std or 0.0) ** 2 + some * (one - mean) ** 2 for some, one, std, _ in measured]
     std = math.sqrt(math.fsum(squares) / (count - 1)) if count > 1 else None
-    return {"mean": mean, "std": std, "seeds": sum(seeds), "trials": sum(trials), "cells": len(rows)}
+    seeds, trials = sum([row[0] for row in rows]), sum([row[1] for row in rows])
+    return {"mean": mean, "std": std, "seeds": seeds, "trials": trials, "cells": len(rows)}
 
 
 def _in_order(value: Any) -> tuple[bool, bool, Any]:

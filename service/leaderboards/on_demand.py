@@ -135,7 +135,7 @@ class ChosenTrials:
             if known := self._values(results, metric):
                 one = spread(known)
                 trials = self._trials[self._cells[key]]
-                cell = len(results), trials, one.seeds, one.mean, one.std
+                cell = len(results), trials, (one.seeds, one.mean, one.std, key)
                 found.setdefault((down, across), []).append(cell)
         return found
 

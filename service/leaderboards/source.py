@@ -33,8 +33,8 @@ class Entry:
     metrics: Measures
 
 
-Cell = tuple[int, int, int, float, float | None]
-"""One row as a matrix takes it: its results and trials, and how many have the metric, with their mean and deviation."""
+Cell = tuple[int, int, tuple[int, float, float | None, int]]
+"""One row as a matrix takes it: its results, its trials, and how many have the metric, mean, deviation and its key."""
 
 
 class ScoreSource(Protocol):
