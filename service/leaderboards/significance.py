@@ -35,7 +35,7 @@ def unbeaten(measured: Sequence[Measure | None], metric: Metric) -> list[int]:
         tested += 1
         mine = _error_of(one.seeds, one.mean, std)
         for rival in rivals:
-            if not _differ(*_statistic(mine, rival)):
+            if not _differ(mine, rival):
                 found.append(index)
                 break
         else:
@@ -44,22 +44,37 @@ def unbeaten(measured: Sequence[Measure | None], metric: Metric) -> list[int]:
     return found if len(found) < tested else []
 
 
-_Error = tuple[float, float, float]
-"""A mean, the square of its standard error, and the square of that by its degrees of freedom."""
+_Error = tuple[float, float, int]
+"""A mean, the square of its standard error, and its degrees of freedom."""
 
 
 def _error_of(seeds: int, mean: float, std: float | None) -> _Error:
     assert std is not None, "of one seed nothing is tested"
-    error = std**2 / seeds
-    return mean, error, error**2 / (seeds - 1)
+    return mean, std**2 / seeds, seeds - 1
 
 
-def _differ(t2: float, freedom: float) -> bool:
+def _differ(one: _Error, other: _Error) -> bool:
     """Whether two means are told apart; the chance itself is computed only where cruder bounds leave it open."""
+    apart, error = (one[0] - other[0]) ** 2, one[1] + other[1]
+    # Welch's degrees of freedom lie between the fewer of both and their sum.
+    open_from, open_to = _bounds(one[2], other[2])
+    if apart <= open_from * error:
+        return False
+    if apart > open_to * error:
+        return True
+    t2, freedom = _statistic(one, other)
     more = min(_MOST_FREEDOM, freedom)
     if t2 <= _critical(math.ceil(4 * more))[0]:
         return False
     return t2 > _critical(max(4, int(4 * more)))[1] or _chance(t2, freedom) < LEVEL
+
+
+@cache
+def _bounds(one: int, other: int) -> tuple[float, float]:
+    """The square of t up to which no two means of such degrees of freedom differ, and beyond which all do."""
+    most, fewest = (min(_MOST_FREEDOM, freedom) for freedom in (one + other, min(one, other)))
+    # A little wider than it must be, as both sides are rounded.
+    return _critical(4 * most)[0] * (1 - 1e-9), _critical(4 * fewest)[1] * (1 + 1e-9)
 
 
 @cache
@@ -82,13 +97,12 @@ def chance(one: Measure, other: Measure) -> float:
 
 def _statistic(one: _Error, other: _Error) -> tuple[float, float]:
     """The square of Welch's t, and its degrees of freedom."""
-    mean, error, share = one
-    apart, together = mean - other[0], error + other[1]
+    apart, error = one[0] - other[0], one[1] + other[1]
     if apart == 0:
         return 0.0, 1.0
-    if together <= 0:
+    if error <= 0:
         return math.inf, 1.0
-    return apart**2 / together, together**2 / (share + other[2])
+    return apart**2 / error, error**2 / (one[1] ** 2 / one[2] + other[1] ** 2 / other[2])
 
 
 def _chance(t2: float, freedom: float) -> float:
