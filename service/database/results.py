@@ -94,9 +94,9 @@ class Score(Base):
     __table_args__ = (
         UniqueConstraint("cell", "board_id"),
         Index("ix_scores_filters", "board_id", "model", "layer", "constraint", "rank", "seeds"),
-        # A page of SQLite holds one score with all its metrics: their fields alone are read from here. (PostgreSQL
-        # keeps what is long elsewhere.)
-        Index("ix_scores_fields", "board_id", "fields").ddl_if(dialect="sqlite"),
+        # A page of SQLite holds one score with all its metrics: their fields and counts alone are read from here.
+        # (PostgreSQL keeps what is long elsewhere.)
+        Index("ix_scores_fields", "board_id", "fields", "seeds", "trials").ddl_if(dialect="sqlite"),
         {"sqlite_autoincrement": True},
     )
 
@@ -118,12 +118,13 @@ class ScoreRank(Base):
     """The means of `Score.metrics` in an order that an index can walk: a board's first rows are read, no others.
 
     `standing` puts complete cells first (`service.leaderboards.cell_scores.standing_of`); `tie` is a number of the cell
-    (`tie_of` there), by which equal means are ordered.
+    (`tie_of` there), by which equal means are ordered. A matrix takes all rows of a board: `seeds` and `std` are read
+    from the index, too.
     """
 
     __tablename__ = "score_ranks"
     __table_args__ = (
-        Index("ix_score_ranks_order", "board_id", "metric", "standing", "mean", "tie", "score_id"),
+        Index("ix_score_ranks_order", "board_id", "metric", "standing", "mean", "tie", "score_id", "seeds", "std"),
         {"sqlite_with_rowid": False},
     )
 
@@ -133,3 +134,5 @@ class ScoreRank(Base):
     standing: Mapped[int]
     mean: Mapped[float]
     tie: Mapped[int] = mapped_column(BigInteger)
+    seeds: Mapped[int]
+    std: Mapped[float | None]

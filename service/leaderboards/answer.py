@@ -145,8 +145,7 @@ class Row:
     best: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class PivotCell:
+class PivotCell(TypedDict):  # of which an answer may have thousands, too
     """The ranked metric over all results of the board's cells that share two fields' values."""
 
     mean: float

@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 from service.database import Experiment, Protocol, Result, Score, ScoreBoard, ScoreRank, Trial
 from service.database.engine import is_postgres
 from service.leaderboards.corruption_baselines import BASELINE, with_baseline, without_error
-from service.leaderboards.metrics import Measures, Metric, from_stored, measures, to_stored
+from service.leaderboards.metrics import Measure, Measures, Metric, from_stored, measures, to_stored
 from service.specs.columns import told
 from ttsv.results import protocol_fingerprint
 
@@ -364,7 +364,7 @@ class _Ranks:
         self._gone += [
             {"of_score": score_id, "of_metric": name}
             for name, one in old.items()
-            if turned or name not in made.measures or made.measures[name].mean != one.mean
+            if turned or name not in made.measures or _ranked(made.measures[name]) != _ranked(one)
         ]
         self._new += [
             {
@@ -372,11 +372,11 @@ class _Ranks:
                 "metric": name,
                 "board_id": board_id,
                 "standing": standing_of(Metric(name), complete=made.complete),
-                "mean": one.mean,
                 "tie": tie,
+                **_ranked(one),
             }
             for name, one in made.measures.items()
-            if turned or name not in old or old[name].mean != one.mean
+            if turned or name not in old or _ranked(old[name]) != _ranked(one)
         ]
 
     def write(self, connection: Connection) -> None:
@@ -385,6 +385,11 @@ class _Ranks:
             connection.execute(_UNPLACE, self._gone)
         if self._new:
             connection.execute(_PLACE, self._new)
+
+
+def _ranked(one: Measure) -> dict[str, Any]:
+    """What ranks keep of a measure."""
+    return {"mean": one.mean, "seeds": one.seeds, "std": one.std}
 
 
 def _store(session: Session, scores: Sequence[tuple[int, int, str, _Made]]) -> None:

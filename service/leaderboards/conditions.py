@@ -4,7 +4,7 @@ import json
 import math
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,7 +46,7 @@ class Condition:
 
     def holds(self, value: Any) -> bool:
         """Whether a cell with this value is meant."""
-        value = _array_text(value) if isinstance(value, list) else value
+        value = _array_text(value) if isinstance(value, list | tuple) else value
         if self.comparison in _ORDERS:
             return value is not None and bool(_ORDERS[self.comparison](value, self.values[0]))
         return (value in self.values) == (self.comparison in ("=", "in"))
@@ -101,7 +101,7 @@ def _array(path: tuple[str, ...]) -> str:
     return "{" + ",".join(f'"{part}"' for part in path) + "}"
 
 
-def _array_text(values: list[Any]) -> str:
+def _array_text(values: Sequence[Any]) -> str:
     """A list as documents keep it."""
     return json.dumps(values, separators=(",", ":"))
 

@@ -1,8 +1,9 @@
 """Leaderboards: the cells of a data set, ranked by their means over seeds, one board per protocol."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Any
 
 from sqlalchemy import func, select
@@ -27,7 +28,7 @@ from service.leaderboards.corruption_baselines import IN_RECORD, baseline_of, wi
 from service.leaderboards.corruption_baselines import METRIC as ERROR
 from service.leaderboards.filters import Question
 from service.leaderboards.materialized import StoredScores
-from service.leaderboards.metrics import Measure, Measures, Metric
+from service.leaderboards.metrics import Measures, Metric
 from service.leaderboards.missing import (
     MOST_LISTED,
     SeenTrials,
@@ -38,7 +39,7 @@ from service.leaderboards.missing import (
 from service.leaderboards.on_demand import ChosenTrials
 from service.leaderboards.protocols import differences
 from service.leaderboards.significance import unbeaten
-from service.leaderboards.source import BoardKey, Entry, ScoreSource
+from service.leaderboards.source import BoardKey, Cell, Entry, ScoreSource
 from service.specs.columns import FieldColumn, columns_of, short_name
 from ttsv.results import protocol_fingerprint
 
@@ -76,7 +77,7 @@ def leaderboard(
         raise NotFoundError(f"cell {question.baseline!r} is on no leaderboard of {question.dataset} with these filters")
     pages = [_page(source, board, question) for board in keys]
     entries = source.entries([key for page in pages for key, _ in page.order])
-    seen = SeenTrials(session, question, ((entry.cell, entry.seeds) for entry in entries.values()))
+    seen = SeenTrials(session, question, {entry.cell for entry in entries.values() if entry.seeds < entry.trials})
     boards = [_board(source, page, keys[0], question, entries, seen, references) for page in pages]
     is_invalid = invalid_condition(session)
     holes, hole_count = find_holes(session, question, is_invalid)
@@ -118,10 +119,7 @@ def boards_of(source: ScoreSource, question: Question) -> list[BoardKey]:
 def _page(source: ScoreSource, board: BoardKey, question: Question) -> _Page:
     metric, limit = question.metric, question.limit
     if question.group_by:
-        groups = _groups(source, board, question.group_by, metric)
-        positions = source.positions(board, metric)
-        order = [(key, positions[key]) for key in groups]
-        return _Page(board, order[:limit], len(groups), None, 1, 1, groups)
+        return _grouped(source, board, question, question.group_by)
     if question.sort:
         return _sorted(source, board, question, question.sort)
     order = list(source.ranked(board, metric, limit + 1, question.after).items())
@@ -150,8 +148,7 @@ def _board(
     shape = columns_of(configs, chosen=question.fields, hidden=question.hidden)
     baseline_error = baseline_of(board.record)
     own = board.protocol if baseline_error is None else protocol_fingerprint(without_baseline(board.record))
-    seen_of = [seen.missing(entry.cell, own, baseline_error) for entry in mine]
-    missing = [lacking for lacking, _ in seen_of]
+    missing = [seen.missing(entry.cell, own, baseline_error) for entry in mine]
     best = _best(mine, missing, question.shown)
     place, shared = page.place, page.order[0][1].shared if page.order else None
     for index, (key, position) in enumerate(page.order):
@@ -165,7 +162,7 @@ def _board(
                 place=place,
                 cell=entry.cell,
                 config=config,
-                trials=seen_of[index][1],
+                trials=entry.trials,
                 seeds=entry.seeds,
                 complete=not missing[index],
                 missing_seeds=[one.seed for one in missing[index]],
@@ -197,48 +194,47 @@ def _board(
 
 def _best(entries: Sequence[Entry], missing: Sequence[Sequence[Missing]], metrics: Iterable[Metric]) -> list[list[str]]:
     """Of each row shown the metrics in which none beats it. An incomplete row is no match for complete ones."""
-    complete = [not lacking for lacking in missing]
+    # An incomplete row takes part only where all are.
+    rivals = [index for index, lacking in enumerate(missing) if not lacking] or range(len(entries))
     found: list[list[str]] = [[] for _ in entries]
     for metric in metrics:
-        measured = [
-            entry.metrics.get(metric.value) if whole or not any(complete) else None
-            for entry, whole in zip(entries, complete, strict=True)
-        ]
-        for index in unbeaten(measured, metric):
-            found[index].append(metric.value)
+        name = metric.value
+        for which in unbeaten([entries[index].metrics.get(name) for index in rivals], metric):
+            found[rivals[which]].append(name)
     return found
 
 
 def _sorted(source: ScoreSource, board: BoardKey, question: Question, sort: str) -> _Page:
     """The first rows in the order of a field's values, those without one last; equal ones by the metric."""
-    field, metric = sort.removeprefix("-"), question.metric
-    values, positions = source.values(board, [field]), source.positions(board, metric)
-    ranked = sorted(positions, key=positions.__getitem__, reverse=metric.more_is_better)
-    places: dict[int, int] = {}
-    for index, key in enumerate(ranked):
-        tied = index and positions[ranked[index - 1]].shared == positions[key].shared
-        places[key] = places[ranked[index - 1]] if tied else index + 1
-    last = [key for key in ranked if values[key][0] is None]
-    order = sorted(
-        (key for key in ranked if values[key][0] is not None),
-        key=lambda key: values[key][0],
-        reverse=sort.startswith("-"),
-    )
-    shown = [(key, positions[key]) for key in [*order, *last][: question.limit]]
-    return _Page(board, shown, len(ranked), None, 1, 1, {}, places)
+    metric = question.metric
+    order = source.order(board, metric)
+    alike = _alike(order, source.values(board, sort.removeprefix("-")))
+    last = alike.pop(None, [])
+    values = sorted(alike, reverse=sort.startswith("-"))
+    shown = list(islice(chain(*(alike[value] for value in values), last), question.limit))
+    positions = source.positions(board, metric, shown)
+    index = {key: index for index, key in enumerate(order)}
+    first: dict[tuple[int, float], int] = {}
+    for key, position in source.sharing(board, metric, {one.shared for one in positions.values()}).items():
+        first[position.shared] = min(index[key], first.get(position.shared, index[key]))
+    places = {key: first[positions[key].shared] + 1 for key in shown}
+    return _Page(board, [(key, positions[key]) for key in shown], len(order), None, 1, 1, {}, places)
 
 
-def _groups(source: ScoreSource, board: BoardKey, field: str, metric: Metric) -> dict[int, Group]:
+def _grouped(source: ScoreSource, board: BoardKey, question: Question, field: str) -> _Page:
     """The best cell of each group, best first."""
-    values = {key: _hashable(value) for key, (value,) in source.values(board, [field]).items()}
-    positions = source.positions(board, metric)
-    order = sorted(positions, key=positions.__getitem__, reverse=metric.more_is_better)
-    best: dict[Any, int] = {}
-    counts: dict[Any, int] = {}
+    alike = _alike(source.order(board, question.metric), source.values(board, field))
+    shown = {rows[0]: Group(field, value, len(rows)) for value, rows in islice(alike.items(), question.limit)}
+    positions = source.positions(board, question.metric, list(shown))
+    return _Page(board, [(key, positions[key]) for key in shown], len(alike), None, 1, 1, shown)
+
+
+def _alike(order: Sequence[int], values: Mapping[int, Hashable]) -> dict[Any, list[int]]:
+    """By value, that of the best row first: the rows that have it, best first."""
+    found: dict[Any, list[int]] = {}
     for key in order:
-        best.setdefault(values[key], key)
-        counts[values[key]] = counts.get(values[key], 0) + 1
-    return {key: Group(field, value, counts[value]) for value, key in best.items()}
+        found.setdefault(values[key], []).append(key)
+    return found
 
 
 def _pivot(source: ScoreSource, board: BoardKey, fields: tuple[str, str], metric: Metric) -> Pivot:
@@ -246,36 +242,22 @@ def _pivot(source: ScoreSource, board: BoardKey, fields: tuple[str, str], metric
 
     Cells without the metric are in no place, nor counted there: holes belong to no board.
     """
-    values = source.values(board, fields)
-    pooled: dict[tuple[Any, Any], list[tuple[int, int, Measure]]] = {}
-    for key, (seeds, trials, one) in source.counted(board, metric).items():
-        place = _hashable(values[key][0]), _hashable(values[key][1])
-        pooled.setdefault(place, []).append((seeds, trials, one))
-    found = {
-        place: PivotCell(
-            **_pooled([one for *_, one in mine]),
-            seeds=sum(seeds for seeds, *_ in mine),
-            trials=sum(trials for _, trials, _ in mine),
-            cells=len(mine),
-        )
-        for place, mine in pooled.items()
-    }
+    found = {place: _pooled(rows) for place, rows in source.places(board, fields, metric).items()}
     down, across = (sorted({place[axis] for place in found}, key=_in_order) for axis in (0, 1))
     cells = [[found.get((row, column)) for column in across] for row in down]
     names = [FieldColumn(name, short_name(name)) for name in fields]
     return Pivot(names[0], names[1], down, across, cells)
 
 
-def _pooled(measured: Sequence[Measure]) -> dict[str, Any]:
+def _pooled(rows: Sequence[Cell]) -> PivotCell:
     """Mean and deviation over all results of several cells, from theirs."""
-    count = sum(one.seeds for one in measured)
-    mean = math.fsum(one.seeds * one.mean for one in measured) / count
-    squares = ((one.seeds - 1) * (one.std or 0.0) ** 2 + one.seeds * (one.mean - mean) ** 2 for one in measured)
-    return {"mean": mean, "std": math.sqrt(math.fsum(squares) / (count - 1)) if count > 1 else None}
-
-
-def _hashable(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+    measured = [one for _, _, one in rows]
+    count = sum([one[0] for one in measured])
+    mean = math.fsum([some * one for some, one, _, _ in measured]) / count
+    squares = [(some - 1) * (std or 0.0) ** 2 + some * (one - mean) ** 2 for some, one, std, _ in measured]
+    std = math.sqrt(math.fsum(squares) / (count - 1)) if count > 1 else None
+    seeds, trials = sum([row[0] for row in rows]), sum([row[1] for row in rows])
+    return {"mean": mean, "std": std, "seeds": seeds, "trials": trials, "cells": len(rows)}
 
 
 def _in_order(value: Any) -> tuple[bool, bool, Any]:

@@ -1,20 +1,21 @@
 """Leaderboards' rows as `cell_scores` keeps them: as many are read as are shown."""
 
-import json
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Collection, Hashable, Sequence
+from itertools import compress
 from typing import Any
 
 from pydantic_core import from_json
-from sqlalchemy import JSON, ColumnElement, Text, cast, column, func, select, tuple_
+from sqlalchemy import JSON, ColumnElement, Text, cast, column, func, literal_column, select, tuple_
 from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
 
 from service.database import Protocol, Result, Score, ScoreBoard, ScoreRank, Trial
 from service.database.engine import among, is_postgres
 from service.leaderboards.answer import Position
-from service.leaderboards.conditions import COLUMNS, Condition
+from service.leaderboards.conditions import COLUMNS
 from service.leaderboards.filters import Question
-from service.leaderboards.metrics import Measure, Metric, from_stored
-from service.leaderboards.source import BoardKey, Entry, front_of
+from service.leaderboards.metrics import Measures, Metric, from_stored
+from service.leaderboards.source import BoardKey, Cell, Entry, front_of, hashable
 from service.specs.columns import default_of
 
 _MAY_LACK = {metric for metric in Metric if getattr(Result, metric.value).nullable}
@@ -29,34 +30,37 @@ class StoredScores:
 
     def __init__(self, session: Session, question: Question) -> None:
         self._session, self._question = session, question
+        self._shown = [metric.value for metric in question.shown]
         self._conditions = question.filters.of_cells(Score)
         if question.filters.min_seeds > 1:
             self._conditions.append(Score.seeds >= question.filters.min_seeds)
-        if others := [condition for condition in question.filters.where if not condition.on_column]:
-            self._conditions.append(_any_of(session, self._meant(others)))
+        self._others = [condition for condition in question.filters.where if not condition.on_column]
+        """Conditions that no column answers: asked of what the scores' fields say, once for every board."""
+        self._meant: dict[int, set[int]] = {}
 
-    def _meant(self, conditions: Sequence[Condition]) -> list[int]:
-        """The scores whose fields all conditions hold for: read once; SQL would take them apart in every query."""
-        of_boards = select(ScoreBoard.id).where(
-            ScoreBoard.scope == self._question.scope, ScoreBoard.dataset == self._question.dataset
-        )
-        keys, every = self._told(Score.board_id.in_(of_boards))
-        asked = [(condition.field, default_of(condition.field), condition.holds) for condition in conditions]
-        return [
-            key
-            for key, told in zip(keys, every, strict=True)
-            if all(holds(told.get(field, default)) for field, default, holds in asked)
-        ]
+    def _of_others(self, board: int) -> set[int]:
+        """The rows of a board that meet all conditions, those that no column answers among them."""
+        if board not in self._meant:
+            fields = list(dict.fromkeys(condition.field for condition in self._others))
+            keys, *told = self._read(board, fields, [Score.id])
+            values = dict(zip(fields, told, strict=True))
+            kept = []
+            for condition in self._others:
+                mine = values[condition.field]
+                held = {value: condition.holds(value) for value in set(mine)}
+                kept.append(set(compress(keys, map(held.__getitem__, mine))))
+            self._meant[board] = set.intersection(*kept)
+        return self._meant[board]
 
     def boards(self, metric: Metric) -> list[BoardKey]:
         """All boards."""
         # All counted along indexes, board by board; with filters by the metric only where some cells lack it.
         of_board = select(func.count()).select_from(Score).where(Score.board_id == ScoreBoard.id)
-        with_metric = select(func.count()).select_from(ScoreRank)
         counts = {"cells": of_board}
         if metric in _MAY_LACK:
+            with_metric = select(func.count()).select_from(ScoreRank)
             counts["ranked"] = with_metric.where(ScoreRank.board_id == ScoreBoard.id, ScoreRank.metric == metric.value)
-        if self._conditions:
+        if self._conditions and not self._others:
             counts["chosen"] = of_board.where(*self._conditions)
         query = (
             select(ScoreBoard.id, ScoreBoard.protocol, Protocol.record)
@@ -69,33 +73,65 @@ class StoredScores:
         found = []
         for board_id, protocol, record, *known in self._session.execute(query):
             of = dict(zip(counts, known, strict=True))
-            cells = of.get("chosen", of["cells"])
+            cells = len(self._of_others(board_id)) if self._others else of.get("chosen", of["cells"])
             ranked = of.get("ranked", of["cells"])
-            if self._conditions:
+            if self._others or self._conditions:
                 some_lack_it = of["cells"] != ranked
-                ranked = self._session.scalar(self._of(with_metric, board_id, metric)) if some_lack_it else cells
+                ranked = self._count(board_id, metric) if some_lack_it else cells
             if cells:
                 found.append(BoardKey(board_id, protocol, record, ranked, cells))
         return found
 
     def ranked(self, board: BoardKey, metric: Metric, limit: int, after: Position | None) -> dict[int, Position]:
         """The best rows, or those after a position, in their order."""
-        query = self._of(_PLACES, board.id, metric)
-        if after is not None:
-            query = query.where(_beyond(metric, after))
-        order = [_best_first(column, metric) for column in _ORDER]
-        return self._placed(query.order_by(*order).limit(limit))
+        beyond = [] if after is None else [_beyond(metric, after)]
+        if self._others:
+            keys = self._keys(board.id, metric, *beyond)[:limit]
+            found = self.positions(board, metric, keys)
+            return {key: found[key] for key in keys}
+        query = self._of(_PLACES, board.id, metric).where(*beyond)
+        return self._placed(query.order_by(*_best_first(metric)).limit(limit))
 
     def ahead(self, board: BoardKey, metric: Metric, position: Position) -> tuple[int, int]:
         """How many rows have a better mean, and how many stand up to and with the position."""
-        better = _beyond(metric, position.shared, ahead=True)
-        count = self._of(select(func.count()).select_from(ScoreRank), board.id, metric)
-        beyond = self._session.scalar(count.where(_beyond(metric, position))) or 0
-        return self._session.scalar(count.where(better)) or 0, board.ranked - beyond
+        better = self._count(board.id, metric, _beyond(metric, position.shared, ahead=True))
+        return better, board.ranked - self._count(board.id, metric, _beyond(metric, position))
 
-    def positions(self, board: BoardKey, metric: Metric) -> dict[int, Position]:
-        """All rows, in any order."""
-        return self._placed(self._of(_PLACES, board.id, metric))
+    def _count(self, board: int, metric: Metric, *conditions: ColumnElement[bool]) -> int:
+        if self._others:
+            return len(self._keys(board, metric, *conditions))
+        query = self._of(select(func.count()).select_from(ScoreRank), board, metric)
+        return self._session.scalar(query.where(*conditions)) or 0
+
+    def order(self, board: BoardKey, metric: Metric) -> list[int]:
+        """All rows, best first."""
+        return self._keys(board.id, metric)
+
+    def _keys(self, board: int, metric: Metric, *conditions: ColumnElement[bool]) -> list[int]:
+        """The rows that conditions on their ranks leave, best first: of tens of thousands a database sends one text."""
+        query = self._of(select(ScoreRank.score_id), board, metric).where(*conditions)
+        ordered = query.order_by(*_best_first(metric)).subquery()
+        found = self._session.scalar(select(cast(self._listed(ordered.c.score_id), Text)))
+        keys = from_json(found) if found else []
+        if self._others:
+            meant = self._of_others(board)
+            keys = [key for key in keys if key in meant]
+        return keys
+
+    def positions(self, board: BoardKey, metric: Metric, keys: Sequence[int] | None = None) -> dict[int, Position]:
+        """Some rows, in any order; without `keys` all."""
+        if keys is None:
+            found = self._placed(self._of(_PLACES, board.id, metric))
+            return {key: found[key] for key in found.keys() & self._of_others(board.id)} if self._others else found
+        of_rows = ScoreRank.metric == metric.value, among(self._session, ScoreRank.score_id, keys)
+        return self._placed(_PLACES.where(*of_rows))
+
+    def sharing(self, board: BoardKey, metric: Metric, places: Collection[tuple[int, float]]) -> dict[int, Position]:
+        """The rows that stand in one of these places (`Position.shared`), in any order."""
+        means = among(self._session, ScoreRank.mean, list({mean for _, mean in places}))
+        found = self._placed(self._of(_PLACES, board.id, metric).where(ScoreRank.standing.in_((0, 1)), means))
+        meant = found.keys() & self._of_others(board.id) if self._others else found.keys()
+        return {key: found[key] for key in meant if found[key].shared in places}
 
     def _placed(self, query: Any) -> dict[int, Position]:
         rows = self._session.connection().execute(query).all()  # without objects: there may be thousands
@@ -111,51 +147,96 @@ class StoredScores:
             of_row = (other.score_id == ScoreRank.score_id) & (other.metric == metric.value)
             query = query.join(other, of_row).where(other.board_id == board.id).add_columns(other.mean)
             means.append(other.mean.expression)
-        if len(others) == 1 and not self._conditions:
+        if len(others) == 1 and not self._conditions and not self._others:
             # A whole board comes in half the time from PostgreSQL; where few rows are chosen this would take longer.
             query = _unbeaten(query, first, others[0], means[0])
-        return front_of(self._session.connection().execute(query).all(), metrics)
-
-    def values(self, board: BoardKey, fields: Sequence[str]) -> dict[int, tuple[Any, ...]]:
-        """All rows' values of fields."""
-        of_board = Score.board_id == board.id
-        if all(name in COLUMNS for name in fields):
-            query = select(Score.id, *(getattr(Score, name) for name in fields)).where(of_board, *self._conditions)
-            return {row[0]: tuple(row[1:]) for row in self._session.connection().execute(query).all()}
-        keys, every = self._told(of_board)
-        asked = [(name, default_of(name)) for name in fields]
-        return {key: tuple([told.get(*one) for one in asked]) for key, told in zip(keys, every, strict=True)}
-
-    def _told(self, of_boards: ColumnElement[bool]) -> tuple[list[int], list[dict[str, Any]]]:
-        """The scores that are asked about, and what their fields say: read as one document, which takes least time."""
-        query = select(Score.id, cast(Score.fields, Text)).where(of_boards, *self._conditions)
         rows = self._session.connection().execute(query).all()
-        return [row[0] for row in rows], from_json(f"[{','.join(row[1] for row in rows)}]")
+        if self._others:
+            meant = self._of_others(board.id)
+            rows = [row for row in rows if row[0] in meant]
+        return front_of(rows, metrics)
 
-    def counted(self, board: BoardKey, metric: Metric) -> dict[int, tuple[int, int, Measure]]:
-        """Of all rows that have a metric: results, trials, and the mean over the results with its spread."""
-        query = select(Score.id, Score.seeds, Score.trials, Score.metrics[metric.value])
-        rows = self._session.connection().execute(query.where(Score.board_id == board.id, *self._conditions))
-        return {key: (seeds, trials, Measure._make(one)) for key, seeds, trials, one in rows if one is not None}
+    def values(self, board: BoardKey, field: str) -> dict[int, Hashable]:
+        """All rows' values of a field, tuples for lists."""
+        keys, values = self._read(board.id, [field], [Score.id])
+        return dict(zip(keys, values, strict=True))
+
+    def places(
+        self, board: BoardKey, fields: tuple[str, str], metric: Metric
+    ) -> dict[tuple[Hashable, Hashable], list[Cell]]:
+        """By the values of two fields, tuples for lists: all rows that have a metric."""
+        spreads = select(ScoreRank.seeds, ScoreRank.mean, ScoreRank.std, ScoreRank.score_id)
+        with self._session.connection().execute(self._of(spreads, board.id, metric)) as result:
+            measured = {
+                row[-1]: row for row in result.cursor.fetchall()
+            }  # the driver's own: half the time for plain rows
+        if self._others:
+            measured = {key: measured[key] for key in measured.keys() & self._of_others(board.id)}
+        found: defaultdict[tuple[Hashable, Hashable], list[Cell]] = defaultdict(list)
+        keys, *counts, down, across = self._read(board.id, fields, [Score.id, Score.seeds, Score.trials])
+        for key, place, seeds, trials in zip(keys, zip(down, across, strict=True), *counts, strict=True):
+            if (one := measured.get(key)) is not None:
+                found[place].append((seeds, trials, one))
+        return found
+
+    def _read(
+        self, board: int, fields: Sequence[str], columns: Sequence[InstrumentedAttribute[int]]
+    ) -> list[Sequence[Any]]:
+        """What a board's rows have in columns, and their values of fields, tuples for lists."""
+        mine = Score.board_id == board, *self._conditions
+        if all(field in COLUMNS for field in fields):
+            stored = select(*columns, *(getattr(Score, field) for field in fields)).where(*mine)
+            rows = self._session.connection().execute(stored).all()
+            return list(zip(*rows, strict=True)) if rows else [()] * (len(columns) + len(fields))
+        gathered = [*columns, *map(self._field, fields)]
+        # Each as one text: of tens of thousands of rows that takes half the time.
+        texts = self._session.connection().execute(
+            select(*(cast(self._listed(one), Text) for one in gathered)).where(*mine)
+        )
+        lists = [from_json(one) if one else [] for one in texts.one()]
+        for index, field in enumerate(fields, len(columns)):
+            default = hashable(default_of(field))
+            if dict in (kinds := set(map(type, lists[index]))):
+                lists[index] = [default if type(one) is dict else one for one in lists[index]]
+            if list in kinds:
+                lists[index] = list(map(hashable, lists[index]))
+        return lists
+
+    def _field(self, field: str) -> ColumnElement[Any]:
+        """What a score's fields say of one, as JSON: a mapping, as no value is, for one that is at its default."""
+        if is_postgres(self._session):
+            return func.coalesce(Score.fields.op("->")(field), literal_column("'{}'::json"))
+        return func.coalesce(Score.fields.op("->")(f'$."{field}"'), func.json("{}"))
+
+    def _listed(self, column: Any) -> ColumnElement[Any]:
+        return func.json_agg(column) if is_postgres(self._session) else func.json_group_array(column)
 
     def entries(self, keys: Sequence[int]) -> dict[int, Entry]:
         """Whole rows, of one board or several."""
-        columns = (Score.id, Score.cell, Trial.config, Score.seeds, self._measures())
+        columns = (Score.id, Score.cell, Trial.config, Score.seeds, Score.trials, self._measures())
         query = select(*columns).join(Trial, Trial.id == Score.trial_id).where(among(self._session, Score.id, keys))
         rows = self._session.connection().execute(query).all()
-        return {key: Entry(cell, config, seeds, from_stored(found or {})) for key, cell, config, seeds, found in rows}
+        return {
+            key: Entry(cell, config, seeds, trials, self._read_measures(found))
+            for key, cell, config, seeds, trials, found in rows
+        }
 
     def _measures(self) -> ColumnElement[Any]:
         """Those of a score's metrics that are shown: quicker to pick where they lie than to send and read the rest."""
-        shown = self._question.shown
-        if len(shown) == len(Metric):
+        if len(self._shown) == len(Metric):
             return Score.metrics.expression
-        on_postgres = is_postgres(self._session)
-        every = func.json_each(Score.metrics).table_valued(column("key", Text), "value", joins_implicitly=True)
-        name, value = every.c.key, every.c.value if on_postgres else func.json(every.c.value)
-        gathered = (func.json_object_agg if on_postgres else func.json_group_object)(name, value, type_=JSON)
-        picked = among(self._session, name, [metric.value for metric in shown])
+        if not is_postgres(self._session):  # of several paths SQLite makes a list
+            paths = [f"$.{name}" for name in self._shown]
+            return func.json_extract(Score.metrics, *paths, paths[0], type_=JSON)
+        each = func.json_each(Score.metrics).table_valued(column("key", Text), "value", joins_implicitly=True)
+        gathered = func.json_object_agg(each.c.key, each.c.value, type_=JSON)
+        picked = among(self._session, each.c.key, self._shown)
         return select(gathered).where(picked).correlate(Score).scalar_subquery()
+
+    def _read_measures(self, found: Any) -> Measures:
+        if type(found) is list:
+            found = {name: one for name, one in zip(self._shown, found, strict=False) if one is not None}
+        return from_stored(found or {})
 
     def cells(self, keys: Sequence[int]) -> dict[int, str]:
         """The cells of rows."""
@@ -177,21 +258,17 @@ class StoredScores:
         return query.join(Score, Score.id == ScoreRank.score_id).where(*of_cells)
 
 
-def _any_of(session: Session, keys: list[int]) -> ColumnElement[bool]:
-    """That a score is one of many, which travel as one value: SQLite takes 32,766, and each would be sent by itself."""
-    if is_postgres(session):
-        return among(session, Score.id, keys)
-    listed = func.json_each(json.dumps(keys)).table_valued("value")
-    return Score.id.in_(select(listed.c.value))
+def _best_first(metric: Metric) -> list[ColumnElement[Any]]:
+    return [_by_value(column, metric) for column in _ORDER]
 
 
-def _best_first(column: ColumnElement[Any] | InstrumentedAttribute[Any], metric: Metric) -> ColumnElement[Any]:
+def _by_value(column: ColumnElement[Any] | InstrumentedAttribute[Any], metric: Metric) -> ColumnElement[Any]:
     return column.desc() if metric.more_is_better else column.asc()
 
 
 def _unbeaten(query: Any, first: Metric, second: Metric, mean: ColumnElement[float]) -> Any:
     """Best first: without those that are worse than any before them in the second metric."""
-    order = [_best_first(ScoreRank.mean, first), _best_first(mean, second)]
+    order = [_by_value(ScoreRank.mean, first), _by_value(mean, second)]
     extreme = (func.max if second.more_is_better else func.min)(mean).over(order_by=order, rows=(None, -1))
     rows = query.add_columns(extreme.label("best")).subquery()
     *columns, beside, best = rows.c

@@ -91,16 +91,19 @@ def nearest_ratio(value: float, error: float) -> float:
     """
     if not 0 < value < 1:
         return value
-    numerator, denominator = value.as_integer_ratio()
-    before, now = (0, 1), (1, 0)
-    while denominator:
-        whole, rest = divmod(numerator, denominator)
-        before, now = now, (whole * now[0] + before[0], whole * now[1] + before[1])
-        if now[1] > _LARGEST_COUNT:
+    if value <= error:
+        return 0.0
+    part, whole = value.as_integer_ratio()
+    above, above_before, below, below_before = 0, 1, 1, 0
+    while part:
+        times, rest = divmod(whole, part)
+        below, below_before = times * below + below_before, below
+        if below > _LARGEST_COUNT:
             break
-        if abs(now[0] / now[1] - value) <= error:
-            return now[0] / now[1]
-        numerator, denominator = denominator, rest
+        above, above_before = times * above + above_before, above
+        if -error <= (ratio := above / below) - value <= error:
+            return ratio
+        whole, part = part, rest
     return value
 
 

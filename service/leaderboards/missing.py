@@ -1,6 +1,6 @@
 """What no leaderboard shows: missing seeds, cells without a result, results that cannot be true."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,25 +66,16 @@ def _missing(tries: dict[str, list[_Try]], protocol: str | None = None, baseline
 
 
 class SeenTrials:
-    """The trials of the cells that are shown, to say which seeds are missing, and why."""
+    """The trials of cells that lack results, to say which seeds are missing, and why."""
 
-    def __init__(self, session: Session, question: Question, shown: Iterable[tuple[str, int]]) -> None:
-        """Counts the trials of cells shown with so many results, and reads those of cells with fewer than trials."""
+    def __init__(self, session: Session, question: Question, cells: Collection[str]) -> None:
         # Of the trials of cells that are shown it need not be asked again what they are.
         conditions = [Trial.dataset == question.dataset, *question.filters.of_experiments(question.scope)]
-        fewest: dict[str, int] = {}
-        for cell, results in shown:
-            fewest[cell] = min(results, fewest.get(cell, results))
-        counted = select(Trial.cell, func.count(Trial.fingerprint.distinct())).join(Experiment).group_by(Trial.cell)
-        counted = counted.where(*conditions, among(session, Trial.cell, list(fewest)))
-        self._trials = dict(session.execute(counted).all())
-        open_cells = [cell for cell, count in self._trials.items() if count > fewest[cell]]
-        asked = [*conditions, among(session, Trial.cell, open_cells)]
-        self._tries = _tries(session, asked) if open_cells else {}
+        self._tries = _tries(session, [*conditions, among(session, Trial.cell, list(cells))]) if cells else {}
 
-    def missing(self, cell: str, protocol: str, baseline: str | None) -> tuple[list[Missing], int]:
-        """The trials without a result under a protocol, and a baseline, and how many different trials the cell has."""
-        return _missing(self._tries.get(cell, {}), protocol, baseline), self._trials.get(cell, 0)
+    def missing(self, cell: str, protocol: str, baseline: str | None) -> list[Missing]:
+        """The trials without a result under a protocol, and a baseline."""
+        return _missing(self._tries[cell], protocol, baseline) if cell in self._tries else []
 
 
 def find_holes(session: Session, question: Question, is_invalid: ColumnElement[bool] | None) -> tuple[list[Hole], int]:

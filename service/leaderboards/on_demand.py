@@ -1,10 +1,11 @@
 """Leaderboards' rows added up from the results of the trials that were asked for."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from service.database import Experiment, Protocol, Result, Trial
@@ -14,8 +15,8 @@ from service.leaderboards.cell_scores import Counted
 from service.leaderboards.conditions import COLUMNS
 from service.leaderboards.corruption_baselines import BASELINE, without_error
 from service.leaderboards.filters import Question
-from service.leaderboards.metrics import Measure, Metric, measures, spread
-from service.leaderboards.source import BoardKey, Contender, Entry, front_of
+from service.leaderboards.metrics import Metric, measures, spread
+from service.leaderboards.source import BoardKey, Cell, Contender, Entry, front_of, hashable
 from service.specs.columns import value_of
 
 _BATCH = 10_000
@@ -32,16 +33,20 @@ class ChosenTrials:
         self._shown = tuple(question.shown)
         columns = [getattr(Result, metric.value) for metric in self._metrics]
         query = (
-            select(Trial.id, Trial.fingerprint, Result.protocol, BASELINE, Trial.cell, *columns)
-            .join(Result, Result.trial_id == Trial.id)
+            select(Trial.id, Trial.fingerprint, Trial.cell, Result.protocol, BASELINE, *columns)
+            .outerjoin(Result, (Result.trial_id == Trial.id) & Result.valid)
             .join(Experiment, Experiment.id == Trial.experiment_id)
-            .where(*question.of_trials(), Result.valid)
+            .where(*question.of_trials())
         )
         cells: dict[int, str] = {}
+        trials: dict[str, set[str]] = {}
         counted = []
         names = cell_scores.BaselineProtocols(session.connection(), enter=False)
         of_baselines: set[str] = set()
-        for trial_id, fingerprint, protocol, baseline, cell, *values in session.execute(query).all():
+        for trial_id, fingerprint, cell, protocol, baseline, *values in session.connection().execute(query).all():
+            trials.setdefault(cell, set()).add(fingerprint)
+            if protocol is None:
+                continue
             cells[trial_id] = cell
             found = Counted(trial_id, fingerprint, None, protocol, values)
             if baseline is not None:
@@ -64,8 +69,7 @@ class ChosenTrials:
             for name in self._protocols
         ]
         self._cells = cells
-        counts = select(Trial.cell, func.count(Trial.fingerprint.distinct())).join(Experiment).group_by(Trial.cell)
-        self._trials = dict(session.execute(counts.where(*question.of_trials())).all())
+        self._trials = {cell: len(different) for cell, different in trials.items()}
         self._positions: dict[tuple[int, Metric], dict[int, Position]] = {}
 
     def boards(self, metric: Metric) -> list[BoardKey]:
@@ -80,10 +84,8 @@ class ChosenTrials:
 
     def ranked(self, board: BoardKey, metric: Metric, limit: int, after: Position | None) -> dict[int, Position]:
         """The best rows, or those after a position, in their order."""
-        placed = self.positions(board, metric).items()
-        ordered = sorted(placed, key=lambda row: row[1], reverse=metric.more_is_better)
         first = 0 if after is None else self.ahead(board, metric, after)[1]
-        return dict(ordered[first : first + limit])
+        return dict(islice(self.positions(board, metric).items(), first, first + limit))
 
     def ahead(self, board: BoardKey, metric: Metric, position: Position) -> tuple[int, int]:
         """How many rows have a better mean, and how many stand up to and with the position."""
@@ -92,21 +94,35 @@ class ChosenTrials:
         better = sum(other.shared > shared if more else other.shared < shared for other in others)
         return better, sum(other >= position if more else other <= position for other in others)
 
-    def positions(self, board: BoardKey, metric: Metric) -> dict[int, Position]:
-        """All rows, in any order."""
-        return self._positions_of(board.id, metric)
+    def order(self, board: BoardKey, metric: Metric) -> list[int]:
+        """All rows, best first."""
+        return list(self.positions(board, metric))
+
+    def positions(self, board: BoardKey, metric: Metric, keys: Sequence[int] | None = None) -> dict[int, Position]:
+        """Some rows, in any order; without `keys` all, best first."""
+        found = self._positions_of(board.id, metric)
+        return found if keys is None else {key: found[key] for key in keys}
+
+    def sharing(self, board: BoardKey, metric: Metric, places: Collection[tuple[int, float]]) -> dict[int, Position]:
+        """The rows that stand in one of these places (`Position.shared`)."""
+        return {key: one for key, one in self.positions(board, metric).items() if one.shared in places}
 
     def _positions_of(self, board: int, metric: Metric) -> dict[int, Position]:
         if (board, metric) not in self._positions:
-            column = self._metrics.index(metric)
-            found = self._positions[board, metric] = {}
-            for key, rows in self._rows[board].items():
-                known = [float(value) for row in rows if (value := row.values[column]) is not None]
-                if known:
+            found = {}
+            for key, results in self._rows[board].items():
+                if known := self._values(results, metric):
                     cell = self._cells[abs(key)]
-                    standing = cell_scores.standing_of(metric, complete=len(rows) == self._trials[cell])
+                    standing = cell_scores.standing_of(metric, complete=len(results) == self._trials[cell])
                     found[key] = Position(standing, spread(known).mean, cell_scores.tie_of(cell))
+            ordered = sorted(found, key=found.__getitem__, reverse=metric.more_is_better)
+            self._positions[board, metric] = {key: found[key] for key in ordered}
         return self._positions[board, metric]
+
+    def _values(self, results: Sequence[Counted], metric: Metric) -> list[float]:
+        """A metric's values, of the results that have it."""
+        column = self._metrics.index(metric)
+        return [float(value) for result in results if (value := result.values[column]) is not None]
 
     def front(self, board: BoardKey, metrics: Sequence[Metric]) -> list[int]:
         """Of the rows that have all of these metrics those that no other beats, best in the first metric first."""
@@ -117,8 +133,25 @@ class ChosenTrials:
         ]
         return front_of(rows, metrics)
 
-    def values(self, board: BoardKey, fields: Sequence[str]) -> dict[int, tuple[Any, ...]]:
-        """All rows' values of fields."""
+    def values(self, board: BoardKey, field: str) -> dict[int, Hashable]:
+        """All rows' values of a field, tuples for lists."""
+        return {key: one for key, (one,) in self._fields(board, [field]).items()}
+
+    def places(
+        self, board: BoardKey, fields: tuple[str, str], metric: Metric
+    ) -> dict[tuple[Hashable, Hashable], list[Cell]]:
+        """By the values of two fields, tuples for lists: all rows that have a metric."""
+        found: dict[tuple[Hashable, Hashable], list[Cell]] = {}
+        for key, (down, across) in self._fields(board, fields).items():
+            results = self._rows[board.id][key]
+            if known := self._values(results, metric):
+                one = spread(known)
+                trials = self._trials[self._cells[key]]
+                cell = len(results), trials, (one.seeds, one.mean, one.std, key)
+                found.setdefault((down, across), []).append(cell)
+        return found
+
+    def _fields(self, board: BoardKey, fields: Sequence[str]) -> dict[int, tuple[Any, ...]]:
         keys = list(self._rows[board.id])
         configs = self._configs(keys) if any(name not in COLUMNS for name in fields) else {}
         stored: dict[int, dict[str, Any]] = {}
@@ -127,18 +160,11 @@ class ChosenTrials:
             rows = self._session.execute(some.where(Trial.id.in_(list(map(abs, keys[first : first + _BATCH])))))
             stored |= {row[0]: dict(zip(COLUMNS, row[1:], strict=True)) for row in rows}
         return {
-            key: tuple(stored[abs(key)][name] if name in COLUMNS else value_of(configs[key], name) for name in fields)
+            key: tuple(
+                stored[abs(key)][name] if name in COLUMNS else hashable(value_of(configs[key], name)) for name in fields
+            )
             for key in keys
         }
-
-    def counted(self, board: BoardKey, metric: Metric) -> dict[int, tuple[int, int, Measure]]:
-        """Of all rows that have a metric: results, trials, and the mean over the results with its spread."""
-        column = self._metrics.index(metric)
-        found = {}
-        for key, rows in self._rows[board.id].items():
-            if known := [float(value) for row in rows if (value := row.values[column]) is not None]:
-                found[key] = len(rows), self._trials[self._cells[abs(key)]], spread(known)
-        return found
 
     def _configs(self, keys: Sequence[int]) -> dict[int, Any]:
         found: dict[int, Any] = {}
@@ -167,6 +193,7 @@ class ChosenTrials:
                 self._cells[abs(key)],
                 configs[key],
                 len(rows[key]),
+                self._trials[self._cells[abs(key)]],
                 measures(((values if key < 0 else bare)[result.trial_id] for result in rows[key]), self._shown),
             )
             for key in keys

@@ -90,9 +90,9 @@ def _matrix(board: Board, pivot: Pivot, dataset: str, metric: Metric) -> Sheet:
     for value, cells in zip(pivot.rows, pivot.cells, strict=True):
         rows.append([value])
         for cell in cells:
-            several = several or (cell is not None and cell.cells > 1)
-            shown = None if cell is None else read(metric, cell.mean, cell.std)
-            of = None if cell is None else f"{cell.seeds} of {cell.trials}"
+            several = several or (cell is not None and cell["cells"] > 1)
+            shown = None if cell is None else read(metric, cell["mean"], cell["std"])
+            of = None if cell is None else f"{cell['seeds']} of {cell['trials']}"
             rows[-1].append(shown and replace(shown, of=of or ""))
     across = [f"{pivot.across.name} {text}" for text in column_texts(pivot.columns)]
     title = f"{dataset}: {metric.reading.title} by {pivot.down.name} and {pivot.across.name}"

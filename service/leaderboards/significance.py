@@ -8,6 +8,8 @@ from service.leaderboards.metrics import Measure, Metric
 
 LEVEL = 0.05
 """Two-sided: with so probable a difference by chance two means are not told apart."""
+_MOST_FREEDOM = 10_000
+"""Degrees of freedom beyond which Student's distribution is as good as normal."""
 SAID = "Bold: best beyond its error (Welch's t-test of the spreads, 5 %); ties share it, one seed alone has no error."
 """What tables say of their bold numbers."""
 
@@ -17,41 +19,72 @@ def unbeaten(measured: Sequence[Measure | None], metric: Metric) -> list[int]:
 
     A mean of one seed has no error: nobody can say that it is best, nor that another is where it leads.
     """
-    known = {index: one for index, one in enumerate(measured) if one is not None}
-    if not known or not metric.has_best:
+    if not metric.has_best or not any(measured):
         return []
-    best = (max if metric.more_is_better else min)(one.mean for one in known.values())
-    leaders = [one for one in known.values() if one.mean == best]
-    reading = metric.reading
-    form, factor = f".{reading.decimals}f", reading.factor
+    best = (max if metric.more_is_better else min)(one.mean for one in measured if one is not None)
+    leaders = {(one.seeds, one.mean, one.std) for one in measured if one is not None and one.mean == best}
+    if any(std is None for _, _, std in leaders):
+        return []
+    rivals = [_error_of(seeds, mean, std) for seeds, mean, std in leaders]
+    form, factor = f".{metric.reading.decimals}f", metric.reading.factor
     shown = format(best * factor, form)
-    tested = {index: one for index, one in known.items() if one.std is not None}
-    if any(leader.std is None for leader in leaders):
-        return []
-    found = [
-        index
-        for index, one in tested.items()
-        if format(one.mean * factor, form) == shown or not all(_differ(one, leader) for leader in leaders)
-    ]
-    return found if len(found) < len(tested) else []
+    tested, found = 0, []
+    for index, one in enumerate(measured):
+        if one is None or (std := one.std) is None:
+            continue
+        tested += 1
+        mine = _error_of(one.seeds, one.mean, std)
+        for rival in rivals:
+            if not _differ(mine, rival):
+                found.append(index)
+                break
+        else:
+            if format(one.mean * factor, form) == shown:
+                found.append(index)
+    return found if len(found) < tested else []
 
 
-def _differ(one: Measure, other: Measure) -> bool:
+_Error = tuple[float, float, int]
+"""A mean, the square of its standard error, and its degrees of freedom."""
+
+
+def _error_of(seeds: int, mean: float, std: float | None) -> _Error:
+    assert std is not None, "of one seed nothing is tested"
+    return mean, std**2 / seeds, seeds - 1
+
+
+def _differ(one: _Error, other: _Error) -> bool:
     """Whether two means are told apart; the chance itself is computed only where cruder bounds leave it open."""
-    t2, freedom = _statistic(one, other)
-    if t2 <= _critical(10_000):
+    apart, error = (one[0] - other[0]) ** 2, one[1] + other[1]
+    # Welch's degrees of freedom lie between the fewer of both and their sum.
+    open_from, open_to = _bounds(one[2], other[2])
+    if apart <= open_from * error:
         return False
-    return t2 > _critical(max(1, min(10_000, int(freedom)))) or _chance(t2, freedom) < LEVEL
+    if apart > open_to * error:
+        return True
+    t2, freedom = _statistic(one, other)
+    more = min(_MOST_FREEDOM, freedom)
+    if t2 <= _critical(math.ceil(4 * more))[0]:
+        return False
+    return t2 > _critical(max(4, int(4 * more)))[1] or _chance(t2, freedom) < LEVEL
 
 
 @cache
-def _critical(freedom: int) -> float:
-    """The square of t that is exceeded by chance as often as the level says."""
+def _bounds(one: int, other: int) -> tuple[float, float]:
+    """The square of t up to which no two means of such degrees of freedom differ, and beyond which all do."""
+    most, fewest = (min(_MOST_FREEDOM, freedom) for freedom in (one + other, min(one, other)))
+    # A little wider than it must be, as both sides are rounded.
+    return _critical(4 * most)[0] * (1 - 1e-9), _critical(4 * fewest)[1] * (1 + 1e-9)
+
+
+@cache
+def _critical(quarters: int) -> tuple[float, float]:
+    """Bounds of the square of t that is exceeded by chance as often as the level says, with so many quarter degrees."""
     low, high = 0.0, 200.0
-    for _ in range(50):
+    for _ in range(25):
         middle = (low + high) / 2
-        low, high = (middle, high) if _chance(middle, freedom) >= LEVEL else (low, middle)
-    return low
+        low, high = (middle, high) if _chance(middle, quarters / 4) >= LEVEL else (low, middle)
+    return low, high
 
 
 def chance(one: Measure, other: Measure) -> float:
@@ -59,22 +92,17 @@ def chance(one: Measure, other: Measure) -> float:
 
     Values that do not deviate at all differ for certain where their means do.
     """
-    return _chance(*_statistic(one, other))
+    return _chance(*_statistic(*(_error_of(each.seeds, each.mean, each.std) for each in (one, other))))
 
 
-def _statistic(one: Measure, other: Measure) -> tuple[float, float]:
+def _statistic(one: _Error, other: _Error) -> tuple[float, float]:
     """The square of Welch's t, and its degrees of freedom."""
-    assert one.std is not None
-    assert other.std is not None
-    errors = one.std**2 / one.seeds, other.std**2 / other.seeds
-    error = sum(errors)
-    if one.mean == other.mean:
+    apart, error = one[0] - other[0], one[1] + other[1]
+    if apart == 0:
         return 0.0, 1.0
     if error <= 0:
         return math.inf, 1.0
-    t2 = (one.mean - other.mean) ** 2 / error
-    freedom = error**2 / (errors[0] ** 2 / (one.seeds - 1) + errors[1] ** 2 / (other.seeds - 1))
-    return t2, freedom
+    return apart**2 / error, error**2 / (one[1] ** 2 / one[2] + other[1] ** 2 / other[2])
 
 
 def _chance(t2: float, freedom: float) -> float:

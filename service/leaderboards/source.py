@@ -2,12 +2,12 @@
 that were asked for (`on_demand`). Both give the same numbers (`metrics`) in the same order.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from service.leaderboards.answer import Position
-from service.leaderboards.metrics import Measure, Measures, Metric
+from service.leaderboards.metrics import Measures, Metric
 from service.leaderboards.pareto import on_front
 
 
@@ -29,7 +29,12 @@ class Entry:
     cell: str
     config: dict[str, Any]
     seeds: int
+    trials: int
     metrics: Measures
+
+
+Cell = tuple[int, int, tuple[int, float, float | None, int]]
+"""One row as a matrix takes it: its results, its trials, and how many have the metric, mean, deviation and its key."""
 
 
 class ScoreSource(Protocol):
@@ -44,17 +49,25 @@ class ScoreSource(Protocol):
     def ahead(self, board: BoardKey, metric: Metric, position: Position) -> tuple[int, int]:
         """How many rows have a better mean, and how many stand up to and with the position."""
 
-    def positions(self, board: BoardKey, metric: Metric) -> dict[int, Position]:
-        """All rows, in any order."""
+    def order(self, board: BoardKey, metric: Metric) -> list[int]:
+        """All rows, best first."""
+
+    def positions(self, board: BoardKey, metric: Metric, keys: Sequence[int] | None = None) -> dict[int, Position]:
+        """Some rows, in any order; without `keys` all."""
+
+    def sharing(self, board: BoardKey, metric: Metric, places: Collection[tuple[int, float]]) -> dict[int, Position]:
+        """The rows that stand in one of these places (`Position.shared`), in any order."""
 
     def front(self, board: BoardKey, metrics: Sequence[Metric]) -> list[int]:
         """Of the rows that have all of these metrics those that no other beats, best in the first metric first."""
 
-    def values(self, board: BoardKey, fields: Sequence[str]) -> dict[int, tuple[Any, ...]]:
-        """All rows' values of fields."""
+    def values(self, board: BoardKey, field: str) -> Mapping[int, Hashable]:
+        """All rows' values of a field, tuples for lists."""
 
-    def counted(self, board: BoardKey, metric: Metric) -> dict[int, tuple[int, int, Measure]]:
-        """Of all rows that have a metric: results, trials, and the mean over the results with its spread."""
+    def places(
+        self, board: BoardKey, fields: tuple[str, str], metric: Metric
+    ) -> Mapping[tuple[Hashable, Hashable], list[Cell]]:
+        """By the values of two fields, tuples for lists: all rows that have a metric."""
 
     def entries(self, keys: Sequence[int]) -> dict[int, Entry]:
         """Whole rows, of one board or several."""
@@ -76,3 +89,8 @@ def front_of(rows: Sequence[Contender], metrics: Sequence[Metric]) -> list[int]:
     chosen = [row for row, keep in zip(rows, kept, strict=True) if keep]
     chosen.sort(key=lambda row: (row[2], row[1]), reverse=metrics[0].more_is_better)
     return [row[0] for row in chosen]
+
+
+def hashable(value: Any) -> Any:
+    """A field's value, a tuple for a list."""
+    return tuple(value) if isinstance(value, list) else value

@@ -400,6 +400,37 @@ class TestEleventh:
             assert connection.scalar(text("SELECT protocol FROM results")) == protocol_fingerprint(whole)
 
 
+class TestTwelfth:
+    """0012 on ranks that have means alone."""
+
+    SCORES = (
+        "INSERT INTO score_boards (id, scope, dataset, protocol) VALUES (5, 0, 'digits', 'p')",
+        'INSERT INTO scores (id, board_id, cell, trial_id, model, layer, "constraint", seeds, trials, fields, metrics)'
+        " VALUES (3, 5, 'c', 9, 'small-cnn', 'dense', 'none', 3, 3, '{}',"
+        """ '{"accuracy":[3,0.5,0.30000000000000004,0.1,0.9],"loss":[1,2.5,null,2.5,2.5]}')""",
+        "INSERT INTO score_ranks (score_id, metric, board_id, standing, mean, tie)"
+        " VALUES (3, 'accuracy', 5, 1, 0.5, 7), (3, 'loss', 5, 0, 2.5, 7)",
+    )
+
+    def test_ranks_take_their_spreads_from_the_scores(self, empty: Database) -> None:
+        with empty.writer.connect() as connection:
+            if connection.dialect.name == "sqlite":  # as `migrate` does: tables are copied
+                driver: Any = connection.connection.driver_connection
+                driver.execute("PRAGMA foreign_keys=OFF")
+            with connection.begin():
+                command.upgrade(alembic_config(connection), "0001")
+                for statement in TestSecond.FILL:
+                    connection.execute(text(statement))
+                command.upgrade(alembic_config(connection), "0011")
+                for statement in self.SCORES:
+                    connection.exec_driver_sql(statement)
+        migrate(empty)
+        with empty.engine.connect() as connection:
+            query = "SELECT metric, standing, mean, tie, seeds, std FROM score_ranks ORDER BY metric"
+            ranks = [tuple(row) for row in connection.execute(text(query))]
+        assert ranks == [("accuracy", 1, 0.5, 7, 3, 0.30000000000000004), ("loss", 0, 2.5, 7, 1, None)]
+
+
 class TestNewMetric:
     """A database that is older than the newest entries of the catalogue of metrics."""
 

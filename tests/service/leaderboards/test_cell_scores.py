@@ -128,7 +128,8 @@ def stored(session: Session) -> dict[tuple[int, str, str], dict[str, list[Any]]]
     boards = {board.id: board for board in session.scalars(select(ScoreBoard))}
     rows = session.scalars(select(Score)).all()
     ranks = {
-        (r.score_id, r.metric): (r.board_id, r.standing, r.mean, r.tie) for r in session.scalars(select(ScoreRank))
+        (r.score_id, r.metric): (r.board_id, r.standing, r.mean, r.tie, r.seeds, r.std)
+        for r in session.scalars(select(ScoreRank))
     }
     assert ranks == {
         (row.id, name): (
@@ -136,6 +137,8 @@ def stored(session: Session) -> dict[tuple[int, str, str], dict[str, list[Any]]]
             int((row.seeds == row.trials) == Metric(name).more_is_better),
             one[1],
             cell_scores.tie_of(row.cell),
+            one[0],
+            one[2],
         )
         for row in rows
         for name, one in row.metrics.items()

@@ -192,12 +192,12 @@ def test_a_matrix_over_two_fields(session: Session, tag: str | None) -> None:
                 values.remove(accuracy(len(CONFIGS) - 1, 1))
             cell = pivot.cells[row][column]
             assert cell is not None
-            assert (cell.seeds, cell.trials, cell.cells) == (len(values), 4, 2)
-            assert (cell.mean, cell.std) == pytest.approx((statistics.mean(values), statistics.stdev(values)))
+            assert (cell["seeds"], cell["trials"], cell["cells"]) == (len(values), 4, 2)
+            assert (cell["mean"], cell["std"]) == pytest.approx((statistics.mean(values), statistics.stdev(values)))
     chosen = board_of(session, tag, "schedule=cosine", "rank!=2", pivot=("rank", "training.lr")).pivot
     assert chosen is not None
     assert chosen.rows == [None, 0.5]
-    assert {cell.cells for cells in chosen.cells for cell in cells if cell} == {1}
+    assert {cell["cells"] for cells in chosen.cells for cell in cells if cell} == {1}
 
 
 @pytest.mark.parametrize(
