@@ -146,7 +146,7 @@ class ChosenTrials:
             results = self._rows[board.id][key]
             if known := self._values(results, metric):
                 one = spread(known)
-                trials = self._trials[self._cells[key]]
+                trials = self._trials[self._cells[abs(key)]]
                 cell = len(results), trials, (one.seeds, one.mean, one.std, key)
                 found.setdefault((down, across), []).append(cell)
         return found

@@ -428,6 +428,19 @@ class TestCorruptionBaselines:
             assert all("accuracy" in row.metrics for row in alone.rows)
 
     @MODES
+    def test_a_matrix_and_an_order_have_the_same_rows(self, rank: Rank, session: Session, tag: str | None) -> None:
+        rank(list(self.RUNS))
+        for board in ask(session, "mce", filters=Filters(tag=tag)).boards:
+            same = Filters(tag=tag, protocol=board.protocol)
+            pivot = ask(session, "mce", filters=same, pivot=("rank", "layer")).boards[0].pivot
+            seeds = (
+                0 if pivot is None else sum(cell["seeds"] for row in pivot.cells for cell in row if cell is not None)
+            )
+            assert seeds == sum(row.seeds for row in board.rows)
+            ordered = ask(session, "mce", filters=same, sort="rank").boards[0]
+            assert sorted(row.cell for row in ordered.rows) == sorted(row.cell for row in board.rows)
+
+    @MODES
     def test_of_a_cell_only_seeds_with_one_baseline_are_averaged(
         self, rank: Rank, session: Session, tag: str | None
     ) -> None:
