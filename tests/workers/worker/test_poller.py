@@ -196,7 +196,6 @@ def test_an_idle_driver_makes_room_for_another_experiment(lab: Lab) -> None:
     urgent = lab.post([0], priority=5)
     rig.turn_until(lambda: lab.experiment(urgent).state == "running")
     rig.turn_until(lambda: lab.experiment(first).state == "queued")
-    assert lab.experiment(first).waiting is None or "others come first" in str(lab.experiment(first).waiting)
     rig.worker._drain()
 
 
