@@ -12,17 +12,18 @@ from pathlib import Path
 from service.database.engine import Database
 from service.queue.leases import Lease
 from service.settings import Settings
+from workers.worker.drivers import Drivers
 from workers.worker.poller import Worker
 
 
-class DyingWorker(Worker):
-    def _start_driver(self, lease: Lease) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
+def die(drivers: Drivers, lease: Lease) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     settings = Settings()
     driver = (sys.executable, str(Path(__file__).with_name("fake_driver.py")))
-    kind = DyingWorker if "DIES_AFTER_CLAIM" in os.environ else Worker
-    kind(settings, Database(settings.url), driver=driver).run()
+    if "DIES_AFTER_CLAIM" in os.environ:
+        Drivers.start = die  # type: ignore[assignment,method-assign]
+    Worker(settings, Database(settings.url), driver=driver).run()

@@ -1,25 +1,18 @@
 """The worker: claims experiments, runs each in a process of its own, and takes over from workers that died."""
 
 import contextlib
-import json
 import logging
-import math
 import os
 import select
-import shutil
 import signal
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
 from types import FrameType
 
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.orm import Session
 
 from service.database import now
 from service.database.engine import Database
@@ -27,47 +20,25 @@ from service.database.outages import Backoff
 from service.errors import LeaseLostError
 from service.queue import driver_reads, leases, nodes
 from service.queue.cluster import Node
-from service.queue.contenders import Contender, Specs, contenders, give_up_unfit, say_why
 from service.queue.leases import Lease, Watched
-from service.queue.shares import NEEDS, Amount, Usage, allocate, shortage
+from service.queue.shares import Amount
 from service.settings import Settings
 from workers.node.machine import local_cpus, local_gpus
-from workers.node.processes import identity, is_dead, kill_session, spawn, stop
-from workers.trial_process.trial_folder import remove_checkpoints, tune_folder
+from workers.node.processes import identity, is_dead, stop
+from workers.trial_process.trial_folder import remove_checkpoints
+from workers.worker.drivers import DRIVER, LONGEST_PAUSE, Drivers
 from workers.worker.observation import Observation
 from workers.worker.ray_cluster import Cluster, Door, LocalCluster
+from workers.worker.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
-DRIVER = (sys.executable, "-m", "workers.driver")
 GRACE_SECONDS = 20.0
 """How long drivers may take to write what they know when the worker is told to stop."""
 SWEEP_SECONDS = 60.0
 """Between two looks for checkpoints that nobody will resume from."""
 _SWEPT_AFTER = timedelta(hours=1)
 """What was cancelled longer ago was swept, except before a worker's first look."""
-_HEALTHY_SECONDS = 60.0
-_LONGEST_PAUSE = 60.0
-
-
-@dataclass(frozen=True)
-class _Driver:
-    """A driver's process, and what it was last told of its share."""
-
-    lease: Lease
-    child: subprocess.Popen[bytes]
-    started: float = field(default_factory=time.monotonic)
-    told: list[str] = field(default_factory=list)
-
-    def tell(self, slots: int, most: int) -> None:
-        """Says how many trials may begin and how many may go on, where that is news."""
-        share = json.dumps({"slots": slots, "most": most})
-        if self.told[-1:] != [share]:
-            self.told[:] = [share]
-            assert self.child.stdin is not None, "drivers are spawned with a pipe"
-            with contextlib.suppress(BrokenPipeError):  # it is dead, which is noticed elsewhere
-                self.child.stdin.write(f"{share}\n".encode())
-                self.child.stdin.flush()
 
 
 class Worker:
@@ -85,18 +56,16 @@ class Worker:
         driver: Sequence[str] = DRIVER,
         cluster: Cluster | None = None,
     ) -> None:
-        self._settings, self._database, self._driver_command = settings, database, driver
+        self._settings, self._database = settings, database
         self.name = f"{socket.gethostname()}-{os.getpid()}"
         self._identity = identity()
         self._cpus = settings.worker_cpus or local_cpus()
         self._gpus = local_gpus(os.environ) if settings.worker_gpus is None else settings.worker_gpus
         self._cluster = cluster or self._choose_cluster()
-        self._cluster_backoff = Backoff(first=1, longest=_LONGEST_PAUSE)
-        self._drivers: list[_Driver] = []
+        self._cluster_backoff = Backoff(first=1, longest=LONGEST_PAUSE)
+        self._drivers = Drivers(settings, self._cluster, driver)
+        self._scheduler = Scheduler(settings, database, self._drivers, self.name, self._identity)
         self._ended: list[Lease] = []
-        self._troubled: dict[int, _Trouble] = {}
-        self._specs, self._usage = Specs(), Usage()
-        self._shared_at = time.monotonic()
         self._greet_after = 0.0
         self._nodes_after = 0.0
         self._nodes: Sequence[Node] = ()
@@ -129,7 +98,7 @@ class Worker:
     def _turn(self) -> float:
         """One round of everything; how long to pause after it."""
         self._mind_cluster()
-        self._collect()
+        self._ended += self._drivers.collect()
         try:
             self._release_ended(drained=False)
             self._greet()
@@ -155,31 +124,10 @@ class Worker:
         elif self._cluster.failed():
             logger.error("the Ray cluster is gone; starting another (see %s)", self._settings.data_dir / "logs")
             for driver in self._drivers:
-                stop(driver.child, grace=0)
+                driver.kill()
             self._cluster.stop()
             self._sleep(self._cluster_backoff.failed())
             self._cluster.start()
-
-    def _collect(self) -> None:
-        """Notices drivers that ended, and keeps the pace of claims down while they die young."""
-        for driver in [driver for driver in self._drivers if driver.child.poll() is not None]:
-            self._drivers.remove(driver)
-            self._clean_up(driver)
-            code, number = driver.child.returncode, driver.lease.experiment_id
-            if code == 0 or time.monotonic() - driver.started > _HEALTHY_SECONDS:
-                self._troubled.pop(number, None)
-            if code != 0:
-                pause = self._troubled.setdefault(number, _Trouble()).failed()
-                logger.error("the driver of experiment %d ended with code %d; another in %.1f s", number, code, pause)
-
-    def _clean_up(self, driver: _Driver) -> None:
-        if driver.child.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):
-                driver.child.stdin.close()
-        kill_session(driver.child.pid)
-        lease = driver.lease
-        shutil.rmtree(tune_folder(self._settings.data_dir, lease.experiment_id, lease.fence), ignore_errors=True)
-        self._ended.append(lease)
 
     def _release_ended(self, *, drained: bool) -> None:
         """Gives back what ended drivers still hold: those that completed or released hold nothing."""
@@ -218,10 +166,9 @@ class Worker:
         """Requeues experiments of dead workers; kills drivers of our own whose heartbeat stands still."""
         with self._database.read() as session:
             running = leases.watch(session)
-        ours = {driver.lease: driver for driver in self._drivers}
         for seen, seconds in self._standstill.look(running):
             expired = seconds >= self._settings.lease_seconds
-            driver = ours.get(Lease(seen.experiment_id, seen.fence))
+            driver = self._drivers.of(Lease(seen.experiment_id, seen.fence))
             if driver is not None:
                 if expired:
                     logger.error("the driver of experiment %d gives no sign of life: killing it", seen.experiment_id)
@@ -234,116 +181,15 @@ class Worker:
                 logger.warning("experiment %d is queued again: %s is gone", seen.experiment_id, seen.worker)
 
     def _share(self) -> None:
-        """Divides the cluster anew: drivers are told their shares, and experiments claimed that have one now."""
+        """Divides the cluster anew, while it is there and we are wanted."""
         seen = self._cluster.nodes() if self._cluster.ready() and not self._stopping else None
-        if seen is None:
-            return
-        room = [Amount(node.cpus, node.gpus, node.memory_gib) for node in seen if node.alive]
-        drivers = {driver.lease.experiment_id: driver for driver in self._drivers}
-        with self._database.read() as session:
-            found = contenders(session, drivers.keys(), self._specs)
-        elapsed, self._shared_at = time.monotonic() - self._shared_at, time.monotonic()
-        self._usage.add([one.demand for one in found if one.claimed], room, elapsed)
-        waits = {one.demand.experiment_id: self._hindrance(one, room) for one in found}
-        demands = [one.demand for one in found if waits[one.demand.experiment_id] is None]
-        most = self._settings.max_experiments
-        shares = allocate(demands, room, most_experiments=most, usage=self._usage)
-        holding = allocate(demands, room, most_experiments=most) if any(one.preempt for one in found) else {}
-        self._make_room(found, shares)
-        for one in found:
-            number = one.demand.experiment_id
-            slots = shares.get(number, 0)
-            if (driver := drivers.get(number)) is not None:
-                driver.tell(slots, max(slots, holding.get(number, 0)) if one.preempt else sys.maxsize)
-            elif slots and len(self._drivers) < 2 * most:
-                self._claim(number, slots)
-            elif not one.demand.trials and not one.claimed:
-                self._database.write(partial(self._complete, experiment_id=number))
-            if waits[number] is None and one.demand.trials and not slots and not one.demand.running:
-                waits[number] = _behind(shares)
-        self._say_why(found, waits)
-
-    def _hindrance(self, one: Contender, room: Sequence[Amount]) -> str | None:
-        """Why the experiment could run nothing now even if it were alone."""
-        if (reason := shortage(one.demand.needs, room)) is not None:
-            return reason
-        trouble = self._troubled.get(one.demand.experiment_id)
-        if trouble is not None and not one.claimed and time.monotonic() < trouble.until:
-            return f"its driver died {trouble.deaths} times (see the worker's logs) and is started again soon"
-        return None
-
-    def _make_room(self, found: Sequence[Contender], shares: Mapping[int, int]) -> None:
-        """Where there are many drivers, those that have nothing to run give their experiments back."""
-        if len(self._drivers) < self._settings.max_experiments:
-            return
-        idle = {one.demand.experiment_id for one in found if one.demand.running == 0} - shares.keys()
-        for driver in self._drivers:
-            if driver.lease.experiment_id in idle:
-                driver.child.terminate()
-
-    def _say_why(self, found: Sequence[Contender], waits: Mapping[int, str | None]) -> None:
-        """Writes down what is news of who waits for what, and gives up what never fitted."""
-        patience = self._settings.unfit_seconds or math.inf
-        news: dict[int, str | None] = {}
-        unfit = set()
-        for one in found:
-            number, reason = one.demand.experiment_id, waits[one.demand.experiment_id]
-            misfit = reason is not None and reason.startswith(NEEDS)
-            if misfit:
-                unfit.add(number)
-            if reason != one.waiting or misfit != (one.unfit_since is not None):
-                news[number] = reason
-            elif misfit and not one.claimed and _waited(one) > patience:
-                why = f"{reason}, and has for {patience:g} s (TTSV_UNFIT_SECONDS); ask for less, or add a node"
-                self._database.write(partial(give_up_unfit, experiment_id=number, worker=self.name, reason=why))
-        if news:
-            self._database.write(partial(say_why, reasons=news, unfit=unfit))
-
-    def _claim(self, experiment_id: int, slots: int) -> None:
-        claim = partial(leases.claim, worker=self.name, process=self._identity, experiment_id=experiment_id)
-        lease = self._database.write(claim)
-        if lease is not None:
-            self._start_driver(lease)
-            self._drivers[-1].tell(slots, sys.maxsize)
-
-    def _complete(self, session: Session, experiment_id: int) -> None:
-        """Ends an experiment of which nothing is left to do; whoever had it could not."""
-        lease = leases.claim(session, self.name, self._identity, experiment_id)
-        if lease is not None and not leases.complete(session, lease):
-            leases.release(session, lease, drained=True)  # something was added meanwhile
-
-    def _start_driver(self, lease: Lease) -> None:
-        number, fence = str(lease.experiment_id), str(lease.fence)
-        log = self._settings.data_dir / "logs" / f"experiment-{number}-{fence}.log"
-        command = [*self._driver_command, "--experiment", number, "--fence", fence]
-        child = spawn(command, env=self._driver_environment(), log=log, death=signal.SIGTERM, stdin=subprocess.PIPE)
-        self._drivers.append(_Driver(lease, child))
-        logger.info("running experiment %s (fence %s, log %s)", number, fence, log)
-
-    def _driver_environment(self) -> dict[str, str]:
-        """Our environment, with our settings in place of what it says of them."""
-        names = {field: f"TTSV_{field.upper()}" for field in Settings.model_fields}
-        env = {name: value for name, value in os.environ.items() if name not in names.values()}
-        values = {names[field]: value for field, value in self._settings.model_dump(mode="json").items()}
-        env |= {  # lists of names are read with commas between them
-            name: ",".join(value) if isinstance(value, list) else str(value)
-            for name, value in values.items()
-            if value is not None
-        }
-        return env | self._cluster.env() | {"RAY_ADDRESS": self._cluster.address}
+        if seen is not None:
+            self._scheduler.share([Amount(node.cpus, node.gpus, node.memory_gib) for node in seen if node.alive])
 
     def _drain(self) -> None:
         """Stops the drivers, gives back what they hold without spending an attempt, stops the cluster."""
         logger.info("worker %s: stopping", self.name)
-        for driver in self._drivers:
-            driver.child.terminate()
-        deadline = time.monotonic() + GRACE_SECONDS
-        for driver in self._drivers:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                driver.child.wait(max(0.0, deadline - time.monotonic()))
-            stop(driver.child, grace=0)
-            self._clean_up(driver)
-        self._drivers = []
+        self._ended += self._drivers.drain(GRACE_SECONDS)
         self._cluster.stop()
         try:
             self._release_ended(drained=True)
@@ -368,31 +214,6 @@ class Worker:
     def _sleep(self, seconds: float) -> None:
         """Pauses until a signal comes, at most so long."""
         select.select([self._wake_reader], [], [], seconds)
-
-
-def _waited(one: Contender) -> float:
-    """For how many seconds an experiment has fitted no node."""
-    return 0.0 if one.unfit_since is None else (now() - one.unfit_since).total_seconds()
-
-
-class _Trouble:
-    """Deaths of an experiment's drivers, one after another: nobody's fault but theirs, and no reason to hurry."""
-
-    def __init__(self) -> None:
-        self._backoff = Backoff(first=1, longest=_LONGEST_PAUSE)
-        self.deaths, self.until = 0, 0.0
-
-    def failed(self) -> float:
-        """Counts one; how long to wait."""
-        pause = self._backoff.failed()
-        self.deaths, self.until = self.deaths + 1, time.monotonic() + pause
-        return pause
-
-
-def _behind(shares: Mapping[int, int]) -> str:
-    """Why an experiment that fits must wait."""
-    first = ", ".join(str(number) for number in sorted(shares)[:5]) + (", ..." if len(shares) > 5 else "")
-    return f"others come first: the cluster is shared by experiments {first}" if shares else "the cluster is full"
 
 
 class Standstill:

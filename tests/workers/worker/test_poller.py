@@ -7,14 +7,14 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import select, update
 from sqlalchemy.exc import OperationalError
 
-from service.database import Trial, TrialState
+from service.database import Experiment, Trial, TrialState
 from service.experiments import actions
 from service.queue import leases, nodes
 from service.queue.cluster import Node
@@ -69,12 +69,21 @@ class Rig:
         command = (sys.executable, "-c", code)
         self.worker = Worker(self.settings, lab.database, driver=command, cluster=self.cluster)
 
-    def turn_until(self, condition: Any, seconds: float = 20) -> None:
-        def turn() -> Any:
+    def turn_until(self, condition: Callable[[], Any], seconds: float = 20) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, self.seen()
             self.worker._turn()
-            return condition()
+            time.sleep(0.02)
 
-        self.lab.wait_for(turn, seconds)
+    def seen(self) -> str:
+        """What a reader wants to know when something did not happen in time."""
+        with self.lab.database.read() as session:
+            rows = session.scalars(select(Experiment).order_by(Experiment.id)).all()
+            found = [f"{row.id} {row.state.value} fence {row.fence} {row.worker} {row.waiting}" for row in rows]
+        logs = {path.name: path.read_text()[-500:] for path in (self.lab.data_dir / "logs").glob("*")}
+        drivers = [(driver.lease, driver.told, driver.child.poll()) for driver in self.worker._drivers]
+        return f"it did not happen in time: {found}, {drivers}, {logs}"
 
 
 class TestNodes:
@@ -136,7 +145,7 @@ def test_who_waits_for_a_driver_that_dies_is_told_so(lab: Lab, monkeypatch: pyte
     rig = Rig(lab, "import sys; sys.exit(3)")
     rig.turn_until(lambda: lab.experiment(experiment_id).waiting)
     reason = lab.experiment(experiment_id).waiting
-    assert reason == "its driver died 1 times (see the worker's logs) and is started again soon"
+    assert reason == "its driver died once (see the worker's logs) and is started again soon"
     assert lab.experiment(experiment_id).state == "queued"
     rig.worker._drain()
 
@@ -196,6 +205,8 @@ def test_an_idle_driver_makes_room_for_another_experiment(lab: Lab) -> None:
     urgent = lab.post([0], priority=5)
     rig.turn_until(lambda: lab.experiment(urgent).state == "running")
     rig.turn_until(lambda: lab.experiment(first).state == "queued")
+    rig.turn_until(lambda: lab.experiment(first).waiting)
+    assert lab.experiment(first).waiting == f"others come first: the cluster is shared by experiments {urgent}"
     rig.worker._drain()
 
 

@@ -1,0 +1,112 @@
+"""Who may run how much on the worker's cluster: shares computed anew, told to drivers, and claimed."""
+
+import math
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from sqlalchemy.orm import Session
+
+from service.database import now
+from service.database.engine import Database
+from service.queue import leases
+from service.queue.contenders import Contender, Specs, contenders, give_up_unfit, say_why
+from service.queue.shares import NEEDS, Amount, Usage, allocate, shortage
+from service.settings import Settings
+from workers.node.processes import Identity
+from workers.worker.drivers import Drivers
+
+
+class Scheduler:
+    """Divides one cluster among the experiments that could use it. `worker` claims them, as the process that it is."""
+
+    def __init__(
+        self, settings: Settings, database: Database, drivers: Drivers, worker: str, process: Identity | None
+    ) -> None:
+        self._settings, self._database, self._drivers = settings, database, drivers
+        self._worker, self._process = worker, process
+        self._specs, self._usage = Specs(), Usage()
+        self._shared_at = time.monotonic()
+
+    def share(self, room: Sequence[Amount]) -> None:
+        """Divides the nodes anew: drivers are told their shares, and experiments claimed that have one now."""
+        drivers = {driver.lease.experiment_id: driver for driver in self._drivers}
+        with self._database.read() as session:
+            found = contenders(session, drivers.keys(), self._specs)
+        elapsed, self._shared_at = time.monotonic() - self._shared_at, time.monotonic()
+        self._usage.add([one.demand for one in found if one.claimed], room, elapsed)
+        waits = {one.demand.experiment_id: self._hindrance(one, room) for one in found}
+        demands = [one.demand for one in found if waits[one.demand.experiment_id] is None]
+        most = self._settings.max_experiments
+        shares = allocate(demands, room, most_experiments=most, usage=self._usage)
+        holding = allocate(demands, room, most_experiments=most) if any(one.preempt for one in found) else {}
+        self._make_room(found, shares)
+        for one in found:
+            number = one.demand.experiment_id
+            slots = shares.get(number, 0)
+            if (driver := drivers.get(number)) is not None:
+                driver.tell(slots, max(slots, holding.get(number, 0)) if one.preempt else sys.maxsize)
+            elif slots and len(self._drivers) < 2 * most:
+                self._claim(number, slots)
+            elif not one.demand.trials and not one.claimed:
+                self._database.write(partial(self._complete, experiment_id=number))
+            if waits[number] is None and one.demand.trials and not slots and not one.demand.running:
+                waits[number] = _behind(shares)
+        self._say_why(found, waits)
+
+    def _hindrance(self, one: Contender, room: Sequence[Amount]) -> str | None:
+        """Why the experiment could run nothing now even if it were alone."""
+        if (reason := shortage(one.demand.needs, room)) is not None:
+            return reason
+        return None if one.claimed else self._drivers.trouble(one.demand.experiment_id)
+
+    def _make_room(self, found: Sequence[Contender], shares: Mapping[int, int]) -> None:
+        """Where there are many drivers, those that have nothing to run give their experiments back."""
+        if len(self._drivers) < self._settings.max_experiments:
+            return
+        idle = {one.demand.experiment_id for one in found if one.demand.running == 0} - shares.keys()
+        for driver in self._drivers:
+            if driver.lease.experiment_id in idle:
+                driver.end()
+
+    def _say_why(self, found: Sequence[Contender], waits: Mapping[int, str | None]) -> None:
+        """Writes down what is news of who waits for what, and gives up what never fitted."""
+        patience = self._settings.unfit_seconds or math.inf
+        news: dict[int, str | None] = {}
+        unfit = set()
+        for one in found:
+            number, reason = one.demand.experiment_id, waits[one.demand.experiment_id]
+            misfit = reason is not None and reason.startswith(NEEDS)
+            if misfit:
+                unfit.add(number)
+            if reason != one.waiting or misfit != (one.unfit_since is not None):
+                news[number] = reason
+            elif misfit and not one.claimed and _waited(one) > patience:
+                why = f"{reason}, and has for {patience:g} s (TTSV_UNFIT_SECONDS); ask for less, or add a node"
+                self._database.write(partial(give_up_unfit, experiment_id=number, worker=self._worker, reason=why))
+        if news:
+            self._database.write(partial(say_why, reasons=news, unfit=unfit))
+
+    def _claim(self, experiment_id: int, slots: int) -> None:
+        claim = partial(leases.claim, worker=self._worker, process=self._process, experiment_id=experiment_id)
+        lease = self._database.write(claim)
+        if lease is not None:
+            self._drivers.start(lease).tell(slots, sys.maxsize)
+
+    def _complete(self, session: Session, experiment_id: int) -> None:
+        """Ends an experiment of which nothing is left to do; whoever had it could not."""
+        lease = leases.claim(session, self._worker, self._process, experiment_id)
+        if lease is not None and not leases.complete(session, lease):
+            leases.release(session, lease, drained=True)  # something was added meanwhile
+
+
+def _waited(one: Contender) -> float:
+    """For how many seconds an experiment has fitted no node."""
+    return 0.0 if one.unfit_since is None else (now() - one.unfit_since).total_seconds()
+
+
+def _behind(shares: Mapping[int, int]) -> str:
+    """Why an experiment that fits must wait."""
+    first = ", ".join(str(number) for number in sorted(shares)[:5]) + (", ..." if len(shares) > 5 else "")
+    return f"others come first: the cluster is shared by experiments {first}" if shares else "the cluster is full"
