@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 BENCHMARKS := first_path serving scheduling spectra clipping bounds series convolutions step_profile training evaluation trajectories
 
-.PHONY: install demo serve test test-quick test-deep mutants check bench docs clean
+.PHONY: install demo serve test test-quick test-deep mutants chaos check bench docs clean
 
 install: $(INSTALLED)
 
@@ -56,6 +56,11 @@ mutants: $(INSTALLED)
 	    -e 's|^\(pytest_add_cli_args_test_selection = \).*|\1[$(foreach path,$(TESTS),"$(path)",)]|' \
 	    pyproject.toml > $(MUTANTS)/pyproject.toml
 	cd $(MUTANTS) && $(abspath $(BIN))/mutmut run --max-children $(PROCESSES) && $(abspath $(BIN))/mutmut results
+
+# Everything that can die does, on both databases; ARGS="--seconds 600 --every 1 --seed 7" for longer, or again.
+chaos: $(INSTALLED)
+	$(BIN)/python -m tests.chaos --database sqlite --seconds 60 $(ARGS)
+	$(BIN)/python -m tests.chaos --database postgresql --seconds 60 $(ARGS)
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .

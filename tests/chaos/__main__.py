@@ -1,0 +1,158 @@
+"""Chaos: a grid on two nodes of Ray while everything that can die does, and a verdict on what is left.
+
+    python -m tests.chaos [--database sqlite|postgresql] [--seconds N | --kills N] [--every SECONDS] [--seed N]
+                          [--kills-only] [--record]
+
+Experiments are posted through the API as long as things are broken, so that there is always work; then all is left in
+peace until everything has ended. The seed is printed: the same one draws the same mishaps, if not at the same moments.
+Ends with code 1 where anything was lost, doubled or changed, or a trial did not succeed.
+"""
+
+import argparse
+import dataclasses
+import json
+import secrets
+import sys
+import time
+from pathlib import Path
+
+import httpx2 as httpx
+from sqlalchemy import func, select
+from sqlalchemy.exc import SQLAlchemyError
+
+from service.database import Experiment, Trial
+from service.database.engine import Database
+from service.specs.states import OPEN_EXPERIMENTS, OPEN_TRIALS
+from tests.chaos.monkey import Monkey
+from tests.chaos.site import Site
+from tests.chaos.verdict import judge
+
+RECORDS = Path(__file__).with_name("records.jsonl")
+TRIALS = 4
+EPOCHS = 20
+MOST_OPEN = 12
+"""With so many experiments and trials open nothing more is posted."""
+PEACE_SECONDS = 240
+"""How long the rest may take once nothing breaks any more."""
+
+
+class Poster:
+    """Posts experiments through an API that comes and goes, each with an Idempotency-Key of its own."""
+
+    def __init__(self, site: Site) -> None:
+        self.posted: dict[str, int] = {}
+        self._client = httpx.Client(base_url=site.address, timeout=5)
+        self.pending: str | None = None
+        """What was sent and not answered yet."""
+
+    def post(self) -> bool:
+        """Tries once, with the same experiment until it is answered; whether it was."""
+        name = self.pending = self.pending or f"chaos {len(self.posted)}"
+        number = len(self.posted)
+        spec = {
+            "name": name,
+            "base": {"dataset": "digits", "model": "small-cnn", "training": {"epochs": EPOCHS, "lr": 0.25}},
+            "grid": {"seed": list(range(TRIALS)), "training.weight_decay": [number / 1000]},
+        }
+        try:
+            answer = self._client.post("/v1/experiments", json=spec, headers={"Idempotency-Key": name})
+        except httpx.TransportError:
+            return False
+        if answer.status_code >= 500:
+            return False
+        answer.raise_for_status()
+        self.posted[name], self.pending = TRIALS, None
+        return True
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--database", choices=("sqlite", "postgresql"), default="postgresql")
+    parser.add_argument("--seconds", type=float, default=120, help="how long things break")
+    parser.add_argument("--kills", type=int, help="so many SIGKILLs instead")
+    parser.add_argument("--every", type=float, default=3.0, help="mean pause between two mishaps, in seconds")
+    parser.add_argument("--kills-only", action="store_true")
+    parser.add_argument(
+        "--clock", type=float, default=3600, help="by how much the drivers' clocks are wrong, in seconds"
+    )
+    parser.add_argument("--seed", type=int, default=secrets.randbelow(2**31))
+    parser.add_argument("--record", action="store_true", help=f"add what was found to {RECORDS.name}")
+    options = parser.parse_args()
+    print(f"seed {options.seed}, {options.database}", flush=True)
+    site = Site(options.database, disk_mib=256, clock=options.clock)
+    database = Database(site.url if site.postgres is None else site.postgres.direct)
+    try:
+        site.start()
+        poster = Poster(site)
+        while not site.victims("trial"):
+            if poster.pending or not poster.posted:
+                poster.post()
+            site.mend()
+            time.sleep(0.5)
+        began = time.monotonic()
+        monkey = Monkey(site, options.seed, options.every, options.kills_only)
+        while not _enough(monkey, began, options.seconds, options.kills):
+            monkey.turn()
+            site.mend()
+            if poster.pending or _open(database) < MOST_OPEN:
+                poster.post()
+            time.sleep(0.1)
+        if site.postgres is not None:
+            site.postgres.proxy.swallow = 0
+        broken = time.monotonic() - began
+        print(f"{broken:.0f} s, {sum(monkey.done.values())} mishaps; now peace", flush=True)
+        deadline = time.monotonic() + PEACE_SECONDS
+        while _open(database) or poster.pending:
+            if time.monotonic() > deadline:
+                print("not all came to an end in time", flush=True)
+                break
+            site.mend()
+            if poster.pending:
+                poster.post()
+            time.sleep(0.2)
+        with database.read() as session:
+            verdict = judge(session, site.data, poster.posted)
+    finally:
+        database.close()
+        logs = {path.name: path.read_text()[-3000:] for path in site.folder.glob("*.log")}
+        site.close()
+    for name, text in logs.items() if verdict.faults else ():
+        print(f"---- {name}\n{text}")
+    found = {
+        "seed": options.seed,
+        "database": options.database,
+        "seconds": round(broken),
+        "mishaps": dict(sorted(monkey.done.items())),
+        "restarts": site.restarts,
+        "swallowed": 0 if site.postgres is None else site.postgres.proxy.swallowed,
+        "experiments": len(poster.posted),
+        **{key: value for key, value in dataclasses.asdict(verdict).items() if key != "faults"},
+        "faults": len(verdict.faults),
+        "peace_seconds": round(time.monotonic() - began - broken),
+    }
+    print(json.dumps(found), flush=True)
+    for fault in verdict.faults:
+        print(f"FAULT: {fault}", flush=True)
+    if options.record:
+        with RECORDS.open("a") as file:
+            file.write(json.dumps(found) + "\n")
+    return 1 if verdict.faults else 0
+
+
+def _enough(monkey: Monkey, began: float, seconds: float, kills: int | None) -> bool:
+    return time.monotonic() - began > seconds if kills is None else monkey.kills >= kills
+
+
+def _open(database: Database) -> int:
+    """How many experiments and trials are not final; more than ever were where the database does not say."""
+    try:
+        with database.read() as session:
+            trials = session.scalar(select(func.count()).where(Trial.state.in_(OPEN_TRIALS))) or 0
+            owners = session.scalar(select(func.count()).where(Experiment.state.in_(OPEN_EXPERIMENTS))) or 0
+            return trials + owners
+    except SQLAlchemyError:
+        return sys.maxsize
+
+
+if __name__ == "__main__":
+    sys.exit(main())

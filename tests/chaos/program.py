@@ -1,0 +1,143 @@
+"""A worker whose trials carry a hash chain through their epochs, so that any lost, doubled or different epoch shows.
+
+`python tests/chaos/program.py` is the worker; its drivers run the same file. An epoch is nothing but the next link:
+the hash of the link before, which a checkpoint carries from process to process, and of its own number. Settings come
+from the environment; `CHAOS_CLOCK` is by how many seconds the clocks of drivers are wrong.
+"""
+
+import hashlib
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from ttsv.config.trial import TrialConfig
+from ttsv.results import CHECKPOINTS, EpochMetrics, TrialResult
+
+STARTS = "starts"
+"""In a trial's folder: a line for each process that ran it, with the epoch it went on from."""
+TRAINED = "trained"
+"""In a trial's folder: a line for each epoch of each process."""
+
+
+def first_link(seed: int, decay: float) -> str:
+    """The chain before the first epoch, of all that tells a trial of chaos from another."""
+    return hashlib.sha256(f"{seed} {decay!r}".encode()).hexdigest()
+
+
+def next_link(link: str, epoch: int) -> str:
+    """The chain after one more epoch."""
+    return hashlib.sha256(f"{link} {epoch}".encode()).hexdigest()
+
+
+def reported(link: str) -> float:
+    """The link as a number in [0, 1) that any database stores exactly."""
+    return int(link[:13], 16) / 16**13
+
+
+def read_checkpoint(folder: Path) -> tuple[int, str] | None:
+    """Epoch and link of a checkpoint that is whole, else None."""
+    try:
+        text = (folder / CHECKPOINTS / "chain").read_text()
+        epoch, link, digest = text.split()
+    except (FileNotFoundError, ValueError):
+        return None
+    whole = hashlib.sha256(f"{epoch} {link}".encode()).hexdigest() == digest
+    return (int(epoch), link) if whole else None
+
+
+def _write_checkpoint(folder: Path, epoch: int, link: str) -> None:
+    (folder / CHECKPOINTS).mkdir(exist_ok=True)
+    partial = folder / CHECKPOINTS / "chain.partial"
+    with partial.open("w") as file:
+        file.write(f"{epoch} {link} {hashlib.sha256(f'{epoch} {link}'.encode()).hexdigest()}")
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(folder / CHECKPOINTS / "chain")
+
+
+def _note(path: Path, line: object) -> None:
+    with path.open("a") as file:
+        file.write(f"{line}\n")
+
+
+def run_trial(
+    config: TrialConfig, *, data_dir: Path, folder: Path, source: Path | None = None
+) -> Iterator[EpochMetrics | TrialResult]:
+    """Goes on from the checkpoint, link by link; `training.lr` is the length of an epoch in seconds."""
+    done, link = read_checkpoint(folder) or (0, first_link(config.seed, config.training.weight_decay))
+    _note(folder / STARTS, done)
+    for epoch in range(done + 1, config.training.epochs + 1):
+        time.sleep(config.training.lr)
+        link = next_link(link, epoch)
+        _note(folder / TRAINED, epoch)
+        _write_checkpoint(folder, epoch, link)
+        yield EpochMetrics(
+            epoch=epoch,
+            epochs=config.training.epochs,
+            train_loss=reported(link),
+            train_accuracy=0.5,
+            val_loss=reported(link),
+            val_accuracy=0.5,
+            ort_loss=None,
+            lr=0.1,
+            seconds=0.1,
+            constraint_seconds=0.0,
+        )
+    model = folder / "model"
+    model.write_text(link)
+    yield TrialResult(
+        accuracy=reported(link),
+        loss=1.0,
+        ece=0.1,
+        max_singular_value=1.0,
+        compression=1.0,
+        parameters=10,
+        multiply_accumulates=100,
+        train_seconds=1.0,
+        constraint_seconds=0.0,
+        step_seconds=0.1,
+        constraint_step_seconds=0.0,
+        eval_seconds=0.1,
+        spectrum_seconds=0.01,
+        latency_seconds=0.001,
+        batch_seconds=0.05,
+        peak_memory=None,
+        selected_epoch=config.training.epochs,
+        protocol={"split": "test"},
+        environment={"device": "none"},
+        layers=[],
+        artifacts={"model": model},
+    )
+
+
+def _drive() -> None:
+    from workers.driver.__main__ import main
+
+    main(run_trial)
+
+
+def _work() -> None:
+    import logging
+
+    from service.database.engine import Database
+    from service.settings import Settings
+    from workers.worker.poller import Worker
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    settings = Settings()
+    driver = (sys.executable, str(Path(__file__)), "driver")
+    Worker(settings, Database(settings.url), driver=driver).run()
+
+
+if __name__ == "__main__":
+    if "driver" in sys.argv[1:2]:
+        if ahead := json.loads(os.environ.get("CHAOS_CLOCK", "0")):
+            real = time.time
+            time.time = lambda: real() + ahead
+        del sys.argv[1]
+        _drive()
+    else:
+        _work()

