@@ -62,6 +62,7 @@ class HeldExperiment:
         self._over = False
         self._trials: dict[int, Trial] = {}
         self._protocols: set[str] = set()
+        self._points: dict[tuple[int, int], dict[str, Any]] = {}
         self.touched: set[tuple[str, str]] = set()
 
     @property
@@ -141,10 +142,7 @@ class HeldExperiment:
             self._got_on()
         point = asdict(metrics)
         del point["epochs"]
-        insert = upsert(self._session)(EpochPoint).values(trial_id=trial_id, **point)
-        key = [EpochPoint.trial_id, EpochPoint.epoch]
-        with self._session.no_autoflush:
-            self._session.execute(insert.on_conflict_do_update(index_elements=key, set_=point))
+        self._points[trial_id, metrics.epoch] = {"trial_id": trial_id, **point}
 
     def finish_trial(
         self,
@@ -217,6 +215,15 @@ class HeldExperiment:
             transitions.requeue_trial(trial, charged=False)
             self._tell(EventKind.TRIAL_YIELDED, trial)
 
+    def _write_points(self) -> None:
+        """Sends the epochs to the database, all in one statement."""
+        if self._points:
+            insert = upsert(self._session)(EpochPoint.__table__)
+            key, rest = EpochPoint.__table__.primary_key, [c for c in EpochPoint.__table__.c if not c.primary_key]
+            news = {column.name: insert.excluded[column.name] for column in rest}
+            statement = insert.on_conflict_do_update(index_elements=list(key), set_=news)
+            self._session.connection().execute(statement, list(self._points.values()))
+
     def _trial(self, trial_id: int, expected: TrialState) -> Trial | None:
         """The trial if it belongs to the experiment and is in the expected state."""
         self.read_trials([trial_id])
@@ -237,7 +244,7 @@ class HeldExperiment:
 
 @contextmanager
 def hold(session: Session, lease: Lease) -> Iterator[HeldExperiment]:
-    """Locks the lease's experiment until the transaction ends; at the block's end scores follow the results.
+    """Locks the lease's experiment until the transaction ends; at the block's end epochs are sent, and scores follow.
 
     Raises `LeaseLostError`.
     """
@@ -246,6 +253,7 @@ def hold(session: Session, lease: Lease) -> Iterator[HeldExperiment]:
         yield held
     finally:
         held._over = True
+    held._write_points()
     if held.touched:
         cell_scores.refresh_cells(session, held.touched)
 
