@@ -21,6 +21,7 @@ from sqlalchemy import create_engine, make_url, text
 from service.database.engine import Database
 from service.migrate import migrate
 from tests.chaos.proxy import Proxy
+from workers.node.processes import spawn
 from workers.node.raylet import free_ports
 
 ROOT = Path(__file__).parents[2]
@@ -154,11 +155,8 @@ class Site:
         if name == "node":  # it knows nothing of the rest
             environment = {key: value for key, value in environment.items() if not key.startswith("TTSV_")}
             environment |= {"TMPDIR": str(self.folder / "node"), "TTSV_WORKER_CPUS": "2", "TTSV_WORKER_GPUS": "0"}
-        with (self.folder / f"{name}.log").open("ab") as log:
-            command = [sys.executable, *self._commands[name]]
-            self._children[name] = subprocess.Popen(
-                command, env=environment, cwd=self.folder, stdout=log, stderr=log, start_new_session=True
-            )
+        command, log = [sys.executable, *self._commands[name]], self.folder / f"{name}.log"
+        self._children[name] = spawn(command, env=environment, log=log, death=signal.SIGTERM)
 
     def victims(self, kind: str) -> list[int]:
         """The process ids of this kind that live now."""

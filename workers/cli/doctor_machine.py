@@ -235,9 +235,9 @@ def _asked(settings: "Settings | None") -> Iterator[Finding]:
 
     if settings is None:
         return
-    pairs = (("GPUs", settings.worker_gpus, local_gpus), ("CPUs", settings.worker_cpus, lambda _: local_cpus()))
-    for what, wanted, count in pairs:
-        if wanted is not None and wanted > (there := count(os.environ)):
+    gpus = len(local_gpus(os.environ))
+    for what, wanted, there in (("GPUs", settings.worker_gpus, gpus), ("CPUs", settings.worker_cpus, local_cpus())):
+        if wanted is not None and wanted > there:
             name = f"TTSV_WORKER_{what.upper()}"
             offers = f"{name} = {wanted}, and there are {there}: trials would be started for which there are no {what}"
             yield (_gpus.wrong if what == "GPUs" else _gpus.warning)(offers, f"unset {name}")

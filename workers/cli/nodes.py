@@ -53,7 +53,8 @@ def node(
     from service.errors import UserError
     from service.observability import configure_logging
     from service.settings import Settings, ports_of
-    from workers.node.machine import local_cpus, local_gpus
+    from workers.node.cards import Cards
+    from workers.node.machine import local_cpus
     from workers.node.membership import Membership, Offer
 
     configure_logging(Settings())
@@ -64,11 +65,13 @@ def node(
         chosen = ports_of(ports)
     except ValueError as error:
         raise UserError(f"--ports {ports}: {error}") from None
+    cards = Cards(gpus, os.environ)
     offer = Offer(
         cpus=local_cpus() if cpus is None else cpus,
-        gpus=local_gpus(os.environ) if gpus is None else gpus,
+        gpus=cards.count,
         address=address,
         ports=chosen,
+        environment=cards.environment,
     )
     Membership(f"{host}:{port or 6379}", token_file, offer).run()
 

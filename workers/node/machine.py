@@ -43,15 +43,9 @@ def local_cpus() -> int:
     return count
 
 
-def local_gpus(environment: Mapping[str, str]) -> int:
-    """NVIDIA GPUs this process may use."""
-    visible = environment.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len([device for device in visible.split(",") if device.strip() not in ("", "-1")])
-    if shutil.which("nvidia-smi") is None:
-        return 0
-    listing = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=False)
-    return sum(line.startswith("GPU ") for line in listing.stdout.splitlines())
+def local_gpus(environment: Mapping[str, str]) -> list[str]:
+    """The NVIDIA GPUs that a process in this environment may use, by UUID or by what the environment calls them."""
+    return _shown(environment, _listed_gpus())
 
 
 @cache
@@ -88,9 +82,10 @@ def _shows_amx() -> bool:
 
 def describe(folder: Path, environment: Mapping[str, str] = os.environ) -> Machine:
     """What this machine has, of its GPUs those that `environment` shows, of its disks the one of `folder`."""
+    listed = _listed_gpus()
     return Machine(
         versions=versions(),
-        gpus=tuple(_gpus(environment.get("CUDA_VISIBLE_DEVICES"))),
+        gpus=tuple(listed[name] for name in _shown(environment, listed) if name in listed),
         memory_gib=round(memory_bytes() / _GIB, 1),
         free_disk_gib=round(shutil.disk_usage(folder).free / _GIB, 1),
         bf16=computes_bf16({**environment, **usable_instructions()}),
@@ -129,27 +124,34 @@ def _version(package: str) -> str:
         return "none"
 
 
-def _gpus(visible: str | None) -> list[Gpu]:
-    """The GPUs of the NVIDIA driver; `visible` is a list of their numbers or of the beginnings of their UUIDs."""
+def _listed_gpus() -> dict[str, Gpu]:
+    """UUID -> GPU of those that the NVIDIA driver lists, in the order of their numbers."""
     if shutil.which("nvidia-smi") is None:
-        return []
+        return {}
     query = ["nvidia-smi", "--query-gpu=uuid,name,memory.total", "--format=csv,noheader,nounits"]
     try:
         listing = subprocess.run(query, capture_output=True, text=True, check=True, timeout=_ASKING_SECONDS)
         rows = [[cell.strip() for cell in line.split(",")] for line in listing.stdout.splitlines()]
-        found = {uuid: Gpu(name, round(float(mebibytes) / 1024, 1)) for uuid, name, mebibytes in rows}
+        return {uuid: Gpu(name, round(float(mebibytes) / 1024, 1)) for uuid, name, mebibytes in rows}
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         logger.warning("nvidia-smi does not say which GPUs there are: %s", error)
-        return []
+        return {}
+
+
+def _shown(environment: Mapping[str, str], listed: Mapping[str, Gpu]) -> list[str]:
+    """The UUIDs of what CUDA_VISIBLE_DEVICES shows of the listed: numbers, or beginnings of UUIDs.
+
+    What is not listed, as a part of a card is not, stays as it is called there.
+    """
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
-        return list(found.values())
-    chosen = []
-    for device in filter(None, map(str.strip, visible.split(","))):
-        if device.isdecimal():
-            chosen += list(found.values())[int(device) : int(device) + 1]
-        else:
-            chosen += [gpu for uuid, gpu in found.items() if uuid.startswith(device)]
-    return chosen
+        return list(listed)
+    shown = []
+    for device in map(str.strip, visible.split(",")):
+        if device not in ("", "-1"):
+            by_number = list(listed)[int(device) : int(device) + 1] if device.isdecimal() else []
+            shown += by_number or [uuid for uuid in listed if uuid.startswith(device)] or [device]
+    return shown
 
 
 def memory_bytes() -> int:

@@ -1,6 +1,7 @@
 """`ttsv node`: this machine joins a head's cluster when it fits, stays, and joins again when the head was away."""
 
 import logging
+import os
 import random
 import signal
 import socket
@@ -8,7 +9,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
@@ -34,13 +36,14 @@ _LOOK_SECONDS = 0.5
 class Offer:
     """What this machine gives to the cluster. `address`: at which the others reach it, by default Ray's guess.
 
-    `ports` (of step 1): those that it uses, by default any.
+    `ports` (of step 1): those that it uses, by default any. `environment` says which GPUs are meant, where not all are.
     """
 
     cpus: int
     gpus: int
     address: str | None = None
     ports: range | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 class Membership:
@@ -101,7 +104,7 @@ class Membership:
             options["node-ip-address"] = offer.address
         if offer.ports is not None:
             options |= port_options(offer.ports)
-        self._ray.start(options=options)
+        self._ray.start(options=options, environment=offer.environment)
 
     def _stay(self, name: str) -> bool:
         """Until Ray's part of this machine is gone; whether it was there."""
@@ -119,7 +122,8 @@ class Membership:
         return joined
 
     def _probe(self, name: str) -> Verdict:
-        note = NodeNote(name, socket.gethostname(), describe(Path(tempfile.gettempdir())))
+        machine = describe(Path(tempfile.gettempdir()), {**os.environ, **self._offer.environment})
+        note = NodeNote(name, socket.gethostname(), machine)
         env = {**without_settings(), **usable_instructions(), **token_environment(self._token)}
         try:
             answer = ask([*self._probe_command, self.head], NOTE.dump_json(note), env=env, seconds=PROBE_SECONDS)

@@ -23,7 +23,8 @@ from service.queue.cluster import Node
 from service.queue.leases import Lease, Watched
 from service.queue.shares import Amount
 from service.settings import Settings
-from workers.node.machine import local_cpus, local_gpus
+from workers.node.cards import Cards
+from workers.node.machine import local_cpus
 from workers.node.processes import identity, is_dead, stop
 from workers.trial_process.trial_folder import remove_checkpoints
 from workers.worker.drivers import DRIVER, LONGEST_PAUSE, Drivers
@@ -60,7 +61,7 @@ class Worker:
         self.name = f"{socket.gethostname()}-{os.getpid()}"
         self._identity = identity()
         self._cpus = settings.worker_cpus or local_cpus()
-        self._gpus = local_gpus(os.environ) if settings.worker_gpus is None else settings.worker_gpus
+        self._cards = Cards(settings.worker_gpus, os.environ)
         self._cluster = cluster or self._choose_cluster()
         self._cluster_backoff = Backoff(first=1, longest=LONGEST_PAUSE)
         self._drivers = Drivers(settings, self._cluster, driver)
@@ -78,7 +79,7 @@ class Worker:
 
     def run(self) -> None:
         """Works until SIGTERM or SIGINT, then lets the drivers write what they know, and leaves nothing behind."""
-        logger.info("worker %s: %d CPUs, %d GPUs", self.name, self._cpus, self._gpus)
+        logger.info("worker %s: %d CPUs, %d GPUs", self.name, self._cpus, self._cards.count)
         with self._signals():
             try:
                 self._cluster.start()
@@ -92,8 +93,14 @@ class Worker:
         observation = Observation(settings.data_dir, shared=settings.shared_data)
         if address := os.environ.get("RAY_ADDRESS"):
             return Cluster(address, observation)
-        door = Door.of(settings)
-        return LocalCluster(settings.data_dir, cpus=self._cpus, gpus=self._gpus, door=door, observation=observation)
+        return LocalCluster(
+            settings.data_dir,
+            cpus=self._cpus,
+            gpus=self._cards.count,
+            environment=self._cards.environment,
+            door=Door.of(settings),
+            observation=observation,
+        )
 
     def _turn(self) -> float:
         """One round of everything; how long to pause after it."""
@@ -139,8 +146,8 @@ class Worker:
 
     def _greet(self) -> None:
         if time.monotonic() >= self._greet_after:
-            greet = partial(leases.greet, worker=self.name, cpus=self._cpus, gpus=self._gpus, bf16=self._cluster.bf16())
-            self._database.write(greet)
+            gpus, bf16 = self._cards.count, self._cluster.bf16()
+            self._database.write(partial(leases.greet, worker=self.name, cpus=self._cpus, gpus=gpus, bf16=bf16))
             self._greet_after = time.monotonic() + self._settings.beat_seconds
 
     def _record_nodes(self) -> None:
@@ -191,6 +198,7 @@ class Worker:
         logger.info("worker %s: stopping", self.name)
         self._ended += self._drivers.drain(GRACE_SECONDS)
         self._cluster.stop()
+        self._cards.close()
         try:
             self._release_ended(drained=True)
             self._database.write(partial(leases.part, worker=self.name))

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from service.errors import UserError
 from service.queue.cluster import Node
@@ -104,7 +105,10 @@ class Cluster:
 
 
 class LocalCluster(Cluster):
-    """The head of a cluster, which lives and dies with this worker; further nodes may join through its `door`."""
+    """The head of a cluster, which lives and dies with this worker; further nodes may join through its `door`.
+
+    `environment` says which GPUs are ours, where that is not all that this process sees.
+    """
 
     def __init__(
         self,
@@ -112,11 +116,12 @@ class LocalCluster(Cluster):
         *,
         cpus: int,
         gpus: int,
+        environment: Mapping[str, str] = MappingProxyType({}),
         door: Door | None = None,
         observation: Observation | None = None,
     ) -> None:
         super().__init__("", observation)
-        self._cpus, self._gpus, self._door = cpus, gpus, door
+        self._cpus, self._gpus, self._environment, self._door = cpus, gpus, environment, door
         self._token = data_dir / "token"
         log = data_dir / "logs" / f"ray-{os.getpid()}.log"
         self._ray = RayProcess({"gcs_server", "raylet"}, self._token, log)
@@ -126,13 +131,13 @@ class LocalCluster(Cluster):
         _write_token(self._token)
         port, client_port = free_ports(2)
         options: dict[str, object] = {"num-cpus": self._cpus, "num-gpus": self._gpus, "include-dashboard": "false"}
-        environment: Mapping[str, str] = {}
+        environment = self._environment
         if self._door is not None:
             port = self._door.port
             if _is_taken(port):
                 logger.error("port %d, at which nodes would join (TTSV_HEAD_PORT), is taken by another program", port)
             options |= {"node-ip-address": self._door.address, **port_options(self._door.ports)}
-            environment = _WITH_NODES
+            environment = {**environment, **_WITH_NODES}
             logger.info("nodes join at %s:%d with the token in %s", self._door.address, port, self._token)
         options |= {"port": port, "ray-client-server-port": client_port}
         self.address = f"127.0.0.1:{port}"

@@ -17,9 +17,9 @@ from workers.node.machine import code_digest, describe, local_cpus, local_gpus, 
 
 def test_what_this_machine_has() -> None:
     assert 1 <= local_cpus() <= (psutil.cpu_count() or 1)
-    assert local_gpus({"CUDA_VISIBLE_DEVICES": ""}) == 0
-    assert local_gpus({"CUDA_VISIBLE_DEVICES": "-1"}) == 0
-    assert local_gpus({"CUDA_VISIBLE_DEVICES": "0,GPU-1234"}) == 2
+    assert local_gpus({"CUDA_VISIBLE_DEVICES": ""}) == []
+    assert local_gpus({"CUDA_VISIBLE_DEVICES": "-1"}) == []
+    assert local_gpus({"CUDA_VISIBLE_DEVICES": "0,GPU-1234"}) == ["0", "GPU-1234"]
 
 
 class TestInstructions:

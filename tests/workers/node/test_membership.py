@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,11 @@ class StandInRay:
     def __init__(self, *_: Any) -> None:
         self.options: list[dict[str, object]] = []
         self.stops = 0
+        self.environments: list[Mapping[str, str]] = []
         self._left = 0
 
-    def start(self, *, options: dict[str, object]) -> None:
+    def start(self, *, options: dict[str, object], environment: Mapping[str, str]) -> None:
+        self.environments.append(environment)
         self.options.append(options)
         self._left = self.looks
 
@@ -63,9 +66,8 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verdicts: list[Verdict]) -> Membership:
     (tmp_path / "token").write_text("x")
-    found = Membership(
-        "head:6379", tmp_path / "token", Offer(cpus=3, gpus=1, address="10.0.0.2", ports=range(7000, 7100))
-    )
+    offer = Offer(3, 1, address="10.0.0.2", ports=range(7000, 7100), environment={"CUDA_VISIBLE_DEVICES": "GPU-1"})
+    found = Membership("head:6379", tmp_path / "token", offer)
     answers = iter(verdicts)
     monkeypatch.setattr(found, "_probe", lambda name: next(answers))
     return found
@@ -103,6 +105,7 @@ def test_it_joins_again_under_another_name(
     with caplog.at_level("INFO"), pytest.raises(UserError):
         found.run()
     first, second = ray(found).options
+    assert ray(found).environments == [{"CUDA_VISIBLE_DEVICES": "GPU-1"}] * 2
     assert first["address"] == "head:6379"
     assert (first["num-cpus"], first["num-gpus"], first["node-ip-address"]) == (3, 1, "10.0.0.2")
     ports = [first[name] for name in ("node-manager-port", "object-manager-port", "min-worker-port", "max-worker-port")]
