@@ -5,17 +5,23 @@
 On SQLite and on PostgreSQL. A decision reads who contends, divides 1,000 places on 125 nodes of 8 GPUs among them, with
 all that ran lately remembered, and reads the next trial of one of them; its parts are timed alone, and all are asked
 again with a hundredth of the trials: no part may grow with the queue. Then trials go from claimed to finished as a
-driver records them, one at a time: started, ten epochs, result. The record is `scheduling`.
+driver records them, one at a time: started, ten epochs, result. And four workers at once, each with an experiment and
+eight places, do nothing but claim, start and finish trials for some seconds; how long the database takes to know of a
+result, 99 of 100 below, is said with them. The record is `scheduling`.
 """
 
 import json
+import multiprocessing
+import os
 import random
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from sqlalchemy import insert, text
@@ -38,6 +44,9 @@ from workers.trial_process.messages import EpochReport, ResultReport
 
 NODES = [Amount(64, 8, 512)] * 125
 EPOCHS = 10
+WORKERS = 4
+SLOTS = 8
+"""Of each worker."""
 
 T = TypeVar("T")
 
@@ -47,13 +56,16 @@ def main() -> int:
     arguments.add_argument("--experiments", type=int, default=100)
     arguments.add_argument("--trials", type=int, default=10_000, help="queued trials of each experiment")
     arguments.add_argument("--turns", type=int, default=200)
+    arguments.add_argument("--seconds", type=float, default=10, help="how long workers record side by side")
     options = arguments.parse_args()
     if options.quick:
-        options.experiments, options.trials, options.turns = 5, 100, 5
+        options.experiments, options.trials, options.turns, options.seconds = 5, 100, 5, 0.2
     found: dict[str, Any] = {"experiments": options.experiments, "trials": options.trials}
     for kind in ("sqlite", "postgresql"):
         sizes = [max(1, options.trials // 100), options.trials]
-        found[kind] = {str(size): measured(kind, options.experiments, size, options.turns) for size in sizes}
+        found[kind] = {
+            str(size): measured(kind, options.experiments, size, options.turns, options.seconds) for size in sizes
+        }
         for size, figures in found[kind].items():
             told = ", ".join(f"{name} {value:.3g}" for name, value in figures.items())
             print(f"{kind}, {size} trials each: {told}", flush=True)
@@ -62,7 +74,7 @@ def main() -> int:
     return 0
 
 
-def measured(kind: str, experiments: int, trials: int, turns: int) -> dict[str, float]:
+def measured(kind: str, experiments: int, trials: int, turns: int, seconds: float) -> dict[str, float]:
     """Milliseconds of a decision and of its parts (median, and 99 of 100 below), trials recorded a second."""
     with tempfile.TemporaryDirectory() as folder, databases(kind, Path(folder)) as url:
         database = Database(url)
@@ -86,7 +98,49 @@ def measured(kind: str, experiments: int, trials: int, turns: int) -> dict[str, 
         figures["decision p99 ms"] = 1000 * slowest
         figures["trials a second"] = _record(database, lease, min(trials, turns))
         database.close()
+        with ProcessPoolExecutor(WORKERS, multiprocessing.get_context("spawn")) as pool:
+            begun = [pool.submit(work_alone, url, seconds) for _ in range(WORKERS)]
+            told = [one.result() for one in begun]
+        waited = sorted(wait for _, waits in told for wait in waits)
+        figures[f"trials a second, {WORKERS} workers"] = sum(len(waits) / spent for spent, waits in told)
+        figures[f"result p99 ms, {WORKERS} workers"] = 1000 * waited[int(0.99 * (len(waited) - 1))]
         return figures
+
+
+def work_alone(url: str, seconds: float) -> tuple[float, list[float]]:
+    """Claims an experiment, and trial after trial for so long; seconds, and from each result to its being stored."""
+    database = Database(url)
+    lease = database.write(lambda session: leases.claim(session, f"benchmark {os.getpid()}", None))
+    assert lease is not None
+    ended: SimpleQueue[int] = SimpleQueue()
+    recorder = Recorder(database, lease, lost=lambda: None, ended=ended.put)
+    recorder.open()
+    result = TrialResult(protocol={"benchmark": True}, **result_row(random.Random(0)))
+    reported: dict[int, float] = {}
+    waits: list[float] = []
+    taken: set[int] = set()
+    began = time.perf_counter()
+
+    def start() -> None:
+        with database.read() as session:
+            trial = driver_reads.next_trial(session, lease, taken)
+        if trial is not None:
+            taken.add(trial.id)
+            recorder.started(trial.id)
+            reported[trial.id] = time.perf_counter()
+            recorder.reported(trial.id, ResultReport(result, []))
+
+    for _ in range(SLOTS):
+        start()
+    while reported:
+        trial_id = ended.get()
+        waits.append(time.perf_counter() - reported.pop(trial_id))
+        taken.discard(trial_id)
+        if time.perf_counter() - began < seconds:
+            start()
+    spent = time.perf_counter() - began
+    database.close()
+    return spent, waits
 
 
 def _read(database: Database, work: Callable[[Session], T]) -> T:
