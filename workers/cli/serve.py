@@ -115,6 +115,17 @@ def ready(
 
 @serve_app.command()
 @plain_errors
+def alive() -> None:
+    """Fail unless the worker or node of this machine turns: for its container's health check."""
+    from service.errors import UserError
+    from workers.node.pulse import silence
+
+    if (why := silence()) is not None:
+        raise UserError(why)
+
+
+@serve_app.command()
+@plain_errors
 def demo(
     spec: Annotated[Path, typer.Argument(help="The experiment to run.")] = Path("examples/quickstart.json"),
 ) -> None:

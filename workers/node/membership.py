@@ -19,6 +19,7 @@ from workers.node.machine import describe, usable_instructions, without_settings
 from workers.node.notes import NodeNote, name_here
 from workers.node.probe import CLOCK_SECONDS, NOTE, VERDICT, Outcome, Verdict
 from workers.node.processes import ask
+from workers.node.pulse import beat
 from workers.node.raylet import RayProcess, port_options, token_environment
 
 logger = logging.getLogger(__name__)
@@ -118,6 +119,7 @@ class Membership:
                 if verdict.outcome is not Outcome.FITS:
                     logger.warning("this node does not fit any more: %s", verdict.words)
                 probe_after = time.monotonic() + PROBE_AGAIN_SECONDS
+            beat()
             time.sleep(_LOOK_SECONDS)
         return joined
 
@@ -138,6 +140,7 @@ class Membership:
         self._failures += 1
         seconds = min(2.0 ** min(self._failures, 10), LONGEST_PAUSE) * random.uniform(0.5, 1.0)
         logger.warning("%s; trying %s again in %.0f s", reason, self.head, seconds)
+        beat()
         time.sleep(seconds)
 
 

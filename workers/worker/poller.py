@@ -26,6 +26,7 @@ from service.settings import Settings
 from workers.node.cards import Cards
 from workers.node.machine import local_cpus
 from workers.node.processes import identity, is_dead, stop
+from workers.node.pulse import beat
 from workers.trial_process.trial_folder import remove_checkpoints
 from workers.worker.drivers import DRIVER, LONGEST_PAUSE, Drivers
 from workers.worker.observation import Observation
@@ -84,7 +85,9 @@ class Worker:
             try:
                 self._cluster.start()
                 while not self._stopping:
-                    self._sleep(self._turn())
+                    pause = self._turn()
+                    beat()
+                    self._sleep(pause)
             finally:
                 self._drain()
 
