@@ -1,5 +1,6 @@
 """The commands that run the service: `ttsv serve`, `migrate`, `api`, `worker`, `ready`, `demo`."""
 
+import os
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -80,19 +81,32 @@ def api(
 
 @serve_app.command()
 @plain_errors
-def worker() -> None:
+def worker(
+    until_idle: Annotated[bool, typer.Option("--until-idle", help="Leave when there is nothing to run.")] = False,
+    time_limit: Annotated[
+        str | None,
+        typer.Option(help="Leave a minute before this is over (90s, 30m, 4h, 1-12:00:00); in a Slurm job by its own."),
+    ] = None,
+    requeue: Annotated[
+        bool, typer.Option("--requeue", help="Have Slurm run this job again if the time was too short.")
+    ] = False,
+) -> None:
     """Claim experiments and run them on Ray, until SIGTERM or Ctrl-C. Tells webhooks, where they are configured."""
     from service.database.engine import Database
     from service.observability import configure_logging
     from service.settings import Settings
+    from workers.worker import allocation
     from workers.worker.poller import Worker
     from workers.worker.webhooks import WebhookSender
 
     settings = Settings()
     configure_logging(settings)
+    time_given = allocation.allocation(time_limit, os.environ, until_idle=until_idle)
     database = Database(settings.url)
     with WebhookSender(settings, database):
-        Worker(settings, database).run()
+        unfinished = Worker(settings, database, allocation=time_given).run()
+    if unfinished and requeue:
+        allocation.requeue(os.environ)
 
 
 @serve_app.command()

@@ -28,6 +28,7 @@ from workers.node.machine import local_cpus
 from workers.node.processes import identity, is_dead, stop
 from workers.node.pulse import beat
 from workers.trial_process.trial_folder import remove_checkpoints
+from workers.worker.allocation import Allocation
 from workers.worker.drivers import DRIVER, LONGEST_PAUSE, Drivers
 from workers.worker.observation import Observation
 from workers.worker.ray_cluster import Cluster, Door, LocalCluster
@@ -57,6 +58,7 @@ class Worker:
         *,
         driver: Sequence[str] = DRIVER,
         cluster: Cluster | None = None,
+        allocation: Allocation | None = None,
     ) -> None:
         self._settings, self._database = settings, database
         self.name = f"{socket.gethostname()}-{os.getpid()}"
@@ -75,11 +77,15 @@ class Worker:
         self._swept = False
         self._standstill = Standstill(longest_step=max(1.0, 2 * settings.poll_seconds))
         self._outage = Backoff(first=settings.poll_seconds)
+        self._allocation, self._busy = allocation or Allocation(), time.monotonic()
         self._stopping = False
         self._wake_reader, self._wake_writer = os.pipe()
 
-    def run(self) -> None:
-        """Works until SIGTERM or SIGINT, then lets the drivers write what they know, and leaves nothing behind."""
+    def run(self) -> bool:
+        """Works until SIGTERM or SIGINT, then lets the drivers write what they know, and leaves nothing behind.
+
+        No longer than its allocation: True where that ended while there was something to do.
+        """
         logger.info("worker %s: %d CPUs, %d GPUs", self.name, self._cpus, self._cards.count)
         with self._signals():
             try:
@@ -87,7 +93,10 @@ class Worker:
                 while not self._stopping:
                     pause = self._turn()
                     beat()
+                    if self._allocation.is_over() or self._allocation.is_idle(self._busy):
+                        break
                     self._sleep(pause)
+                return not self._stopping and not self._allocation.is_idle(self._busy)
             finally:
                 self._drain()
 
@@ -193,8 +202,9 @@ class Worker:
     def _share(self) -> None:
         """Divides the cluster anew, while it is there and we are wanted."""
         seen = self._cluster.nodes() if self._cluster.ready() and not self._stopping else None
-        if seen is not None:
-            self._scheduler.share([Amount(node.cpus, node.gpus, node.memory_gib) for node in seen if node.alive])
+        room = [Amount(node.cpus, node.gpus, node.memory_gib) for node in seen or () if node.alive]
+        if seen is not None and self._scheduler.share(room):
+            self._busy = time.monotonic()
 
     def _drain(self) -> None:
         """Stops the drivers, gives back what they hold without spending an attempt, stops the cluster."""

@@ -29,8 +29,11 @@ class Scheduler:
         self._specs, self._usage = Specs(), Usage()
         self._shared_at = time.monotonic()
 
-    def share(self, room: Sequence[Amount]) -> None:
-        """Divides the nodes anew: drivers are told their shares, and experiments claimed that have one now."""
+    def share(self, room: Sequence[Amount]) -> bool:
+        """Divides the nodes anew: drivers are told their shares, and experiments claimed that have one now.
+
+        Whether there is anything to do, now or soon: what fits no node is nothing.
+        """
         drivers = {driver.lease.experiment_id: driver for driver in self._drivers}
         with self._database.read() as session:
             found = contenders(session, drivers.keys(), self._specs)
@@ -54,6 +57,7 @@ class Scheduler:
             if waits[number] is None and one.demand.trials and not slots and not one.demand.running:
                 waits[number] = _behind(shares)
         self._say_why(found, waits)
+        return bool(shares) or bool(drivers) or any(self._drivers.trouble(one.demand.experiment_id) for one in found)
 
     def _hindrance(self, one: Contender, room: Sequence[Amount]) -> str | None:
         """Why the experiment could run nothing now even if it were alone."""

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import logging
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,8 @@ from service.queue.shares import Amount
 from service.settings import Settings
 from ttsv.results import CHECKPOINTS
 from workers.node.processes import identity
+from workers.worker import allocation
+from workers.worker.allocation import Allocation
 from workers.worker.poller import Worker
 from workers.worker.ray_cluster import Cluster
 
@@ -62,12 +65,13 @@ class StandInCluster(Cluster):
 class Rig:
     """A worker whose turns the test takes."""
 
-    def __init__(self, lab: Lab, code: str, **settings: Any) -> None:
+    def __init__(self, lab: Lab, code: str, allocation: Allocation | None = None, **settings: Any) -> None:
         self.lab = lab
         self.cluster = StandInCluster()
         self.settings = Settings(data_dir=lab.data_dir, poll_seconds=0.02, **settings)
         command = (sys.executable, "-c", code)
-        self.worker = Worker(self.settings, lab.database, driver=command, cluster=self.cluster)
+        database, cluster = lab.database, self.cluster
+        self.worker = Worker(self.settings, database, driver=command, cluster=cluster, allocation=allocation)
 
     def turn_until(self, condition: Callable[[], Any], seconds: float = 20) -> None:
         deadline = time.monotonic() + seconds
@@ -322,6 +326,38 @@ def test_greets_and_parts(lab: Lab) -> None:
     rig.worker._drain()
     with lab.database.read() as session:
         assert store.last_worker_sign(session) is None
+
+
+class TestAllocation:
+    """Workers that leave by themselves, run in the main thread as they are."""
+
+    @pytest.fixture(autouse=True)
+    def _short(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(allocation, "IDLE_SECONDS", 0.3)
+        monkeypatch.setattr(allocation, "DRAIN_SECONDS", 1.0)
+
+    def test_leaves_when_there_is_nothing_to_run(self, lab: Lab) -> None:
+        unfit = lab.post([0], resources={"gpus": 3})
+        assert Rig(lab, SLEEP, Allocation(until_idle=True)).worker.run() is False
+        assert lab.experiment(unfit).state == "queued"
+
+    def test_leaves_in_time_and_gives_back_what_it_runs(self, lab: Lab) -> None:
+        experiment_id = lab.post([0])
+        rig = Rig(lab, SLEEP, Allocation(ends=time.monotonic() + 4, until_idle=True))
+        assert rig.worker.run() is True
+        assert (lab.experiment(experiment_id).state, lab.experiment(experiment_id).fence) == ("queued", 1)
+        assert [trial.attempts for trial in lab.trials(experiment_id)] == [0]
+
+    def test_stays_as_long_as_something_runs(self, lab: Lab) -> None:
+        experiment_id = lab.post([0])
+        finish = update(Trial).values(state=TrialState.FAILED)
+        timer = threading.Timer(2, lambda: lab.database.write(lambda session: session.execute(finish)))
+        timer.start()
+        began = time.monotonic()
+        assert Rig(lab, "import time; time.sleep(2.5)", Allocation(until_idle=True)).worker.run() is False
+        assert time.monotonic() - began > 2
+        assert lab.experiment(experiment_id).state == "failed"
+        timer.join()
 
 
 def _claim(lab: Lab, worker: str, process: Mapping[str, Any] | None) -> Lease:
