@@ -82,7 +82,10 @@ def _run(session: Session, experiment_id: int, epochs: int, curves: int) -> None
     )
     rows = session.execute(query).all()
     first_open = int(len(rows) * _LIKELY_FINAL)
-    changes, results, points, events = [], [], [], []
+    changes: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
+    points: list[dict[str, Any]] = []
+    events: list[dict[str, Any]] = []
     plain = {
         name: value
         for name, value in vars(made_result()).items()
@@ -94,7 +97,9 @@ def _run(session: Session, experiment_id: int, epochs: int, curves: int) -> None
             0.55 + 0.38 * (1 - math.exp(-rank / 10)) - 0.025 * (math.log10(ort + 1e-3) + 1) ** 2 - 0.4 * abs(lr - 0.05)
         )
         accuracy = min(max(rng.gauss(quality, 0.006), 0.1), 0.99)
-        state, done, failure, error = TrialState.SUCCEEDED, epochs, None, None
+        state, done = TrialState.SUCCEEDED, epochs
+        failure: str | None = None
+        error: str | None = None
         if number >= first_open + _RUNNING:
             state, done = TrialState.QUEUED, 0
         elif number >= first_open:

@@ -16,7 +16,7 @@ from service.api.http.problems import RESPONSES
 from service.api.http.responses import progress_out
 from service.database import OPEN_EXPERIMENTS
 from service.experiments import store
-from service.schemas.experiments import EventOut, ExperimentUpdate
+from service.schemas.experiments import EventOut, ExperimentUpdate, TrialsChanged
 
 router = APIRouter(prefix="/v1/experiments", tags=["experiments"], responses=RESPONSES)
 
@@ -77,15 +77,18 @@ async def stream(
     asked: Annotated[_Asked, Depends(_asked)],
     subscriptions: Subscribed,
     events: Annotated[bool, Query(description="Whether events are wanted, or progress alone.")] = True,
+    trials: Annotated[bool, Query(description="Whether it is told which trials begin and end to run.")] = False,
 ) -> AsyncGenerator[ServerSentEvent, None]:
     """`progress` at once and whenever it changes, `event` for everything that happened and happens, `end` at the end.
 
+    With `trials` an event of that name has the `ids` of trials that began or ended to run: at first of all that run.
     Each `event` has its number as `id`; on reconnecting with Last-Event-ID it goes on after that one: none is missed
     and none comes twice. After `end`, sent when the experiment is final, the stream closes; who connects again with the
     `id` of `end`, as browsers do by themselves, gets 204 and no more, unless something has happened since.
     """
     experiment_id, position = asked.experiment_id, asked.position
     shown: tuple[Any, ...] | None = None
+    running: frozenset[int] = frozenset()
     async with aclosing(subscriptions.changes(experiment_id)) as changes:
         async for seen in changes:
             state = (seen.state, seen.error, seen.waiting, seen.progress)
@@ -99,6 +102,9 @@ async def stream(
             if state != shown:
                 shown = state
                 yield ServerSentEvent(event="progress", data=update)
+            if trials and seen.running != running:
+                changed, running = running ^ seen.running, seen.running
+                yield ServerSentEvent(event="trials", data=TrialsChanged(ids=sorted(changed)))
             while events and position < seen.newest_event:
                 found = await subscriptions.events(experiment_id, position)
                 if not found:

@@ -119,6 +119,15 @@ def newest_events(session: Session, experiment_ids: Sequence[int]) -> dict[int, 
     return {experiment_id: newest for experiment_id, newest in rows if experiment_id is not None}
 
 
+def running_trials(session: Session, experiment_ids: Sequence[int]) -> dict[int, frozenset[int]]:
+    """The trials of each experiment that run now."""
+    found: dict[int, set[int]] = {i: set() for i in experiment_ids}
+    here = Trial.experiment_id.in_(experiment_ids), Trial.state == TrialState.RUNNING
+    for experiment_id, trial_id in session.execute(select(Trial.experiment_id, Trial.id).where(*here)):
+        found[experiment_id].add(trial_id)
+    return {experiment_id: frozenset(trials) for experiment_id, trials in found.items()}
+
+
 def progress(session: Session, experiment_ids: Sequence[int]) -> dict[int, Progress]:
     """Progress of several experiments: the database keeps the counts, so no trial is read."""
     found = {i: Progress() for i in experiment_ids}

@@ -25,13 +25,14 @@ _EVENTS_AT_ONCE = 500
 
 @dataclass(frozen=True)
 class Seen:
-    """An experiment as the last look found it: its row, its counts, and the number of its newest event."""
+    """An experiment as the last look found it: its row and counts, which trials run, the number of its newest event."""
 
     experiment: Experiment = field(compare=False)
     state: str
     error: str | None
     waiting: str | None
     progress: store.Progress
+    running: frozenset[int]
     newest_event: int
 
 
@@ -132,6 +133,7 @@ class Subscriptions:
         with self._database.read() as session:
             experiments = store.get_experiments(session, ids)
             progress = store.progress(session, ids)
+            running = store.running_trials(session, ids)
             newest = store.newest_events(session, ids)
             session.expunge_all()
         return {
@@ -141,6 +143,7 @@ class Subscriptions:
                 experiment.error,
                 experiment.waiting,
                 progress[experiment.id],
+                running[experiment.id],
                 newest.get(experiment.id, 0),
             )
             for experiment in experiments

@@ -281,7 +281,7 @@ def _numbers(session: Session, question: MatrixQuestion, kept: Mapping[str, Any]
             cell = found[name] = _Cell(trial_id)
         cell.trials += 1
         if protocol is None or state in OPEN_TRIALS:
-            cell.states.add(PlaceState(state.value) if state is not TrialState.SUCCEEDED else PlaceState.UNMEASURED)
+            cell.states.add(PlaceState.UNMEASURED if state is TrialState.SUCCEEDED else PlaceState(state.value))
         elif not valid:
             cell.states.add(PlaceState.INVALID)
         elif value is None:
@@ -293,7 +293,7 @@ def _numbers(session: Session, question: MatrixQuestion, kept: Mapping[str, Any]
 
 def _standing(session: Session, question: MatrixQuestion) -> dict[str, int]:
     """Protocol -> its rank by how many of the experiment's results with the metric are under it, whatever is asked."""
-    key = [Result.protocol, *([BASELINE] if question.metric is METRIC else [])]
+    key: list[Any] = [Result.protocol, *([BASELINE] if question.metric is METRIC else [])]
     query = (
         select(func.count(), *key)
         .join(Trial, Trial.id == Result.trial_id)
@@ -305,7 +305,7 @@ def _standing(session: Session, question: MatrixQuestion) -> dict[str, int]:
     return {name: rank for rank, name in enumerate(sorted(counts, key=lambda name: (-counts[name], name)))}
 
 
-def _under(protocol: str, baseline: str | None = None) -> str:
+def _under(protocol: str, baseline: Any = None) -> str:
     """A protocol as it is named here: errors relative to unequal baselines are as unequal as protocols are."""
     return protocol if baseline is None else f"{protocol}+{baseline}"
 
@@ -325,7 +325,7 @@ def _add(places: Places, cell: _Cell, order: Mapping[str, int], seeds: Seeds) ->
     numbers = cell.numbers[chosen]
     others = {PlaceState.OTHER_PROTOCOL} if len(cell.numbers) > 1 else set()
     found = spread(numbers)
-    value = found.mean
+    value: float | None = found.mean
     if seeds is Seeds.DEVIATION:
         value = found.std
     elif seeds is not Seeds.MEAN:

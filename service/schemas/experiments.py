@@ -82,6 +82,12 @@ class ExperimentUpdate(Out):
     progress: ExperimentProgress = Field(description="How far it is.")
 
 
+class TrialsChanged(Out):
+    """What a stream says of trials: which of them began or ended to run."""
+
+    ids: list[int] = Field(description="Their numbers; what became of them, their events and the API say.")
+
+
 class Selection(RootModel[dict[str, Any]]):
     """The parts of an answer that `fields` named."""
 
