@@ -3,19 +3,20 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlencode
 
 from fastapi import APIRouter
-from fastapi.responses import HTMLResponse
+from fastapi.responses import HTMLResponse, RedirectResponse
 
 from service.api.http.authentication import Reader
 from service.api.http.dependencies import Config, Cursor, Db, TrialId
 from service.api.http.query_filters import ShownFields, TrialSort, WhichTrials
 from service.dashboard.charts import LineChart, line_chart
 from service.dashboard.experiments import configurations
-from service.dashboard.rendering import PageRoute, PageSize, Show
+from service.dashboard.rendering import HEADERS, PageRoute, PageSize, Show
 from service.database import OPEN_TRIALS, TrialState
 from service.experiments import epoch_points, store
-from service.experiments.listing import list_trials
+from service.experiments.listing import TrialFilter, list_trials
 from service.experiments.logs import tail, trial_log
 from service.leaderboards.metrics import Metric
 from service.schemas.experiments import ArtifactOut
@@ -85,6 +86,17 @@ def trial(trial_id: TrialId, show: Show, who: Reader, database: Db, settings: Co
         artifacts=artifacts,
         log=tail(path, _LOG_LINES)[0].decode("utf-8", errors="replace") if path else None,
     )
+
+
+@router.get("/trials/{trial_id}/cell")
+def cell(trial_id: TrialId, who: Reader, database: Db) -> RedirectResponse:
+    """Leads to all seeds of a trial's cell, or to the trial where it is the only one."""
+    with database.read() as session:
+        found = store.get_trial(session, trial_id, project_id=who.project_id)
+        which = TrialFilter(project_id=who.project_id, dataset=found.dataset, cell=found.cell)
+        alone = len(list_trials(session, which, limit=2, with_config=False, with_result=False).rows) == 1
+        query = urlencode({"dataset": found.dataset, "cell": found.cell})
+    return RedirectResponse(f"/trials/{trial_id}" if alone else f"/trials?{query}", status_code=303, headers=HEADERS)
 
 
 def curves(epochs: Sequence[epoch_points.Point]) -> list[LineChart]:

@@ -165,6 +165,21 @@ def list_trials(
     return Page([(row[0], row[1] if with_result else None) for row in found.rows], found.next)
 
 
+def trials_by_id(
+    session: Session, experiment_id: int, trial_ids: Sequence[int]
+) -> Sequence[tuple[Trial, Result | None]]:
+    """Those of an experiment's trials that are named, with their results, in the grid's order."""
+    heavy = (Result.layers, Result.environment, Result.evaluation)
+    query = (
+        select(Trial, Result)
+        .outerjoin(Result, Result.trial_id == Trial.id)
+        .where(Trial.experiment_id == experiment_id, Trial.id.in_(trial_ids))
+        .options(*(defer(column, raiseload=True) for column in heavy))
+        .order_by(Trial.number)
+    )
+    return [(row[0], row[1]) for row in session.execute(query)]
+
+
 def tags_of(session: Session, experiment_ids: Sequence[int]) -> dict[int, list[str]]:
     """Every experiment's tags, in alphabetical order."""
     found: dict[int, list[str]] = {i: [] for i in experiment_ids}
