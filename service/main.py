@@ -13,6 +13,7 @@ from service import dashboard
 from service.access.keys import refuse_without_keys
 from service.api import (
     artifacts,
+    curves,
     events,
     experiment_actions,
     experiments,
@@ -90,6 +91,7 @@ def _router() -> APIRouter:
         experiment_actions,
         events,
         matrices,
+        curves,
         trials,
         artifacts,
         logs,

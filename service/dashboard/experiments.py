@@ -21,6 +21,7 @@ from service.api.http.responses import experiments_out
 from service.api.matrices import AskedMatrix
 from service.dashboard.matrix_view import SEEDS, MatrixView, matrix_view
 from service.dashboard.rendering import PageRoute, PageSize, Show
+from service.dashboard.wording import CURVE_METRICS
 from service.database import OPEN_EXPERIMENTS, Experiment, ExperimentState, Trial, TrialState
 from service.experiments import store
 from service.experiments.events import list_events
@@ -124,6 +125,7 @@ def experiment(
         filtered=filtered,
         first_tab="trials" if filtered or cursor or sort != "number" or shown != Shown() else "matrix",
         events=events,
+        curve_metrics=CURVE_METRICS,
         newest_event=view.matrix.newest_event,
         log=tail(path, _LOG_LINES)[0].decode("utf-8", errors="replace") if path else None,
         most_spec=_MOST_SPEC,
@@ -155,7 +157,7 @@ def changes(
     with database.read() as session:
         row = store.get_experiment(session, experiment_id, project_id=who.project_id)
         events = list_events(session, experiment_id=experiment_id, limit=_EVENTS, after=after)
-        rows = trials_by_id(session, experiment_id, trials or ())
+        rows = trials_by_id(session, trials or (), experiment_id=experiment_id)
         fields = configurations(rows, shown)
         summary = _summary(session, row)
     return show("changes.html", **summary, trials=rows, fields=fields, events=list(reversed(events)))

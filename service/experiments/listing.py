@@ -166,16 +166,17 @@ def list_trials(
 
 
 def trials_by_id(
-    session: Session, experiment_id: int, trial_ids: Sequence[int]
+    session: Session, trial_ids: Sequence[int], *, experiment_id: int | None = None, project_id: int | None = None
 ) -> Sequence[tuple[Trial, Result | None]]:
-    """Those of an experiment's trials that are named, with their results, in the grid's order."""
+    """Those that are there of the trials that are named, with their results, by their ids."""
     heavy = (Result.layers, Result.environment, Result.evaluation)
+    which = TrialFilter(experiment_id=experiment_id, project_id=project_id)
     query = (
         select(Trial, Result)
         .outerjoin(Result, Result.trial_id == Trial.id)
-        .where(Trial.experiment_id == experiment_id, Trial.id.in_(trial_ids))
+        .where(Trial.id.in_(trial_ids), *which.conditions())
         .options(*(defer(column, raiseload=True) for column in heavy))
-        .order_by(Trial.number)
+        .order_by(Trial.id)
     )
     return [(row[0], row[1]) for row in session.execute(query)]
 

@@ -193,6 +193,32 @@ class MetricsPage(Out):
     sampled: bool = Field(description="Whether `points` chose some epochs of all.")
 
 
+class CurveOut(Out):
+    """A trial's epochs by column."""
+
+    trial: int = Field(description="The trial's number.")
+    experiment_id: int = Field(description="The experiment whose trial it is.")
+    number: int = Field(description="From 0 on, within the experiment.")
+    cell: Cell
+    seed: int = Field(description="Of its initial weights and of the order of images.")
+    state: TrialState = Field(description="What became of it by now.")
+    epochs: int = Field(description="How many are planned.")
+    best_val_accuracy: float | None = Field(description="Of any epoch so far.")
+    fields: dict[str, Any] = Field(description="Its values in `columns`, by path.")
+    epoch: list[int] = Field(description="The epochs, in their order.")
+    values: list[list[float | None]] = Field(
+        description="By metric, in the order of `metrics`: a value for each epoch."
+    )
+
+
+class CurvesOut(Out):
+    """The epochs of many trials."""
+
+    metrics: list[str] = Field(description="The metrics that were asked for.")
+    columns: list["ColumnOut"] = Field(description="The fields beside the seed in which the trials differ.")
+    curves: list[CurveOut] = Field(description="One per trial, in the order asked for, or the best cell first.")
+
+
 class SelectionMetrics(Out):
     """Epochs of which `fields` named some metrics."""
 

@@ -114,7 +114,10 @@ function ofExperiment() {
   };
   const connect = () =>
     listen(`${stream}&after=${newest}`, {
-      progress: soon,
+      progress: () => {
+        document.dispatchEvent(new CustomEvent("progressed"));
+        soon();
+      },
       trials: ({ ids }) => changed(ids),
       event: ({ trial_id: id, kind }) => changed(id === null ? [] : [id], RESHAPING.has(kind)),
       end: () => {
