@@ -103,6 +103,7 @@ def _router() -> APIRouter:
         keys,
     ):
         router.include_router(_summarised(module.router), dependencies=[Depends(known_parameters_only)])
+    router.include_router(_summarised(stream.all_router), dependencies=[Depends(known_parameters_only)])
     for open_to_all in (health, observability):
         router.include_router(_summarised(open_to_all.router))
     dashboard.install(router)

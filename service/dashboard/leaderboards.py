@@ -1,9 +1,10 @@
 """The pages of leaderboards and of the paper's tables."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, unquote, urlencode
 
 from fastapi import APIRouter, Depends, Path, Query
 from fastapi.responses import HTMLResponse
@@ -39,6 +40,7 @@ class Download:
 
     name: str
     href: str
+    file: str
 
 
 @router.get("/leaderboards")
@@ -148,6 +150,7 @@ def table(show: Show, database: Db, who: Reader, asked: Annotated[AskedTable, De
         "table.html",
         found=found,
         sheet=table_sheet(found),
+        printed=any(row.paper for row in found.rows),
         paper=asked.paper,
         scale=asked.scale,
         smoke=asked.smoke,
@@ -215,5 +218,9 @@ def _downloads(question: Question, columns: Sequence[Metric], front: Sequence[Me
 
 def _forms(path: str, chosen: dict[str, Any]) -> list[Download]:
     given = {name: value for name, value in chosen.items() if value not in (None, [])}
-    forms = {"CSV": "csv", "Markdown": "markdown", "LaTeX": "latex", "JSON": "json"}
-    return [Download(name, f"{path}?{urlencode(given | {'format': form}, doseq=True)}") for name, form in forms.items()]
+    forms = {"CSV": ("csv", "csv"), "Markdown": ("markdown", "md"), "LaTeX": ("latex", "tex"), "JSON": ("json", "json")}
+    file = re.sub(r"[^A-Za-z0-9._-]+", "-", unquote(path.removeprefix("/v1/")).replace("/", "-"))
+    return [
+        Download(name, f"{path}?{urlencode(given | {'format': form}, doseq=True)}", f"{file}.{ending}")
+        for name, (form, ending) in forms.items()
+    ]

@@ -42,6 +42,8 @@ def measured(value: float | None, metric: Metric) -> str:
         return NONE
     reading = metric.reading
     text = f"{value * reading.factor:.{reading.decimals}f}"
+    if value and not float(text):
+        text = f"{value * reading.factor:.2g}"  # a small network has parameters, too
     return f"{text} {reading.unit}" if reading.unit else text
 
 

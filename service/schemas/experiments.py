@@ -82,6 +82,12 @@ class ExperimentUpdate(Out):
     progress: ExperimentProgress = Field(description="How far it is.")
 
 
+class ExperimentPosted(Out):
+    """What a stream says of new experiments."""
+
+    id: int = Field(description="The number of the newest one; 0 where there is none.")
+
+
 class TrialsChanged(Out):
     """What a stream says of trials: which of them began or ended to run."""
 

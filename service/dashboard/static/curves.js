@@ -5,7 +5,7 @@ import { csv, fileName, save } from "/static/save.js";
 import { colour, onScheme, viridis } from "/static/theme.js";
 import { hideTip, showTip } from "/static/tip.js";
 
-const HEIGHT = 260;
+const HEIGHT = 250;
 const MOST_SAID = 12;
 const POINTS = 300;
 const AGAIN = 5000;
@@ -256,6 +256,12 @@ export class CurveView {
       ticks: { show: false },
       font: "12px system-ui, sans-serif",
     };
+    const ten = (value) => Math.abs(Math.log10(value) - Math.round(Math.log10(value))) < 1e-9;
+    const only = (plot, splits) => {
+      const kept = splits.map((split) => (split !== null && ten(split) ? split : null));
+      return kept.filter((split) => split !== null).length > 1 ? kept : splits;
+    };
+    const tens = { filter: only, grid: { ...axis.grid, filter: only } };
     const view = this;
     const wrap = element("figure", "", [element("figcaption", log ? `${chart.title}, logarithmic` : chart.title)], { class: "plot" });
     this.place.append(wrap);
@@ -274,8 +280,8 @@ export class CurveView {
         y: { distr: log ? 3 : 1 },
       },
       axes: [
-        { ...axis, values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? String(tick) : "")) },
-        { ...axis, size: 62, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : shortNumber(tick))) },
+        { ...axis, size: 34, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 1e4, 1e5, 1e6], values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? String(tick) : "")) },
+        { ...axis, size: 62, ...(log ? tens : {}), values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : shortNumber(tick))) },
       ],
       series,
       bands,
@@ -610,4 +616,40 @@ function setUp(panel) {
   if (here()) load();
 }
 
+/** The curves of one trial: what belongs together in one chart. */
+function ofTrial(figure) {
+  const both = { train_accuracy: "training", val_accuracy: "validation", train_loss: "training", val_loss: "validation" };
+  const charts = [
+    { title: "accuracy (%)", metrics: ["train_accuracy", "val_accuracy"], labels: both },
+    { title: "loss (nats)", metrics: ["train_loss", "val_loss"], labels: both },
+    { title: "orthogonal loss", metrics: ["ort_loss"], log: true },
+    { title: "learning rate", metrics: ["lr"] },
+  ];
+  const view = new CurveView(figure, { charts });
+  const query = new URLSearchParams({
+    trials: figure.dataset.trial,
+    points: POINTS,
+    metrics: charts.flatMap((chart) => chart.metrics).join(","),
+  });
+  const load = async () => {
+    const data = await readCurves(query).catch(() => null);
+    const drawn = data !== null && data.curves[0].epoch.length > 0;
+    figure.hidden = !drawn;
+    document.getElementById("curves").hidden = drawn;
+    if (drawn) view.show(data);
+  };
+  figure.addEventListener("click", (event) => {
+    const kind = event.target.closest("button[data-save]")?.dataset.save;
+    if (event.target.closest("button[data-unzoom]")) view.zoomTo(null);
+    if (!kind || view.data === null) return;
+    const name = fileName("trial", figure.dataset.trial);
+    if (kind === "csv") save(`${name}.csv`, view.csv(), "text/csv");
+    else if (kind === "svg") save(`${name}.svg`, view.svg(), "image/svg+xml");
+    else save(`${name}.png`, view.png());
+  });
+  document.addEventListener("progressed", load);
+  load();
+}
+
 for (const panel of document.querySelectorAll(".curves-panel")) setUp(panel);
+for (const figure of document.querySelectorAll(".trial-curves")) ofTrial(figure);

@@ -10,6 +10,10 @@ export function exchange(old, fresh) {
   const active = old.contains(document.activeElement) ? document.activeElement : null;
   const key = active && (active.dataset.action ?? active.getAttribute("href") ?? active.getAttribute("name"));
   const nth = active ? focusable(old).indexOf(active) : -1;
+  for (const box of old.querySelectorAll("input[type=checkbox]:checked")) {
+    const same = fresh.querySelector(`input[name="${box.name}"][value="${CSS.escape(box.value)}"]`);
+    if (same) same.checked = true;
+  }
   const scrolled = [...old.querySelectorAll(".wide, pre")].map((one) => [one.scrollLeft, one.scrollTop]);
   old.replaceChildren(...fresh.childNodes);
   [...old.querySelectorAll(".wide, pre")].forEach((one, index) => {
@@ -132,4 +136,44 @@ function ofExperiment() {
   if (open !== undefined) connect();
 }
 
+/** The page of a trial: what the experiment's other trials do is no reason to read it. */
+function ofTrial() {
+  let known = null;
+  const look = async () => {
+    try {
+      const response = await fetch(`/v1/trials/${trial}?fields=state,epoch,attempts`, { headers: { Accept: "application/json" } });
+      if (!response.ok) return;
+      const found = await response.text();
+      if (found === known) return;
+      const first = known === null;
+      known = found;
+      const { state } = JSON.parse(found);
+      const done = state !== "running" && state !== "queued";
+      if (first && !done) return;
+      await refresh();
+      document.dispatchEvent(new CustomEvent("progressed"));
+      if (done) source.close();
+    } catch {
+      known = null; // The service is away for a moment.
+    }
+  };
+  const soon = throttled(look, PAUSE);
+  listen(stream, { progress: soon, end: () => (source.close(), soon()) });
+}
+
+/** The list of experiments: those on the page, and whether others were posted. */
+function ofList() {
+  const rows = throttled(() => refresh(), PAUSE);
+  let first = true;
+  listen(stream, {
+    posted: () => {
+      if (!first) rows();
+      first = false;
+    },
+    progress: rows,
+  });
+}
+
 if (changes !== undefined) ofExperiment();
+else if (trial !== undefined) ofTrial();
+else if (stream !== undefined) ofList();
