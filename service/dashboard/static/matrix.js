@@ -505,7 +505,11 @@ async function update(trials) {
 
 if (panel) {
   panel.addEventListener("change", (event) => {
-    if (event.target.form?.classList.contains("chooser")) choose(addressOf(event.target.form));
+    const { form, name, value } = event.target;
+    if (!form?.classList.contains("chooser")) return;
+    const other = { x: "y", y: "x" }[name];
+    if (other && form.elements[other].value === value) form.elements[other].value = shown?.data[name].field ?? "";
+    choose(addressOf(form));
   });
   panel.addEventListener("submit", (event) => {
     event.preventDefault();
