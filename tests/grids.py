@@ -29,7 +29,10 @@ from service.experiments.events import EventKind, record_trial
 from service.experiments.submission import Draft, submit
 from service.leaderboards import cell_scores
 from service.migrate import migrate
+from service.queue import nodes
+from service.queue.cluster import Gpu, Machine, Node, Versions
 from service.specs.grid import ExperimentSpec, expand_grid
+from service.specs.states import NodeState
 from tests.results import made_result
 
 PROTOCOL = "5f" * 32
@@ -159,6 +162,18 @@ def _run(session: Session, experiment_id: int, epochs: int, curves: int) -> None
     cell_scores.refresh_all(session)
 
 
+def machines(session: Session) -> None:
+    """Says that there are a head without GPUs and a node with two, on which trials run, and one that was refused."""
+    versions = Versions("0.1.0", "3.11.9", "2.60.0", "2.9.1")
+    h100 = Gpu("NVIDIA H100 80GB HBM3", 79.6)
+    seen = [
+        Node("a" * 56, "head1", "10.0.0.2", 16, 0, 60.0, head=True, machine=Machine(versions, (), 62.0, 500.0, True)),
+        Node("b" * 56, "gpu1", "10.0.0.3", 32, 2, 250.0, machine=Machine(versions, (h100, h100), 256.0, 900.0, True)),
+        Node("c" * 56, "old1", "", 0, 0, 0, state=NodeState.REFUSED, problem="torch 2.8.0 here, 2.9.1 at the head"),
+    ]
+    nodes.record(session, "head1-4711", seen)
+
+
 def finish(session: Session, trial_id: int, accuracy: float, **changes: Any) -> None:
     """Ends a running trial as its driver would: state, result and event in one transaction."""
     trial = session.get(Trial, trial_id)
@@ -192,4 +207,5 @@ if __name__ == "__main__":
     opened = Database(sys.argv[1])
     migrate(opened)
     print(fill(opened, int(sys.argv[2])))
+    opened.write(machines)
     opened.close()

@@ -41,9 +41,9 @@ def measured(value: float | None, metric: Metric) -> str:
     if value is None:
         return NONE
     reading = metric.reading
+    if reading.unit == "millions" and abs(value) < 100_000:
+        return whole(value)  # a small network has parameters, too
     text = f"{value * reading.factor:.{reading.decimals}f}"
-    if value and not float(text):
-        text = f"{value * reading.factor:.2g}"  # a small network has parameters, too
     return f"{text} {reading.unit}" if reading.unit else text
 
 

@@ -81,6 +81,7 @@ def filled(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     shutil.copyfile(sqlite_template, file)
     database = Database(f"sqlite:///{file}")
     grids.fill(database, 100, epochs=80)
+    database.write(grids.machines)
     database.close()
     return file
 

@@ -2,6 +2,7 @@
 
 const PAUSE = 1500; // at most one reading in so many milliseconds
 const WHOLE = 10000; // at most one reading of a whole page
+const MINUTE = 60000;
 const RESHAPING = new Set(["retried", "extended", "cancelled", "stopping", "resumed", "trial_suggested", "reaped"]);
 
 /** Puts fresh children into an element; the focus stays with the button, link or field that had it. */
@@ -163,7 +164,9 @@ function ofTrial() {
 
 /** The list of experiments: those on the page, and whether others were posted. */
 function ofList() {
-  const rows = throttled(() => refresh(), PAUSE);
+  const pool = document.body.dataset.pool !== undefined;
+  const rows = throttled(() => refresh(), pool ? WHOLE / 2 : PAUSE);
+  if (pool) setInterval(() => document.hidden || rows(), MINUTE); // machines come and go without an experiment
   let first = true;
   listen(stream, {
     posted: () => {
