@@ -248,3 +248,22 @@ class MatrixOut(Out):
     protocols: list[str] = Field(description="Fingerprints of how results were measured, the commonest first.")
     places: PlacesOut = Field(description="Its places; with `trials` without `facet`, `x` and `y`.")
     newest_event: int | None = Field(None, description="The experiment's last event then. Left out with `trials`.")
+
+
+class PlaneOut(Out):
+    """All cells of one board in two metrics, by column."""
+
+    dataset: str = Field(description="The data set that was asked for.")
+    x_metric: str = Field(description="The metric along x.")
+    y_metric: str = Field(description="The metric along y.")
+    protocol: str | None = Field(description="Under which they were measured; null: no cell has both metrics.")
+    total: int = Field(description="Cells that have both metrics; of more than 5000 the best in x and the front.")
+    columns: list[ColumnOut] = Field(description="The fields in which the cells differ.")
+    cell: list[str] = Field(description="The fingerprint of each cell.")
+    x: list[float] = Field(description="Means over seeds.")
+    x_error: list[float | None] = Field(description="Sample standard deviations; null for one seed.")
+    y: list[float] = Field(description="Means over seeds.")
+    y_error: list[float | None] = Field(description="Sample standard deviations; null for one seed.")
+    seeds: list[int] = Field(description="Results of each cell.")
+    front: list[bool] = Field(description="Whether no other cell is better in both.")
+    fields: dict[str, list[Any]] = Field(description="By path, the values in `columns`.")
