@@ -112,6 +112,11 @@ class Tab:
     complaints: list[str] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
 
+    def go(self, address: str) -> None:
+        """Opens another page, whatever part of it the address names."""
+        self.page.goto("about:blank")
+        self.page.goto(address)
+
     def until(self, expression: str, argument: Any = None) -> None:
         """Waits until it is true in the page. (Playwright's own waiting asks for `eval`, which the policy forbids.)"""
         end = time.monotonic() + 20
