@@ -112,6 +112,7 @@ def experiment(
         summary = _summary(session, row)
     path = experiment_log(settings.data_dir, experiment_id)
     filtered = replace(which, project_id=None, states=tuple(which.states)) != TrialFilter()
+    listing = filtered or cursor is not None or sort != "number" or shown != Shown()
     return show(
         "experiment.html",
         **summary,
@@ -123,7 +124,7 @@ def experiment(
         sort=sort,
         states=list(TrialState),
         filtered=filtered,
-        first_tab="trials" if filtered or cursor or sort != "number" or shown != Shown() else "matrix",
+        first_tab="trials" if listing or view.too_fine else "matrix",
         events=events,
         curve_metrics=CURVE_METRICS,
         newest_event=view.matrix.newest_event,

@@ -11,6 +11,8 @@ from service.leaderboards.metrics import Metric
 
 MOST_IN_TABLE = 2500
 """Places that the table behind the picture has; more are had as CSV."""
+MOST_DRAWN = 40_000
+"""Places of one facet, with trials or without: of more nothing could be seen."""
 _MOST_CHOICES = 60
 """Of an axis with more values none can be chosen: it would fill a menu that nobody reads."""
 
@@ -60,6 +62,11 @@ class MatrixView:
     sheets: list[Sheet]
     left_out: int
     data: str
+
+    @property
+    def too_fine(self) -> bool:
+        """Whether the two fields have too many values for a picture, as what a random search draws has."""
+        return len(self.matrix.x.values) * len(self.matrix.y.values) > MOST_DRAWN
 
     @property
     def places(self) -> int:
@@ -132,12 +139,12 @@ def place_text(metric: Metric, value: float | None, deviation: float | None, see
 def _sheets(found: Matrix) -> Sequence[Sheet]:
     """The facets as tables, as many as there is room for."""
     width, height = len(found.x.values), len(found.y.values)
-    room = max(1, MOST_IN_TABLE // max(1, width * height))
+    if width * height > MOST_IN_TABLE:
+        return []
+    room = MOST_IN_TABLE // max(1, width * height)
     grids: list[list[list[tuple[str, str]]]] = [
         [[("", "missing")] * width for _ in range(height)] for _ in found.facets[:room]
     ]
-    if width * height > MOST_IN_TABLE:
-        return []
     places = found.places
     for index, facet in enumerate(places.facet):
         if facet < len(grids):

@@ -37,6 +37,7 @@ function body(form) {
   const found = {};
   for (const field of form.elements) {
     if (!field.name) continue;
+    if (form.dataset.changes !== undefined && field.value === field.defaultValue) continue; // another's edit may be newer
     const value = KINDS[field.dataset.kind ?? "text"](field.value);
     if (value === undefined || (value === "" && field.dataset.optional !== undefined)) continue;
     const [part, path] = field.name.startsWith("grid.") ? ["grid", field.name.slice(5)] : [null, field.name];
@@ -74,6 +75,10 @@ document.addEventListener("submit", async (event) => {
   if (String(result.answer.id) !== here) {
     location.assign(`/experiments/${Number(result.answer.id)}`);
     return;
+  }
+  for (const field of form.elements) {
+    if (field.name && form.dataset.changes !== undefined) field.defaultValue = field.value;
+    else if (field.name) field.value = field.defaultValue;
   }
   form.closest("dialog").close();
   document.querySelector("h1").textContent = result.answer.name;

@@ -6,6 +6,7 @@ import { colour, onScheme, readable, tile, viridis } from "/static/theme.js";
 import { hideTip, showTip } from "/static/tip.js";
 
 const MOST_FACETS = 24;
+const MOST_HOLES = 20_000; // of larger matrices places without a trial are left empty
 const GAP = 28;
 const TITLE = 22;
 const WORDS = { early_stopped: "stopped early", other_protocol: "partly under another protocol", queued: "waiting" };
@@ -36,9 +37,9 @@ class Matrix {
   facetGrids() {
     const { x, y, places, facets } = this.data;
     const width = x.values.length;
-    const grids = facets.map(() => new Int32Array(width * y.values.length).fill(-1));
+    const grids = facets.slice(0, MOST_FACETS).map(() => new Int32Array(width * y.values.length).fill(-1));
     places.facet.forEach((facet, index) => {
-      grids[facet][places.y[index] * width + places.x[index]] = index;
+      if (facet < grids.length) grids[facet][places.y[index] * width + places.x[index]] = index;
     });
     return grids;
   }
@@ -266,8 +267,11 @@ class Matrix {
 
   rows(facet) {
     const width = this.data.x.values.length;
+    const holes = this.facets * this.grid[facet].length <= MOST_HOLES;
     const rows = [];
-    this.grid[facet].forEach((index, at) => rows.push([at % width, Math.floor(at / width), index]));
+    this.grid[facet].forEach((index, at) => {
+      if (index >= 0 || holes) rows.push([at % width, Math.floor(at / width), index]);
+    });
     return rows;
   }
 
@@ -414,7 +418,7 @@ class Matrix {
   write(facet, x, y) {
     const table = this.figure.parentElement.querySelectorAll(".behind table")[facet];
     const cell = table?.tBodies[0].rows[y]?.cells[x + 1];
-    if (!cell) return;
+    if (!cell || facet >= this.facets) return;
     const { places } = this.data;
     const index = this.grid[facet][y * this.data.x.values.length + x];
     const [value, deviation, state] = [places.value[index], places.deviation[index], places.state[index]];

@@ -224,7 +224,7 @@ class TestPages:
 
     def test_scripts_styles_and_their_names_fit(self, api: TestClient, show: Callable[[str], Page], world: int) -> None:
         asked = set()
-        for path in ("/", f"/experiments/{world}", "/submit", "/trials/4", "/docs"):
+        for path in ("/", f"/experiments/{world}", "/submit", "/trials/4", "/leaderboards/digits", "/docs"):
             page = show(path)
             asked |= {script["src"] for script in page.all("script")} | {link["href"] for link in page.all("link")}
         asked = {name for name in asked if not str(name).startswith("/static/swagger-ui/")}
@@ -701,3 +701,23 @@ def test_a_search_that_has_not_begun_has_no_trials_yet(sqlite_api: TestClient) -
     assert sqlite_api.post("/v1/experiments", json=spec).status_code == 201
     assert "There are no trials yet: a search" in Page(sqlite_api.get("/experiments/1").text).text
     assert "No trial is like that" in Page(sqlite_api.get("/experiments/1?state=failed").text).text
+
+
+def test_a_search_s_many_values_make_no_matrix(
+    show: Callable[[str], Page], database: Database, table: Callable[[type], list[Any]], submit: Callable[..., int]
+) -> None:
+    """Each trial has its own value of two fields: a matrix of 201 x 201 places would show nothing."""
+    made = submit(seeds=1, **{"training.lr": [0.001 * k for k in range(1, 202)]})
+
+    def scatter(session: Session) -> None:
+        for trial in session.query(Trial):
+            trial.config = trial.config | {"lambda_ort": 0.001 * trial.number}
+
+    assert "matrix-data" in str(show(f"/experiments/{made}").all("pre"))
+    database.write(scatter)
+    page = show(f"/experiments/{made}")
+    assert "too many for a matrix" in page.text
+    assert "matrix-data" not in str(page.all("pre"))
+    current = [section["id"] for section in page.all("section") if "current" in (section["class"] or "")]
+    assert current == ["trials-panel"]
+    assert len(table(Trial)) == 201
