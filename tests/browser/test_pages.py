@@ -15,7 +15,7 @@ from tests import grids
 from tests.browser.conftest import Site, Tab
 
 LAYER = {"name": "conv1", "kind": "conv", "shape": {"kernel": [3]}, "largest": 1.0, "smallest": 0.5}
-HOSTILE = "<b onclick=alert(1)>\u202eevil\u202c</b>{{7*7}} " + "long" * 40
+HOSTILE = "<b onclick=alert(1)>\u05e9\u05dc\u05d5\u05dd \u0645\u0631\u062d\u0628\u0627</b>{{7*7}} " + "long" * 40
 
 
 def posted(site: Site, name: str, **more: Any) -> int:
