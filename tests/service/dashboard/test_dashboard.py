@@ -186,6 +186,7 @@ class TestPages:
             "/trials/4": 1,
             "/leaderboards/digits": 2,  # protocol, violation
             f"/submit?experiment={world}": 2,
+            "/pool": 1,  # the experiment's name
         }.items():
             page = show(path)
             shown = page.text + "".join(value or "" for _, attributes in page.elements for value in attributes.values())
@@ -583,6 +584,8 @@ class TestKeys:
             "/leaderboards/digits",
             "/presets",
             "/submit",
+            "/pool",
+            "/curves",
         ):
             answer = site.get(f"{path}?limit=3")
             assert answer.status_code == 303, path
@@ -661,9 +664,31 @@ class TestKeys:
         assert site.post("/v1/experiments", json=spec, headers=headers).status_code == 201
         finish(claim(), 1, 0.777)
         self.login(site, theirs)
-        for path in ("/experiments/1", "/trials/1", "/submit?experiment=1", "/leaderboards/digits?experiment=1"):
+        for path in (
+            "/experiments/1",
+            "/experiments/1/matrix",
+            "/experiments/1/changes",
+            "/trials/1",
+            "/trials/1/cell",
+            "/submit?experiment=1",
+            "/leaderboards/digits?experiment=1",
+            "/v1/experiments/1/matrix",
+            "/v1/experiments/1/matrix?trials=1",
+            "/v1/curves?trials=1",
+            "/v1/curves?experiment=1",
+            "/v1/stream?experiment=1",
+        ):
             assert site.get(path).status_code == 404, path
-        for path in ("/", "/trials", "/leaderboards", "/leaderboards/digits", "/trials?dataset=digits"):
+        assert site.get("/v1/leaderboards/digits/plane").json()["total"] == 0
+        for path in (
+            "/",
+            "/trials",
+            "/pool",
+            "/curves?trials=1",
+            "/leaderboards",
+            "/leaderboards/digits",
+            "/trials?dataset=digits",
+        ):
             text = site.get(path).text
             assert "secret-name" not in text
             assert "77.7" not in text
@@ -671,6 +696,8 @@ class TestKeys:
         assert '<a href="/leaderboards/digits">' not in site.get("/leaderboards").text
         self.login(site, mine)
         assert "secret-name" in site.get("/").text
+        assert site.get("/v1/leaderboards/digits/plane").json()["total"] == 1
+        assert site.get("/trials/1/cell").headers["location"] == "/trials/1"
         assert "77.70" in site.get("/leaderboards/digits").text
         assert '<a href="/leaderboards/digits">' in site.get("/leaderboards").text
 
