@@ -13,6 +13,7 @@ from service import dashboard
 from service.access.keys import refuse_without_keys
 from service.api import (
     artifacts,
+    curves,
     events,
     experiment_actions,
     experiments,
@@ -20,6 +21,7 @@ from service.api import (
     keys,
     leaderboards,
     logs,
+    matrices,
     nodes,
     paper_tables,
     presets,
@@ -29,7 +31,7 @@ from service.api import (
 from service.api.http import observability, problems
 from service.api.http.body import BodyGuard
 from service.api.http.dependencies import known_parameters_only
-from service.api.http.middleware import HeadAsGet, HostGuard
+from service.api.http.middleware import Compression, HeadAsGet, HostGuard
 from service.api.http.observability import Observatory, RequestObserver
 from service.database.engine import Database
 from service.experiments.subscriptions import Subscriptions
@@ -75,7 +77,8 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(HostGuard, settings=settings)
     app.add_middleware(RequestObserver, observatory=app.state.observatory)  # the outermost of the API
     problems.install(app)
-    app.add_middleware(dashboard.ErrorPages)  # the outermost of all
+    app.add_middleware(dashboard.ErrorPages)
+    app.add_middleware(Compression)  # the outermost of all
     return app
 
 
@@ -87,6 +90,8 @@ def _router() -> APIRouter:
         experiments,
         experiment_actions,
         events,
+        matrices,
+        curves,
         trials,
         artifacts,
         logs,
@@ -98,6 +103,7 @@ def _router() -> APIRouter:
         keys,
     ):
         router.include_router(_summarised(module.router), dependencies=[Depends(known_parameters_only)])
+    router.include_router(_summarised(stream.all_router), dependencies=[Depends(known_parameters_only)])
     for open_to_all in (health, observability):
         router.include_router(_summarised(open_to_all.router))
     dashboard.install(router)

@@ -13,10 +13,12 @@ from sqlalchemy.orm import Session
 from service.access.security import Principal
 from service.api.http.authentication import Reader
 from service.api.http.dependencies import MAX_ID, Cursor, Db
+from service.api.http.examples import kept
 from service.api.http.formats import AskedFormat, forms
 from service.api.http.problems import RESPONSES, refusals
 from service.api.http.query_filters import Rank
-from service.api.openapi_examples.leaderboards import LEADERBOARD, LEADERBOARD_TEXT
+from service.api.http.responses import Answer
+from service.api.openapi_examples.leaderboards import LEADERBOARD, LEADERBOARD_TEXT, PLANE
 from service.database.engine import Database
 from service.database.pagination import decoded, encoded
 from service.errors import FieldProblem, NotFoundError, QueryError
@@ -27,15 +29,17 @@ from service.leaderboards.conditions import cell_field, condition
 from service.leaderboards.filters import Filters, Question
 from service.leaderboards.leaderboard import leaderboard
 from service.leaderboards.metrics import HEADLINE, Metric
+from service.leaderboards.scatter import plane
 from service.leaderboards.sheets import board_records, board_sheets
 from service.paper.reference import references
-from service.schemas.leaderboards import LeaderboardOut
+from service.schemas.leaderboards import LeaderboardOut, PlaneOut
 from service.specs.columns import known_fields
 from service.specs.spec import PRINTABLE
 from ttsv.data.catalog import DatasetName
 
 router = APIRouter(prefix="/v1/leaderboards", tags=["leaderboards"], responses=RESPONSES | refusals(406))
 
+_PLANE_COLUMNS = ("cell", "x", "x_error", "y", "y_error", "seeds", "front")
 HEX = r"^[0-9a-f]{64}$"
 _NAMES = r"^[a-z0-9_]+(,[a-z0-9_]+)*$"
 _PATH = r"^[A-Za-z0-9_.]+$"
@@ -204,6 +208,35 @@ def show(
         lambda: board_sheets(found, dataset, ranking.metric, wanted),
         lambda: board_records(found, wanted, chosen=bool(question.fields)),
     )
+
+
+@router.get(
+    "/{dataset}/plane",
+    operation_id="getPlane",
+    responses=kept(PLANE),
+    response_model=PlaneOut,
+)
+def show_plane(
+    dataset: Annotated[str, Path(max_length=200, examples=["digits"])],
+    answer: Answer,
+    database: Db,
+    who: Reader,
+    filters: AskedBoards,
+    x: Annotated[Metric, Query(description="The metric along x.")] = Metric.COMPRESSION,
+    y: Annotated[Metric, Query(description="The metric along y.")] = Metric.ACCURACY,
+) -> Response:
+    """All cells of the board with most rows, or of a protocol's, in two metrics, with their Pareto front."""
+    if x is y:
+        raise QueryError([FieldProblem("y", "must be another metric than x")])
+    question = Question(dataset=dataset, metric=x, filters=filters, scope=who.project_id or EVERYONE)
+    with answering(database, who, question) as session:
+        found = plane(session, question, x, y)
+    about = {"dataset": dataset, "x_metric": x, "y_metric": y}
+    if found is None:
+        columns: dict[str, Any] = {name: [] for name in _PLANE_COLUMNS}
+        return answer(about | {"protocol": None, "total": 0, "columns": [], "fields": {}} | columns)
+    named = [{"field": one.field, "name": one.name} for one in found.columns.fields]
+    return answer(about | vars(found) | {"columns": named})
 
 
 def _plain(found: Leaderboard, question: Question) -> dict[str, Any]:

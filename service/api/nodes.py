@@ -3,6 +3,7 @@
 from typing import Any
 
 from fastapi import APIRouter
+from sqlalchemy.orm import Session
 
 from service.api.http.authentication import Reader
 from service.api.http.dependencies import MOST, Db
@@ -47,10 +48,15 @@ def index(database: Db, who: Reader) -> Any:
     Of more than a thousand, the newest.
     """
     with database.read() as session:
-        running = nodes.at_work(session, who.project_id)
-        found = []
-        for row in nodes.listed(session, MOST):
-            here = running.get(row.host, []) if row.state is NodeState.ALIVE else []
-            trials = [NodeTrialOut.model_validate(trial) for trial in here]
-            found.append(NodeOut.model_validate(row).model_copy(update={"trials": trials}))
-        return found
+        return nodes_out(session, who.project_id)
+
+
+def nodes_out(session: Session, project_id: int | None) -> list[NodeOut]:
+    """The nodes with what runs on them, of a project (None: of all) those trials that its people may see."""
+    running = nodes.at_work(session, project_id)
+    found = []
+    for row in nodes.listed(session, MOST):
+        here = running.get(row.host, []) if row.state is NodeState.ALIVE else []
+        trials = [NodeTrialOut.model_validate(trial) for trial in here]
+        found.append(NodeOut.model_validate(row).model_copy(update={"trials": trials}))
+    return found

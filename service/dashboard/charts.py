@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 _SMALL = 470, 240
@@ -22,13 +22,17 @@ class Tick:
 
 @dataclass(frozen=True)
 class Axis:
-    """Values from `low` to `high` along the pixels from `start` to `end`; `log`: by their logarithms."""
+    """Values from `low` to `high` along the pixels from `start` to `end`; `log`: by their logarithms.
+
+    A `whole` axis has ticks at whole numbers alone.
+    """
 
     low: float
     high: float
     start: float
     end: float
     log: bool = False
+    whole: bool = False
 
     def place(self, value: float) -> float:
         """The pixel of a value, to a tenth."""
@@ -99,7 +103,7 @@ def line_chart(
     if not values or not xs:
         return None
     width, height = _SMALL
-    x = _axis([*xs], _LEFT, width - _RIGHT)
+    x = replace(_axis([*xs], _LEFT, width - _RIGHT), whole=all(float(at).is_integer() for at in xs))
     y = _axis(values, height - _BOTTOM, _TOP, log=log and min(values) > 0, pad=0.05)
     curves = []
     for style, (name, column) in enumerate(known.items()):
@@ -151,6 +155,8 @@ def _steps(axis: Axis) -> list[float]:
     raw = (axis.high - axis.low) / _TICKS
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * 0.999)
+    if axis.whole:
+        step = max(1.0, step)
     first, last = math.ceil(axis.low / step - 1e-9), math.floor(axis.high / step + 1e-9)
     digits = max(0, 2 - math.floor(math.log10(step)))
     return [round(index * step, digits) for index in range(first, last + 1)]

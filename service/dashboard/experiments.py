@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends, Query
 from fastapi.responses import HTMLResponse
+from sqlalchemy.orm import Session
 
-from service.api.http.dependencies import Config, Cursor, Db, ExperimentId
+from service.api.http.authentication import Reader
+from service.api.http.dependencies import MAX_ID, Config, Cursor, Db, ExperimentId
 from service.api.http.query_filters import (
     ExperimentSort,
     ShownFields,
@@ -16,12 +18,17 @@ from service.api.http.query_filters import (
     WhichTrials,
 )
 from service.api.http.responses import experiments_out
+from service.api.matrices import AskedMatrix
+from service.dashboard.matrix_view import SEEDS, MatrixView, matrix_view
 from service.dashboard.rendering import PageRoute, PageSize, Show
+from service.dashboard.wording import CURVE_METRICS
 from service.database import OPEN_EXPERIMENTS, Experiment, ExperimentState, Trial, TrialState
 from service.experiments import store
 from service.experiments.events import list_events
-from service.experiments.listing import TrialFilter, list_experiments, list_trials
+from service.experiments.listing import TrialFilter, list_experiments, list_trials, trials_by_id
 from service.experiments.logs import experiment_log, tail
+from service.leaderboards.matrix import matrix
+from service.leaderboards.metrics import Metric
 from service.leaderboards.sheets import configuration_sheet
 from service.leaderboards.text_tables import Sheet
 from service.schemas.experiments import ExperimentOut, ExperimentProgress
@@ -32,6 +39,8 @@ router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 _LISTED = Fields(ExperimentOut, ",".join(name for name in ExperimentOut.model_fields if name != "spec"))
 _EVENTS = 50
+_MOST_ROWS = 200
+"""Trials whose rows are written anew at a time: a page has no more."""
 _LOG_LINES = 200
 _MOST_SPEC = 20_000
 """Characters of a spec that are shown on the page; the API has all of it."""
@@ -87,6 +96,7 @@ def experiment(
     settings: Config,
     which: WhichTrials,
     shown: ShownFields,
+    asked: Annotated[AskedMatrix, Depends()],
     limit: PageSize = 100,
     cursor: Cursor = None,
     sort: TrialSort = "number",
@@ -94,30 +104,80 @@ def experiment(
     """One experiment."""
     with database.read() as session:
         row = store.get_experiment(session, experiment_id, project_id=which.project_id)
-        (found,) = experiments_out(session, [row])
         here = replace(which, experiment_id=experiment_id)
         trials = list_trials(session, here, limit=limit, sort=sort, cursor=cursor)
         fields = configurations(trials.rows, shown)
         events = list_events(session, experiment_id=experiment_id, limit=_EVENTS, newest_first=True)
-        doable = actions(row, found.progress)
+        view = matrix_view(matrix(session, asked.question(experiment_id)), asked, experiment_id)
+        summary = _summary(session, row)
     path = experiment_log(settings.data_dir, experiment_id)
+    filtered = replace(which, project_id=None, states=tuple(which.states)) != TrialFilter()
+    listing = filtered or cursor is not None or sort != "number" or shown != Shown()
     return show(
         "experiment.html",
-        experiment=found,
-        open=found.state in OPEN_EXPERIMENTS,
-        shares=shares(found.progress),
-        actions=doable,
+        **summary,
+        **_matrix_values(view),
         trials=trials.rows,
         fields=fields,
+        shown_fields=",".join(one.field for one in shown.columns([trial.config for trial, _ in trials.rows]).fields),
         next=trials.next,
         sort=sort,
         states=list(TrialState),
-        filtered=replace(which, project_id=None, states=tuple(which.states)) != TrialFilter(),
+        filtered=filtered,
+        first_tab="trials" if listing or view.too_fine else "matrix",
         events=events,
-        newest_event=events[0].id if events else 0,
+        curve_metrics=CURVE_METRICS,
+        newest_event=view.matrix.newest_event,
         log=tail(path, _LOG_LINES)[0].decode("utf-8", errors="replace") if path else None,
         most_spec=_MOST_SPEC,
     )
+
+
+@router.get("/experiments/{experiment_id}/matrix")
+def matrix_panel(
+    experiment_id: ExperimentId, show: Show, who: Reader, database: Db, asked: Annotated[AskedMatrix, Depends()]
+) -> HTMLResponse:
+    """The matrix alone: what its form exchanges."""
+    with database.read() as session:
+        store.get_experiment(session, experiment_id, project_id=who.project_id)
+        view = matrix_view(matrix(session, asked.question(experiment_id)), asked, experiment_id)
+    return show("matrix.html", home=f"/experiments/{experiment_id}", **_matrix_values(view))
+
+
+@router.get("/experiments/{experiment_id}/changes")
+def changes(
+    experiment_id: ExperimentId,
+    show: Show,
+    who: Reader,
+    database: Db,
+    shown: ShownFields,
+    after: Annotated[int, Query(ge=0, le=MAX_ID)] = 0,
+    trials: Annotated[list[int] | None, Query(max_length=_MOST_ROWS)] = None,
+) -> HTMLResponse:
+    """The parts of a page that changed: the summary, later events, the rows of some trials."""
+    with database.read() as session:
+        row = store.get_experiment(session, experiment_id, project_id=who.project_id)
+        events = list_events(session, experiment_id=experiment_id, limit=_EVENTS, after=after)
+        rows = trials_by_id(session, trials or (), experiment_id=experiment_id)
+        fields = configurations(rows, shown)
+        summary = _summary(session, row)
+    return show("changes.html", **summary, trials=rows, fields=fields, events=list(reversed(events)))
+
+
+def _summary(session: Session, row: Experiment) -> dict[str, Any]:
+    """What stands above the tabs."""
+    (found,) = experiments_out(session, [row])
+    return {
+        "experiment": found,
+        "home": f"/experiments/{found.id}",
+        "open": found.state in OPEN_EXPERIMENTS,
+        "shares": shares(found.progress),
+        "actions": actions(row, found.progress),
+    }
+
+
+def _matrix_values(view: MatrixView) -> dict[str, Any]:
+    return {"view": view, "metrics": list(Metric), "seed_ways": SEEDS}
 
 
 def configurations(trials: Sequence[tuple[Trial, Any]], shown: Shown) -> Sheet:

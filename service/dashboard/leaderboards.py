@@ -1,9 +1,11 @@
 """The pages of leaderboards and of the paper's tables."""
 
+import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, unquote, urlencode
 
 from fastapi import APIRouter, Depends, Path, Query
 from fastapi.responses import HTMLResponse
@@ -39,6 +41,7 @@ class Download:
 
     name: str
     href: str
+    file: str
 
 
 @router.get("/leaderboards")
@@ -130,6 +133,8 @@ def board(
         drawn=drawn,
         plot=plot,
         chart=_chart(plot, x, y, dataset),
+        plane_source=_plane_source(question, x, y),
+        plane_metrics=json.dumps({"x": _read(x), "y": _read(y)}),
         filters=filters,
         group_by=wanted.group_by,
         baseline=wanted.baseline,
@@ -148,6 +153,7 @@ def table(show: Show, database: Db, who: Reader, asked: Annotated[AskedTable, De
         "table.html",
         found=found,
         sheet=table_sheet(found),
+        printed=any(row.paper for row in found.rows),
         paper=asked.paper,
         scale=asked.scale,
         smoke=asked.smoke,
@@ -192,9 +198,35 @@ def _named(shape: Columns, config: dict[str, Any]) -> str:
     return configuration_said(replace(shape, fields=[one for one in shape.fields if one.field != "seed"]), config)
 
 
-def _downloads(question: Question, columns: Sequence[Metric], front: Sequence[Metric]) -> list[Download]:
+def _read(metric: Metric) -> dict[str, Any]:
+    """How the picture writes a metric."""
+    reading = metric.reading
+    best = "higher" if metric.more_is_better else "lower" if metric.has_best else "near 1"
+    return {
+        "heading": reading.heading,
+        "unit": reading.unit,
+        "factor": reading.factor,
+        "decimals": reading.decimals,
+        "best": best,
+    }
+
+
+def _plane_source(question: Question, x: Metric, y: Metric) -> str:
+    """Where the picture's numbers are had: of the same cells as the table's."""
+    chosen: dict[str, Any] = {"x": x.value, "y": y.value, **_chosen_filters(question)}
+    given = {name: value for name, value in chosen.items() if value not in (None, [])}
+    return f"/v1/leaderboards/{quote(question.dataset, safe='')}/plane?{urlencode(given, doseq=True)}"
+
+
+def _chosen_filters(question: Question) -> dict[str, Any]:
+    """The filters that are not at their defaults, as the API names them."""
     every = vars(Filters())
     filters = {name: value for name, value in vars(question.filters).items() if value not in ((), every[name])}
+    where = [str(one) for one in filters.pop("where", ())]
+    return {"experiment": filters.pop("experiment_id", None), **filters, "where": where}
+
+
+def _downloads(question: Question, columns: Sequence[Metric], front: Sequence[Metric]) -> list[Download]:
     chosen: dict[str, Any] = {
         "metric": question.metric.value,
         "metrics": ",".join(columns) or None,
@@ -205,9 +237,7 @@ def _downloads(question: Question, columns: Sequence[Metric], front: Sequence[Me
         "sort": question.sort,
         "pivot": ",".join(question.pivot) if question.pivot else None,
         "baseline": question.baseline,
-        "experiment": filters.pop("experiment_id", None),
-        **filters,
-        "where": [str(one) for one in filters.get("where", ())],
+        **_chosen_filters(question),
         "limit": 1000,
     }
     return _forms(f"/v1/leaderboards/{quote(question.dataset, safe='')}", chosen)
@@ -215,5 +245,9 @@ def _downloads(question: Question, columns: Sequence[Metric], front: Sequence[Me
 
 def _forms(path: str, chosen: dict[str, Any]) -> list[Download]:
     given = {name: value for name, value in chosen.items() if value not in (None, [])}
-    forms = {"CSV": "csv", "Markdown": "markdown", "LaTeX": "latex", "JSON": "json"}
-    return [Download(name, f"{path}?{urlencode(given | {'format': form}, doseq=True)}") for name, form in forms.items()]
+    forms = {"CSV": ("csv", "csv"), "Markdown": ("markdown", "md"), "LaTeX": ("latex", "tex"), "JSON": ("json", "json")}
+    file = re.sub(r"[^A-Za-z0-9._-]+", "-", unquote(path.removeprefix("/v1/")).replace("/", "-"))
+    return [
+        Download(name, f"{path}?{urlencode(given | {'format': form}, doseq=True)}", f"{file}.{ending}")
+        for name, (form, ending) in forms.items()
+    ]

@@ -2,23 +2,27 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+from urllib.parse import urlencode
 
-from fastapi import APIRouter
-from fastapi.responses import HTMLResponse
+from fastapi import APIRouter, Query
+from fastapi.responses import HTMLResponse, RedirectResponse
 
+from service.api.curves import MOST_TRIALS
 from service.api.http.authentication import Reader
-from service.api.http.dependencies import Config, Cursor, Db, TrialId
+from service.api.http.dependencies import MAX_ID, Config, Cursor, Db, TrialId
 from service.api.http.query_filters import ShownFields, TrialSort, WhichTrials
 from service.dashboard.charts import LineChart, line_chart
 from service.dashboard.experiments import configurations
-from service.dashboard.rendering import PageRoute, PageSize, Show
+from service.dashboard.rendering import HEADERS, PageRoute, PageSize, Show
+from service.dashboard.wording import CURVE_METRICS
 from service.database import OPEN_TRIALS, TrialState
 from service.experiments import epoch_points, store
-from service.experiments.listing import list_trials
+from service.experiments.listing import TrialFilter, list_trials, trials_by_id
 from service.experiments.logs import tail, trial_log
 from service.leaderboards.metrics import Metric
 from service.schemas.experiments import ArtifactOut
+from service.schemas.trial_tables import Shown
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -26,6 +30,7 @@ _POINTS = 300
 """Of more epochs so many are drawn (`points.thin`)."""
 _LOG_LINES = 200
 _LAYERS = 200
+TrialNumber = Annotated[int, Query(ge=1, le=MAX_ID)]
 _COLUMNS = ("train_loss", "val_loss", "train_accuracy", "val_accuracy", "ort_loss", "lr")
 
 
@@ -54,6 +59,26 @@ def index(
         found = list_trials(session, which, limit=limit, sort=sort, cursor=cursor)
         fields = configurations(found.rows, shown)
     return show("trials.html", trials=found.rows, fields=fields, next=found.next, sort=sort, states=list(TrialState))
+
+
+@router.get("/curves")
+def many(
+    show: Show,
+    who: Reader,
+    database: Db,
+    trials: Annotated[str | None, Query(max_length=4000, pattern=r"^[0-9]{1,18}( *, *[0-9]{1,18})*$")] = None,
+    trial: Annotated[list[TrialNumber] | None, Query(max_length=MOST_TRIALS)] = None,
+) -> HTMLResponse:
+    """The curves of chosen trials: of a list separated by commas, or of boxes that were checked."""
+    named = [*map(int, (trials or "").replace(" ", "").split(","))] if trials else []
+    chosen = list(dict.fromkeys([*named, *(trial or ())]))[:MOST_TRIALS]
+    with database.read() as session:
+        rows = trials_by_id(session, chosen, project_id=who.project_id)
+        fields = configurations(rows, Shown())
+    listed = ",".join(str(row.id) for row, _ in rows)
+    return show(
+        "curves.html", trials=rows, fields=fields, chosen_trials=listed, curves_of=None, curve_metrics=CURVE_METRICS
+    )
 
 
 @router.get("/trials/{trial_id}")
@@ -85,6 +110,17 @@ def trial(trial_id: TrialId, show: Show, who: Reader, database: Db, settings: Co
         artifacts=artifacts,
         log=tail(path, _LOG_LINES)[0].decode("utf-8", errors="replace") if path else None,
     )
+
+
+@router.get("/trials/{trial_id}/cell")
+def cell(trial_id: TrialId, who: Reader, database: Db) -> RedirectResponse:
+    """Leads to all seeds of a trial's cell, or to the trial where it is the only one."""
+    with database.read() as session:
+        found = store.get_trial(session, trial_id, project_id=who.project_id)
+        which = TrialFilter(project_id=who.project_id, dataset=found.dataset, cell=found.cell)
+        alone = len(list_trials(session, which, limit=2, with_config=False, with_result=False).rows) == 1
+        query = urlencode({"dataset": found.dataset, "cell": found.cell})
+    return RedirectResponse(f"/trials/{trial_id}" if alone else f"/trials?{query}", status_code=303, headers=HEADERS)
 
 
 def curves(epochs: Sequence[epoch_points.Point]) -> list[LineChart]:

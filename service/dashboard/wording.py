@@ -11,6 +11,17 @@ from service.leaderboards.metrics import Metric
 
 NONE = "\u2013"
 """What stands for a value that there is not."""
+CURVE_METRICS = {
+    "val_accuracy": "validation accuracy",
+    "train_accuracy": "training accuracy",
+    "val_loss": "validation loss",
+    "train_loss": "training loss",
+    "ort_loss": "orthogonal loss",
+    "lr": "learning rate",
+    "seconds": "seconds",
+    "constraint_seconds": "seconds of the constraint",
+}
+"""Metrics of epochs as the form that chooses curves says them."""
 _LONG = 60
 """So many characters of a value are shown within a line."""
 
@@ -30,6 +41,8 @@ def measured(value: float | None, metric: Metric) -> str:
     if value is None:
         return NONE
     reading = metric.reading
+    if reading.unit == "millions" and abs(value) < 100_000:
+        return whole(value)  # a small network has parameters, too
     text = f"{value * reading.factor:.{reading.decimals}f}"
     return f"{text} {reading.unit}" if reading.unit else text
 

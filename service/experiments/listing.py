@@ -165,6 +165,22 @@ def list_trials(
     return Page([(row[0], row[1] if with_result else None) for row in found.rows], found.next)
 
 
+def trials_by_id(
+    session: Session, trial_ids: Sequence[int], *, experiment_id: int | None = None, project_id: int | None = None
+) -> Sequence[tuple[Trial, Result | None]]:
+    """Those that are there of the trials that are named, with their results, by their ids."""
+    heavy = (Result.layers, Result.environment, Result.evaluation)
+    which = TrialFilter(experiment_id=experiment_id, project_id=project_id)
+    query = (
+        select(Trial, Result)
+        .outerjoin(Result, Result.trial_id == Trial.id)
+        .where(Trial.id.in_(trial_ids), *which.conditions())
+        .options(*(defer(column, raiseload=True) for column in heavy))
+        .order_by(Trial.id)
+    )
+    return [(row[0], row[1]) for row in session.execute(query)]
+
+
 def tags_of(session: Session, experiment_ids: Sequence[int]) -> dict[int, list[str]]:
     """Every experiment's tags, in alphabetical order."""
     found: dict[int, list[str]] = {i: [] for i in experiment_ids}

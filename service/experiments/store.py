@@ -119,6 +119,23 @@ def newest_events(session: Session, experiment_ids: Sequence[int]) -> dict[int, 
     return {experiment_id: newest for experiment_id, newest in rows if experiment_id is not None}
 
 
+def newest_experiment(session: Session, *, project_id: int | None = None) -> int:
+    """The number of the newest experiment, of this project if one is given; 0 where there is none."""
+    query = select(func.max(Experiment.id))
+    if project_id is not None:
+        query = query.where(Experiment.project_id == project_id)
+    return session.scalar(query) or 0
+
+
+def running_trials(session: Session, experiment_ids: Sequence[int]) -> dict[int, frozenset[int]]:
+    """The trials of each experiment that run now."""
+    found: dict[int, set[int]] = {i: set() for i in experiment_ids}
+    here = Trial.experiment_id.in_(experiment_ids), Trial.state == TrialState.RUNNING
+    for experiment_id, trial_id in session.execute(select(Trial.experiment_id, Trial.id).where(*here)):
+        found[experiment_id].add(trial_id)
+    return {experiment_id: frozenset(trials) for experiment_id, trials in found.items()}
+
+
 def progress(session: Session, experiment_ids: Sequence[int]) -> dict[int, Progress]:
     """Progress of several experiments: the database keeps the counts, so no trial is read."""
     found = {i: Progress() for i in experiment_ids}

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
@@ -21,17 +21,20 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _THREADS = 4
 _EVENTS_AT_ONCE = 500
+_NEWEST = 0
+"""No experiment's number: the feed of those who want to hear of new ones."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """An experiment as the last look found it: its row, its counts, and the number of its newest event."""
+    """An experiment as the last look found it: its row and counts, which trials run, the number of its newest event."""
 
     experiment: Experiment = field(compare=False)
     state: str
     error: str | None
     waiting: str | None
     progress: store.Progress
+    running: frozenset[int]
     newest_event: int
 
 
@@ -59,6 +62,7 @@ class Subscriptions:
         self.every = every
         self._database = database
         self._feeds: dict[int, _Feed] = {}
+        self._newest: int | None = None
         self._task: asyncio.Task[None] | None = None
         self._limiter: anyio.CapacityLimiter | None = None
 
@@ -73,6 +77,27 @@ class Subscriptions:
                     yield told
                 else:
                     await changed.wait()
+
+    async def any_changes(self, experiment_ids: Sequence[int]) -> AsyncGenerator[Seen | int, None]:
+        """What is seen of several experiments, now and whenever it changes.
+
+        Between them, whenever it changes and first of all, the number of the newest experiment there is.
+        """
+        async with AsyncExitStack() as stack:
+            posted = await stack.enter_async_context(self._feed(_NEWEST))
+            feeds = {i: await stack.enter_async_context(self._feed(i)) for i in experiment_ids}
+            told: dict[int, Seen] = {}
+            newest: int | None = None
+            while True:
+                waits = [feed.changed for feed in (posted, *feeds.values())]
+                if self._newest is not None and self._newest != newest:
+                    newest = self._newest
+                    yield newest
+                for experiment_id, feed in feeds.items():
+                    if feed.seen is not None and feed.seen != told.get(experiment_id):
+                        told[experiment_id] = feed.seen
+                        yield feed.seen
+                await _first_of(waits)
 
     async def events(self, experiment_id: int, after: int) -> Sequence[Event]:
         """The next events of an experiment, at most 500."""
@@ -113,11 +138,16 @@ class Subscriptions:
     async def _look_on(self) -> None:
         while self._feeds:
             try:
-                ids = list(self._feeds)
-                found = await self.aside(partial(self._look, ids))
+                ids = [i for i in self._feeds if i != _NEWEST]
+                newest = await self.aside(self._look_for_newest) if _NEWEST in self._feeds else self._newest
+                found = await self.aside(partial(self._look, ids)) if ids else {}
             except SQLAlchemyError as error:
                 logger.warning("%d watched experiments wait for the database: %s", len(self._feeds), error)
             else:
+                if newest != self._newest:
+                    self._newest = newest
+                    if posted := self._feeds.get(_NEWEST):
+                        posted.tell()
                 for experiment_id in ids:
                     feed = self._feeds.get(experiment_id)
                     if feed is None:
@@ -126,12 +156,19 @@ class Subscriptions:
                     if seen is None or seen != feed.seen:
                         feed.seen, feed.gone = seen, seen is None
                         feed.tell()
-            await asyncio.sleep(self.every if all(feed.seen for feed in self._feeds.values()) else 0.05)
+            await asyncio.sleep(
+                self.every if all(feed.seen for i, feed in self._feeds.items() if i != _NEWEST) else 0.05
+            )
+
+    def _look_for_newest(self) -> int:
+        with self._database.read() as session:
+            return store.newest_experiment(session)
 
     def _look(self, ids: Sequence[int]) -> dict[int, Seen]:
         with self._database.read() as session:
             experiments = store.get_experiments(session, ids)
             progress = store.progress(session, ids)
+            running = store.running_trials(session, ids)
             newest = store.newest_events(session, ids)
             session.expunge_all()
         return {
@@ -141,7 +178,19 @@ class Subscriptions:
                 experiment.error,
                 experiment.waiting,
                 progress[experiment.id],
+                running[experiment.id],
                 newest.get(experiment.id, 0),
             )
             for experiment in experiments
         }
+
+
+async def _first_of(events: Sequence[asyncio.Event]) -> None:
+    """Waits until one of them is set."""
+    waiting = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)

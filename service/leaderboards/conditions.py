@@ -118,12 +118,15 @@ def _is_number(field: str) -> bool:
     return bool({int, float} & set(field_infos()[field].types))
 
 
-def condition(text: str, where: str = "where") -> Condition:
-    """One condition as people write it. Raises `QueryError` with what is wrong, said of the parameter `where`."""
+def condition(text: str, where: str = "where", *, field_named: Callable[[str, str], str] | None = None) -> Condition:
+    """One condition as people write it. Raises `QueryError` with what is wrong, said of the parameter `where`.
+
+    `field_named` gives the path of the field with a name, by default that of a field that a cell's trials share.
+    """
     parts = _FORM.fullmatch(text)
     if parts is None or not parts[3]:
         raise QueryError([FieldProblem(where, f"{text[:100]!r} is no condition: {_HOW}")])
-    field = cell_field(parts[1], where)
+    field = (field_named or cell_field)(parts[1], where)
     comparison = " ".join(parts[2].split()).replace("==", "=")
     if "in" in comparison:
         listed = re.fullmatch(r"\((.*)\)|\[(.*)\]", parts[3], re.DOTALL)

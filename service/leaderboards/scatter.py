@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from sqlalchemy.orm import Session
 
@@ -10,6 +11,7 @@ from service.leaderboards.leaderboard import boards_of, source_of
 from service.leaderboards.metrics import Metric
 from service.leaderboards.pareto import on_front
 from service.leaderboards.source import BoardKey, Entry, ScoreSource
+from service.specs.columns import Columns, columns_of, value_of
 
 MOST_NAMED = 500
 """Cells of the front that are named; the others are drawn without a name."""
@@ -74,3 +76,62 @@ def _apart(keys: Sequence[int], xs: dict[int, float], ys: dict[int, float]) -> l
         across = round(_ACROSS * (xs[key] - left) / (right - left or 1))
         fields.setdefault((across, round(_UP * (ys[key] - low) / (high - low or 1))), key)
     return list(fields.values())
+
+
+MOST_CELLS = 5000
+"""Of a plane: the best in its first metric are kept."""
+
+
+@dataclass(frozen=True)
+class Plane:
+    """All cells of one leaderboard in two metrics, by column; `fields` are those in which they differ, by path.
+
+    `front`: whether no other is better in both. `total` cells have both metrics, of which `MOST_CELLS` are here.
+    """
+
+    protocol: str
+    total: int
+    columns: Columns
+    cell: list[str]
+    x: list[float]
+    x_error: list[float | None]
+    y: list[float]
+    y_error: list[float | None]
+    seeds: list[int]
+    front: list[bool]
+    fields: dict[str, list[Any]]
+
+
+def plane(session: Session, question: Question, x: Metric, y: Metric) -> Plane | None:
+    """The cells of the board with most rows, or of the question's protocol; None where none has both metrics."""
+    question = replace(question, metric=x, columns=(x, y), front=(x, y))
+    source = source_of(session, question)
+    boards = boards_of(source, question)
+    if not boards:
+        return None
+    board = boards[0]
+    across, up = source.positions(board, x), source.positions(board, y)
+    keys = sorted(across.keys() & up.keys(), key=across.__getitem__, reverse=x.more_is_better)
+    if not keys:
+        return None
+    front = set(source.front(board, (x, y)))
+    shown = keys[:MOST_CELLS]
+    shown += [key for key in keys[MOST_CELLS:] if key in front]
+    entries = source.entries(shown)
+    rows = [entries[key] for key in shown]
+    configs = [{name: value for name, value in row.config.items() if name != "seed"} for row in rows]
+    shape = columns_of(configs, chosen=question.fields, hidden=question.hidden)
+    measured = [(row.metrics[x.value], row.metrics[y.value]) for row in rows]
+    return Plane(
+        protocol=board.protocol,
+        total=len(keys),
+        columns=shape,
+        cell=[row.cell for row in rows],
+        x=[one.mean for one, _ in measured],
+        x_error=[one.std for one, _ in measured],
+        y=[other.mean for _, other in measured],
+        y_error=[other.std for _, other in measured],
+        seeds=[row.seeds for row in rows],
+        front=[key in front for key in shown],
+        fields={column.field: [value_of(config, column.field) for config in configs] for column in shape.fields},
+    )

@@ -82,6 +82,18 @@ class ExperimentUpdate(Out):
     progress: ExperimentProgress = Field(description="How far it is.")
 
 
+class ExperimentPosted(Out):
+    """What a stream says of new experiments."""
+
+    id: int = Field(description="The number of the newest one; 0 where there is none.")
+
+
+class TrialsChanged(Out):
+    """What a stream says of trials: which of them began or ended to run."""
+
+    ids: list[int] = Field(description="Their numbers; what became of them, their events and the API say.")
+
+
 class Selection(RootModel[dict[str, Any]]):
     """The parts of an answer that `fields` named."""
 
@@ -185,6 +197,32 @@ class MetricsPage(Out):
     items: list[EpochOut] = Field(description="Epochs in their order.")
     next: int | None = Field(description="The epoch after which the next page begins; null: this is the last.")
     sampled: bool = Field(description="Whether `points` chose some epochs of all.")
+
+
+class CurveOut(Out):
+    """A trial's epochs by column."""
+
+    trial: int = Field(description="The trial's number.")
+    experiment_id: int = Field(description="The experiment whose trial it is.")
+    number: int = Field(description="From 0 on, within the experiment.")
+    cell: Cell
+    seed: int = Field(description="Of its initial weights and of the order of images.")
+    state: TrialState = Field(description="What became of it by now.")
+    epochs: int = Field(description="How many are planned.")
+    best_val_accuracy: float | None = Field(description="Of any epoch so far.")
+    fields: dict[str, Any] = Field(description="Its values in `columns`, by path.")
+    epoch: list[int] = Field(description="The epochs, in their order.")
+    values: list[list[float | None]] = Field(
+        description="By metric, in the order of `metrics`: a value for each epoch."
+    )
+
+
+class CurvesOut(Out):
+    """The epochs of many trials."""
+
+    metrics: list[str] = Field(description="The metrics that were asked for.")
+    columns: list["ColumnOut"] = Field(description="The fields beside the seed in which the trials differ.")
+    curves: list[CurveOut] = Field(description="One per trial, in the order asked for, or the best cell first.")
 
 
 class SelectionMetrics(Out):

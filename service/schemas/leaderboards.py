@@ -201,3 +201,69 @@ class TableOut(Out):
         "paper", description="What the values in `paper` are: printed, or predicted by the paper's formulas."
     )
     notes: list[str] = Field(description="What is true of all rows that were measured, in words.")
+
+
+class AxisOut(Out):
+    """A field in which the trials of an experiment differ."""
+
+    field: str = Field(description="Its path; empty where there is none.")
+    name: str = Field(description="Its shortest name.")
+    values: list[Any] = Field(description="Its values in order, null first.")
+
+
+class FacetOut(Out):
+    """One matrix of several."""
+
+    fields: dict[str, Any] = Field(description="What its places share beside x and y, by path.")
+
+
+class PlacesOut(Out):
+    """The places of a matrix by column, all of one length."""
+
+    trial: list[int] = Field(description="The first trial of each: by it a place is known.")
+    facet: list[int] = Field([], description="Index in `facets`.")
+    x: list[int] = Field([], description="Index in the values of `x`.")
+    y: list[int] = Field([], description="Index in the values of `y`.")
+    state: list[str] = Field(
+        description="`succeeded` where all trials have a result, else what one of them is: `running`, `queued`, "
+        "`failed`, `diverged`, `invalid`, `cancelled`, `early_stopped`, `other_protocol` or `unmeasured`."
+    )
+    value: list[float | None] = Field(description="What the results of the seeds make; null: there is none.")
+    deviation: list[float | None] = Field(description="Sample standard deviation over seeds; null for one.")
+    seeds: list[int] = Field(description="Results that `value` is of.")
+    trials: list[int] = Field(description="Trials of the place.")
+    protocol: list[int | None] = Field(description="Index in `protocols`: of all results of `value`.")
+
+
+class MatrixOut(Out):
+    """A metric over two fields of an experiment."""
+
+    experiment_id: int = Field(description="The experiment's.")
+    metric: str = Field(description="The metric that the places show.")
+    seeds: str = Field(description="How seeds are put together: `mean`, `median`, `min`, `max` or `std`.")
+    x: AxisOut | None = Field(None, description="The field along x. Left out with `trials`.")
+    y: AxisOut | None = Field(None, description="The field along y. Left out with `trials`.")
+    axes: list[AxisOut] = Field([], description="All fields in which its trials differ. Left out with `trials`.")
+    facets: list[FacetOut] = Field([], description="The matrices side by side. Left out with `trials`.")
+    protocols: list[str] = Field(description="Fingerprints of how results were measured, the commonest first.")
+    places: PlacesOut = Field(description="Its places; with `trials` without `facet`, `x` and `y`.")
+    newest_event: int | None = Field(None, description="The experiment's last event then. Left out with `trials`.")
+
+
+class PlaneOut(Out):
+    """All cells of one board in two metrics, by column."""
+
+    dataset: str = Field(description="The data set that was asked for.")
+    x_metric: str = Field(description="The metric along x.")
+    y_metric: str = Field(description="The metric along y.")
+    protocol: str | None = Field(description="Under which they were measured; null: no cell has both metrics.")
+    total: int = Field(description="Cells that have both metrics; of more than 5000 the best in x and the front.")
+    columns: list[ColumnOut] = Field(description="The fields in which the cells differ.")
+    cell: list[str] = Field(description="The fingerprint of each cell.")
+    x: list[float] = Field(description="Means over seeds.")
+    x_error: list[float | None] = Field(description="Sample standard deviations; null for one seed.")
+    y: list[float] = Field(description="Means over seeds.")
+    y_error: list[float | None] = Field(description="Sample standard deviations; null for one seed.")
+    seeds: list[int] = Field(description="Results of each cell.")
+    front: list[bool] = Field(description="Whether no other cell is better in both.")
+    fields: dict[str, list[Any]] = Field(description="By path, the values in `columns`.")

@@ -1,4 +1,4 @@
-"""What stands before every route: hosts that are refused, and HEAD.
+"""What stands before every route: hosts that are refused, HEAD, and answers that go out compressed.
 
 A web page could send requests here under a name of its own (DNS rebinding). HEAD is the answer that a GET would have,
 without its body (RFC 9110, 9.3.2).
@@ -8,6 +8,7 @@ import re
 
 import anyio
 from starlette.datastructures import Headers
+from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.http.problem_types import UNKNOWN_HOST
@@ -83,3 +84,25 @@ class HeadAsGet:
             await self.app(asked, gone, head_alone)
         finally:
             scope.update({name: asked[name] for name in _FOUND if name in asked})
+
+
+_AS_THEY_ARE = (*DEFAULT_EXCLUDED_CONTENT_TYPES, "text/plain", "application/octet-stream")
+"""Types that are not compressed: those that are already, and logs, which are followed line by line."""
+_FILES = "/v1/artifacts/"
+
+
+class Compression(GZipMiddleware):
+    """ASGI middleware: compresses pages, scripts and JSON for who takes gzip; never a stream of events.
+
+    Trials' files stay as they are: a download that broke off goes on at a byte.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        super().__init__(app, minimum_size=1000, compresslevel=5, exclude_content_types=_AS_THEY_ARE)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Hands a request on, and compresses what comes back."""
+        if scope["type"] == "http" and scope["path"].startswith(_FILES):
+            await self.app(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)

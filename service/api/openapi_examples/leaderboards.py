@@ -105,3 +105,21 @@ TABLE_TEXT = {
     Format.MARKDOWN: "| method | rank | accuracy (%) |\n| --- | ---: | ---: |\n| clip to 1 | 192 | - |\n",
     Format.LATEX: "\\begin{tabular}{lrrr}\n{clip to 1} & {192} & {-} & 95.25 \\\\\n\\end{tabular}\n",
 }
+
+PLANE: Example = {
+    "dataset": "digits",
+    "x_metric": "compression",
+    "y_metric": "accuracy",
+    "protocol": LEADERBOARD["boards"][0]["protocol"],
+    "total": 1,
+    "columns": [],
+    "cell": [LEADERBOARD["boards"][0]["rows"][0]["cell"]],
+    "x": [35.5],
+    "x_error": [0.0],
+    "y": [0.9312],
+    "y_error": [0.0021],
+    "seeds": [2],
+    "front": [True],
+    "fields": {},
+}
+"""The answer of a plane."""

@@ -1,18 +1,22 @@
-// Buttons with data-action: each sends a POST to the API and says what came of it.
+// Buttons with data-action: each sends a POST to the API and says what came of it. The focus stays where it was.
 import { send, showProblem } from "/static/request.js";
 
 document.addEventListener("click", async (event) => {
   const button = event.target.closest("button[data-action]");
-  if (button === null) return;
+  if (button === null || button.getAttribute("aria-disabled") === "true") return;
   const { action, confirm: question } = button.dataset;
-  const said = document.getElementById("action-result");
+  const problem = document.getElementById("action-result");
+  const said = document.getElementById("action-said");
   if (question && !window.confirm(question)) return;
-  button.disabled = true;
+  button.setAttribute("aria-disabled", "true"); // a button that is disabled loses the focus
   const result = await send("POST", action);
+  button.removeAttribute("aria-disabled");
+  problem.hidden = result.ok;
+  said.hidden = !result.ok;
   if (result.ok) {
-    location.reload(); // whole, as another stream may begin or end with it
-    return;
+    said.textContent = `Done: ${button.textContent.trim().toLowerCase()}.`;
+    document.dispatchEvent(new CustomEvent("acted"));
+  } else {
+    showProblem(problem, result);
   }
-  showProblem(said, result);
-  button.disabled = false;
 });

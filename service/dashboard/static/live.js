@@ -1,58 +1,182 @@
-// Keeps a page up to date: when the experiment's stream says that something changed, the page is read again and the
-// parts marked data-live are exchanged. The server writes all HTML; nothing is built from data here.
+// Keeps a page up to date by its stream: what changed is asked for, and nothing else. The server writes all HTML.
 
 const PAUSE = 1500; // at most one reading in so many milliseconds
-const POLL = 15000;
-let timer = null;
-let reading = false;
-let again = false;
+const WHOLE = 10000; // at most one reading of a whole page
+const MINUTE = 60000;
+const RESHAPING = new Set(["retried", "extended", "cancelled", "stopping", "resumed", "trial_suggested", "reaped"]);
 
-async function refresh() {
-  if (reading) {
-    again = true;
-    return;
+/** Puts fresh children into an element; the focus stays with the button, link or field that had it. */
+export function exchange(old, fresh) {
+  if (old.innerHTML === fresh.innerHTML) return;
+  const active = old.contains(document.activeElement) ? document.activeElement : null;
+  const key = active && (active.dataset.action ?? active.getAttribute("href") ?? active.getAttribute("name"));
+  const nth = active ? focusable(old).indexOf(active) : -1;
+  for (const box of old.querySelectorAll("input[type=checkbox]:checked")) {
+    const same = fresh.querySelector(`input[name="${box.name}"][value="${CSS.escape(box.value)}"]`);
+    if (same) same.checked = true;
   }
-  reading = true;
-  try {
-    const response = await fetch(location.href, { headers: { Accept: "text/html" }, credentials: "same-origin" });
-    if (!response.ok || response.redirected) return;
-    const fresh = new DOMParser().parseFromString(await response.text(), "text/html");
-    for (const old of document.querySelectorAll("[data-live]")) {
-      const part = fresh.getElementById(old.id);
-      const held = old.contains(document.activeElement) && document.activeElement !== document.body;
-      if (part && !held && part.innerHTML !== old.innerHTML) old.replaceChildren(...part.childNodes);
-    }
-  } catch {
-    // The service is away for a moment: the stream connects again by itself, and the next change is read then.
-  } finally {
-    reading = false;
-    if (again) {
-      again = false;
-      soon();
-    }
-  }
-}
-
-function soon() {
-  if (timer === null) {
-    timer = setTimeout(() => {
-      timer = null;
-      refresh();
-    }, PAUSE);
-  }
-}
-
-const { stream, poll } = document.body.dataset;
-if (stream) {
-  const source = new EventSource(stream);
-  source.addEventListener("progress", soon);
-  source.addEventListener("event", soon);
-  source.addEventListener("end", () => {
-    source.close();
-    soon();
+  const scrolled = [...old.querySelectorAll(".wide, pre")].map((one) => [one.scrollLeft, one.scrollTop]);
+  old.replaceChildren(...fresh.childNodes);
+  [...old.querySelectorAll(".wide, pre")].forEach((one, index) => {
+    if (scrolled[index]) [one.scrollLeft, one.scrollTop] = scrolled[index];
   });
-} else if (poll !== undefined) {
-  setInterval(() => {
-    if (!document.hidden) refresh();
-  }, POLL);
+  if (active === null) return;
+  const now = focusable(old);
+  const same = now.find((one) => [one.dataset.action, one.getAttribute("href"), one.getAttribute("name")].includes(key));
+  (same ?? now[Math.min(nth, now.length - 1)])?.focus({ preventScroll: true });
 }
+
+function focusable(within) {
+  return [...within.querySelectorAll("a[href], button, input, select, textarea, summary, [tabindex]")];
+}
+
+/** Another page of ours as a document; null where there is none to be had now. */
+async function read(address) {
+  try {
+    const response = await fetch(address, { headers: { Accept: "text/html" }, credentials: "same-origin" });
+    if (!response.ok || response.redirected) return null;
+    return new DOMParser().parseFromString(await response.text(), "text/html");
+  } catch {
+    return null; // The service is away for a moment: the stream connects again by itself, and the next change is read.
+  }
+}
+
+/** Calls `work` soon, but not again before it is done and `pause` is over. */
+export function throttled(work, pause) {
+  let timer = null;
+  let busy = false;
+  let again = false;
+  return function soon() {
+    if (busy) {
+      again = true;
+      return;
+    }
+    timer ??= setTimeout(async () => {
+      timer = null;
+      busy = true;
+      await work();
+      busy = false;
+      if (again) {
+        again = false;
+        soon();
+      }
+    }, pause);
+  };
+}
+
+/** Reads the page again and exchanges what is marked `data-live`. */
+export async function refresh(only = "[data-live]") {
+  const fresh = await read(location.href);
+  if (fresh === null) return;
+  for (const old of document.querySelectorAll(only)) {
+    const part = fresh.getElementById(old.id);
+    if (part) exchange(old, part);
+  }
+  document.dispatchEvent(new CustomEvent("refreshed"));
+}
+
+const { stream, after, changes, fields, open, trial } = document.body.dataset;
+let source = null;
+let newest = Number(after ?? 0);
+
+function listen(address, handlers) {
+  source?.close();
+  source = new EventSource(address);
+  for (const [name, handle] of Object.entries(handlers)) {
+    source.addEventListener(name, (event) => handle(JSON.parse(event.data)));
+  }
+}
+
+/** The page of an experiment. */
+function ofExperiment() {
+  const stale = new Set();
+  const rows = throttled(() => refresh("#trials"), WHOLE);
+  const soon = throttled(async () => {
+    const query = new URLSearchParams({ after: newest });
+    if (fields) query.set("columns", fields);
+    const shown = [...stale].filter((id) => document.querySelector(`tr[data-trial="${id}"]`));
+    for (const id of shown.slice(0, 200)) query.append("trials", id);
+    stale.clear();
+    const fresh = await read(`${changes}?${query}`);
+    if (fresh === null) return;
+    for (const id of ["summary", "verbs"]) exchange(document.getElementById(id), fresh.getElementById(id));
+    for (const row of fresh.querySelectorAll("#rows > tr")) {
+      const old = document.querySelector(`tr[data-trial="${row.dataset.trial}"]`);
+      if (old) exchange(old, row);
+    }
+    const events = document.getElementById("events");
+    const known = events.rows[0]?.dataset.event ?? 0;
+    const later = [...fresh.querySelectorAll("#new-events > tr")].filter((row) => Number(row.dataset.event) > known);
+    events.prepend(...later);
+    while (events.rows.length > 200) events.deleteRow(-1);
+    newest = Math.max(newest, Number(events.rows[0]?.dataset.event ?? 0));
+  }, PAUSE);
+  const changed = (trials, all = false) => {
+    for (const id of trials) stale.add(id);
+    document.dispatchEvent(new CustomEvent("trials-changed", { detail: { trials, all } }));
+    if (all) rows();
+    soon();
+  };
+  const connect = () =>
+    listen(`${stream}&after=${newest}`, {
+      progress: () => {
+        document.dispatchEvent(new CustomEvent("progressed"));
+        soon();
+      },
+      trials: ({ ids }) => changed(ids),
+      event: ({ trial_id: id, kind }) => changed(id === null ? [] : [id], RESHAPING.has(kind)),
+      end: () => {
+        source.close();
+        soon();
+      },
+    });
+  document.addEventListener("acted", () => {
+    soon();
+    connect();
+  });
+  if (open !== undefined) connect();
+}
+
+/** The page of a trial: what the experiment's other trials do is no reason to read it. */
+function ofTrial() {
+  let known = null;
+  const look = async () => {
+    try {
+      const response = await fetch(`/v1/trials/${trial}?fields=state,epoch,attempts`, { headers: { Accept: "application/json" } });
+      if (!response.ok) return;
+      const found = await response.text();
+      if (found === known) return;
+      const first = known === null;
+      known = found;
+      const { state } = JSON.parse(found);
+      const done = state !== "running" && state !== "queued";
+      if (first && !done) return;
+      await refresh();
+      document.dispatchEvent(new CustomEvent("progressed"));
+      if (done) source.close();
+    } catch {
+      known = null; // The service is away for a moment.
+    }
+  };
+  const soon = throttled(look, PAUSE);
+  listen(stream, { progress: soon, end: () => (source.close(), soon()) });
+}
+
+/** The list of experiments: those on the page, and whether others were posted. */
+function ofList() {
+  const pool = document.body.dataset.pool !== undefined;
+  const rows = throttled(() => refresh(), pool ? WHOLE / 2 : PAUSE);
+  if (pool) setInterval(() => document.hidden || rows(), MINUTE); // machines come and go without an experiment
+  let first = true;
+  listen(stream, {
+    posted: () => {
+      if (!first) rows();
+      first = false;
+    },
+    progress: rows,
+  });
+}
+
+if (changes !== undefined) ofExperiment();
+else if (trial !== undefined) ofTrial();
+else if (stream !== undefined) ofList();

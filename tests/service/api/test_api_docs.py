@@ -43,7 +43,7 @@ def test_it_names_no_other_host(sqlite_api: TestClient) -> None:
     found = Named(answer.text)
     assert "/openapi.json" in found.addresses
     assert all(address.startswith(("/", "#")) for address in found.addresses)
-    assert len(found.files) == 5
+    assert len(found.files) == 6
     for name in found.files:
         file = sqlite_api.get(name)
         assert file.status_code == 200, name

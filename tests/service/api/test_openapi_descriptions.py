@@ -22,7 +22,14 @@ SPEC: dict[str, Any] = {
     "base": {"dataset": "digits", "model": "small-cnn", "layer": "tt", "rank": 8, "training": {"epochs": 4}},
 }
 
-EVERYWHERE = {"content-length", "content-type", "x-request-id", "x-content-type-options", "x-accel-buffering"}
+EVERYWHERE = {
+    "content-encoding",
+    "content-length",
+    "content-type",
+    "x-request-id",
+    "x-content-type-options",
+    "x-accel-buffering",
+}
 """Headers that say nothing about an answer that its client would want to know, or that all answers have."""
 
 

@@ -135,6 +135,63 @@ def test_from_submission_to_the_end(
 
 
 @pytest.mark.slow
+def test_trials_that_begin_and_end_are_named(
+    server: Server, submit: Submit, claim: Claim, finish: Finish, database: Database
+) -> None:
+    experiment_id = submit(seeds=3)
+    lease = claim()
+
+    def start(trial_id: int) -> None:
+        def work(session: Session) -> None:
+            with hold(session, lease) as held:
+                held.start_trial(trial_id)
+
+        database.write(work)
+
+    def named(messages: Iterator[tuple[str, Any, str | None]]) -> list[int]:
+        ids: list[int] = next(data["ids"] for name, data, _ in messages if name == "trials")
+        return ids
+
+    start(1)
+    with stream(server, experiment_id, "?events=false&trials=true") as messages:
+        assert named(messages) == [1]
+        start(2)
+        assert named(messages) == [2]
+
+        def fail(session: Session) -> None:
+            with hold(session, lease) as held:
+                held.fail_trial(1, "error", "x")
+
+        database.write(fail)
+        assert named(messages) == [1]
+    with stream(server, experiment_id) as messages:
+        assert "trials" not in {name for name, _, _ in (next(messages) for _ in range(3))}
+
+
+def test_several_experiments_and_new_ones(server: Server, submit: Submit, database: Database) -> None:
+    first, second = submit(), submit(name="second")
+
+    def spoken(messages: Iterator[tuple[str, Any, str | None]]) -> tuple[str, int]:
+        return next((name, data["id"]) for name, data, _ in messages if name != ":")
+
+    url = f"{server.url}/v1/stream?experiment={first}&experiment={second}"
+    with httpx.stream("GET", url, timeout=20) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        messages = read(response.iter_lines())
+        assert {spoken(messages) for _ in range(3)} == {("posted", 2), ("progress", first), ("progress", second)}
+        third = submit(name="third")
+        assert spoken(messages) == ("posted", third)
+        database.write(lambda session: actions.pause(session, second))
+        assert spoken(messages) == ("progress", second)
+    for _ in range(200):
+        if not server.app.state.subscriptions._feeds:
+            break
+        time.sleep(0.05)
+    assert server.app.state.subscriptions._feeds == {}
+    assert httpx.get(f"{server.url}/v1/stream?experiment=99").status_code == 404
+    assert httpx.get(f"{server.url}/v1/stream?experiment=0").status_code == 422
+
+
 def test_reconnecting_anywhere_loses_and_repeats_nothing(
     server: Server, submit: Submit, claim: Claim, finish: Finish, table: Table, database: Database
 ) -> None:

@@ -186,6 +186,7 @@ class TestPages:
             "/trials/4": 1,
             "/leaderboards/digits": 2,  # protocol, violation
             f"/submit?experiment={world}": 2,
+            "/pool": 1,  # the experiment's name
         }.items():
             page = show(path)
             shown = page.text + "".join(value or "" for _, attributes in page.elements for value in attributes.values())
@@ -224,13 +225,14 @@ class TestPages:
 
     def test_scripts_styles_and_their_names_fit(self, api: TestClient, show: Callable[[str], Page], world: int) -> None:
         asked = set()
-        for path in ("/", f"/experiments/{world}", "/submit", "/trials/4", "/docs"):
+        for path in ("/", f"/experiments/{world}", "/submit", "/trials/4", "/leaderboards/digits", "/docs"):
             page = show(path)
             asked |= {script["src"] for script in page.all("script")} | {link["href"] for link in page.all("link")}
         asked = {name for name in asked if not str(name).startswith("/static/swagger-ui/")}
-        assert len(asked) == 6
+        assert len(asked) >= 12
         folder = Path(__file__).parents[3] / "service" / "dashboard" / "static"
-        served = {f"/static/{file.name}" for file in folder.iterdir()}
+        about = {"/static/lib/LICENSES.txt", "/static/lib/SHA256SUMS"}
+        served = {f"/static/{file.relative_to(folder)}" for file in folder.rglob("*.*")} - about
         imported = set(re.findall(r'from "(/static/[^"]+)"', "".join(f.read_text() for f in folder.glob("*.js"))))
         assert asked | imported == served
         for name in served:
@@ -582,6 +584,8 @@ class TestKeys:
             "/leaderboards/digits",
             "/presets",
             "/submit",
+            "/pool",
+            "/curves",
         ):
             answer = site.get(f"{path}?limit=3")
             assert answer.status_code == 303, path
@@ -660,9 +664,31 @@ class TestKeys:
         assert site.post("/v1/experiments", json=spec, headers=headers).status_code == 201
         finish(claim(), 1, 0.777)
         self.login(site, theirs)
-        for path in ("/experiments/1", "/trials/1", "/submit?experiment=1", "/leaderboards/digits?experiment=1"):
+        for path in (
+            "/experiments/1",
+            "/experiments/1/matrix",
+            "/experiments/1/changes",
+            "/trials/1",
+            "/trials/1/cell",
+            "/submit?experiment=1",
+            "/leaderboards/digits?experiment=1",
+            "/v1/experiments/1/matrix",
+            "/v1/experiments/1/matrix?trials=1",
+            "/v1/curves?trials=1",
+            "/v1/curves?experiment=1",
+            "/v1/stream?experiment=1",
+        ):
             assert site.get(path).status_code == 404, path
-        for path in ("/", "/trials", "/leaderboards", "/leaderboards/digits", "/trials?dataset=digits"):
+        assert site.get("/v1/leaderboards/digits/plane").json()["total"] == 0
+        for path in (
+            "/",
+            "/trials",
+            "/pool",
+            "/curves?trials=1",
+            "/leaderboards",
+            "/leaderboards/digits",
+            "/trials?dataset=digits",
+        ):
             text = site.get(path).text
             assert "secret-name" not in text
             assert "77.7" not in text
@@ -670,6 +696,8 @@ class TestKeys:
         assert '<a href="/leaderboards/digits">' not in site.get("/leaderboards").text
         self.login(site, mine)
         assert "secret-name" in site.get("/").text
+        assert site.get("/v1/leaderboards/digits/plane").json()["total"] == 1
+        assert site.get("/trials/1/cell").headers["location"] == "/trials/1"
         assert "77.70" in site.get("/leaderboards/digits").text
         assert '<a href="/leaderboards/digits">' in site.get("/leaderboards").text
 
@@ -700,3 +728,23 @@ def test_a_search_that_has_not_begun_has_no_trials_yet(sqlite_api: TestClient) -
     assert sqlite_api.post("/v1/experiments", json=spec).status_code == 201
     assert "There are no trials yet: a search" in Page(sqlite_api.get("/experiments/1").text).text
     assert "No trial is like that" in Page(sqlite_api.get("/experiments/1?state=failed").text).text
+
+
+def test_a_search_s_many_values_make_no_matrix(
+    show: Callable[[str], Page], database: Database, table: Callable[[type], list[Any]], submit: Callable[..., int]
+) -> None:
+    """Each trial has its own value of two fields: a matrix of 201 x 201 places would show nothing."""
+    made = submit(seeds=1, **{"training.lr": [0.001 * k for k in range(1, 202)]})
+
+    def scatter(session: Session) -> None:
+        for trial in session.query(Trial):
+            trial.config = trial.config | {"lambda_ort": 0.001 * trial.number}
+
+    assert "matrix-data" in str(show(f"/experiments/{made}").all("pre"))
+    database.write(scatter)
+    page = show(f"/experiments/{made}")
+    assert "too many for a matrix" in page.text
+    assert "matrix-data" not in str(page.all("pre"))
+    current = [section["id"] for section in page.all("section") if "current" in (section["class"] or "")]
+    assert current == ["trials-panel"]
+    assert len(table(Trial)) == 201

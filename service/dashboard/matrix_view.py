@@ -1,0 +1,182 @@
+"""An experiment's matrix as its page shows it: the form that chooses it, the table behind the picture, its data."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from service.api.matrices import AskedMatrix, written
+from service.dashboard.wording import NONE, said
+from service.leaderboards.matrix import Axis, Matrix, Seeds, Value
+from service.leaderboards.metrics import Metric
+
+MOST_IN_TABLE = 2500
+"""Places that the table behind the picture has; more are had as CSV."""
+MOST_DRAWN = 40_000
+"""Places of one facet, with trials or without: of more nothing could be seen."""
+_MOST_CHOICES = 60
+"""Of an axis with more values none can be chosen: it would fill a menu that nobody reads."""
+
+SEEDS = {
+    Seeds.MEAN: "mean",
+    Seeds.MEDIAN: "median",
+    Seeds.LEAST: "least",
+    Seeds.LARGEST: "largest",
+    Seeds.DEVIATION: "deviation",
+}
+"""How the ways to put seeds together are said."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A condition that keeps one value of an axis, as the form sends it."""
+
+    condition: str
+    text: str
+    chosen: bool
+
+
+@dataclass(frozen=True)
+class Chooser:
+    """An axis that is neither x nor y: its values can be chosen one by one, or stand side by side."""
+
+    name: str
+    choices: list[Choice]
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """One facet as a table: its headings, and rows of a heading and texts with their states."""
+
+    title: str
+    rows: list[tuple[str, list[tuple[str, str]]]]
+
+
+@dataclass(frozen=True)
+class MatrixView:
+    """What the template shows of a matrix."""
+
+    matrix: Matrix
+    choosers: list[Chooser]
+    other_conditions: list[str]
+    columns: list[str]
+    sheets: list[Sheet]
+    left_out: int
+    data: str
+
+    @property
+    def too_fine(self) -> bool:
+        """Whether the two fields have too many values for a picture, as what a random search draws has."""
+        return len(self.matrix.x.values) * len(self.matrix.y.values) > MOST_DRAWN
+
+    @property
+    def places(self) -> int:
+        """How many there are."""
+        return len(self.matrix.places.trial)
+
+
+def matrix_view(found: Matrix, asked: AskedMatrix, experiment_id: int) -> MatrixView:
+    """A matrix as the page shows it."""
+    conditions = list(asked.where or ())
+    choosers, offered = [], set()
+    for axis in found.axes:
+        if axis.field in (found.x.field, found.y.field) or len(axis.values) > _MOST_CHOICES:
+            continue
+        choices = [Choice(_condition(axis, value), axis_text(value), False) for value in axis.values]
+        choices = [Choice(one.condition, one.text, one.condition in conditions) for one in choices]
+        offered |= {one.condition for one in choices}
+        choosers.append(Chooser(axis.name, choices))
+    sheets = list(_sheets(found))
+    reading = found.metric.reading
+    data = {
+        "experiment": experiment_id,
+        **written(found),
+        "reading": {
+            "heading": reading.heading,
+            "unit": reading.unit,
+            "factor": reading.factor,
+            "decimals": reading.decimals,
+        },
+        "texts": {
+            "x": [axis_text(value) for value in found.x.values],
+            "y": [axis_text(value) for value in found.y.values],
+            "facets": [facet_text(found, index) for index in range(len(found.facets))],
+            "seeds": SEEDS[found.seeds],
+        },
+    }
+    del data["axes"]
+    shown = sum(len(sheet.rows) * len(found.x.values) for sheet in sheets)
+    return MatrixView(
+        matrix=found,
+        choosers=choosers,
+        other_conditions=[one for one in conditions if one not in offered],
+        columns=[axis_text(value) for value in found.x.values],
+        sheets=sheets,
+        left_out=len(found.facets) * len(found.x.values) * len(found.y.values) - shown,
+        data=json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")),
+    )
+
+
+def facet_text(found: Matrix, index: int) -> str:
+    """What sets a facet apart, in words; nothing where there is one."""
+    names = {axis.field: axis.name for axis in found.axes}
+    varied = {path for facet in found.facets for path in facet.fields}
+    several = [path for path in varied if len({facet.fields[path] for facet in found.facets}) > 1]
+    fields = found.facets[index].fields
+    return ", ".join(f"{names[path]} {axis_text(fields[path])}" for path in fields if path in several)
+
+
+def place_text(metric: Metric, value: float | None, deviation: float | None, seeds: int, trials: int) -> str:
+    """What a table says of a place with results."""
+    if value is None:
+        return NONE
+    reading = metric.reading
+    text = f"{value * reading.factor:.{reading.decimals}f}"
+    if deviation is not None:
+        text += f" ± {deviation * reading.factor:.{reading.decimals}f}"
+    return f"{text} ({seeds} of {trials})"
+
+
+def _sheets(found: Matrix) -> Sequence[Sheet]:
+    """The facets as tables, as many as there is room for."""
+    width, height = len(found.x.values), len(found.y.values)
+    if width * height > MOST_IN_TABLE:
+        return []
+    room = MOST_IN_TABLE // max(1, width * height)
+    grids: list[list[list[tuple[str, str]]]] = [
+        [[("", "missing")] * width for _ in range(height)] for _ in found.facets[:room]
+    ]
+    places = found.places
+    for index, facet in enumerate(places.facet):
+        if facet < len(grids):
+            state = places.state[index]
+            value, seeds, trials = places.value[index], places.seeds[index], places.trials[index]
+            if seeds:
+                text = place_text(found.metric, value, places.deviation[index], seeds, trials)
+                text = text if state == "succeeded" else f"{text} {said(state)}"
+            else:
+                text = f"{said(state)} (0 of {trials})"
+            grids[facet][places.y[index]][places.x[index]] = (text, state.value)
+    headings = [axis_text(value) for value in found.y.values]
+    return [Sheet(facet_text(found, at), list(zip(headings, rows, strict=True))) for at, rows in enumerate(grids)]
+
+
+def axis_text(value: Value) -> str:
+    """A value beside an axis."""
+    if value is None:
+        return "none"
+    if isinstance(value, str):
+        return value
+    return f"{value:.4g}" if isinstance(value, float) else json.dumps(value)
+
+
+def _condition(axis: Axis, value: Value) -> str:
+    """That the axis has this value, as `service.leaderboards.conditions` reads it."""
+    if value is None:
+        text = "none"
+    elif isinstance(value, bool):
+        text = str(value).lower()
+    elif isinstance(value, tuple):
+        text = json.dumps(value, separators=(",", ":"))
+    else:
+        text = repr(value) if isinstance(value, float) else str(value)
+    return f"{axis.field}={text}"

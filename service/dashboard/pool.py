@@ -1,0 +1,101 @@
+"""The page of the pool: nodes and their GPUs, what runs where, what waits and why, who has how much of it."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi.responses import HTMLResponse
+from sqlalchemy.orm import Session
+
+from service.api.http.authentication import Reader
+from service.api.http.dependencies import Db
+from service.api.http.responses import experiments_out
+from service.api.nodes import nodes_out
+from service.dashboard.rendering import PageRoute, Show
+from service.database import ExperimentState, TrialState
+from service.experiments.listing import ExperimentFilter, list_experiments
+from service.schemas.experiments import ExperimentOut
+from service.schemas.service import NodeOut, NodeTrialOut
+from service.specs.states import NodeState
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+_OPEN = (ExperimentState.RUNNING, ExperimentState.QUEUED, ExperimentState.PAUSED)
+_MOST = 200
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A GPU of a node, or its CPUs: what it is, and which trials run there."""
+
+    name: str
+    trials: list[NodeTrialOut] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Share:
+    """What somebody's running trials hold, and how many more wait."""
+
+    owner: str
+    running: int
+    waiting: int
+    cpus: float
+    gpus: float
+
+
+@router.get("/pool")
+def pool(show: Show, database: Db, who: Reader) -> HTMLResponse:
+    """The machines, and what wants them."""
+    with database.read() as session:
+        nodes = nodes_out(session, who.project_id)
+        wanting = open_experiments(session, who.project_id)
+    there = [(node, slots(node)) for node in nodes if node.state is NodeState.ALIVE]
+    return show(
+        "pool.html",
+        there=there,
+        away=[node for node in nodes if node.state is not NodeState.ALIVE],
+        wanting=wanting,
+        shares=shares(wanting),
+        cpus=sum(node.cpus for node, _ in there),
+        gpus=sum(node.gpus for node, _ in there),
+    )
+
+
+def open_experiments(session: Session, project_id: int | None) -> list[ExperimentOut]:
+    """The experiments that run or wait, those of the highest priority first."""
+    which = ExperimentFilter(project_id=project_id, states=_OPEN)
+    found = list_experiments(session, which, limit=_MOST, sort="-priority")
+    return experiments_out(session, found.rows)
+
+
+def slots(node: NodeOut) -> list[Slot]:
+    """The node's GPUs in order with their trials; then its CPUs, if anything runs there, or there is no GPU."""
+    named = [gpu.name for gpu in node.machine.gpus] if node.machine is not None else []
+    count = max(len(named), int(node.gpus))
+    found = [Slot(f"GPU {index}: {named[index]}" if index < len(named) else f"GPU {index}") for index in range(count)]
+    cpu = Slot("CPUs")
+    for trial in node.trials:
+        index = trial.place.rpartition(", GPU ")[2]
+        (found[int(index)] if index.isdecimal() and int(index) < count else cpu).trials.append(trial)
+    return [*found, *([cpu] if cpu.trials or not found else [])]
+
+
+def shares(experiments: Iterable[ExperimentOut]) -> Sequence[Share]:
+    """What each owner's running trials hold, the largest first."""
+    found: dict[str, list[float]] = {}
+    for experiment in experiments:
+        needs: dict[str, Any] = experiment.spec.get("resources") or {}
+        running = experiment.progress.trials[TrialState.RUNNING]
+        held = found.setdefault(experiment.owner or "nobody named", [0, 0, 0, 0])
+        for index, amount in enumerate(
+            (
+                running,
+                experiment.progress.trials[TrialState.QUEUED],
+                running * float(needs.get("cpus") or 0),
+                running * float(needs.get("gpus") or 0),
+            )
+        ):
+            held[index] += amount
+    every = [Share(owner, int(held[0]), int(held[1]), held[2], held[3]) for owner, held in found.items()]
+    return sorted(every, key=lambda share: (-share.gpus, -share.cpus, -share.running, share.owner))

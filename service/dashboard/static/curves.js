@@ -1,0 +1,655 @@
+// Curves of many trials over epochs, a chart for each metric: one cursor, one zoom, seeds as bands.
+import uPlot from "/static/lib/uplot.js";
+import { element } from "/static/request.js";
+import { csv, fileName, save } from "/static/save.js";
+import { colour, onScheme, viridis } from "/static/theme.js";
+import { hideTip, showTip } from "/static/tip.js";
+
+const HEIGHT = 250;
+const MOST_SAID = 12;
+const POINTS = 300;
+const AGAIN = 5000;
+const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3]];
+// Okabe and Ito's colours, which colour-blind eyes tell apart, darker or lighter than they printed them.
+const LIGHT = ["#0072b2", "#c04d00", "#00805c", "#a8498a", "#8a6d00", "#2b8fcf", "#5b5b5b"];
+const DARK = ["#56b4e9", "#ff9e4a", "#2fc296", "#e08ac2", "#f0e442", "#8ecbff", "#c0c0c0"];
+const PERCENT = new Set(["train_accuracy", "val_accuracy"]);
+export const TITLES = {
+  val_accuracy: "validation accuracy (%)",
+  train_accuracy: "training accuracy (%)",
+  val_loss: "validation loss (nats)",
+  train_loss: "training loss (nats)",
+  ort_loss: "orthogonal loss",
+  lr: "learning rate",
+  seconds: "seconds per epoch",
+  constraint_seconds: "seconds per epoch for the constraint",
+};
+
+const dark = () => matchMedia("(prefers-color-scheme: dark)").matches;
+
+/** The colour and dashes of the line numbered so among so many. */
+function style(index, count) {
+  const palette = dark() ? DARK : LIGHT;
+  if (count <= palette.length * DASHES.length) {
+    return { stroke: palette[index % palette.length], dash: DASHES[Math.floor(index / palette.length)] };
+  }
+  const share = index / (count - 1);
+  return { stroke: `rgb(${viridis(dark() ? 0.25 + 0.75 * share : 0.85 * share).join(",")})`, dash: [] };
+}
+
+const clear = (rgb, alpha) => {
+  const parts = rgb.startsWith("#")
+    ? [1, 3, 5].map((at) => parseInt(rgb.slice(at, at + 2), 16))
+    : rgb.match(/[\d.]+/g).slice(0, 3).map(Number);
+  return `rgba(${parts.join(",")},${alpha})`;
+};
+
+/** Exponential moving average with the bias of its beginning taken out; gaps stay. */
+function smoothed(values, weight) {
+  if (weight === 0) return values;
+  let [mean, mass] = [0, 0];
+  return values.map((value) => {
+    if (value === null || value === undefined) return value;
+    mean = weight * mean + (1 - weight) * value;
+    mass = weight * mass + (1 - weight);
+    return mean / mass;
+  });
+}
+
+/** Values between the points that there are, nothing beyond them. */
+function filled(xs, values) {
+  const known = xs.map((x, index) => index).filter((index) => values[index] !== null && values[index] !== undefined);
+  const found = values.map((value) => value ?? null);
+  for (let at = 1; at < known.length; at += 1) {
+    const [from, to] = [known[at - 1], known[at]];
+    for (let index = from + 1; index < to; index += 1) {
+      const share = (xs[index] - xs[from]) / (xs[to] - xs[from]);
+      found[index] = values[from] + share * (values[to] - values[from]);
+    }
+  }
+  return found;
+}
+
+function spreadAt(columns, index) {
+  const known = columns.map((column) => column[index]).filter((value) => value !== null && value !== undefined);
+  if (known.length === 0) return [null, null, null];
+  const mean = known.reduce((a, b) => a + b) / known.length;
+  if (known.length === 1) return [mean, mean, mean];
+  const deviation = Math.sqrt(known.reduce((sum, value) => sum + (value - mean) ** 2, 0) / (known.length - 1));
+  return [mean, mean - deviation, mean + deviation];
+}
+
+const shortNumber = (value) => {
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  return size >= 1e5 || size < 1e-3 ? value.toExponential(2).replace("e+", "e") : String(Number(value.toPrecision(4)));
+};
+
+/** Charts of curves in an element. `metricsOf` gives what each chart shows: {title, metrics}. */
+export class CurveView {
+  constructor(figure, { charts = null } = {}) {
+    this.figure = figure;
+    this.place = figure.querySelector(".charts-live");
+    this.legend = figure.querySelector(".lines");
+    this.readout = figure.querySelector(".readout");
+    this.fixed = charts;
+    this.options = { smoothing: 0, log: false, bands: true };
+    this.hidden = new Set();
+    this.plots = [];
+    this.zoom = null;
+    this.data = null;
+    onScheme(() => this.draw());
+    let width = this.place.clientWidth;
+    new ResizeObserver(() => {
+      if (this.place.clientWidth === width || this.plots.length === 0) return;
+      width = this.place.clientWidth;
+      for (const plot of this.plots) plot.setSize({ width: this.widthOf(), height: HEIGHT });
+    }).observe(this.place);
+  }
+
+  show(data) {
+    this.data = data;
+    this.draw();
+  }
+
+  set(option, value) {
+    this.options[option] = value;
+    this.draw();
+  }
+
+  /** What is drawn as one line: trials of a cell together as a band, or each alone. */
+  groups() {
+    const { curves, columns } = this.data;
+    const several = new Set(curves.map((curve) => curve.experiment_id)).size > 1;
+    const name = (curve) => {
+      const said = columns.map(({ field, name: label }) => `${label} ${this.said(curve.fields[field])}`);
+      if (several) said.unshift(`experiment ${curve.experiment_id}`);
+      return said.join(", ") || (several ? "" : "all the same but seeds");
+    };
+    if (this.options.bands) {
+      const cells = new Map();
+      for (const curve of curves) {
+        const key = `${curve.experiment_id} ${curve.cell}`;
+        if (!cells.has(key)) cells.set(key, []);
+        cells.get(key).push(curve);
+      }
+      return [...cells.values()].map((members) => ({
+        name: members.length > 1 ? `${name(members[0])} (${members.length} seeds)` : `${name(members[0])}, seed ${members[0].seed}`,
+        members,
+      }));
+    }
+    return curves.map((curve) => ({ name: `${name(curve)}, seed ${curve.seed}`, members: [curve] }));
+  }
+
+  said(value) {
+    if (value === null || value === undefined) return "none";
+    if (typeof value === "number") return shortNumber(value);
+    return typeof value === "string" ? value : JSON.stringify(value);
+  }
+
+  charts() {
+    return this.fixed ?? this.data.metrics.map((metric) => ({ title: TITLES[metric] ?? metric, metrics: [metric] }));
+  }
+
+  widthOf() {
+    const room = this.place.clientWidth;
+    const columns = this.charts().length > 1 && room >= 900 ? (this.charts().length > 2 && room >= 1700 ? 3 : 2) : 1;
+    return Math.floor((room - (columns - 1) * 16) / columns);
+  }
+
+  /** The series of a chart over all epochs: {xs, lines: [{group, label, values, raw, low, high}]}. */
+  table(chart) {
+    const { curves, metrics } = this.data;
+    const epochs = new Set();
+    for (const curve of curves) for (const epoch of curve.epoch) epochs.add(epoch);
+    const xs = [...epochs].sort((a, b) => a - b);
+    const at = new Map(xs.map((x, index) => [x, index]));
+    const column = (curve, metric) => {
+      const values = new Array(xs.length).fill(null);
+      const factor = PERCENT.has(metric) ? 100 : 1;
+      const own = curve.values[metrics.indexOf(metric)] ?? [];
+      own.forEach((value, index) => {
+        if (value !== null) values[at.get(curve.epoch[index])] = value * factor;
+      });
+      return filled(xs, values);
+    };
+    const lines = [];
+    this.groups().forEach((group, index) => {
+      for (const metric of chart.metrics) {
+        const columns = group.members.map((curve) => column(curve, metric));
+        if (columns.every((values) => values.every((value) => value === null))) continue;
+        const label = chart.metrics.length > 1 ? (chart.labels?.[metric] ?? metric) : group.name;
+        const spreads = columns.length > 1 ? xs.map((_, row) => spreadAt(columns, row)) : null;
+        const raw = spreads ? spreads.map(([mean]) => mean) : columns[0];
+        const weight = this.options.smoothing;
+        lines.push({
+          group: index,
+          label,
+          raw,
+          values: smoothed(raw, weight),
+          low: spreads && smoothed(spreads.map(([, low]) => low), weight),
+          high: spreads && smoothed(spreads.map(([, , high]) => high), weight),
+        });
+      }
+    });
+    return { xs, lines };
+  }
+
+  draw() {
+    if (this.data === null) return;
+    for (const plot of this.plots) plot.destroy();
+    this.plots = [];
+    this.place.replaceChildren();
+    hideTip();
+    const count = this.groups().length;
+    for (const chart of this.charts()) {
+      const { xs, lines } = this.table(chart);
+      if (lines.length === 0) continue;
+      const styles = lines.map((line, index) =>
+        chart.metrics.length > 1 ? style(index, chart.metrics.length) : style(line.group, count),
+      );
+      this.plots.push(this.plot(chart, xs, lines, styles));
+    }
+    this.place.classList.toggle("single", this.plots.length === 1);
+    if (this.zoom) for (const plot of this.plots) plot.setScale("x", this.zoom);
+    this.drawLegend();
+    this.figure.dataset.drawn = String(this.plots.length);
+  }
+
+  plot(chart, xs, lines, styles) {
+    const columns = [xs];
+    const series = [{}];
+    const bands = [];
+    const faint = this.options.smoothing > 0;
+    // A logarithm has no place for what is not above zero.
+    const log = (this.options.log || chart.log) && lines.some((line) => line.values.some((value) => value > 0));
+    const kept = (values) => (log ? values.map((value) => (value > 0 ? value : null)) : values);
+    const lonely = xs.length <= 60;
+    lines.forEach((line, index) => {
+      const { stroke, dash } = styles[index];
+      const shown = !this.hidden.has(line.group);
+      if (line.low) {
+        columns.push(kept(line.high), kept(line.low));
+        series.push({ show: shown, stroke: "transparent", width: 0, points: { show: false } });
+        series.push({ show: shown, stroke: "transparent", width: 0, points: { show: false } });
+        bands.push({ series: [columns.length - 2, columns.length - 1], fill: clear(stroke, lines.length > 6 ? 0.1 : 0.16) });
+      }
+      if (faint) {
+        columns.push(kept(line.raw));
+        series.push({ show: shown, stroke: clear(stroke, 0.28), width: 1, points: { show: false }, spanGaps: true });
+      }
+      line.at = columns.length;
+      columns.push(kept(line.values));
+      series.push({
+        show: shown,
+        label: line.label,
+        stroke,
+        dash,
+        width: 2,
+        spanGaps: true,
+        points: { show: lonely && lines.length <= 4, size: 5, fill: stroke },
+      });
+    });
+    const axis = {
+      stroke: colour("quiet"),
+      grid: { stroke: colour("line"), width: 1 },
+      ticks: { show: false },
+      font: "12px system-ui, sans-serif",
+    };
+    const ten = (value) => Math.abs(Math.log10(value) - Math.round(Math.log10(value))) < 1e-9;
+    const only = (plot, splits) => {
+      const kept = splits.map((split) => (split !== null && ten(split) ? split : null));
+      return kept.filter((split) => split !== null).length > 1 ? kept : splits;
+    };
+    const tens = { filter: only, grid: { ...axis.grid, filter: only } };
+    const view = this;
+    const wrap = element("figure", "", [element("figcaption", log ? `${chart.title}, logarithmic` : chart.title)], { class: "plot" });
+    this.place.append(wrap);
+    const options = {
+      width: this.widthOf(),
+      height: HEIGHT,
+      cursor: {
+        sync: { key: "curves", setSeries: false },
+        drag: { x: true, y: false, setScale: false, uni: 10 },
+        points: { size: 7 },
+        focus: { prox: 24 },
+      },
+      legend: { show: false },
+      scales: {
+        x: { time: false, range: (_, low, high) => (low === high ? [low - 0.5, high + 0.5] : [low, high]) },
+        y: { distr: log ? 3 : 1 },
+      },
+      axes: [
+        { ...axis, size: 34, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 1e4, 1e5, 1e6], values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? String(tick) : "")) },
+        { ...axis, size: 62, ...(log ? tens : {}), values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : shortNumber(tick))) },
+      ],
+      series,
+      bands,
+      hooks: {
+        setSelect: [
+          (plot) => {
+            if (plot.select.width < 8) return;
+            const low = plot.posToVal(plot.select.left, "x");
+            const high = plot.posToVal(plot.select.left + plot.select.width, "x");
+            plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+            view.zoomTo({ min: low, max: high });
+          },
+        ],
+        setCursor: [(plot) => view.point(plot)],
+      },
+    };
+    const plot = new uPlot(options, columns, wrap);
+    plot.lines = lines;
+    plot.chart = chart;
+    plot.styles = styles;
+    plot.log = log;
+    plot.over.addEventListener("dblclick", () => view.zoomTo(null));
+    plot.over.addEventListener("mouseleave", hideTip);
+    const root = plot.root;
+    root.tabIndex = 0;
+    root.setAttribute("role", "application");
+    root.setAttribute("aria-roledescription", "chart");
+    root.setAttribute("aria-label", `${chart.title} over epochs, ${lines.length} lines: arrow keys move the cursor`);
+    root.addEventListener("keydown", (event) => view.key(plot, event));
+    return plot;
+  }
+
+  zoomTo(range) {
+    this.zoom = range;
+    for (const plot of this.plots) {
+      const xs = plot.data[0];
+      plot.setScale("x", range ?? { min: xs[0], max: xs.at(-1) });
+    }
+    this.figure.dataset.zoomed = range === null ? "" : "x";
+  }
+
+  key(plot, event) {
+    const xs = plot.data[0];
+    const now = plot.cursor.idx ?? (event.key === "ArrowLeft" ? xs.length : -1);
+    const step = { ArrowRight: 1, ArrowLeft: -1, Home: -xs.length, End: xs.length }[event.key];
+    if (event.key === "Escape") this.zoomTo(null);
+    if (step === undefined) return;
+    event.preventDefault();
+    const index = Math.min(xs.length - 1, Math.max(0, now + step));
+    plot.setCursor({ left: plot.valToPos(xs[index], "x"), top: plot.over.clientHeight / 3 });
+    this.readout.textContent = this.lines(plot, index, null).join("; ");
+  }
+
+  /** What is said at an epoch: the lines nearest to the pointer, or the first. */
+  lines(plot, index, near) {
+    const found = plot.lines
+      .filter((line) => !this.hidden.has(line.group))
+      .map((line) => ({ line, value: line.values[index], high: line.high?.[index] }))
+      .filter(({ value }) => value !== null && value !== undefined);
+    if (near !== null) {
+      const pixels = (value) => (plot.log && !(value > 0) ? Infinity : Math.abs(plot.valToPos(value, "y") - near));
+      found.sort((a, b) => pixels(a.value) - pixels(b.value));
+    }
+    const said = found.slice(0, MOST_SAID).map(({ line, value, high }) => {
+      const spread = high === null || high === undefined || high === value ? "" : ` ± ${shortNumber(high - value)}`;
+      return `${shortNumber(value)}${spread}  ${line.label}`;
+    });
+    const more = found.length - said.length;
+    return [`epoch ${plot.data[0][index]}`, ...said, more > 0 ? `and ${more} more` : ""];
+  }
+
+  point(plot) {
+    const { idx, left, top, event } = plot.cursor;
+    if (!event || event.type !== "mousemove" || idx === null || idx === undefined || left < 0) return;
+    if (event.target !== plot.over && !plot.over.contains(event.target)) return;
+    showTip(event.clientX, event.clientY, this.lines(plot, idx, top));
+  }
+
+  drawLegend() {
+    const groups = this.groups();
+    if (this.fixed !== null) {
+      const labels = [...new Map(this.plots.flatMap((plot) => (plot.lines.length > 1 ? plot.lines.map((line, index) => [line.label, plot.styles[index]]) : [])))];
+      this.legend.replaceChildren(
+        ...labels.map(([label, { stroke, dash }]) => element("span", "", [this.stroke(stroke, dash), label], { class: "key" })),
+      );
+      return;
+    }
+    const buttons = groups.map((group, index) => {
+      const { stroke, dash } = style(index, groups.length);
+      const button = element("button", "", [this.stroke(stroke, dash), element("span", group.name, [], { dir: "auto" })], {
+        type: "button",
+        class: "line",
+        "aria-pressed": String(!this.hidden.has(index)),
+      });
+      button.addEventListener("click", () => {
+        if (this.hidden.has(index)) this.hidden.delete(index);
+        else this.hidden.add(index);
+        this.draw();
+        this.legend.querySelectorAll("button.line")[index]?.focus();
+      });
+      const trials = element("a", group.members.length > 1 ? "trials" : `trial ${group.members[0].number}`, [], {
+        href: group.members.length > 1 ? `/trials/${group.members[0].trial}/cell` : `/trials/${group.members[0].trial}`,
+      });
+      return element("li", "", [button, trials]);
+    });
+    this.legend.replaceChildren(...buttons);
+  }
+
+  stroke(stroke, dash) {
+    const canvas = document.createElement("canvas");
+    canvas.width = 48;
+    canvas.height = 16;
+    canvas.className = "stroke";
+    canvas.setAttribute("aria-hidden", "true");
+    const pen = canvas.getContext("2d");
+    pen.strokeStyle = stroke;
+    pen.lineWidth = 4;
+    pen.setLineDash(dash.map((length) => 2 * length));
+    pen.beginPath();
+    pen.moveTo(0, 8);
+    pen.lineTo(48, 8);
+    pen.stroke();
+    return canvas;
+  }
+
+  /** All epochs that came, as they are. */
+  csv() {
+    const { curves, columns, metrics } = this.data;
+    const rows = [["trial", "experiment", "number", "seed", "state", ...columns.map(({ field }) => field), "epoch", ...metrics]];
+    for (const curve of curves) {
+      const fixed = [curve.trial, curve.experiment_id, curve.number, curve.seed, curve.state];
+      const own = columns.map(({ field }) => {
+        const value = curve.fields[field] ?? null;
+        return value !== null && typeof value === "object" ? JSON.stringify(value) : value;
+      });
+      curve.epoch.forEach((epoch, index) => rows.push([...fixed, ...own, epoch, ...curve.values.map((values) => values[index])]));
+    }
+    return csv(rows);
+  }
+
+  png() {
+    const scale = devicePixelRatio;
+    const plots = this.plots;
+    const names = this.groups().map((group, index) => [group.name, style(index, this.groups().length)]);
+    const key = this.fixed ? [] : names.filter((_, index) => !this.hidden.has(index)).slice(0, 60);
+    const width = Math.max(...plots.map((plot) => plot.ctx.canvas.width));
+    const each = plots[0].ctx.canvas.height + 28 * scale;
+    const canvas = document.createElement("canvas");
+    canvas.width = width;
+    canvas.height = plots.length * each + (key.length * 18 + 12) * scale;
+    const pen = canvas.getContext("2d");
+    pen.fillStyle = colour("page");
+    pen.fillRect(0, 0, canvas.width, canvas.height);
+    pen.font = `${13 * scale}px system-ui, sans-serif`;
+    plots.forEach((plot, index) => {
+      pen.fillStyle = colour("text");
+      pen.fillText(plot.chart.title, 8 * scale, index * each + 18 * scale);
+      pen.drawImage(plot.ctx.canvas, 0, index * each + 24 * scale);
+    });
+    key.forEach(([text, { stroke, dash }], index) => {
+      const y = plots.length * each + (index * 18 + 10) * scale;
+      pen.strokeStyle = stroke;
+      pen.lineWidth = 2 * scale;
+      pen.setLineDash(dash.map((length) => length * scale));
+      pen.beginPath();
+      pen.moveTo(8 * scale, y);
+      pen.lineTo(36 * scale, y);
+      pen.stroke();
+      pen.fillStyle = colour("text");
+      pen.fillText(text.slice(0, 160), 44 * scale, y + 4 * scale);
+    });
+    return canvas;
+  }
+
+  svg() {
+    const escape = (text) => String(text).replace(/[&<>"']/g, (sign) => `&#${sign.charCodeAt(0)};`);
+    const parts = [];
+    let top = 0;
+    let wide = 0;
+    for (const plot of this.plots) {
+      const [left, width, height] = [plot.over.offsetLeft, plot.over.clientWidth, plot.over.clientHeight];
+      const [shift, id] = [top + 28 + plot.over.offsetTop, `clip${top}`];
+      wide = Math.max(wide, plot.width);
+      parts.push(`<text x="8" y="${top + 18}" fill="${colour("text")}" font-size="13">${escape(plot.chart.title)}</text>`);
+      parts.push(`<g transform="translate(${left} ${shift})"><clipPath id="${id}"><rect width="${width}" height="${height}"/></clipPath>`);
+      for (const [which, scale] of [[0, "x"], [1, "y"]]) {
+        const { _splits: splits, _values: values } = plot.axes[which];
+        (splits ?? []).forEach((split, index) => {
+          const text = values[index];
+          if (split === null || text === "" || text === null || text === undefined) return;
+          const at = plot.valToPos(split, scale).toFixed(1);
+          const line = scale === "x" ? `x1="${at}" x2="${at}" y1="0" y2="${height}"` : `x1="0" x2="${width}" y1="${at}" y2="${at}"`;
+          const where = scale === "x" ? `x="${at}" y="${height + 18}" text-anchor="middle"` : `x="-8" y="${Number(at) + 4}" text-anchor="end"`;
+          parts.push(`<line ${line} stroke="${colour("line")}"/><text ${where} fill="${colour("quiet")}" font-size="12">${escape(text)}</text>`);
+        });
+      }
+      parts.push(`<g clip-path="url(#${id})" fill="none" stroke-linejoin="round">`);
+      const path = (values) => {
+        let pen = "M";
+        let text = "";
+        values.forEach((value, index) => {
+          if (value === null || value === undefined || (plot.log && !(value > 0))) {
+            pen = "M";
+            return;
+          }
+          text += `${pen}${plot.valToPos(plot.data[0][index], "x").toFixed(1)} ${plot.valToPos(value, "y").toFixed(1)}`;
+          pen = "L";
+        });
+        return text;
+      };
+      plot.lines.forEach((line, index) => {
+        if (this.hidden.has(line.group)) return;
+        const { stroke, dash } = plot.styles[index];
+        if (line.low) {
+          const back = [...line.low].reverse();
+          const xs = [...plot.data[0]].reverse();
+          const known = back.map((value, at) => [value, xs[at]]).filter(([value]) => value !== null && !(plot.log && !(value > 0)));
+          const down = known.map(([value, x]) => `L${plot.valToPos(x, "x").toFixed(1)} ${plot.valToPos(value, "y").toFixed(1)}`).join("");
+          parts.push(`<path d="${path(line.high).replace(/(?!^)M/g, "L")}${down}Z" fill="${stroke}" fill-opacity="0.14"/>`);
+        }
+        if (this.options.smoothing > 0) parts.push(`<path d="${path(line.raw)}" stroke="${stroke}" stroke-opacity="0.28"/>`);
+        parts.push(`<path d="${path(line.values)}" stroke="${stroke}" stroke-width="2" stroke-dasharray="${dash.join(" ")}"><title>${escape(line.label)}</title></path>`);
+      });
+      parts.push("</g></g>");
+      top += plot.height + 28;
+    }
+    if (this.fixed === null) {
+      const groups = this.groups();
+      groups.forEach((group, index) => {
+        if (this.hidden.has(index)) return;
+        const { stroke, dash } = style(index, groups.length);
+        parts.push(`<line x1="8" x2="36" y1="${top + 10}" y2="${top + 10}" stroke="${stroke}" stroke-width="2" stroke-dasharray="${dash.join(" ")}"/>`);
+        parts.push(`<text x="44" y="${top + 14}" fill="${colour("text")}" font-size="12">${escape(group.name)}</text>`);
+        top += 18;
+      });
+    }
+    const size = `width="${wide}" height="${top + 12}" viewBox="0 0 ${wide} ${top + 12}"`;
+    return `<svg xmlns="http://www.w3.org/2000/svg" ${size} font-family="system-ui, sans-serif"><rect width="100%" height="100%" fill="${colour("page")}"/>${parts.join("")}</svg>`;
+  }
+}
+
+/** Reads curves; null where there are none to be had now. */
+export async function readCurves(query) {
+  const response = await fetch(`/v1/curves?${query}`, { headers: { Accept: "application/json" }, credentials: "same-origin" });
+  const answer = await response.json();
+  if (!response.ok) throw new Error(answer.detail ?? "The service refused.");
+  return answer;
+}
+
+/** The view with its form: which trials, which metrics, how they are drawn. */
+function setUp(panel) {
+  const form = panel.querySelector(".curves-form");
+  const figure = panel.querySelector(".curves-figure");
+  const problem = panel.querySelector(".curves-problem");
+  const view = new CurveView(figure);
+  let asked = null;
+  let wanted = 0;
+
+  function query() {
+    const values = new FormData(form);
+    const found = new URLSearchParams({ points: POINTS, metrics: values.getAll("metric").join(",") || "val_accuracy" });
+    const trials = String(values.get("trials") ?? "").replace(/[^0-9]+/g, ",").replace(/^,|,$/g, "");
+    if (trials) found.set("trials", trials);
+    else if (form.dataset.experiment) {
+      found.set("experiment", form.dataset.experiment);
+      found.set("best", values.get("best") ?? "5");
+    } else return null;
+    return found;
+  }
+
+  async function load({ force = false } = {}) {
+    const next = query();
+    figure.hidden = next === null;
+    if (next === null || (!force && String(next) === asked)) return;
+    asked = String(next);
+    wanted += 1;
+    const mine = wanted;
+    panel.setAttribute("aria-busy", "true");
+    try {
+      const data = await readCurves(next);
+      if (mine !== wanted) return;
+      const epochs = data.curves.some((curve) => curve.epoch.length > 0);
+      problem.hidden = epochs;
+      problem.textContent = "None of these trials has done an epoch yet.";
+      figure.hidden = !epochs;
+      if (epochs) view.show(data);
+    } catch (error) {
+      problem.hidden = false;
+      problem.textContent = error instanceof TypeError ? "The service does not answer. Does it run?" : error.message;
+    } finally {
+      if (mine === wanted) panel.removeAttribute("aria-busy");
+    }
+  }
+
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    load();
+  });
+  form.addEventListener("change", (event) => {
+    const { name, value, checked } = event.target;
+    if (name === "smoothing") view.set("smoothing", Number(value));
+    else if (name === "log") view.set("log", checked);
+    else if (name === "bands") view.set("bands", checked);
+    else load();
+  });
+  form.addEventListener("input", ({ target }) => {
+    if (target.name === "smoothing") view.set("smoothing", Number(target.value));
+  });
+  panel.addEventListener("click", (event) => {
+    const kind = event.target.closest("button[data-save]")?.dataset.save;
+    if (event.target.closest("button[data-unzoom]")) view.zoomTo(null);
+    if (!kind || view.data === null) return;
+    const name = fileName("curves", form.dataset.experiment ? `experiment-${form.dataset.experiment}` : "trials");
+    if (kind === "csv") save(`${name}.csv`, view.csv(), "text/csv");
+    else if (kind === "svg") save(`${name}.svg`, view.svg(), "image/svg+xml");
+    else save(`${name}.png`, view.png());
+  });
+  const here = () => !panel.classList.contains("panel") || panel.classList.contains("current");
+  panel.addEventListener("shown", () => load());
+  document.addEventListener("curves-of", ({ detail }) => {
+    form.elements.trials.value = detail.join(",");
+    load();
+  });
+  let timer = null;
+  document.addEventListener("progressed", () => {
+    if (!here() || view.data === null || !view.data.curves.some(({ state }) => state === "running" || state === "queued")) return;
+    timer ??= setTimeout(() => {
+      timer = null;
+      load({ force: true });
+    }, AGAIN);
+  });
+  if (here()) load();
+}
+
+/** The curves of one trial: what belongs together in one chart. */
+function ofTrial(figure) {
+  const both = { train_accuracy: "training", val_accuracy: "validation", train_loss: "training", val_loss: "validation" };
+  const charts = [
+    { title: "accuracy (%)", metrics: ["train_accuracy", "val_accuracy"], labels: both },
+    { title: "loss (nats)", metrics: ["train_loss", "val_loss"], labels: both },
+    { title: "orthogonal loss", metrics: ["ort_loss"], log: true },
+    { title: "learning rate", metrics: ["lr"] },
+  ];
+  const view = new CurveView(figure, { charts });
+  const query = new URLSearchParams({
+    trials: figure.dataset.trial,
+    points: POINTS,
+    metrics: charts.flatMap((chart) => chart.metrics).join(","),
+  });
+  const load = async () => {
+    const data = await readCurves(query).catch(() => null);
+    const drawn = data !== null && data.curves[0].epoch.length > 0;
+    figure.hidden = !drawn;
+    document.getElementById("curves").hidden = drawn;
+    if (drawn) view.show(data);
+  };
+  figure.addEventListener("click", (event) => {
+    const kind = event.target.closest("button[data-save]")?.dataset.save;
+    if (event.target.closest("button[data-unzoom]")) view.zoomTo(null);
+    if (!kind || view.data === null) return;
+    const name = fileName("trial", figure.dataset.trial);
+    if (kind === "csv") save(`${name}.csv`, view.csv(), "text/csv");
+    else if (kind === "svg") save(`${name}.svg`, view.svg(), "image/svg+xml");
+    else save(`${name}.png`, view.png());
+  });
+  document.addEventListener("progressed", load);
+  load();
+}
+
+for (const panel of document.querySelectorAll(".curves-panel")) setUp(panel);
+for (const figure of document.querySelectorAll(".trial-curves")) ofTrial(figure);

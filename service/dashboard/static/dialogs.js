@@ -1,0 +1,89 @@
+// Forms in dialogs: each sends JSON to the API, shows what is wrong beside its fields, and leads to what came of it.
+import { send, showProblem } from "/static/request.js";
+
+/** Values as people write them in a line: JSON where it is, else texts. */
+function listed(text) {
+  try {
+    return JSON.parse(`[${text}]`);
+  } catch {
+    return text.split(",").map(valued);
+  }
+}
+
+function valued(text) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return text.trim();
+  }
+}
+
+const KINDS = {
+  text: (text) => text,
+  number: (text) => (text === "" ? undefined : Number(text)),
+  words: (text) => text.split(",").map((word) => word.trim()).filter(Boolean),
+  values: (text) => (text.trim() === "" ? undefined : listed(text)),
+  pairs: (text) =>
+    Object.fromEntries(
+      text.trim().split(/\s+/).filter(Boolean).map((pair) => {
+        const at = pair.indexOf("=");
+        return at < 0 ? [pair, true] : [pair.slice(0, at), valued(pair.slice(at + 1))];
+      }),
+    ),
+};
+
+/** What a form says, by the names of its fields; `grid.rank` stands within `grid`. */
+function body(form) {
+  const found = {};
+  for (const field of form.elements) {
+    if (!field.name) continue;
+    if (form.dataset.changes !== undefined && field.value === field.defaultValue) continue; // another's edit may be newer
+    const value = KINDS[field.dataset.kind ?? "text"](field.value);
+    if (value === undefined || (value === "" && field.dataset.optional !== undefined)) continue;
+    const [part, path] = field.name.startsWith("grid.") ? ["grid", field.name.slice(5)] : [null, field.name];
+    if (part === null) found[path] = value;
+    else (found[part] ??= {})[path] = value;
+  }
+  return found;
+}
+
+document.addEventListener("click", (event) => {
+  const opener = event.target.closest("button[data-dialog]");
+  if (opener) {
+    const dialog = document.getElementById(opener.dataset.dialog);
+    dialog.querySelector(".alarm").hidden = true;
+    dialog.showModal();
+  }
+  if (event.target.closest("button[data-close]")) event.target.closest("dialog").close();
+});
+
+document.addEventListener("submit", async (event) => {
+  const form = event.target.closest("form[data-send]");
+  if (form === null) return;
+  event.preventDefault();
+  if (form.getAttribute("aria-busy") === "true") return;
+  const problem = form.querySelector(".alarm");
+  const [method, address] = form.dataset.send.split(" ");
+  form.setAttribute("aria-busy", "true");
+  const result = await send(method, address, { body: JSON.stringify(body(form)) });
+  form.removeAttribute("aria-busy");
+  if (!result.ok) {
+    showProblem(problem, result);
+    return;
+  }
+  const here = document.body.dataset.experiment;
+  if (String(result.answer.id) !== here) {
+    location.assign(`/experiments/${Number(result.answer.id)}`);
+    return;
+  }
+  for (const field of form.elements) {
+    if (field.name && form.dataset.changes !== undefined) field.defaultValue = field.value;
+    else if (field.name) field.value = field.defaultValue;
+  }
+  form.closest("dialog").close();
+  document.querySelector("h1").textContent = result.answer.name;
+  const said = document.getElementById("action-said");
+  said.textContent = "Done.";
+  said.hidden = false;
+  document.dispatchEvent(new CustomEvent("acted"));
+});

@@ -1,0 +1,561 @@
+// An experiment as matrices side by side. The table behind it says the same; the server chose what is in it.
+import { init } from "/static/lib/echarts.js";
+import { element } from "/static/request.js";
+import { fileName, save } from "/static/save.js";
+import { colour, onScheme, readable, tile, viridis } from "/static/theme.js";
+import { hideTip, showTip } from "/static/tip.js";
+
+const MOST_FACETS = 24;
+const MOST_HOLES = 20_000; // of larger matrices places without a trial are left empty
+const GAP = 28;
+const TITLE = 22;
+const WORDS = { early_stopped: "stopped early", other_protocol: "partly under another protocol", queued: "waiting" };
+const RELOAD = 4000;
+const said = (state) => WORDS[state] ?? state.replaceAll("_", " ");
+
+let shown = null; // what is drawn now
+let panel = document.getElementById("matrix");
+
+/** The places of a matrix, drawn in an element. */
+class Matrix {
+  constructor(figure, data) {
+    this.figure = figure;
+    this.data = data;
+    this.place = figure.querySelector(".canvas");
+    this.readout = figure.querySelector(".readout");
+    this.legend = figure.querySelector(".scale");
+    this.at = new Map(data.places.trial.map((trial, index) => [trial, index]));
+    this.facets = Math.min(data.facets.length, MOST_FACETS);
+    this.grid = this.facetGrids();
+    this.cursor = null;
+    this.chart = null;
+    this.listen();
+    this.draw();
+  }
+
+  /** By facet: the index of the place at y * width + x, -1 where there is none. */
+  facetGrids() {
+    const { x, y, places, facets } = this.data;
+    const width = x.values.length;
+    const grids = facets.slice(0, MOST_FACETS).map(() => new Int32Array(width * y.values.length).fill(-1));
+    places.facet.forEach((facet, index) => {
+      if (facet < grids.length) grids[facet][places.y[index] * width + places.x[index]] = index;
+    });
+    return grids;
+  }
+
+  format(value) {
+    const { factor, decimals } = this.data.reading;
+    return (value * factor).toFixed(decimals);
+  }
+
+  /** What is said of a place, by lines. */
+  lines(facet, x, y) {
+    const { texts, places, reading, protocols } = this.data;
+    const index = this.grid[facet][y * this.data.x.values.length + x];
+    const where = [
+      this.data.x.field && `${this.data.x.name} ${texts.x[x]}`,
+      this.data.y.field && `${this.data.y.name} ${texts.y[y]}`,
+      texts.facets[facet],
+    ];
+    const head = where.filter(Boolean).join(", ") || "all trials";
+    if (index < 0) return [head, "no trial here"];
+    const { value, deviation, state } = places;
+    const unit = reading.unit ? ` ${reading.unit}` : "";
+    const lines = [head];
+    if (value[index] !== null) {
+      const spread = deviation[index] === null || texts.seeds === "deviation" ? "" : ` ± ${this.format(deviation[index])}`;
+      const how = texts.seeds === "mean" ? "" : `${texts.seeds} `;
+      lines.push(`${how}${reading.heading} ${this.format(value[index])}${spread}${unit}`);
+    }
+    lines.push(`${places.seeds[index]} of ${places.trials[index]} seeds, ${said(state[index])}`);
+    if (protocols.length > 1 && places.protocol[index] !== null) {
+      lines.push(`protocol ${protocols[places.protocol[index]].slice(0, 12)}`);
+    }
+    return lines;
+  }
+
+  measure(words, size) {
+    this.pen ??= document.createElement("canvas").getContext("2d");
+    this.pen.font = `${size}px system-ui, sans-serif`;
+    return Math.max(0, ...words.map((text) => this.pen.measureText(text).width));
+  }
+
+  layout() {
+    const { texts, x, y } = this.data;
+    const [nx, ny, facets] = [x.values.length, y.values.length, this.facets];
+    const width = Math.max(280, this.place.clientWidth);
+    const names = Math.min(110, Math.ceil(this.measure(texts.y, 12)) + 2);
+    const left = names + 12 + (y.field ? 20 : 0);
+    const least = nx > 60 ? 6 : 22;
+    const fits = Math.max(1, Math.floor((width + GAP) / (left + nx * least + GAP)));
+    const rows = Math.ceil(facets / Math.min(facets, fits));
+    const columns = Math.ceil(facets / rows);
+    const cell = Math.min(84, Math.max(2, (width - columns * left - (columns - 1) * GAP - 8) / columns / nx));
+    const high = ny > 60 ? 8 : cell >= 56 ? 36 : Math.min(28, Math.max(16, cell * 0.8));
+    const longest = Math.min(90, this.measure(texts.x, 12));
+    const turned = longest > cell - 6;
+    const below = (turned ? Math.min(64, longest * 0.8 + 14) : 22) + (x.field ? 20 : 0);
+    const above = texts.facets.some(Boolean) ? TITLE + 6 : 6;
+    const boxes = [];
+    for (let facet = 0; facet < facets; facet += 1) {
+      const [row, column] = [Math.floor(facet / columns), facet % columns];
+      boxes.push({
+        left: Math.round(left + column * (left + cell * nx + GAP)),
+        top: Math.round(above + row * (above + high * ny + below + 8)),
+        width: Math.round(cell * nx),
+        height: Math.round(high * ny),
+      });
+    }
+    const last = boxes.at(-1);
+    return { boxes, width, height: last.top + last.height + below, cell, high, turned, left, names };
+  }
+
+  /** Least and largest value that is drawn. */
+  range() {
+    const { places } = this.data;
+    const known = places.value.filter((value, index) => value !== null && places.facet[index] < this.facets);
+    if (known.length === 0) return [0, 1];
+    return [known.reduce((a, b) => Math.min(a, b)), known.reduce((a, b) => Math.max(a, b))];
+  }
+
+  options() {
+    const { texts, x, y, places } = this.data;
+    const { boxes, cell, high, turned, left, names } = this.layout();
+    const [low, top] = this.range();
+    this.span = [low, top];
+    const tiles = new Map();
+    const tileOf = (state) => {
+      if (!tiles.has(state)) tiles.set(state, { image: tile(state), repeat: "repeat", scaleX: 0.5, scaleY: 0.5 });
+      return tiles.get(state);
+    };
+    const label = { color: colour("quiet"), fontSize: 12, fontFamily: "system-ui, sans-serif" };
+    const axis = (index, values, title, more) => ({
+      type: "category",
+      gridIndex: index,
+      data: values,
+      axisLine: { show: false },
+      axisTick: { show: false },
+      splitLine: { show: false },
+      name: title,
+      nameLocation: "middle",
+      nameTextStyle: { color: colour("text"), fontSize: 12, fontFamily: "system-ui, sans-serif" },
+      ...more,
+    });
+    const gap = cell < 10 || high < 12 ? 0.5 : 1;
+    const numbers = cell >= 40 && high >= 20;
+    const both = cell >= 56 && high >= 34;
+    const draw = (facet) => (params, api) => {
+      const index = api.value(2);
+      const middle = api.coord([api.value(0), api.value(1)]);
+      const [w, h] = api.size([1, 1]);
+      const shape = { x: middle[0] - w / 2 + gap / 2, y: middle[1] - h / 2 + gap / 2, width: w - gap, height: h - gap };
+      if (index < 0) {
+        return { type: "rect", shape, style: { fill: "transparent", stroke: colour("line"), lineWidth: 0.5, lineDash: [2, 3] } };
+      }
+      const state = places.state[index];
+      const value = places.value[index];
+      if (value === null) return { type: "rect", shape, style: { fill: tileOf(state) } };
+      const rgb = viridis(top > low ? (value - low) / (top - low) : 0.5);
+      const children = [{ type: "rect", shape, style: { fill: `rgb(${rgb.join(",")})` } }];
+      if (state !== "succeeded") {
+        const size = Math.min(shape.width * 0.5, shape.height * 0.5, 12);
+        const right = shape.x + shape.width;
+        children.push({
+          type: "polygon",
+          shape: { points: [[right - size, shape.y], [right, shape.y], [right, shape.y + size]] },
+          style: { fill: tileOf(state), stroke: colour("page"), lineWidth: 1 },
+        });
+      }
+      if (numbers) {
+        children.push({
+          type: "text",
+          style: {
+            text: this.format(value),
+            x: middle[0],
+            y: middle[1] - (both ? 6 : 0),
+            fill: readable(rgb),
+            align: "center",
+            verticalAlign: "middle",
+            font: "12px system-ui, sans-serif",
+          },
+        });
+      }
+      if (both) {
+        children.push({
+          type: "text",
+          style: {
+            text: `${places.seeds[index]} of ${places.trials[index]}`,
+            x: middle[0],
+            y: middle[1] + 9,
+            fill: readable(rgb),
+            align: "center",
+            verticalAlign: "middle",
+            font: "10px system-ui, sans-serif",
+          },
+        });
+      }
+      return { type: "group", children };
+    };
+    const series = boxes.map((_, facet) => ({
+      id: `facet${facet}`,
+      type: "custom",
+      xAxisIndex: facet,
+      yAxisIndex: facet,
+      encode: { x: 0, y: 1 },
+      clip: false,
+      progressive: 0,
+      renderItem: draw(facet),
+      data: this.rows(facet),
+    }));
+    series.push({
+      id: "cursor",
+      type: "custom",
+      xAxisIndex: this.cursor?.facet ?? 0,
+      yAxisIndex: this.cursor?.facet ?? 0,
+      encode: { x: 0, y: 1 },
+      silent: true,
+      z: 10,
+      clip: false,
+      renderItem: (_, api) => {
+        const middle = api.coord([api.value(0), api.value(1)]);
+        const [w, h] = api.size([1, 1]);
+        const shape = { x: middle[0] - w / 2, y: middle[1] - h / 2, width: w, height: h };
+        return {
+          type: "group",
+          children: [
+            { type: "rect", shape, style: { fill: null, stroke: colour("page"), lineWidth: 5 } },
+            { type: "rect", shape, style: { fill: null, stroke: colour("text"), lineWidth: 2 } },
+          ],
+        };
+      },
+      data: this.cursor ? [[this.cursor.x, this.cursor.y]] : [],
+    });
+    return {
+      animation: false,
+      title: texts.facets.slice(0, this.facets).map((text, facet) => ({
+        text,
+        left: boxes[facet].left - 5,
+        top: boxes[facet].top - TITLE - 3,
+        textStyle: {
+          color: colour("text"),
+          fontSize: 12,
+          fontWeight: 600,
+          fontFamily: "system-ui, sans-serif",
+          overflow: "truncate",
+          width: Math.max(60, boxes[facet].width),
+        },
+      })),
+      grid: boxes,
+      xAxis: boxes.map((_, facet) =>
+        axis(facet, texts.x, x.name, {
+          nameGap: (turned ? Math.min(64, this.measure(texts.x, 12) * 0.8 + 14) : 22) + 4,
+          axisLabel: { ...label, rotate: turned ? 52 : 0, width: 90, overflow: "truncate", interval: cell < 12 ? "auto" : 0 },
+        }),
+      ),
+      yAxis: boxes.map((_, facet) =>
+        axis(facet, texts.y, y.name, {
+          inverse: true,
+          nameRotate: 90,
+          nameGap: left - 16,
+          axisLabel: { ...label, width: names, overflow: "truncate", interval: high < 13 ? "auto" : 0 },
+        }),
+      ),
+      series,
+    };
+  }
+
+  rows(facet) {
+    const width = this.data.x.values.length;
+    const holes = this.facets * this.grid[facet].length <= MOST_HOLES;
+    const rows = [];
+    this.grid[facet].forEach((index, at) => {
+      if (index >= 0 || holes) rows.push([at % width, Math.floor(at / width), index]);
+    });
+    return rows;
+  }
+
+  draw() {
+    const { height } = this.layout();
+    this.place.style.height = `${height}px`;
+    if (this.chart === null) {
+      this.chart = init(this.place, null, { renderer: "canvas" });
+      this.chart.on("mousemove", ({ seriesIndex, value, event }) => {
+        const { clientX, clientY } = event.event;
+        showTip(clientX, clientY, this.lines(seriesIndex, value[0], value[1]));
+      });
+      this.chart.on("globalout", hideTip);
+      this.chart.on("mouseout", hideTip);
+      this.chart.on("click", ({ seriesIndex, value, event }) => {
+        this.open(value[2], event.event.ctrlKey || event.event.metaKey || event.event.shiftKey);
+      });
+    } else {
+      this.chart.resize({ height });
+    }
+    this.chart.setOption(this.options(), { notMerge: true });
+    this.drawLegend();
+    this.figure.dataset.drawn = String(this.data.places.trial.length);
+  }
+
+  drawLegend() {
+    const [low, top] = this.span;
+    const { places, reading, texts } = this.data;
+    const bar = document.createElement("canvas");
+    bar.width = 160;
+    bar.height = 12;
+    const pen = bar.getContext("2d");
+    for (let x = 0; x < 160; x += 1) {
+      pen.fillStyle = `rgb(${viridis(x / 159).join(",")})`;
+      pen.fillRect(x, 0, 1, 12);
+    }
+    bar.setAttribute("aria-hidden", "true");
+    const parts = [];
+    if (places.value.some((value) => value !== null)) {
+      const how = texts.seeds === "mean" ? "mean" : texts.seeds;
+      const unit = reading.unit ? ` ${reading.unit}` : "";
+      parts.push(
+        element("span", "", [
+          element("span", `${reading.heading}, ${how} over seeds: `, [], { class: "quiet" }),
+          element("span", this.format(low), [], { class: "end" }),
+          bar,
+          element("span", `${this.format(top)}${unit}`, [], { class: "end" }),
+        ], { class: "ramp" }),
+      );
+    }
+    const states = new Set(places.state);
+    states.delete("succeeded");
+    for (const state of states) {
+      const swatch = tile(state);
+      swatch.className = "tile";
+      swatch.setAttribute("aria-hidden", "true");
+      parts.push(element("span", "", [swatch, said(state)], { class: "key" }));
+    }
+    if (places.state.some((state, index) => state !== "succeeded" && places.value[index] !== null)) {
+      parts.push(element("span", "a marked corner: not all seeds have a result", [], { class: "quiet" }));
+    }
+    this.legend.replaceChildren(...parts);
+  }
+
+  open(index, aside) {
+    if (index < 0) return;
+    const address = `/trials/${this.data.places.trial[index]}/cell`;
+    if (aside) window.open(address, "_blank", "noopener");
+    else location.assign(address);
+  }
+
+  moveTo(facet, x, y) {
+    this.cursor = { facet, x, y };
+    this.chart.setOption({ series: [{ id: "cursor", xAxisIndex: facet, yAxisIndex: facet, data: [[x, y]] }] });
+    this.readout.textContent = this.lines(facet, x, y).join("; ");
+  }
+
+  listen() {
+    const { x, y } = this.data;
+    this.place.addEventListener("focus", () => {
+      const { facet, x: column, y: row } = this.cursor ?? { facet: 0, x: 0, y: 0 };
+      this.moveTo(facet, column, row);
+    });
+    this.place.addEventListener("keydown", (event) => {
+      if (!this.cursor || event.ctrlKey || event.metaKey || event.altKey) return;
+      const { facet, x: column, y: row } = this.cursor;
+      const steps = {
+        ArrowRight: [0, 1, 0],
+        ArrowLeft: [0, -1, 0],
+        ArrowDown: [0, 0, 1],
+        ArrowUp: [0, 0, -1],
+        Home: [0, -column, 0],
+        End: [0, x.values.length - 1 - column, 0],
+        PageDown: [1, 0, 0],
+        PageUp: [-1, 0, 0],
+      };
+      if (event.key === "Enter") {
+        this.open(this.grid[facet][row * x.values.length + column], false);
+        return;
+      }
+      const step = steps[event.key];
+      if (step === undefined) return;
+      event.preventDefault();
+      const within = (value, count) => Math.min(count - 1, Math.max(0, value));
+      this.moveTo(
+        within(facet + step[0], this.facets),
+        within(column + step[1], x.values.length),
+        within(row + step[2], y.values.length),
+      );
+    });
+  }
+
+  /** Takes in places as they are now. False: one is new, and the whole has to be read again. */
+  patch({ places, protocols }) {
+    if (places.trial.some((trial) => !this.at.has(trial))) return false;
+    const mine = this.data.places;
+    const names = this.data.protocols;
+    for (const name of protocols) if (!names.includes(name)) names.push(name);
+    const facets = new Set();
+    places.trial.forEach((trial, from) => {
+      const index = this.at.get(trial);
+      for (const column of ["state", "value", "deviation", "seeds", "trials"]) mine[column][index] = places[column][from];
+      mine.protocol[index] = places.protocol[from] === null ? null : names.indexOf(protocols[places.protocol[from]]);
+      facets.add(mine.facet[index]);
+      this.write(mine.facet[index], mine.x[index], mine.y[index]);
+    });
+    const [low, top] = this.range();
+    if (low !== this.span[0] || top !== this.span[1]) {
+      this.chart.setOption(this.options(), { notMerge: true });
+    } else {
+      const changed = [...facets].filter((facet) => facet < this.facets);
+      this.chart.setOption({ series: changed.map((facet) => ({ id: `facet${facet}`, data: this.rows(facet) })) });
+    }
+    this.drawLegend();
+    if (this.cursor && document.activeElement === this.place) {
+      const { facet, x, y } = this.cursor;
+      const text = this.lines(facet, x, y).join("; ");
+      if (this.readout.textContent !== text) this.readout.textContent = text;
+    }
+    return true;
+  }
+
+  /** The table behind the picture, one place of it. */
+  write(facet, x, y) {
+    const table = this.figure.parentElement.querySelectorAll(".behind table")[facet];
+    const cell = table?.tBodies[0].rows[y]?.cells[x + 1];
+    if (!cell || facet >= this.facets) return;
+    const { places } = this.data;
+    const index = this.grid[facet][y * this.data.x.values.length + x];
+    const [value, deviation, state] = [places.value[index], places.deviation[index], places.state[index]];
+    const count = `(${places.seeds[index]} of ${places.trials[index]})`;
+    const spread = deviation === null ? "" : ` ± ${this.format(deviation)}`;
+    const word = state.replaceAll("_", " ");
+    cell.textContent =
+      value === null ? `${word} ${count}` : `${this.format(value)}${spread} ${count}${state === "succeeded" ? "" : ` ${word}`}`;
+    cell.className = state;
+  }
+
+  picture(renderer) {
+    const { width, height } = this.layout();
+    const aside = init(null, null, { renderer: "svg", ssr: true, width, height });
+    aside.setOption({ ...this.options(), backgroundColor: colour("page") });
+    const text = aside.renderToSVGString();
+    aside.dispose();
+    return renderer === "svg" ? text : null;
+  }
+
+  dispose() {
+    this.chart?.dispose();
+  }
+}
+
+function draw() {
+  const figure = panel?.querySelector(".matrix-figure");
+  const data = panel?.querySelector(".matrix-data");
+  shown?.dispose();
+  shown = null;
+  if (!figure || !data || !panel.classList.contains("current")) return;
+  const read = JSON.parse(data.textContent);
+  if (read.places.trial.length > 0) shown = new Matrix(figure, read);
+}
+
+/** Exchanges the panel for another choice of fields; the form keeps its focus. */
+async function choose(address, { push = true } = {}) {
+  const focused = document.activeElement?.name;
+  const place = [...panel.querySelectorAll(`[name="${focused}"]`)].indexOf(document.activeElement);
+  panel.setAttribute("aria-busy", "true");
+  const home = location.pathname.replace(/\/$/, "");
+  try {
+    const response = await fetch(`${home}/matrix${address.search}`, { headers: { Accept: "text/html" } });
+    if (!response.ok || response.redirected) {
+      location.assign(address.href);
+      return;
+    }
+    const fresh = new DOMParser().parseFromString(await response.text(), "text/html");
+    hideTip();
+    panel.replaceChildren(...fresh.getElementById("matrix").childNodes);
+    if (push) history.pushState({ matrix: true }, "", address.href);
+    draw();
+    if (focused) panel.querySelectorAll(`[name="${focused}"]`)[place]?.focus();
+  } catch {
+    location.assign(address.href);
+  } finally {
+    panel.removeAttribute("aria-busy");
+  }
+}
+
+function addressOf(form) {
+  const address = new URL(location.href);
+  const mine = new Set([...form.elements].map((one) => one.name).filter(Boolean));
+  for (const name of mine) address.searchParams.delete(name);
+  for (const [name, value] of new FormData(form)) if (value !== "") address.searchParams.append(name, value);
+  return address;
+}
+
+/** Reads the places of trials again, or all of them. */
+async function update(trials) {
+  if (shown === null) return;
+  const { experiment, metric, x, y } = shown.data;
+  const asked = new URLSearchParams(location.search);
+  const query = new URLSearchParams({ metric, seeds: asked.get("seeds") ?? "mean" });
+  for (const one of asked.getAll("where")) query.append("where", one);
+  const here = shown;
+  if (trials !== null) {
+    query.set("trials", trials.join(","));
+    const response = await fetch(`/v1/experiments/${experiment}/matrix?${query}`, { headers: { Accept: "application/json" } });
+    if (!response.ok) return;
+    const found = await response.json();
+    if (shown !== here || shown.patch(found)) return;
+  }
+  if (x.field) query.set("x", x.field);
+  if (y.field) query.set("y", y.field);
+  await choose(new URL(`?${query}${location.hash}`, location.href), { push: false });
+}
+
+if (panel) {
+  panel.addEventListener("change", (event) => {
+    const { form, name, value } = event.target;
+    if (!form?.classList.contains("chooser")) return;
+    const other = { x: "y", y: "x" }[name];
+    if (other && form.elements[other].value === value) form.elements[other].value = shown?.data[name].field ?? "";
+    choose(addressOf(form));
+  });
+  panel.addEventListener("submit", (event) => {
+    event.preventDefault();
+    choose(addressOf(event.target));
+  });
+  panel.addEventListener("click", (event) => {
+    const kind = event.target.closest("button[data-save]")?.dataset.save;
+    if (!kind || shown === null) return;
+    const name = fileName("matrix", shown.data.experiment, shown.data.metric);
+    if (kind === "svg") save(`${name}.svg`, shown.picture("svg"), "image/svg+xml");
+    else save(`${name}.png`, shown.chart.renderToCanvas({ pixelRatio: 2, backgroundColor: colour("page") }));
+  });
+  panel.addEventListener("shown", () => {
+    if (shown === null) draw();
+  });
+  addEventListener("popstate", (event) => {
+    if (event.state?.matrix || location.hash === "") choose(new URL(location.href), { push: false });
+  });
+  let width = innerWidth;
+  addEventListener("resize", () => {
+    if (innerWidth === width) return;
+    width = innerWidth;
+    shown?.draw();
+  });
+  onScheme(() => shown?.draw());
+
+  const waiting = new Set();
+  let timer = null;
+  let whole = false;
+  const later = (pause) => {
+    timer ??= setTimeout(async () => {
+      timer = null;
+      const trials = whole || waiting.size > 500 ? null : [...waiting];
+      waiting.clear();
+      whole = false;
+      await update(trials).catch(() => {});
+    }, pause);
+  };
+  document.addEventListener("trials-changed", ({ detail }) => {
+    for (const trial of detail.trials) waiting.add(trial);
+    if (detail.all) whole = true;
+    if (waiting.size > 0 || whole) later(whole ? RELOAD : 1000);
+  });
+  draw();
+}

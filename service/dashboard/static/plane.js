@@ -1,0 +1,350 @@
+// The cells of a leaderboard in the plane of two metrics, and as lines over all fields in which they differ.
+import { init } from "/static/lib/echarts.js";
+import { element } from "/static/request.js";
+import { fileName, save } from "/static/save.js";
+import { colour, onScheme, viridis } from "/static/theme.js";
+import { hideTip, showTip } from "/static/tip.js";
+
+const FONT = "system-ui, sans-serif";
+const LIGHT = ["#0072b2", "#c04d00", "#00805c", "#a8498a", "#8a6d00", "#2b8fcf", "#5b5b5b"];
+const DARK = ["#56b4e9", "#ff9e4a", "#2fc296", "#e08ac2", "#f0e442", "#8ecbff", "#c0c0c0"];
+const SHAPES = ["circle", "rect", "triangle", "diamond", "pin", "arrow", "roundRect"];
+const MOST_BARS = 1500;
+
+const figure = document.querySelector(".plane-figure");
+const place = figure.querySelector(".canvas");
+const parallel = document.querySelector(".parallel-figure .canvas");
+const legend = figure.querySelector(".scale");
+const readout = figure.querySelector(".readout");
+const byField = figure.querySelector("select[name=by]");
+const chooser = figure.querySelector("button[data-brush]");
+const metrics = JSON.parse(figure.dataset.metrics);
+let data = null;
+let chart = null;
+let lines = null;
+let chosen = null;
+let at = -1;
+
+const said = (value) => {
+  if (value === null || value === undefined) return "none";
+  if (typeof value === "number") return String(Number(value.toPrecision(4)));
+  return typeof value === "string" ? value : JSON.stringify(value);
+};
+const shown = (axis, value) => (value * metrics[axis].factor).toFixed(metrics[axis].decimals);
+const title = (axis) => `${metrics[axis].heading}${metrics[axis].unit ? ` (${metrics[axis].unit})` : ""}`;
+const wide = (values) => values.every((value) => value > 0) && Math.max(...values) / Math.min(...values) > 30;
+
+function words(index) {
+  const where = data.columns.map(({ field, name }) => `${name} ${said(data.fields[field][index])}`);
+  const number = (axis) => {
+    const error = data[`${axis}_error`][index];
+    const spread = error === null ? "" : ` ± ${shown(axis, error)}`;
+    return `${metrics[axis].heading} ${shown(axis, data[axis][index])}${spread}${metrics[axis].unit ? ` ${metrics[axis].unit}` : ""}`;
+  };
+  const count = `${data.seeds[index]} ${data.seeds[index] === 1 ? "seed" : "seeds"}`;
+  return [where.join(", ") || "the only configuration", number("y"), number("x"), data.front[index] ? `${count}, on the Pareto front` : count];
+}
+
+/** Of each cell its colour and mark by the chosen field, and what they mean. */
+function paint() {
+  const dark = matchMedia("(prefers-color-scheme: dark)").matches;
+  const palette = dark ? DARK : LIGHT;
+  const field = byField.value;
+  if (!field) return { of: () => ({ colour: palette[0], symbol: "circle" }), keys: [] };
+  const values = data.fields[field];
+  const texts = [...new Set(values.map(said))];
+  if (values.every((value) => value === null || typeof value === "number") && texts.length > palette.length) {
+    const known = values.filter((value) => value !== null);
+    const [low, top] = [Math.min(...known), Math.max(...known)];
+    const scale = wide(known) ? Math.log : (value) => value;
+    const share = (value) => (scale(value) - scale(low)) / (scale(top) - scale(low) || 1);
+    const hue = (value) => `rgb(${viridis(dark ? 0.25 + 0.75 * share(value) : 0.9 * share(value)).join(",")})`;
+    return {
+      of: (index) => ({ colour: values[index] === null ? colour("quiet") : hue(values[index]), symbol: "circle" }),
+      keys: [low, top].map((value) => [said(value), hue(value), "circle"]),
+    };
+  }
+  const order = [...new Map(values.map((value) => [said(value), value])).entries()].sort(([, a], [, b]) => (a > b) - (a < b));
+  const rank = new Map(order.map(([text], index) => [text, index]));
+  const style = (text) => ({
+    colour: palette[rank.get(text) % palette.length],
+    symbol: SHAPES[Math.floor(rank.get(text) / palette.length) % SHAPES.length],
+  });
+  return {
+    of: (index) => style(said(values[index])),
+    keys: order.map(([text]) => [text, style(text).colour, style(text).symbol]),
+  };
+}
+
+function options() {
+  const scaled = (axis) => data[axis].map((value) => value * metrics[axis].factor);
+  const [xs, ys] = [scaled("x"), scaled("y")];
+  const [painted, count] = [paint(), xs.length];
+  const log = { x: wide(xs), y: wide(ys) };
+  const front = xs.map((_, index) => index).filter((index) => data.front[index]).sort((a, b) => xs[a] - xs[b]);
+  const axis = (which) => ({
+    type: log[which] ? "log" : "value",
+    scale: true,
+    name: `${title(which)}${log[which] ? ", logarithmic" : ""}, ${metrics[which].best} is better`,
+    nameLocation: "middle",
+    nameGap: which === "x" ? 30 : 52,
+    nameTextStyle: { color: colour("text"), fontFamily: FONT },
+    axisLabel: { color: colour("quiet"), fontFamily: FONT, hideOverlap: true },
+    axisLine: { lineStyle: { color: colour("line") } },
+    splitLine: { lineStyle: { color: colour("line") } },
+  });
+  const dim = (index) => (chosen === null || chosen.has(index) ? 1 : 0.15);
+  const series = [
+    {
+      id: "front",
+      type: "line",
+      data: front.map((index) => [xs[index], ys[index]]),
+      symbol: "none",
+      silent: true,
+      z: 1,
+      lineStyle: { color: colour("front"), width: 1.5, type: "dashed" },
+    },
+    {
+      id: "cells",
+      type: "scatter",
+      z: 3,
+      data: xs.map((x, index) => {
+        const { colour: fill, symbol } = painted.of(index);
+        return {
+          value: [x, ys[index], index],
+          symbol,
+          symbolSize: data.front[index] ? 11 : 8,
+          itemStyle: {
+            color: fill,
+            opacity: 0.85 * dim(index),
+            borderColor: data.front[index] ? colour("text") : colour("page"),
+            borderWidth: data.front[index] ? 1.5 : 0.5,
+          },
+        };
+      }),
+      emphasis: { scale: 1.4 },
+    },
+  ];
+  if (count <= MOST_BARS) {
+    series.unshift({
+      id: "errors",
+      type: "custom",
+      silent: true,
+      z: 2,
+      data: xs.map((x, index) => [x, ys[index], index]),
+      renderItem: (_, api) => {
+        const index = api.value(2);
+        const children = [];
+        for (const which of ["x", "y"]) {
+          const error = data[`${which}_error`][index];
+          if (!error) continue;
+          const reach = error * metrics[which].factor;
+          const end = (sign) => {
+            const point = [xs[index], ys[index]];
+            point[which === "x" ? 0 : 1] += sign * reach;
+            return point;
+          };
+          if (log[which] && end(-1)[which === "x" ? 0 : 1] <= 0) continue;
+          const [[x1, y1], [x2, y2]] = [api.coord(end(-1)), api.coord(end(1))];
+          children.push({
+            type: "line",
+            shape: { x1, y1, x2, y2 },
+            style: { stroke: painted.of(index).colour, lineWidth: 1, opacity: 0.45 * dim(index) },
+          });
+        }
+        return { type: "group", children };
+      },
+    });
+  }
+  return {
+    painted,
+    option: {
+      animation: false,
+      textStyle: { fontFamily: FONT },
+      grid: { left: 70, right: 20, top: 12, bottom: 52 },
+      xAxis: axis("x"),
+      yAxis: axis("y"),
+      brush: {
+        xAxisIndex: 0,
+        yAxisIndex: 0,
+        throttleType: "debounce",
+        throttleDelay: 150,
+        outOfBrush: {},
+        brushStyle: { color: "rgba(120,160,220,0.15)", borderColor: colour("running"), borderWidth: 1 },
+        toolbox: [],
+      },
+      series,
+    },
+  };
+}
+
+function overFields() {
+  const painted = paint();
+  const label = { color: colour("quiet"), fontFamily: FONT };
+  const columns = [...data.columns.map(({ field, name }) => ({ name, values: data.fields[field] }))];
+  for (const axis of ["x", "y"]) columns.push({ name: title(axis), values: data[axis].map((value) => value * metrics[axis].factor), measured: true });
+  const axes = columns.map(({ name, values, measured }, dim) => {
+    const texts = [...new Map(values.map((value) => [said(value), value])).entries()].sort(([, a], [, b]) => (a > b) - (a < b));
+    const numeric = measured || (values.every((value) => typeof value === "number") && texts.length > 12);
+    const shared = {
+      dim,
+      name: name.length > 24 ? `${name.slice(0, 23)}…` : name,
+      nameTextStyle: { color: colour("text"), fontFamily: FONT },
+      axisLabel: label,
+      axisLine: { lineStyle: { color: colour("quiet") } },
+    };
+    if (!numeric) return { ...shared, type: "category", data: texts.map(([text]) => (text.length > 16 ? `${text.slice(0, 15)}…` : text)), texts: texts.map(([text]) => text) };
+    return { ...shared, type: wide(values) ? "log" : "value", scale: true };
+  });
+  const rows = data.cell.map((_, index) => ({
+    value: columns.map(({ values }, dim) => (axes[dim].texts ? axes[dim].texts.indexOf(said(values[index])) : values[index])),
+    lineStyle: { color: painted.of(index).colour, opacity: chosen === null ? 0.35 : chosen.has(index) ? 0.8 : 0.04, width: data.front[index] ? 2.5 : 1 },
+  }));
+  return {
+    animation: false,
+    parallel: { left: 50, right: 70, top: 34, bottom: 20 },
+    parallelAxis: axes.map(({ texts: _, ...axis }) => axis),
+    series: [{ type: "parallel", data: rows, silent: false, smooth: false }],
+  };
+}
+
+function draw() {
+  if (data === null || data.cell.length === 0) return;
+  chart ??= listen(init(place, null, { renderer: "canvas" }));
+  const { painted, option } = options();
+  chart.setOption(option, { notMerge: true });
+  if (parallel) {
+    lines ??= init(parallel, null, { renderer: "canvas" });
+    lines.setOption(overFields(), { notMerge: true });
+  }
+  const keys = painted.keys.map(([text, fill]) => {
+    const swatch = document.createElement("canvas");
+    swatch.width = swatch.height = 12;
+    swatch.setAttribute("aria-hidden", "true");
+    const pen = swatch.getContext("2d");
+    pen.fillStyle = fill;
+    pen.beginPath();
+    pen.arc(6, 6, 5, 0, 7);
+    pen.fill();
+    return element("span", "", [swatch, element("span", text, [], { dir: "auto" })], { class: "key" });
+  });
+  legend.replaceChildren(...keys.slice(0, 40));
+  figure.dataset.drawn = String(data.cell.length);
+  if (chooser.getAttribute("aria-pressed") === "true") brushing(true);
+}
+
+function cellAddress(index) {
+  return `/trials?${new URLSearchParams({ dataset: data.dataset, cell: data.cell[index] })}`;
+}
+
+function listen(made) {
+  made.on("mousemove", ({ seriesId, data: row, event }) => {
+    if (seriesId === "cells") showTip(event.event.clientX, event.event.clientY, words(row.value[2]));
+  });
+  made.on("mouseout", hideTip);
+  made.on("globalout", hideTip);
+  made.on("click", ({ seriesId, data: row, event }) => {
+    if (seriesId !== "cells") return;
+    const address = cellAddress(row.value[2]);
+    if (event.event.ctrlKey || event.event.metaKey) window.open(address, "_blank", "noopener");
+    else location.assign(address);
+  });
+  made.on("brushEnd", ({ areas }) => choose(areas[0] ? within(areas[0].coordRange) : null));
+  return made;
+}
+
+function within([[left, right], [low, high]]) {
+  const found = new Set();
+  data.cell.forEach((_, index) => {
+    const [x, y] = [data.x[index] * metrics.x.factor, data.y[index] * metrics.y.factor];
+    if (x >= left && x <= right && y >= low && y <= high) found.add(index);
+  });
+  return found;
+}
+
+/** Only these cells are bright, and in the table. */
+function choose(indices) {
+  chosen = indices;
+  const names = chosen === null ? null : new Set([...chosen].map((index) => data.cell[index]));
+  let left = 0;
+  for (const row of document.querySelectorAll(`tr[data-cell][data-protocol="${data.protocol}"]`)) {
+    row.hidden = names !== null && !names.has(row.dataset.cell);
+    if (!row.hidden) left += 1;
+  }
+  readout.textContent =
+    chosen === null ? "" : `${chosen.size} of ${data.cell.length} configurations chosen; ${left} of them stand in the table above.`;
+  const { option } = options();
+  chart.setOption({ series: option.series });
+  lines?.setOption(overFields(), { notMerge: true });
+}
+
+function brushing(on) {
+  chart.dispatchAction({
+    type: "takeGlobalCursor",
+    key: "brush",
+    brushOption: on ? { brushType: "rect", brushMode: "single" } : { brushType: false },
+  });
+}
+
+chooser.addEventListener("click", () => {
+  if (chart === null) return;
+  const on = chooser.getAttribute("aria-pressed") !== "true";
+  chooser.setAttribute("aria-pressed", String(on));
+  if (!on) {
+    chart.dispatchAction({ type: "brush", areas: [] });
+    choose(null);
+  }
+  brushing(on);
+});
+byField.addEventListener("change", draw);
+figure.addEventListener("click", (event) => {
+  const kind = event.target.closest("button[data-save]")?.dataset.save;
+  if (!kind || chart === null) return;
+  const name = fileName("plane", data.dataset, data.x_metric, data.y_metric);
+  if (kind === "png") {
+    save(`${name}.png`, chart.renderToCanvas({ pixelRatio: 2, backgroundColor: colour("page") }));
+    return;
+  }
+  const aside = init(null, null, { renderer: "svg", ssr: true, width: place.clientWidth, height: place.clientHeight });
+  const { brush: _, ...option } = options().option;
+  aside.setOption({ ...option, backgroundColor: colour("page") });
+  save(`${name}.svg`, aside.renderToSVGString(), "image/svg+xml");
+  aside.dispose();
+});
+place.addEventListener("keydown", (event) => {
+  if (data === null || data.cell.length === 0) return;
+  const order = data.cell.map((_, index) => index).sort((a, b) => data.x[a] - data.x[b] || data.y[a] - data.y[b]);
+  const step = { ArrowRight: 1, ArrowLeft: -1, Home: -order.length, End: order.length }[event.key];
+  if (event.key === "Enter" && at >= 0) location.assign(cellAddress(order[at]));
+  if (step === undefined) return;
+  event.preventDefault();
+  at = Math.min(order.length - 1, Math.max(0, at + step));
+  readout.textContent = words(order[at]).join("; ");
+  chart.dispatchAction({ type: "downplay", seriesId: "cells" });
+  chart.dispatchAction({ type: "highlight", seriesId: "cells", dataIndex: order[at] });
+});
+
+async function load() {
+  const response = await fetch(figure.dataset.source, { headers: { Accept: "application/json" }, credentials: "same-origin" }).catch(() => null);
+  if (response === null || !response.ok) {
+    readout.textContent = "The plane cannot be read now.";
+    return;
+  }
+  data = await response.json();
+  figure.hidden = data.cell.length === 0;
+  if (figure.hidden) return;
+  document.querySelector(".plane-fallback")?.setAttribute("hidden", "");
+  for (const { field, name } of data.columns) byField.append(element("option", name, [], { value: field }));
+  if (parallel) parallel.parentElement.hidden = data.columns.length === 0;
+  draw();
+}
+
+onScheme(draw);
+let width = innerWidth;
+addEventListener("resize", () => {
+  if (innerWidth === width) return;
+  width = innerWidth;
+  chart?.resize();
+  lines?.resize();
+});
+load();

@@ -1,0 +1,66 @@
+// Sections of a page as tabs. Without scripts they stand below each other, and on paper.
+
+function setUp(list) {
+  const links = [...list.querySelectorAll("a")];
+  const panels = links.map((link) => document.getElementById(link.hash.slice(1)));
+  list.setAttribute("role", "tablist");
+  links.forEach((link, index) => {
+    link.id = `tab-${panels[index].id}`;
+    link.setAttribute("role", "tab");
+    link.setAttribute("aria-controls", panels[index].id);
+    panels[index].setAttribute("role", "tabpanel");
+    panels[index].setAttribute("aria-labelledby", link.id);
+  });
+
+  function show(chosen) {
+    links.forEach((link, index) => {
+      const current = index === chosen;
+      link.setAttribute("aria-selected", String(current));
+      link.tabIndex = current ? 0 : -1;
+      panels[index].classList.toggle("current", current);
+    });
+    panels[chosen].dispatchEvent(new CustomEvent("shown"));
+  }
+
+  const named = () => links.findIndex((link) => link.hash === location.hash);
+  const choose = (index) => {
+    history.replaceState(history.state, "", links[index].hash);
+    show(index);
+  };
+  list.addEventListener("click", (event) => {
+    const index = links.indexOf(event.target.closest("a"));
+    if (index < 0 || event.ctrlKey || event.metaKey || event.shiftKey) return;
+    event.preventDefault();
+    choose(index);
+  });
+  list.addEventListener("keydown", (event) => {
+    const now = links.indexOf(document.activeElement);
+    const step = { ArrowRight: 1, ArrowLeft: -1, Home: -now, End: links.length - 1 - now }[event.key];
+    if (step === undefined || now < 0) return;
+    event.preventDefault();
+    const next = (now + step + links.length) % links.length;
+    choose(next);
+    links[next].focus();
+  });
+  addEventListener("hashchange", () => {
+    if (named() >= 0) show(named());
+  });
+  const first = panels.findIndex((panel) => panel.classList.contains("current"));
+  show(named() >= 0 ? named() : Math.max(0, first));
+}
+
+for (const list of document.querySelectorAll(".tabs")) setUp(list);
+
+// On paper everything is to be seen.
+addEventListener("beforeprint", () => {
+  for (const closed of document.querySelectorAll("details:not([open])")) {
+    closed.dataset.closed = "";
+    closed.open = true;
+  }
+});
+addEventListener("afterprint", () => {
+  for (const opened of document.querySelectorAll("details[data-closed]")) {
+    opened.open = false;
+    delete opened.dataset.closed;
+  }
+});

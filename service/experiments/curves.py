@@ -1,0 +1,101 @@
+"""Curves of many trials over epochs: of those that are named, or of an experiment's best cells with all their seeds."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from service.database import Experiment, Trial
+from service.errors import NotFoundError
+from service.experiments import epoch_points
+from service.specs.columns import Columns, columns_of
+
+_DIGITS = 7
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A trial's epochs by column: `epoch`, and the values of each metric in the order in which they were asked for.
+
+    `fields` are its values in the columns that tell the trials apart, by path.
+    """
+
+    trial: int
+    experiment_id: int
+    number: int
+    cell: str
+    seed: int
+    state: str
+    epochs: int
+    best_val_accuracy: float | None
+    fields: dict[str, Any]
+    epoch: list[int]
+    values: list[list[float | None]]
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Curves of several trials, and the fields that tell these apart."""
+
+    metrics: Sequence[str]
+    columns: Columns
+    curves: list[Curve]
+
+
+def best_trials(session: Session, experiment_id: int, cells: int, most: int) -> list[int]:
+    """All seeds of the cells with the largest mean of their trials' best validation accuracies, at most so many."""
+    mean = func.avg(Trial.best_val_accuracy)
+    here = Trial.experiment_id == experiment_id
+    best = (
+        select(Trial.cell)
+        .where(here, Trial.best_val_accuracy.is_not(None))
+        .group_by(Trial.cell)
+        .order_by(mean.desc(), Trial.cell)
+        .limit(cells)
+    )
+    order = {cell: index for index, cell in enumerate(session.scalars(best))}
+    found = session.execute(select(Trial.id, Trial.cell).where(here, Trial.cell.in_(order)).order_by(Trial.id)).all()
+    return [row[0] for row in sorted(found, key=lambda row: order[row[1]])][:most]
+
+
+def curves(
+    session: Session, trial_ids: Sequence[int], metrics: Sequence[str], points: int, *, project_id: int | None = None
+) -> Curves:
+    """The epochs of trials, of each at most `points` (3 or more) that draw the same curves (`epoch_points.thin`).
+
+    Raises `NotFoundError` for a trial that is not there, or not of this project's if one is given.
+    """
+    query = select(Trial).where(Trial.id.in_(trial_ids))
+    if project_id is not None:
+        query = query.join(Experiment).where(Experiment.project_id == project_id)
+    trials = {trial.id: trial for trial in session.scalars(query)}
+    if missing := [trial_id for trial_id in trial_ids if trial_id not in trials]:
+        raise NotFoundError(f"there is no trial {missing[0]}")
+    columns = columns_of([trials[trial_id].config for trial_id in trial_ids], hidden=("seed",)) if trial_ids else None
+    found = []
+    for trial_id in trial_ids:
+        trial = trials[trial_id]
+        drawn = epoch_points.sample(session, trial_id, metrics, points)
+        found.append(
+            Curve(
+                trial=trial_id,
+                experiment_id=trial.experiment_id,
+                number=trial.number,
+                cell=trial.cell,
+                seed=trial.seed,
+                state=trial.state.value,
+                epochs=trial.epochs,
+                best_val_accuracy=trial.best_val_accuracy,
+                fields=columns.of(trial.config) if columns else {},
+                epoch=[point["epoch"] for point in drawn],
+                values=[[_short(point[name]) for point in drawn] for name in metrics],
+            )
+        )
+    return Curves(metrics, columns or Columns([], {}), found)
+
+
+def _short(value: float | None) -> float | None:
+    """As many digits as a picture shows."""
+    return None if value is None else float(f"{value:.{_DIGITS}g}")

@@ -1,0 +1,188 @@
+"""An experiment as a matrix, in a browser: what it draws, how it is moved in, and what a change costs."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from service.experiments import actions
+from tests import grids
+from tests.browser.conftest import Site, Tab, served
+
+DRAWN = "#matrix .matrix-figure[data-drawn]"
+
+
+def drawn(tab: Tab) -> Tab:
+    """Waits for the picture."""
+    tab.page.wait_for_selector(DRAWN)
+    return tab
+
+
+def test_it_is_drawn_and_a_table_stands_behind_it(site: Site, browse: Callable[..., Tab]) -> None:
+    page = drawn(browse(f"{site.url}/experiments/1")).page
+    assert page.locator(DRAWN).get_attribute("data-drawn") == "20"
+    assert page.locator("#matrix canvas").count() >= 2
+    rows = page.locator("#matrix .behind tbody tr")
+    assert rows.count() == 4
+    assert re.search(r"\d\d\.\d\d ± \d+\.\d\d \(\d of 5\)", rows.nth(1).inner_text() or rows.nth(1).text_content())
+    legend = page.locator("#matrix .scale").inner_text()
+    assert "accuracy, mean over seeds" in legend
+    assert "running" in legend
+
+
+def test_arrow_keys_move_and_enter_opens(site: Site, browse: Callable[..., Tab]) -> None:
+    page = drawn(browse(f"{site.url}/experiments/1")).page
+    page.locator("#matrix .canvas").focus()
+    said = page.locator("#matrix .readout")
+    first = said.inner_text()
+    assert "rank 2" in first
+    assert "of 5 seeds" in first
+    page.keyboard.press("ArrowRight")
+    assert "rank 4" in said.inner_text()
+    page.keyboard.press("ArrowDown")
+    assert "lambda_ort 0.01" in said.inner_text()
+    page.keyboard.press("End")
+    assert "rank 32" in said.inner_text()
+    page.keyboard.press("ArrowRight")
+    assert "rank 32" in said.inner_text()
+    page.keyboard.press("Enter")
+    page.wait_for_url(re.compile(r"/trials\?dataset=cifar10&cell=[0-9a-f]{64}"))
+    assert page.locator("tr[data-trial]").count() == 5
+
+
+def test_hover_says_mean_and_deviation_and_a_click_opens(site: Site, browse: Callable[..., Tab]) -> None:
+    page = drawn(browse(f"{site.url}/experiments/1")).page
+    box = page.locator("#matrix .canvas").bounding_box()
+    page.mouse.move(box["x"] + 120, box["y"] + 20)
+    tip = page.locator(".tip")
+    tip.wait_for(state="visible")
+    assert re.search(r"rank \d+, lambda_ort 0\b[^±]*accuracy \d\d\.\d\d ± \d\.\d\d %\s+\d of 5 seeds", tip.inner_text())
+    page.mouse.click(box["x"] + 120, box["y"] + 20)
+    page.wait_for_url(re.compile("cell="))
+
+
+def test_another_choice_exchanges_the_panel_and_keeps_the_focus(site: Site, browse: Callable[..., Tab]) -> None:
+    tab = drawn(browse(f"{site.url}/experiments/1"))
+    page = tab.page
+    tab.asked.clear()
+    page.locator("select[name=metric]").focus()
+    page.locator("#matrix select[name=metric]").select_option("ece")
+    tab.until("() => document.querySelector('#matrix .scale').innerText.includes('ECE, mean')")
+    assert page.evaluate("document.activeElement.name") == "metric"
+    assert "metric=ece" in page.url
+    page.locator("#matrix select[name=seeds]").select_option("max")
+    tab.until("() => document.querySelector('#matrix .scale').innerText.includes('ECE, largest')")
+    page.locator("#matrix select[name=x]").select_option("lambda_ort")
+    tab.until("() => document.querySelector('#matrix select[name=y]').value === 'rank'")
+    assert not [url for url in tab.asked if re.search(r"/experiments/1($|\?)", url)]
+    page.go_back()
+    tab.until("() => document.querySelector('#matrix select[name=seeds]').value === 'mean'")
+
+
+def test_a_change_patches_one_place_and_does_not_fetch_the_page(live: Site, browse: Callable[..., Tab]) -> None:
+    tab = drawn(browse(f"{live.url}/experiments/1"))
+    page = tab.page
+    before = page.locator("#matrix .behind table").text_content()
+    page.wait_for_timeout(3000)
+    tab.asked.clear()
+    page.wait_for_timeout(3000)
+    assert tab.asked == []  # nothing changed, nothing is asked for
+    live.database.write(lambda session: grids.finish(session, 90, 0.1234))
+    tab.until("before => document.querySelector('#matrix .behind table').textContent !== before", before)
+    tab.until("() => document.querySelector('#summary').textContent.includes('17 running')")
+    tab.until("() => document.querySelector('#events tr').textContent.includes('trial finished')")
+    asked = {re.sub(r"^https?://[^/]+|\?.*", "", url) for url in tab.asked}
+    assert asked <= {"/v1/experiments/1/matrix", "/experiments/1/changes"}
+    assert all("trials=" in url for url in tab.asked if "/matrix" in url)
+    assert len(tab.asked) <= 4
+
+
+def test_the_focus_stays_after_a_verb(live: Site, browse: Callable[..., Tab]) -> None:
+    tab = drawn(browse(f"{live.url}/experiments/1"))
+    page = tab.page
+    page.locator("button:text-is('Pause')").focus()
+    page.keyboard.press("Enter")
+    page.locator("button:text-is('Resume')").wait_for()
+    assert page.evaluate("document.activeElement.closest('#verbs') !== null")
+    assert "Done" in page.locator("#action-said").inner_text()
+    tab.until("() => document.querySelector('#summary').textContent.includes('paused')")
+
+
+def test_name_notes_tags_and_priority_are_edited(live: Site, browse: Callable[..., Tab]) -> None:
+    tab = drawn(browse(f"{live.url}/experiments/1"))
+    page = tab.page
+    page.click("button:text-is('Edit')")
+    dialog = page.locator("#edit-dialog")
+    dialog.locator("[name=name]").fill("Another <b>name</b>")
+    dialog.locator("[name=tags]").fill("thesis, ranks")
+    dialog.locator("[name=priority]").fill("7")
+    dialog.locator("[name=notes]").fill("line one\nline two")
+    dialog.locator("button[type=submit]").click()
+    dialog.wait_for(state="hidden")
+    tab.until("() => document.querySelector('#summary').textContent.includes('line two')")
+    assert page.locator("h1").inner_text() == "Another <b>name</b>"
+    assert page.locator("#summary .tag").all_inner_texts() == ["ranks", "thesis"]
+    assert page.evaluate("document.activeElement.textContent") == "Edit"
+    page.click("button:text-is('Edit')")
+    dialog.locator("[name=name]").fill("x")
+    page.evaluate("document.querySelector('#edit-dialog [name=priority]').removeAttribute('max')")
+    dialog.locator("[name=priority]").fill("5000")
+    dialog.locator("button[type=submit]").click()
+    dialog.locator(".alarm").wait_for()
+    assert "Refused (422)" in dialog.locator(".alarm").inner_text()
+    tab.complaints.clear()  # the console tells of every answer that refuses
+
+
+def test_it_is_extended_cloned_and_evaluated_again(live: Site, browse: Callable[..., Tab]) -> None:
+    tab = drawn(browse(f"{live.url}/experiments/1"))
+    page = tab.page
+    page.click("button:text-is('Extend')")
+    page.locator("#extend-dialog [name='grid.rank']").fill("64, 128")
+    page.locator("#extend-dialog button[type=submit]").click()
+    page.wait_for_selector(f"{DRAWN}[data-drawn='28']")
+    page.click("button:text-is('Clone')")
+    page.locator("#clone-dialog [name=name]").fill("the clone")
+    page.locator("#clone-dialog button[type=submit]").click()
+    page.wait_for_url(re.compile(r"/experiments/2$"))
+    assert page.locator("h1").inner_text() == "the clone"
+    assert page.locator(".state").first.inner_text() == "queued"
+
+
+def test_without_scripts_everything_stands_below_each_other(site: Site, browse: Callable[..., Tab]) -> None:
+    page = browse(f"{site.url}/experiments/1", script=False).page
+    for heading in ("Matrix", "Trials", "What happened", "Spec"):
+        assert page.locator(f"h2:text-is('{heading}')").is_visible()
+    page.locator("#matrix summary").click()
+    assert page.locator("#matrix .behind table").is_visible()
+    page.locator("#matrix select[name=metric]").select_option("ece")
+    page.locator("#matrix button[type=submit]").click()
+    assert "metric=ece" in page.url
+    assert "ECE" in page.locator("#matrix caption").text_content()
+
+
+def test_an_experiment_of_10_000_trials(sqlite_template: Path, tmp_path: Path, browse: Callable[..., Tab]) -> None:
+    """What it weighs, and what an idle minute costs: nothing is asked for while nothing changes."""
+    file = tmp_path / "ttsv.db"
+    file.write_bytes(sqlite_template.read_bytes())
+    with served(file) as large:
+        grids.fill(large.database, 10_000, curves=0)
+        tab = browse("about:blank")
+        page = tab.page
+        received: list[int] = []
+        protocol = page.context.new_cdp_session(page)
+        protocol.send("Network.enable")
+        protocol.on("Network.dataReceived", lambda said: received.append(said["encodedDataLength"]))
+        protocol.on("Network.loadingFinished", lambda said: received.append(0))
+        page.goto(f"{large.url}/experiments/1")
+        drawn(tab)
+        assert page.locator(DRAWN).get_attribute("data-drawn") == "2000"
+        libraries = 260_000
+        assert sum(received) < libraries + 300_000
+        page.wait_for_timeout(4000)
+        received.clear()
+        tab.asked.clear()
+        page.wait_for_timeout(6000)
+        assert tab.asked == []
+        assert sum(received) < 1000
+        large.database.write(lambda session: actions.change(session, 1, {"priority": 3}, expected=lambda _: True))
+        tab.until("() => document.querySelector('#summary').textContent.match(/priority\\s*3/)")
+        assert not [url for url in tab.asked if url.endswith("/experiments/1")]

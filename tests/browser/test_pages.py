@@ -1,0 +1,328 @@
+"""The pages in a browser: curves, a trial watched to its end, lists, print, names that mean harm, accessibility."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy.orm import Session
+
+from service.database import EpochPoint, Event, Experiment, Trial, TrialState
+from service.experiments.submission import Draft, submit
+from service.specs.grid import ExperimentSpec, expand_grid
+from tests import grids
+from tests.browser.conftest import Site, Tab
+
+LAYER = {"name": "conv1", "kind": "conv", "shape": {"kernel": [3]}, "largest": 1.0, "smallest": 0.5}
+HOSTILE = "<b onclick=alert(1)>\u05e9\u05dc\u05d5\u05dd \u0645\u0631\u062d\u0628\u0627</b>{{7*7}} " + "long" * 40
+
+
+def posted(site: Site, name: str, **more: Any) -> int:
+    """An experiment of a few trials."""
+    base = {"dataset": "digits", "model": "small-cnn", "training": {"epochs": 3}}
+    spec = ExperimentSpec(name=name, base=base, grid={"layer": ["dense", "soc"], "seed": [0, 1]}, **more)
+    plan = expand_grid(spec, max_trials=100)
+    made: int = site.database.write(lambda session: submit(session, Draft(spec, plan)).id)
+    return made
+
+
+class TestCurves:
+    @pytest.fixture
+    def tab(self, site: Site, browse: Callable[..., Tab]) -> Tab:
+        tab = browse(f"{site.url}/experiments/1#curves-panel")
+        tab.page.wait_for_selector(".curves-figure[data-drawn='4']")
+        return tab
+
+    def test_a_chart_for_each_metric_and_a_line_for_each_cell(self, tab: Tab) -> None:
+        page = tab.page
+        assert page.locator(".curves-panel .u-over").count() == 4
+        assert page.locator(".lines li").count() == 5
+        assert "(5 seeds)" in page.locator(".lines li").first.inner_text()
+        page.locator("input[name=bands]").uncheck()
+        assert page.locator(".lines li").count() == 25
+        page.locator("input[name=metric][value=lr]").check()
+        page.wait_for_selector(".curves-figure[data-drawn='5']")
+        page.locator("input[name=best]").fill("2")
+        page.locator("input[name=best]").blur()
+        tab.until("() => document.querySelectorAll('.lines li').length === 10")
+
+    def test_one_cursor_over_all_charts_and_one_zoom(self, tab: Tab) -> None:
+        page = tab.page
+        over = page.locator(".curves-panel .u-over").first
+        over.scroll_into_view_if_needed()
+        box = over.bounding_box()
+        page.mouse.move(box["x"] + 100, box["y"] + 60)
+        page.locator(".tip").wait_for(state="visible")
+        assert re.match(r"epoch \d+\s", page.locator(".tip").inner_text())
+        crossed = page.locator(".curves-panel .u-cursor-x").evaluate_all("all => all.map(one => one.style.transform)")
+        assert len(set(crossed)) == 1
+        page.mouse.down()
+        page.mouse.move(box["x"] + 250, box["y"] + 60, steps=5)
+        page.mouse.up()
+        page.wait_for_selector(".curves-figure[data-zoomed='x']")
+        page.locator("button[data-unzoom]").first.click()
+        page.wait_for_selector(".curves-figure[data-zoomed='']")
+
+    def test_arrow_keys_say_what_is_there(self, tab: Tab) -> None:
+        page = tab.page
+        page.locator(".curves-panel .uplot").first.focus()
+        page.keyboard.press("Home")
+        page.keyboard.press("ArrowRight")
+        assert page.locator(".curves-panel .readout").inner_text().startswith("epoch 2;")
+
+    def test_they_are_smoothed_and_logarithmic(self, tab: Tab) -> None:
+        page = tab.page
+        page.locator("input[name=smoothing]").focus()
+        page.keyboard.press("End")
+        page.locator("input[name=log]").check()
+        assert "logarithmic" in page.locator(".curves-panel .plot figcaption").first.inner_text()
+
+    def test_they_are_saved(self, tab: Tab) -> None:
+        page = tab.page
+        for kind, begins in (("csv", b"trial,experiment,"), ("svg", b"<svg xmlns"), ("png", b"\x89PNG")):
+            with page.expect_download() as saved:
+                page.locator(f".curves-panel button[data-save={kind}]").click()
+            assert saved.value.suggested_filename == f"curves-experiment-1.{kind}"
+            content = saved.value.path().read_bytes()
+            assert content.startswith(begins), kind
+            assert len(content) > 1000
+
+    def test_those_of_checked_trials(self, site: Site, browse: Callable[..., Tab]) -> None:
+        page = browse(f"{site.url}/experiments/1#trials-panel").page
+        page.locator("input[name=trial][value='1']").check()
+        page.locator("input[name=trial][value='7']").check()
+        page.click("text=Curves of the checked")
+        page.wait_for_selector(".curves-figure[data-drawn='4']")
+        assert page.locator(".lines li").count() == 2
+
+
+class TestTrial:
+    def test_one_watched_to_its_end_shows_spectra_and_log(self, live: Site, browse: Callable[..., Tab]) -> None:
+        tab = browse(f"{live.url}/trials/90")
+        page = tab.page
+        page.wait_for_selector(".trial-curves[data-drawn]")
+        assert "Singular values of its layers" not in page.content()
+        log = live.data_dir / "trials" / "90" / "1" / "trial.log"
+        log.parent.mkdir(parents=True)
+        log.write_text("the last line of its log\n")
+        page.wait_for_timeout(2500)
+        tab.asked.clear()
+        live.database.write(lambda session: grids.finish(session, 91, 0.5))
+        page.wait_for_timeout(3500)
+        assert all("/v1/trials/90" in url for url in tab.asked)  # another trial's end is no reason to read the page
+        live.database.write(lambda session: grids.finish(session, 90, 0.4321, layers=[LAYER]))
+        page.locator("h2:text-is('Singular values of its layers')").wait_for()
+        page.locator("#log:has-text('the last line of its log')").wait_for()
+        assert "43.21 %" in page.locator("#result").inner_text()
+
+    def test_more_than_60_epochs_have_a_hover(self, site: Site, browse: Callable[..., Tab]) -> None:
+        page = browse(f"{site.url}/trials/1").page
+        page.wait_for_selector(".trial-curves[data-drawn='4']")
+        over = page.locator(".u-over").first
+        box = over.bounding_box()
+        page.mouse.move(box["x"] + box["width"] * 0.9, box["y"] + 40)
+        page.locator(".tip").wait_for(state="visible")
+        epoch, training, validation = page.locator(".tip p").all_inner_texts()
+        assert int(epoch.removeprefix("epoch ")) > 60
+        assert {training.split()[-1], validation.split()[-1]} == {"training", "validation"}
+
+    def test_one_epoch_has_whole_ticks(self, live: Site, browse: Callable[..., Tab]) -> None:
+        def one(session: Session) -> None:
+            for point in session.query(EpochPoint).where(EpochPoint.trial_id == 90, EpochPoint.epoch > 1):
+                session.delete(point)
+
+        live.database.write(one)
+        tab = browse(f"{live.url}/trials/90")
+        tab.page.wait_for_selector(".trial-curves[data-drawn]")
+        plain = browse(f"{live.url}/trials/90", script=False).page
+        ticks = plain.locator("#curves svg text.x:not(.title)").all_text_contents()
+        assert set(ticks) == {"1"}
+
+    def test_words_stand_apart(self, live: Site, browse: Callable[..., Tab]) -> None:
+        def fail(session: Session) -> None:
+            trial = session.get(Trial, 90)
+            assert trial is not None
+            trial.state, trial.failure, trial.epoch = TrialState.FAILED, "error", 26
+
+        live.database.write(fail)
+        page = browse(f"{live.url}/trials/90").page
+        text = page.locator("#summary .said").inner_text()
+        assert re.search(r"failed\s+error\s+epoch 26 of 80", text)
+        live.database.write(lambda session: grids.finish(session, 91, 0.5, parameters=2486))
+        assert re.search(
+            r"parameters\s+2\u202f486\s", browse(f"{live.url}/trials/91").page.locator("#result").inner_text()
+        )
+
+
+class TestPlane:
+    def test_all_cells_are_drawn_coloured_and_chosen(self, site: Site, browse: Callable[..., Tab]) -> None:
+        tab = browse(f"{site.url}/leaderboards/cifar10")
+        page = tab.page
+        page.wait_for_selector(".plane-figure[data-drawn='17']")
+        assert not page.locator(".plane-fallback").is_visible()
+        page.locator("select[name=by]").select_option("lambda_ort")
+        assert page.locator(".plane-figure .scale .key").all_inner_texts() == ["0", "0.01", "0.1", "1"]
+        page.locator(".plane-figure .canvas").focus()
+        page.keyboard.press("ArrowRight")
+        said = page.locator(".plane-figure .readout")
+        assert re.search(r"rank \d+, lambda_ort .*; accuracy \d\d.*compression", said.inner_text())
+        page.locator("button[data-brush]").click()
+        rows = page.locator("tr[data-cell]:visible")
+        before = rows.count()
+        place = page.locator(".plane-figure .canvas")
+        place.scroll_into_view_if_needed()
+        box = place.bounding_box()
+        page.mouse.move(box["x"] + 72, box["y"] + 14)
+        page.mouse.down()
+        page.mouse.move(box["x"] + 200, box["y"] + 380, steps=8)
+        page.mouse.up()
+        tab.until("() => document.querySelector('.plane-figure .readout').textContent.includes(' chosen; ')")
+        chosen = int(said.inner_text().split()[0])
+        assert 0 < chosen < before
+        assert rows.count() == chosen
+        page.locator("button[data-brush]").click()
+        tab.until("before => document.querySelectorAll('tr[data-cell]:not([hidden])').length === before", before)
+        for kind, begins in (("svg", b"<svg"), ("png", b"\x89PNG")):
+            with page.expect_download() as saved:
+                page.locator(f".plane-figure button[data-save={kind}]").click()
+            assert saved.value.path().read_bytes().startswith(begins)
+
+
+class TestLists:
+    def test_the_pool_says_what_runs_where_and_what_waits(self, live: Site, browse: Callable[..., Tab]) -> None:
+        tab = browse(f"{live.url}/pool")
+        page = tab.page
+        assert "2 nodes, 2 GPUs and 48 CPUs" in page.locator("#nodes").inner_text()
+        gpu = page.locator(".slots li", has_text="GPU 0: NVIDIA H100")
+        assert re.search(r"trial 83\s+of experiment 1, since .*\s+and 10 more", gpu.inner_text(), re.DOTALL)
+        assert "idle" in page.locator(".slots li", has_text="GPU 1: NVIDIA H100").inner_text()
+        assert "torch 2.8.0 here" in page.locator("table").last.inner_text()
+        running = page.locator("#wanting tbody tr").first.locator("td").nth(3)
+        before = int(running.inner_text())
+        live.database.write(lambda session: grids.finish(session, 90, 0.5))
+        tab.until(
+            f"() => document.querySelector('#wanting tbody').rows[0].cells[4].textContent.trim() === '{before - 1}'"
+        )
+
+    def test_experiments_stream(self, live: Site, browse: Callable[..., Tab]) -> None:
+        tab = browse(f"{live.url}/")
+        tab.page.wait_for_timeout(4000)
+        tab.asked.clear()
+        tab.page.wait_for_timeout(3000)
+        assert tab.asked == []
+        posted(live, "a new one")
+        tab.page.locator("a:text-is('a new one')").wait_for()
+        live.database.write(lambda session: grids.finish(session, 90, 0.5))
+        tab.page.locator("td:text-is('75/100'), td:text-is('76/100'), td:text-is('77/100')").first.wait_for()
+
+    def test_a_figure_without_printed_numbers_says_so(self, site: Site, browse: Callable[..., Tab]) -> None:
+        text = browse(f"{site.url}/tables/senderovich2022/figure-vgg").page.locator(".empty").inner_text()
+        assert "stand alone" not in text
+        assert "the paper prints no numbers" in text
+        text = browse(f"{site.url}/tables/senderovich2022/table2").page.locator(".empty").inner_text()
+        assert "the paper's values stand alone" in text
+
+    def test_downloads_have_an_extension(self, site: Site, browse: Callable[..., Tab]) -> None:
+        for path in ("/leaderboards/cifar10", "/tables/senderovich2022/table2", "/trials", "/experiments/1"):
+            page = browse(f"{site.url}{path}").page
+            names = page.locator(".downloads a").evaluate_all("all => all.map(one => one.download)")
+            assert [name.rpartition(".")[2] for name in names] == ["csv", "md", "tex", "json"], path
+        with page.expect_download() as saved:
+            page.evaluate("() => document.querySelector('.downloads a').click()")
+        assert saved.value.suggested_filename.endswith(".csv")
+
+
+PAGES = (
+    "/",
+    "/experiments/1",
+    "/experiments/1#curves-panel",
+    "/experiments/1#trials-panel",
+    "/experiments/1#events-panel",
+    "/experiments/1#spec-panel",
+    "/trials",
+    "/trials/1",
+    "/trials/90",
+    "/curves?trials=1,2,90",
+    "/pool",
+    "/leaderboards",
+    "/leaderboards/cifar10",
+    "/tables/senderovich2022/table1",
+    "/presets",
+    "/submit",
+    "/login",
+    "/problems",
+)
+
+
+class TestEveryPage:
+    @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 1280), ("light", 390)])
+    def test_axe_finds_nothing(self, site: Site, browse: Callable[..., Tab], scheme: str, width: int) -> None:
+        axe = pytest.importorskip("axe_playwright_python", reason="pip install axe-playwright-python")
+        source = Path(axe.__file__).with_name("axe.min.js").read_text()
+        found = {}
+        tab = browse("about:blank", scheme=scheme, width=width)
+        for path in PAGES:
+            tab.go(f"{site.url}{path}")
+            tab.page.wait_for_timeout(500)
+            tab.page.evaluate(source)
+            said = tab.page.evaluate("() => axe.run()")
+            broken = [(one["id"], [node["html"][:120] for node in one["nodes"]][:3]) for one in said["violations"]]
+            if broken:
+                found[path] = broken
+        assert found == {}
+
+    @pytest.mark.parametrize("width", [390, 1280, 1920])
+    def test_none_is_wider_than_the_window(self, site: Site, browse: Callable[..., Tab], width: int) -> None:
+        tab = browse("about:blank", width=width)
+        page = tab.page
+        for path in PAGES:
+            tab.go(f"{site.url}{path}")
+            page.wait_for_timeout(200)
+            wide = page.evaluate("() => document.documentElement.scrollWidth - innerWidth")
+            assert wide <= 0, path
+            if width == 1920:
+                assert page.evaluate("() => document.querySelector('main').clientWidth") > 1800
+
+    def test_every_column_is_on_paper(self, site: Site, browse: Callable[..., Tab]) -> None:
+        """At the width of a landscape page nothing stands beyond it, and every part of a page is there."""
+        tab = browse("about:blank", width=1031)
+        page = tab.page
+        for path in ("/leaderboards/cifar10", "/experiments/1", "/trials", "/tables/senderovich2022/table1", "/"):
+            tab.go(f"{site.url}{path}")
+            page.emulate_media(media="screen")
+            page.wait_for_timeout(300)
+            page.emulate_media(media="print")
+            cells = page.locator("th, td")
+            right = max(cells.evaluate_all("all => all.map(one => one.getBoundingClientRect().right)"))
+            assert right <= 1031, path
+            if path == "/experiments/1":
+                for name in ("matrix", "trials-panel", "events-panel", "spec-panel"):
+                    assert page.locator(f"#{name}").is_visible()
+            assert len(page.pdf(landscape=True)) > 10_000
+
+    def test_names_that_mean_harm_are_names(self, live: Site, browse: Callable[..., Tab]) -> None:
+        made = posted(live, HOSTILE[:200], notes=HOSTILE)
+        live.database.write(
+            lambda session: session.add(
+                Event(experiment_id=made, actor=HOSTILE[:200], kind="claimed", detail={HOSTILE: HOSTILE})
+            )
+        )
+
+        def own(session: Session) -> None:
+            found = session.get(Experiment, made)
+            assert found is not None
+            found.owner, found.error = HOSTILE[:100], HOSTILE
+
+        live.database.write(own)
+        said: list[str] = []
+        for width in (390, 1280):
+            tab = browse("about:blank", width=width)
+            page = tab.page
+            page.on("dialog", lambda dialog: said.append(dialog.message))
+            for path in ("/", f"/experiments/{made}", "/trials", f"/submit?experiment={made}", "/trials/101"):
+                tab.go(f"{live.url}{path}")
+                page.wait_for_timeout(300)
+                assert page.locator("b[onclick]").count() == 0
+                assert page.evaluate("() => document.documentElement.scrollWidth - innerWidth") <= 0, path
+        assert said == []

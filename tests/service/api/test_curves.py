@@ -1,0 +1,85 @@
+"""/v1/curves, on SQLite and Postgres: by column, thinned, the best cells first, and nothing of other projects."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy.orm import Session
+
+from service.database import EpochPoint, Trial
+from service.database.engine import Database
+
+
+@pytest.fixture
+def trained(submit: Callable[..., int], database: Database, epoch_point: Callable[..., dict[str, Any]]) -> int:
+    """Three cells of two seeds; trial n has 10 n epochs, and the second cell is the best."""
+    made = submit(seeds=2, **{"training.lr": [0.1, 0.2, 0.3]})
+
+    def work(session: Session) -> None:
+        for trial in range(1, 7):
+            for epoch in range(1, 10 * trial + 1):
+                session.add(EpochPoint(trial_id=trial, **epoch_point(epoch, val_loss=trial + epoch / 1000)))
+            found = session.get(Trial, trial)
+            assert found is not None
+            found.best_val_accuracy = {1: 0.9, 2: 0.1, 3: 0.8, 4: 0.8}.get(trial)
+
+    database.write(work)
+    return made
+
+
+def test_named_trials_by_column(api: TestClient, trained: int) -> None:
+    answer = api.get("/v1/curves?trials=5,1&metrics=val_loss,lr&points=10")
+    assert answer.status_code == 200, answer.text
+    found = answer.json()
+    assert found["metrics"] == ["val_loss", "lr"]
+    assert [curve["trial"] for curve in found["curves"]] == [5, 1]
+    long, short = found["curves"]
+    assert [column["field"] for column in found["columns"]] == ["training.lr"]
+    assert (long["fields"], long["seed"], long["number"], long["experiment_id"]) == (
+        {"training.lr": 0.3},
+        0,
+        4,
+        trained,
+    )
+    assert (long["epoch"][0], long["epoch"][-1], len(long["epoch"])) == (1, 50, 10)
+    assert short["epoch"] == list(range(1, 11))
+    assert [len(column) for curve in found["curves"] for column in curve["values"]] == [10] * 4
+    assert long["values"][0][-1] == 5.05
+    again = api.get(
+        "/v1/curves?trials=5,1&metrics=val_loss,lr&points=10", headers={"If-None-Match": answer.headers["etag"]}
+    )
+    assert again.status_code == 304
+
+
+def test_the_best_cells_with_all_their_seeds(api: TestClient, trained: int) -> None:
+    def best(count: int) -> list[int]:
+        answer = api.get(f"/v1/curves?experiment={trained}&best={count}&points=3")
+        return [curve["trial"] for curve in answer.json()["curves"]]
+
+    assert best(1) == [3, 4]
+    assert best(5) == [3, 4, 1, 2]  # the last cell has no epoch's accuracy yet
+
+
+@pytest.mark.parametrize(
+    ("query", "status"),
+    [
+        ("trials=1&metrics=nix", 422),
+        ("trials=1&metrics=epoch", 422),
+        ("trials=x", 422),
+        ("", 422),
+        ("trials=1&experiment=1", 422),
+        ("trials=99", 404),
+        ("experiment=99", 404),
+        ("trials=1&points=2", 422),
+        ("trials=999999999999999999", 404),
+        ("trials=" + ",".join(map(str, range(1, 203))), 422),
+        ("trials=1,1,1", 200),
+    ],
+)
+def test_what_is_wrong_is_refused(api: TestClient, submit: Callable[..., int], query: str, status: int) -> None:
+    submit()
+    answer = api.get(f"/v1/curves?{query}")
+    assert answer.status_code == status, answer.text
+    if status == 200:
+        assert [curve["epoch"] for curve in answer.json()["curves"]] == [[]]

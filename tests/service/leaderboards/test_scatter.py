@@ -1,0 +1,37 @@
+"""The plane of two metrics, on SQLite and Postgres: every cell, with its deviations, and the front."""
+
+import statistics
+from collections.abc import Callable
+
+from fastapi.testclient import TestClient
+
+from service.queue.leases import Lease
+
+
+def test_every_cell_is_a_point_however_near_another(
+    api: TestClient, submit: Callable[..., int], claim: Callable[..., Lease], finish: Callable[..., None]
+) -> None:
+    submit(seeds=2, **{"training.lr": [0.1, 0.2, 0.3]})
+    lease = claim()
+    values = [0.5, 0.7, 0.6, 0.6, 0.6, 0.6]  # the second and the third cell lie at one place
+    for trial, value in enumerate(values, 1):
+        finish(lease, trial, value)
+    for query in ("", "&experiment=1"):  # stored scores, and those added up
+        found = api.get(f"/v1/leaderboards/digits/plane?x=ece&y=accuracy{query}").json()
+        assert (found["total"], len(found["cell"]), len(set(found["cell"]))) == (3, 3, 3)
+        assert sorted(found["y"]) == [0.6, 0.6, 0.6]
+        assert max(found["y_error"]) == statistics.stdev([0.5, 0.7])
+        assert found["seeds"] == [2, 2, 2]
+        assert sorted(found["fields"]["training.lr"]) == [0.1, 0.2, 0.3]
+        assert [column["field"] for column in found["columns"]] == ["training.lr"]
+        assert all(found["front"])
+    some = api.get("/v1/leaderboards/digits/plane", params={"x": "ece", "y": "accuracy", "where": "lr<0.25"}).json()
+    assert some["total"] == 2
+
+
+def test_what_is_wrong_and_what_is_not_there(api: TestClient, submit: Callable[..., int]) -> None:
+    submit()
+    assert api.get("/v1/leaderboards/digits/plane?x=accuracy&y=accuracy").status_code == 422
+    assert api.get("/v1/leaderboards/nix/plane").status_code == 404
+    found = api.get("/v1/leaderboards/digits/plane").json()
+    assert (found["protocol"], found["total"], found["cell"]) == (None, 0, [])
