@@ -3,6 +3,7 @@
 import typer
 
 from workers.cli.actions import actions_app
+from workers.cli.backup import backup, restore
 from workers.cli.boards import boards_app
 from workers.cli.data import data_app
 from workers.cli.doctor import doctor
@@ -24,6 +25,8 @@ app = typer.Typer(
 )
 app.add_typer(serve_app)
 app.command()(doctor)
+app.command()(backup)
+app.command()(restore)
 app.add_typer(experiments_app)
 app.add_typer(logs_app)
 app.add_typer(artifacts_app, name="artifacts")

@@ -20,9 +20,11 @@ serve_app = typer.Typer()
 def serve(port: Annotated[int | None, typer.Option(help="Instead of TTSV_PORT; 0 picks a free one.")] = None) -> None:
     """Migrate, then serve the API and one worker until Ctrl-C."""
     from service.settings import Settings
+    from service.upkeep.restore import refuse_half_restored
     from workers.worker.single_machine import LocalStack
 
     screen = console()
+    refuse_half_restored(Settings())
     with LocalStack(Settings(), port=port) as stack:
         documents = f"{stack.url}/docs"
         screen.print(f"API on {stack.url} ({documents}), data in {stack.settings.data_dir}", soft_wrap=True)
@@ -38,7 +40,9 @@ def migrate() -> None:
     from service.migrate import migrate as run
     from service.migrate import newest
     from service.settings import Settings
+    from service.upkeep.restore import refuse_half_restored
 
+    refuse_half_restored(Settings())
     with closing(Database(Settings().url)) as database:
         run(database)
     typer.echo(f"the database is at revision {newest()}")
@@ -57,10 +61,12 @@ def api(
     from service.migrate import refuse_unmigrated
     from service.observability import configure_logging
     from service.settings import Settings
+    from service.upkeep.restore import refuse_half_restored
 
     settings = Settings()
     configure_logging(settings)
     settings.refuse_open_network()
+    refuse_half_restored(settings)
     with closing(Database(settings.url)) as database:
         refuse_unmigrated(database)
         refuse_without_keys(database, settings)
@@ -85,11 +91,13 @@ def worker() -> None:
     from service.database.engine import Database
     from service.observability import configure_logging
     from service.settings import Settings
+    from service.upkeep.restore import refuse_half_restored
     from workers.worker.poller import Worker
     from workers.worker.webhooks import WebhookSender
 
     settings = Settings()
     configure_logging(settings)
+    refuse_half_restored(settings)
     database = Database(settings.url)
     with WebhookSender(settings, database):
         Worker(settings, database).run()
