@@ -36,7 +36,7 @@ from service.upkeep.backup import back_up
 from service.upkeep.files import DataFolder
 from service.upkeep.restore import FENCE_JUMP, GAPS, refuse_half_restored
 from tests.held import reported, under
-from tests.migrations.test_schema import TestNinth, TestSecond
+from tests.migrations import test_schema
 from tests.service.upkeep.conftest import write_checkpoint
 from workers.cli.__main__ import app
 
@@ -118,7 +118,7 @@ class TestThereAndBack:
         old = opened(settings)
         with old.writer.begin() as connection:
             command.upgrade(alembic_config(connection), "0008")
-            for statement in (*TestSecond.FILL, *TestNinth.FILL[2:3]):
+            for statement in test_schema.TestSecond.FILL:
                 connection.execute(text(statement))
         assert back_up(settings, old, file).revision == "0008"
         restore.restore(target, file)
