@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, ForeignKey, Index, String, UniqueConstraint, case, false
+from sqlalchemy import BigInteger, ForeignKey, Index, String, UniqueConstraint, case, false, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from service.database.base import Base, Id, now
@@ -18,13 +18,19 @@ class Experiment(Base):
     when the last claim began, others by `progressed_at`: their pace tells the time left. `revision` grows with
     every change that people make (its ETag). `stopping`: running trials finish, no other begins. `waiting` is why
     its trials cannot run now, `unfit_since` when it was first seen that they fit no node. Without a project it was
-    posted without a key.
+    posted without a key. Since `deleted_at` it is as good as gone: its files are removed, then its rows.
     """
 
     __tablename__ = "experiments"
     __table_args__ = (
         Index("ix_experiments_state_priority_id", "state", "priority", "id"),
         Index("ix_experiments_project_id_id", "project_id", "id"),
+        Index(
+            "ix_experiments_deleted_at",
+            "deleted_at",
+            sqlite_where=text("deleted_at IS NOT NULL"),
+            postgresql_where=text("deleted_at IS NOT NULL"),
+        ),
         {"sqlite_autoincrement": True},
     )
 
@@ -53,6 +59,7 @@ class Experiment(Base):
     archived_at: Mapped[datetime | None]
     waiting: Mapped[str | None]
     unfit_since: Mapped[datetime | None]
+    deleted_at: Mapped[datetime | None]
 
 
 class Tag(Base):
@@ -176,7 +183,10 @@ class EpochPoint(Base):
 
 
 class Artifact(Base):
-    """The manifest of one file a trial left: only files listed here exist. `path` is relative to the data folder."""
+    """The manifest of one file a trial left: only files listed here exist. `path` is relative to the data folder.
+
+    Since `removed_at` it is as good as gone: retention removes it, or has done so.
+    """
 
     __tablename__ = "artifacts"
     __table_args__ = (UniqueConstraint("trial_id", "kind"), {"sqlite_autoincrement": True})
@@ -187,3 +197,4 @@ class Artifact(Base):
     path: Mapped[str]
     sha256: Mapped[str] = mapped_column(String(64))
     size: Mapped[int] = mapped_column(BigInteger)
+    removed_at: Mapped[datetime | None]

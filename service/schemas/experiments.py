@@ -82,6 +82,19 @@ class ExperimentUpdate(Out):
     progress: ExperimentProgress = Field(description="How far it is.")
 
 
+class DeletionOut(Out):
+    """What goes with an experiment that is deleted."""
+
+    id: int = Field(description="The experiment's.")
+    name: str = Field(description="The experiment's.")
+    trials: int = Field(description="Trials that go, with their epochs and events.")
+    results: int = Field(description="Results that go.")
+    files: int = Field(description="Files in manifests that go; logs and checkpoints go, too.")
+    size: int = Field(description="Bytes of those files.")
+    shown_on: list[str] = Field(description="Data sets on whose boards, and in whose tables, its results count now.")
+    deleted: bool = Field(description="Whether it is deleted: files and rows go within minutes, while a worker runs.")
+
+
 class Selection(RootModel[dict[str, Any]]):
     """The parts of an answer that `fields` named."""
 

@@ -137,6 +137,52 @@ class DataFolder:
             return False
         return True
 
+    def remove(self, path: str) -> None:
+        """Removes one file, where it is there; nothing through a link, and nothing outside."""
+        if is_safe(path) and self._is_ours(Path(path).parent):
+            removed(self.path / path)
+
+    def remove_trial(self, trial_id: int) -> None:
+        """Removes the folder of a trial. Raises `OSError` where something of it stays."""
+        if self._is_ours(Path(_TRIALS)):
+            removed(self.path / _TRIALS / str(trial_id))
+
+    def remove_experiment(self, experiment_id: int) -> None:
+        """Removes what drivers left of an experiment: logs, curves for TensorBoard, Ray's books."""
+        logs, books = f"logs/experiment-{experiment_id}-*.log", f"tune/{experiment_id}-*"
+        for name in (logs, books, f"tensorboard/{experiment_id}"):
+            for path in self.path.glob(name):
+                if self._is_ours(path.parent.relative_to(self.path)):
+                    removed(path)
+
+    def checkpointed(self) -> list[int]:
+        """Trials that have checkpoints, in order."""
+        found = []
+        for folder in (self.path / _TRIALS).glob(f"*/*/{CHECKPOINTS}"):
+            number = folder.parent.parent.name
+            if _NUMBER.fullmatch(number) and _NUMBER.fullmatch(folder.parent.name):
+                found.append(int(number))
+        return sorted(set(found))
+
+    def checkpoint_bytes(self, trial_id: int) -> int:
+        """Bytes of a trial's checkpoints."""
+        total = 0
+        for path in self._below(f"{_TRIALS}/{trial_id}"):
+            if _in_checkpoints(path):
+                with contextlib.suppress(OSError):
+                    total += (self.path / path).lstat().st_size
+        return total
+
+    def remove_checkpoints(self, trial_id: int) -> None:
+        """Removes a trial's checkpoints, of every fence."""
+        for folder in (self.path / _TRIALS / str(trial_id)).glob(f"*/{CHECKPOINTS}"):
+            if self._is_ours(folder.parent.relative_to(self.path)):
+                removed(folder)
+
+    def _is_ours(self, folder: Path) -> bool:
+        """Whether a folder below the data folder is where it says, without a link on the way."""
+        return (self.path / folder).resolve() == self.path.resolve() / folder
+
     def _newest(self, trial_id: int) -> str | None:
         """The folder of the trial's largest fence."""
         parent = f"{_TRIALS}/{trial_id}"
@@ -187,12 +233,14 @@ def copy(
 
 
 def _in_checkpoints(path: str) -> bool:
-    return path.split("/")[3] == CHECKPOINTS
+    parts = path.split("/")
+    return len(parts) > 4 and parts[3] == CHECKPOINTS
 
 
 def removed(path: Path) -> None:
     """Removes a file or a folder with all in it, where it is there; links are removed, not followed."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()

@@ -13,6 +13,7 @@ from workers.cli.export import export
 from workers.cli.keys import keys_app
 from workers.cli.logs import artifacts_app, logs_app
 from workers.cli.nodes import nodes_app
+from workers.cli.prune import prune
 from workers.cli.serve import serve_app
 from workers.cli.spectrum import spectrum
 
@@ -33,6 +34,7 @@ app.add_typer(artifacts_app, name="artifacts")
 app.add_typer(actions_app)
 app.add_typer(boards_app)
 app.add_typer(nodes_app)
+app.command()(prune)
 app.command()(export)
 app.command()(spectrum)
 app.command()(evaluate)

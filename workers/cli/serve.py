@@ -93,13 +93,14 @@ def worker() -> None:
     from service.settings import Settings
     from service.upkeep.restore import refuse_half_restored
     from workers.worker.poller import Worker
+    from workers.worker.upkeep import Upkeep
     from workers.worker.webhooks import WebhookSender
 
     settings = Settings()
     configure_logging(settings)
     refuse_half_restored(settings)
     database = Database(settings.url)
-    with WebhookSender(settings, database):
+    with WebhookSender(settings, database), Upkeep(settings, database):
         Worker(settings, database).run()
 
 
