@@ -121,7 +121,7 @@ class Experiments(Connection):
 
     @covers("deleteExperiment")
     def delete(self, experiment_id: int, *, dry_run: bool = False, force: bool = False) -> DeletionOut:
-        """Deletes a final experiment with all that is of it; `dry_run` says what would go. `force`: boards' results too."""
+        """Deletes a final experiment with all that is of it; `dry_run` says what would go."""
         asked = query(dry_run=dry_run or None, force=force or None)
         return self._answer(DeletionOut, "DELETE", f"{_ROOT}/{experiment_id}", params=asked)
 

@@ -182,6 +182,35 @@ class EpochPoint(Base):
     constraint_seconds: Mapped[float]
 
 
+class Environment(Base):
+    """Where trials ran and with what (`ttsv.provenance`): the record that many attempts share, by its SHA-256."""
+
+    __tablename__ = "environments"
+
+    fingerprint: Mapped[str] = mapped_column(String(64), primary_key=True)
+    record: Mapped[dict[str, Any]]
+
+
+class Attempt(Base):
+    """One start of a trial in a process: those that ended for no fault of the trial's are counted here, too.
+
+    `place` is the host, and which of its GPUs; `resources` is what the process used over time
+    (`service.queue.attempts`).
+    """
+
+    __tablename__ = "attempts"
+    __table_args__ = (UniqueConstraint("trial_id", "started_at"), {"sqlite_autoincrement": True})
+
+    id: Mapped[int] = mapped_column(Id, primary_key=True)
+    trial_id: Mapped[int] = mapped_column(Id, ForeignKey("trials.id", ondelete="CASCADE"))
+    number: Mapped[int]
+    fence: Mapped[int]
+    started_at: Mapped[datetime]
+    place: Mapped[str] = mapped_column(String(200))
+    environment: Mapped[str | None] = mapped_column(String(64), ForeignKey("environments.fingerprint"), index=True)
+    resources: Mapped[dict[str, Any] | None]
+
+
 class Artifact(Base):
     """The manifest of one file a trial left: only files listed here exist. `path` is relative to the data folder.
 

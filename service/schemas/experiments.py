@@ -275,6 +275,49 @@ class TrialDetailOut(TrialOut):
     artifacts: list[ArtifactOut] = Field(description="The files it left, by kind.")
 
 
+class AttemptOut(Out):
+    """One start of a trial, and with what it ran."""
+
+    number: int = Field(description="Counts every start, also those that ended for no fault of the trial's.")
+    started_at: datetime = Field(description="When it began.")
+    place: str = Field(description="The host, and which of its GPUs.")
+    environment: dict[str, Any] | None = Field(
+        description="Packages, processor, GPUs, driver, host, revision of the code, and how it differed (`git_diff`)."
+    )
+
+
+class AttemptList(Out):
+    """A trial's attempts, the newest 50."""
+
+    items: list[AttemptOut] = Field(description="The oldest first.")
+
+
+class ResourcePoint(Out):
+    """What a trial's process used at one moment. What is null is not known, or there is no GPU."""
+
+    seconds: float = Field(description="Since the attempt began.")
+    cpu: float | None = Field(description="Percent of one core, since the point before: 200 are two cores.")
+    memory: float | None = Field(description="Resident memory, in MiB.")
+    gpu: float | None = Field(description="Percent of the GPU that was busy, with whatever else computed on it.")
+    gpu_memory: float | None = Field(description="Memory that the process holds on the GPU, in MiB.")
+
+
+class AttemptResources(Out):
+    """What one attempt used over time."""
+
+    number: int = Field(description="The attempt's.")
+    started_at: datetime = Field(description="When it began.")
+    place: str = Field(description="The host, and which of its GPUs.")
+    interval: float | None = Field(description="Seconds between two points: it doubles where there are 300.")
+    points: list[ResourcePoint] = Field(description="In their order; none of an attempt of less than a second.")
+
+
+class ResourceList(Out):
+    """What a trial used of its machines."""
+
+    items: list[AttemptResources] = Field(description="Its attempts, the oldest first.")
+
+
 class EventOut(Out):
     """Something that happened."""
 

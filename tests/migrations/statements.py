@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from sqlalchemy import Engine, event
 from sqlalchemy.orm import Session
 
 from service.access import keys
-from service.access.security import Scope, new_key
+from service.access.security import ANYONE, Scope, new_key
 from service.database import Experiment, Trial
 from service.database.engine import Database
 from service.experiments import actions, epoch_points, events, store, webhooks
@@ -246,14 +247,14 @@ class Installation:
         self.database.write(lambda session: leases.reap(session, seen, "worker"))
         begun()
         for action in (actions.pause, actions.resume, actions.stop):
-            self.database.write(lambda session, action=action: action(session, number))
+            self.database.write(partial(action, experiment_id=number))
 
     def _people(self, first: int, second: int, project: int) -> None:
         changes: Changes = {"name": "renamed", "tags": ["a", "b"], "priority": 3}
         self.database.write(lambda session: actions.change(session, first, changes))
         with self.database.read() as session:
             draft = draft_reevaluation(
-                session, first, evaluation={"attack": "pgd"}, name=None, who=actions.ANYONE, max_trials=100
+                session, first, evaluation={"attack": "pgd"}, name=None, who=ANYONE, max_trials=100
             )
         third = self.database.write(lambda session: submit(session, draft).id)
         for work in (
@@ -268,7 +269,7 @@ class Installation:
         self.database.write(lambda session: actions.cancel(session, first))
         taken = self.database.write(lambda session: webhooks.take(session, endpoint, [EventKind.CLOSED], 10))
         for delivery in taken:
-            self.database.write(lambda session, one=delivery: webhooks.settle(session, one, delivered=True))
+            self.database.write(partial(webhooks.settle, delivery=delivery, delivered=True))
 
     def _read(self, number: int, trials: list[int]) -> None:
         with self.database.read() as session:

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,7 @@ class TestRefused:
         other = Principal("other", 77, frozenset(Scope))
         for act in (preview, mark):
             with pytest.raises(NotFoundError, match=f"no experiment {number}"):
-                database.write(lambda session, act=act: act(session, number, other))
+                database.write(partial(act, experiment_id=number, who=other))
 
 
 class TestDeleted:
