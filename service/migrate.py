@@ -1,5 +1,6 @@
 """Brings a database to the newest schema, and tells whether it is there."""
 
+import time
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -18,15 +19,32 @@ from sqlalchemy.orm import Session
 import migrations
 from service.database import Result, tallies
 from service.database.engine import Database
+from service.database.outages import Backoff
 from service.errors import UserError
 from service.leaderboards import cell_scores
 from ttsv.metrics.catalog import METRICS
 
+_IN_EACH_OTHERS_WAY = {"40P01", "55P03"}
+"""A deadlock, of which we were the victim, and a lock that was not had within its time."""
+_MOST_ATTEMPTS = 10
+
 
 def migrate(database: Database) -> None:
-    """Runs every migration that is still missing; safe to call from several processes at once."""
-    with changing_schema(database) as connection:
-        bring_up(connection)
+    """Runs every migration that is still missing; safe to call from several processes at once.
+
+    Readers and writers may be at work: where a lock of theirs and one of ours wait for each other it tries again.
+    """
+    backoff = Backoff()
+    while True:
+        try:
+            with changing_schema(database) as connection:
+                bring_up(connection)
+            return
+        except OperationalError as error:
+            state = getattr(error.orig, "sqlstate", None)
+            if state not in _IN_EACH_OTHERS_WAY or backoff.failures >= _MOST_ATTEMPTS:
+                raise
+            time.sleep(backoff.failed())
 
 
 @contextmanager

@@ -232,14 +232,14 @@ class _SqliteFile(_Target):
         made = self._path.with_name(self._path.name + ".restore.partial")
         rows.remove_sqlite(made)
         try:
+            journal = _Journal(self._settings.data_dir)
             database = Database(URL.create("sqlite", database=str(made)))
             with contextlib.closing(database), changing_schema(database) as connection:
-                requeued = _load(connection, backup, {}, say)
+                requeued = _load(connection, backup, journal, {}, say)
             old = [self._path.with_name(self._path.name + suffix) for suffix in ("", *rows.BESIDE)]
             kept = [_Move(path, self._kept(path, aside)) for path in old if path.exists()]
-            journal = _Journal(self._settings.data_dir, uuid.uuid4().hex, [*moves, *kept, _Move(made, self._path)])
             try:
-                journal.begin()
+                journal.begin([*moves, *kept, _Move(made, self._path)])
             except BaseException:
                 _settle(journal, self)
                 raise
@@ -254,8 +254,11 @@ class _SqliteFile(_Target):
         return aside / path.name if inside else path.with_name(f"{path.name}.{aside.name}")
 
     def took(self, journal: "_Journal") -> bool:
-        last = journal.moves[-1]
-        return last.target.exists() and not last.source.exists()
+        if not self._path.exists():
+            return False
+        with contextlib.closing(Database(self._settings.url)) as database, contextlib.suppress(DBAPIError):
+            return _is_marked(database, journal)
+        return False  # what was there before is no database
 
 
 class _PostgresDatabase(_Target):
@@ -284,16 +287,14 @@ class _PostgresDatabase(_Target):
         return _has_rows(self._database)
 
     def fill(self, backup: Reader, moves: Sequence[_Move], aside: Path, say: Say) -> int:
-        journal = _Journal(self._settings.data_dir, uuid.uuid4().hex, moves)
+        journal = _Journal(self._settings.data_dir)
         try:
             with changing_schema(self._database) as connection:
                 for limit in ("statement_timeout", "idle_in_transaction_session_timeout"):
                     connection.execute(text(f"SET LOCAL {limit} = 0"))
                 before = _drop_tables(connection)
-                requeued = _load(connection, backup, before, say)
-                mark = {"key": _mark(journal), "body_sha256": "", "response": {}, "created_at": now()}
-                connection.execute(insert(IdempotencyKey).values(mark))
-                journal.begin()
+                requeued = _load(connection, backup, journal, before, say)
+                journal.begin(moves)
         except BaseException:
             # Whether the reply to COMMIT came or not: what the database has decides.
             if not (journal.begun and _settle(journal, self)):
@@ -303,18 +304,21 @@ class _PostgresDatabase(_Target):
         return requeued
 
     def took(self, journal: "_Journal") -> bool:
-        if not _has_table(self._database, IdempotencyKey.__tablename__):
-            return False
-        with self._database.read() as session:
-            return session.get(IdempotencyKey, _mark(journal)) is not None
+        return _is_marked(self._database, journal)
 
 
 class _Journal:
     """The renames of a restore, written down before the first is done."""
 
-    def __init__(self, data_dir: Path, restore_id: str, moves: Sequence[_Move]) -> None:
+    def __init__(self, data_dir: Path, restore_id: str | None = None, moves: Sequence[_Move] = ()) -> None:
         self._path = data_dir / _JOURNAL
-        self.id, self.moves, self.begun = restore_id, moves, False
+        self.id, self.begun = restore_id or uuid.uuid4().hex, False
+        self._moves = moves
+
+    @property
+    def mark(self) -> str:
+        """The key of the row by which a database says that it has this restore."""
+        return f"restore {self.id}"
 
     @classmethod
     def read(cls, data_dir: Path) -> "_Journal | None":
@@ -323,12 +327,12 @@ class _Journal:
             found = json.loads((data_dir / _JOURNAL).read_bytes())
         except FileNotFoundError:
             return None
-        moves = [_Move(Path(source), Path(target)) for source, target in found["moves"]]
-        return cls(data_dir, found["id"], moves)
+        return cls(data_dir, found["id"], [_Move(Path(source), Path(target)) for source, target in found["moves"]])
 
-    def begin(self) -> None:
+    def begin(self, moves: Sequence[_Move]) -> None:
         """Writes them down, then does them."""
-        written = json.dumps({"id": self.id, "moves": [[str(one.source), str(one.target)] for one in self.moves]})
+        self._moves = moves
+        written = json.dumps({"id": self.id, "moves": [[str(one.source), str(one.target)] for one in moves]})
         draft = self._path.with_name(f"{_JOURNAL}.partial")
         with draft.open("w") as file:
             file.write(written)
@@ -337,13 +341,13 @@ class _Journal:
         self.begun = True
         draft.rename(self._path)
         os.sync()
-        for move in self.moves:
+        for move in moves:
             move.do()
         os.sync()
 
     def undo(self) -> None:
         """Takes back what was done of them."""
-        for move in reversed(self.moves):
+        for move in reversed(self._moves):
             move.undo()
         self.end()
 
@@ -369,15 +373,18 @@ def _recover(settings: Settings, target: _Target) -> None:
         _settle(journal, target)
 
 
-def _mark(journal: _Journal) -> str:
-    """The key of the row by which a database says that it has a restore."""
-    return f"restore {journal.id}"
+def _is_marked(database: Database, journal: _Journal) -> bool:
+    """Whether the database is the one that the restore made."""
+    if not _has_table(database, IdempotencyKey.__tablename__):
+        return False
+    with database.read() as session:
+        return session.get(IdempotencyKey, journal.mark) is not None
 
 
-def _load(connection: Connection, backup: Reader, before: Mapping[str, int], say: Say) -> int:
+def _load(connection: Connection, backup: Reader, journal: _Journal, before: Mapping[str, int], say: Say) -> int:
     """Makes the tables of the backup's revision, fills them, brings them up to date; how many experiments wait again.
 
-    `before`: the largest ids that the database gave until now.
+    `before`: the largest ids that the database gave until now. The journal's mark is among the rows.
     """
     manifest = backup.manifest
     entries = {entry.name: entry for entry in manifest.tables}
@@ -398,13 +405,16 @@ def _load(connection: Connection, backup: Reader, before: Mapping[str, int], say
         if count != entry.rows:
             raise UserError(f"table {entry.name} has {count} rows, the manifest says {entry.rows}; nothing was changed")
     bring_up(connection)
-    with Session(connection) as session:  # the transaction stays the connection's
-        requeued = _fence_off(session)
-        session.commit()
     names = manifest.counters.keys() | before.keys()
     largest = {name: max(manifest.counters.get(name, 0), before.get(name, 0)) for name in names}
     known = {table.name for table in rows.tables_of(connection)}
-    rows.count_on_from(connection, {name: last + GAPS.get(name, 0) for name, last in largest.items() if name in known})
+    go_on = {name: last + GAPS.get(name, 0) for name, last in largest.items() if name in known}
+    rows.count_on_from(connection, go_on)
+    mark = {"key": journal.mark, "body_sha256": "", "response": {}, "created_at": now()}
+    connection.execute(insert(IdempotencyKey).values(mark))
+    with Session(connection) as session:  # the transaction stays the connection's
+        requeued = _fence_off(session)
+        session.commit()
     return requeued
 
 

@@ -42,6 +42,7 @@ from ttsv.metrics.catalog import METRICS
 from ttsv.results import EpochMetrics, protocol_fingerprint
 
 HERE = Path(__file__).parent
+END = "-- the transaction ends"
 
 
 @dataclass(frozen=True)
@@ -94,9 +95,15 @@ def recording(engine: Engine) -> Iterator[list[Statement]]:
             rows = parameters if several else [parameters]
             said.append(Statement(sql, [row if isinstance(row, dict) else list(row) for row in rows], several))
 
-    event.listen(engine, "before_cursor_execute", note)
+    def end(_connection: Any) -> None:
+        said.append(Statement(END))
+
+    listeners = (("before_cursor_execute", note), ("commit", end), ("rollback", end))
+    for name, listener in listeners:
+        event.listen(engine, name, listener)
     yield said
-    event.remove(engine, "before_cursor_execute", note)
+    for name, listener in listeners:
+        event.remove(engine, name, listener)
 
 
 def spec(name: str, **changes: Any) -> ExperimentSpec:
