@@ -169,7 +169,7 @@ def writing(target: Path) -> Iterator[BinaryIO]:
         except BaseException:
             partial.unlink(missing_ok=True)
             raise
-    _sync_folder(target.parent)
+    sync_folder(target.parent)
 
 
 def _lock_alone(file: BinaryIO, partial: Path, target: Path) -> None:
@@ -191,7 +191,8 @@ def _refuse_present(target: Path) -> None:
         raise UserError(f"FILE {target}: there is no folder {target.parent}; make it first")
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Makes renames in a folder durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import shutil
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,7 +41,7 @@ from service.experiments.events import EventKind
 from service.migrate import bring_up, changing_schema, make_schema, refuse_newer
 from service.settings import Settings
 from service.upkeep import rows
-from service.upkeep.archive import Manifest, Reader
+from service.upkeep.archive import Manifest, Reader, sync_folder
 from service.upkeep.backup import Progress, Say
 from service.upkeep.files import removed
 
@@ -52,6 +53,7 @@ ACTOR = "restore"
 _JOURNAL, _STAGE = "restore.json", "restore.partial"
 _SEEN_WITHIN = timedelta(minutes=1)
 _SPARE_BYTES = 256 * 2**20
+_LOOKS, _LOOK_SECONDS = 10, 0.2
 
 
 @dataclass(frozen=True)
@@ -272,16 +274,24 @@ class _PostgresDatabase(_Target):
         self._database.close()
 
     def refuse_in_use(self) -> None:
-        others = text("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> :own")
         self._database.close()  # our own connections that wait
-        with self._database.engine.connect() as connection:
-            own = connection.scalar(text("SELECT pg_backend_pid()"))
-            count = connection.scalar(others, {"own": own})
-        if count:
-            raise UserError(
-                f"{count} other connections use the database: stop the service and its workers, then restore"
-            )
+        for attempt in range(_LOOKS):  # a connection that was just closed is seen a little longer
+            if not (count := self._others()):
+                break
+            if attempt == _LOOKS - 1:
+                raise UserError(
+                    f"{count} other connections use the database: stop the service and its workers, then restore"
+                )
+            time.sleep(_LOOK_SECONDS)
         _refuse_seen_workers(self._database)
+
+    def _others(self) -> int:
+        others = text(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+            " AND backend_type = 'client backend' AND pid <> pg_backend_pid()"
+        )
+        with self._database.engine.connect() as connection:
+            return int(connection.scalar(others) or 0)
 
     def filled(self) -> bool:
         return _has_rows(self._database)
@@ -308,12 +318,14 @@ class _PostgresDatabase(_Target):
 
 
 class _Journal:
-    """The renames of a restore, written down before the first is done."""
+    """The renames of a restore, written down before the first is done, with how many are done."""
 
-    def __init__(self, data_dir: Path, restore_id: str | None = None, moves: Sequence[_Move] = ()) -> None:
+    def __init__(
+        self, data_dir: Path, restore_id: str | None = None, moves: Sequence[_Move] = (), done: int = 0
+    ) -> None:
         self._path = data_dir / _JOURNAL
         self.id, self.begun = restore_id or uuid.uuid4().hex, False
-        self._moves = moves
+        self._moves, self._done = moves, done
 
     @property
     def mark(self) -> str:
@@ -327,27 +339,22 @@ class _Journal:
             found = json.loads((data_dir / _JOURNAL).read_bytes())
         except FileNotFoundError:
             return None
-        return cls(data_dir, found["id"], [_Move(Path(source), Path(target)) for source, target in found["moves"]])
+        moves = [_Move(Path(source), Path(target)) for source, target in found["moves"]]
+        return cls(data_dir, found["id"], moves, found["done"])
 
     def begin(self, moves: Sequence[_Move]) -> None:
         """Writes them down, then does them."""
-        self._moves = moves
-        written = json.dumps({"id": self.id, "moves": [[str(one.source), str(one.target)] for one in moves]})
-        draft = self._path.with_name(f"{_JOURNAL}.partial")
-        with draft.open("w") as file:
-            file.write(written)
-            file.flush()
-            os.fsync(file.fileno())
-        self.begun = True
-        draft.rename(self._path)
+        self._moves, self.begun = moves, True
         os.sync()
+        self._write()
         for move in moves:
             move.do()
-        os.sync()
+            self._done += 1
+            self._write()
 
     def undo(self) -> None:
-        """Takes back what was done of them."""
-        for move in reversed(self._moves):
+        """Takes back what was done of them. Of one more it is not known: it was done where its source is gone."""
+        for move in reversed(self._moves[: self._done + 1]):
             move.undo()
         self.end()
 
@@ -355,6 +362,16 @@ class _Journal:
         """Forgets them."""
         os.sync()
         self._path.unlink(missing_ok=True)
+
+    def _write(self) -> None:
+        moves = [[str(one.source), str(one.target)] for one in self._moves]
+        draft = self._path.with_name(f"{_JOURNAL}.partial")
+        with draft.open("w") as file:
+            json.dump({"id": self.id, "done": self._done, "moves": moves}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.rename(self._path)
+        sync_folder(self._path.parent)
 
 
 def _settle(journal: _Journal, target: _Target) -> bool:
