@@ -46,9 +46,9 @@ def begin(session: Session, trial: Trial, fence: int, place: str, environment: M
         trial_id=trial.id, started_at=trial.started_at, number=number, resources=None, **values
     )
     key = [Attempt.trial_id, Attempt.started_at]
-    session.execute(insert.on_conflict_do_update(index_elements=key, set_=values))
-    last = select(func.max(Attempt.number)).where(Attempt.trial_id == trial.id).scalar_subquery()
-    if trial.attempts + trial.deaths > 1:
+    insert = insert.on_conflict_do_update(index_elements=key, set_=values).returning(Attempt.number)
+    last: int = session.scalars(insert).one()
+    if last > MOST_ATTEMPTS:
         session.execute(delete(Attempt).where(Attempt.trial_id == trial.id, Attempt.number <= last - MOST_ATTEMPTS))
 
 

@@ -209,7 +209,11 @@ class Reader:
             raise UserError(f"FILE {path} is a backup that was never finished: take one without {PARTIAL}")
         with self._soundly():
             self._zip = zipfile.ZipFile(path)
-            self.manifest = self._read_manifest()
+            try:
+                self.manifest = self._read_manifest()
+            except BaseException:
+                self._zip.close()
+                raise
 
     def __enter__(self) -> "Reader":
         return self

@@ -9,16 +9,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, func, inspect, select
 from sqlalchemy.orm import Session
 
-from service.database import OPEN_TRIALS, Artifact, Trial, now
+from service.database import OPEN_TRIALS, Artifact, Experiment, Trial, now
 from service.database.engine import Database
 from service.errors import UserError
 from service.settings import Settings
 from service.upkeep import rows
-from service.upkeep.archive import FileEntry, Manifest, Missing, TableEntry, Writer, writing
+from service.upkeep.archive import PARTIAL, FileEntry, Manifest, Missing, TableEntry, Writer, writing
 from service.upkeep.files import SECRET, DataFolder
 
 _ROWS_AT_ONCE = 1000
@@ -89,8 +90,9 @@ def back_up(settings: Settings, database: Database, file: Path, say: Say = lambd
 
     Raises `UserError` where the database was never migrated or the file cannot be written.
     """
-    scratch = file.with_name(f"{file.name}.{uuid.uuid4().hex}.db")
+    scratch = file.with_name(f"{file.name}.db{PARTIAL}")
     with writing(file) as out, Writer(out) as writer:
+        rows.remove_sqlite(scratch)  # what somebody left who was killed
         try:
             with rows.snapshot(database, scratch) as connection:
                 found = _read(connection, writer, say)
@@ -125,7 +127,10 @@ def _read(connection: Connection, writer: Writer, say: Say) -> _Read:
     if revision is None:
         raise UserError("the database was never migrated: there is nothing to back up")
     tables, counters = _copy_tables(connection, writer, say)
+    columns = {table.name: table.columns for table in tables}
     artifacts = select(Artifact.path, Artifact.sha256).order_by(Artifact.id)
+    if "removed_at" in columns["artifacts"]:  # else it is an older version's database
+        artifacts = _there(artifacts)
     began = select(Trial.id).where(Trial.started_at.is_not(None)).order_by(Trial.id)
     to_go_on = select(Trial.id, Trial.epoch).where(Trial.started_at.is_not(None), Trial.state.in_(OPEN_TRIALS))
     return _Read(
@@ -204,14 +209,23 @@ def _add_rest(files: _Files, trial_id: int, epoch: int | None) -> None:
     files.forgive(after)
 
 
+def _there(artifacts: Any) -> Any:
+    """Those that are neither removed nor their experiment's that is being deleted."""
+    experiment = select(Trial.id).join(Experiment).where(Experiment.deleted_at.is_not(None))
+    return artifacts.where(Artifact.removed_at.is_(None), Artifact.trial_id.not_in(experiment))
+
+
 def _explained(database: Database, missing: Sequence[Missing]) -> list[Missing]:
     """Of what is missing, what the database does not name any more was taken away on purpose while we copied."""
     with database.read() as session:
-        return [one if one.expected or _is_named(session, one.path) else _gone(one) for one in missing]
+        columns = {one["name"] for one in inspect(session.connection()).get_columns(Artifact.__tablename__)}
+        old = "removed_at" not in columns
+        return [one if one.expected or _is_named(session, one.path, old=old) else _gone(one) for one in missing]
 
 
-def _is_named(session: Session, path: str) -> bool:
-    return session.scalar(select(Artifact.id).where(Artifact.path == path)) is not None
+def _is_named(session: Session, path: str, *, old: bool) -> bool:
+    named = select(Artifact.id).where(Artifact.path == path)
+    return session.scalar(named if old else _there(named)) is not None
 
 
 def _gone(one: Missing) -> Missing:

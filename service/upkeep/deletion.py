@@ -11,6 +11,7 @@ from datetime import timedelta
 from functools import partial
 
 from sqlalchemy import delete, func, select, update
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, aliased
 
 from service.access.security import Principal
@@ -148,8 +149,8 @@ def remove_marked(database: Database, folder: DataFolder) -> int:
     for experiment_id in marked:
         try:
             gone += _remove(database, folder, experiment_id)
-        except OSError as error:
-            logger.warning("experiment %d is deleted, and files of it stay for now: %s", experiment_id, error)
+        except (OSError, IntegrityError) as error:
+            logger.warning("experiment %d is deleted, and something of it stays for now: %s", experiment_id, error)
     return gone
 
 
@@ -161,6 +162,9 @@ def _remove(database: Database, folder: DataFolder, experiment_id: int) -> bool:
                 return False
             some = select(Trial.id).where(Trial.experiment_id == experiment_id).order_by(Trial.id)
             trials = session.scalars(some.limit(_TRIALS_AT_ONCE)).all()
+            left = select(Artifact.id).where(Artifact.trial_id.in_(trials), Artifact.removed_at.is_(None)).limit(1)
+            if session.scalar(left) is not None:
+                folder.require()
         for trial_id in trials:
             folder.remove_trial(trial_id)
         if trials:

@@ -137,6 +137,12 @@ class DataFolder:
             return False
         return True
 
+    def require(self) -> None:
+        """Raises `OSError` where no trial has a folder: then the data folder is another one, or not mounted."""
+        if not (self.path / _TRIALS).is_dir():
+            says = "no trial left anything here; is the data folder mounted?"
+            raise FileNotFoundError(errno.ENOENT, says, str(self.path))
+
     def remove(self, path: str) -> None:
         """Removes one file, where it is there; nothing through a link, and nothing outside."""
         if is_safe(path) and self._is_ours(Path(path).parent):

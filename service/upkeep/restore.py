@@ -9,6 +9,7 @@ that the backup is of can write nothing: fences jump, and ids go on after a gap,
 """
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -94,10 +95,10 @@ def restore(settings: Settings, file: Path, *, force: bool = False, say: Say = l
 
     Raises `UserError` where the backup is not whole, the place is taken or in use, or a disk has no room.
     """
-    with Reader(file) as backup:
+    data_dir = settings.data_dir
+    data_dir.mkdir(parents=True, exist_ok=True)
+    with Reader(file) as backup, _alone(data_dir):
         manifest = backup.manifest
-        data_dir = settings.data_dir
-        data_dir.mkdir(parents=True, exist_ok=True)
         target = _Target.of(settings)
         with contextlib.closing(target):
             _recover(settings, target)
@@ -120,6 +121,20 @@ def restore(settings: Settings, file: Path, *, force: bool = False, say: Say = l
                     removed(stage)
     kept = aside if aside.exists() else None
     return Restored(manifest, requeued, kept)
+
+
+@contextlib.contextmanager
+def _alone(data_dir: Path) -> Iterator[None]:
+    """Keeps other restores out. Raises `UserError` where one is at work."""
+    descriptor = os.open(data_dir, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"another restore into {data_dir} is at work: wait for it") from None
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _told(say: Say, stage: str, total: int) -> Callable[[int], None]:

@@ -26,7 +26,7 @@ from service.database import (
 )
 from service.database.engine import Database
 from service.errors import UserError
-from service.experiments import events, store
+from service.experiments import events
 from service.experiments.events import EventKind
 from service.queue.driver_reads import MODEL
 from service.upkeep.files import DataFolder
@@ -187,6 +187,8 @@ def prune(database: Database, folder: DataFolder, planned: Plan, *, force: bool 
     """Removes what was planned, but for what is needed or shown by now; what went."""
     finish(database, folder)
     gone: list[Network] = []
+    if planned.networks:
+        folder.require()
     for first in range(0, len(planned.networks), _AT_ONCE):
         some = planned.networks[first : first + _AT_ONCE]
         marked = database.write(partial(_mark, networks=some, force=force, actor=actor))
@@ -205,18 +207,21 @@ def prune(database: Database, folder: DataFolder, planned: Plan, *, force: bool 
 
 def _mark(session: Session, networks: Sequence[Network], *, force: bool, actor: str) -> list[Network]:
     """Marks what may still go, under the locks of its experiments."""
+    there = {}
     for number in sorted({one.experiment_id for one in networks}):
-        session.get(Experiment, number, with_for_update=True, populate_existing=True)
+        experiment = session.get(Experiment, number, with_for_update=True, populate_existing=True)
+        if experiment is not None and experiment.deleted_at is None:
+            there[number] = experiment
     asked = select(Artifact.id).where(Artifact.id.in_([one.artifact_id for one in networks]), *_removable())
     if not force:
         asked = asked.where(Artifact.trial_id.not_in(_shown()))
     free = set(session.scalars(asked))
-    marked = [one for one in networks if one.artifact_id in free]
-    session.execute(update(Artifact).where(Artifact.id.in_(free)).values(removed_at=now()))
+    marked = [one for one in networks if one.artifact_id in free and one.experiment_id in there]
+    going = [one.artifact_id for one in marked]
+    session.execute(update(Artifact).where(Artifact.id.in_(going)).values(removed_at=now()))
     for number, group in _by_experiment(marked):
-        experiment = store.get_experiment(session, number)
         facts = {"networks": len(group), "bytes": sum(one.size for one in group), "force": force}
-        events.record(session, EventKind.PRUNED, actor, experiment, **facts)
+        events.record(session, EventKind.PRUNED, actor, there[number], **facts)
     return marked
 
 

@@ -5,6 +5,7 @@ version is copied as it is. JSON columns are copied as their text, moments in UT
 """
 
 import json
+import os
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -76,6 +77,7 @@ def snapshot(database: Database, scratch: Path) -> Iterator[Connection]:
 
 
 def _copy_sqlite(database: Database, target: Path) -> None:
+    os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))  # SQLite would let everybody read it
     into = sqlite_driver.connect(target)
     try:
         with database.engine.connect() as connection:

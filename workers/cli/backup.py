@@ -33,8 +33,10 @@ def backup(
     from service.database.engine import Database
     from service.settings import Settings
     from service.upkeep.backup import back_up
+    from service.upkeep.restore import refuse_half_restored
 
     settings = Settings()
+    refuse_half_restored(settings)
     with closing(Database(settings.url)) as database, _shown(as_json) as say:
         manifest = back_up(settings, database, file.absolute(), say)
     if as_json:

@@ -41,12 +41,14 @@ def prune(
     from service.settings import Settings
     from service.upkeep import retention
     from service.upkeep.files import DataFolder
+    from service.upkeep.restore import refuse_half_restored
 
     settings = Settings()
     if (older_than, best, gib) == (None, None, None):
         older_than, best, gib = settings.retention_days, settings.retention_best, settings.retention_gib
     rules = retention.Rules(older_than, best, gib, force=force)
     folder = DataFolder(settings.data_dir)
+    refuse_half_restored(settings)
     with closing(Database(settings.url)) as database:
         refuse_unmigrated(database)
         with database.read() as session:

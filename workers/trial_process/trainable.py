@@ -19,6 +19,7 @@ from typing import Any, TextIO, cast
 import ray
 from ray import tune
 
+from ttsv.config.fields import Plain
 from ttsv.config.trial import TrialConfig
 from ttsv.errors import DataError, DivergedError, TrialError
 from ttsv.results import EpochMetrics, StageProgress, TrialResult
@@ -126,10 +127,8 @@ class TrialTrainable(tune.Trainable):
 
 def _reports(job: Job, run: RunTrial, data_dir: Path, pause: float) -> Iterator[Report]:
     """What the trial has to say. The first epoch at once, later ones together, as each report costs a round trip."""
-    from ttsv.provenance import provenance
-
     gpus = ray.get_runtime_context().get_accelerator_ids().get("GPU", []) if ray.is_initialized() else []
-    yield StartedReport(socket.gethostname(), gpus, provenance())
+    yield StartedReport(socket.gethostname(), gpus, _environment())
     config = TrialConfig.from_dict(job.config)
     folder = trial_folder(data_dir, job.trial_id, job.fence)
     with trial_log(folder / LOG), Sampler() as sampler:
@@ -147,6 +146,17 @@ def _reports(job: Job, run: RunTrial, data_dir: Path, pause: float) -> Iterator[
             if (series := sampler.series(at_once=True)) is not None:
                 yield ResourceReport(series)
             raise
+
+
+def _environment() -> Plain | None:
+    """Where and with what this process runs; None where that cannot be told, which ends no trial."""
+    from ttsv.provenance import provenance
+
+    try:
+        return provenance()
+    except Exception:
+        logger.exception("where this process runs is not known")
+        return None
 
 
 def _told(job: Job, run: RunTrial, config: TrialConfig, data_dir: Path, folder: Path, pause: float) -> Iterator[Report]:

@@ -335,6 +335,16 @@ class TestFiles:
         assert missing.expected
         assert "while the backup was made" in missing.reason
 
+    def test_what_is_removed_or_being_deleted_is_no_damage(self, lived: Database, source: Settings, file: Path) -> None:
+        """Its files may be gone for hours before its rows are."""
+        shutil.rmtree(source.data_dir / "trials")
+        assert [one.expected for one in back_up(source, lived, file).missing] == [False]
+        lived.write(lambda session: session.execute(update(Artifact).values(removed_at=now())))
+        assert back_up(source, lived, file.with_name("second")).missing == []
+        lived.write(lambda session: session.execute(update(Artifact).values(removed_at=None)))
+        lived.write(lambda session: session.execute(update(Experiment).values(deleted_at=now())))
+        assert back_up(source, lived, file.with_name("third")).missing == []
+
     def test_links_are_not_followed(self, lived: Database, source: Settings, file: Path, tmp_path: Path) -> None:
         secret = tmp_path / "secret"
         secret.write_text("not ours")
@@ -389,6 +399,27 @@ class TestWriting:
         with pytest.raises(KeyboardInterrupt):
             back_up(source, lived, file)
         assert [path.name for path in file.parent.iterdir() if file.name in path.name] == []
+
+    def test_nobody_else_may_read_what_is_being_written(
+        self, lived: Database, source: Settings, file: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        file.with_name(f"{file.name}.db.partial").write_text("left by somebody who was killed")
+        genuine = backup._read
+        modes: dict[str, int] = {}
+
+        def look(*given: Any) -> Any:
+            modes.update({path.name: stat.S_IMODE(path.stat().st_mode) for path in file.parent.glob(f"{file.name}*")})
+            return genuine(*given)
+
+        monkeypatch.setattr(backup, "_read", look)
+        before = os.umask(0)
+        try:
+            back_up(source, lived, file)
+        finally:
+            os.umask(before)
+        assert len(modes) >= 2
+        assert set(modes.values()) == {0o600}
+        assert not list(file.parent.glob("*.partial*"))
 
     def test_a_backup_is_never_written_over(self, lived: Database, source: Settings, file: Path) -> None:
         file.write_text("precious")
@@ -457,6 +488,13 @@ class TestRefused:
         with opened(target).read() as session:
             last = session.scalar(text("SELECT last_value FROM experiments_id_seq"))
         assert last == 500_000 + GAPS["experiments"]
+
+    def test_two_at_once_do_not_meet(self, whole: Path, tmp_path: Path) -> None:
+        target = Settings(data_dir=tmp_path / "target")
+        target.data_dir.mkdir()
+        with restore._alone(target.data_dir), pytest.raises(UserError, match="another restore"):
+            restore.restore(target, whole)
+        restore.restore(target, whole)
 
     def test_what_is_in_the_way_of_files_counts(self, whole: Path, target: Settings) -> None:
         (target.data_dir / "trials/1").mkdir(parents=True)

@@ -186,6 +186,15 @@ class TestDeleted:
         monkeypatch.setattr(DataFolder, "remove_trial", genuine)
         assert remove_marked(marked, folder) == 1
 
+    def test_a_data_folder_that_is_not_mounted_keeps_the_rows(
+        self, marked: Database, folder: DataFolder, tmp_path: Path
+    ) -> None:
+        settle(marked)
+        (tmp_path / "empty").mkdir()
+        assert remove_marked(marked, DataFolder(tmp_path / "empty")) == 0
+        assert count(marked, Artifact) == 1
+        assert remove_marked(marked, folder) == 1
+
     def test_a_link_is_removed_and_not_followed(self, marked: Database, folder: DataFolder, tmp_path: Path) -> None:
         outside = tmp_path / "outside"
         outside.mkdir()

@@ -186,6 +186,14 @@ class TestPruned:
         assert prune(database, folder, found).networks == []
         assert all((folder.path / f"trials/{one}/1/model.safetensors").exists() for one in trials)
 
+    def test_what_is_deleted_by_now_is_left_to_that(
+        self, database: Database, folder: DataFolder, grown: Callable[..., list[int]]
+    ) -> None:
+        grown()
+        found = planned(database, folder, best=0)
+        database.write(lambda session: session.execute(update(Experiment).values(deleted_at=now())))
+        assert prune(database, folder, found).networks == []
+
     def test_who_is_killed_between_mark_and_file_leaves_it_to_the_next(
         self,
         database: Database,
