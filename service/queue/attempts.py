@@ -37,8 +37,9 @@ def begin(session: Session, trial: Trial, fence: int, place: str, environment: M
     fingerprint = None
     if environment is not None:
         fingerprint = digest(dict(environment))
-        known = upsert(session)(Environment).values(fingerprint=fingerprint, record=dict(environment))
-        session.execute(known.on_conflict_do_nothing())
+        if session.scalar(select(Environment.fingerprint).where(Environment.fingerprint == fingerprint)) is None:
+            new = upsert(session)(Environment).values(fingerprint=fingerprint, record=dict(environment))
+            session.execute(new.on_conflict_do_nothing())
     earlier = Attempt.trial_id == trial.id, Attempt.started_at < trial.started_at
     number = select(func.coalesce(func.max(Attempt.number), 0) + 1).where(*earlier).scalar_subquery()
     values = {"fence": fence, "place": place[:200], "environment": fingerprint}

@@ -12,7 +12,7 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, func, select, update
+from sqlalchemy import ColumnElement, Row, select, update
 from sqlalchemy.orm import Session, aliased
 
 from service.database import (
@@ -134,13 +134,12 @@ def _removable() -> list[ColumnElement[bool]]:
 
 
 def _shown() -> Any:
-    """Trials whose results count on a board: of each fingerprint and protocol a project's newest valid one."""
+    """Trials whose results some board shows: one of a single experiment shows also what a newer one repeated."""
     return (
-        select(func.max(Trial.id))
+        select(Trial.id)
         .join(Result, Result.trial_id == Trial.id)
         .join(Experiment, Experiment.id == Trial.experiment_id)
         .where(Result.valid, Experiment.archived_at.is_(None))
-        .group_by(Experiment.project_id, Trial.fingerprint, Result.protocol)
     )
 
 

@@ -120,12 +120,15 @@ class TestRules:
         assert planned(database, folder, gib=1).networks == []
         assert going(database, folder, best=1, force=True) == [shown[0], shown[2], shown[3]]
 
-    def test_what_a_newer_result_took_the_place_of_is_not_shown(
+    def test_what_a_newer_result_repeated_is_shown_still(
         self, database: Database, folder: DataFolder, grown: Callable[..., list[int]]
     ) -> None:
-        older = grown(archived=False)
-        grown(archived=False)
-        assert going(database, folder, best=0) == older
+        """By the board of its own experiment; what is not valid is on none."""
+        older, _ = grown(archived=False), grown(archived=False)
+        assert going(database, folder, best=0) == []
+        invalid = update(Result).where(Result.trial_id == older[1]).values(valid=False)
+        database.write(lambda session: session.execute(invalid))
+        assert going(database, folder, best=0) == [older[1]]
 
     def test_what_a_trial_is_still_to_evaluate_stays(
         self, database: Database, folder: DataFolder, grown: Callable[..., list[int]], submit: Callable[..., int]
