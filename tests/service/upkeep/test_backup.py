@@ -489,6 +489,18 @@ class TestRefused:
             last = session.scalar(text("SELECT last_value FROM experiments_id_seq"))
         assert last == 500_000 + GAPS["experiments"]
 
+    def test_over_a_file_that_is_no_database_any_more(self, whole: Path, tmp_path: Path, opened: Open) -> None:
+        target = Settings(data_dir=tmp_path / "target")
+        target.data_dir.mkdir()
+        (target.data_dir / "ttsv.db").write_bytes(b"damaged" * 1000)
+        with pytest.raises(UserError, match="the database: is there already"):
+            restore.restore(target, whole)
+        done = restore.restore(target, whole, force=True)
+        assert done.aside is not None
+        assert (done.aside / "ttsv.db").read_bytes() == b"damaged" * 1000
+        with opened(target).read() as session:
+            assert session.scalar(select(func.count()).select_from(Experiment)) == 3
+
     def test_two_at_once_do_not_meet(self, whole: Path, tmp_path: Path) -> None:
         target = Settings(data_dir=tmp_path / "target")
         target.data_dir.mkdir()
