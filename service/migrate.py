@@ -1,6 +1,7 @@
 """Brings a database to the newest schema, and tells whether it is there."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -18,26 +19,71 @@ from sqlalchemy.orm import Session
 import migrations
 from service.database import Result, tallies
 from service.database.engine import Database
+from service.database.outages import Backoff
 from service.errors import UserError
 from service.leaderboards import cell_scores
 from ttsv.metrics.catalog import METRICS
 
+_IN_EACH_OTHERS_WAY = {"40P01", "55P03"}
+"""A deadlock, of which we were the victim, and a lock that was not had within its time."""
+_MOST_ATTEMPTS = 10
+
 
 def migrate(database: Database) -> None:
-    """Runs every migration that is still missing; safe to call from several processes at once."""
+    """Runs every migration that is still missing; safe to call from several processes at once.
+
+    Readers and writers may be at work: where a lock of theirs and one of ours wait for each other it tries again.
+    """
+    backoff = Backoff()
+    while True:
+        try:
+            with changing_schema(database) as connection:
+                bring_up(connection)
+            return
+        except OperationalError as error:
+            state = getattr(error.orig, "sqlstate", None)
+            if state not in _IN_EACH_OTHERS_WAY or backoff.failures >= _MOST_ATTEMPTS:
+                raise
+            time.sleep(backoff.failed())
+
+
+@contextmanager
+def changing_schema(database: Database) -> Iterator[Connection]:
+    """One transaction in which tables may be made anew; it is taken back where rows are left that refer to nothing."""
     with database.writer.connect() as connection, _foreign_keys_off(connection), connection.begin():
         if connection.dialect.name == "postgresql":
             # One at a time; the second finds nothing left to do. (SQLite: BEGIN IMMEDIATE.)
             connection.execute(text("SELECT pg_advisory_xact_lock(hashtextextended('ttsv migrate', 0))"))
-        tallies.uninstall(connection)
-        command.upgrade(alembic_config(connection), "head")
-        _add_metrics(connection)
-        tallies.install(connection)
-        with Session(connection) as session:  # the transaction stays the connection's
-            cell_scores.fill_missing(session)
-            session.commit()
+        yield connection
         if connection.dialect.name == "sqlite" and connection.execute(text("PRAGMA foreign_key_check")).first():
             raise RuntimeError("a migration left rows that refer to nothing; it was taken back")
+
+
+def bring_up(connection: Connection) -> None:
+    """Runs the missing migrations in the caller's transaction; counts and missing scores are made anew."""
+    tallies.uninstall(connection)
+    command.upgrade(alembic_config(connection), "head")
+    _add_metrics(connection, lacking_metrics(connection))
+    tallies.install(connection)
+    with Session(connection) as session:  # the transaction stays the connection's
+        cell_scores.fill_missing(session)
+        session.commit()
+
+
+def make_schema(connection: Connection, revision: str, results: Collection[str]) -> None:
+    """Makes the tables as a database at that revision has them, whose results have these columns.
+
+    Raises `UserError` for a revision that this code does not know.
+    """
+    refuse_newer(revision)
+    command.upgrade(alembic_config(connection), revision)
+    _add_metrics(connection, [name for name in lacking_metrics(connection) if name in results])
+
+
+def refuse_newer(revision: str | None) -> None:
+    """Raises `UserError` for a revision that this code does not know."""
+    if revision is not None and revision not in _revisions():
+        raise UserError(f"it is at revision {revision}, of a newer version than this code: install that version first")
 
 
 def refuse_unmigrated(database: Database) -> None:
@@ -77,13 +123,13 @@ def lacking_metrics(connection: Connection) -> list[str]:
     return [name for name in METRICS if name not in present]
 
 
-def _add_metrics(connection: Connection) -> None:
-    """A metric that is new in the catalogue becomes an empty column: it needs no migration.
+def _add_metrics(connection: Connection, names: Iterable[str]) -> None:
+    """Metrics that are new in the catalogue become empty columns: they need no migration.
 
     Raises `ValueError` for one that every result has: what older results have must be said by a migration.
     """
     operations = Operations(MigrationContext.configure(connection))
-    for name in lacking_metrics(connection):
+    for name in names:
         column = Result.__table__.c[name]
         if not column.nullable:
             raise ValueError(f"older results have no {name}: its presence must be optional, or a migration add it")

@@ -110,6 +110,15 @@ class Settings(BaseSettings):
     tensorboard: bool = Field(
         False, description="Write every trial's numbers for TensorBoard into `tensorboard/` in the data folder."
     )
+    retention_days: float | None = Field(
+        None, gt=0, description="Workers remove networks of trials that ended longer ago, unless a board shows them."
+    )
+    retention_best: int | None = Field(
+        None, ge=0, description="Workers remove all but so many networks of each experiment, the best by accuracy."
+    )
+    retention_gib: float | None = Field(
+        None, ge=0, description="Workers remove the oldest networks until all together have no more GiB."
+    )
     worker_gpus: int | None = Field(None, ge=0, description="GPUs a worker's Ray cluster offers; all by default.")
 
     head_address: str | None = Field(

@@ -106,7 +106,8 @@ def usage(session: Session, project_id: int) -> Usage:
         .group_by(Experiment.id)
     )
     seconds = sum(float(total) * spec.get("resources", {}).get("gpus", 0) for spec, total in session.execute(spent))
-    return Usage(session.scalar(waiting) or 0, seconds / 3600)
+    gone = session.scalar(select(Project.deleted_gpu_hours).where(Project.id == project_id)) or 0.0
+    return Usage(session.scalar(waiting) or 0, seconds / 3600 + gone)
 
 
 def check_quota(session: Session, principal: Principal, trials: int) -> None:

@@ -74,7 +74,7 @@ def hash_secret(installation: bytes, secret: str) -> str:
 def installation_secret(data_dir: Path) -> bytes:
     """The secret of this installation, 32 bytes in `data_dir/key-secret` (made at first use, readable by us alone).
 
-    Without it no key is valid any more: it belongs into a backup, apart from the database's.
+    Without it no key is valid any more: `ttsv backup` takes it along.
     """
     path = data_dir / "key-secret"
     try:

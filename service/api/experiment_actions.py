@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any, TypeVar
 
-from fastapi import APIRouter, Body, Depends, Header, Response
+from fastapi import APIRouter, Body, Depends, Header, Query, Response
 
 from service.access.security import Principal
 from service.api.experiments import Submission
@@ -18,9 +18,10 @@ from service.database import Experiment
 from service.database.engine import Database
 from service.experiments import actions
 from service.experiments.submission import draft_clone, draft_extension, draft_reevaluation
-from service.schemas.experiments import ExperimentOut
+from service.schemas.experiments import DeletionOut, ExperimentOut
 from service.schemas.requests import Change, Clone, Reevaluation, Retry
 from service.specs.spec import Additions
+from service.upkeep import deletion
 
 router = APIRouter(prefix="/v1/experiments", tags=["verbs"], responses=RESPONSES | refusals(409))
 
@@ -168,6 +169,43 @@ def update(
     changed = _do(database, who, experiment_id, partial(actions.change, fields=body.fields(), expected=expected))
     response.headers["ETag"] = tag_of(written(changed), changed.revision)
     return changed
+
+
+DELETION = {
+    "id": 7,
+    "name": "quickstart",
+    "trials": 8,
+    "results": 8,
+    "files": 48,
+    "size": 1_234_567,
+    "shown_on": [],
+    "deleted": True,
+}
+
+
+@router.delete(
+    "/{experiment_id}",
+    operation_id="deleteExperiment",
+    responses=shown(DELETION),
+    response_model=DeletionOut,
+)
+def delete(
+    experiment_id: ExperimentId,
+    database: Db,
+    who: Canceller,
+    dry_run: Annotated[bool, Query(description="Delete nothing: answer with what would go.")] = False,
+    force: Annotated[bool, Query(description="Also what boards and tables show now.")] = False,
+) -> DeletionOut:
+    """Deletes a final experiment with its trials, results and files; nothing brings them back.
+
+    It is out of sight at once; a worker then removes files and rows. An experiment whose results boards show must be
+    archived first, unless `force`; one whose networks another one evaluates cannot be deleted before that.
+    """
+    if dry_run:
+        with database.read() as session:
+            return DeletionOut.model_validate(deletion.preview(session, experiment_id, who))
+    marked = database.write(lambda session: deletion.mark(session, experiment_id, who, force=force))
+    return DeletionOut.model_validate(marked)
 
 
 def _do(database: Database, who: Principal, experiment_id: int, action: Callable[..., Experiment]) -> ExperimentOut:

@@ -12,17 +12,33 @@ from service.api.http.formats import VARY, AskedFormat, Format, forms
 from service.api.http.problems import RESPONSES, refusals
 from service.api.http.query_filters import ShownFields, TrialSort, WhichTrials
 from service.api.http.responses import Answer, result_out, trial_out
-from service.api.openapi_examples.trials import METRICS, RESULT, SPECTRA, TRIAL_DETAIL, TRIALS, TRIALS_TEXT
+from service.api.openapi_examples.trials import (
+    ATTEMPTS,
+    METRICS,
+    RESOURCES,
+    RESULT,
+    SPECTRA,
+    TRIAL_DETAIL,
+    TRIALS,
+    TRIALS_TEXT,
+)
 from service.database import Result
 from service.errors import FieldProblem, NotFoundError, QueryError
 from service.experiments import epoch_points, store
 from service.experiments.listing import list_trials
 from service.experiments.store import TrialDetail
+from service.queue import attempts
+from service.queue.attempts import AttemptDetail
 from service.schemas.experiments import (
     ArtifactOut,
+    AttemptList,
+    AttemptOut,
+    AttemptResources,
     ColumnOut,
     EpochOut,
     MetricsPage,
+    ResourceList,
+    ResourcePoint,
     ResultDetailOut,
     Selection,
     SelectionMetrics,
@@ -184,6 +200,53 @@ def _result(detail: TrialDetail) -> Result:
     if detail.result is None:
         raise NotFoundError(f"trial {detail.trial.id} has no result: it is {detail.trial.state.value}")
     return detail.result
+
+
+@router.get(
+    "/{trial_id}/attempts",
+    operation_id="listTrialAttempts",
+    responses=kept(ATTEMPTS),
+    response_model=AttemptList,
+)
+def list_attempts(trial_id: TrialId, answer: Answer, who: Reader, database: Db) -> Any:
+    """Every start of a trial: when, where, and with which packages, processors, driver and code."""
+    with database.read() as session:
+        store.get_trial(session, trial_id, project_id=who.project_id)
+        found = attempts.listed(session, trial_id)
+    return answer(AttemptList(items=[AttemptOut.model_validate(one) for one in found]))
+
+
+@router.get(
+    "/{trial_id}/resources",
+    operation_id="listTrialResources",
+    responses=kept(RESOURCES),
+    response_model=ResourceList,
+)
+def resources(trial_id: TrialId, answer: Answer, who: Reader, database: Db) -> Any:
+    """What a trial's process used over time, attempt by attempt: CPU, memory, GPU, memory on it.
+
+    At most 300 points of each attempt; those of one that runs are at most half a minute old once it reports.
+    """
+    with database.read() as session:
+        store.get_trial(session, trial_id, project_id=who.project_id)
+        found = attempts.listed(session, trial_id, resources=True)
+    return answer(ResourceList(items=[_resources_of(one) for one in found]))
+
+
+def _resources_of(attempt: AttemptDetail) -> AttemptResources:
+    stored = attempt.resources or {}
+    columns = [stored.get(name, []) for name in ResourcePoint.model_fields]
+    points = [
+        ResourcePoint.model_construct(**dict(zip(ResourcePoint.model_fields, values, strict=True)))
+        for values in zip(*columns, strict=True)
+    ]
+    return AttemptResources(
+        number=attempt.number,
+        started_at=attempt.started_at,
+        place=attempt.place,
+        interval=stored.get("interval"),
+        points=points,
+    )
 
 
 @router.get(

@@ -11,6 +11,7 @@ from service.client.connection import Connection, checked, covers, idempotent, o
 from service.client.errors import UnreachableError, refusal
 from service.client.streams import Feed
 from service.schemas.experiments import (
+    DeletionOut,
     DryRunOut,
     EventOut,
     EventPage,
@@ -117,6 +118,12 @@ class Experiments(Connection):
     def unarchive(self, experiment_id: int) -> ExperimentOut:
         """Takes an experiment out of the archive."""
         return self._act(experiment_id, "unarchive")
+
+    @covers("deleteExperiment")
+    def delete(self, experiment_id: int, *, dry_run: bool = False, force: bool = False) -> DeletionOut:
+        """Deletes a final experiment with all that is of it; `dry_run` says what would go."""
+        asked = query(dry_run=dry_run or None, force=force or None)
+        return self._answer(DeletionOut, "DELETE", f"{_ROOT}/{experiment_id}", params=asked)
 
     @covers("retryExperiment")
     def retry(self, experiment_id: int, states: Sequence[str] = ("failed",)) -> ExperimentOut:

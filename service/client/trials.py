@@ -13,8 +13,12 @@ from service.client.frames import epoch_frame, result_frame
 from service.schemas.experiments import (
     ArtifactList,
     ArtifactOut,
+    AttemptList,
+    AttemptOut,
+    AttemptResources,
     EpochOut,
     MetricsPage,
+    ResourceList,
     ResultDetailOut,
     SpectraOut,
     TrialDetailOut,
@@ -93,6 +97,16 @@ class Trials(Connection):
     def spectra(self, trial_id: int) -> SpectraOut:
         """The singular values of a succeeded trial's layers."""
         return self._get(SpectraOut, f"/v1/trials/{trial_id}/spectra")
+
+    @covers("listTrialAttempts")
+    def attempts(self, trial_id: int) -> list[AttemptOut]:
+        """Every start of a trial: when, where, and with which packages, processors, driver and code."""
+        return self._get(AttemptList, f"/v1/trials/{trial_id}/attempts").items
+
+    @covers("listTrialResources")
+    def resources(self, trial_id: int) -> list[AttemptResources]:
+        """What a trial's process used over time, attempt by attempt."""
+        return self._get(ResourceList, f"/v1/trials/{trial_id}/resources").items
 
     @covers("listTrialMetrics")
     def epochs(self, trial_id: int, *, after: int = 0, points: int | None = None) -> Iterator[EpochOut]:

@@ -6,7 +6,18 @@ by page, `server` asks what it is; `tallies` are kept by triggers. Specs and err
 
 from service.database.access import ApiKey, Project
 from service.database.base import Base, Timestamp, now
-from service.database.experiments import EPOCHS_DONE, Artifact, EpochPoint, Event, Experiment, Tag, Tally, Trial
+from service.database.experiments import (
+    EPOCHS_DONE,
+    Artifact,
+    Attempt,
+    Environment,
+    EpochPoint,
+    Event,
+    Experiment,
+    Tag,
+    Tally,
+    Trial,
+)
 from service.database.results import Protocol, Result, Score, ScoreBoard, ScoreRank
 from service.database.running import ClusterNode, IdempotencyKey, Webhook, WebhookDelivery, Worker
 from service.specs.states import OPEN_EXPERIMENTS, OPEN_TRIALS, ExperimentState, TrialState
@@ -17,8 +28,10 @@ __all__ = [
     "OPEN_TRIALS",
     "ApiKey",
     "Artifact",
+    "Attempt",
     "Base",
     "ClusterNode",
+    "Environment",
     "EpochPoint",
     "Event",
     "Experiment",

@@ -11,7 +11,8 @@ from service.database.base import Base, Id, now
 class Project(Base):
     """A team: its keys share experiments and quotas. A quota that is null is none.
 
-    `weight`: twice as much is twice the share of the cluster where others want it, too.
+    `weight`: twice as much is twice the share of the cluster where others want it, too. `deleted_gpu_hours` were used
+    by experiments that are deleted: a quota counts them still.
     """
 
     __tablename__ = "projects"
@@ -22,6 +23,7 @@ class Project(Base):
     max_queued_trials: Mapped[int | None]
     max_gpu_hours: Mapped[float | None]
     weight: Mapped[float] = mapped_column(default=1.0, server_default="1")
+    deleted_gpu_hours: Mapped[float] = mapped_column(default=0.0, server_default="0")
     created_at: Mapped[datetime] = mapped_column(default=now)
 
 

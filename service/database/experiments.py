@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, ForeignKey, Index, String, UniqueConstraint, case, false
+from sqlalchemy import BigInteger, ForeignKey, Index, String, UniqueConstraint, case, false, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from service.database.base import Base, Id, now
@@ -18,13 +18,19 @@ class Experiment(Base):
     when the last claim began, others by `progressed_at`: their pace tells the time left. `revision` grows with
     every change that people make (its ETag). `stopping`: running trials finish, no other begins. `waiting` is why
     its trials cannot run now, `unfit_since` when it was first seen that they fit no node. Without a project it was
-    posted without a key.
+    posted without a key. Since `deleted_at` it is as good as gone: its files are removed, then its rows.
     """
 
     __tablename__ = "experiments"
     __table_args__ = (
         Index("ix_experiments_state_priority_id", "state", "priority", "id"),
         Index("ix_experiments_project_id_id", "project_id", "id"),
+        Index(
+            "ix_experiments_deleted_at",
+            "deleted_at",
+            sqlite_where=text("deleted_at IS NOT NULL"),
+            postgresql_where=text("deleted_at IS NOT NULL"),
+        ),
         {"sqlite_autoincrement": True},
     )
 
@@ -53,6 +59,7 @@ class Experiment(Base):
     archived_at: Mapped[datetime | None]
     waiting: Mapped[str | None]
     unfit_since: Mapped[datetime | None]
+    deleted_at: Mapped[datetime | None]
 
 
 class Tag(Base):
@@ -175,8 +182,40 @@ class EpochPoint(Base):
     constraint_seconds: Mapped[float]
 
 
+class Environment(Base):
+    """Where trials ran and with what (`ttsv.provenance`): the record that many attempts share, by its SHA-256."""
+
+    __tablename__ = "environments"
+
+    fingerprint: Mapped[str] = mapped_column(String(64), primary_key=True)
+    record: Mapped[dict[str, Any]]
+
+
+class Attempt(Base):
+    """One start of a trial in a process: those that ended for no fault of the trial's are counted here, too.
+
+    `place` is the host, and which of its GPUs; `resources` is what the process used over time
+    (`service.queue.attempts`).
+    """
+
+    __tablename__ = "attempts"
+    __table_args__ = (UniqueConstraint("trial_id", "started_at"), {"sqlite_autoincrement": True})
+
+    id: Mapped[int] = mapped_column(Id, primary_key=True)
+    trial_id: Mapped[int] = mapped_column(Id, ForeignKey("trials.id", ondelete="CASCADE"))
+    number: Mapped[int]
+    fence: Mapped[int]
+    started_at: Mapped[datetime]
+    place: Mapped[str] = mapped_column(String(200))
+    environment: Mapped[str | None] = mapped_column(String(64), ForeignKey("environments.fingerprint"), index=True)
+    resources: Mapped[dict[str, Any] | None]
+
+
 class Artifact(Base):
-    """The manifest of one file a trial left: only files listed here exist. `path` is relative to the data folder."""
+    """The manifest of one file a trial left: only files listed here exist. `path` is relative to the data folder.
+
+    Since `removed_at` it is as good as gone: retention removes it, or has done so.
+    """
 
     __tablename__ = "artifacts"
     __table_args__ = (UniqueConstraint("trial_id", "kind"), {"sqlite_autoincrement": True})
@@ -187,3 +226,4 @@ class Artifact(Base):
     path: Mapped[str]
     sha256: Mapped[str] = mapped_column(String(64))
     size: Mapped[int] = mapped_column(BigInteger)
+    removed_at: Mapped[datetime | None]

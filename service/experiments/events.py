@@ -1,6 +1,7 @@
 """Events: what happened to an experiment or a trial, and who did it.
 
-An event is written in the transaction of what it tells, and none is ever deleted but with its experiment. Those of one
+An event is written in the transaction of what it tells, and none is ever deleted but with its experiment: that this
+was deleted, by whom, and what it was, is an event of no experiment. Those of one
 experiment are numbered in the order in which they happened: each is written under the lock of the experiment's row.
 Over several experiments an event may become visible after one with a larger number, by as long as its transaction took.
 """
@@ -29,6 +30,8 @@ class EventKind(StrEnum):
     EXTENDED = "extended"
     ARCHIVED = "archived"
     UNARCHIVED = "unarchived"
+    DELETED = "deleted"
+    PRUNED = "pruned"
     UPDATED = "updated"
     CLAIMED = "claimed"
     RELEASED = "released"
@@ -51,6 +54,12 @@ def record_trial(session: Session, kind: EventKind, actor: str, trial: Trial, **
     """Adds an event of a trial, with its number and attempt; `detail` is JSON."""
     facts = {"number": trial.number, "attempt": trial.attempts} | detail
     session.add(Event(experiment_id=trial.experiment_id, trial_id=trial.id, actor=actor, kind=kind.value, detail=facts))
+
+
+def record_deletion(session: Session, actor: str, experiment: Experiment, **detail: Any) -> None:
+    """Adds the event that outlives an experiment; `detail` is JSON."""
+    facts = {"experiment": experiment.id, "name": experiment.name, "owner": experiment.owner} | detail
+    session.add(Event(actor=actor, kind=EventKind.DELETED.value, detail=facts))
 
 
 def list_events(

@@ -70,7 +70,7 @@ class ExperimentFilter:
 
     def conditions(self) -> list[ColumnElement[bool]]:
         """For a WHERE over experiments."""
-        found: list[ColumnElement[bool]] = []
+        found: list[ColumnElement[bool]] = [Experiment.deleted_at.is_(None)]
         if self.project_id is not None:
             found.append(Experiment.project_id == self.project_id)
         if self.states:
@@ -87,6 +87,10 @@ class ExperimentFilter:
         if self.archived is not None:
             found.append(Experiment.archived_at.is_not(None) if self.archived else Experiment.archived_at.is_(None))
         return found
+
+
+_DELETED = select(Experiment.id).where(Experiment.deleted_at.is_not(None))
+"""Few: they are on their way out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +111,7 @@ class TrialFilter:
 
     def conditions(self) -> list[ColumnElement[bool]]:
         """For a WHERE over trials."""
-        found: list[ColumnElement[bool]] = []
+        found: list[ColumnElement[bool]] = [Trial.experiment_id.not_in(_DELETED)]
         if self.project_id is not None:
             mine = select(Experiment.id).where(Experiment.project_id == self.project_id)
             found.append(Trial.experiment_id.in_(mine))

@@ -27,7 +27,7 @@ from service.database import (
     Worker,
 )
 from service.database.engine import is_postgres
-from service.errors import IdempotencyError, NotFoundError
+from service.errors import GoneError, IdempotencyError, NotFoundError
 from ttsv.results import TRAINING
 
 
@@ -101,15 +101,16 @@ def get_experiment(
     `locked` locks its row until the transaction ends. What the session loaded of it before is read again then.
     """
     experiment = session.get(Experiment, experiment_id, with_for_update=locked or None, populate_existing=locked)
-    if experiment is None or (project_id is not None and experiment.project_id != project_id):
+    foreign = experiment is not None and project_id is not None and experiment.project_id != project_id
+    if experiment is None or foreign or experiment.deleted_at is not None:
         raise NotFoundError(f"there is no experiment {experiment_id}")
     return experiment
 
 
 def get_experiments(session: Session, experiment_ids: Sequence[int]) -> Sequence[Experiment]:
     """Those that are there of several experiments, without their specs."""
-    query = select(Experiment).where(Experiment.id.in_(experiment_ids)).options(defer(Experiment.spec, raiseload=True))
-    return session.scalars(query).all()
+    there = Experiment.id.in_(experiment_ids), Experiment.deleted_at.is_(None)
+    return session.scalars(select(Experiment).where(*there).options(defer(Experiment.spec, raiseload=True))).all()
 
 
 def newest_events(session: Session, experiment_ids: Sequence[int]) -> dict[int, int]:
@@ -147,9 +148,9 @@ def progress(session: Session, experiment_ids: Sequence[int]) -> dict[int, Progr
 
 def get_trial(session: Session, trial_id: int, *, project_id: int | None = None) -> Trial:
     """The trial, of this project's experiments if one is given; raises `NotFoundError`."""
-    query = select(Trial).where(Trial.id == trial_id)
+    query = select(Trial).join(Experiment).where(Trial.id == trial_id, Experiment.deleted_at.is_(None))
     if project_id is not None:
-        query = query.join(Experiment).where(Experiment.project_id == project_id)
+        query = query.where(Experiment.project_id == project_id)
     trial = session.scalar(query)
     if trial is None:
         raise NotFoundError(f"there is no trial {trial_id}")
@@ -170,18 +171,28 @@ def trial_detail(session: Session, trial_id: int, *, project_id: int | None = No
 
 
 def artifacts_of(session: Session, trial_id: int) -> Sequence[Artifact]:
-    """The files in a trial's manifest, by kind."""
-    return session.scalars(select(Artifact).where(Artifact.trial_id == trial_id).order_by(Artifact.kind)).all()
+    """The files in a trial's manifest, by kind, but for those that were removed."""
+    there = Artifact.trial_id == trial_id, Artifact.removed_at.is_(None)
+    return session.scalars(select(Artifact).where(*there).order_by(Artifact.kind)).all()
 
 
 def get_artifact(session: Session, artifact_id: int, *, project_id: int | None = None) -> Artifact:
-    """A file of some trial's manifest, of this project's if one is given; raises `NotFoundError`."""
-    query = select(Artifact).where(Artifact.id == artifact_id)
+    """A file of some trial's manifest, of this project's if one is given.
+
+    Raises `NotFoundError`, and `GoneError` for one that was removed.
+    """
+    there = Artifact.id == artifact_id, Experiment.deleted_at.is_(None)
+    query = select(Artifact).join(Trial, Trial.id == Artifact.trial_id).join(Experiment).where(*there)
     if project_id is not None:
-        query = query.join(Trial).join(Experiment).where(Experiment.project_id == project_id)
+        query = query.where(Experiment.project_id == project_id)
     artifact = session.scalar(query)
     if artifact is None:
         raise NotFoundError(f"there is no artifact {artifact_id}")
+    if artifact.removed_at is not None:
+        raise GoneError(
+            f"artifact {artifact_id} ({artifact.kind} of trial {artifact.trial_id}) was removed on "
+            f"{artifact.removed_at:%Y-%m-%d} to make room; run the trial again to have it back"
+        )
     return artifact
 
 

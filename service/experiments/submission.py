@@ -57,6 +57,8 @@ def submit(session: Session, draft: Draft, who: Principal = ANYONE) -> Experimen
     if draft.before is not None:
         return _extend(session, draft, who)
     check_quota(session, who, len(draft.plan.trials))
+    if draft.sources and draft.origin is not None:
+        store.get_experiment(session, draft.origin, project_id=who.project_id, locked=True)  # not deleted since
     experiment = Experiment(
         name=draft.spec.name,
         spec=draft.spec.model_dump(mode="json"),

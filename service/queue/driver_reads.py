@@ -65,7 +65,8 @@ def running_trials(session: Session, lease: Lease) -> Sequence[Trial]:
 
 def model_path(session: Session, trial_id: int) -> str | None:
     """Path, relative to the data folder, of the network that a trial left; None where it left none."""
-    return session.scalar(select(Artifact.path).where(Artifact.trial_id == trial_id, Artifact.kind == MODEL))
+    there = Artifact.trial_id == trial_id, Artifact.kind == MODEL, Artifact.removed_at.is_(None)
+    return session.scalar(select(Artifact.path).where(*there))
 
 
 def cancelled_trials(session: Session, since: datetime | None = None) -> Sequence[int]:

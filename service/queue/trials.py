@@ -18,7 +18,7 @@ from service.experiments import events, transitions
 from service.experiments.events import EventKind
 from service.experiments.submission import next_number, trial_columns
 from service.leaderboards import cell_scores
-from service.queue import leases
+from service.queue import attempts, leases
 from service.queue.leases import Lease
 from service.specs.planner import Fields, PlannedTrial
 from ttsv.results import EpochMetrics
@@ -116,10 +116,18 @@ class HeldExperiment:
             return True
         return self._trial(trial_id, TrialState.RUNNING) is not None
 
-    def place_trial(self, trial_id: int, node: str) -> None:
-        """Says where the trial runs."""
+    def place_trial(self, trial_id: int, node: str, environment: Mapping[str, Any] | None = None) -> None:
+        """Says where the trial runs, and with what."""
         if trial := self._trial(trial_id, TrialState.RUNNING):
             trial.node = node
+            with self._session.no_autoflush:
+                attempts.begin(self._session, trial, self._lease.fence, node, environment)
+
+    def record_resources(self, trial_id: int, resources: Mapping[str, Any]) -> None:
+        """Stores what the trial's process has used of its machine until now."""
+        if trial := self._trial(trial_id, TrialState.RUNNING):
+            with self._session.no_autoflush:
+                attempts.record_resources(self._session, trial, resources)
 
     def progress(self, trial_id: int) -> None:
         """The trial got on within its evaluation: what its process died of before does not count."""

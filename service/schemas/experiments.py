@@ -94,6 +94,19 @@ class TrialsChanged(Out):
     ids: list[int] = Field(description="Their numbers; what became of them, their events and the API say.")
 
 
+class DeletionOut(Out):
+    """What goes with an experiment that is deleted."""
+
+    id: int = Field(description="The experiment's.")
+    name: str = Field(description="The experiment's.")
+    trials: int = Field(description="Trials that go, with their epochs and events.")
+    results: int = Field(description="Results that go.")
+    files: int = Field(description="Files in manifests that go; logs and checkpoints go, too.")
+    size: int = Field(description="Bytes of those files.")
+    shown_on: list[str] = Field(description="Data sets on whose boards, and in whose tables, its results count now.")
+    deleted: bool = Field(description="Whether it is deleted: files and rows go within minutes, while a worker runs.")
+
+
 class Selection(RootModel[dict[str, Any]]):
     """The parts of an answer that `fields` named."""
 
@@ -298,6 +311,49 @@ class TrialDetailOut(TrialOut):
     layers: list[dict[str, Any]] | None = Field(description="As `spectra` has them; null without a result.")
     environment: dict[str, Any] | None = Field(description="Where its result was computed; null without one.")
     artifacts: list[ArtifactOut] = Field(description="The files it left, by kind.")
+
+
+class AttemptOut(Out):
+    """One start of a trial, and with what it ran."""
+
+    number: int = Field(description="Counts every start, also those that ended for no fault of the trial's.")
+    started_at: datetime = Field(description="When it began.")
+    place: str = Field(description="The host, and which of its GPUs.")
+    environment: dict[str, Any] | None = Field(
+        description="Packages, processor, GPUs, driver, host, revision of the code, and how it differed (`git_diff`)."
+    )
+
+
+class AttemptList(Out):
+    """A trial's attempts, the newest 50."""
+
+    items: list[AttemptOut] = Field(description="The oldest first.")
+
+
+class ResourcePoint(Out):
+    """What a trial's process used at one moment. What is null is not known, or there is no GPU."""
+
+    seconds: float = Field(description="Since the attempt began.")
+    cpu: float | None = Field(description="Percent of one core, since the point before: 200 are two cores.")
+    memory: float | None = Field(description="Resident memory, in MiB.")
+    gpu: float | None = Field(description="Percent of the GPU that was busy, with whatever else computed on it.")
+    gpu_memory: float | None = Field(description="Memory that the process holds on the GPU, in MiB.")
+
+
+class AttemptResources(Out):
+    """What one attempt used over time."""
+
+    number: int = Field(description="The attempt's.")
+    started_at: datetime = Field(description="When it began.")
+    place: str = Field(description="The host, and which of its GPUs.")
+    interval: float | None = Field(description="Seconds between two points: it doubles where there are 300.")
+    points: list[ResourcePoint] = Field(description="In their order; none of an attempt of less than a second.")
+
+
+class ResourceList(Out):
+    """What a trial used of its machines."""
+
+    items: list[AttemptResources] = Field(description="Its attempts, the oldest first.")
 
 
 class EventOut(Out):

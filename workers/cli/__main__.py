@@ -3,6 +3,7 @@
 import typer
 
 from workers.cli.actions import actions_app
+from workers.cli.backup import backup, restore
 from workers.cli.boards import boards_app
 from workers.cli.data import data_app
 from workers.cli.doctor import doctor
@@ -12,6 +13,7 @@ from workers.cli.export import export
 from workers.cli.keys import keys_app
 from workers.cli.logs import artifacts_app, logs_app
 from workers.cli.nodes import nodes_app
+from workers.cli.prune import prune
 from workers.cli.serve import serve_app
 from workers.cli.spectrum import spectrum
 
@@ -24,12 +26,15 @@ app = typer.Typer(
 )
 app.add_typer(serve_app)
 app.command()(doctor)
+app.command()(backup)
+app.command()(restore)
 app.add_typer(experiments_app)
 app.add_typer(logs_app)
 app.add_typer(artifacts_app, name="artifacts")
 app.add_typer(actions_app)
 app.add_typer(boards_app)
 app.add_typer(nodes_app)
+app.command()(prune)
 app.command()(export)
 app.command()(spectrum)
 app.command()(evaluate)

@@ -96,6 +96,35 @@ _action("unarchive", "Take an experiment out of the archive.")
 
 @actions_app.command()
 @connected
+def delete(
+    client: "Client",
+    experiment_id: ExperimentId,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Delete nothing; say what would go.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also what boards and tables show now.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Delete a final experiment with its trials, results and files, for good. Says first what goes, and asks."""
+    from workers.cli.findings import size
+
+    found = client.delete(experiment_id, dry_run=True)
+    if not as_json:
+        what = f"{found.trials} trials, {found.results} results, {found.files} files ({size(found.size)})"
+        typer.echo(f"experiment {found.id} {found.name}: {what}")
+        if found.shown_on:
+            typer.echo(f"its results count on the boards of {', '.join(found.shown_on)}")
+    if not dry_run:
+        if not yes and not found.deleted:
+            typer.confirm("delete all of it for good?", abort=True, err=True)
+        found = client.delete(experiment_id, force=force)
+        if not as_json:
+            typer.echo(f"experiment {found.id} is deleted; a worker removes its files within minutes")
+    if as_json:
+        print_json(found)
+
+
+@actions_app.command()
+@connected
 def update(
     client: "Client",
     experiment_id: ExperimentId,

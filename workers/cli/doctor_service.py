@@ -172,7 +172,7 @@ def _inside(database: "Database", settings: "Settings", file: Path | None, *, de
         server = describe(session)
         broken = damage(session) if deep else None
     if broken is not None:
-        yield _database.wrong(f"{file} is damaged: {broken}", "cp backup/ttsv.db ttsv-data/  # docs/backup.md")
+        yield _database.wrong(f"{file} is damaged: {broken}", "ttsv restore --force FILE  # a backup; docs/backup.md")
     if not database.takes_writes():
         mend = "psql --command 'SHOW default_transaction_read_only'"
         if file is not None:

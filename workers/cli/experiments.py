@@ -120,16 +120,20 @@ def show(
     state: Annotated[list[TrialState], typer.Option(help="Only trials of these states.")] = [],  # noqa: B006
     columns: FieldNames = None,
     hide: HiddenNames = None,
+    resources: Annotated[
+        bool, typer.Option("--resources", help="Also what the trials used: CPU, memory, GPU, memory on it.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Show an experiment and its trials."""
-    from workers.cli.tables import progress_line, show_errors, shown_fields, trials_table
+    from workers.cli.tables import progress_line, resources_table, show_errors, shown_fields, trials_table
 
     shown = shown_fields(columns, hide)
     experiment = client.experiment(experiment_id)
     trials = list(client.trials(experiment_id, state=[one.value for one in state] or None))
+    used = [(one.id, attempt) for one in trials for attempt in client.resources(one.id)] if resources else []
     if as_json:
-        print_json([experiment, *trials])
+        print_json([experiment, *trials, *(attempt for _, attempt in used)])
         return
     typer.echo(f"{experiment.id} {experiment.name}")
     typer.echo(progress_line(experiment))
@@ -137,13 +141,15 @@ def show(
         typer.echo(experiment.error)
     print_table(trials_table(trials, shown))
     show_errors(console(), trials)
+    if resources:
+        print_table(resources_table(used))
 
 
 @experiments_app.command()
 @connected
 def trial(client: "Client", trial_id: TrialId, as_json: Json = False) -> None:
     """Show a trial with its epochs."""
-    from workers.cli.tables import epochs_table, show_errors, trials_table
+    from workers.cli.tables import epochs_table, resources_table, show_errors, trials_table
 
     found = client.trial(trial_id)
     if as_json:
@@ -151,6 +157,8 @@ def trial(client: "Client", trial_id: TrialId, as_json: Json = False) -> None:
         return
     print_table(trials_table([found]))
     show_errors(console(), [found])
+    if used := [(trial_id, attempt) for attempt in client.resources(trial_id)]:
+        print_table(resources_table(used))
     print_table(epochs_table(found))
 
 

@@ -116,7 +116,9 @@ def _database() -> "Iterator[Database]":
     from service.database.engine import Database
     from service.migrate import migrate
     from service.settings import Settings
+    from service.upkeep.restore import refuse_half_restored
 
+    refuse_half_restored(Settings())
     with closing(Database(Settings().url)) as database:
         migrate(database)  # a key can be the first thing there is
         yield database

@@ -21,9 +21,11 @@ serve_app = typer.Typer()
 def serve(port: Annotated[int | None, typer.Option(help="Instead of TTSV_PORT; 0 picks a free one.")] = None) -> None:
     """Migrate, then serve the API and one worker until Ctrl-C."""
     from service.settings import Settings
+    from service.upkeep.restore import refuse_half_restored
     from workers.worker.single_machine import LocalStack
 
     screen = console()
+    refuse_half_restored(Settings())
     with LocalStack(Settings(), port=port) as stack:
         documents = f"{stack.url}/docs"
         screen.print(f"API on {stack.url} ({documents}), data in {stack.settings.data_dir}", soft_wrap=True)
@@ -39,7 +41,9 @@ def migrate() -> None:
     from service.migrate import migrate as run
     from service.migrate import newest
     from service.settings import Settings
+    from service.upkeep.restore import refuse_half_restored
 
+    refuse_half_restored(Settings())
     with closing(Database(Settings().url)) as database:
         run(database)
     typer.echo(f"the database is at revision {newest()}")
@@ -58,10 +62,12 @@ def api(
     from service.migrate import refuse_unmigrated
     from service.observability import configure_logging
     from service.settings import Settings
+    from service.upkeep.restore import refuse_half_restored
 
     settings = Settings()
     configure_logging(settings)
     settings.refuse_open_network()
+    refuse_half_restored(settings)
     with closing(Database(settings.url)) as database:
         refuse_unmigrated(database)
         refuse_without_keys(database, settings)
@@ -95,15 +101,18 @@ def worker(
     from service.database.engine import Database
     from service.observability import configure_logging
     from service.settings import Settings
+    from service.upkeep.restore import refuse_half_restored
     from workers.worker import allocation
     from workers.worker.poller import Worker
+    from workers.worker.upkeep import Upkeep
     from workers.worker.webhooks import WebhookSender
 
     settings = Settings()
     configure_logging(settings)
     time_given = allocation.allocation(time_limit, os.environ, until_idle=until_idle)
+    refuse_half_restored(settings)
     database = Database(settings.url)
-    with WebhookSender(settings, database):
+    with WebhookSender(settings, database), Upkeep(settings, database):
         unfinished = Worker(settings, database, allocation=time_given).run()
     if unfinished and requeue:
         allocation.requeue(os.environ)

@@ -16,7 +16,14 @@ from service.leaderboards.answer import Leaderboard
 from service.leaderboards.metrics import Metric
 from service.leaderboards.sheets import board_sheets, configuration_sheet, read
 from service.leaderboards.text_tables import Cell, Measured, Sheet
-from service.schemas.experiments import ArtifactOut, DryRunOut, ExperimentOut, TrialDetailOut, TrialOut
+from service.schemas.experiments import (
+    ArtifactOut,
+    AttemptResources,
+    DryRunOut,
+    ExperimentOut,
+    TrialDetailOut,
+    TrialOut,
+)
 from service.schemas.leaderboards import LeaderboardOut
 from service.schemas.trial_tables import EVERY, Shown, trials_sheet
 from service.specs.states import OPEN_TRIALS, TrialState
@@ -96,6 +103,32 @@ def show_errors(console: Console, trials: list[TrialOut]) -> None:
         console.print(f"trial {', '.join(map(str, ids))}: {reason}", markup=False, highlight=False)
 
 
+def resources_table(found: Sequence[tuple[int, AttemptResources]]) -> Table:
+    """One line per attempt (with its trial): how long it was watched, the means and peaks of what it used."""
+    table = _table(
+        "trial", "attempt", "seconds", "CPU %", "memory MiB", "peak", "GPU %", "GPU memory MiB", "peak", "where"
+    )
+    for trial_id, attempt in found:
+        points = attempt.points
+        of = {name: [v for point in points if (v := getattr(point, name)) is not None] for name in _USED}
+        cells = [_mean_of(of["cpu"]), _mean_of(of["memory"]), _peak_of(of["memory"])]
+        cells += [_mean_of(of["gpu"]), _mean_of(of["gpu_memory"]), _peak_of(of["gpu_memory"])]
+        seconds = f"{points[-1].seconds:.0f}" if points else "-"
+        table.add_row(str(trial_id), str(attempt.number), seconds, *cells, Text(attempt.place))
+    return table
+
+
+_USED = ("cpu", "memory", "gpu", "gpu_memory")
+
+
+def _mean_of(values: Sequence[float]) -> str:
+    return f"{sum(values) / len(values):.0f}" if values else "-"
+
+
+def _peak_of(values: Sequence[float]) -> str:
+    return f"{max(values):.0f}" if values else "-"
+
+
 def epochs_table(trial: TrialDetailOut) -> Table:
     """One line per epoch."""
     table = _table("epoch", "train loss", "acc. %", "val. loss", "acc. %", "ort. loss", "lr", "seconds")
@@ -173,7 +206,7 @@ def _text(cell: str | Measured) -> Text:
 _READ_EVERY = 2.0
 """Seconds for which a table of trials stands in a terminal."""
 
-_LEFT = frozenset({"kind", "name", "SHA-256"})
+_LEFT = frozenset({"kind", "name", "SHA-256", "where"})
 """Columns of words; numbers stand on the right."""
 
 

@@ -16,7 +16,15 @@ from service.errors import LeaseLostError
 from service.queue.leases import Lease
 from service.queue.trials import ArtifactFile, HeldExperiment, ProtocolRecord, hold
 from ttsv.results import deciding, protocol_fingerprint
-from workers.trial_process.messages import EpochReport, FailureReport, Report, ResultReport, StageReport, StartedReport
+from workers.trial_process.messages import (
+    EpochReport,
+    FailureReport,
+    Report,
+    ResourceReport,
+    ResultReport,
+    StageReport,
+    StartedReport,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +86,9 @@ class Recorder:
             case FailureReport(failure, message):
                 self._put(trial_id, lambda held: held.fail_trial(trial_id, failure, message), final=True)
             case StartedReport():
-                self._put(trial_id, lambda held: held.place_trial(trial_id, report.place))
+                self._put(trial_id, lambda held: held.place_trial(trial_id, report.place, report.environment))
+            case ResourceReport(series):
+                self._put(trial_id, lambda held: held.record_resources(trial_id, series))
             case StageReport(further=True):
                 self._put(trial_id, lambda held: held.progress(trial_id))
             case StageReport():

@@ -1,7 +1,7 @@
 """What goes from the driver to a trial's process, and back: plain data, light to import."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NotRequired, TypedDict
 
 from ttsv.config.fields import Plain
@@ -74,15 +74,23 @@ class FailureReport:
 
 @dataclass(frozen=True)
 class StartedReport:
-    """The trial begins in its process: on this host, with these GPUs of it."""
+    """The trial begins in its process: on this host, with these GPUs of it; `environment` is its `ttsv.provenance`."""
 
     host: str
     gpus: list[str]
+    environment: Plain | None = field(default=None, compare=False)
 
     @property
     def place(self) -> str:
         """Where it runs, in words."""
         return f"{self.host}, GPU {', '.join(self.gpus)}" if self.gpus else self.host
+
+
+@dataclass(frozen=True)
+class ResourceReport:
+    """What the process has used since the trial began (`workers.trial_process.resources.Sampler.series`)."""
+
+    series: Plain
 
 
 @dataclass(frozen=True)
@@ -93,6 +101,6 @@ class StageReport:
     further: bool
 
 
-Report = StartedReport | EpochReport | StageReport | ResultReport | FailureReport
-GOING_ON = (StartedReport, EpochReport, StageReport)
+Report = StartedReport | EpochReport | StageReport | ResourceReport | ResultReport | FailureReport
+GOING_ON = (StartedReport, EpochReport, StageReport, ResourceReport)
 """After these there is more to come."""

@@ -19,6 +19,7 @@ from typing import Any, TextIO, cast
 import ray
 from ray import tune
 
+from ttsv.config.fields import Plain
 from ttsv.config.trial import TrialConfig
 from ttsv.errors import DataError, DivergedError, TrialError
 from ttsv.results import EpochMetrics, StageProgress, TrialResult
@@ -28,12 +29,14 @@ from workers.trial_process.messages import (
     FailureReport,
     Job,
     Report,
+    ResourceReport,
     ResultReport,
     RunTrial,
     StageReport,
     StartedReport,
     TuneConfig,
 )
+from workers.trial_process.resources import Sampler
 from workers.trial_process.trial_folder import Furthest, Journal, manifest, trial_folder
 
 logger = logging.getLogger(__name__)
@@ -125,19 +128,35 @@ class TrialTrainable(tune.Trainable):
 def _reports(job: Job, run: RunTrial, data_dir: Path, pause: float) -> Iterator[Report]:
     """What the trial has to say. The first epoch at once, later ones together, as each report costs a round trip."""
     gpus = ray.get_runtime_context().get_accelerator_ids().get("GPU", []) if ray.is_initialized() else []
-    yield StartedReport(socket.gethostname(), gpus)
+    yield StartedReport(socket.gethostname(), gpus, _environment())
     config = TrialConfig.from_dict(job.config)
     folder = trial_folder(data_dir, job.trial_id, job.fence)
-    with trial_log(folder / LOG):
+    with trial_log(folder / LOG), Sampler() as sampler:
         logger.info("trial %d begins, fence %d; %d epochs are stored", job.trial_id, job.fence, job.stored_epochs)
         try:
-            yield from _told(job, run, config, data_dir, folder, pause)
-        except TrialError as error:
-            logger.error("%s: %s", error.failure, error)
+            for report in _told(job, run, config, data_dir, folder, pause):
+                if (series := sampler.series(at_once=isinstance(report, ResultReport))) is not None:
+                    yield ResourceReport(series)
+                yield report
+        except Exception as error:
+            if isinstance(error, TrialError):
+                logger.error("%s: %s", error.failure, error)
+            else:
+                logger.exception("the trial failed")
+            if (series := sampler.series(at_once=True)) is not None:
+                yield ResourceReport(series)
             raise
-        except Exception:
-            logger.exception("the trial failed")
-            raise
+
+
+def _environment() -> Plain | None:
+    """Where and with what this process runs; None where that cannot be told, which ends no trial."""
+    from ttsv.provenance import provenance
+
+    try:
+        return provenance()
+    except Exception:
+        logger.exception("where this process runs is not known")
+        return None
 
 
 def _told(job: Job, run: RunTrial, config: TrialConfig, data_dir: Path, folder: Path, pause: float) -> Iterator[Report]:

@@ -25,6 +25,40 @@ PROTOCOL: Example = {
     "precision": "float32",
 }
 
+ATTEMPTS: Example = {
+    "items": [
+        {
+            "number": 1,
+            "started_at": "2026-11-22T10:15:31Z",
+            "place": "node-1, GPU 0",
+            "environment": {
+                "python": "3.11.7",
+                "torch": "2.15.0+cu132",
+                "host": "node-1",
+                "cpu": "AMD EPYC 9354 32-Core Processor",
+                "gpus": ["NVIDIA H100 80GB HBM3"],
+                "gpu_driver": "580.95.05",
+                "packages": {"numpy": "2.4.0", "torch": "2.15.0+cu132"},
+                "git_revision": "9be1b29c0ffee0123456789abcdef0123456789a",
+                "git_dirty": False,
+                "git_diff": None,
+            },
+        }
+    ]
+}
+
+RESOURCES: Example = {
+    "items": [
+        {
+            "number": 1,
+            "started_at": "2026-11-22T10:15:31Z",
+            "place": "node-1, GPU 0",
+            "interval": 1.0,
+            "points": [{"seconds": 1.0, "cpu": 101.9, "memory": 2310.5, "gpu": 93.0, "gpu_memory": 4096.0}],
+        }
+    ]
+}
+
 TRIAL: Example = {
     "id": 7,
     "experiment_id": 1,

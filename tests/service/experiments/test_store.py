@@ -197,5 +197,6 @@ class TestProgress:
 
 def test_artifacts_are_few_columns(table: Table) -> None:
     """The manifest knows no absolute path: only what lies in the data folder exists."""
-    assert {column.key for column in Artifact.__table__.columns} == {"id", "trial_id", "kind", "path", "sha256", "size"}
+    columns = {"id", "trial_id", "kind", "path", "sha256", "size", "removed_at"}
+    assert {column.key for column in Artifact.__table__.columns} == columns
     assert table(Artifact) == []

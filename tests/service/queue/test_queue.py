@@ -247,6 +247,9 @@ WRITES: dict[str, Callable[[Lease, int, dict[str, Any], dict[str, Any]], Callabl
     ),
     "yield_trial": lambda lease, trial, *_: under(lease, HeldExperiment.yield_trial, trial),
     "place_trial": lambda lease, trial, *_: under(lease, HeldExperiment.place_trial, trial, "node-2"),
+    "record_resources": lambda lease, trial, *_: under(
+        lease, HeldExperiment.record_resources, trial, {"interval": 1.0}
+    ),
     "progress": lambda lease, trial, *_: under(lease, HeldExperiment.progress, trial),
     "early_stop_trial": lambda lease, trial, *_: under(lease, HeldExperiment.early_stop_trial, trial),
     "add_trial": lambda lease, *_: under(lease, HeldExperiment.add_trial, planned(seed=77)),
@@ -326,7 +329,7 @@ class TestFence:
         "name",
         [
             "start_trial", "place_trial", "add_epoch", "progress", "finish_trial", "fail_trial", "lose_trial",
-            "lose_trial_with_its_node", "yield_trial", "early_stop_trial",
+            "lose_trial_with_its_node", "yield_trial", "early_stop_trial", "record_resources",
         ],
     )  # fmt: skip
     def test_a_lease_writes_to_its_own_trials_only(
@@ -377,6 +380,7 @@ class TestFence:
             "lose_trial": lambda held: held.lose_trial(trial_id, "gone"),
             "yield_trial": lambda held: held.yield_trial(trial_id),
             "place_trial": lambda held: held.place_trial(trial_id, "node-2"),
+            "record_resources": lambda held: held.record_resources(trial_id, {"interval": 1.0}),
             "progress": lambda held: held.progress(trial_id),
             "early_stop_trial": lambda held: held.early_stop_trial(trial_id),
             "add_trial": lambda held: held.add_trial(planned(seed=77)),

@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 from typer.testing import CliRunner, Result
 
 from service.client import Client
+from service.database import Attempt, now
 from service.database.engine import Database
 from service.queue import driver_reads, leases
 from service.queue.trials import ArtifactFile, ProtocolRecord, hold
@@ -311,3 +312,35 @@ def test_ls_starts_quickly(server: str) -> None:
         assert loaded == "[]"
         seconds.append(float(used))
     assert min(seconds) < 1.5, "half a second on a machine that has nothing else to do"
+
+
+def test_what_trials_used_is_shown(run: Run, finished: Callable[[], int], stored: Database) -> None:
+    experiment_id = finished()
+    assert "GPU" not in run("show", experiment_id).stdout
+    series = {
+        "interval": 2.0,
+        "seconds": [2.0, 4.0],
+        "cpu": [100.0, 200.0],
+        "memory": [500.0, 700.0],
+        "gpu": [None, None],
+        "gpu_memory": [None, None],
+    }
+
+    def work(session: Session) -> None:
+        values = {"trial_id": 1, "fence": 1, "place": "node-1", "started_at": now(), "environment": None}
+        session.add_all([Attempt(number=1, resources=None, **values), Attempt(**_later(values), resources=series)])
+
+    stored.write(work)
+    for command in (("show", experiment_id, "--resources"), ("trial", 1)):
+        (heading, first, second) = [
+            line for line in run(*command).stdout.splitlines() if "CPU %" in line or line.endswith("node-1")
+        ]
+        assert heading.split("\t")[:4] == ["trial", "attempt", "seconds", "CPU %"]
+        assert first.split("\t") == ["1", "1", "-", "-", "-", "-", "-", "-", "-", "node-1"]
+        assert second.split("\t") == ["1", "2", "4", "150", "600", "700", "-", "-", "-", "node-1"]
+    *_, attempt = json.loads(run("show", experiment_id, "--resources", "--json").stdout)
+    assert attempt["points"][1] == {"seconds": 4.0, "cpu": 200.0, "memory": 700.0, "gpu": None, "gpu_memory": None}
+
+
+def _later(values: dict[str, Any]) -> dict[str, Any]:
+    return values | {"number": 2, "started_at": now()}

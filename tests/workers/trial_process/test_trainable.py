@@ -10,7 +10,9 @@ import os
 import re
 import socket
 import sys
+import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,10 +28,12 @@ from workers.trial_process.messages import (
     FailureReport,
     Job,
     Report,
+    ResourceReport,
     ResultReport,
     StageReport,
     StartedReport,
 )
+from workers.trial_process.resources import Sampler
 from workers.trial_process.trainable import COMPARED_EPOCH, TrialTrainable
 
 CONFIG = TrialConfig(dataset="digits", model="small-cnn").to_dict()
@@ -80,7 +84,8 @@ def reports(trainable: TrialTrainable) -> list[Report]:
     found = []
     while True:
         step = trainable.step()
-        found.append(step["report"])
+        if not isinstance(step["report"], ResourceReport):  # which a machine that is slow to test gives, too
+            found.append(step["report"])
         if step["done"]:
             return found
 
@@ -292,6 +297,54 @@ def test_without_a_gpu_reserved_it_sees_none(
     trainable.cleanup()
     assert os.environ["CUDA_VISIBLE_DEVICES"] == visible
     assert shares == ([0.5] if gpus == 0.5 else [])
+
+
+@pytest.mark.parametrize("ending", ["result", "failure", "crash"])
+def test_it_says_at_its_end_what_it_used(
+    trainable: TrialTrainable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    monkeypatch.setattr("workers.trial_process.trainable.Sampler", partial(Sampler, first=0.01))
+
+    def run(config: TrialConfig, *, data_dir: Path, folder: Path) -> Iterator[EpochMetrics | TrialResult]:
+        time.sleep(0.1)
+        if ending == "failure":
+            raise DataError("damaged")
+        if ending == "crash":
+            raise ZeroDivisionError
+        yield from good(config, data_dir=data_dir, folder=folder)
+
+    assert trainable.reset_config(config(tmp_path, run))
+    found = []
+    while True:
+        step = trainable.step()
+        found.append(step["report"])
+        if step["done"]:
+            break
+        assert set(step) >= {"report", "done"}
+    used = [one for one in found if isinstance(one, ResourceReport)]
+    assert found[-2] is used[-1]
+    assert len(used) == 1, "they come every half minute, and at the end"
+    assert used[0].series["memory"][0] > 10
+    assert len(used[0].series["seconds"]) >= 3
+
+
+def test_a_place_that_cannot_be_told_ends_no_trial(
+    trainable: TrialTrainable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken() -> None:
+        raise UnicodeDecodeError("utf-8", b"", 0, 1, "strange")
+
+    monkeypatch.setattr("ttsv.provenance.provenance", broken)
+    assert trainable.reset_config(config(tmp_path, good))
+    assert trainable.step()["report"].environment is None
+    assert isinstance(trainable.step()["report"], EpochReport)
+
+
+def test_it_says_with_what_it_runs(trainable: TrialTrainable, tmp_path: Path) -> None:
+    assert trainable.reset_config(config(tmp_path, good))
+    environment = trainable.step()["report"].environment
+    assert environment["host"] == socket.gethostname()
+    assert environment["packages"]["torch"]
 
 
 def test_source_is_handed_on(trainable: TrialTrainable, tmp_path: Path) -> None:

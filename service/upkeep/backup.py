@@ -1,0 +1,239 @@
+"""Backups: the database at one moment, then the files that it names at that moment, while everything runs on.
+
+The rows come first, so that every file in a manifest was on disk before it is looked for. A file that is not what its
+manifest says is left out and reported: either it was taken away on purpose meanwhile, or the data folder is damaged.
+"""
+
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, func, inspect, select
+from sqlalchemy.orm import Session
+
+from service.database import OPEN_TRIALS, Artifact, Experiment, Trial, now
+from service.database.engine import Database
+from service.errors import UserError
+from service.settings import Settings
+from service.upkeep import rows
+from service.upkeep.archive import PARTIAL, FileEntry, Manifest, Missing, TableEntry, Writer, writing
+from service.upkeep.files import SECRET, DataFolder
+
+_ROWS_AT_ONCE = 1000
+_TRIES = 3
+"""Of a trial's checkpoint: whoever runs the trial may replace it while it is copied."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What is being done, and how many bytes or rows of it."""
+
+    stage: str
+    done: int
+    total: int | None = None
+
+
+Say = Callable[[Progress], None]
+
+
+@dataclass
+class _Files:
+    """What is copied of the data folder, and what could not be."""
+
+    folder: DataFolder
+    writer: Writer
+    say: Say
+    total: int
+    done: int = 0
+    copied: list[FileEntry] = field(default_factory=list)
+    missing: list[Missing] = field(default_factory=list)
+    _seen: set[str] = field(default_factory=set)
+    _damaged: set[str] = field(default_factory=set)
+
+    def add(self, path: str, sha256: str | None = None) -> bool:
+        """Copies a file; whether it is there, and where its SHA-256 is known, what it was."""
+        if path in self._seen or path in self._damaged:
+            return path in self._seen
+        try:
+            with self.folder.open(path) as source:
+                entry = self.writer.file(path, source, self._step)
+        except OSError as error:
+            self.missing.append(Missing(path=path, reason=error.strerror or str(error), expected=sha256 is None))
+            return False
+        if sha256 is not None and entry.sha256 != sha256:
+            reason = f"its SHA-256 is {entry.sha256}, its manifest says {sha256}"
+            self.missing.append(Missing(path=path, reason=reason, expected=False))
+            self._damaged.add(path)
+            return False
+        self._seen.add(path)
+        self.copied.append(entry)
+        return True
+
+    def lack(self, path: str, reason: str) -> None:
+        """Reports what is not there and need not be."""
+        self.missing.append(Missing(path=path, reason=reason, expected=True))
+
+    def forgive(self, before: int) -> None:
+        """Forgets what was missing since then: it is there now."""
+        del self.missing[before:]
+
+    def _step(self, count: int) -> None:
+        self.done += count
+        self.say(Progress("files", self.done, max(self.total, self.done)))
+
+
+def back_up(settings: Settings, database: Database, file: Path, say: Say = lambda _progress: None) -> Manifest:
+    """Writes a backup of database and data folder; what is in it.
+
+    Raises `UserError` where the database was never migrated or the file cannot be written.
+    """
+    scratch = file.with_name(f"{file.name}.db{PARTIAL}")
+    with writing(file) as out, Writer(out) as writer:
+        rows.remove_sqlite(scratch)  # what somebody left who was killed
+        try:
+            with rows.snapshot(database, scratch) as connection:
+                found = _read(connection, writer, say)
+        finally:
+            rows.remove_sqlite(scratch)
+        # From here on nothing holds the database: files may take hours.
+        manifest = _copy_files(settings, database, found, writer, say)
+        writer.finish(manifest)
+    return manifest
+
+
+@dataclass(frozen=True)
+class _Read:
+    """What the database said at one moment: of the files, `artifacts` are paths with their SHA-256.
+
+    `trials` ever began; those of `open_trials` are to go on after so many epochs.
+    """
+
+    dialect: str
+    revision: str
+    counters: dict[str, int]
+    tables: list[TableEntry]
+    artifacts: list[tuple[str, str]]
+    bytes: int
+    trials: list[int]
+    open_trials: dict[int, int]
+    data_sets: Sequence[str]
+
+
+def _read(connection: Connection, writer: Writer, say: Say) -> _Read:
+    revision = rows.revision_of(connection)
+    if revision is None:
+        raise UserError("the database was never migrated: there is nothing to back up")
+    tables, counters = _copy_tables(connection, writer, say)
+    columns = {table.name: table.columns for table in tables}
+    artifacts = select(Artifact.path, Artifact.sha256).order_by(Artifact.id)
+    if "removed_at" in columns["artifacts"]:  # else it is an older version's database
+        artifacts = _there(artifacts)
+    began = select(Trial.id).where(Trial.started_at.is_not(None)).order_by(Trial.id)
+    to_go_on = select(Trial.id, Trial.epoch).where(Trial.started_at.is_not(None), Trial.state.in_(OPEN_TRIALS))
+    return _Read(
+        dialect=connection.dialect.name,
+        revision=revision,
+        counters=counters,
+        tables=tables,
+        artifacts=[(path, sha256) for path, sha256 in connection.execute(artifacts)],
+        bytes=int(connection.scalar(select(func.coalesce(func.sum(Artifact.size), 0))) or 0),
+        trials=list(connection.scalars(began)),
+        open_trials={row[0]: row[1] for row in connection.execute(to_go_on)},
+        data_sets=connection.scalars(select(Trial.dataset).distinct().order_by(Trial.dataset)).all(),
+    )
+
+
+def _copy_files(settings: Settings, database: Database, found: _Read, writer: Writer, say: Say) -> Manifest:
+    files = _Files(DataFolder(settings.data_dir), writer, say, found.bytes)
+    for path, sha256 in found.artifacts:
+        files.add(path, sha256)
+    for trial_id in found.trials:
+        _add_rest(files, trial_id, found.open_trials.get(trial_id))
+    for path in files.folder.data_sets(found.data_sets):
+        files.add(path)
+    if files.folder.exists(SECRET):
+        files.add(SECRET)
+    return Manifest(
+        id=uuid.uuid4().hex,
+        made_at=now().isoformat(),
+        package=_package(),
+        database=found.dialect,
+        revision=found.revision,
+        counters=found.counters,
+        tables=found.tables,
+        files=files.copied,
+        missing=_explained(database, files.missing),
+    )
+
+
+def _copy_tables(connection: Connection, writer: Writer, say: Say) -> tuple[list[TableEntry], dict[str, int]]:
+    done = 0
+
+    def step(_size: int) -> None:
+        nonlocal done
+        done += 1
+        if done % _ROWS_AT_ONCE == 0:
+            say(Progress("rows", done))
+
+    every = rows.tables_of(connection)
+    found = [writer.table(table, rows.read_rows(connection, table), step) for table in every]
+    say(Progress("rows", done, done))
+    return found, rows.counters(connection, [table.name for table in every])
+
+
+def _add_rest(files: _Files, trial_id: int, epoch: int | None) -> None:
+    """What belongs to a trial beside its manifest; `epoch`: of one that is not final, whose checkpoint is kept."""
+    if epoch is None:
+        before = len(files.missing)
+        for path in files.folder.leftovers(trial_id):
+            files.add(path)
+        files.forgive(before)  # a log that went with its trial is no loss
+        return
+    before = len(files.missing)
+    for _ in range(_TRIES):
+        checkpoint = files.folder.checkpoint(trial_id)
+        if checkpoint is None:
+            files.forgive(before)
+            if epoch:
+                files.lack(f"trials/{trial_id}", "has no whole checkpoint (any more): restored, the trial begins anew")
+            break
+        if all(files.add(path) for path in checkpoint.files):
+            files.forgive(before)
+            break
+    after = len(files.missing)
+    for path in files.folder.resumable(trial_id):
+        files.add(path)
+    files.forgive(after)
+
+
+def _there(artifacts: Any) -> Any:
+    """Those that are neither removed nor their experiment's that is being deleted."""
+    experiment = select(Trial.id).join(Experiment).where(Experiment.deleted_at.is_not(None))
+    return artifacts.where(Artifact.removed_at.is_(None), Artifact.trial_id.not_in(experiment))
+
+
+def _explained(database: Database, missing: Sequence[Missing]) -> list[Missing]:
+    """Of what is missing, what the database does not name any more was taken away on purpose while we copied."""
+    with database.read() as session:
+        columns = {one["name"] for one in inspect(session.connection()).get_columns(Artifact.__tablename__)}
+        old = "removed_at" not in columns
+        return [one if one.expected or _is_named(session, one.path, old=old) else _gone(one) for one in missing]
+
+
+def _is_named(session: Session, path: str, *, old: bool) -> bool:
+    named = select(Artifact.id).where(Artifact.path == path)
+    return session.scalar(named if old else _there(named)) is not None
+
+
+def _gone(one: Missing) -> Missing:
+    return Missing(path=one.path, reason="was removed while the backup was made", expected=True)
+
+
+def _package() -> str:
+    try:
+        return version("ttsv")
+    except PackageNotFoundError:
+        return "none"

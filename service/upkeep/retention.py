@@ -1,0 +1,239 @@
+"""Retention: which networks and checkpoints make room, while results and records stay.
+
+A network is marked as removed, then its file goes; one whose mark was made and whose file is there still goes the next
+time. Nothing that a board shows is taken unless that is asked for, and never what a trial that is to run needs.
+"""
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+from sqlalchemy import ColumnElement, Row, select, update
+from sqlalchemy.orm import Session, aliased
+
+from service.database import (
+    OPEN_EXPERIMENTS,
+    OPEN_TRIALS,
+    Artifact,
+    Experiment,
+    Result,
+    Trial,
+    now,
+)
+from service.database.engine import Database
+from service.errors import UserError
+from service.experiments import events
+from service.experiments.events import EventKind
+from service.queue.driver_reads import MODEL
+from service.upkeep.files import DataFolder
+
+logger = logging.getLogger(__name__)
+
+_AT_ONCE = 100
+_GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What goes: networks older than `days`, all but the `best` of each experiment by accuracy, then the oldest until
+    all networks together have at most `gib`. None: no such rule. `force`: also what boards show.
+    """
+
+    days: float | None = None
+    best: int | None = None
+    gib: float | None = None
+    force: bool = False
+
+    @property
+    def some(self) -> bool:
+        """Whether there is any rule."""
+        return (self.days, self.best, self.gib) != (None, None, None)
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network's file, the trial that left it, and why it goes."""
+
+    artifact_id: int
+    trial_id: int
+    experiment_id: int
+    path: str
+    size: int
+    finished_at: datetime | None
+    accuracy: float | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to go: networks, and trials whose checkpoints nobody resumes from (their bytes by trial).
+
+    `spared` networks of `spared_size` bytes the rules name, and boards show.
+    """
+
+    networks: Sequence[Network]
+    checkpoints: dict[int, int] = field(default_factory=dict)
+    spared: int = 0
+    spared_size: int = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes of everything that goes."""
+        return sum(one.size for one in self.networks) + sum(self.checkpoints.values())
+
+
+def plan(session: Session, folder: DataFolder, rules: Rules) -> Plan:
+    """What the rules would remove now. Raises `UserError` without any."""
+    if not rules.some:
+        raise UserError("no rule is given: name --older-than DAYS, --best K or --size GIB")
+    rows = session.execute(_networks()).all()
+    shown = frozenset[int]() if rules.force else frozenset(session.scalars(_shown()))
+    reasons = _reasons(rows, rules)
+    chosen = [row for row in rows if row.id in reasons]
+    spared = [row for row in chosen if row.trial_id in shown]
+    going = {row.id: row for row in chosen if row.trial_id not in shown}
+    if rules.gib is not None:
+        left = sum(row.size for row in rows if row.id not in going)
+        for row in sorted(rows, key=lambda row: (row.finished_at is not None, row.finished_at, row.id)):
+            if left <= rules.gib * _GIB:
+                break
+            if row.id in going:
+                continue
+            if row.trial_id in shown:
+                spared += [] if row.id in reasons else [row]
+                continue
+            reasons[row.id] = f"all networks together have more than {rules.gib:g} GiB"
+            going[row.id] = row
+            left -= row.size
+    networks = [_network(row, reasons[row.id]) for row in going.values()]
+    return Plan(networks, _checkpoints(session, folder, rules), len(spared), sum(row.size for row in spared))
+
+
+def _networks() -> Any:
+    """Networks that are there, of final trials of final experiments, and that no trial is still to evaluate."""
+    query = (
+        select(Artifact.id, Artifact.trial_id, Artifact.path, Artifact.size)
+        .add_columns(Trial.experiment_id, Trial.finished_at, Result.accuracy, Result.valid)
+        .join(Trial, Trial.id == Artifact.trial_id)
+        .join(Experiment, Experiment.id == Trial.experiment_id)
+        .outerjoin(Result, Result.trial_id == Trial.id)
+        .where(*_removable(), Trial.state.not_in(OPEN_TRIALS), Experiment.state.not_in(OPEN_EXPERIMENTS))
+        .where(Experiment.deleted_at.is_(None))
+    )
+    return query.order_by(Trial.experiment_id, Artifact.id)
+
+
+def _removable() -> list[ColumnElement[bool]]:
+    user = aliased(Trial)
+    needed = select(user.source_trial_id).where(user.source_trial_id.is_not(None), user.state.in_(OPEN_TRIALS))
+    return [Artifact.kind == MODEL, Artifact.removed_at.is_(None), Artifact.trial_id.not_in(needed)]
+
+
+def _shown() -> Any:
+    """Trials whose results some board shows: one of a single experiment shows also what a newer one repeated."""
+    return (
+        select(Trial.id)
+        .join(Result, Result.trial_id == Trial.id)
+        .join(Experiment, Experiment.id == Trial.experiment_id)
+        .where(Result.valid, Experiment.archived_at.is_(None))
+    )
+
+
+def _reasons(rows: Sequence[Row[Any]], rules: Rules) -> dict[int, str]:
+    """Artifact -> why it goes by age or rank."""
+    found: dict[int, str] = {}
+    if rules.best is not None:
+        for _, group in groupby(rows, key=lambda row: row.experiment_id):
+            ranked = sorted(group, key=lambda row: (not row.valid, -(row.accuracy or 0.0), row.id))
+            found |= {row.id: f"not among the best {rules.best} of its experiment" for row in ranked[rules.best :]}
+    if rules.days is not None:
+        before = now() - timedelta(days=rules.days)
+        old = [row for row in rows if row.finished_at is not None and row.finished_at < before]
+        found |= {row.id: f"older than {rules.days:g} days" for row in old}
+    return found
+
+
+def _network(row: Row[Any], reason: str) -> Network:
+    return Network(
+        artifact_id=row.id,
+        trial_id=row.trial_id,
+        experiment_id=row.experiment_id,
+        path=row.path,
+        size=row.size,
+        finished_at=row.finished_at,
+        accuracy=row.accuracy,
+        reason=reason,
+    )
+
+
+def _checkpoints(session: Session, folder: DataFolder, rules: Rules) -> dict[int, int]:
+    """Trial -> bytes of the checkpoints that a final trial left; `days` spares those of a trial that may be retried."""
+    there = folder.checkpointed()
+    before = now() - timedelta(days=rules.days or 0)
+    found: dict[int, int] = {}
+    for first in range(0, len(there), _AT_ONCE):
+        some = there[first : first + _AT_ONCE]
+        final = select(Trial.id).where(Trial.id.in_(some), Trial.state.not_in(OPEN_TRIALS), Trial.finished_at < before)
+        found |= {trial_id: folder.checkpoint_bytes(trial_id) for trial_id in session.scalars(final)}
+    return found
+
+
+def prune(database: Database, folder: DataFolder, planned: Plan, *, force: bool = False, actor: str = "ttsv") -> Plan:
+    """Removes what was planned, but for what is needed or shown by now; what went."""
+    finish(database, folder)
+    gone: list[Network] = []
+    if planned.networks:
+        folder.require()
+    for first in range(0, len(planned.networks), _AT_ONCE):
+        some = planned.networks[first : first + _AT_ONCE]
+        marked = database.write(partial(_mark, networks=some, force=force, actor=actor))
+        for network in marked:
+            folder.remove(network.path)
+        gone += marked
+    checkpoints = {}
+    for trial_id, size in planned.checkpoints.items():
+        with database.read() as session:
+            if session.scalar(select(Trial.id).where(Trial.id == trial_id, Trial.state.in_(OPEN_TRIALS))):
+                continue  # retried meanwhile
+        folder.remove_checkpoints(trial_id)
+        checkpoints[trial_id] = size
+    return Plan(gone, checkpoints, planned.spared, planned.spared_size)
+
+
+def _mark(session: Session, networks: Sequence[Network], *, force: bool, actor: str) -> list[Network]:
+    """Marks what may still go, under the locks of its experiments."""
+    there = {}
+    for number in sorted({one.experiment_id for one in networks}):
+        experiment = session.get(Experiment, number, with_for_update=True, populate_existing=True)
+        if experiment is not None and experiment.deleted_at is None:
+            there[number] = experiment
+    asked = select(Artifact.id).where(Artifact.id.in_([one.artifact_id for one in networks]), *_removable())
+    if not force:
+        asked = asked.where(Artifact.trial_id.not_in(_shown()))
+    free = set(session.scalars(asked))
+    marked = [one for one in networks if one.artifact_id in free and one.experiment_id in there]
+    going = [one.artifact_id for one in marked]
+    session.execute(update(Artifact).where(Artifact.id.in_(going)).values(removed_at=now()))
+    for number, group in _by_experiment(marked):
+        facts = {"networks": len(group), "bytes": sum(one.size for one in group), "force": force}
+        events.record(session, EventKind.PRUNED, actor, there[number], **facts)
+    return marked
+
+
+def _by_experiment(networks: Iterable[Network]) -> list[tuple[int, list[Network]]]:
+    ordered = sorted(networks, key=lambda one: one.experiment_id)
+    return [(number, list(group)) for number, group in groupby(ordered, key=lambda one: one.experiment_id)]
+
+
+def finish(database: Database, folder: DataFolder) -> int:
+    """Removes the files of networks that were marked by somebody who was killed then; how many there were."""
+    with database.read() as session:
+        marked = session.scalars(select(Artifact.path).where(Artifact.removed_at.is_not(None))).all()
+    left = [path for path in marked if folder.exists(path)]
+    for path in left:
+        folder.remove(path)
+    return len(left)

@@ -1,0 +1,89 @@
+"""Where a trial ran: complete, JSON-ready, bounded however dirty the tree is."""
+
+import json
+import subprocess
+from importlib.metadata import distributions, version
+from pathlib import Path
+
+import pytest
+
+from ttsv import provenance
+from ttsv.runtime import _git as _revision
+
+
+def git(folder: Path, *arguments: str) -> None:
+    who = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+    subprocess.run(["git", "-C", str(folder), *who, *arguments], check=True, capture_output=True)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A checkout that tracks a module of the name of ours."""
+    git(tmp_path, "init", "--quiet")
+    for name in ("provenance.py", "other.py"):
+        (tmp_path / name).write_text("one = 1\n")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "--quiet", "--message", "first")
+    return tmp_path
+
+
+def test_it_is_complete_and_plain() -> None:
+    found = provenance.provenance()
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    assert found["packages"]["torch"] == version("torch")
+    installed = {
+        one.metadata["Name"].lower().replace("_", "-").replace(".", "-"): one.version for one in distributions()
+    }
+    told = {name.replace(".", "-"): number for name, number in found["packages"].items()}
+    assert told.keys() >= installed.keys()
+    assert {name: told[name] for name in ("torch", "numpy", "sqlalchemy")} == {
+        name: installed[name] for name in ("torch", "numpy", "sqlalchemy")
+    }
+    assert found["torch"] == found["packages"]["torch"] or "+" in found["torch"]
+    for name in ("python", "platform", "host", "cpu", "device", "device_name"):
+        assert found[name], name
+    assert found["cpus"] >= 1
+    git_says = {"git_revision", "git_dirty", "git_diff", "git_diff_cut", "git_untracked"}
+    assert git_says | {"gpu_driver", "gpus"} <= found.keys()
+    assert provenance.provenance() is found, "asked for by every trial, found once"
+
+
+def test_a_clean_tree_has_no_difference(checkout: Path) -> None:
+    assert provenance._changes(checkout) == {"git_diff": None, "git_diff_cut": False, "git_untracked": []}
+
+
+def test_a_dirty_tree_is_told(checkout: Path) -> None:
+    (checkout / "other.py").write_text("two = 2\n")
+    (checkout / "staged.py").write_text("three = 3\n")
+    git(checkout, "add", "staged.py")
+    (checkout / "new.py").write_text("")
+    found = provenance._changes(checkout)
+    assert "-one = 1\n+two = 2\n" in found["git_diff"]
+    assert "+three = 3\n" in found["git_diff"]
+    assert (found["git_untracked"], found["git_diff_cut"]) == (["new.py"], False)
+
+
+def test_a_large_difference_is_cut(checkout: Path) -> None:
+    (checkout / "other.py").write_text("x = 1\n" * 1_000_000)
+    found = provenance._changes(checkout)
+    assert len(found["git_diff"].encode()) <= provenance.MOST_DIFF_BYTES
+    assert found["git_diff_cut"]
+
+
+def test_what_is_no_text_can_be_stored(checkout: Path) -> None:
+    (checkout / "other.py").write_bytes(b"caf\xe9 = 1\n")
+    assert "caf\ufffd" in provenance._changes(checkout)["git_diff"]
+
+
+def test_a_program_that_the_checkout_names_is_not_run(checkout: Path, tmp_path: Path) -> None:
+    mark = tmp_path / "ran"
+    git(checkout, "config", "diff.external", f"touch {mark}")
+    git(checkout, "config", "core.fsmonitor", f"touch {mark}")
+    (checkout / "other.py").write_text("two = 2\n")
+    assert "+two = 2" in provenance._changes(checkout)["git_diff"]
+    assert not mark.exists()
+
+
+def test_outside_a_checkout_nothing_is_said(tmp_path: Path) -> None:
+    assert provenance._changes(tmp_path)["git_diff"] is None
+    assert _revision(tmp_path)["git_revision"] is None

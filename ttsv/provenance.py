@@ -1,0 +1,111 @@
+"""Where a trial ran and with what: packages, processors, driver, host, and the code as it lay there. JSON-ready."""
+
+import contextlib
+import functools
+import os
+import platform
+import re
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ttsv.runtime import describe_environment
+
+MOST_DIFF_BYTES = 64 * 2**10
+"""Of a dirty tree's difference so much is kept, from its beginning."""
+_MOST_UNTRACKED = 100
+_GIT_SECONDS = 10.0
+_TELLING = ("OMP_NUM_THREADS", "ONEDNN_MAX_CPU_ISA", "CUDA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG")
+"""Variables of the environment that change numbers."""
+_HERE = Path(__file__).parent
+
+
+@functools.cache
+def provenance() -> dict[str, Any]:
+    """The record of this process: what `describe_environment` says of the device that it would use, and all around it.
+
+    `packages` are those installed, with versions; `gpus` those that this process sees. `git_diff`: how tracked files
+    differ from the revision, its first `MOST_DIFF_BYTES`; `git_diff_cut` says whether there is more.
+    """
+    seen = torch.cuda.is_available()
+    return {
+        **describe_environment(torch.device("cuda" if seen else "cpu")),
+        "host": socket.gethostname(),
+        "packages": _packages(),
+        "cpu": _cpu(),
+        "cpus": os.cpu_count(),
+        "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())] if seen else [],
+        "gpu_driver": _driver(),
+        "cuda": torch.version.cuda,
+        "variables": {name: os.environ[name] for name in _TELLING if name in os.environ},
+        **_changes(_HERE),
+    }
+
+
+def _packages() -> dict[str, str]:
+    """Name -> version; of a package that is there twice the one that Python finds.
+
+    The names of folders say both: to read every package's metadata takes most of a second.
+    """
+    found: dict[str, str] = {}
+    for place in dict.fromkeys(sys.path):
+        with contextlib.suppress(OSError), os.scandir(place or ".") as entries:
+            for entry in entries:
+                name, dash, version = entry.name.removesuffix(".dist-info").partition("-")
+                if dash and entry.name.endswith(".dist-info"):
+                    found.setdefault(name.lower().replace("_", "-"), version)
+    return dict(sorted(found.items()))
+
+
+def _cpu() -> str:
+    """The processor's model."""
+    with contextlib.suppress(OSError):
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        if found is not None:
+            return found[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def _driver() -> str | None:
+    """The version of NVIDIA's driver; None without one."""
+    with contextlib.suppress(OSError):
+        found = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", Path("/proc/driver/nvidia/version").read_text())
+        return found[1] if found is not None else None
+    return None
+
+
+def _changes(folder: Path) -> dict[str, Any]:
+    """How the checkout that tracks a folder differs from its revision; nothing where none tracks it, or it does not."""
+    empty: dict[str, Any] = {"git_diff": None, "git_diff_cut": False, "git_untracked": []}
+    try:
+        _git(folder, "ls-files", "--error-unmatch", Path(__file__).name)
+        diff, cut = _git(folder, "diff", "HEAD", "--no-color", "--no-ext-diff", "--no-textconv")
+        untracked, _ = _git(folder, "ls-files", "--others", "--exclude-standard", "--full-name", ":/")
+    except (OSError, subprocess.SubprocessError):
+        return empty
+    names = untracked.splitlines()[:_MOST_UNTRACKED]
+    return {"git_diff": diff or None, "git_diff_cut": cut, "git_untracked": names}
+
+
+def _git(folder: Path, *arguments: str) -> tuple[str, bool]:
+    """The beginning of what git says, and whether there is more. Raises `subprocess.SubprocessError`, `OSError`."""
+    command = ["git", "-C", str(folder), "-c", "core.fsmonitor=false", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as child:
+        timer = threading.Timer(_GIT_SECONDS, child.kill)
+        timer.start()
+        try:
+            assert child.stdout is not None, "it is a pipe"
+            found = child.stdout.read(MOST_DIFF_BYTES + 1)
+            cut = len(found) > MOST_DIFF_BYTES
+            if cut:
+                child.kill()
+            if child.wait() != 0 and not cut:
+                raise subprocess.CalledProcessError(child.returncode, command)
+        finally:
+            timer.cancel()
+    return found[:MOST_DIFF_BYTES].decode(errors="replace").replace("\0", "\ufffd"), cut

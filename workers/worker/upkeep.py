@@ -1,0 +1,76 @@
+"""The worker's housekeeping in the data folder: deleted experiments go, and what retention's rules name."""
+
+import contextlib
+import logging
+import threading
+import time
+from types import TracebackType
+from typing import Self
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from service.database.engine import Database
+from service.settings import Settings
+from service.upkeep.deletion import remove_marked
+from service.upkeep.files import DataFolder
+from service.upkeep.retention import Rules, finish, plan, prune
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 20.0
+"""Between two looks for experiments that were deleted."""
+RETAIN_SECONDS = 3600.0
+ACTOR = "retention"
+
+
+class Upkeep:
+    """A thread that tidies up for as long as the context lasts; what it cannot do now it tries again later.
+
+    Nothing depends on when it is done, and several workers may do the same at once.
+    """
+
+    def __init__(self, settings: Settings, database: Database) -> None:
+        self._database, self._folder = database, DataFolder(settings.data_dir)
+        self._rules = Rules(settings.retention_days, settings.retention_best, settings.retention_gib)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="upkeep", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._over.set()
+        self._thread.join(5)
+
+    def _run(self) -> None:
+        retain_after, begun = 0.0, False
+        while not self._over.wait(LOOK_SECONDS if begun else 0):
+            with contextlib.suppress(SQLAlchemyError):  # the poller says that the database is away
+                self.tidy(first=not begun)
+                if self._rules.some and time.monotonic() >= retain_after:
+                    self.retain()
+                    retain_after = time.monotonic() + RETAIN_SECONDS
+            begun = True
+
+    def tidy(self, *, first: bool = False) -> None:
+        """Removes what was deleted; at first also files whose removal somebody left half done."""
+        try:
+            if first:
+                finish(self._database, self._folder)
+            remove_marked(self._database, self._folder)
+        except OSError as error:
+            logger.warning("files stay for now: %s", error)
+
+    def retain(self) -> None:
+        """Removes what the rules name; what boards show stays."""
+        try:
+            with self._database.read() as session:
+                planned = plan(session, self._folder, self._rules)
+            done = prune(self._database, self._folder, planned, actor=ACTOR)
+        except OSError as error:
+            logger.warning("files stay for now: %s", error)
+            return
+        if done.networks or done.checkpoints:
+            facts = len(done.networks), len(done.checkpoints), done.size // 2**20
+            logger.info("retention removed %d networks and the checkpoints of %d trials: %d MiB", *facts)
