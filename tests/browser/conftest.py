@@ -100,6 +100,9 @@ def live(filled: Path, tmp_path: Path) -> Iterator[Site]:
     """A service of one's own, for tests that change something."""
     file = tmp_path / "ttsv.db"
     shutil.copyfile(filled, file)
+    database = Database(f"sqlite:///{file}")
+    database.write(grids.machines)  # heard of just now, however long ago the copy was made
+    database.close()
     with served(file) as running:
         yield running
 

@@ -73,7 +73,11 @@ def test_another_choice_exchanges_the_panel_and_keeps_the_focus(site: Site, brow
     tab.until("() => document.querySelector('#matrix .scale').innerText.includes('ECE, largest')")
     page.locator("#matrix select[name=x]").select_option("lambda_ort")
     tab.until("() => document.querySelector('#matrix select[name=y]').value === 'rank'")
+    tab.until("() => !document.querySelector('#matrix').hasAttribute('aria-busy')")
     assert not [url for url in tab.asked if re.search(r"/experiments/1($|\?)", url)]
+    page.go_back()
+    tab.until("() => document.querySelector('#matrix select[name=x]').value !== 'lambda_ort'")
+    assert page.evaluate("document.querySelector('#matrix select[name=seeds]').value") == "max"
     page.go_back()
     tab.until("() => document.querySelector('#matrix select[name=seeds]').value === 'mean'")
 

@@ -454,28 +454,33 @@ function draw() {
   if (read.places.trial.length > 0) shown = new Matrix(figure, read);
 }
 
-/** Exchanges the panel for another choice of fields; the form keeps its focus. */
+let choices = 0;
+
+/** Exchanges the panel for another choice of fields; the form keeps its focus. Only the newest choice counts. */
 async function choose(address, { push = true } = {}) {
+  const mine = ++choices;
   const focused = document.activeElement?.name;
   const place = [...panel.querySelectorAll(`[name="${focused}"]`)].indexOf(document.activeElement);
   panel.setAttribute("aria-busy", "true");
   const home = location.pathname.replace(/\/$/, "");
   try {
     const response = await fetch(`${home}/matrix${address.search}`, { headers: { Accept: "text/html" } });
+    const text = await response.text();
+    if (mine !== choices) return;
     if (!response.ok || response.redirected) {
       location.assign(address.href);
       return;
     }
-    const fresh = new DOMParser().parseFromString(await response.text(), "text/html");
+    const fresh = new DOMParser().parseFromString(text, "text/html");
     hideTip();
     panel.replaceChildren(...fresh.getElementById("matrix").childNodes);
     if (push) history.pushState({ matrix: true }, "", address.href);
     draw();
     if (focused) panel.querySelectorAll(`[name="${focused}"]`)[place]?.focus();
   } catch {
-    location.assign(address.href);
+    if (mine === choices) location.assign(address.href);
   } finally {
-    panel.removeAttribute("aria-busy");
+    if (mine === choices) panel.removeAttribute("aria-busy");
   }
 }
 
@@ -504,6 +509,7 @@ async function update(trials) {
   }
   if (x.field) query.set("x", x.field);
   if (y.field) query.set("y", y.field);
+  if (panel.hasAttribute("aria-busy")) return; // what somebody just chose is read anew anyway
   await choose(new URL(`?${query}${location.hash}`, location.href), { push: false });
 }
 
