@@ -232,6 +232,10 @@ def _fill(database: Database, experiments: int, trials: int) -> None:
         )
 
     database.write(work)
+    if database.engine.dialect.name == "postgresql":  # as it would have done by itself before long
+        with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            connection.execute(text("SET statement_timeout = 0"))
+            connection.execute(text("VACUUM ANALYZE"))
 
 
 if __name__ == "__main__":
