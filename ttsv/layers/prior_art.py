@@ -185,7 +185,8 @@ class Cayley(OrthogonalConv2d):
     def singular_values(self, input_size: Size, *, frames: tuple[Tensor, Tensor] | None = None) -> Tensor:
         """As `OrthogonalConv2d` has it: 1, up to rounding, without frames."""
         height, width = space_to_depth_size(input_size, self.stride)
-        half = block_singular_values(framed_blocks(self._blocks(height, width), frames)).unflatten(0, (height, -1))
+        values = block_singular_values(framed_blocks(self._blocks(height, width), frames))
+        half = values.view(height, -1, values.shape[-1])
         # A real operator has equal values at opposite frequencies: row 0 is its own, the others swap.
         opposite = half[:, 1 : (width + 1) // 2].flip(1)
         opposite = torch.cat([opposite[:1], opposite[1:].flip(0)])
