@@ -66,8 +66,8 @@ def train_network(
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     identity = {"format": 1, "trial": config.fingerprint(), "data": data.sha256, "split": data.split}
-    checkpoints = Checkpoints(folder / CHECKPOINTS, identity)
-    progress = yield from fit(model, data, config, constraint, device=device, checkpoints=checkpoints)
+    with Checkpoints(folder / CHECKPOINTS, identity) as checkpoints:
+        progress = yield from fit(model, data, config, constraint, device=device, checkpoints=checkpoints)
     steps = steps_per_epoch(len(training_splits(data, config.training)[0].labels), config.training)
     step_seconds, constraint_step_seconds = progress.per_step(steps)
     facts = TrainingFacts(
