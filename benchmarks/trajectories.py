@@ -195,11 +195,11 @@ class DivideAsTheirs(Divide):
         shape = (1, layer.in_channels, *seen) if isinstance(layer, nn.Conv2d) else (layer.in_features, 1)
         vector = torch.normal(size=shape, mean=0, std=1)
         if isinstance(layer, nn.Linear):
-            _, vector = power_step(layer, seen, "zero-padded", 2, vector.T)
+            vector = power_step(layer, seen, "zero-padded", 2, vector.T).vector
             image = vector @ layer.weight.T
         else:
             for _ in range(2):
-                _, vector = power_step(layer, seen, "zero-padded", 1, vector)
+                vector = power_step(layer, seen, "zero-padded", 1, vector).vector
                 # Their transposed convolution gives the smallest image of this many outputs: of 32 pixels 31 at stride
                 # 2, as if nothing came from the last row and column.
                 for axis in (2, 3):

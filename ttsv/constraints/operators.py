@@ -17,7 +17,7 @@ from ttsv.spectral.geometry import Convolution, LayerGeometry, TransposedConvolu
 from ttsv.spectral.network import layer_input_sizes, spectral_layers
 from ttsv.spectral.norms import scale_down, stored_norm
 from ttsv.spectral.symbol import Size, output_sizes
-from ttsv.tt.decomposition import orthogonalize
+from ttsv.tt.decomposition import orthogonalized
 
 Operator = Literal["periodic", "zero-padded"]
 """`periodic`: the circular convolution at the size that the layer sees, or the next that its stride divides.
@@ -155,7 +155,7 @@ def make_frames_orthonormal(layer: nn.Module) -> None:
     """Makes the free frames of a TT layer orthonormal by QR, written back in its dtype: the same convolution."""
     if isinstance(layer, TTConv) and layer.frames == "free":
         parameters = (layer.k1, layer.core, layer.k3)
-        for parameter, factor in zip(parameters, orthogonalize(*map(at_least_single, parameters)), strict=True):
+        for parameter, factor in zip(parameters, orthogonalized(*map(at_least_single, parameters)), strict=True):
             parameter.copy_(factor)
 
 
