@@ -469,9 +469,10 @@ def clipping(bench: Bench) -> dict[str, Any]:
     found: dict[str, Any] = {}
     data = bench.data()
     for case in bench.cases[:2]:
-        config = _our_config(bench, case, "float32" if bench.toy else "bf16", rounds=2)
-        steps = 1 if bench.toy else STEPS_BETWEEN_CLIPS // 2
-        config = replace(config, training=replace(config.training, steps=steps, lr=0.1))
+        steps = bench.load.steps
+        rounds = 2 if bench.toy else STEPS_BETWEEN_CLIPS // steps
+        config = _our_config(bench, case, "float32" if bench.toy else "bf16", rounds=rounds)
+        config = replace(config, training=replace(config.training, lr=0.1))
         model, constraint = model_of(case), Orthogonal(case.lambda_ort, normalizer="code")
         clip = Clip(DELTA)
         taken = []

@@ -186,7 +186,7 @@ class Cayley(OrthogonalConv2d):
         """As `OrthogonalConv2d` has it: 1, up to rounding, without frames."""
         height, width = space_to_depth_size(input_size, self.stride)
         values = block_singular_values(framed_blocks(self._blocks(height, width), frames))
-        half = values.view(height, -1, values.shape[-1])
+        half = values.reshape(height, -1, values.shape[-1])
         # A real operator has equal values at opposite frequencies: row 0 is its own, the others swap.
         opposite = half[:, 1 : (width + 1) // 2].flip(1)
         opposite = torch.cat([opposite[:1], opposite[1:].flip(0)])
