@@ -87,8 +87,8 @@ def keep(name: str, command: str, figures: Mapping[str, Any], *, records: Path =
 
     `command` is what the figures come of, as typed. Date, machine, load, threads and versions are added.
     """
-    record = {"name": name, "command": command, **_circumstances(), **figures}
-    kept = read_records(records) | {name: _rounded(record)}
+    record = {"name": name, "command": command, **circumstances(), **figures}
+    kept = read_records(records) | {name: rounded(record)}
     lines = [json.dumps(kept[key], separators=(",", ":")) for key in sorted(kept)]
     records.write_text("".join(f"{line}\n" for line in lines))
 
@@ -99,15 +99,17 @@ def read_records(records: Path = RECORDS) -> dict[str, dict[str, Any]]:
     return {record["name"]: record for record in map(json.loads, lines)}
 
 
-def _rounded(value: Any) -> Any:
+def rounded(value: Any) -> Any:
+    """All numbers of a record in six digits."""
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if isinstance(value, Mapping):
-        return {key: _rounded(part) for key, part in value.items()}
-    return [_rounded(part) for part in value] if isinstance(value, list | tuple) else value
+        return {key: rounded(part) for key, part in value.items()}
+    return [rounded(part) for part in value] if isinstance(value, list | tuple) else value
 
 
-def _circumstances() -> dict[str, Any]:
+def circumstances() -> dict[str, Any]:
+    """Date, machine, load, threads and versions."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": f"{platform.machine()}, {_processor()}, {os.cpu_count()} processors",

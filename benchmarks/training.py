@@ -27,6 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -172,7 +173,7 @@ def _steps(case: Case, data: Dataset, authors: Path | None, load: Load) -> dict[
     return found
 
 
-def _config(case: Case, load: Load, precision: str, *, rounds: int) -> TrialConfig:
+def case_config(case: Case, load: Load, precision: str, *, rounds: int) -> TrialConfig:
     return TrialConfig(
         dataset=IMAGES[load.device.type],
         model=case.model,
@@ -217,17 +218,29 @@ def _gains(cases: tuple[Case, ...], steps: dict[str, Any], device: str) -> dict[
     return found
 
 
-def our_rounds(case: Case, data: Dataset, load: Load, precision: str) -> Iterator[float]:
-    """Seconds per step, round by round, of the whole engine."""
-    config = _config(case, load, precision, rounds=load.rounds + load.warm_up + 1)
+def our_rounds(
+    case: Case, data: Dataset, load: Load, precision: str = "float32", *, config: TrialConfig | None = None
+) -> Iterator[float]:
+    """Seconds per step, round by round, of the whole engine, in a precision or as a configuration says."""
+    config = config or case_config(case, load, precision, rounds=load.rounds + load.warm_up + 1)
     constraint: Constraint = Orthogonal(case.lambda_ort, normalizer="code")
     for metrics in fit(model_of(case), data, config, constraint, device=load.device):
         yield metrics.seconds / load.steps
 
 
-def their_rounds(case: Case, data: Dataset, folder: Path | None, load: Load) -> Iterator[float]:
-    """Seconds per step, round by round, of their loop's body (`train.py`, `SOC/train_robust.py`)."""
-    step = _their_step(case, folder, load.device)
+def their_rounds(
+    case: Case,
+    data: Dataset,
+    folder: Path | None,
+    load: Load,
+    *,
+    around: Callable[[], AbstractContextManager[object]] = nullcontext,
+) -> Iterator[float]:
+    """Seconds per step, round by round, of their loop's body (`train.py`, `SOC/train_robust.py`).
+
+    `around`: a context for each forward pass, such as autocast, which they have not.
+    """
+    step = _their_step(case, folder, load.device, around)
     images = (data.train.images.float() / 255 - 0.5) / 0.5
     while True:
         parts = [slice(place * load.batch, (place + 1) * load.batch) for place in range(load.steps)]
@@ -240,7 +253,9 @@ def their_rounds(case: Case, data: Dataset, folder: Path | None, load: Load) -> 
         yield (time.perf_counter() - started) / load.steps
 
 
-def _their_step(case: Case, folder: Path | None, device: torch.device) -> Callable[[Tensor, Tensor], None]:
+def _their_step(
+    case: Case, folder: Path | None, device: torch.device, around: Callable[[], AbstractContextManager[object]]
+) -> Callable[[Tensor, Tensor], None]:
     assert folder is not None
     with checkout(folder), random_state(0, torch.device("cpu")):
         regularizer = importlib.import_module("src.SOTT").orthogonal_loss
@@ -260,7 +275,9 @@ def _their_step(case: Case, folder: Path | None, device: torch.device) -> Callab
 
     def step(images: Tensor, labels: Tensor) -> None:
         optimizer.zero_grad()
-        loss = criterion(model(images), labels)
+        with around():
+            logits = model(images)
+        loss = criterion(logits.float(), labels)
         if case.rank:
             deviation, shapes = regularizer(model)
             seen.append((deviation / shapes).item())
@@ -275,7 +292,7 @@ def _their_step(case: Case, folder: Path | None, device: torch.device) -> Callab
 def _feeding(data: Dataset, load: Load) -> float:
     """Seconds to draw and augment one batch."""
     train = data.train.to(load.device)
-    config = _config(CASES[0], load, "float32", rounds=1)
+    config = case_config(CASES[0], load, "float32", rounds=1)
     count = len(train.labels) // load.batch * load.batch
     started, drawn = time.perf_counter(), 0
     for _ in range(10):
@@ -290,7 +307,7 @@ def _clip(case: Case, data: Dataset, load: Load) -> dict[str, Any]:
     model = model_of(case)
     seconds = [
         m.seconds / load.steps
-        for m in fit(model, data, _config(case, load, "float32", rounds=2), Orthogonal(0.0), device=load.device)
+        for m in fit(model, data, case_config(case, load, "float32", rounds=2), Orthogonal(0.0), device=load.device)
     ]
     constraint = Clip(2.0)
     constraint.bind(model, 32, in_channels=3)

@@ -26,7 +26,7 @@ Nothing of theirs is copied: it is imported from DIR.
 import importlib
 import math
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -42,7 +42,6 @@ from authors import checkout
 from measuring import keep, parser
 from ttsv.config.trial import TrainingConfig
 from ttsv.constraints import Clip, Compose, Constraint, Divide, Orthogonal
-from ttsv.constraints.operators import make_frames_orthonormal
 from ttsv.constraints.power import power_step
 from ttsv.constraints.protocol import LayerNorms
 from ttsv.layers import SOC, SOCTT, MinMax, TTConv2d
@@ -175,11 +174,12 @@ class ClipAsTheirs(Clip):
         super().__init__(DELTA, every=EVERY, rescale=False)
         self._switches = switches
 
+    def _make_frames_orthonormal(self, layers: Mapping[str, nn.Module]) -> dict[str, float]:
+        return {} if Switch.NO_QR in self._switches else super()._make_frames_orthonormal(layers)
+
     def _project_layer(self, name: str, layer: nn.Module, seen: tuple[int, ...], force: bool) -> LayerNorms:
         if not isinstance(layer, TTConv2d):
             return super()._project_layer(name, layer, seen, force)
-        if Switch.NO_QR not in self._switches:
-            make_frames_orthonormal(layer)
         swapped = Switch.SWAPPED in self._switches
         core = layer.core.detach().transpose(0, 1) if swapped else layer.core.detach()
         clipped = clip_conv(core, DELTA, seen, stride=layer.stride, rescale=False)
@@ -195,11 +195,11 @@ class DivideAsTheirs(Divide):
         shape = (1, layer.in_channels, *seen) if isinstance(layer, nn.Conv2d) else (layer.in_features, 1)
         vector = torch.normal(size=shape, mean=0, std=1)
         if isinstance(layer, nn.Linear):
-            _, vector = power_step(layer, seen, "zero-padded", 2, vector.T)
+            vector = power_step(layer, seen, "zero-padded", 2, vector.T).vector
             image = vector @ layer.weight.T
         else:
             for _ in range(2):
-                _, vector = power_step(layer, seen, "zero-padded", 1, vector)
+                vector = power_step(layer, seen, "zero-padded", 1, vector).vector
                 # Their transposed convolution gives the smallest image of this many outputs: of 32 pixels 31 at stride
                 # 2, as if nothing came from the last row and column.
                 for axis in (2, 3):

@@ -1,5 +1,6 @@
 """Every script of the repository starts the way the documents say, and what the benchmarks keep is small and whole."""
 
+import importlib
 import json
 import os
 import re
@@ -8,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parent.parent
 BENCHMARKS = ROOT / "benchmarks"
@@ -106,5 +108,63 @@ def test_a_record_is_one_compact_line() -> None:
         assert {"command", "date", "machine", "python"} <= record.keys()
         assert "instructions" in record or record["date"] < "2026-11-23", "older ones did not say"
         assert (ROOT / record["command"].split()[1]).is_file()
-    assert {name.partition(" ")[0] for name in names} == {path.stem for path in SCRIPTS}
-    assert not list(BENCHMARKS.glob("*.json"))
+    # What is measured on a GPU is kept beside, and only there.
+    assert {name.partition(" ")[0] for name in names} == {path.stem for path in SCRIPTS} - {"gpu"}
+    kept = list(BENCHMARKS.glob("*.json"))
+    assert kept in ([], [BENCHMARKS / "gpu.json"])
+    assert all("cuda" in json.loads(path.read_text()) for path in kept)
+
+
+# --- the one of a GPU ---
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_parts_that_fail_are_noted_and_the_others_go_on(tmp_path: Path) -> None:
+    """Of a card that is not there."""
+    if torch.cuda.is_available():
+        pytest.skip("there is a card")
+    kept = sorted(BENCHMARKS.iterdir())
+    done = started(BENCHMARKS / "gpu.py", "--toy", "--device", "cuda", "--parts", "spectra", "attack")
+    assert done.returncode == 1
+    assert re.findall(r'^== (\w+): \{.*"failed": "exit status 1: ', done.stdout, re.MULTILINE) == ["spectra", "attack"]
+    assert "failed: spectra, attack" in done.stdout
+    assert sorted(BENCHMARKS.iterdir()) == kept
+
+
+@pytest.mark.slow
+def test_no_part_is_begun_without_time() -> None:
+    done = started(BENCHMARKS / "gpu.py", "--toy", "--device", "cpu", "--minutes", "0.01")
+    assert done.returncode == 0
+    assert done.stdout.count('{"left_out": "no time was left"}') == 7
+
+
+def test_a_gpu_without_the_service_is_enough() -> None:
+    """Nor a server, a database or a cluster."""
+    loads = "import sys; sys.path.insert(0, 'benchmarks'); import gpu; print(*sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", loads], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    )
+    loaded = {name.partition(".")[0] for name in done.stdout.split()}
+    assert "ttsv" in loaded
+    assert not loaded & {"service", "workers", "ray", "fastapi", "uvicorn", "sqlalchemy", "alembic"}
+
+
+def test_floors_are_met_missed_or_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    gpu = importlib.import_module("gpu")
+    floors = {floor.says: floor for floor in gpu.floors()}
+    assert len(floors) == 8 + 9 + 2 + 1
+    clip = floors["clip of WRN-16-10 dense, mix, seconds"]
+    speed = floors["training wrn16-10 tt rank 192 in bf16 over theirs"]
+    equal = floors["resumed training, bit-equal"]
+    assert {floor.verdict({}) for floor in floors.values()} == {"not measured"}
+    for seconds, verdict in ((0.9, "met"), (1.0, "met"), (1.1, "missed")):
+        assert clip.verdict({"spectra": {"dense, mix": {"clip_seconds": seconds}}}) == verdict
+    for ratio, verdict in ((3.0, "met"), (2.9, "missed"), (None, "not measured")):
+        assert speed.verdict({"training": {"wrn16-10 tt rank 192": {"bf16": {"ratio": ratio}}}}) == verdict
+    for found, verdict in ((True, "met"), (False, "missed")):
+        assert equal.verdict({"resume": {"bit_equal": found}}) == verdict
+    names = {case.name for case in gpu.CASES}
+    assert all(floor.path[1] in names for floor in floors.values() if floor.path[0] in ("training", "clipping"))

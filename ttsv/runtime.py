@@ -85,6 +85,20 @@ def known_failures(model: nn.Module | None = None) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def measured_convolutions(device: torch.device) -> Iterator[None]:
+    """Inside, cuDNN tries its algorithms for each new shape on a GPU and keeps the fastest; another may win next time.
+
+    What asks for deterministic algorithms inside switches it off again.
+    """
+    before = torch.backends.cudnn.benchmark
+    try:
+        torch.backends.cudnn.benchmark = before or device.type == "cuda"
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # malloc.h of glibc
 _WHOLE, _ALL = 1 << 30, 2**31 - 1
 

@@ -3,6 +3,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from ttsv.runtime import measured_convolutions
 
 ROOT = Path(__file__).parents[2]
 STEPS = """
@@ -35,3 +38,14 @@ def test_freed_memory_is_used_again() -> None:
     (faults, given_back), (usual, _) = found
     assert faults < 1000 < usual
     assert given_back > 90
+
+
+def test_convolutions_are_measured_on_gpus_alone_and_the_setting_is_given_back() -> None:
+    assert not torch.backends.cudnn.benchmark
+    for device, expected in (("cpu", False), ("cuda:1", True)):
+        with measured_convolutions(torch.device(device)):
+            assert torch.backends.cudnn.benchmark == expected
+        assert not torch.backends.cudnn.benchmark
+    with pytest.raises(ZeroDivisionError), measured_convolutions(torch.device("cuda")):
+        raise ZeroDivisionError
+    assert not torch.backends.cudnn.benchmark

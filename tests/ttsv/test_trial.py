@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from ttsv.metrics.accuracy import accuracy, predict
 from ttsv.models import layer_shapes
 from ttsv.models.shapes import LAYERS, shape_compression
 from ttsv.results import EpochMetrics, TrialResult, protocol_fingerprint
-from ttsv.spectral.network import spectral_layers
+from ttsv.spectral.network import model_spectra, spectral_layers
 from ttsv.spectral.singular_values import conv_singular_values
 from ttsv.training.checkpoint import load_network
 from ttsv.trial import run_trial
@@ -225,6 +226,17 @@ def test_a_dense_trial(tmp_path: Path) -> None:
     # A rank, a weight of the orthogonal loss or a delta that mean nothing change nothing.
     same = run(config.canonical(), tmp_path / "canonical")
     assert timeless(*same) == timeless(epochs, result)
+
+
+def test_all_singular_values_are_taken_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take minutes of wide networks; their seconds and their memory are those of the same pass."""
+    taken = Mock(wraps=model_spectra)
+    for room in ("evaluated", "protocol"):
+        monkeypatch.setattr(f"ttsv.evaluation.{room}.model_spectra", taken)
+    result = run(trial(constraint="none", training={"epochs": 1, "steps": 1}), tmp_path)[1]
+    assert taken.call_count == 1
+    assert result.spectrum_seconds > 0
+    assert result.spectrum_memory > 0
 
 
 # --- repeating and resuming ---

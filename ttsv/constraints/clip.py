@@ -1,5 +1,6 @@
 """Singular values clipped to a threshold, and kept above a floor."""
 
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 
 import torch
@@ -10,7 +11,7 @@ from ttsv.constraints.operators import (
     MATRIX,
     MEASURES,
     Operator,
-    frames_norm,
+    frames_norms,
     make_frames_orthonormal,
     matrix_norm,
     operator_norm,
@@ -23,12 +24,17 @@ from ttsv.errors import DivergedError
 from ttsv.layers import TTConv, layer_kernel
 from ttsv.precision import at_least_single
 from ttsv.spectral.clamping import check_limits, clamp_kernel, clamp_matrix
-from ttsv.spectral.clipping import ClipOptions, clip_kernel, clip_measured
+from ttsv.spectral.clipping import ClipOptions, clip_kernel, clip_measured, clip_stack
 from ttsv.spectral.geometry import Convolution, LayerGeometry, TransposedConvolution, layer_geometry
 from ttsv.spectral.singular_values import periodic_singular_values
 from ttsv.spectral.symbol import Size
 
 _EPS = torch.finfo(torch.float64).eps
+
+
+def gains_by_stacks(device: torch.device) -> bool:
+    """Whether layers of one shape take less time together: where calls cost more than what lies in a cache saves."""
+    return device.type != "cpu"
 
 
 class Clip(Projection):
@@ -67,6 +73,7 @@ class Clip(Projection):
         self.options = ClipOptions(delta, rounds, rescale)
         self.floor = floor
         self.linear = linear
+        self._around: dict[str, float] = {}
 
     @property
     def delta(self) -> float:
@@ -82,18 +89,71 @@ class Clip(Projection):
         """
         self._sizes = sizes_to_control(model, input_size, self.operator, in_channels=in_channels, linear=self.linear)
 
+    def _project_layers(self, layers: Mapping[str, nn.Module], force: bool) -> dict[str, LayerNorms]:
+        self._around = self._make_frames_orthonormal(layers)
+        found: dict[str, LayerNorms] = {}
+        for names in self._stacks(layers):
+            found |= self._clip_stack({name: layers[name] for name in names})
+        rest = {name: layer for name, layer in layers.items() if name not in found}
+        found |= super()._project_layers(rest, force)
+        return {name: found[name] for name in layers}
+
+    def _stacks(self, layers: Mapping[str, nn.Module]) -> list[list[str]]:
+        """Names of layers that are clipped together: of one shape and geometry, on devices that gain by it."""
+        if self.floor is not None or self.operator != "periodic":
+            return []
+        found: dict[Hashable, list[str]] = {}
+        for name, layer in layers.items():
+            if isinstance(layer, TTConv | Convolution | TransposedConvolution):
+                kernel, periodic = layer_kernel(layer), layer_geometry(layer, self._seen(name)).periodic_counterpart
+                if gains_by_stacks(kernel.device) and at_least_single(kernel) is kernel and not periodic.folds:
+                    found.setdefault((kernel.shape, kernel.dtype, kernel.device, periodic), []).append(name)
+        return [names for names in found.values() if len(names) > 1]
+
+    def _clip_stack(self, layers: Mapping[str, nn.Module]) -> dict[str, LayerNorms]:
+        kernels, deltas = {}, {}
+        for name, layer in layers.items():
+            assert isinstance(layer, TTConv | Convolution | TransposedConvolution)
+            kernels[name], deltas[name] = layer_kernel(layer), self._core_delta(name)
+            geometry = layer_geometry(layer, self._seen(name)).periodic_counterpart
+        found = {}
+        clips = clip_stack(list(kernels.values()), geometry, list(deltas.values()), self.options)
+        for (name, kernel), clipped in zip(kernels.items(), clips, strict=True):
+            kernel.copy_(clipped.kernel)
+            around = self._around.get(name, 1.0)
+            found[name] = LayerNorms(clipped.before * around, clipped.after * around)
+        return found
+
+    def _seen(self, name: str) -> tuple[int, ...]:
+        assert self._sizes is not None, "bound before it projects"
+        return self._sizes[name]
+
+    def _core_delta(self, name: str) -> float:
+        """The threshold of what a layer has between its frames, as these are stored."""
+        around = self._around.get(name, 1.0)
+        return self.options.delta if around == 1 else self.options.delta / around * (1 - 4 * _EPS)
+
+    def _make_frames_orthonormal(self, layers: Mapping[str, nn.Module]) -> dict[str, float]:
+        """Prepares TT layers, and returns by what their frames, as they are stored, may raise their cores' norms."""
+        framed = {name: layer for name, layer in layers.items() if isinstance(layer, TTConv)}
+        if not framed:
+            return {}
+        for layer in framed.values():
+            make_frames_orthonormal(layer)
+        finite = torch.stack([layer.core.isfinite().all() for layer in framed.values()]).tolist()
+        for name, holds in zip(framed, finite, strict=True):
+            if not holds:  # of finite factors the product may overflow
+                raise DivergedError(f"layer {name!r}: frames times core are not finite: lower the learning rate")
+        return frames_norms(framed)
+
     def _project_layer(self, name: str, layer: nn.Module, seen: tuple[int, ...], force: bool) -> LayerNorms:
         if isinstance(layer, nn.Linear):
             clipped, norms = self._clip_matrix(layer.weight)
             layer.weight.copy_(clipped)
             return norms
         assert isinstance(layer, TTConv | Convolution | TransposedConvolution)
-        make_frames_orthonormal(layer)
-        around, kernel = frames_norm(layer), layer_kernel(layer)
-        if not kernel.isfinite().all():  # of finite factors the product may overflow
-            raise DivergedError(f"layer {name!r}: frames times core are not finite: lower the learning rate")
-        delta = self.options.delta
-        options = self.options if around == 1 else replace(self.options, delta=delta / around * (1 - 4 * _EPS))
+        around, kernel = self._around.get(name, 1.0), layer_kernel(layer)
+        options = replace(self.options, delta=self._core_delta(name))
         clipped, norms = self._clip_kernel(kernel, layer_geometry(layer, seen), options)
         kernel.copy_(clipped)
         return replace(norms, before=norms.before * around, after=norms.after * around)

@@ -1,6 +1,7 @@
 """Layers divided by what their norms exceed (Gouk, Frank, Pfahringer & Cree, Machine Learning 2021)."""
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -16,9 +17,9 @@ from ttsv.constraints.operators import (
     rescale_to_target,
     sizes_to_control,
 )
-from ttsv.constraints.power import power_step
+from ttsv.constraints.power import power_step, start_of
 from ttsv.constraints.projection import Projection, diverged
-from ttsv.constraints.protocol import ConstraintState, LayerNorms
+from ttsv.constraints.protocol import ConstraintReport, ConstraintState, LayerNorms
 from ttsv.errors import ConfigError
 from ttsv.layers import TTConv, layer_kernel
 from ttsv.precision import at_least_single
@@ -46,6 +47,11 @@ class Divide(Projection):
 
     A TT layer that exceeds its target has its core divided, between free frames after QR, which is written back:
     were the core alone to pay for frames that grow, the two would drift apart without end.
+
+    On other devices than the CPU a power iteration runs ahead: it decides there what is divided, and nothing is waited
+    for but, where there are TT layers with free frames, once for all of them. Estimates are read when somebody asks for
+    the report, and weights that are not finite show in the loss of the epoch. The numbers are the same, but for a
+    vector in the null space: a division that meets one divides nothing, and the next starts from noise.
 
     The report gives the estimates before and after. Those of a forced projection, and of weights that are made ready
     for evaluation, have as `after` the norm really reached, measured as `measure` says.
@@ -79,6 +85,8 @@ class Divide(Projection):
         self.power_iterations: int | Literal["exact"] = power_iterations
         self.batch_norm_eps = batch_norm_eps
         self._vectors: dict[str, Tensor] = {}
+        self._noise: dict[str, Tensor] = {}
+        self._unread: _Unread | None = None
 
     def bind(self, model: nn.Module, input_size: Size, *, in_channels: int | None = None) -> None:
         """Records the size that each layer sees, by a forward pass that changes nothing in the model.
@@ -104,7 +112,7 @@ class Divide(Projection):
             for name, layer in _batch_norms(model).items():
                 if not layer.affine or layer.running_var is None:
                     raise ConfigError(f"model.{name}", repr(layer), "must have weights and running statistics")
-        self._sizes, self._vectors = sizes, {}
+        self._sizes, self._vectors, self._noise = sizes, {}, {}
 
     def _project_others(self, model: nn.Module, step: int) -> dict[str, LayerNorms]:
         if self.batch_norm is None:
@@ -114,20 +122,65 @@ class Divide(Projection):
             for name, layer in _batch_norms(model).items()
         }
 
+    def report(self) -> ConstraintReport:
+        """Returns what the last projection achieved; waits for it, where it ran ahead."""
+        if self._unread is not None:
+            self._report, self._unread = replace(self._report, layers=self._unread.read()), None
+        return super().report()
+
     def state_dict(self) -> ConstraintState:
         """Returns the report, and the power iterations' vectors by layer."""
+        self.report()
         return {**super().state_dict(), "vectors": dict(self._vectors)}
 
     def load_state_dict(self, state: ConstraintState) -> None:
         """Takes up the saved report and vectors."""
+        self._unread = None
         super().load_state_dict(state)
         self._vectors = dict(state.get("vectors", {}))
 
-    def _project_layer(self, name: str, layer: nn.Module, seen: tuple[int, ...], force: bool) -> LayerNorms:
+    def _project_all(
+        self, model: nn.Module, layers: Mapping[str, nn.Module], step: int, force: bool
+    ) -> dict[str, LayerNorms]:
+        if force or self.power_iterations == "exact" or not runs_ahead(next(model.parameters()).device):
+            self._unread = None
+            return super()._project_all(model, layers, step, force)
+        self._unread = self._divide_ahead(model, layers, self.power_iterations)
+        return self._report.layers
+
+    def _divide_ahead(self, model: nn.Module, layers: Mapping[str, nn.Module], iterations: int) -> "_Unread":
+        """Divides by power iterations, and leaves to be read what they found."""
+        norms: dict[str, Tensor] = {}
+        targets: dict[str, float] = {}
+        for name, layer in layers.items():
+            seen, target = (self._sizes or {})[name], self._target(layer)
+            if name not in self._noise:
+                self._noise[name] = start_of(layer, seen, self.operator)
+            vector, noise = self._vectors.get(name), self._noise[name]
+            found = power_step(layer, seen, self.operator, iterations, vector, noise=noise)
+            norms[name], targets[name], self._vectors[name] = found.norm.double(), target, found.vector
+        free = [name for name, layer in layers.items() if isinstance(layer, TTConv) and layer.frames == "free"]
+        if free:  # QR is too much for layers that keep their weights
+            over = torch.stack([norms[name] > targets[name] for name in free]).tolist()
+            for name in (name for name, exceeds in zip(free, over, strict=True) if exceeds):
+                make_frames_orthonormal(layers[name])
+        for name, layer in layers.items():
+            _divide_by(_weight(layer), norms[name], targets[name])
+        measures = dict.fromkeys(norms, self._estimated)
+        if self.batch_norm is not None:
+            for name, normalization in _batch_norms(model).items():
+                norms[name], targets[name] = self._batch_norm_factor(normalization).double(), self.batch_norm
+                measures[name] = BATCH_NORM
+                _divide_by(normalization.weight, norms[name], self.batch_norm)
+        return _Unread(torch.stack(list(norms.values())), targets, measures)
+
+    def _target(self, layer: nn.Module) -> float:
         target = self.linear if isinstance(layer, nn.Linear) else self.conv
         assert target is not None
-        assert isinstance(layer, TTConv | Convolution | TransposedConvolution | nn.Linear)
-        weight = layer.weight if isinstance(layer, nn.Linear) else layer_kernel(layer)
+        return target
+
+    def _project_layer(self, name: str, layer: nn.Module, seen: tuple[int, ...], force: bool) -> LayerNorms:
+        target, weight = self._target(layer), _weight(layer)
         if self.power_iterations == "exact":
             before = self._norm(weight, layer, seen)
             if before > target:
@@ -138,7 +191,8 @@ class Divide(Projection):
             weight.copy_(divided)
             return LayerNorms(before, after, measure=self._measure(layer))
         vector = self._vectors.get(name)
-        before, self._vectors[name] = power_step(layer, seen, self.operator, self.power_iterations, vector)
+        step = power_step(layer, seen, self.operator, self.power_iterations, vector)
+        before, self._vectors[name] = step.norm.item(), step.vector
         if before > target:
             make_frames_orthonormal(layer)
             weight.mul_(target / before)
@@ -151,15 +205,13 @@ class Divide(Projection):
 
     def _measured(self, norms: LayerNorms, layer: nn.Module, seen: tuple[int, ...]) -> LayerNorms:
         """Returns what was estimated before a division, and the norm that a layer has."""
-        assert isinstance(layer, TTConv | Convolution | TransposedConvolution | nn.Linear)
-        weight = layer.weight if isinstance(layer, nn.Linear) else layer_kernel(layer)
         measure = f"before: {self._estimated}; after: {self._measure(layer)}"
-        return LayerNorms(norms.before, self._norm(weight, layer, seen), measure=measure)
+        return LayerNorms(norms.before, self._norm(_weight(layer), layer, seen), measure=measure)
 
     @torch.no_grad()
     def _measure_again(self, model: nn.Module) -> None:
         layers = spectral_layers(model, linear=True)
-        norms = dict(self._report.layers)
+        norms = dict(self.report().layers)
         for name, seen in (self._sizes or {}).items():
             if name in norms and self.power_iterations != "exact":
                 norms[name] = self._measured(norms[name], layers[name], seen)
@@ -176,14 +228,52 @@ class Divide(Projection):
         return operator_norm(weight, layer_geometry(layer, seen), self.operator)
 
     def _divide_batch_norm(self, name: str, layer: _BatchNorm, target: float, step: int) -> LayerNorms:
-        assert layer.running_var is not None
-        eps = layer.eps if self.batch_norm_eps is None else self.batch_norm_eps
-        before = (layer.weight.abs() / (layer.running_var + eps).sqrt()).max().item()
+        before = self._batch_norm_factor(layer).item()
         if not before < float("inf"):
             raise diverged(name, step)
         if before > target:
             layer.weight.mul_(target / before)
         return LayerNorms(before, min(before, target), measure=BATCH_NORM)
+
+    def _batch_norm_factor(self, layer: _BatchNorm) -> Tensor:
+        """The most by which a layer stretches a channel, 0-d."""
+        assert layer.running_var is not None
+        eps = layer.eps if self.batch_norm_eps is None else self.batch_norm_eps
+        return (layer.weight.abs() / (layer.running_var + eps).sqrt()).max()
+
+
+@dataclass(frozen=True)
+class _Unread:
+    """Norms before a division on their device, in the order of their targets, and what they are."""
+
+    norms: Tensor
+    targets: Mapping[str, float]
+    measures: Mapping[str, str]
+
+    def read(self) -> dict[str, LayerNorms]:
+        """The norms before and after, by layer; waits for the device."""
+        found = zip(self.targets.items(), self.norms.tolist(), strict=True)
+        return {
+            name: LayerNorms(before, min(before, target), measure=self.measures[name])
+            for (name, target), before in found
+        }
+
+
+def runs_ahead(device: torch.device) -> bool:
+    """Whether waiting for a device costs what it could do meanwhile."""
+    return device.type != "cpu"
+
+
+def _divide_by(weight: Tensor, norm: Tensor, target: float) -> None:
+    """Divides a weight by what its norm, 0-d and float64, exceeds the target by; decided where they are."""
+    factor = torch.where(norm > target, target / norm, 1)
+    weight.copy_(at_least_single(weight) * factor)
+
+
+def _weight(layer: nn.Module) -> Tensor:
+    """What is divided of a layer."""
+    assert isinstance(layer, TTConv | Convolution | TransposedConvolution | nn.Linear)
+    return layer.weight if isinstance(layer, nn.Linear) else layer_kernel(layer)
 
 
 def _batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:

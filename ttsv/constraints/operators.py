@@ -12,12 +12,12 @@ from ttsv.errors import ConfigError
 from ttsv.layers import Framed, FramedConv2d, OrthogonalConv2d, TTConv
 from ttsv.layers.convert import recomputed_fix, recomputed_weights
 from ttsv.precision import at_least_single
-from ttsv.spectral.bounds import conv_norm_bounds, matrix_norm_bound
+from ttsv.spectral.bounds import conv_norm_bounds, matrix_norm_bounds
 from ttsv.spectral.geometry import Convolution, LayerGeometry, TransposedConvolution, layer_geometry
 from ttsv.spectral.network import layer_input_sizes, spectral_layers
 from ttsv.spectral.norms import scale_down, stored_norm
 from ttsv.spectral.symbol import Size, output_sizes
-from ttsv.tt.decomposition import orthogonalize
+from ttsv.tt.decomposition import orthogonalized
 
 Operator = Literal["periodic", "zero-padded"]
 """`periodic`: the circular convolution at the size that the layer sees, or the next that its stride divides.
@@ -155,16 +155,18 @@ def make_frames_orthonormal(layer: nn.Module) -> None:
     """Makes the free frames of a TT layer orthonormal by QR, written back in its dtype: the same convolution."""
     if isinstance(layer, TTConv) and layer.frames == "free":
         parameters = (layer.k1, layer.core, layer.k3)
-        for parameter, factor in zip(parameters, orthogonalize(*map(at_least_single, parameters)), strict=True):
+        for parameter, factor in zip(parameters, orthogonalized(*map(at_least_single, parameters)), strict=True):
             parameter.copy_(factor)
 
 
-def frames_norm(layer: nn.Module) -> float:
-    """Returns a rigorous bound of the factor by which stored frames of a TT layer may raise the norm of its core.
+def frames_norms(layers: Mapping[str, TTConv]) -> dict[str, float]:
+    """Returns rigorous bounds of the factors by which stored frames of TT layers may raise the norms of their cores.
 
-    It is some 1 + 1e-7 for frames that are orthonormal up to rounding in float32, and 1 for other layers.
+    They are some 1 + 1e-7 for frames that are orthonormal up to rounding in float32. Frames of one rank are decomposed
+    together.
     """
-    return matrix_norm_bound(layer.k1) * matrix_norm_bound(layer.k3) if isinstance(layer, TTConv) else 1.0
+    bounds = matrix_norm_bounds([frame for layer in layers.values() for frame in (layer.k1, layer.k3)])
+    return {name: first * last for name, first, last in zip(layers, bounds[::2], bounds[1::2], strict=True)}
 
 
 def rescale_to_target(

@@ -1,6 +1,7 @@
 """Power iteration on a layer's operator, warm from the vector that an earlier step left."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -12,34 +13,59 @@ from ttsv.spectral.geometry import CONVOLVE, Convolution, TransposedConvolution,
 from ttsv.spectral.symbol import pad
 
 
-def power_step(
-    layer: nn.Module, seen: Sequence[int], operator: Operator, iterations: int, vector: Tensor | None
-) -> tuple[float, Tensor]:
-    """Returns a lower bound of the layer's norm and the vector (1, c_in, *size) to go on from.
+@dataclass(frozen=True)
+class PowerStep:
+    """`norm`: a lower bound of a layer's norm, 0-d; `vector (1, c_in, *size)`: what to go on from."""
 
-    `iterations` steps `x -> A^T A x / |A^T A x|` from `vector`, or from noise (always the same) without one; the
-    bound is `|A^T A x| / |A x|` of the last, never above the norm up to rounding. A vector in the
-    layer's null space is replaced by noise; a layer of zeros has the bound 0.
+    norm: Tensor
+    vector: Tensor
+
+
+def power_step(
+    layer: nn.Module,
+    seen: Sequence[int],
+    operator: Operator,
+    iterations: int,
+    vector: Tensor | None,
+    *,
+    noise: Tensor | None = None,
+) -> PowerStep:
+    """Steps `x -> A^T A x / |A^T A x|` from `vector`, or from noise (always the same) without one.
+
+    The norm is `|A^T A x| / |A x|` of the last, never above the layer's up to rounding. A vector in the layer's null
+    space is replaced by noise; a layer of zeros has the norm 0. Whether it is one is asked of the device, and waited
+    for, unless `noise` is given (`start_of`): then such a step says 0, and the next one goes on from that.
     """
     apply, shape = _linear_map(layer, seen, operator)
     like = at_least_single(next(layer.parameters()).detach())
     fresh = vector is None
     if vector is None:
-        generator = torch.Generator().manual_seed(0)
-        vector = torch.randn(shape, generator=generator)
+        vector = _drawn(shape) if noise is None else noise
     vector = vector.to(like)
-    norm = 0.0
+    norm = like.new_zeros(())
     for _ in range(iterations):
         with torch.enable_grad():
             point = vector.detach().requires_grad_()
             image = apply(point)
             (back,) = torch.autograd.grad(image, point, image.detach())
         length, longer = torch.linalg.vector_norm(image.detach()), torch.linalg.vector_norm(back)
+        if noise is not None:
+            lives = longer > 0
+            norm, vector = torch.where(lives, longer / length, 0), torch.where(lives, back / longer, noise)
+            continue
         if not longer > 0:
-            return (0.0, vector) if fresh else power_step(layer, seen, operator, iterations, None)
-        norm = (longer / length).item()
-        vector = back / longer
-    return norm, vector
+            return PowerStep(norm.zero_(), vector) if fresh else power_step(layer, seen, operator, iterations, None)
+        norm, vector = longer / length, back / longer
+    return PowerStep(norm, vector)
+
+
+def start_of(layer: nn.Module, seen: Sequence[int], operator: Operator) -> Tensor:
+    """The noise that power iterations on a layer start from, on its device."""
+    return _drawn(_linear_map(layer, seen, operator)[1]).to(at_least_single(next(layer.parameters()).detach()))
+
+
+def _drawn(shape: tuple[int, ...]) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
 def _linear_map(

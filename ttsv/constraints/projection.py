@@ -46,11 +46,7 @@ class Projection(Unconstrained, ABC):
         if missing := self._sizes.keys() - layers.keys():
             fix = f"must have the layers it was bound with; missing: {', '.join(sorted(missing))}"
             raise ConfigError("model", type(model).__name__, fix)
-        for name in self._sizes:
-            if not all(parameter.isfinite().all() for parameter in layers[name].parameters()):
-                raise diverged(name, step)
-        norms = {name: self._project_layer(name, layers[name], size, force) for name, size in self._sizes.items()}
-        norms |= self._project_others(model, step)
+        norms = self._project_all(model, {name: layers[name] for name in self._sizes}, step, force)
         self._add_to_report(norms, time.perf_counter() - start)
 
     def settle(self, model: nn.Module, step: int, *, changed: bool, project: bool) -> str | None:
@@ -78,10 +74,23 @@ class Projection(Unconstrained, ABC):
         start = time.perf_counter()
         norms = self._project_others(model, step)
         if norms:
-            self._add_to_report({**self._report.layers, **norms}, time.perf_counter() - start)
+            self._add_to_report({**self.report().layers, **norms}, time.perf_counter() - start)
 
     def _measure_again(self, model: nn.Module) -> None:
         """Measures the norms of weights that no projection comes after, where projections only estimate them."""
+
+    def _project_all(
+        self, model: nn.Module, layers: Mapping[str, nn.Module], step: int, force: bool
+    ) -> dict[str, LayerNorms]:
+        """Writes the weights of the layers it is bound to, and what else it controls."""
+        require_finite(layers, step)
+        norms = self._project_layers(layers, force)
+        return norms | self._project_others(model, step)
+
+    def _project_layers(self, layers: Mapping[str, nn.Module], force: bool) -> dict[str, LayerNorms]:
+        """Writes the weights of the layers, one after the other."""
+        sizes = self._sizes or {}
+        return {name: self._project_layer(name, layer, sizes[name], force) for name, layer in layers.items()}
 
     @abstractmethod
     def _project_layer(self, name: str, layer: nn.Module, seen: tuple[int, ...], force: bool) -> LayerNorms:
@@ -94,6 +103,15 @@ class Projection(Unconstrained, ABC):
     def _measure(self, layer: nn.Module) -> str:
         """What the norms of a layer are."""
         return MATRIX if isinstance(layer, nn.Linear) else MEASURES[self.operator]
+
+
+def require_finite(layers: Mapping[str, nn.Module], step: int) -> None:
+    """Raises `DivergedError` for the first layer with a weight that is not finite; waits for the device once."""
+    owners = [(name, parameter) for name, layer in layers.items() for parameter in layer.parameters()]
+    finite = torch.stack([parameter.isfinite().all() for _, parameter in owners]).tolist() if owners else []
+    for (name, _), holds in zip(owners, finite, strict=True):
+        if not holds:
+            raise diverged(name, step)
 
 
 def diverged(name: str, step: int) -> DivergedError:

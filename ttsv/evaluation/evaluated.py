@@ -3,7 +3,7 @@
 import time
 from collections.abc import Generator, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -133,11 +133,14 @@ def _cost(subject: Subject, started: float) -> NetworkCost:
 
 
 def _layers(subject: Subject) -> LayerSpectra:
-    started = time.perf_counter()
-    values = _spectra(subject)
-    seconds = time.perf_counter() - started
-    # Apart: on a CPU a profiler looks on.
-    _, memory = cost.peak_allocation(partial(_spectra, subject), subject.device)
+    def timed() -> tuple[Mapping[str, Tensor], float]:
+        started = time.perf_counter()
+        values = _spectra(subject)
+        if subject.device.type == "cuda":
+            torch.cuda.synchronize(subject.device)
+        return values, time.perf_counter() - started
+
+    (values, seconds), memory = cost.peak_allocation(timed, subject.device)
     records = layer_records(subject.model, subject.data, subject.report or ConstraintReport(), values)
     return LayerSpectra(values=values, seconds=seconds, memory=memory, records=tuple(records))
 

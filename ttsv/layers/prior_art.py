@@ -23,7 +23,7 @@ from ttsv.checks import check_count, check_counts
 from ttsv.errors import ConfigError
 from ttsv.layers.orthogonal import OrthogonalConv2d, framed_blocks, space_to_depth_size
 from ttsv.precision import without_autocast
-from ttsv.spectral.singular_values import conv_singular_values
+from ttsv.spectral.singular_values import block_singular_values, conv_singular_values
 from ttsv.spectral.symbol import Size
 from ttsv.tt.decomposition import positive_qr
 
@@ -185,7 +185,8 @@ class Cayley(OrthogonalConv2d):
     def singular_values(self, input_size: Size, *, frames: tuple[Tensor, Tensor] | None = None) -> Tensor:
         """As `OrthogonalConv2d` has it: 1, up to rounding, without frames."""
         height, width = space_to_depth_size(input_size, self.stride)
-        half = torch.linalg.svdvals(framed_blocks(self._blocks(height, width), frames)).unflatten(0, (height, -1))
+        values = block_singular_values(framed_blocks(self._blocks(height, width), frames))
+        half = values.reshape(height, -1, values.shape[-1])
         # A real operator has equal values at opposite frequencies: row 0 is its own, the others swap.
         opposite = half[:, 1 : (width + 1) // 2].flip(1)
         opposite = torch.cat([opposite[:1], opposite[1:].flip(0)])

@@ -4,7 +4,7 @@ Where only memory counts: kernels are laid out taps first, `(k, k, c, c)`, each 
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from fractions import Fraction
@@ -60,15 +60,9 @@ class _SkewPart(torch.autograd.Function):
 
 def _skewed(weight: Tensor) -> Tensor:
     sides, channels = weight.shape[2:], len(weight)
-    taps = weight.permute(2, 3, 0, 1).reshape(-1, channels, channels)
-    found = taps.new_empty(taps.shape)  # not like them: those of most weights do not lie one after the other
-    for tap in range(len(taps) // 2 + 1):
-        mirrored = len(taps) - 1 - tap
-        # A transposed matrix is copied in blocks; read entry by entry it would cost five times as much.
-        found[tap].copy_(taps[tap]).sub_(taps[mirrored].T.contiguous())
-        if tap != mirrored:
-            found[mirrored].copy_(found[tap].T).neg_()
-    return found.div_(2).view(*sides, channels, channels).permute(2, 3, 0, 1)
+    # Those of most weights do not lie one after the other: a sum with what is transposed would keep their strides.
+    taps = weight.permute(2, 3, 0, 1).reshape(-1, channels, channels).contiguous()
+    return (taps - taps.flip(0).mT).div_(2).view(*sides, channels, channels).permute(2, 3, 0, 1)
 
 
 def unfolding_across(kernel: Tensor, vector: Tensor, *, transposed: bool = False) -> Tensor:
@@ -97,10 +91,48 @@ def exponential_series(images: Tensor, kernel: Tensor, terms: int) -> Tensor:
         result: Tensor = _TapwiseSeries.apply(batch, kernel.permute(2, 3, 0, 1).to(dtype), terms)[0]
         return result.permute(0, 3, 1, 2).reshape(images.shape)
     total = term = images
-    for power in range(1, terms + 1):
-        term = functional.conv2d(term, kernel, padding=kernel.shape[-1] // 2) / power
+    for power, same in enumerate(_laid_out(kernel, images, terms), start=1):
+        term = functional.conv2d(term, same, padding=kernel.shape[-1] // 2) / power
         total = total + term
     return total
+
+
+def _laid_out(kernel: Tensor, images: Tensor, count: int) -> Sequence[Tensor]:
+    """The kernel as convolutions of such images want it, cast and copied once for so many of them."""
+    kind = images.device.type
+    dtype = kernel.dtype
+    # Which leaves float64 alone.
+    if dtype != torch.float64 and torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
+    # Channels last is how torch sees images whose channels lie side by side, and then it wants kernels so too.
+    last = images.ndim == 4 and images.stride(1) == 1 and not images.is_contiguous()
+    layout = torch.channels_last if last else torch.contiguous_format
+    if dtype == kernel.dtype:
+        return (kernel.contiguous(memory_format=layout),) * count
+    found: tuple[Tensor, ...] = _Cast.apply(kernel, dtype, layout, count)
+    return found
+
+
+class _Cast(torch.autograd.Function):
+    """A kernel in less precision, so many times in the same memory; their gradients add up in the kernel's own."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(kernel: Tensor, dtype: torch.dtype, layout: torch.memory_format, count: int) -> tuple[Tensor, ...]:
+        cast = kernel.to(dtype, memory_format=layout)
+        return tuple(cast.view_as(cast) for _ in range(count))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.dtype = inputs[0].dtype
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        total = gradients[-1].to(ctx.dtype)
+        for gradient in gradients[-2::-1]:  # the last term's is there first
+            total = total + gradient
+        return total, None, None, None
 
 
 class _TapwiseSeries(torch.autograd.Function):

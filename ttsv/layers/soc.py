@@ -14,6 +14,7 @@ from ttsv.layers.orthogonal import OrthogonalConv2d, framed_blocks, space_to_dep
 from ttsv.layers.skew import exponential_series, series_norm_bound, skew_part, unfolding_across, unfolding_aside
 from ttsv.precision import at_least_single, without_autocast
 from ttsv.spectral.bounds import conv_norm_bounds, matrix_norm_bound
+from ttsv.spectral.singular_values import block_singular_values
 from ttsv.spectral.symbol import PeriodicConv, Size
 
 _EPS = torch.finfo(torch.float64).eps
@@ -159,7 +160,7 @@ class SOC(OrthogonalConv2d):
                 term = term @ skew / power
                 total = total + term
             blocks = total[:, : self.out_channels, :columns]
-            parts.append(torch.linalg.svdvals(framed_blocks(blocks, frames)))
+            parts.append(block_singular_values(framed_blocks(blocks, frames)))
         return torch.cat(parts)[frequencies.position]
 
     def _centred(self, blocks: Tensor, index: Tensor, grid: tuple[int, ...]) -> Tensor:

@@ -18,6 +18,10 @@ from ttsv.tt.ranks import cheapest_merge
 
 _PADDING_MODES = ("zeros", "circular", "reflect", "replicate")
 
+_COMPILED_IMAGES = 128
+"""`torch.compile` merges frames as for so many images: one graph then serves every batch, to the same numbers up to
+rounding, where a choice by the batch would compile it anew for each way of merging."""
+
 
 class TTConv(Framed):
     """A convolution `K[o, i, t] = sum_ab k3[b, o] core[b, a, t] k1[i, a]` (eq. tt); use `TTConv1d/2d/3d`.
@@ -166,7 +170,8 @@ class TTConv(Framed):
 
     def _merges(self, shape: torch.Size) -> tuple[bool, bool]:
         """Says which frames to merge, k1 and k3, for an input of this shape."""
-        images, sizes = math.prod(shape[: -self.spatial_dims - 1]), shape[-self.spatial_dims :]
+        sizes = shape[-self.spatial_dims :]
+        images = _COMPILED_IMAGES if torch.compiler.is_compiling() else math.prod(shape[: -self.spatial_dims - 1])
         results = output_sizes(sizes, self._sides, self.kernel_size, self.stride, self.dilation)
         channels = self.in_channels, self.out_channels
         pixels = images * math.prod(sizes), images * math.prod(results)

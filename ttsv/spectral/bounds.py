@@ -6,7 +6,7 @@ eigenvalue and Cholesky error of at most `16 n^2 eps` relative, some hundred tim
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from ttsv.checks import check_kernel
 from ttsv.errors import ConfigError
 from ttsv.spectral.geometry import CONVOLVE
 from ttsv.spectral.gram import Grams
-from ttsv.spectral.norms import binary_scale, gram, largest_eigenvalue, largest_square, power_estimates
+from ttsv.spectral.norms import binary_scale, gram, largest_eigenvalue, largest_square, power_estimates, power_of_two
 from ttsv.spectral.symbol import PeriodicConv, Size, as_tuple, fold, output_sizes
 
 _EPS = torch.finfo(torch.float64).eps
@@ -106,12 +106,33 @@ def conv_norm_bounds(
 
 def matrix_norm_bound(matrix: Tensor) -> float:
     """Returns a rigorous upper bound of a matrix's largest singular value, within some 1e-8; float64 inside."""
-    exact = matrix.detach().double()
-    scale = binary_scale(exact)
-    exact = exact / scale
-    square = torch.linalg.eigvalsh(gram(exact))[-1].item()
-    frobenius = torch.linalg.vector_norm(exact).item()
-    return scale * _from_gram(square, min(exact.shape), max(exact.shape), frobenius).upper
+    return matrix_norm_bounds([matrix])[0]
+
+
+def matrix_norm_bounds(matrices: Sequence[Tensor]) -> list[float]:
+    """Returns `matrix_norm_bound` of each; those with Gram matrices of one side are decomposed together.
+
+    All lie on one device, which is waited for twice.
+    """
+    if not matrices:
+        return []
+    exact = [matrix.detach().double() for matrix in matrices]
+    scales = [power_of_two(largest) for largest in torch.stack([m.abs().max() for m in exact]).tolist()]
+    exact = [matrix / scale for matrix, scale in zip(exact, scales, strict=True)]
+    places: dict[int, list[int]] = {}
+    for place, matrix in enumerate(exact):
+        places.setdefault(min(matrix.shape), []).append(place)
+    squares = [exact[0].new_zeros(())] * len(exact)
+    for group in places.values():
+        values = torch.linalg.eigvalsh(torch.stack([gram(exact[place]) for place in group]))[:, -1]
+        for place, value in zip(group, values.unbind(), strict=True):
+            squares[place] = value
+    sizes = [torch.linalg.vector_norm(matrix) for matrix in exact]
+    found = torch.stack([torch.stack(squares), torch.stack(sizes)], dim=1).tolist()
+    return [
+        scale * _from_gram(square, min(matrix.shape), max(matrix.shape), size).upper
+        for scale, matrix, (square, size) in zip(scales, exact, found, strict=True)
+    ]
 
 
 def convolve(

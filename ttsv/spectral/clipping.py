@@ -1,6 +1,7 @@
 """Projection of convolutions onto {singular values <= delta}, and the division that stands beside it."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, get_args
 
@@ -19,10 +20,12 @@ from ttsv.spectral.norms import (
     binary_scale,
     clip_algorithm,
     indices_above,
-    periodic_norm,
+    largest_eigenvalue,
     power_estimates,
     rescale_to_norm,
+    stacked,
     stored_norm,
+    stored_norms,
 )
 from ttsv.spectral.symbol import Frequencies, PeriodicConv, Size
 from ttsv.spectral.thresholding import DOUBLE_RANGE, soft_threshold_by_factors, soft_threshold_by_pairs
@@ -144,25 +147,49 @@ def clip_kernel(kernel: Tensor, geometry: PeriodicConv, options: ClipOptions) ->
 @full_precision()
 def clip_measured(kernel: Tensor, geometry: PeriodicConv, options: ClipOptions) -> MeasuredClip:
     """Clips as `clip_kernel` does, and says which norms the periodic operator had and has."""
-    clipped, before = _alternate(kernel.detach(), geometry, options)
+    clipped, before = _alternate(kernel.detach(), geometry, options, measured=True)
     after = stored_norm(clipped, geometry)
     if before is None:
         before = after
-    elif _algorithm(kernel, geometry, options) == "sign":  # which finds no eigenvalues
-        before = periodic_norm(kernel.detach(), geometry)
     if options.rescale:
         clipped, after = rescale_to_norm(clipped, options.delta, geometry, after)
     return MeasuredClip(clipped, before, after)
+
+
+@full_precision()
+def clip_stack(
+    kernels: Sequence[Tensor], geometry: PeriodicConv, deltas: Sequence[float], options: ClipOptions
+) -> list[MeasuredClip]:
+    """Returns `clip_measured` of several kernels of one shape, dtype and geometry, each with its own delta.
+
+    All are decomposed together, as the groups of one convolution, and clipped to the least delta: those that differ by
+    more than roundings are not meant to be clipped so. Where the norm of one kernel asks for float64, all take it.
+    """
+    stack, around = stacked([kernel.detach() for kernel in kernels], geometry)
+    clipped, before = _alternate(stack, around, replace(options, delta=min(deltas)))
+    parts = clipped.chunk(len(kernels))
+    afters = stored_norms(parts, geometry)
+    befores = afters if before is None else stored_norms(kernels, geometry)
+    found = []
+    for part, delta, before, after in zip(parts, deltas, befores, afters, strict=True):
+        kernel, norm = part, after
+        if options.rescale:
+            kernel, norm = rescale_to_norm(part, delta, geometry, after)
+        found.append(MeasuredClip(kernel, before, norm))
+    return found
 
 
 def _algorithm(kernel: Tensor, geometry: PeriodicConv, options: ClipOptions) -> Algorithm:
     return options.algorithm or clip_algorithm(geometry.gram_side(kernel), kernel.device)
 
 
-def _alternate(kernel: Tensor, geometry: PeriodicConv, options: ClipOptions) -> tuple[Tensor, float | None]:
+def _alternate(
+    kernel: Tensor, geometry: PeriodicConv, options: ClipOptions, *, measured: bool = False
+) -> tuple[Tensor, float | None]:
     """The kernel after the rounds of clip and truncation, and its norm before them where that exceeded delta.
 
-    By "sign" the norm is an estimate from below.
+    By "sign", which finds no eigenvalues, the norm is an estimate from below unless it is to be `measured`: then by
+    the Gram matrices that are clipped, as those of all other frequencies have none above delta.
     """
     delta, algorithm = options.delta, _algorithm(kernel, geometry, options)
     bound = geometry.schur_bound(kernel)
@@ -177,11 +204,12 @@ def _alternate(kernel: Tensor, geometry: PeriodicConv, options: ClipOptions) -> 
         grams = Grams(scaled, geometry, precise=bound > DOUBLE_RANGE * delta)
         if leading is not None:
             leading.prepare(grams.mean)
-        change, norm = _change(scaled, level, grams, leading, frequencies)
+        change, norm = _change(scaled, level, grams, leading, frequencies, measured=measured and before is None)
         if norm is None:
             break
         if kernel.dtype == torch.float32 and norm > _SINGLE_RANGE * level:
-            precise, before = _alternate(kernel.double(), geometry, replace(options, algorithm=algorithm))
+            options = replace(options, algorithm=algorithm)
+            precise, before = _alternate(kernel.double(), geometry, options, measured=measured)
             return precise.to(kernel.dtype), before
         before = before or norm * scale
         scaled = scaled + change
@@ -189,7 +217,13 @@ def _alternate(kernel: Tensor, geometry: PeriodicConv, options: ClipOptions) -> 
 
 
 def _change(
-    kernel: Tensor, delta: float, grams: Grams, leading: LeadingPairs | None, frequencies: Frequencies
+    kernel: Tensor,
+    delta: float,
+    grams: Grams,
+    leading: LeadingPairs | None,
+    frequencies: Frequencies,
+    *,
+    measured: bool,
 ) -> tuple[Tensor, float | None]:
     """What one round adds to the kernel, and the norm before it; the norm is None where it is at most delta.
 
@@ -211,10 +245,13 @@ def _change(
             largest = max(largest or 0.0, math.sqrt(power_estimates(chosen).max().item()))
             if largest > most:
                 return change, largest
+            if measured:
+                tolerance = 32 * torch.finfo(kernel.dtype).eps
+                largest = math.sqrt(largest_eigenvalue([chosen], tolerance, least=largest * largest))
             factors, certified = shrinkage_factors(chosen, level)
-            done = which[certified]
-            if len(done):
-                change -= soft_threshold_by_factors(kernel, grams, factors[certified], done, index, count)
+            # Those that are refused change nothing here, and are waited for once.
+            factors = torch.where(certified[:, None, None], factors, 0)
+            change -= soft_threshold_by_factors(kernel, grams, factors, which, index, count)
             pairs_above = eigenpairs_above(matrices, which[~certified], level)
         else:
             pairs_above = leading.above(matrices, level)

@@ -61,6 +61,11 @@ class LayerGeometry:
             kernel, self.periodic_size, stride=self.stride, dilation=self.dilation, groups=self.groups
         )
 
+    @property
+    def periodic_counterpart(self) -> PeriodicConv:
+        """As `periodic_conv`, of kernels that are known to fit: nothing is looked at, and no device waited for."""
+        return PeriodicConv(self.kernel_size, self.periodic_size, self.stride, self.dilation, self.groups)
+
 
 def layer_geometry(layer: Sliding, seen: Size) -> LayerGeometry:
     """The geometry of a layer that sees images of `seen` pixels; of a TT layer that of its core."""

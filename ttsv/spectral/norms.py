@@ -1,7 +1,8 @@
 """The largest singular value over all frequencies without decomposing most blocks, and kernels rescaled to a norm."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -29,7 +30,11 @@ def largest_square(kernel: Tensor, geometry: PeriodicConv, tolerance: float) -> 
 
 def binary_scale(kernel: Tensor) -> float:
     """A power of two near the largest magnitude (1 for zero): dividing by it is exact and keeps squares in range."""
-    largest = kernel.abs().max().item()
+    return power_of_two(kernel.abs().max().item())
+
+
+def power_of_two(largest: float) -> float:
+    """The largest power of two up to a number above 0; 1 for 0."""
     return math.ldexp(1.0, math.frexp(largest)[1] - 1) if largest else 1.0
 
 
@@ -40,27 +45,27 @@ def gram(blocks: Tensor) -> Tensor:
     return blocks.mH @ blocks
 
 
-def indices_above(grams: Tensor, level: float) -> Tensor:
-    """Indices of the Hermitian positive semidefinite `grams (b, n, n)` with an eigenvalue above `level`.
+def indices_above(grams: Tensor, level: float | Tensor) -> Tensor:
+    """Indices of the Hermitian positive semidefinite `grams (b, n, n)` with an eigenvalue above `level`, or one each.
 
     A Cholesky factorization of `level I - gram` exists exactly where there is none; it costs a small part of an
     eigendecomposition. Decides up to rounding: `n^2` times the machine epsilon at worst, relative to `level`.
     """
     shifted = -grams
-    shifted.diagonal(dim1=-2, dim2=-1).add_(level)
+    shifted.diagonal(dim1=-2, dim2=-1).add_(level if isinstance(level, float) else level[:, None])
     info: Tensor = torch.linalg.cholesky_ex(shifted).info
     return info.nonzero()[:, 0]
 
 
-def largest_eigenvalue(batches: Iterable[Tensor], tolerance: float) -> float:
-    """Largest eigenvalue over batches of Hermitian positive semidefinite matrices (b, n, n).
+def largest_eigenvalue(batches: Iterable[Tensor], tolerance: float, *, least: float = 0.0) -> float:
+    """Largest eigenvalue over batches of Hermitian positive semidefinite matrices (b, n, n), or `least` if larger.
 
     Its relative error is at most `tolerance` from below, plus the rounding of `indices_above` and of the eigenvalues: a
     running maximum, started by a few power iterations, is held against each matrix by a Cholesky test; only matrices
     that exceed it have their eigenvalues computed, the most promising first. Where they cannot be decomposed as a
     batch (`decomposes_in_batches`), that is done by matrix products.
     """
-    largest = 0.0
+    largest = least
     for grams in batches:
         estimates = power_estimates(grams)
         largest = max(largest, estimates.max().item())
@@ -72,6 +77,33 @@ def largest_eigenvalue(batches: Iterable[Tensor], tolerance: float) -> float:
             rest = rest[tried:]
             rest = rest[indices_above(grams[rest], largest * (1 + tolerance))]
     return largest
+
+
+def largest_squares(kernels: Sequence[Tensor], geometry: PeriodicConv, tolerance: float) -> list[float]:
+    """`largest_square` of each of several kernels of one geometry without folds, their matrices taken together."""
+    stack, around = stacked(kernels, geometry)
+    grams = Grams(stack, around)
+    largest = stack.new_zeros(len(kernels))
+    for index in grams.batches(around.frequencies(stack.device).index):
+        matrices = grams.at(index)
+        owners = torch.arange(around.groups, device=stack.device).div(geometry.groups, rounding_mode="floor")
+        owners = owners.repeat(len(index))
+        estimates = power_estimates(matrices)
+        largest = largest.scatter_reduce(0, owners, estimates, "amax")
+        rest = indices_above(matrices, largest[owners] * (1 + tolerance))
+        while len(rest):
+            rest = rest[(estimates[rest] / largest[owners[rest]]).argsort(descending=True)]
+            tried, rest = rest[: -(-len(rest) // 4)], rest[-(-len(rest) // 4) :]
+            values = _largest_eigenvalues(matrices[tried], tolerance)
+            largest = largest.scatter_reduce(0, owners[tried], values, "amax")
+            rest = rest[indices_above(matrices[rest], largest[owners[rest]] * (1 + tolerance))]
+    found: list[float] = largest.tolist()
+    return found
+
+
+def stacked(kernels: Sequence[Tensor], geometry: PeriodicConv) -> tuple[Tensor, PeriodicConv]:
+    """Several kernels of one geometry as the groups of one convolution, which has the blocks of all of them."""
+    return torch.cat(list(kernels)), replace(geometry, groups=len(kernels) * geometry.groups)
 
 
 def _largest_eigenvalues(grams: Tensor, tolerance: float) -> Tensor:
@@ -134,6 +166,19 @@ def stored_norm(kernel: Tensor, geometry: PeriodicConv) -> float:
     scale = binary_scale(kernel)
     folded, geometry, error = fold(kernel.detach().double() / scale, geometry)
     return scale * (math.sqrt(largest_square(folded, geometry, 32 * torch.finfo(torch.float64).eps)) + error)
+
+
+@full_precision()
+def stored_norms(kernels: Sequence[Tensor], geometry: PeriodicConv) -> list[float]:
+    """Returns `stored_norm` of each of several kernels of one shape, dtype and geometry; the device computes on all."""
+    if geometry.folds:
+        return [stored_norm(kernel, geometry) for kernel in kernels]
+    dtype = torch.float64 if _in_float64(kernels[0], geometry) else kernels[0].dtype
+    exact = [kernel.detach().to(dtype) for kernel in kernels]
+    scales = [power_of_two(largest) for largest in torch.stack([kernel.abs().max() for kernel in exact]).tolist()]
+    scaled = [kernel / scale for kernel, scale in zip(exact, scales, strict=True)]
+    squares = largest_squares(scaled, geometry, 32 * torch.finfo(dtype).eps)
+    return [scale * math.sqrt(square) for scale, square in zip(scales, squares, strict=True)]
 
 
 def rescale_to_norm(

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ttsv.precision import full_precision
 from ttsv.spectral.gram import Grams
-from ttsv.spectral.norms import binary_scale, periodic_norm
+from ttsv.spectral.norms import binary_scale, gram, periodic_norm
 from ttsv.spectral.symbol import PeriodicConv, Size, fold
 from ttsv.tt.decomposition import orthogonalize
 
@@ -20,8 +20,11 @@ def conv_singular_values(
     `input_size`, `stride`, `dilation`: one int or d of them, in pixels; every stride divides its size. A kernel
     larger than the input is folded modulo its size. float32 and float64 stay what they are; differentiable.
 
-    Blocks are decomposed one by one, but oblong ones of float32 kernels that ask for no gradient: there Gram matrices
-    in float64 take less time, with errors of some 1e-8 of the largest value.
+    Blocks are decomposed one by one, but on CUDA, and oblong ones anywhere, those of float32 kernels that ask for no
+    gradient by the eigenvalues of their Gram matrices in float64, which take less time. Their errors are some 1e-8 of
+    the largest value: squares of values below that drown in the rounding of the largest square, and such values have
+    no digits left. An SVD in float32 leaves none to values below some 1e-7 of the largest, so nothing is lost; float64
+    keeps its SVD, which tells values down to some 1e-15 of the largest.
 
     Returns `(prod(n_i / s_i), min(c_out, prod(s_i) c_in))`, for groups `groups` times the width of one group's
     block: one row per frequency in row-major order, each descending, zeros included. Theorem 2 of the paper in
@@ -38,14 +41,44 @@ def periodic_singular_values(kernel: Tensor, geometry: PeriodicConv) -> Tensor:
     groups, frequencies = geometry.groups, geometry.frequencies(kernel.device)
     sides = kernel.shape[0] // groups, kernel.shape[1] * math.prod(geometry.stride)
     differentiable = torch.is_grad_enabled() and kernel.requires_grad
-    oblong = max(sides) >= 1.5 * min(sides)
-    decompose = _by_gram if oblong and kernel.dtype == torch.float32 and not differentiable else _by_svd
+    decompose = _by_svd if differentiable or not _gains_by_gram(sides, kernel.dtype, kernel.device) else _by_gram
     real = geometry.is_real(frequencies.index)
     parts = [decompose(kernel, geometry, frequencies.index[real == kind], kind) for kind in (True, False)]
     values = torch.cat(parts)[real.argsort(descending=True, stable=True).argsort()]
     if groups > 1:
         values = values.sort(dim=1, descending=True).values
     return values[frequencies.position]
+
+
+def _gains_by_gram(sides: tuple[int, int], dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether the eigenvalues of Gram matrices in float64 take less time than the SVD, and lose nothing to it.
+
+    CUDA's libraries decompose Hermitian matrices as a batch, and others of more than a few rows one by one.
+    """
+    oblong = max(sides) >= 1.5 * min(sides)
+    return dtype == torch.float32 and (oblong or device.type == "cuda")
+
+
+def block_singular_values(blocks: Tensor) -> Tensor:
+    """Singular values (b, min(rows, columns)), descending, of blocks (b, rows, columns); not differentiable.
+
+    On CUDA those in single precision come from Gram matrices, with the errors that `conv_singular_values` tells of.
+    """
+    if blocks.device.type == "cuda" and blocks.dtype in (torch.float32, torch.complex64):
+        return values_by_gram(blocks)
+    values: Tensor = torch.linalg.svdvals(blocks)
+    return values
+
+
+def values_by_gram(blocks: Tensor) -> Tensor:
+    """Singular values of blocks as `block_singular_values` gives them, from Gram matrices in float64."""
+    exact = blocks.to(torch.complex128 if blocks.is_complex() else torch.float64)
+    return _roots(torch.linalg.eigvalsh(gram(exact))).to(blocks.real.dtype)
+
+
+def _roots(squares: Tensor) -> Tensor:
+    """Singular values, descending, from ascending eigenvalues, of which rounding makes some negative."""
+    return squares.clamp_min(0).sqrt().flip(-1)
 
 
 def _by_svd(kernel: Tensor, geometry: PeriodicConv, index: Tensor, real: bool) -> Tensor:
@@ -64,8 +97,8 @@ def _by_gram(kernel: Tensor, geometry: PeriodicConv, index: Tensor, real: bool) 
     parts = []
     for part in grams.batches(index):
         matrices = grams.at(part)
-        squares = torch.linalg.eigvalsh(matrices.real if real else matrices)
-        parts.append(squares.clamp_min(0).sqrt().flip(-1).reshape(len(part), groups * grams.side))
+        values = _roots(torch.linalg.eigvalsh(matrices.real if real else matrices))
+        parts.append(values.reshape(len(part), groups * grams.side))
     return (torch.cat(parts) * scale).to(kernel.dtype)
 
 

@@ -3,10 +3,11 @@
 import hashlib
 import json
 import os
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import safetensors
 import torch
@@ -34,6 +35,8 @@ class Checkpoints:
     state keep their layout in memory, on which the order of sums and so their rounding depends. A checkpoint is its
     tensors in `NUMBER.safetensors`, and `NUMBER.json`, written after them: without a whole JSON file there is no
     checkpoint.
+
+    As a context it waits in the end for the one that is being written.
     """
 
     def __init__(self, folder: Path, identity: Mapping[str, Any]) -> None:
@@ -42,15 +45,56 @@ class Checkpoints:
         folder.mkdir(parents=True, exist_ok=True)
         for unfinished in folder.glob("*.tmp"):
             unfinished.unlink()
+        self._writer: threading.Thread | None = None
+        self._failure: BaseException | None = None
 
-    def save(self, number: int, state: Mapping[str, object]) -> None:
-        """Writes checkpoint `number` (the epochs done), then deletes all but the last two.
+    def __enter__(self) -> Self:
+        return self
 
-        The state is a tree of mappings with strings for keys, lists, tensors and JSON values.
-        A process killed at any moment leaves the checkpoints before this one whole.
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        try:
+            self.wait()
+        except Exception:
+            if kind is None:  # of two failures that of the training says more
+                raise
+
+    def start(self, number: int, state: Mapping[str, object]) -> None:
+        """Copies a state, and writes it as checkpoint `number` (the epochs done) while its owner goes on.
+
+        The state is a tree of mappings with strings for keys, lists, tensors and JSON values; it may change as soon as
+        this returns. Waits for the checkpoint before, so that there are never two at a time. Once it is written all but
+        the last two are deleted. A process killed at any moment leaves the checkpoints before this one whole.
         """
+        self.wait()
         tensors: dict[str, Tensor] = {}
         body = {"identity": self.identity, "state": _pack(state, "", tensors)}
+        tensors = _copies(tensors)
+
+        def write() -> None:
+            try:
+                self._write(number, body, tensors)
+            except BaseException as failure:
+                self._failure = failure
+
+        # No daemon: an interpreter that ends waits for it.
+        self._writer = threading.Thread(target=write, name=f"checkpoint {number}")
+        self._writer.start()
+
+    def wait(self) -> None:
+        """Waits until the checkpoint that was started last is on disk. Raises what its writing raised, once."""
+        if self._writer is not None:
+            self._writer.join()
+            self._writer = None
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def save(self, number: int, state: Mapping[str, object]) -> None:
+        """As `start`, and waits until it is on disk."""
+        self.start(number, state)
+        self.wait()
+
+    def _write(self, number: int, body: Plain, tensors: dict[str, Tensor]) -> None:
         content = save(tensors)
         _write(self._tensors(number), content)
         record = {"body": body, "body_sha256": _sha256(_json(body)), "tensors_sha256": _sha256(content)}
@@ -63,6 +107,7 @@ class Checkpoints:
 
         Newer ones, damaged or of another identity, are deleted: their numbers are written again.
         """
+        self.wait()
         for number in reversed(self._numbers()):
             state = self._read(number)
             if state is not None:
@@ -121,7 +166,7 @@ def save_model(
     rebuild the network: it holds the arguments, and of the facts the configuration (`config`) but its `evaluation`,
     which are the same whenever the weights are.
     """
-    tensors = {name: _copy(value) for name, value in model.state_dict().items()}
+    tensors = _copies(model.state_dict())
     told: Plain = {"model": dict(arguments)}
     if "config" in facts:
         told["config"] = {name: value for name, value in facts["config"].items() if name != "evaluation"}
@@ -192,10 +237,10 @@ def _normalisations(model: nn.Module) -> list[Tensor]:
 
 
 def _pack(tree: Any, path: str, tensors: dict[str, Tensor]) -> Any:
-    """The tree as JSON, each tensor replaced by a name, under which a copy goes into `tensors`."""
+    """The tree as JSON, each tensor replaced by a name, under which it goes into `tensors`."""
     if isinstance(tree, Tensor):
         name = f"{len(tensors)} {path}"  # a path alone may be that of two tensors: keys can hold dots
-        tensors[name] = _copy(tree)
+        tensors[name] = tree
         return {_TENSOR: name, _STRIDES: list(tree.stride())}
     if isinstance(tree, Mapping):
         if not all(isinstance(key, str) for key in tree):
@@ -206,8 +251,17 @@ def _pack(tree: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     return tree
 
 
-def _copy(tensor: Tensor) -> Tensor:
-    return tensor.detach().cpu().contiguous().clone()
+def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies on the CPU, row by row; those of a GPU's are all under way before the first is waited for."""
+    found = {}
+    for name, tensor in tensors.items():
+        if tensor.device.type == "cpu":
+            found[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
+        else:
+            found[name] = tensor.detach().contiguous().to("cpu", non_blocking=True)
+    for device in {tensor.device for tensor in tensors.values() if tensor.device.type == "cuda"}:
+        torch.cuda.synchronize(device)
+    return found
 
 
 def _unpack(tree: Any, tensors: Mapping[str, Tensor]) -> Any:

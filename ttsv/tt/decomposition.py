@@ -112,6 +112,11 @@ def orthogonalize(k1: Tensor, core: Tensor, k3: Tensor) -> TTFactors:
     channel count.
     """
     check_factors(k1, core, k3)
+    return orthogonalized(k1, core, k3)
+
+
+def orthogonalized(k1: Tensor, core: Tensor, k3: Tensor) -> TTFactors:
+    """Returns what `orthogonalize` does of factors that are known to fit, without waiting for their device."""
     frame_in, triangle_in = positive_qr(k1)
     frame_out, triangle_out = positive_qr(k3.T)
     core = torch.einsum("bc,cd...,ad->ba...", triangle_out, core, triangle_in)

@@ -39,7 +39,8 @@ def cheapest_merge(
         frame_in = one_in * r2 if merge_in else pixels_in * c_in * r1
         return frame_in + core + (one_out * r1 if merge_out else pixels_out * r2 * c_out)
 
-    return min((cost(*merge), merge) for merge in _MERGES)
+    # A list: `torch.compile` cannot follow a generator into `min`.
+    return min([(cost(*merge), merge) for merge in _MERGES])
 
 
 def merges_out_first(c_in: int, r1: int, r2: int, c_out: int) -> bool:

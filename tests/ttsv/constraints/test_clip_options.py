@@ -1,6 +1,7 @@
 import copy
 import math
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -9,9 +10,9 @@ from torch.nn.utils import parametrize
 
 from ttsv.constraints import Clip, Compose, Constraint, Divide, LayerNorms
 from ttsv.constraints.operators import rescale_to_target
-from ttsv.layers import SOCTT, TTConv, TTConv2d, tensorize
+from ttsv.layers import SOCTT, FrameKind, TTConv, TTConv2d, tensorize
 from ttsv.spectral.clamping import clamp_conv
-from ttsv.spectral.clipping import clip_conv, clip_matrix
+from ttsv.spectral.clipping import clip_conv, clip_matrix, clip_stack
 from ttsv.spectral.network import model_spectra
 from ttsv.spectral.singular_values import conv_singular_values
 
@@ -280,3 +281,61 @@ def test_what_a_circular_layer_applies_is_the_periodic_operator(dense: "Dense") 
     norms = clip.report().layers[""]
     assert values.max() <= norms.after <= 1
     assert values.max().item() == pytest.approx(1)
+
+
+def stage(dtype: torch.dtype, frames: FrameKind) -> nn.Sequential:
+    """Layers of which some have one shape; of those one is smaller than delta, and one sees a smaller image."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(2, 6, 3, padding=1),
+        *(nn.Conv2d(6, 6, 3, padding=1) for _ in range(3)),
+        *(TTConv2d(6, 6, 3, 4, padding=1, frames=frames) for _ in range(3)),
+        nn.Conv2d(6, 6, 3, padding=1, stride=2),
+        nn.Conv2d(6, 6, 3, padding=1),
+    ).to(dtype)
+    for place, name in enumerate(("0", "1", "2", "3", "7", "8")):
+        model.get_parameter(f"{name}.weight").data.mul_(1 + place)
+    for name in "456":
+        model.get_parameter(f"{name}.core").data.mul_(4)
+    model.get_parameter("2.weight").data.mul_(1e-3)
+    return model
+
+
+@pytest.mark.parametrize("frames", ["free", "orthonormal"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_layers_of_one_shape_are_clipped_together_to_the_same_numbers(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, frames: FrameKind
+) -> None:
+    found = []
+    for together in (False, True):
+        monkeypatch.setattr("ttsv.constraints.clip.gains_by_stacks", lambda _, together=together: together)
+        model, clip = stage(dtype, frames), Clip(0.7, every=1, rounds=2)
+        clip.bind(model, 8)
+        stacks = Mock(wraps=clip_stack)
+        monkeypatch.setattr("ttsv.constraints.clip.clip_stack", stacks)
+        clip.project(model, 1)
+        assert [len(call.args[0]) for call in stacks.call_args_list] == ([3, 3] if together else [])
+        found.append((model, clip.report().layers))
+    (alone, expected), (stacked, norms) = found
+    close = 1e-10 if dtype == torch.float64 else 3e-6
+    assert list(norms) == list(expected)
+    for name in expected:
+        assert (norms[name].before, norms[name].after) == pytest.approx(
+            (expected[name].before, expected[name].after), rel=close
+        )
+        assert norms[name].after <= 0.7
+    for one, other in zip(alone.state_dict().values(), stacked.state_dict().values(), strict=True):
+        assert (one - other).abs().max() <= close * one.abs().max()
+
+
+@pytest.mark.parametrize("options", [{"floor": 0.1}, {"operator": "zero-padded"}])
+def test_other_clips_go_layer_by_layer(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
+    monkeypatch.setattr("ttsv.constraints.clip.gains_by_stacks", lambda _: True)
+    monkeypatch.setattr("ttsv.constraints.clip.clip_stack", None)
+    model, clip = stage(torch.float64, "free"), Clip(0.7, every=1, **options)
+    clip.bind(model, 8)
+    clip.project(model, 1)
+    assert all(norms.after <= 0.7 for norms in clip.report().layers.values())
+    half, clip = stage(torch.bfloat16, "free"), Clip(0.7, every=1)
+    clip.bind(half, 8)
+    clip.project(half, 1)

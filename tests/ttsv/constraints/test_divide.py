@@ -1,14 +1,20 @@
 import json
 import math
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any, Literal, Self
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.examples import examples
 from ttsv.constraints import Clip, Compose, Divide
+from ttsv.constraints.operators import Operator
 from ttsv.errors import ConfigError, DivergedError
-from ttsv.layers import TTConv, TTConv2d
+from ttsv.layers import FrameKind, TTConv, TTConv2d
 from ttsv.spectral.network import model_spectra
 from ttsv.training.checkpoint import Checkpoints
 
@@ -332,3 +338,133 @@ def test_a_vector_in_the_null_space_of_the_next_weight_is_replaced() -> None:
 
 def layer_after(layer: nn.Linear) -> nn.Sequential:
     return nn.Sequential(nn.Conv1d(1, 1, 3), layer)
+
+
+# --- divisions that run ahead, as on a GPU ---
+
+
+class Waits(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch leaves its subclassing untyped
+    """Counts what a GPU would be waited for."""
+
+    asking = torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func in self.asking
+        return func(*args, **(kwargs or {}))
+
+    def __enter__(self) -> Self:
+        listed = Tensor.tolist
+
+        def tolist(tensor: Tensor) -> Any:
+            self.count += 1
+            return listed(tensor)
+
+        self._patch = pytest.MonkeyPatch()
+        self._patch.setattr(Tensor, "tolist", tolist)
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._patch.undo()
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
+
+
+def plain_network(dtype: torch.dtype = torch.float32) -> nn.Sequential:
+    model = network(dtype=dtype)
+    return nn.Sequential(model[0], model[1], nn.Conv2d(6, 9, 3, stride=2, padding=1, dtype=dtype), *model[3:])
+
+
+@examples(10)
+@given(
+    dtype=st.sampled_from((torch.float64, torch.float32)),
+    frames=st.sampled_from(("free", "orthonormal", None)),
+    targets=st.tuples(st.floats(0.3, 20), st.floats(0.2, 5), st.none() | st.floats(0.2, 2)),
+    iterations=st.integers(1, 3),
+    operator=st.sampled_from(("periodic", "zero-padded")),
+)
+def test_a_division_that_runs_ahead_gives_the_same_numbers(
+    dtype: torch.dtype,
+    frames: FrameKind | None,
+    targets: tuple[float, float, float | None],
+    iterations: int,
+    operator: Operator,
+) -> None:
+    reports, models = [], []
+    for ahead in (False, True):
+        model = plain_network(dtype) if frames is None else network(dtype=dtype, frames=frames)
+        divide = Divide(*targets, power_iterations=iterations, operator=operator)
+        divide.bind(model, (9, 7))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("ttsv.constraints.divide.runs_ahead", lambda _, ahead=ahead: ahead)
+            for step in range(1, 4):
+                divide.project(model, step)
+                with torch.no_grad():
+                    for parameter in model.parameters():
+                        parameter.mul_(1.125)
+            divide.project(model, 4)
+            state = divide.state_dict()
+        reports.append(replace(divide.report(), seconds=0.0))
+        models.append({**copies(model), **state["vectors"]})
+    close = 1e-11 if dtype == torch.float64 else 1e-4  # sums may take another order
+    assert [report.projections for report in reports] == [4, 4]
+    assert reports[0].layers.keys() == reports[1].layers.keys()
+    for name, norms in reports[0].layers.items():
+        other = reports[1].layers[name]
+        assert (other.measure, other.smallest) == (norms.measure, norms.smallest)
+        assert (other.before, other.after) == pytest.approx((norms.before, norms.after), rel=close)
+    assert models[0].keys() == models[1].keys()
+    for name, expected in models[0].items():
+        assert (models[1][name] - expected).abs().max() <= close * expected.abs().max()
+
+
+@pytest.mark.parametrize(("frames", "most"), [(None, 0), ("orthonormal", 0), ("free", 1)])
+def test_a_division_that_runs_ahead_hardly_waits(
+    monkeypatch: pytest.MonkeyPatch, frames: FrameKind | None, most: int
+) -> None:
+    model = plain_network() if frames is None else network(dtype=torch.float32, frames=frames)
+    divide = Divide(0.9, 0.4, 0.5)
+    divide.bind(model, (9, 7))
+    with Waits() as waits:
+        divide.project(model, 1)
+    assert waits.count > 10  # it asks, and the mode hears it
+    monkeypatch.setattr("ttsv.constraints.divide.runs_ahead", lambda _: True)
+    divide.project(model, 2)
+    with Waits() as waits:
+        divide.project(model, 3)
+    assert waits.count == most
+    assert divide.report().layers["0"].before > 0
+
+
+def test_a_division_that_runs_ahead_leaves_zeros_and_the_null_space(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ttsv.constraints.divide.runs_ahead", lambda _: True)
+    layer = nn.Linear(2, 2, bias=False)
+    divide = Divide(linear=1.0)
+    divide.bind(layer_after(layer), 4)
+    cases = (2.0, 0.0, [2.0]), (0.0, 0.0, [0.0]), (0.0, 3.0, [3.0]), (2.0, 0.0, [0.0, 2.0])
+    for first, second, found in cases:
+        for expected in found:
+            layer.weight.data = torch.tensor([[first, 0.0], [0.0, second]])
+            divide.project(layer_after(layer), 1)
+            assert divide.report().layers["1"].before == pytest.approx(expected)
+            assert layer.weight.max().item() == pytest.approx(1 if expected > 1 else max(first, second))
+
+
+def test_a_new_report_replaces_one_that_was_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = plain_network(torch.float64)
+    divide = Divide(0.9, 0.4, 0.5)
+    divide.bind(model, (9, 7))
+    monkeypatch.setattr("ttsv.constraints.divide.runs_ahead", lambda _: True)
+    divide.project(model, 1)
+    divide.project(model, 2, force=True)
+    assert divide.report().layers["0"].measure.startswith("before")
+    divide.project(model, 3)
+    other = Divide(0.9, 0.4, 0.5)
+    other.load_state_dict(json.loads(json.dumps({**divide.state_dict(), "vectors": {}})))
+    assert other.report() == divide.report()
+    divide.project(model, 4)
+    divide.load_state_dict(other.state_dict())
+    assert divide.report() == other.report()

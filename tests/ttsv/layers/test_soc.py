@@ -1,6 +1,7 @@
 import copy
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -8,10 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.examples import examples
 from ttsv.layers import SOC, SOCTT, Framed, FrameKind
-from ttsv.layers.skew import exponential_series, series_norm_bound, skew_part, unfolding_across, unfolding_aside
+from ttsv.layers.skew import (
+    by_convolutions,
+    exponential_series,
+    series_norm_bound,
+    skew_part,
+    unfolding_across,
+    unfolding_aside,
+)
 from ttsv.layers.soc import soc_iterations
 from ttsv.spectral.bounds import conv_norm_bounds
 
@@ -383,6 +392,66 @@ def test_the_small_way_is_taken_and_keeps_to_autocast() -> None:
     errors = [((found - exact).abs().max() / exact.abs().max()).item() for found in (single, half)]
     assert errors[0] < 1e-6
     assert 1e-4 < errors[1] < 2e-2
+
+
+def term_by_term(images: Tensor, weight: Tensor, terms: int) -> Tensor:
+    """The series by its definition: every term's convolution casts and lays out the kernel for itself."""
+    kernel = (weight - weight.transpose(0, 1).flip(2, 3)) / 2
+    total = term = images
+    for power in range(1, terms + 1):
+        term = functional.conv2d(term, kernel, padding=weight.shape[-1] // 2) / power
+        total = total + term
+    return total
+
+
+@examples(40)
+@given(
+    side=st.sampled_from((1, 3, 5)),
+    shape=st.tuples(st.integers(1, 4), st.integers(1, 9), st.integers(1, 6), st.integers(1, 6)),
+    last=st.tuples(st.booleans(), st.booleans()),
+    precision=st.sampled_from((torch.float64, torch.float32, torch.bfloat16)),
+    terms=st.integers(1, 6),
+)
+def test_a_kernel_laid_out_once_gives_the_numbers_of_one_laid_out_for_every_term(
+    side: int, shape: tuple[int, int, int, int], last: tuple[bool, bool], precision: torch.dtype, terms: int
+) -> None:
+    torch.manual_seed(0)
+    layouts = [torch.channels_last if one else torch.contiguous_format for one in last]
+    dtype = torch.float64 if precision == torch.float64 else torch.float32
+    images, weight = torch.randn(shape, dtype=dtype), torch.randn(shape[1], shape[1], side, side, dtype=dtype) / 4
+    given = [tensor.contiguous(memory_format=layout) for tensor, layout in zip((images, weight), layouts, strict=True)]
+    direction = torch.randn_like(images)
+
+    def series(found: Callable[[Tensor, Tensor], Tensor]) -> tuple[Tensor, ...]:
+        leaves = [tensor.clone().requires_grad_() for tensor in given]
+        # In float64 autocast is on as well: it leaves that alone.
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision != torch.float32), by_convolutions():
+            result = found(*leaves)
+        return result, *torch.autograd.grad(result, leaves, direction)
+
+    found = series(lambda images, weight: exponential_series(images, skew_part(weight), terms))
+    expected = series(lambda images, weight: term_by_term(images, weight, terms))
+    for got, wanted in zip(found, expected, strict=True):
+        assert torch.equal(got, wanted)
+
+
+def test_the_kernel_is_cast_and_laid_out_once_for_all_terms() -> None:
+    class Copies(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch leaves its subclassing untyped
+        seen = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            found = func(*args, **(kwargs or {}))
+            copies = torch.ops.aten._to_copy.default, torch.ops.aten.clone.default
+            if func in copies and found.shape == (6, 6, 3, 3):
+                self.seen += 1
+            return found
+
+    images = torch.randn(2, 6, 7, 7).contiguous(memory_format=torch.channels_last)
+    kernel = skew_part(torch.randn(6, 6, 3, 3, requires_grad=True))
+    for dtype in (torch.bfloat16, torch.float32):
+        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32), Copies() as copies:  # type: ignore[no-untyped-call]
+            exponential_series(images, kernel, 5)
+        assert copies.seen == 1
 
 
 @pytest.mark.parametrize("side", [1, 3, 5])

@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.examples import examples
-from ttsv.spectral.bounds import NormBounds, _containing, _ZeroPadded, conv_norm_bounds
+from ttsv.spectral.bounds import (
+    NormBounds,
+    _containing,
+    _ZeroPadded,
+    conv_norm_bounds,
+    matrix_norm_bound,
+    matrix_norm_bounds,
+)
 from ttsv.spectral.singular_values import conv_norm, conv_singular_values
 from ttsv.spectral.symbol import PeriodicConv
 
@@ -218,3 +225,16 @@ def test_the_containing_operator_is_admissible() -> None:
 def test_errors_name_argument_value_and_fix(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         conv_norm_bounds(torch.ones(2, 2, 3, 3), **arguments)
+
+
+def test_bounds_of_many_matrices_are_those_of_each(dense: "Dense") -> None:
+    """Bit for bit: those of one side are decomposed together."""
+    shapes = [(5, 3), (9, 3), (3, 7), (4, 4), (2, 6), (5, 3), (1, 1)]
+    matrices = [10.0 ** (3 * seed - 9) * dense.gaussian(*shape, seed=seed) for seed, shape in enumerate(shapes)]
+    matrices += [torch.zeros(3, 2), dense.gaussian(6, 3, seed=9).float()]
+    found = matrix_norm_bounds(matrices)
+    assert found == [matrix_norm_bound(matrix) for matrix in matrices]
+    for matrix, bound in zip(matrices, found, strict=True):
+        norm = torch.linalg.matrix_norm(matrix.double(), 2).item()
+        assert norm <= bound <= norm * (1 + 1e-7)
+    assert matrix_norm_bounds([]) == []

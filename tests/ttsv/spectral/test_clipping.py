@@ -14,6 +14,7 @@ from ttsv.spectral.clipping import (
     clip_conv,
     clip_matrix,
     clip_measured,
+    clip_stack,
     clip_tt,
     divide_conv,
 )
@@ -115,6 +116,39 @@ def test_scale_of_float32_weights(dense: "Dense", algorithm: Algorithm, scale: f
     kernel = dense.gaussian(4, 4, 3, dtype=torch.float32)
     expected = clip_conv(kernel, 1.5, 6)
     assert relative(clip_conv(kernel * scale, 1.5 * scale, 6, algorithm=algorithm) / scale, expected) <= 2e-6
+
+
+@examples(100)
+@given(data=st.data())
+def test_kernels_of_one_geometry_are_clipped_together_as_each_by_itself(dense: "Dense", data: st.DataObject) -> None:
+    case = data.draw(dense.drawn_convolutions())
+    geometry = PeriodicConv.of(case.kernel, case.input_size, **case.options)
+    count = data.draw(st.integers(1, 4))
+    sizes = data.draw(st.lists(st.sampled_from((0.0, 1e-3, 0.5, 1.0, 2.0)), min_size=count, max_size=count))
+    kernels = [size * dense.gaussian(*case.kernel.shape, seed=seed) for seed, size in enumerate(sizes)]
+    delta = data.draw(st.floats(0.05, 1.2)) * dense.periodic_values(case)[0].item()
+    rounds, rescale = data.draw(st.integers(1, 3)), data.draw(st.booleans())
+    options = ClipOptions(delta, rounds, rescale, data.draw(st.sampled_from(("eigh", "sign"))))
+    # Thresholds as roundings of frames leave them; the least is everybody's.
+    deltas = [delta * (1 + place * 1e-14) for place in range(count)]
+    found = clip_stack(kernels, geometry, deltas, options)
+    for kernel, one in zip(kernels, found, strict=True):
+        alone = clip_measured(kernel, geometry, options)
+        scale = max(torch.linalg.vector_norm(alone.kernel).item(), delta)
+        assert torch.linalg.vector_norm(one.kernel - alone.kernel) <= 1e-8 * scale
+        assert one.before == pytest.approx(alone.before, rel=1e-9, abs=1e-12)
+        assert one.after == pytest.approx(alone.after, rel=1e-9, abs=1e-12)
+        assert not rescale or conv_norm(one.kernel, case.input_size, **case.options) <= deltas[-1]
+
+
+def test_a_stack_in_float32_takes_float64_where_one_kernel_asks_for_it(dense: "Dense") -> None:
+    kernels = [(size * dense.gaussian(6, 6, 3, 3, seed=place)).float() for place, size in enumerate((0.05, 5.0))]
+    geometry, options = PeriodicConv.of(kernels[0], 8), ClipOptions(1.0, rescale=True, algorithm="sign")
+    for kernel, one in zip(kernels, clip_stack(kernels, geometry, [1.0, 1.0], options), strict=True):
+        exact = clip_measured(kernel.double(), geometry, options)
+        assert one.kernel.dtype == torch.float32
+        assert relative(one.kernel, exact.kernel.float()) <= 4e-6  # what a rescale leaves
+        assert conv_singular_values(one.kernel.double(), 8).max().item() <= 1
 
 
 @pytest.mark.parametrize("algorithm", ["eigh", "sign"])

@@ -1,5 +1,10 @@
+import errno
 import json
 import os
+import signal
+import subprocess
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +16,7 @@ from torch import Tensor
 
 from ttsv.errors import DataError
 from ttsv.models import create_model
+from ttsv.training import checkpoint
 from ttsv.training.checkpoint import Checkpoints, load_network, save_model
 
 IDENTITY = {"trial": "a", "data": "b"}
@@ -181,6 +187,110 @@ def test_a_crash_at_any_moment_leaves_a_whole_checkpoint(
         assert not list(folder.glob("*.tmp"))
     assert crashed >= 2
     assert survived >= 1
+
+
+class Gate:
+    """Lets the writers of files through one at a time; the test sees who stands before it."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.standing, self.let_through = threading.Semaphore(0), threading.Semaphore(0)
+        write = checkpoint._write
+
+        def held(path: Path, content: bytes) -> None:
+            self.standing.release()
+            assert self.let_through.acquire(timeout=60)
+            write(path, content)
+
+        patch.setattr(checkpoint, "_write", held)
+
+    def await_writer(self) -> None:
+        assert self.standing.acquire(timeout=60)
+
+    def open(self, files: int = 2) -> None:
+        for _ in range(files):
+            self.let_through.release()
+
+
+def test_a_checkpoint_is_written_while_its_owner_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints, gate = Checkpoints(tmp_path, IDENTITY), Gate(monkeypatch)
+    living = state(1)
+    checkpoints.start(1, living)
+    gate.await_writer()
+    living["model"]["weight"].fill_(7)  # the next step
+    living["parts"][0]["sizes"].append(3)
+    assert not list(tmp_path.iterdir())
+    gate.open()
+    assert_same(checkpoints.latest(), state(1))
+
+
+def test_there_are_never_two_writers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints, gate = Checkpoints(tmp_path, IDENTITY), Gate(monkeypatch)
+    checkpoints.start(1, state(1))
+    gate.await_writer()
+    second = threading.Thread(target=checkpoints.start, args=(2, state(2)))
+    second.start()
+    second.join(0.2)
+    assert second.is_alive()
+    gate.open(4)
+    second.join()
+    checkpoints.wait()
+    assert sorted(path.name for path in tmp_path.glob("*.json")) == ["000001.json", "000002.json"]
+
+
+def test_what_writing_raised_comes_with_the_next_checkpoint_or_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = Checkpoints(tmp_path, IDENTITY)
+    checkpoints.save(1, state(1))
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        checkpoints.start(2, state(2))
+        with pytest.raises(OSError, match="no space"):
+            checkpoints.start(3, state(3))
+        checkpoints.wait()  # it was said
+        with pytest.raises(OSError, match="no space"), checkpoints:
+            checkpoints.start(2, state(2))
+        checkpoints.start(2, state(2))
+        with pytest.raises(ZeroDivisionError), checkpoints:  # which says more than the disk
+            raise ZeroDivisionError
+    assert_same(checkpoints.latest(), state(1))
+
+
+def test_a_state_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, IDENTITY)
+    with pytest.raises(TypeError, match="must be strings"):
+        checkpoints.start(1, {"a": {1: 2}})
+    checkpoints.wait()
+
+
+KILLED = """
+import os, signal, sys, threading, time
+from pathlib import Path
+import torch
+from ttsv.training import checkpoint
+from ttsv.training.checkpoint import Checkpoints
+checkpoints = Checkpoints(Path(sys.argv[1]), {})
+checkpoints.save(1, {"weight": torch.ones(300_000)})
+checkpoints.start(2, {"weight": torch.full((30_000_000,), 2.0)})
+time.sleep(float(sys.argv[2]))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [0.0, 0.02, 0.05, 0.1, 0.2])
+def test_a_process_killed_while_it_writes_leaves_the_checkpoint_before(tmp_path: Path, seconds: float) -> None:
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), str(seconds)], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    found = Checkpoints(tmp_path, {}).latest()
+    assert found is not None
+    weight = found["weight"]
+    assert weight.shape in ((300_000,), (30_000_000,))
+    assert weight.eq(1 if len(weight) == 300_000 else 2).all()
 
 
 def small(seed: int) -> torch.nn.Module:
