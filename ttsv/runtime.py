@@ -3,6 +3,7 @@
 import ctypes
 import functools
 import hashlib
+import os
 import platform
 import subprocess
 import sys
@@ -83,6 +84,25 @@ def known_failures(model: nn.Module | None = None) -> Iterator[None]:
         if model is not None and not all(p.isfinite().all() for p in model.parameters()):
             raise DivergedError(f"a weight is not finite: {error}") from error
         raise
+
+
+CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+"""The variable of the environment that cuBLAS reads once, when it is first used."""
+DETERMINISTIC_WORKSPACE = ":4096:8"
+"""Its value under which cuBLAS gives the same bits each time; as much memory as it takes by itself on newer GPUs."""
+
+
+def require_determinism(device: torch.device) -> None:
+    """Has cuBLAS give the same bits each time, where the device is a GPU; to be called before that is used.
+
+    Raises `ConfigError` where it is too late.
+    """
+    if device.type != "cuda" or os.environ.get(CUBLAS_WORKSPACE) in (DETERMINISTIC_WORKSPACE, ":16:8"):
+        return
+    if CUBLAS_WORKSPACE in os.environ or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        fix = f"needs {CUBLAS_WORKSPACE}={DETERMINISTIC_WORKSPACE} in the environment, before the GPU is first used"
+        raise ConfigError("training.deterministic", True, fix)
+    os.environ[CUBLAS_WORKSPACE] = DETERMINISTIC_WORKSPACE
 
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # malloc.h of glibc

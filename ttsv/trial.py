@@ -30,11 +30,13 @@ def run_trial(
     from ttsv.data import load_dataset
     from ttsv.evaluation.stages import check_evaluation
     from ttsv.evaluation.trial_result import evaluate_trial, take_network
-    from ttsv.runtime import find_device
+    from ttsv.runtime import find_device, require_determinism
     from ttsv.training.network import train_network
 
     config = config.canonical()
     place = find_device(device)
+    if config.training.deterministic and source is None:
+        require_determinism(place)
     data = load_dataset(config.dataset, data_dir)
     config.check_images(data.info)
     datasets = Path(data_dir) / "datasets"

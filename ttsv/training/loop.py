@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import NotRequired, TypedDict
 
@@ -23,6 +23,7 @@ from ttsv.errors import ConfigError, DivergedError
 from ttsv.layers import SOC, orthogonal_loss
 from ttsv.layers.soc import soc_iterations
 from ttsv.metrics.accuracy import accuracy, cross_entropy, predict
+from ttsv.precision import deterministic_algorithms, full_precision, training_precision
 from ttsv.results import EpochMetrics
 from ttsv.runtime import derived_generator, derived_seed, epoch_order, known_failures, random_state
 from ttsv.training.checkpoint import Checkpoints, restore_weights
@@ -93,7 +94,7 @@ def fit(
     Raises `DivergedError` and `OutOfMemoryError`.
     """
     training = config.training
-    with known_failures():
+    with known_failures(), _arithmetic(training):
         train, validation = (split.to(device) for split in training_splits(data, training))
         model.to(device)
         if data.info.dims == 2:
@@ -109,18 +110,20 @@ def fit(
     while progress.epoch < training.epochs:
         started, first = time.perf_counter(), progress.epoch * steps
         totals = torch.zeros(2, device=device)  # summed loss, correct predictions
-        with known_failures(model), random_state(derived_seed(config.seed, "epoch", progress.epoch), device):
+        seed = derived_seed(config.seed, "epoch", progress.epoch)
+        with known_failures(model), random_state(seed, device), _arithmetic(training):
             model.train()
             for step, (images, labels) in enumerate(batches(train, config, progress.epoch, count), start=first):
                 set_lr(run.optimizer, learning_rate(training, step, steps))
                 for layer in run.skew:
                     layer.iterations = soc_iterations(training.soc_iterations, step)
-                with run.autocast(), run.convolutions:
+                with run.precision(), run.autocast(), run.convolutions:
                     logits = model(as_pixels(images)).float()
                 loss = functional.cross_entropy(logits, labels, label_smoothing=training.label_smoothing)
                 with constraint_time:
                     penalty = constraint.penalty(model)
-                run.step(loss + penalty)
+                with run.precision():
+                    run.step(loss + penalty)
                 with constraint_time:
                     constraint.project(model, step + 1)
                 run.average()
@@ -151,12 +154,20 @@ def fit(
             if checkpoints is not None:
                 checkpoints.save(progress.epoch, run.state())
     if training.select == "best" and progress.best_epoch != progress.epoch:
-        with known_failures(model), random_state(derived_seed(config.seed, "selected"), device):
+        seed = derived_seed(config.seed, "selected")
+        with known_failures(model), random_state(seed, device), _arithmetic(training):
             run.finish(train, progress.best_epoch * steps, best=True)
         progress.selected_epoch = progress.best_epoch
     if training.keep_best:
         progress.best_weights = run.best
     return progress
+
+
+@contextmanager
+def _arithmetic(training: TrainingConfig) -> Iterator[None]:
+    """All of a training but its steps is in full float32; of those `_Run.precision` says in what they are."""
+    with full_precision(), deterministic_algorithms(training.deterministic):
+        yield
 
 
 def training_splits(data: Dataset, training: TrainingConfig) -> tuple[Split, Split]:
@@ -226,6 +237,10 @@ class _Run:
         self.convolutions = self._convolutions()
         self.skew = [layer for layer in model.modules() if isinstance(layer, SOC)]
         self.progress = Progress()
+
+    def precision(self) -> AbstractContextManager[None]:
+        """What products and convolutions of float32 are computed in, forward and backward."""
+        return training_precision(tf32=self.training.tf32)
 
     def autocast(self) -> torch.autocast:
         """The precision of the forward pass."""

@@ -71,7 +71,10 @@ class TrialTrainable(tune.Trainable):
             os.environ["CUDA_VISIBLE_DEVICES"] = ""
         import torch  # here, as drivers import this module, and compute nothing
 
-        from ttsv.runtime import keep_freed_memory
+        from ttsv.runtime import CUBLAS_WORKSPACE, DETERMINISTIC_WORKSPACE, keep_freed_memory
+
+        # Before the GPU is used: one of this process's later trials may have to be deterministic.
+        os.environ.setdefault(CUBLAS_WORKSPACE, DETERMINISTIC_WORKSPACE)
 
         torch.set_num_threads(math.ceil(config["cpus"]))
         if 0 < gpus < 1 and torch.cuda.is_available():
