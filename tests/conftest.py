@@ -28,7 +28,7 @@ MACHINERY = {"api", "postgres_url", "postgres_template", "server", "lab", "quick
 
 
 def pytest_collectstart(collector: pytest.Collector) -> None:
-    """Brings in the service's fixtures, and all that the service needs, once tests of more than the library are read."""
+    """Brings in the service's fixtures, and all that they need, once tests of more than the library are read."""
     if isinstance(collector, pytest.Module) and not collector.path.is_relative_to(_LIBRARY):
         collector.config.pluginmanager.import_plugin("tests.machinery")
 

@@ -10,6 +10,7 @@ It is no card: kernels are the processor's, streams run at once, and nothing is 
 """
 
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -56,6 +57,9 @@ _NEW = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros")
 _FROM_HOST = ("tensor", "as_tensor", "asarray", "scalar_tensor")
 
 
+_Weak: Any = StorageWeakRef
+
+
 class WrongDevice(RuntimeError):
     """What a card would refuse: tensors of two devices in one operation, or a card's where the processor's belong."""
 
@@ -86,8 +90,8 @@ class _Event:
     def __init__(self, cards: "PretendedCards") -> None:
         self._cards, self.device, self.moment = cards, CPU, 0
 
-    def record(self, stream: object = None) -> None:
-        self.device = self._cards.current
+    def record(self, stream: Any = None) -> None:
+        self.device = self._cards.current if stream is None else stream.device
         self._cards.moments += 1
         self.moment = self._cards.moments
 
@@ -95,7 +99,7 @@ class _Event:
         pass
 
     def query(self) -> bool:
-        return self.moment <= self._cards.finished[self.device.index]
+        return bool(self.moment <= self._cards.finished[self.device.index])
 
     def synchronize(self) -> None:
         self._cards.synchronize(self.device)
@@ -121,9 +125,9 @@ class PretendedCards(TorchDispatchMode):
         self.current = torch.device("cuda", 0)
         self.moments = 0
         self.finished = [0] * count
-        self.pinned: dict[int, StorageWeakRef] = {}
-        self._places: dict[int, tuple[StorageWeakRef, torch.device]] = {}
+        self.pinned: dict[int, Any] = {}
         self._wanted: torch.device | None = None
+        self._mode = "default"
         self._patches: ExitStack | None = None
 
     @classmethod
@@ -159,6 +163,10 @@ class PretendedCards(TorchDispatchMode):
         """Notes that the processor waits for a card. Raises `UnexpectedSync` where it may not."""
         stack = _stack()
         self.syncs[Sync(why, stack)] += 1
+        if self._mode == "warn":
+            warnings.warn("called a synchronizing CUDA operation", stacklevel=2)
+        if self._mode == "error":
+            raise RuntimeError("called a synchronizing CUDA operation")
         if self.allowed is not None and not any(place in self.allowed for place in stack):
             raise UnexpectedSync(f"{stack[-1]} waits for the card: {why}")
 
@@ -171,24 +179,33 @@ class PretendedCards(TorchDispatchMode):
         real: torch.device = _REAL_DEVICE(tensor)
         if real.type != "cpu":
             return real
-        found = self._places.get(_storage(tensor))
-        return CPU if found is None else found[1]
+        found = _PLACES.get(_storage(tensor))
+        return CPU if found is None else found.device
 
     def _mark(self, tensor: Tensor, place: torch.device) -> None:
         if _REAL_DEVICE(tensor).type != "cpu" or tensor.layout is not torch.strided:
             return
         if place == CPU:
-            self._places.pop(_storage(tensor), None)
+            _PLACES.pop(_storage(tensor), None)
             return
-        if len(self._places) % 4096 == 4095:
-            self._places = {key: value for key, value in self._places.items() if not value[0].expired()}
-        # The weak reference keeps the address from being given to another storage.
-        self._places[_storage(tensor)] = StorageWeakRef(tensor.untyped_storage()), place
+        if place == UNPLACED and _storage(tensor) in _PLACES:
+            return
+        if len(_PLACES) % 4096 == 4095:
+            for key in [key for key, placed in _PLACES.items() if placed.storage.expired()]:
+                del _PLACES[key]
+        storage = tensor.untyped_storage()
+        _PLACES[_storage(tensor)] = _Placed(_Weak(storage), place, storage.nbytes())
+
+    def allocated(self, device: Any = None) -> int:
+        """As `torch.cuda.memory_allocated`: bytes of what lives on a card."""
+        place = self._resolved(self.current if device is None else device)
+        return sum(one.nbytes for one in _PLACES.values() if one.device == place and not one.storage.expired())
 
     def _resolved(self, device: Any) -> torch.device:
         if isinstance(device, int):
             device = torch.device("cuda", device)
         device = torch.device(device)
+        assert isinstance(device, torch.device)
         if device.type == "cuda":
             index = self.current.index if device.index is None else device.index
             if index >= self.count:
@@ -204,6 +221,12 @@ class PretendedCards(TorchDispatchMode):
         finally:
             self._wanted = before
 
+    def _debug(self, mode: str) -> None:
+        """As `torch.cuda.set_sync_debug_mode`, whose first call in a process warns of itself."""
+        if mode != "default":
+            warnings.warn("Synchronization debug mode is a prototype feature", stacklevel=2)
+        self._mode = mode
+
     # --- every operation ---
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -216,9 +239,10 @@ class PretendedCards(TorchDispatchMode):
             if place.type == "cuda":
                 self._watch(func, args, kwargs)
         found = func(*args, **kwargs)
-        for leaf in _leaves(found):
-            if isinstance(leaf, Tensor):
-                self._mark(leaf, place)
+        if func.overloadpacket.__name__ != "set_":  # whose storage is where it was
+            for leaf in _leaves(found):
+                if isinstance(leaf, Tensor):
+                    self._mark(leaf, place)
         return found
 
     def _common(self, func: Any, args: Any, kwargs: Any, given: list[Tensor]) -> torch.device:
@@ -301,16 +325,19 @@ class PretendedCards(TorchDispatchMode):
         methods = ("to", "cpu", "cuda", "numpy", "__array__", "tolist", "pin_memory", "is_pinned", "get_device")
         for name in (*methods, "record_stream", "new_tensor"):
             yield mock.patch.object(Tensor, name, self._method(name), create=True)
+        yield mock.patch.object(Tensor, "__deepcopy__", self._deepcopy(Tensor.__deepcopy__))
         for name in _NEW:
             yield mock.patch.object(Tensor, name, self._new(getattr(Tensor, name)), create=True)
-        for made in (*_device_constructors(), torch.as_tensor, torch.asarray):
+        factories: list[Any] = [*_device_constructors(), torch.as_tensor, torch.asarray]
+        for made in factories:
             if getattr(torch, made.__name__, None) is made:
                 yield mock.patch.object(torch, made.__name__, self._factory(made))
-        for name, value in self._cuda().items():
+        cuda = self._cuda()
+        yield mock.patch.object(torch.accelerator, "current_stream", cuda["current_stream"])
+        for name, value in cuda.items():
             yield mock.patch.object(torch.cuda, name, value)
             if name.endswith(("seed", "seed_all", "rng_state")):
                 yield mock.patch.object(torch.cuda.random, name, value)
-        yield mock.patch.object(torch.accelerator, "current_stream", lambda *_: torch.cuda.current_stream())
         yield mock.patch.object(torch.autocast, "__init__", _as_on_cpu(torch.autocast.__init__, "device_type"))
         for name in ("is_autocast_enabled", "get_autocast_dtype"):
             yield mock.patch.object(torch, name, _as_on_cpu(getattr(torch, name)))
@@ -327,7 +354,7 @@ class PretendedCards(TorchDispatchMode):
         )
 
     def _method(self, name: str) -> Callable[..., Any]:
-        own: Callable[..., Any] = {
+        methods: dict[str, Callable[..., Any]] = {
             "to": self._to,
             "cpu": lambda tensor, **options: self._move(tensor, CPU, **options),
             "cuda": lambda tensor, device=None, **options: self._move(
@@ -343,8 +370,13 @@ class PretendedCards(TorchDispatchMode):
             "new_tensor": lambda tensor, data, *, device=None, dtype=None, requires_grad=False: torch.tensor(
                 data, dtype=dtype or tensor.dtype, device=device or tensor.device, requires_grad=requires_grad
             ),
-        }[name]
-        return lambda *arguments, **options: own(*arguments, **options)  # a function, which becomes a method
+        }
+        own = methods[name]
+
+        def method(*arguments: Any, **options: Any) -> Any:  # a function, as which it is bound
+            return own(*arguments, **options)
+
+        return method
 
     def _to(self, tensor: Tensor, *args: Any, copy: bool = False, **kwargs: Any) -> Tensor:
         other = kwargs.pop("other", None)
@@ -402,18 +434,28 @@ class PretendedCards(TorchDispatchMode):
         if self.device_of(tensor) != CPU:
             raise WrongDevice(f"{_stack()[-1]}: only tensors of the processor can be pinned")
         pinned = tensor.clone()
-        self.pinned[_storage(pinned)] = StorageWeakRef(pinned.untyped_storage())
+        self.pinned[_storage(pinned)] = _Weak(pinned.untyped_storage())
         return pinned
 
     def _new(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def new(tensor: Tensor, *args: Any, device: Any = None, **kwargs: Any) -> Tensor:
             target = self._place(tensor) if device is None else self._resolved(device)
             if target.type == "meta" and target != UNPLACED:
-                return real(tensor, *args, device=target, **kwargs)
+                found: Tensor = real(tensor, *args, device=target, **kwargs)
+                return found
             with self._made_on(target):
-                return real(tensor, *args, **kwargs)
+                found = real(tensor, *args, **kwargs)
+            return found
 
         return new
+
+    def _deepcopy(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def copied(tensor: Tensor, memo: Any) -> Any:
+            found = real(tensor, memo)  # the copy of its storage is no operation
+            self._mark(found, self._place(tensor))
+            return found
+
+        return copied
 
     def _factory(self, real: Callable[..., Any]) -> Callable[..., Any]:
         name = real.__name__
@@ -472,12 +514,17 @@ class PretendedCards(TorchDispatchMode):
             return _Event(self)
 
         nothing: Callable[..., None] = lambda *_, **__: None  # noqa: E731
-        waiting = SimpleNamespace(
-            synchronize=lambda: self.synchronize(self.current),
-            wait_stream=nothing,
-            wait_event=nothing,
-            is_capturing=lambda: False,
-        )
+
+        def of(chosen: Any = None) -> SimpleNamespace:
+            place = self.current if chosen is None else self._resolved(chosen)
+            return SimpleNamespace(
+                device=place,
+                synchronize=lambda: self.synchronize(place),
+                wait_stream=nothing,
+                wait_event=nothing,
+                is_capturing=lambda: False,
+            )
+
         return {
             "is_available": lambda: True,
             "is_initialized": lambda: True,
@@ -487,17 +534,19 @@ class PretendedCards(TorchDispatchMode):
             "set_device": lambda chosen: setattr(self, "current", self._resolved(chosen)),
             "device": device,
             "stream": stream,
-            "Stream": lambda *_, **__: waiting,
-            "current_stream": lambda *_: waiting,
+            "Stream": lambda device=None, **_: of(device),
+            "current_stream": of,
             "Event": events,
             "synchronize": self.synchronize,
             "empty_cache": nothing,
             "reset_peak_memory_stats": nothing,
-            "memory_allocated": lambda *_: 0,
+            "memory_allocated": self.allocated,
             "max_memory_allocated": lambda *_: 1 << 20,
             "memory_reserved": lambda *_: 0,
             "mem_get_info": lambda *_: (1 << 34, 1 << 34),
             "set_per_process_memory_fraction": nothing,
+            "set_sync_debug_mode": self._debug,
+            "get_per_process_memory_fraction": lambda *_: 1.0,
             "get_device_name": lambda *_: "a pretended card",
             "get_device_capability": lambda *_: (9, 0),
             "get_device_properties": lambda *_: SimpleNamespace(
@@ -509,6 +558,18 @@ class PretendedCards(TorchDispatchMode):
             "manual_seed_all": nothing,
         }
 
+
+@dataclass(frozen=True)
+class _Placed:
+    """A storage on a card. The weak reference keeps its address from being given to another one."""
+
+    storage: Any
+    device: torch.device
+    nbytes: int
+
+
+_PLACES: dict[int, _Placed] = {}
+"""By address. All cards' alike: what a function keeps between two tests stays where it is."""
 
 _REAL_DEVICE: Callable[[Tensor], torch.device] = torch._C.TensorBase.device.__get__
 _REAL_TO: Callable[..., Tensor] = torch._C.TensorBase.to
@@ -531,7 +592,7 @@ def _storage(tensor: Tensor) -> int:
 
 
 def _as_on_cpu(real: Callable[..., Any], keyword: str = "") -> Callable[..., Any]:
-    """A function of a kind of device, with the processor's in place of a card's: autocast has its own state for each."""
+    """A function of a kind of device, told the processor's in place of a card's: autocast has a state for each."""
 
     def called(*args: Any, **kwargs: Any) -> Any:
         args = tuple("cpu" if isinstance(value, str) and value == "cuda" else value for value in args)

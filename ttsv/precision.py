@@ -4,12 +4,11 @@ import copy
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
-
 
 _CUDA: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn)  # type: ignore[attr-defined]
 _ONEDNN: tuple[Any, ...] = (
@@ -80,7 +79,7 @@ def deterministic_algorithms(wanted: bool = True) -> Iterator[None]:
     if not wanted:
         yield
         return
-    cudnn, filling = torch.backends.cudnn, torch.utils.deterministic
+    cudnn, filling = torch.backends.cudnn, cast(Any, torch.utils.deterministic)
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     chosen = cudnn.deterministic, cudnn.benchmark, filling.fill_uninitialized_memory
     try:

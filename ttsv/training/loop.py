@@ -17,7 +17,6 @@ from ttsv.config.evaluation import RADII
 from ttsv.config.trial import TrainingConfig, TrialConfig
 from ttsv.constraints import Constraint, ConstraintState
 from ttsv.constraints.protocol import settle, settle_statistics
-from ttsv.data.augment import Augmentation
 from ttsv.data.loading import Dataset, Split, as_pixels
 from ttsv.errors import ConfigError, DivergedError
 from ttsv.layers import SOC, orthogonal_loss
@@ -25,8 +24,9 @@ from ttsv.layers.soc import soc_iterations
 from ttsv.metrics.accuracy import accuracy, cross_entropy, predict
 from ttsv.precision import deterministic_algorithms, full_precision, training_precision
 from ttsv.results import EpochMetrics
-from ttsv.runtime import derived_generator, derived_seed, epoch_order, known_failures, random_state
+from ttsv.runtime import derived_seed, known_failures, random_state
 from ttsv.training.checkpoint import Checkpoints, restore_weights
+from ttsv.training.feed import batches, place, whole
 from ttsv.training.optimizers import backward_and_step, learning_rate, make_optimizer, moments, restore_moments, set_lr
 
 _AUTOCAST = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -89,13 +89,14 @@ def fit(
     epoch alone; the process's own random state is neither read nor changed. The constraint is bound before
     the optimizer is made, applied after each step and once more to the weights that are evaluated in the end, unless
     the step that left them has just been followed by a projection, or `training.final_projection` is off. Images of two
-    dimensions are computed channels last.
+    dimensions are computed channels last. A split that does not leave a GPU enough memory stays in the machine's, see
+    `ttsv.training.feed`.
 
     Raises `DivergedError` and `OutOfMemoryError`.
     """
     training = config.training
     with known_failures(), _arithmetic(training):
-        train, validation = (split.to(device) for split in training_splits(data, training))
+        train, validation = (place(split, device) for split in training_splits(data, training))
         model.to(device)
         if data.info.dims == 2:
             model.to(memory_format=torch.channels_last)
@@ -192,18 +193,6 @@ def steps_per_epoch(count: int, training: TrainingConfig) -> int:
     return whole if training.steps is None else min(training.steps, whole)
 
 
-def batches(train: Split, config: TrialConfig, epoch: int, count: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """The first `count` images of an epoch's order, varied, and their labels, in batches on their device."""
-    chosen = config.augmentation
-    augmentation = Augmentation(flip=chosen.flip, pad=chosen.pad, padding=chosen.padding)
-    order = epoch_order(len(train.labels), config.seed, epoch)[:count].to(train.labels.device)
-    generator = derived_generator(config.seed, "augmentation", epoch)
-    draws = augmentation.draw(count, train.images.shape[2:], generator).to(train.images.device)
-    for start in range(0, count, config.training.batch_size):
-        part = slice(start, start + config.training.batch_size)
-        yield augmentation.apply(train.images[order[part]], draws[part]), train.labels[order[part]]
-
-
 class _RunState(TypedDict):
     """What a checkpoint holds: states as torch has them, and `asdict` of the progress."""
 
@@ -292,7 +281,7 @@ class _Run:
         changed, project = self.averaged is not None, self.training.final_projection
         self.progress.projection = settle(self.constraint, self.model, steps, changed=changed, project=project)
         if self.training.recalibrate:
-            update_bn(map(as_pixels, torch.split(train.images, self.training.batch_size)), self.model)
+            update_bn(map(as_pixels, whole(train, self.training.batch_size)), self.model)
             if project:
                 settle_statistics(self.constraint, self.model, steps)
 
@@ -351,27 +340,27 @@ class Stopwatch:
     """Adds up the seconds spent in `with stopwatch:`, on a GPU in device time and without waiting for it."""
 
     def __init__(self, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
+        self._device = device
         self._seconds = 0.0
         self._events: list[torch.cuda.Event] = []
         self._entered = 0.0
 
     def __enter__(self) -> None:
-        if self._cuda:
+        if self._device.type == "cuda":
             self._record()
         else:
             self._entered = time.perf_counter()
 
     def __exit__(self, *exception: object) -> None:
-        if self._cuda:
+        if self._device.type == "cuda":
             self._record()
         else:
             self._seconds += time.perf_counter() - self._entered
 
     def read(self) -> float:
         """The seconds since the last reading; waits for the device."""
-        if self._cuda:
-            torch.cuda.synchronize()
+        if self._events:
+            self._events[-1].synchronize()
             pairs = zip(self._events[::2], self._events[1::2], strict=True)
             self._seconds = sum(start.elapsed_time(end) for start, end in pairs) / 1000
             self._events.clear()
@@ -379,6 +368,7 @@ class Stopwatch:
         return seconds
 
     def _record(self) -> None:
+        """Notes a moment of the device's own stream: it need not be the current one."""
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
+        event.record(torch.cuda.current_stream(self._device))
         self._events.append(event)

@@ -93,7 +93,8 @@ def _where(device: torch.device) -> str:
     """The device, and with what of CUDA's it computes: of another version the same bits are not to be expected."""
     if device.type != "cuda":
         return "the CPU"
-    return f"{torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}"
+    cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    return f"{torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}, cuDNN {cudnn}"
 
 
 def _check_precision(config: TrialConfig, device: torch.device) -> None:
