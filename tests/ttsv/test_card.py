@@ -45,7 +45,7 @@ class Allowed:
 
 
 EPOCH = {
-    "training.loop:batches": Allowed(1, "the order of the images, drawn on the processor, is copied"),
+    "training.feed:batches": Allowed(1, "the order of the images, drawn on the processor, is copied"),
     "data.augment:to": Allowed(2, "so are the draws of the augmentation"),
     "training.loop:fit": Allowed(1, "the summed loss and accuracy are read; and the orthogonal loss, if there is one"),
     "training.loop:read": Allowed(1, "what the constraint took is read off the card's clock"),
@@ -100,7 +100,8 @@ def trained(cards: PretendedCards, config: TrialConfig, folder: Path, *, whole: 
     found, run = list[Any](), on("cuda", config, folder)
     for item in run:
         found.append(item)
-        waited = counted(cards.take(), ALLOWED)
+        syncs = cards.take()
+        waited = counted(syncs, ALLOWED)
         if not isinstance(item, EpochMetrics):
             continue
         limits = {place: allowed.times for place, allowed in EPOCH.items()}
@@ -110,7 +111,8 @@ def trained(cards: PretendedCards, config: TrialConfig, folder: Path, *, whole: 
             limits |= dict.fromkeys(("training.loop:fit", "data.loading:to"), math.inf)  # network and images are copied
         if item.epoch == item.epochs:
             limits |= dict.fromkeys(AROUND, math.inf)
-        assert {place: times for place, times in waited.items() if times > limits.get(place, 0)} == {}
+        seen = [f"{times}x {sync.why}: {' > '.join(sync.stack)}" for sync, times in syncs.items()]
+        assert {place: times for place, times in waited.items() if times > limits.get(place, 0)} == {}, "\n".join(seen)
         if item.epoch == item.epochs and not whole:
             run.close()
     return found
@@ -238,6 +240,16 @@ def test_a_saved_network(cards: PretendedCards, tmp_path: Path) -> None:
     assert again.accuracy == first.accuracy
     found = run_to_end(evaluate(source, BASE["dataset"], tmp_path / "data", device="cuda"))
     assert found.measured.columns["accuracy"] == first.accuracy
+
+
+def test_a_trial_on_the_second_card_stays_there(tmp_path: Path) -> None:
+    """And its stopwatch waits for that card: torch reads no clock of an event that is not over."""
+    with PretendedCards(2, allowed=ALLOWED) as cards:
+        run = on("cuda:1", trial(layer="tt", **CLIP), tmp_path)
+        first = next(run)
+        run.close()
+        assert first.constraint_seconds > 0
+        assert cards.allocated(0) == 0 < cards.allocated(1)
 
 
 # --- what a pretended card is worth ---

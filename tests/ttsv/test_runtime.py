@@ -110,7 +110,7 @@ def test_what_has_no_workspace_lacks_memory_where_there_is_little(
     monkeypatch: pytest.MonkeyPatch, says: str, free: int
 ) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, 1 << 34))
-    with pytest.raises(RuntimeError if free else OutOfMemoryError, match=says), known_failures():  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError if free else OutOfMemoryError, match=says), known_failures():
         raise RuntimeError(says)
 
 

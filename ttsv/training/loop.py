@@ -259,9 +259,23 @@ class _Run:
         self.optimizer.zero_grad()
 
     def average(self) -> None:
-        """Takes the weights into their moving average."""
-        if self.averaged is not None:
-            self.averaged.update_parameters(self.model)
+        """Takes the weights into their moving average, and the buffers as they are.
+
+        As `AveragedModel.update_parameters` does, which also copies its count to the device, and waits, at each step.
+        """
+        if self.averaged is None:
+            return
+        kept, new = (list[Tensor](one.parameters()) for one in (self.averaged.module, self.model))
+        count = int(self.averaged.n_averaged)
+        with torch.no_grad():
+            if count == 0:
+                torch._foreach_copy_(kept, new)
+            else:
+                assert self.averaged.multi_avg_fn is not None
+                self.averaged.multi_avg_fn(kept, new, count)
+            for own, other in zip(self.averaged.module.buffers(), self.model.buffers(), strict=True):
+                own.copy_(other)
+        self.averaged.n_averaged += 1
 
     def finish(self, train: Split, steps: int, *, best: bool = False) -> None:
         """Turns the model into what is evaluated: the averaged or the best weights, constrained, recalibrated.
