@@ -330,9 +330,9 @@ class PretendedCards(TorchDispatchMode):
             yield mock.patch.object(Tensor, name, self._new(getattr(Tensor, name)), create=True)
         factories: list[Any] = [*_device_constructors(), torch.as_tensor, torch.asarray]
         for made in factories:
-            function: Any = made
-            if getattr(torch, function.__name__, None) is function:
-                yield mock.patch.object(torch, function.__name__, self._factory(function))
+            is_torchs = getattr(torch, made.__name__, None) is made
+            if is_torchs:
+                yield mock.patch.object(torch, made.__name__, self._factory(made))
         cuda = self._cuda()
         yield mock.patch.object(torch.accelerator, "current_stream", cuda["current_stream"])
         for name, value in cuda.items():
