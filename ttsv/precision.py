@@ -41,22 +41,33 @@ def training_precision(*, tf32: bool) -> Iterator[None]:
     if not tf32:
         yield
         return
-    with _restored(*_CUDA) as (products, *convolutions):
-        _allow_tf32(True)
-        try:
-            products.fp32_precision = "tf32"
-            for setting in convolutions:
-                setting.fp32_precision = "tf32"
-            yield
-        finally:
-            _allow_tf32(False)
+    with _restored(*_CUDA) as settings, _tf32_in_the_older_setting():
+        for setting in settings:
+            setting.fp32_precision = "tf32"
+        yield
 
 
-def _allow_tf32(allowed: bool) -> None:
-    """Tells torch's older setting of products too: where the two differ, `torch.compile` refuses to go on."""
+@contextmanager
+def _tf32_in_the_older_setting() -> Iterator[None]:
+    """Tells torch's older setting of products too: where the two differ, `torch.compile` refuses to go on.
+
+    Afterwards it is as before, or left where it could not be read, as it differed then.
+    """
+    products = torch.backends.cuda.matmul
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # some versions call the older one deprecated
-        torch.backends.cuda.matmul.allow_tf32 = allowed
+        try:
+            before = products.allow_tf32
+        except RuntimeError:
+            before = None
+        products.allow_tf32 = True
+    try:
+        yield
+    finally:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if before is not None:
+                products.allow_tf32 = before
 
 
 @contextmanager

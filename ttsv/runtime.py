@@ -117,6 +117,8 @@ _LOST = re.compile(
     r"|system not yet initialized",
     re.I,
 )
+_REFUSED = re.compile(r"invalid (argument|configuration|device ordinal)|STATUS_(INVALID_VALUE|BAD_PARAM|NOT_SUPPORTED)")
+"""A call that was refused: a bug, after which the context goes on."""
 _BROKEN = re.compile(r"CUDA error:|cuDNN error|CU\w+_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR)|device-side assert", re.I)
 
 
@@ -133,6 +135,8 @@ def _device_failure(error: Exception) -> TrialError | None:
         return LostDeviceError(
             f"the GPU is lost ({line}): look at `nvidia-smi` and for `Xid` in `dmesg`; reset or drain the card"
         )
+    if _REFUSED.search(text):
+        return None
     if isinstance(error, torch.AcceleratorError) or _BROKEN.search(text):
         return BrokenContextError(
             f"a kernel failed, and with it this process's part of the GPU ({line}): the trial is tried again in another"

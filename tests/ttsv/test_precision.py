@@ -158,6 +158,18 @@ def test_a_compiler_that_asks_the_older_setting_is_answered() -> None:
     assert (products.allow_tf32, torch.get_float32_matmul_precision()) == (False, "highest")
 
 
+def test_what_somebody_has_allowed_is_given_back_whole() -> None:
+    products = torch.backends.cuda.matmul
+    try:
+        torch.set_float32_matmul_precision("high")
+        with full_precision(), training_precision(tf32=True):
+            assert products.allow_tf32
+        assert (products.allow_tf32, products.fp32_precision) == (True, "tf32")
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert not products.allow_tf32
+
+
 def test_deterministic_algorithms_are_chosen_inside_and_given_back() -> None:
     def chosen() -> tuple[bool, ...]:
         cudnn = torch.backends.cudnn
