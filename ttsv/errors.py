@@ -6,7 +6,8 @@ from typing import Any, ClassVar
 class TrialError(ValueError):
     """Base of everything that ends a trial for a known reason.
 
-    `failure` is the class under which the trial is reported: `bad_config`, `bad_data`, `diverged` or `oom`.
+    `failure` is the class under which the trial is reported: `bad_config`, `bad_data`, `diverged`, `oom`,
+    `broken_context` or `lost_device`.
     """
 
     failure: ClassVar[str] = "error"
@@ -46,3 +47,22 @@ class OutOfMemoryError(TrialError):
     """The trial does not fit the device. Never retried with a smaller batch: that would change the result."""
 
     failure = "oom"
+
+
+class DeviceError(TrialError):
+    """The GPU, or this process's part of it, can no longer be used.
+
+    Whatever the process computed next would fail too: it must end, and the trial be tried again in another one.
+    """
+
+
+class BrokenContextError(DeviceError):
+    """A kernel failed, and with it the process's CUDA context."""
+
+    failure = "broken_context"
+
+
+class LostDeviceError(DeviceError):
+    """The GPU itself failed, or is not there any more: no fault of the trial."""
+
+    failure = "lost_device"

@@ -1,29 +1,106 @@
 """The precision numbers are computed in: float32 as float32 has it, and float64 for metrics with guarantees."""
 
 import copy
+import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+_CUDA: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn)  # type: ignore[attr-defined]
+_ONEDNN: tuple[Any, ...] = (
+    torch.backends.mkldnn.matmul,  # type: ignore[attr-defined]
+    torch.backends.mkldnn.conv,  # type: ignore[attr-defined]
+    torch.backends.mkldnn.rnn,  # type: ignore[attr-defined]
+)
+"""Whatever computes float32 in less: `torch.backends.cudnn.conv` does on a GPU unless it is told not to."""
+
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """No TensorFloat-32 and no bfloat16 inside matrix products of float32, on CUDA and the CPU; a decorator as well.
+    """No TensorFloat-32 and no bfloat16 inside products and convolutions of float32, on CUDA and the CPU.
 
-    TensorFloat-32 keeps 10 bits: singular values would be off by 1e-3. The settings are the process's and are restored.
+    A decorator as well. TensorFloat-32 keeps 10 bits: singular values would be off by 1e-3. The settings are the
+    process's and are restored.
     """
-    settings = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
-    before = [setting.fp32_precision for setting in settings]
-    try:
+    with _restored(*_CUDA, *_ONEDNN) as settings:
         for setting in settings:
             setting.fp32_precision = "ieee"
         yield
+
+
+@contextmanager
+def training_precision(*, tf32: bool) -> Iterator[None]:
+    """Lets a GPU compute products and convolutions of float32 in TensorFloat-32, if `tf32`; else changes nothing.
+
+    Inside `full_precision`, which stays what it is: entered again inside, it holds. The settings are restored.
+    """
+    if not tf32:
+        yield
+        return
+    with _restored(*_CUDA) as settings, _tf32_in_the_older_setting():
+        for setting in settings:
+            setting.fp32_precision = "tf32"
+        yield
+
+
+@contextmanager
+def _tf32_in_the_older_setting() -> Iterator[None]:
+    """Tells torch's older setting of products too: where the two differ, `torch.compile` refuses to go on.
+
+    Afterwards it is as before, or left where it could not be read, as it differed then.
+    """
+    products = torch.backends.cuda.matmul
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some versions call the older one deprecated
+        try:
+            before = products.allow_tf32
+        except RuntimeError:
+            before = None
+        products.allow_tf32 = True
+    try:
+        yield
+    finally:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if before is not None:
+                products.allow_tf32 = before
+
+
+@contextmanager
+def _restored(*settings: Any) -> Iterator[tuple[Any, ...]]:
+    """Gives the settings back as they were."""
+    before = [setting.fp32_precision for setting in settings]
+    try:
+        yield settings
     finally:
         for setting, precision in zip(settings, before, strict=True):
             setting.fp32_precision = precision
+
+
+@contextmanager
+def deterministic_algorithms(wanted: bool = True) -> Iterator[None]:
+    """Has torch and cuDNN compute the same bits each time, if `wanted`; else changes nothing. Settings are restored.
+
+    What has no such algorithm raises a `RuntimeError` inside. For CUDA see `ttsv.runtime.require_determinism`, too.
+    """
+    if not wanted:
+        yield
+        return
+    cudnn, filling = torch.backends.cudnn, cast(Any, torch.utils.deterministic)
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    chosen = cudnn.deterministic, cudnn.benchmark, filling.fill_uninitialized_memory
+    try:
+        torch.use_deterministic_algorithms(True)
+        # Fresh memory need not be filled: nothing here reads what it has not written.
+        cudnn.deterministic, cudnn.benchmark, filling.fill_uninitialized_memory = True, False, False
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        cudnn.deterministic, cudnn.benchmark, filling.fill_uninitialized_memory = chosen
 
 
 def without_autocast(device_type: str) -> AbstractContextManager[object]:

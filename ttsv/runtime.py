@@ -3,7 +3,9 @@
 import ctypes
 import functools
 import hashlib
+import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,7 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ttsv.errors import ConfigError, DivergedError, OutOfMemoryError, TrialError
+from ttsv.errors import (
+    BrokenContextError,
+    ConfigError,
+    DivergedError,
+    LostDeviceError,
+    OutOfMemoryError,
+    TrialError,
+)
 
 
 def describe_environment(device: torch.device) -> dict[str, str | int | bool | None]:
@@ -67,7 +76,10 @@ def find_device(name: str) -> torch.device:
 
 @contextmanager
 def known_failures(model: nn.Module | None = None) -> Iterator[None]:
-    """Turns what torch raises for lack of memory, or over a weight that is not finite, into a `TrialError`."""
+    """Turns what torch raises for lack of memory, for a GPU that failed, or over a weight that is not finite.
+
+    It becomes the `TrialError` that says what to do about it; other errors stay as they are.
+    """
     try:
         yield
     except TrialError:
@@ -77,9 +89,14 @@ def known_failures(model: nn.Module | None = None) -> Iterator[None]:
     except (RuntimeError, ValueError) as error:
         if "DefaultCPUAllocator" in str(error):
             raise OutOfMemoryError(f"the trial does not fit the machine's memory: {error}") from error
+        if (failure := _device_failure(error)) is not None:
+            raise failure from error
         if "Expected more than 1 value per channel when training" in str(error):
             fix = "batch norm finds no variance in a single value: choose batches of more images, none left over alone"
             raise ConfigError("training.batch_size", 1, fix) from error
+        if "does not have a deterministic implementation" in str(error):
+            fix = f"must be false for this network on a GPU: {_first_line(error)}"
+            raise ConfigError("training.deterministic", True, fix) from error
         if model is not None and not all(p.isfinite().all() for p in model.parameters()):
             raise DivergedError(f"a weight is not finite: {error}") from error
         raise
@@ -97,6 +114,81 @@ def measured_convolutions(device: torch.device) -> Iterator[None]:
         yield
     finally:
         torch.backends.cudnn.benchmark = before
+
+
+_NO_MEMORY = re.compile(r"CUDA error: out of memory|CU\w+_ALLOC_FAILED|cudaErrorMemoryAllocation")
+"""Of a library that allocates by itself, for the handles and workspaces that are not torch's."""
+_NO_ROOM_FOR_A_WAY = re.compile(
+    r"unable to find an engine to execute|Unable to find a valid cuDNN algorithm"
+    r"|CUDNN_STATUS_NOT_SUPPORTED|CU\w+_STATUS_NOT_INITIALIZED",
+    re.I,
+)
+"""What cuDNN and cuBLAS say where no workspace could be had, and for other reasons too."""
+_OTHER_BUILD = re.compile(r"no kernel image is available|cudaErrorNoKernelImageForDevice")
+_LOST = re.compile(
+    r"no CUDA-capable device|device not ready|busy or unavailable|unspecified launch failure"
+    r"|\bXid\b|GPU (is|has been) lost|fallen off the bus|uncorrectable|NVLink error|unknown error|driver shutting down"
+    r"|system not yet initialized",
+    re.I,
+)
+_REFUSED = re.compile(r"invalid (argument|configuration|device ordinal)|STATUS_(INVALID_VALUE|BAD_PARAM|NOT_SUPPORTED)")
+"""A call that was refused: a bug, after which the context goes on."""
+_BROKEN = re.compile(r"CUDA error:|cuDNN error|CU\w+_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR)|device-side assert", re.I)
+
+
+def _device_failure(error: Exception) -> TrialError | None:
+    """What an error of a GPU is for a trial; None for one that is not a GPU's."""
+    text, line = str(error), _first_line(error)
+    if _NO_MEMORY.search(text) or (_NO_ROOM_FOR_A_WAY.search(text) and _nearly_full()):
+        return OutOfMemoryError(f"the trial does not fit the device: {line}")
+    if _OTHER_BUILD.search(text):
+        return ConfigError(
+            "device", "cuda", f"is a GPU that this torch was not built for ({line}): install one that is"
+        )
+    if _LOST.search(text):
+        return LostDeviceError(
+            f"the GPU is lost ({line}): look at `nvidia-smi` and for `Xid` in `dmesg`; reset or drain the card"
+        )
+    if _REFUSED.search(text):
+        return None
+    if isinstance(error, torch.AcceleratorError) or _BROKEN.search(text):
+        return BrokenContextError(
+            f"a kernel failed, and with it this process's part of the GPU ({line}): the trial is tried again in another"
+            " process; if it fails there as well, run it with CUDA_LAUNCH_BLOCKING=1 to see which one"
+        )
+    return None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0][:500]
+
+
+def _nearly_full() -> bool:
+    """Whether the current GPU has less than a sixteenth of its memory free; False where it cannot say."""
+    try:
+        free, total = torch.cuda.mem_get_info()
+    except (RuntimeError, AssertionError):
+        return False
+    return free < total / 16
+
+
+CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+"""The variable of the environment that cuBLAS reads once, when it is first used."""
+DETERMINISTIC_WORKSPACE = ":4096:8"
+"""Its value under which cuBLAS gives the same bits each time; as much memory as it takes by itself on newer GPUs."""
+
+
+def require_determinism(device: torch.device) -> None:
+    """Has cuBLAS give the same bits each time, where the device is a GPU; to be called before that is used.
+
+    Raises `ConfigError` where it is too late.
+    """
+    if device.type != "cuda" or os.environ.get(CUBLAS_WORKSPACE) in (DETERMINISTIC_WORKSPACE, ":16:8"):
+        return
+    if CUBLAS_WORKSPACE in os.environ or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        fix = f"needs {CUBLAS_WORKSPACE}={DETERMINISTIC_WORKSPACE} in the environment, before the GPU is first used"
+        raise ConfigError("training.deterministic", True, fix)
+    os.environ[CUBLAS_WORKSPACE] = DETERMINISTIC_WORKSPACE
 
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # malloc.h of glibc

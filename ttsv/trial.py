@@ -31,18 +31,21 @@ def run_trial(
     from ttsv.data import load_dataset
     from ttsv.evaluation.stages import check_evaluation
     from ttsv.evaluation.trial_result import evaluate_trial, take_network
-    from ttsv.runtime import find_device
+    from ttsv.runtime import find_device, known_failures, require_determinism
     from ttsv.training.network import train_network
 
-    config = config.canonical()
-    place = find_device(device)
-    data = load_dataset(config.dataset, data_dir)
-    config.check_images(data.info)
-    datasets = Path(data_dir) / "datasets"
-    check_evaluation(config.evaluation, data, datasets)
-    (folder / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
-    if source is None:
-        network = yield from train_network(config, data, folder=folder, device=place)
-    else:
-        network = take_network(source, config, data, device=place)
-    yield (yield from evaluate_trial(config, data, network, folder=folder, datasets=datasets))
+    with known_failures():
+        config = config.canonical()
+        place = find_device(device)
+        if config.training.deterministic and source is None:
+            require_determinism(place)
+        data = load_dataset(config.dataset, data_dir)
+        config.check_images(data.info)
+        datasets = Path(data_dir) / "datasets"
+        check_evaluation(config.evaluation, data, datasets)
+        (folder / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
+        if source is None:
+            network = yield from train_network(config, data, folder=folder, device=place)
+        else:
+            network = take_network(source, config, data, device=place)
+        yield (yield from evaluate_trial(config, data, network, folder=folder, datasets=datasets))

@@ -1,7 +1,8 @@
 """Dense operators in float64, built by applying torch's own convolutions to a basis, and drawn convolutions."""
 
 import math
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -11,6 +12,8 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
+
+from tests.pretended import PretendedCards
 
 # The tests' tensors are small: threads that wait for each other cost more than they give, the more so beside others.
 torch.set_num_threads(1)
@@ -121,6 +124,43 @@ class Dense:
     def sine(*shape: int) -> Tensor:
         """`sin(1), sin(2), ...`: the weights of the examples in the API's description."""
         return torch.arange(1, math.prod(shape) + 1, dtype=torch.float64).sin().reshape(shape)
+
+
+class Cards:
+    """Graphics cards, real ones or pretended, as a fixture."""
+
+    def __init__(self, *, real: bool) -> None:
+        self.real = real
+        self.device = torch.device("cuda", 0)
+
+    @staticmethod
+    def synchronizations(work: Callable[[], object]) -> int:
+        """How often torch sees `work` wait for the card."""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                work()
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        return sum("called a synchronizing" in str(warning.message) for warning in caught)
+
+
+GPU = pytest.param(
+    True,
+    marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")],
+    id="gpu",
+)
+
+
+@pytest.fixture(params=[pytest.param(False, id="pretended"), GPU])
+def card(request: pytest.FixtureRequest) -> Iterator[Cards]:
+    """A card for each test: in every run a pretended one, so that what is written for a real one has run before."""
+    if request.param:
+        yield Cards(real=True)
+        return
+    with PretendedCards():
+        yield Cards(real=False)
 
 
 @pytest.fixture(scope="session")

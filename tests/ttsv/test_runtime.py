@@ -5,7 +5,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from ttsv.runtime import measured_convolutions
+from ttsv.errors import (
+    BrokenContextError,
+    ConfigError,
+    DeviceError,
+    LostDeviceError,
+    OutOfMemoryError,
+    TrialError,
+)
+from ttsv.runtime import known_failures, measured_convolutions
 
 ROOT = Path(__file__).parents[2]
 STEPS = """
@@ -49,3 +57,79 @@ def test_convolutions_are_measured_on_gpus_alone_and_the_setting_is_given_back()
     with pytest.raises(ZeroDivisionError), measured_convolutions(torch.device("cuda")):
         raise ZeroDivisionError
     assert not torch.backends.cudnn.benchmark
+
+
+ACCELERATOR = getattr(torch, "AcceleratorError", RuntimeError)
+ADVICE = "\nCUDA kernel errors might be asynchronously reported at some other API call"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "says"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), OutOfMemoryError, "does not fit"),
+        (ACCELERATOR(f"CUDA error: out of memory{ADVICE}"), OutOfMemoryError, "CUDA error: out of memory"),
+        (
+            RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+            OutOfMemoryError,
+            "CUBLAS_STATUS_ALLOC_FAILED",
+        ),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), OutOfMemoryError, "does not fit the device"),
+        (RuntimeError("cusolver error: CUSOLVER_STATUS_ALLOC_FAILED"), OutOfMemoryError, "does not fit the device"),
+        (RuntimeError("cuFFT error: CUFFT_ALLOC_FAILED"), OutOfMemoryError, "does not fit the device"),
+        (MemoryError(), OutOfMemoryError, "does not fit the device"),
+        (ACCELERATOR(f"CUDA error: device-side assert triggered{ADVICE}"), BrokenContextError, "CUDA_LAUNCH_BLOCKING"),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), BrokenContextError, "another process"),
+        (
+            RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling"),
+            BrokenContextError,
+            "another process",
+        ),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"), BrokenContextError, "another process"),
+        (ACCELERATOR("CUDA error: misaligned address"), BrokenContextError, "misaligned address"),
+        (ACCELERATOR(f"CUDA error: unspecified launch failure{ADVICE}"), LostDeviceError, "nvidia-smi"),
+        (ACCELERATOR("CUDA error: device not ready"), LostDeviceError, "Xid"),
+        (ACCELERATOR("CUDA error: no CUDA-capable device is detected"), LostDeviceError, "the GPU is lost"),
+        (ACCELERATOR("CUDA error: uncorrectable ECC error encountered"), LostDeviceError, "the GPU is lost"),
+        (RuntimeError("CUDA error: CUDA-capable device(s) is/are busy or unavailable"), LostDeviceError, "is lost"),
+        (
+            RuntimeError("CUDA error: no kernel image is available for execution on the device"),
+            ConfigError,
+            "built for",
+        ),
+        (
+            RuntimeError("adaptive_avg_pool2d_backward_cuda does not have a deterministic implementation, but you set"),
+            ConfigError,
+            "training.deterministic = True: must be false for this network on a GPU: adaptive_avg_pool2d",
+        ),
+    ],
+    ids=lambda value: repr(value)[:60] if isinstance(value, Exception) else "",
+)
+def test_what_a_gpu_says_is_a_class_of_failure(error: Exception, kind: type[TrialError], says: str) -> None:
+    with pytest.raises(TrialError) as found, known_failures(torch.nn.Linear(2, 2)):
+        raise error
+    assert type(found.value) is kind
+    assert says in str(found.value)
+    assert "asynchronously" not in str(found.value), "torch's advice is for those who have the process at hand"
+    assert isinstance(found.value, DeviceError) == (kind in (BrokenContextError, LostDeviceError))
+
+
+@pytest.mark.parametrize(
+    "says", ["GET was unable to find an engine to execute this computation", "CUBLAS_STATUS_NOT_INITIALIZED"]
+)
+@pytest.mark.parametrize("free", [0, 1 << 33])
+def test_what_has_no_workspace_lacks_memory_where_there_is_little(
+    monkeypatch: pytest.MonkeyPatch, says: str, free: int
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, 1 << 34))
+    with pytest.raises(RuntimeError if free else OutOfMemoryError, match=says), known_failures():
+        raise RuntimeError(says)
+
+
+@pytest.mark.parametrize(
+    "says",
+    ["mat1 and mat2 shapes cannot be multiplied", "CUDA error: invalid argument", "CUBLAS_STATUS_INVALID_VALUE"],
+)
+def test_a_bug_stays_what_it_is(says: str) -> None:
+    with pytest.raises(RuntimeError, match=says) as found, known_failures():
+        raise RuntimeError(says)
+    assert type(found.value) is RuntimeError

@@ -72,6 +72,16 @@ class TrainingConfig(Checked):
         "of forward and backward passes: float32, bf16, fp16; constraints and evaluation are in float32 or better",
         OneOf(PRECISIONS),
     )
+    tf32: bool = field(
+        False,
+        "on a GPU that has it (Ampere and newer): products and convolutions of float32 in training steps may be in "
+        "TensorFloat-32, of 10 bits; constraints, validation and evaluation never are",
+    )
+    deterministic: bool = field(
+        False,
+        "on a GPU: only algorithms that give the same bits each time, so that a resumed training is bit-equal to an "
+        "unbroken one, as it always is on a CPU; slower, and not for every network",
+    )
     convolutions: str = field(
         "winograd",
         "of training steps in float32 on a CPU: direct, or winograd (layers of 3x3, where it is faster; "

@@ -17,6 +17,7 @@ from ttsv.evaluation.protocol import layer_records
 from ttsv.evaluation.stages import Measured, measure
 from ttsv.evaluation.subject import EvaluationOptions, Subject
 from ttsv.metrics import cost
+from ttsv.precision import full_precision
 from ttsv.results import StageProgress, protocol_fingerprint
 from ttsv.runtime import describe_environment, known_failures
 from ttsv.spectral.network import model_spectra
@@ -108,7 +109,7 @@ def evaluate_network(subject: Subject, options: EvaluationOptions) -> Generator[
     if place.type == "cuda":
         torch.cuda.reset_peak_memory_stats(place)
     started = time.perf_counter()
-    with known_failures(subject.model), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+    with known_failures(subject.model), full_precision():
         measured = yield from measure(subject, options)
         if options.cost:
             yield StageProgress(stage="cost", done=0, total=1)

@@ -14,7 +14,6 @@ import torch
 from orthogonium.layers.conv.AOC import AdaptiveOrthoConv2d, FastBlockConv2d
 from orthogonium.layers.conv.AOC.rko_conv import RKOParametrizer
 from orthogonium.layers.conv.AOL import AOLConv2D
-from orthogonium.legacy.cayley_ortho_conv import cayley_func
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations, parametrize
@@ -201,8 +200,22 @@ class Cayley(OrthogonalConv2d):
         folded = torch.stack(rows).sum(0)
         columns = [functional.pad(part, (0, width - part.shape[3])) for part in torch.split(folded, width, 3)]
         taps = torch.stack(columns).sum(0).roll((-(k // 2), -(k // 2)), (2, 3))
-        blocks: Tensor = cayley_func(torch.fft.rfft2(taps).conj().permute(2, 3, 0, 1).flatten(0, 1))
-        return blocks
+        return _cayley(torch.fft.rfft2(taps).conj().permute(2, 3, 0, 1).flatten(0, 1))
+
+
+def _cayley(matrices: Tensor) -> Tensor:
+    """The map of orthogonium's `cayley_func` of matrices (count, rows, columns): it makes each of them orthogonal.
+
+    Without a look at whether the inverses could be taken, for which a GPU would be waited at each: they can, as what is
+    inverted is the identity and a matrix whose symmetric part has no negative eigenvalue.
+    """
+    if matrices.shape[2] > matrices.shape[1]:
+        return _cayley(matrices.transpose(1, 2)).transpose(1, 2)
+    square, rest = matrices[:, : matrices.shape[2]], matrices[:, matrices.shape[2] :]
+    identity = torch.eye(matrices.shape[2], dtype=matrices.dtype, device=matrices.device)
+    skew = square - square.mH + rest.mH @ rest
+    inverse: Tensor = torch.linalg.inv_ex(identity + skew).inverse
+    return torch.cat((inverse @ (identity - skew), -2 * rest @ inverse), dim=1)
 
 
 def spectral_normalized(

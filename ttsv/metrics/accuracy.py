@@ -18,17 +18,20 @@ from ttsv.spectral.network import evaluating
 def predict(model: nn.Module, images: Tensor, *, batch_size: int = 256) -> Tensor:
     """Returns logits (count, classes) of the model in evaluation mode, in its own precision; it stays as it is.
 
-    `images` (count, channels, height, width), at least one: uint8, or floats in [0, 1], on the model's device. The
-    model sees them in its own dtype (`own_dtype`). Raises `DataError` for no images, and for what are no pixels.
+    `images` (count, channels, height, width), at least one: uint8, or floats in [0, 1]. The
+    model sees them on its own device and in its own dtype (`own_dtype`). Raises `DataError` for no images, and for what
+    are no pixels.
     """
     check_count("batch_size", batch_size)
     if len(images) == 0:
         raise DataError(f"images {tuple(images.shape)}: want at least one")
     check_pixels(images)
     dtype = own_dtype(model)
+    device = next((parameter.device for parameter in model.parameters()), images.device)
+    parts = (part.to(device) for part in torch.split(images, int(batch_size)))
     with evaluating(model):
         # Copies: a network may write into what it is given.
-        return torch.cat([model(as_pixels(part).to(dtype, copy=True)) for part in torch.split(images, int(batch_size))])
+        return torch.cat([model(as_pixels(part).to(dtype, copy=True)) for part in parts])
 
 
 def accuracy(logits: Tensor, labels: Tensor) -> float:

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import NotRequired, TypedDict
 
@@ -17,15 +17,16 @@ from ttsv.config.evaluation import RADII
 from ttsv.config.trial import TrainingConfig, TrialConfig
 from ttsv.constraints import Constraint, ConstraintState
 from ttsv.constraints.protocol import settle, settle_statistics
-from ttsv.data.augment import Augmentation
 from ttsv.data.loading import Dataset, Split, as_pixels
 from ttsv.errors import ConfigError, DivergedError
 from ttsv.layers import SOC, orthogonal_loss
 from ttsv.layers.soc import soc_iterations
 from ttsv.metrics.accuracy import accuracy, cross_entropy, predict
+from ttsv.precision import deterministic_algorithms, full_precision, training_precision
 from ttsv.results import EpochMetrics
-from ttsv.runtime import derived_generator, derived_seed, epoch_order, known_failures, random_state
+from ttsv.runtime import derived_seed, known_failures, random_state
 from ttsv.training.checkpoint import Checkpoints, restore_weights
+from ttsv.training.feed import batches, place, whole
 from ttsv.training.optimizers import backward_and_step, learning_rate, make_optimizer, moments, restore_moments, set_lr
 
 _AUTOCAST = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -90,13 +91,14 @@ def fit(
     epoch alone; the process's own random state is neither read nor changed. The constraint is bound before
     the optimizer is made, applied after each step and once more to the weights that are evaluated in the end, unless
     the step that left them has just been followed by a projection, or `training.final_projection` is off. Images of two
-    dimensions are computed channels last.
+    dimensions are computed channels last. A split that does not leave a GPU enough memory stays in the machine's, see
+    `ttsv.training.feed`.
 
     Raises `DivergedError` and `OutOfMemoryError`.
     """
     training = config.training
-    with known_failures():
-        train, validation = (split.to(device) for split in training_splits(data, training))
+    with known_failures(), _arithmetic(training):
+        train, validation = (place(split, device) for split in training_splits(data, training))
         model.to(device)
         if data.info.dims == 2:
             model.to(memory_format=torch.channels_last)
@@ -111,18 +113,20 @@ def fit(
     while progress.epoch < training.epochs:
         started, first = time.perf_counter(), progress.epoch * steps
         totals = torch.zeros(2, device=device)  # summed loss, correct predictions
-        with known_failures(model), random_state(derived_seed(config.seed, "epoch", progress.epoch), device):
+        seed = derived_seed(config.seed, "epoch", progress.epoch)
+        with known_failures(model), random_state(seed, device), _arithmetic(training):
             model.train()
             for step, (images, labels) in enumerate(batches(train, config, progress.epoch, count), start=first):
                 set_lr(run.optimizer, learning_rate(training, step, steps))
                 for layer in run.skew:
                     layer.iterations = soc_iterations(training.soc_iterations, step)
-                with run.autocast(), run.convolutions:
+                with run.precision(), run.autocast(), run.convolutions:
                     logits = model(as_pixels(images)).float()
                 loss = functional.cross_entropy(logits, labels, label_smoothing=training.label_smoothing)
                 with constraint_time:
                     penalty = constraint.penalty(model)
-                run.step(loss + penalty)
+                with run.precision():
+                    run.step(loss + penalty)
                 with constraint_time:
                     constraint.project(model, step + 1)
                 run.average()
@@ -157,7 +161,8 @@ def fit(
             if checkpoints is not None:
                 (checkpoints.save if stopped else checkpoints.start)(progress.epoch, run.state())
     if training.select == "best" and progress.best_epoch != progress.epoch:
-        with known_failures(model), random_state(derived_seed(config.seed, "selected"), device):
+        seed = derived_seed(config.seed, "selected")
+        with known_failures(model), random_state(seed, device), _arithmetic(training):
             run.finish(train, progress.best_epoch * steps, best=True)
         progress.selected_epoch = progress.best_epoch
     if training.keep_best:
@@ -165,6 +170,13 @@ def fit(
     if checkpoints is not None:
         checkpoints.wait()
     return progress
+
+
+@contextmanager
+def _arithmetic(training: TrainingConfig) -> Iterator[None]:
+    """All of a training but its steps is in full float32; of those `_Run.precision` says in what they are."""
+    with full_precision(), deterministic_algorithms(training.deterministic):
+        yield
 
 
 def training_splits(data: Dataset, training: TrainingConfig) -> tuple[Split, Split]:
@@ -187,18 +199,6 @@ def steps_per_epoch(count: int, training: TrainingConfig) -> int:
     """Optimizer steps of one epoch over `count` images; the last batch may be smaller."""
     whole = math.ceil(count / training.batch_size)
     return whole if training.steps is None else min(training.steps, whole)
-
-
-def batches(train: Split, config: TrialConfig, epoch: int, count: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """The first `count` images of an epoch's order, varied, and their labels, in batches on their device."""
-    chosen = config.augmentation
-    augmentation = Augmentation(flip=chosen.flip, pad=chosen.pad, padding=chosen.padding)
-    order = epoch_order(len(train.labels), config.seed, epoch)[:count].to(train.labels.device)
-    generator = derived_generator(config.seed, "augmentation", epoch)
-    draws = augmentation.draw(count, train.images.shape[2:], generator).to(train.images.device)
-    for start in range(0, count, config.training.batch_size):
-        part = slice(start, start + config.training.batch_size)
-        yield augmentation.apply(train.images[order[part]], draws[part]), train.labels[order[part]]
 
 
 class _RunState(TypedDict):
@@ -235,6 +235,10 @@ class _Run:
         self.skew = [layer for layer in model.modules() if isinstance(layer, SOC)]
         self.progress = Progress()
 
+    def precision(self) -> AbstractContextManager[None]:
+        """What products and convolutions of float32 are computed in, forward and backward."""
+        return training_precision(tf32=self.training.tf32)
+
     def autocast(self) -> torch.autocast:
         """The precision of the forward pass."""
         dtype = _AUTOCAST[self.training.precision]
@@ -263,9 +267,23 @@ class _Run:
         self.optimizer.zero_grad()
 
     def average(self) -> None:
-        """Takes the weights into their moving average."""
-        if self.averaged is not None:
-            self.averaged.update_parameters(self.model)
+        """Takes the weights into their moving average, and the buffers as they are.
+
+        As `AveragedModel.update_parameters` does, which also copies its count to the device, and waits, at each step.
+        """
+        if self.averaged is None:
+            return
+        kept, new = (list[Tensor](one.parameters()) for one in (self.averaged.module, self.model))
+        count = int(self.averaged.n_averaged)
+        with torch.no_grad():
+            if count == 0:
+                torch._foreach_copy_(kept, new)
+            else:
+                assert self.averaged.multi_avg_fn is not None
+                self.averaged.multi_avg_fn(kept, new, count)
+            for own, other in zip(self.averaged.module.buffers(), self.model.buffers(), strict=True):
+                own.copy_(other)
+        self.averaged.n_averaged += 1
 
     def finish(self, train: Split, steps: int, *, best: bool = False) -> None:
         """Turns the model into what is evaluated: the averaged or the best weights, constrained, recalibrated.
@@ -285,7 +303,7 @@ class _Run:
         changed, project = self.averaged is not None, self.training.final_projection
         self.progress.projection = settle(self.constraint, self.model, steps, changed=changed, project=project)
         if self.training.recalibrate:
-            update_bn(map(as_pixels, torch.split(train.images, self.training.batch_size)), self.model)
+            update_bn(map(as_pixels, whole(train, self.training.batch_size)), self.model)
             if project:
                 settle_statistics(self.constraint, self.model, steps)
 
@@ -344,27 +362,27 @@ class Stopwatch:
     """Adds up the seconds spent in `with stopwatch:`, on a GPU in device time and without waiting for it."""
 
     def __init__(self, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
+        self._device = device
         self._seconds = 0.0
         self._events: list[torch.cuda.Event] = []
         self._entered = 0.0
 
     def __enter__(self) -> None:
-        if self._cuda:
+        if self._device.type == "cuda":
             self._record()
         else:
             self._entered = time.perf_counter()
 
     def __exit__(self, *exception: object) -> None:
-        if self._cuda:
+        if self._device.type == "cuda":
             self._record()
         else:
             self._seconds += time.perf_counter() - self._entered
 
     def read(self) -> float:
         """The seconds since the last reading; waits for the device."""
-        if self._cuda:
-            torch.cuda.synchronize()
+        if self._events:
+            self._events[-1].synchronize()
             pairs = zip(self._events[::2], self._events[1::2], strict=True)
             self._seconds = sum(start.elapsed_time(end) for start, end in pairs) / 1000
             self._events.clear()
@@ -372,6 +390,7 @@ class Stopwatch:
         return seconds
 
     def _record(self) -> None:
+        """Notes a moment of the device's own stream: it need not be the current one."""
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
+        event.record(torch.cuda.current_stream(self._device))
         self._events.append(event)

@@ -77,7 +77,7 @@ def train_network(
         constraint_step_seconds=constraint_step_seconds,
         peak_memory=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
         selected_epoch=progress.selected_epoch,
-        said=_said(config, progress),
+        said=_said(config, progress, device),
     )
     return TrainedNetwork(
         model=model,
@@ -87,6 +87,14 @@ def train_network(
         best_weights=progress.best_weights,
         best_epoch=progress.best_epoch,
     )
+
+
+def _where(device: torch.device) -> str:
+    """The device, and with what of CUDA's it computes: of another version the same bits are not to be expected."""
+    if device.type != "cuda":
+        return "the CPU"
+    cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    return f"{torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}, cuDNN {cudnn}"
 
 
 def _check_precision(config: TrialConfig, device: torch.device) -> None:
@@ -99,9 +107,14 @@ def _check_precision(config: TrialConfig, device: torch.device) -> None:
         raise ConfigError("training.precision", "bf16", fix)
 
 
-def _said(config: TrialConfig, progress: Progress) -> dict[str, str]:
+def _said(config: TrialConfig, progress: Progress, device: torch.device) -> dict[str, str]:
     """What a protocol says of the training, by subject, in words."""
     said = {}
+    if config.training.tf32:
+        has = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+        said["tf32"] = "steps in TensorFloat-32" if has else "allowed; this device has none: steps in float32"
+    if config.training.deterministic:
+        said["deterministic"] = f"deterministic algorithms of torch {torch.__version__} on {_where(device)}"
     if config.training.soc_iterations == "code":
         said["soc_iterations"] = "50 steps of the power iteration at the first and every 200th step, else one"
     if progress.projection is not None:

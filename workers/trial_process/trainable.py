@@ -21,7 +21,7 @@ from ray import tune
 
 from ttsv.config.fields import Plain
 from ttsv.config.trial import TrialConfig
-from ttsv.errors import DataError, DivergedError, TrialError
+from ttsv.errors import DataError, DeviceError, DivergedError, OutOfMemoryError, TrialError
 from ttsv.results import EpochMetrics, StageProgress, TrialResult
 from workers.trial_process.messages import (
     GOING_ON,
@@ -66,12 +66,18 @@ class TrialTrainable(tune.Trainable):
     def setup(self, config: dict[str, Any]) -> None:
         """Prepares the process, then the first trial."""
         gpus = config["gpus"]
+        self._broken = False
+        # Of a card with others on it: what is missing may be theirs.
+        self._shared = f"; it had {gpus:g} of a GPU: give it a whole one (resources.gpus: 1)" if 0 < gpus < 1 else ""
         if gpus == 0:
             # Whoever started the cluster: without a GPU reserved it shows all of them, or none.
             os.environ["CUDA_VISIBLE_DEVICES"] = ""
         import torch  # here, as drivers import this module, and compute nothing
 
-        from ttsv.runtime import keep_freed_memory
+        from ttsv.runtime import CUBLAS_WORKSPACE, DETERMINISTIC_WORKSPACE, keep_freed_memory
+
+        # Before the GPU is used: one of this process's later trials may have to be deterministic.
+        os.environ.setdefault(CUBLAS_WORKSPACE, DETERMINISTIC_WORKSPACE)
 
         torch.set_num_threads(math.ceil(config["cpus"]))
         if 0 < gpus < 1 and torch.cuda.is_available():
@@ -80,7 +86,9 @@ class TrialTrainable(tune.Trainable):
         self._begin(cast(TuneConfig, config))
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Prepares the next trial in the same process."""
+        """Prepares the next trial in the same process; False where that has lost its GPU, and must end."""
+        if self._broken:
+            return False
         self._end()
         self._begin(cast(TuneConfig, new_config))
         return True
@@ -109,12 +117,17 @@ class TrialTrainable(tune.Trainable):
         self._reports = iter(())
         gc.collect()
         return_freed_memory()
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        if torch.cuda.is_initialized() and not self._broken:  # type: ignore[no-untyped-call]
             torch.cuda.empty_cache()
 
     def _next_report(self) -> Report:
         try:
             return next(self._reports)
+        except DeviceError:
+            self._broken = True
+            raise  # Ray ends the process: nothing more can be computed in it, and another one may have better luck
+        except OutOfMemoryError as error:
+            return FailureReport(error.failure, f"{error}{self._shared}")
         except TrialError as error:
             return FailureReport(error.failure, str(error))
         except MemoryError:

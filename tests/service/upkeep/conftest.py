@@ -12,7 +12,7 @@ from sqlalchemy import select, update
 from service.database import Artifact, Trial
 from service.database.engine import Database
 from service.settings import Settings
-from tests.conftest import PostgresServer
+from tests.machinery import PostgresServer
 from tests.migrations.statements import Installation
 
 

@@ -59,6 +59,8 @@ MEANINGS: dict[str, tuple[list[Any], list[Any]]] = {
     "training.clip_gradient": ([1, 0.1, None], [0, -1.0, math.inf]),
     "training.ema": ([0, 0.999, None], [1.1, -0.1]),
     "training.precision": (["float32", "bf16", "fp16"], ["int8", None]),
+    "training.tf32": ([True, False], [1, None]),
+    "training.deterministic": ([True, False], [1, None]),
     "training.validation": (["held-out", "test"], ["train", None]),
     "training.select": (["last", "best"], ["first", None]),
     "training.convolutions": (["winograd", "direct"], ["fast", None]),

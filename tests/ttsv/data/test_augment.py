@@ -1,4 +1,6 @@
 import itertools
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -10,6 +12,9 @@ from torchvision.transforms.v2 import functional as transforms
 
 from ttsv.data.augment import Augmentation, Draws
 from ttsv.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tests.ttsv.conftest import Cards
 
 MODES = {"zeros": "constant", "symmetric": "symmetric"}
 
@@ -147,18 +152,12 @@ def test_wrong_options_are_named(options: dict[str, int | str], message: str) ->
         Augmentation(**options)  # type: ignore[arg-type]
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_gpu_gives_the_same() -> None:
-    device = torch.device("cuda")
+def test_a_gpu_gives_the_same(card: "Cards") -> None:
     for padding in MODES:
         augmentation = Augmentation(flip=True, pad=4, padding=padding)
         batch, draws = images(64, 3, 32, 32), drawn(augmentation, 64, 2)
         expected = augmentation.apply(batch, draws)
-        on_device, moved = batch.to(device), draws.to(device)
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            found = augmentation.apply(on_device, moved[0:64])
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-        assert torch.equal(found.cpu(), expected)
+        on_device, moved = batch.to(card.device), draws.to(card.device)
+        work = partial(augmentation.apply, on_device, moved[0:64])
+        assert card.synchronizations(work) == 0
+        assert torch.equal(work().cpu(), expected)

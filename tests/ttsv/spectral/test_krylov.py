@@ -1,8 +1,6 @@
 """Gram matrices from lags, and the few eigenpairs above a level, against whole decompositions."""
 
 import math
-import warnings
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,7 +17,7 @@ from ttsv.spectral.norms import Algorithm
 from ttsv.spectral.symbol import PeriodicConv
 
 if TYPE_CHECKING:
-    from tests.ttsv.conftest import Dense
+    from tests.ttsv.conftest import Cards, Dense
 
 
 @examples(200)
@@ -127,14 +125,18 @@ def test_a_value_that_the_start_misses_is_caught_by_the_factorization(dense: "De
     assert found == {2: pytest.approx(9.0)}
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("level", [1.0, 4.0])
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("algorithm", [None, "eigh", "krylov", "sign"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float64, 1e-8)])
 def test_clips_on_a_device_are_those_of_the_processor(
-    dense: "Dense", dtype: torch.dtype, tolerance: float, algorithm: Algorithm | None, stride: int, level: float
+    dense: "Dense",
+    card: "Cards",
+    dtype: torch.dtype,
+    tolerance: float,
+    algorithm: Algorithm | None,
+    stride: int,
+    level: float,
 ) -> None:
     """With TensorFloat-32 allowed outside, which would be off by 1e-3."""
     kernel = low_rank(dense, 120, 100, level, dtype)
@@ -149,20 +151,7 @@ def test_clips_on_a_device_are_those_of_the_processor(
     assert (found.cpu() - expected).abs().max() <= tolerance * expected.abs().max()
 
 
-def synchronizations(work: Callable[[], object]) -> int:
-    torch.cuda.set_sync_debug_mode("warn")
-    try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            work()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    return sum("synchroniz" in str(warning.message) for warning in caught)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_device_is_not_waited_for_once_per_frequency(dense: "Dense") -> None:
+def test_a_device_is_not_waited_for_once_per_frequency(dense: "Dense", card: "Cards") -> None:
     kernel = low_rank(dense, 100, 100, 4.0, torch.float32).cuda()
-    few, many = (synchronizations(lambda n=n: clip_conv(kernel, 2.0, n)) for n in (8, 16))  # type: ignore[misc]
+    few, many = (card.synchronizations(lambda n=n: clip_conv(kernel, 2.0, n)) for n in (8, 16))  # type: ignore[misc]
     assert few == many > 0

@@ -28,7 +28,8 @@ from ttsv.spectral.network import model_spectra
 from ttsv.spectral.singular_values import conv_norm
 from ttsv.training import optimizers
 from ttsv.training.checkpoint import Checkpoints
-from ttsv.training.loop import Progress, Stopwatch, batches, fit, steps_per_epoch, training_splits
+from ttsv.training.feed import batches
+from ttsv.training.loop import Progress, Stopwatch, fit, steps_per_epoch, training_splits
 from ttsv.training.optimizers import learning_rate
 from ttsv.winograd import convolution
 

@@ -21,7 +21,7 @@ import pytest
 
 from tests.results import made_epoch, made_result
 from ttsv.config.trial import TrialConfig
-from ttsv.errors import DataError, OutOfMemoryError
+from ttsv.errors import BrokenContextError, DataError, DeviceError, LostDeviceError, OutOfMemoryError
 from ttsv.results import EpochMetrics, StageProgress, TrialResult
 from workers.trial_process.messages import (
     EpochReport,
@@ -171,6 +171,39 @@ def test_full_disk_is_not_the_trials_fault(trainable: TrialTrainable, tmp_path: 
         trainable.step()
     with pytest.raises(OSError, match="no space"):
         trainable.step()
+
+
+@pytest.mark.parametrize("error", [BrokenContextError("a kernel failed"), LostDeviceError("the GPU is lost")])
+def test_a_process_whose_gpu_is_gone_ends_and_is_not_used_again(
+    trainable: TrialTrainable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: DeviceError
+) -> None:
+    """Its trial is lost and tried again elsewhere, as one whose process was killed."""
+
+    def never() -> None:
+        raise AssertionError("nothing of a broken context can be called")
+
+    trainable.reset_config(config(tmp_path, raising(error)))
+    for _ in range(2):
+        trainable.step()
+    with pytest.raises(type(error), match=str(error)):
+        trainable.step()
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.cuda.empty_cache", never)
+    assert not trainable.reset_config(config(tmp_path, good))
+    assert f"ERROR {error.failure}: {error}" in (tmp_path / "trials" / "1" / "1" / "trial.log").read_text()
+
+
+@pytest.mark.parametrize(("gpus", "said"), [(0.25, "it had 0.25 of a GPU: give it a whole one"), (1, "too large")])
+def test_who_shares_a_card_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: float, said: str) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    trainable = TrialTrainable.__new__(TrialTrainable)
+    trainable.setup(config(tmp_path, raising(OutOfMemoryError("too large"))) | {"gpus": gpus})
+    _, final = reports(trainable)
+    assert isinstance(final, FailureReport)
+    assert final.failure == "oom"
+    assert said in final.message
+    assert ("of a GPU" in final.message) == (gpus < 1)
+    trainable.cleanup()
 
 
 def test_unusable_configuration(trainable: TrialTrainable, tmp_path: Path) -> None:

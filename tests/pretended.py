@@ -1,0 +1,636 @@
+"""A graphics card that is not there: tensors lie in the machine's memory, and say that they lie on `cuda:0`.
+
+`PretendedCards` is entered around what is to be tried. Inside, torch has CUDA devices; a tensor is on one of them where
+it was moved or made there, or computed from tensors that are. What a real card would refuse is refused (`WrongDevice`):
+tensors of two devices in one operation, a card's tensor as a NumPy array, a generator of the processor for a card's
+numbers. What a real card would wait for is noted (`Sync`, with the place in `ttsv` that asked for it), and refused
+(`UnexpectedSync`) where it is not on the list of what is allowed.
+
+It is no card: kernels are the processor's, streams run at once, and nothing is said of time, memory and rounding.
+"""
+
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import CodeType, FrameType, SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+import torch._dynamo  # which a mode imports at its first operation, and which looks at what is replaced here
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._device import _device_constructors
+from torch.utils._python_dispatch import TorchDispatchMode
+
+CPU = torch.device("cpu")
+UNPLACED = torch.device("meta", 7)
+"""Of what an operation made for itself, of sizes alone: on whatever device its user is."""
+
+_TTSV = Path(__file__).parents[1] / "ttsv"
+_WAITING = {
+    "_local_scalar_dense": "a number is read",
+    "is_nonzero": "a truth is read",
+    "equal": "tensors are compared",
+    "nonzero": "places are counted",
+    "argwhere": "places are counted",
+    "masked_select": "places are counted",
+    "_unique": "values are counted",
+    "_unique2": "values are counted",
+    "unique_dim": "values are counted",
+    "unique_consecutive": "values are counted",
+    "bincount": "the largest value is read",
+    "_linalg_check_errors": "a factorization is checked",
+    "_linalg_eigh": "a factorization is checked",
+    "_linalg_svd": "a factorization is checked",
+    "linalg_eig": "a factorization is checked",
+    "linalg_lstsq": "a factorization is checked",
+}
+_CHECKED = {"linalg_cholesky_ex", "linalg_inv_ex", "_linalg_solve_ex", "linalg_lu_factor_ex", "linalg_ldl_factor_ex"}
+_INDEXED = {"index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put"}
+_NEW = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros")
+_FROM_HOST = ("tensor", "as_tensor", "asarray", "scalar_tensor")
+
+
+_Weak: Any = StorageWeakRef
+
+
+class WrongDevice(RuntimeError):
+    """What a card would refuse: tensors of two devices in one operation, or a card's where the processor's belong."""
+
+
+class UnexpectedSync(RuntimeError):
+    """The processor waits for the card where nobody allowed it to."""
+
+
+@dataclass(frozen=True)
+class Sync:
+    """The processor waited for the card: why, and for whom.
+
+    `stack`: the functions of `ttsv` that were running, each as `room.module:function`, the outermost first.
+    """
+
+    why: str
+    stack: tuple[str, ...]
+
+    @property
+    def place(self) -> str:
+        """Who asked."""
+        return self.stack[-1]
+
+
+class _Event:
+    """An event of CUDA: its moments are a count of events, a second apart. It belongs to the card it is recorded on."""
+
+    def __init__(self, cards: "PretendedCards") -> None:
+        self._cards, self.device, self.moment = cards, CPU, 0
+
+    def record(self, stream: Any = None) -> None:
+        self.device = self._cards.current if stream is None else stream.device
+        self._cards.moments += 1
+        self.moment = self._cards.moments
+
+    def wait(self, stream: object = None) -> None:
+        pass
+
+    def query(self) -> bool:
+        return bool(self.moment <= self._cards.finished[self.device.index])
+
+    def synchronize(self) -> None:
+        self._cards.synchronize(self.device)
+
+    def elapsed_time(self, end: "_Event") -> float:
+        """Milliseconds. Raises `RuntimeError`, as torch does, for events of two cards and for one that is not over."""
+        if self.device != end.device or not end.query():
+            raise RuntimeError("both events must be recorded on the same card and over before their time is taken")
+        return 1000.0 * (end.moment - self.moment)
+
+
+class PretendedCards(TorchDispatchMode):
+    """So many cards, while it is entered.
+
+    `allowed`: functions, as in `Sync`, within which a card may be waited for, or None for all. `syncs` counts what was
+    waited for since `take` was last called.
+    """
+
+    def __init__(self, count: int = 1, *, allowed: Collection[str] | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call] # as torch leaves it
+        self.count, self.allowed = count, allowed
+        self.syncs: Counter[Sync] = Counter()
+        self.current = torch.device("cuda", 0)
+        self.moments = 0
+        self.finished = [0] * count
+        self.pinned: dict[int, Any] = {}
+        self._wanted: torch.device | None = None
+        self._mode = "default"
+        self._patches: ExitStack | None = None
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing here is compiled
+
+    def __enter__(self) -> "PretendedCards":
+        with ExitStack() as stack:
+            for patch in self._replaced():
+                stack.enter_context(patch)
+            super().__enter__()  # type: ignore[no-untyped-call]
+            self._patches = stack.pop_all()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
+        assert self._patches is not None
+        self._patches.close()
+
+    def take(self) -> Counter[Sync]:
+        """What was waited for since the last call."""
+        syncs, self.syncs = self.syncs, Counter()
+        return syncs
+
+    def device_of(self, tensor: Tensor) -> torch.device:
+        """Where a tensor says it is."""
+        place = self._place(tensor)
+        return CPU if place == UNPLACED else place
+
+    # --- what is noted ---
+
+    def sync(self, why: str) -> None:
+        """Notes that the processor waits for a card. Raises `UnexpectedSync` where it may not."""
+        stack = _stack()
+        self.syncs[Sync(why, stack)] += 1
+        if self._mode == "warn":
+            warnings.warn("called a synchronizing CUDA operation", stacklevel=2)
+        if self._mode == "error":
+            raise RuntimeError("called a synchronizing CUDA operation")
+        if self.allowed is not None and not any(place in self.allowed for place in stack):
+            raise UnexpectedSync(f"{stack[-1]} waits for the card: {why}")
+
+    def synchronize(self, device: Any = None) -> None:
+        """As `torch.cuda.synchronize`."""
+        self.sync("everything is waited for")
+        self.finished[self._resolved(device or self.current).index] = self.moments
+
+    def _place(self, tensor: Tensor) -> torch.device:
+        real: torch.device = _REAL_DEVICE(tensor)
+        if real.type != "cpu":
+            return real
+        found = _PLACES.get(_storage(tensor))
+        return CPU if found is None else found.device
+
+    def _mark(self, tensor: Tensor, place: torch.device) -> None:
+        if _REAL_DEVICE(tensor).type != "cpu" or tensor.layout is not torch.strided:
+            return
+        if place == CPU:
+            _PLACES.pop(_storage(tensor), None)
+            return
+        if place == UNPLACED and _storage(tensor) in _PLACES:
+            return
+        if len(_PLACES) % 4096 == 4095:
+            for key in [key for key, placed in _PLACES.items() if placed.storage.expired()]:
+                del _PLACES[key]
+        storage = tensor.untyped_storage()
+        _PLACES[_storage(tensor)] = _Placed(_Weak(storage), place, storage.nbytes())
+
+    def allocated(self, device: Any = None) -> int:
+        """As `torch.cuda.memory_allocated`: bytes of what lives on a card."""
+        place = self._resolved(self.current if device is None else device)
+        return sum(one.nbytes for one in _PLACES.values() if one.device == place and not one.storage.expired())
+
+    def _resolved(self, device: Any) -> torch.device:
+        if isinstance(device, int):
+            device = torch.device("cuda", device)
+        device = torch.device(device)
+        assert isinstance(device, torch.device)
+        if device.type == "cuda":
+            index = self.current.index if device.index is None else device.index
+            if index >= self.count:
+                raise RuntimeError(f"CUDA error: invalid device ordinal: there are {self.count} cards")
+            return torch.device("cuda", index)
+        return device
+
+    @contextmanager
+    def _made_on(self, device: torch.device) -> Iterator[None]:
+        before, self._wanted = self._wanted, device
+        try:
+            yield
+        finally:
+            self._wanted = before
+
+    def _debug(self, mode: str) -> None:
+        """As `torch.cuda.set_sync_debug_mode`, whose first call in a process warns of itself."""
+        if mode != "default":
+            warnings.warn("Synchronization debug mode is a prototype feature", stacklevel=2)
+        self._mode = mode
+
+    # --- every operation ---
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        given = [leaf for leaf in _leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        if self._wanted is not None:
+            place = self._wanted
+        else:
+            place = self._common(func, args, kwargs, given)
+            if place.type == "cuda":
+                self._watch(func, args, kwargs)
+        found = func(*args, **kwargs)
+        if func.overloadpacket.__name__ != "set_":  # whose storage is where it was
+            for leaf in _leaves(found):
+                if isinstance(leaf, Tensor):
+                    self._mark(leaf, place)
+        return found
+
+    def _common(self, func: Any, args: Any, kwargs: Any, given: list[Tensor]) -> torch.device:
+        """The one device of all tensors of an operation. Raises `WrongDevice` for several."""
+        name = func.overloadpacket.__name__
+        places = [self._place(tensor) for tensor in given]
+        if not given:
+            return UNPLACED  # made of sizes inside another operation
+        if name == "copy_":
+            return self._copied(places[0], places[1], args, kwargs)
+        cards = {place for place in places if place.type == "cuda"}
+        if not cards:
+            return UNPLACED if all(place == UNPLACED for place in places) else CPU
+        (card, *others) = sorted(cards, key=str)
+        strangers = [
+            tensor
+            for tensor, place in zip(given, places, strict=True)
+            if place == CPU and (tensor.ndim or name == "cat")
+        ]
+        if name in _INDEXED and places[0] == card and not others:
+            strangers = [tensor for tensor in strangers if all(tensor is not index for index in args[1])]
+            if any(index is not None and self._place(index) == CPU for index in args[1]):
+                self.sync("an index is copied to the card")
+        written = [
+            kwargs.get(argument.name, args[i] if i < len(args) else None)
+            for i, argument in enumerate(func._schema.arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        ]
+        on_host = [t for t in _leaves(written) if isinstance(t, Tensor) and self._place(t) == CPU]
+        if others or strangers or on_host:
+            seen = ", ".join(f"{tuple(t.shape)} on {p}" for t, p in zip(given, places, strict=True))
+            raise WrongDevice(f"{_stack()[-1]}: {name} of tensors of several devices: {seen}")
+        if any(isinstance(leaf, torch.Generator) for leaf in _leaves((args, kwargs))):
+            raise WrongDevice(f"{_stack()[-1]}: {name} on {card} with a generator of the processor")
+        for tensor, place in zip(given, places, strict=True):
+            if place == UNPLACED:
+                self._mark(tensor, card)
+        return card
+
+    def _copied(self, target: torch.device, source: torch.device, args: Any, kwargs: Any) -> torch.device:
+        if UNPLACED in (target, source):
+            target = source if target == UNPLACED else target
+        elif target != source:
+            later = kwargs.get("non_blocking", args[2] if len(args) > 2 else False)
+            self._moved(source, target, args[1], non_blocking=later)
+        return target
+
+    def _moved(self, source: torch.device, target: torch.device, tensor: Tensor, *, non_blocking: bool) -> None:
+        """Notes a copy from one device to another; from pinned memory to a card it may go on behind."""
+        if target.type == "cuda" and source == CPU:
+            if not (non_blocking and self._is_pinned(tensor)):
+                self.sync("host to device")
+        elif source.type == "cuda" and target == CPU:
+            self.sync("device to host")
+
+    def _is_pinned(self, tensor: Tensor) -> bool:
+        found = self.pinned.get(_storage(tensor))
+        return found is not None and not found.expired()
+
+    def _watch(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Notes an operation for which a real card is waited."""
+        name = func.overloadpacket.__name__
+        if name in _WAITING:
+            self.sync(_WAITING[name])
+        elif name in _CHECKED and kwargs.get("check_errors", False):
+            self.sync("a factorization is checked")
+        elif name == "repeat_interleave" and kwargs.get("output_size") is None and isinstance(args[0], Tensor):
+            self.sync("places are counted")
+        elif name in _INDEXED:
+            masks = [index for index in args[1] if index is not None and index.dtype in (torch.bool, torch.uint8)]
+            filled = "put" in name and args[2].numel() == 1 and self._place(args[2]) == CPU  # torch fills under a mask
+            if masks and not filled:
+                self.sync("places are counted")
+
+    # --- what torch's own functions are replaced by ---
+
+    def _replaced(self) -> Iterator[AbstractContextManager[object]]:
+        for name in ("device", "is_cuda", "is_cpu"):
+            yield mock.patch.object(Tensor, name, self._attribute(name), create=True)
+        methods = ("to", "cpu", "cuda", "numpy", "__array__", "tolist", "pin_memory", "is_pinned", "get_device")
+        for name in (*methods, "record_stream", "new_tensor"):
+            yield mock.patch.object(Tensor, name, self._method(name), create=True)
+        yield mock.patch.object(Tensor, "__deepcopy__", self._deepcopy(Tensor.__deepcopy__))
+        for name in _NEW:
+            yield mock.patch.object(Tensor, name, self._new(getattr(Tensor, name)), create=True)
+        factories: list[Any] = [*_device_constructors(), torch.as_tensor, torch.asarray]
+        for made in factories:
+            is_torchs = getattr(torch, made.__name__, None) is made
+            if is_torchs:
+                yield mock.patch.object(torch, made.__name__, self._factory(made))
+        cuda = self._cuda()
+        yield mock.patch.object(torch.accelerator, "current_stream", cuda["current_stream"])
+        for name, value in cuda.items():
+            yield mock.patch.object(torch.cuda, name, value)
+            if name.endswith(("seed", "seed_all", "rng_state")):
+                yield mock.patch.object(torch.cuda.random, name, value)
+        yield mock.patch.object(torch.autocast, "__init__", _as_on_cpu(torch.autocast.__init__, "device_type"))
+        for name in ("is_autocast_enabled", "get_autocast_dtype"):
+            yield mock.patch.object(torch, name, _as_on_cpu(getattr(torch, name)))
+        grouped = torch._C._group_tensors_by_device_and_dtype
+        yield mock.patch.object(torch._C, "_group_tensors_by_device_and_dtype", self._grouped(grouped))
+
+    def _attribute(self, name: str) -> property:
+        return property(
+            {
+                "device": self.device_of,
+                "is_cuda": lambda tensor: self.device_of(tensor).type == "cuda",
+                "is_cpu": lambda tensor: self.device_of(tensor).type == "cpu",
+            }[name]
+        )
+
+    def _method(self, name: str) -> Callable[..., Any]:
+        methods: dict[str, Callable[..., Any]] = {
+            "to": self._to,
+            "cpu": lambda tensor, **options: self._move(tensor, CPU, **options),
+            "cuda": lambda tensor, device=None, **options: self._move(
+                tensor, self._resolved(self.current if device is None else device), **options
+            ),
+            "numpy": self._host_only(Tensor.numpy),
+            "__array__": self._host_only(Tensor.__array__),
+            "tolist": self._read(Tensor.tolist),
+            "pin_memory": self._pin,
+            "is_pinned": self._is_pinned,
+            "get_device": lambda tensor: -1 if self.device_of(tensor) == CPU else self.device_of(tensor).index,
+            "record_stream": lambda tensor, stream: None,
+            "new_tensor": lambda tensor, data, *, device=None, dtype=None, requires_grad=False: torch.tensor(
+                data, dtype=dtype or tensor.dtype, device=device or tensor.device, requires_grad=requires_grad
+            ),
+        }
+        own = methods[name]
+
+        def method(*arguments: Any, **options: Any) -> Any:  # a function, as which it is bound
+            return own(*arguments, **options)
+
+        return method
+
+    def _to(self, tensor: Tensor, *args: Any, copy: bool = False, **kwargs: Any) -> Tensor:
+        other = kwargs.pop("other", None)
+        if args and isinstance(args[0], Tensor):
+            other, args = args[0], args[1:]
+        if other is not None:
+            return self._move(tensor, self.device_of(other), *args, dtype=other.dtype, copy=copy, **kwargs)
+        if len(args) > 3:  # device, dtype, non_blocking, copy
+            copy, args = args[3], (*args[:3], *args[4:])
+        if args and isinstance(args[0], int):
+            args = (torch.device("cuda", args[0]), *args[1:])
+        device, dtype, non_blocking, memory_format = torch._C._nn._parse_to(*args, **kwargs)
+        target = self.device_of(tensor) if device is None else self._resolved(device)
+        return self._move(tensor, target, non_blocking, dtype=dtype, copy=copy, memory_format=memory_format)
+
+    def _move(
+        self,
+        tensor: Tensor,
+        target: torch.device,
+        non_blocking: bool = False,
+        *,
+        dtype: torch.dtype | None = None,
+        copy: bool = False,
+        memory_format: torch.memory_format | None = None,
+    ) -> Tensor:
+        source = self._place(tensor)
+        options: dict[str, Any] = {"memory_format": memory_format} if memory_format is not None else {}
+        if target.type == "meta":
+            return _REAL_TO(tensor, target, dtype or tensor.dtype, copy=copy, **options)
+        if source == UNPLACED:
+            self._mark(tensor, target)
+        elif source != target:
+            self._moved(source, target, tensor, non_blocking=non_blocking)
+            with self._made_on(target):
+                return _REAL_TO(tensor, dtype=dtype or tensor.dtype, copy=True, **options)
+        return _REAL_TO(tensor, dtype=dtype or tensor.dtype, copy=copy, **options)
+
+    def _host_only(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def on_host(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+            if self.device_of(tensor).type == "cuda":
+                raise WrongDevice(f"{_stack()[-1]}: a tensor on {self.device_of(tensor)} is no NumPy array")
+            return real(tensor, *args, **kwargs)
+
+        return on_host
+
+    def _read(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def read(tensor: Tensor) -> Any:
+            if self.device_of(tensor).type == "cuda" and tensor.ndim:  # a number alone is read by an operation
+                self.sync("device to host")
+            return real(tensor)
+
+        return read
+
+    def _pin(self, tensor: Tensor, *_: Any) -> Tensor:
+        if self.device_of(tensor) != CPU:
+            raise WrongDevice(f"{_stack()[-1]}: only tensors of the processor can be pinned")
+        pinned = tensor.clone()
+        self.pinned[_storage(pinned)] = _Weak(pinned.untyped_storage())
+        return pinned
+
+    def _new(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def new(tensor: Tensor, *args: Any, device: Any = None, **kwargs: Any) -> Tensor:
+            target = self._place(tensor) if device is None else self._resolved(device)
+            if target.type == "meta" and target != UNPLACED:
+                found: Tensor = real(tensor, *args, device=target, **kwargs)
+                return found
+            with self._made_on(target):
+                found = real(tensor, *args, **kwargs)
+            return found
+
+        return new
+
+    def _deepcopy(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def copied(tensor: Tensor, memo: Any) -> Any:
+            found = real(tensor, memo)  # the copy of its storage is no operation
+            self._mark(found, self._place(tensor))
+            return found
+
+        return copied
+
+    def _factory(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        name = real.__name__
+
+        def made(*args: Any, device: Any = None, **kwargs: Any) -> Any:
+            like = args[0] if args and isinstance(args[0], Tensor) else None
+            if device is not None:
+                target = self._resolved(device)
+            else:
+                target = CPU if like is None or name == "tensor" else self._place(like)
+            if target.type == "meta" and target != UNPLACED:
+                return real(*args, device=target, **kwargs)
+            if target.type == "cuda" and kwargs.get("generator") is not None:
+                raise WrongDevice(f"{_stack()[-1]}: {name} on {target} with a generator of the processor")
+            if name in ("as_tensor", "asarray") and like is not None:
+                return self._move(like, target, dtype=kwargs.get("dtype"))
+            if name == "tensor" and like is not None:
+                return self._move(like.detach(), target, dtype=kwargs.get("dtype"), copy=True)
+            if name in _FROM_HOST and target.type == "cuda" and name != "scalar_tensor":
+                self.sync("host to device")
+            with self._made_on(target):
+                found = real(*args, **kwargs)
+            for leaf in _leaves(found):  # torch.tensor makes its own below the dispatcher
+                if isinstance(leaf, Tensor):
+                    self._mark(leaf, target)
+            return found
+
+        return made
+
+    def _grouped(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def grouped(lists: Any, *args: Any, **kwargs: Any) -> Any:
+            places = {self.device_of(tensor) for tensor in lists[0] if tensor is not None}
+            if len(places) > 1:
+                raise WrongDevice(f"{_stack()[-1]}: an optimizer's tensors are on several devices")
+            (place,) = places or {CPU}
+            return {(place, dtype): value for (_, dtype), value in real(lists, *args, **kwargs).items()}
+
+        return grouped
+
+    def _cuda(self) -> dict[str, Any]:
+        """What `torch.cuda` has where there are cards."""
+
+        @contextmanager
+        def device(chosen: Any) -> Iterator[None]:
+            before, self.current = self.current, self._resolved(chosen)
+            try:
+                yield
+            finally:
+                self.current = before
+
+        @contextmanager
+        def stream(chosen: object) -> Iterator[None]:
+            yield
+
+        def events(enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> _Event:
+            return _Event(self)
+
+        nothing: Callable[..., None] = lambda *_, **__: None  # noqa: E731
+
+        def of(chosen: Any = None) -> SimpleNamespace:
+            place = self.current if chosen is None else self._resolved(chosen)
+            return SimpleNamespace(
+                device=place,
+                synchronize=lambda: self.synchronize(place),
+                wait_stream=nothing,
+                wait_event=nothing,
+                is_capturing=lambda: False,
+            )
+
+        return {
+            "is_available": lambda: True,
+            "is_initialized": lambda: True,
+            "_lazy_init": nothing,
+            "device_count": lambda: self.count,
+            "current_device": lambda: self.current.index,
+            "set_device": lambda chosen: setattr(self, "current", self._resolved(chosen)),
+            "device": device,
+            "stream": stream,
+            "Stream": lambda device=None, **_: of(device),
+            "current_stream": of,
+            "Event": events,
+            "synchronize": self.synchronize,
+            "empty_cache": nothing,
+            "reset_peak_memory_stats": nothing,
+            "memory_allocated": self.allocated,
+            "max_memory_allocated": lambda *_: 1 << 20,
+            "memory_reserved": lambda *_: 0,
+            "mem_get_info": lambda *_: (1 << 34, 1 << 34),
+            "set_per_process_memory_fraction": nothing,
+            "set_sync_debug_mode": self._debug,
+            "get_per_process_memory_fraction": lambda *_: 1.0,
+            "get_device_name": lambda *_: "a pretended card",
+            "get_device_capability": lambda *_: (9, 0),
+            "get_device_properties": lambda *_: SimpleNamespace(
+                name="a pretended card", total_memory=1 << 34, major=9, minor=0, multi_processor_count=100
+            ),
+            "get_rng_state": lambda *_: torch.get_rng_state(),
+            "set_rng_state": nothing,  # numbers of a card are drawn by the processor's generator, which is kept apart
+            "manual_seed": nothing,
+            "manual_seed_all": nothing,
+        }
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """A storage on a card. The weak reference keeps its address from being given to another one."""
+
+    storage: Any
+    device: torch.device
+    nbytes: int
+
+
+_PLACES: dict[int, _Placed] = {}
+"""By address. All cards' alike: what a function keeps between two tests stays where it is."""
+
+_REAL_DEVICE: Callable[[Tensor], torch.device] = torch._C.TensorBase.device.__get__
+_REAL_TO: Callable[..., Tensor] = torch._C.TensorBase.to
+
+
+def _leaves(tree: Any) -> Iterator[Any]:
+    """What is in tuples, lists and dictionaries: torch's own way takes as long as the operations."""
+    if isinstance(tree, tuple | list):
+        for value in tree:
+            yield from _leaves(value)
+    elif isinstance(tree, dict):
+        for value in tree.values():
+            yield from _leaves(value)
+    else:
+        yield tree
+
+
+def _storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _as_on_cpu(real: Callable[..., Any], keyword: str = "") -> Callable[..., Any]:
+    """A function of a kind of device, told the processor's in place of a card's: autocast has a state for each."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        args = tuple("cpu" if isinstance(value, str) and value == "cuda" else value for value in args)
+        if kwargs.get(keyword) == "cuda":
+            kwargs[keyword] = "cpu"
+        return real(*args, **kwargs)
+
+    return called
+
+
+def _stack() -> tuple[str, ...]:
+    """The functions of `ttsv` that are running, `room.module:function`, the outermost first; else the nearest one."""
+    found: list[str] = []
+    nearest = "nobody"
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name, ours = _named(frame.f_code)
+        if ours:
+            found.append(name)
+        elif name and nearest == "nobody":
+            nearest = name
+        frame = frame.f_back
+    return tuple(reversed(found)) or (nearest,)
+
+
+@cache
+def _named(code: CodeType) -> tuple[str, bool]:
+    """What a function is called, and whether it is one of `ttsv`; torch's own and those here have no name."""
+    path = Path(code.co_filename)
+    if path.is_relative_to(_TTSV):
+        return f"{'.'.join(path.relative_to(_TTSV).with_suffix('').parts)}:{code.co_name}", True
+    return "" if path == Path(__file__) or "torch" in path.parts else f"{path.stem}:{code.co_name}", False
+
+
+def counted(syncs: Mapping[Sync, int], places: Iterable[str]) -> Counter[str]:
+    """How often was waited within each of some functions, the innermost of them; within none of them: by who asked."""
+    known, found = frozenset(places), Counter[str]()
+    for sync, count in syncs.items():
+        found[next((place for place in reversed(sync.stack) if place in known), sync.place)] += count
+    return found
