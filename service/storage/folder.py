@@ -81,8 +81,7 @@ class Folder:
     def write_part(self, part: str, offset: int, piece: bytes) -> None:
         """Writes a piece of a file that is known as `part` until it is whole; again, it changes nothing."""
         place = self._part(part)
-        if offset == 0:
-            place.parent.mkdir(parents=True, exist_ok=True)
+        place.parent.mkdir(parents=True, exist_ok=True)
         # Not truncated: pieces may arrive twice, and out of their order.
         with open(os.open(place, os.O_WRONLY | os.O_CREAT, 0o644), "wb") as file:  # noqa: PTH123
             file.seek(offset)

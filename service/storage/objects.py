@@ -86,7 +86,7 @@ class Objects:
             for path in self.files(source):
                 self._fs.create_dir(f"{end}/{path}".rpartition("/")[0], recursive=True)
                 self._fs.copy_file(f"{begin}/{path}", f"{end}/{path}")
-            self._fs.delete_file(f"{end}/{_COPYING}")
+            self._finish_copy(end)
 
     def make(self, folder: str) -> None:
         """Makes nothing: there are no empty folders."""
@@ -108,6 +108,9 @@ class Objects:
         with _errors(folder):
             selector = FileSelector(str(require_inside(folder)), allow_not_found=True, recursive=True)
             return list(self._fs.get_file_info(selector))
+
+    def _finish_copy(self, folder: str) -> None:
+        self._fs.delete_file(f"{folder}/{_COPYING}")
 
     def _discard(self, name: str) -> None:
         with suppress(OSError):

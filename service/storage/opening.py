@@ -1,5 +1,6 @@
 """What `TTSV_STORAGE` names, opened."""
 
+from functools import cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -20,6 +21,7 @@ def problem_of(place: str) -> str | None:
     return None if rest else "must name a bucket"
 
 
+@cache
 def open_storage(place: str) -> Store:
     """The store of a folder's path, or of a URL `s3://BUCKET/PREFIX?OPTION=VALUE...` as `pyarrow.fs` reads it.
 

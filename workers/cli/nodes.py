@@ -57,7 +57,8 @@ def node(
     from workers.node.machine import local_cpus
     from workers.node.membership import Membership, Offer
 
-    configure_logging(Settings())
+    settings = Settings()
+    configure_logging(settings)
     host, _, port = head.partition(":")
     if not host or not (port or "6379").isdecimal():
         raise UserError(f"--head {head}: must be HOST or HOST:PORT")
@@ -72,6 +73,7 @@ def node(
         address=address,
         ports=chosen,
         environment=cards.environment,
+        data_dir=settings.data_dir if "data_dir" in settings.model_fields_set else None,
     )
     Membership(f"{host}:{port or 6379}", token_file, offer).run()
 
