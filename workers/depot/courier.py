@@ -134,7 +134,7 @@ class Courier:
                         raise
                     continue  # it is being written anew: in the next round
                 self._there[path] = (status.st_ino, status.st_size, status.st_mtime_ns)
-        for path in gone:
+        for path in sorted(gone):
             self._store.remove(f"{target}/{path}")
             del self._there[path]
         self._log_after = time.monotonic() + LOG_SECONDS

@@ -93,11 +93,10 @@ def bring_data_set(name: str, data_dir: Path, head: DataSetSource, told: Told) -
     """Has a data set here that is the same as the head's; whether files had to come. Others wait for it meanwhile.
 
     What an interrupted copy left is gone on with; every file is checked, then the content. Raises `DataError` where the
-    head has none and this machine neither, or where this machine has another one under the name.
+    head has none and this machine neither, or where this machine has another one under the name, and `OSError`.
     """
     from ttsv.data.content import ContentRecord
     from ttsv.data.corruptions import PUBLISHED
-    from ttsv.data.download import file_digest
     from ttsv.data.shared import find_shared, locked, open_shared
 
     folder, corrupted = data_dir / FOLDER, name in PUBLISHED
@@ -116,27 +115,45 @@ def bring_data_set(name: str, data_dir: Path, head: DataSetSource, told: Told) -
     if record is not None and _whole(theirs, folder) and (corrupted or find_shared(name, folder) is not None):
         return False
     folder.mkdir(parents=True, exist_ok=True)
+    failed: OSError | None = None
+    with locked(_dataset_of(name), folder):  # which takes every error of the disk for one of the set
+        try:
+            came = _bring_files(theirs, folder, head, told)
+        except OSError as error:
+            failed = error
+        else:
+            if record is None:
+                hashes = {path: file.sha256 for path, file in theirs.files.items()}
+                ContentRecord.make(name, folder, theirs.sha256, hashes)
+    if failed is not None:
+        raise failed
+    if not corrupted:
+        open_shared(name, folder)
+    return came
+
+
+def _bring_files(wanted: DataSetFiles, folder: Path, head: DataSetSource, told: Told) -> bool:
+    """Copies the files that are not here, or other ones; whether there were any. Raises `OSError`."""
+    from ttsv.data.download import file_digest
+
     came = False
-    with locked("digits" if corrupted else name, folder):
-        for path, file in theirs.files.items():
-            place = folder / require_inside(path)
-            if file_digest(place, "sha256") == file.sha256:
-                continue
-            came = True
+    for path, file in wanted.files.items():
+        place = folder / require_inside(path)
+        if file_digest(place, "sha256") != file.sha256:
 
             def show(done: int, path: str = path, size: int = file.size) -> None:
                 told(path, done, size)
 
-            try:
-                copy_out(head, f"{FOLDER}/{path}", place, sha256=file.sha256, resume=True, told=show)
-            except FileNotFoundError as error:
-                raise DataError(f"dataset = {name!r}: the head lost {path} just now ({error}): try again") from error
-        if record is None:
-            hashes = {path: file.sha256 for path, file in theirs.files.items()}
-            ContentRecord.make(name, folder, theirs.sha256, hashes)
-    if not corrupted:
-        open_shared(name, folder)
+            copy_out(head, f"{FOLDER}/{path}", place, sha256=file.sha256, resume=True, told=show)
+            came = True
     return came
+
+
+def _dataset_of(name: str) -> str:
+    """The data set that a folder of corrupted images belongs to; a data set itself."""
+    from ttsv.config.evaluation import PUBLISHED_CORRUPTIONS
+
+    return next((dataset for dataset, folder in PUBLISHED_CORRUPTIONS.items() if folder == name), name)
 
 
 def _whole(wanted: DataSetFiles, folder: Path) -> bool:

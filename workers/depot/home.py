@@ -15,8 +15,9 @@ _BEACON = "beacon"
 class Home:
     """The data folder of the driver and the API: its path there, and the node of Ray (id) that sees it.
 
-    `beacon`: a file in it, by its relative path, that holds `token`, a word that was drawn just now. `shared`: all
-    nodes have it at this path. `storage`: the store, as `TTSV_STORAGE` names it, that keeps the trials' files instead.
+    `beacon`: a file in it, by its relative path, that holds `token`, a word that was drawn just now; empty where nobody
+    is to recognise it. `shared`: all nodes have it at this path. `storage`: the store, as `TTSV_STORAGE` names it, that
+    keeps the trials' files instead.
     """
 
     data_dir: str
@@ -29,7 +30,7 @@ class Home:
     def seen(self, folder: Path) -> bool:
         """Whether a folder here is that very folder: another one, even a copy of it, does not know the word."""
         try:
-            return (folder / self.beacon).read_text() == self.token
+            return (folder / self.beacon).read_text() == self.token if self.beacon else folder.is_dir()
         except OSError:
             return False
 

@@ -3,18 +3,23 @@
 import errno
 import hashlib
 import logging
+import os
 import secrets
 import time
 from collections import deque
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
+from service.errors import UserError
 from service.storage.store import CHUNK, TRIES
 from workers.depot.data_sets import DataSetFiles
 from workers.depot.home import Home
 from workers.depot.server import find_depot
+from workers.node.notes import Notes
+from workers.node.raylet import token_environment
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +39,7 @@ class RemoteFolder:
     """
 
     def __init__(self, home: Home) -> None:
-        self._home = home
+        self.home = home
         self._depot: Any = None
 
     def files(self, folder: str) -> dict[str, int]:
@@ -136,8 +141,8 @@ class RemoteFolder:
         except OSError as error:
             logger.warning("what was sent of a file stays for some hours: %s", error)
 
-    def _ask(self, method: str, *arguments: Any, patience: float = PATIENCE_SECONDS) -> Any:
-        deadline = time.monotonic() + patience
+    def _ask(self, method: str, *arguments: Any, patience: float | None = None) -> Any:
+        deadline = time.monotonic() + (PATIENCE_SECONDS if patience is None else patience)
         while True:
             try:
                 return ray.get(self._begin(method, *arguments, sure=True), timeout=ANSWER_SECONDS)
@@ -146,7 +151,7 @@ class RemoteFolder:
             except (RayError, GetTimeoutError, ValueError) as error:  # ValueError: of a name that is just given up
                 self._depot = None
                 if time.monotonic() > deadline:
-                    raise OSError(errno.EIO, f"the depot of {self._home.data_dir} does not answer: {error}") from error
+                    raise OSError(errno.EIO, f"the depot of {self.home.data_dir} does not answer: {error}") from error
                 logger.warning("the depot does not answer, trying again: %s", error)
                 time.sleep(_PAUSE_SECONDS)
 
@@ -154,7 +159,7 @@ class RemoteFolder:
         """Ray's promise of an answer; None, unless `sure`, where the depot cannot even be asked."""
         try:
             if self._depot is None:
-                self._depot = find_depot(self._home)
+                self._depot = find_depot(self.home)
             return getattr(self._depot, method).remote(*arguments)
         except (RayError, ValueError):
             if sure:
@@ -166,3 +171,24 @@ def _cause(error: RayTaskError) -> Exception:
     """What the depot raised, as it raised it."""
     cause = getattr(error, "cause", None)
     return cause if isinstance(cause, Exception) else error
+
+
+def join_head(address: str, token: Path) -> RemoteFolder:
+    """The data folder of the worker whose cluster this machine, a node of it, has joined at an address (host:port).
+
+    Raises `UserError` where it has not, or nobody tells where the folder is.
+    """
+    if not token.is_file():
+        raise UserError(f"{token}: no such file; copy the file `token` of the head's data folder here")
+    os.environ.update(token_environment(token.absolute()))
+    try:
+        note = Notes(address).heads.get("head")
+        if note is None or note.data_dir is None or note.node is None:
+            raise UserError(f"Ray answers at {address}, and no worker says there where its data folder is; start it")
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (RayError, ConnectionError, RuntimeError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(
+            f"this machine is no node of {address} ({reason}): start `ttsv node` here, and sync while it runs"
+        ) from error
+    return RemoteFolder(Home(note.data_dir, note.node, beacon="", token=""))

@@ -41,12 +41,17 @@ class Folder:
 
 @dataclass(frozen=True)
 class HeadNote:
-    """What nodes compare themselves with; `time` is in seconds since 1970."""
+    """What nodes compare themselves with; `time` is in seconds since 1970.
+
+    `data_dir`: the path of the worker's data folder, and `node` the id of Ray's part of the worker's machine.
+    """
 
     host: str
     versions: Versions
     time: float
     folder: Folder | None = None
+    data_dir: str | None = None
+    node: str | None = None
 
 
 @dataclass(frozen=True)
