@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import signal
+import subprocess
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
 from service.main import create_app
 from service.settings import Settings
 from service.specs.states import NodeState
+from ttsv.data import load_dataset
 
 if TYPE_CHECKING:
     from tests.workers.conftest import Lab, Machines
 
+ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.slow
 
 
@@ -28,15 +35,20 @@ def test_files_travel_to_the_head_and_a_killed_nodes_trial_goes_on(lab: Lab, mac
     node = machines.start("node", TTSV_DATA_DIR=str(own))
     lab.wait_for(lambda: machines.seen(NodeState.ALIVE), 180)
 
-    quick = lab.post([0, 1], epochs=3, seconds=0.3)
-    both = lab.post([2, 3], epochs=30, seconds=0.6)
-    lab.wait_until_final(quick, 180)
-    lab.assert_whole(quick)
-    assert_served(lab, quick)
+    save_images(lab.data_dir / "datasets" / "mine.npz")
+    synced = sync(machines, own)
+    assert "npz:mine is in" in synced.stdout, synced.stderr
+    assert (own / "datasets" / "mine.npz").read_bytes() == (lab.data_dir / "datasets" / "mine.npz").read_bytes()
+    assert "npz:mine was in" in sync(machines, own).stdout
 
-    pids = lab.wait_for(lambda: two(lab.pids(both)), 180)
-    there = {process.pid for process in machines.processes()}
-    (away,) = (trial_id for trial_id, pid in pids.items() if pid in there)
+    whole = lab.post([0, 1], epochs=12, seconds=0.5)
+    one_away(lab, machines, whole)
+    lab.wait_until_final(whole, 180)
+    lab.assert_whole(whole)
+    assert_served(lab, whole)
+
+    both = lab.post([2, 3], epochs=30, seconds=0.6)
+    away = one_away(lab, machines, both)
     assert list((own / "scratch").iterdir()), "it works in a folder of its own"
     lab.wait_for(lambda: epoch(lab, both, away) >= 6, 180)
     assert "epoch 3 of 30" in log(lab, away), "its log is read while it runs"
@@ -76,6 +88,36 @@ def assert_served(lab: Lab, experiment_id: int) -> None:
             content = api.get(f"/v1/artifacts/{artifact['id']}").content
             assert hashlib.sha256(content).hexdigest() == artifact["sha256"]
             assert content.decode() == lab.weights(trial.config["seed"], trial.epochs)
+
+
+def one_away(lab: Lab, machines: Machines, experiment_id: int) -> int:
+    """The one of two trials that runs on the node, as soon as both run."""
+    pids: dict[int, int] = lab.wait_for(lambda: two(lab.pids(experiment_id)), 180)
+    there = {process.pid for process in machines.processes()}
+    (away,) = (trial_id for trial_id, pid in pids.items() if pid in there)
+    return away
+
+
+def save_images(path: Path) -> None:
+    path.parent.mkdir(exist_ok=True)
+    images = np.random.default_rng(0).integers(0, 256, (3000, 3, 20, 20), np.uint8)
+    np.savez(path, x_train=images, y_train=np.arange(3000) % 3)
+    load_dataset("npz:mine", path.parents[1])
+
+
+def sync(machines: Machines, own: Path) -> subprocess.CompletedProcess[str]:
+    """`ttsv data sync`, as it is run on the node."""
+    options = ["--head", f"127.0.0.1:{machines.port}", "--token-file", str(machines.token)]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("TTSV_", "RAY_"))}
+    return subprocess.run(
+        [sys.executable, "-m", "workers.cli", "data", "sync", *options],
+        env=kept | {"PYTHONPATH": str(ROOT), "TTSV_DATA_DIR": str(own)},
+        cwd=machines.folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=180,
+    )
 
 
 def epoch(lab: Lab, experiment_id: int, trial_id: int) -> int:
