@@ -1,6 +1,7 @@
 """`ttsv data`: the data sets of this machine."""
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -73,14 +74,20 @@ def data_sync(
     What an earlier attempt brought is not copied again. Trials do the same at first use. The machine must have joined:
     run `ttsv node` first.
     """
+    from service.errors import UserError
     from service.settings import Settings
     from workers.cli.nodes import head_address
     from workers.depot.data_sets import bring_data_set
-    from workers.depot.remote import join_head
+    from workers.node.raylet import token_environment
     from workers.node.scratch import node_data
 
-    settings = Settings()
-    there = join_head(head_address(head), token_file)
+    settings, address = Settings(), head_address(head)
+    if not token_file.is_file():
+        raise UserError(f"{token_file}: no such file; copy the file `token` of the head's data folder here")
+    os.environ.update(token_environment(token_file.absolute()))
+    from workers.depot.remote import join_head  # brings Ray, which reads the environment when it is imported
+
+    there = join_head(address)
     explicit = "data_dir" in settings.model_fields_set
     data_dir = settings.data_dir if explicit else node_data(there.home.data_dir)
     wanted = names or there.data_sets()

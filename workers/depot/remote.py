@@ -3,15 +3,13 @@
 import errno
 import hashlib
 import logging
-import os
 import secrets
 import time
 from collections import deque
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+from ray.exceptions import AuthenticationError, GetTimeoutError, RayError, RayTaskError
 
 from service.errors import UserError
 from service.storage.store import CHUNK, TRIES
@@ -19,7 +17,6 @@ from workers.depot.data_sets import DataSetFiles
 from workers.depot.home import Home
 from workers.depot.server import find_depot
 from workers.node.notes import Notes
-from workers.node.raylet import token_environment
 
 logger = logging.getLogger(__name__)
 
@@ -173,20 +170,24 @@ def _cause(error: RayTaskError) -> Exception:
     return cause if isinstance(cause, Exception) else error
 
 
-def join_head(address: str, token: Path) -> RemoteFolder:
+def join_head(address: str) -> RemoteFolder:
     """The data folder of the worker whose cluster this machine, a node of it, has joined at an address (host:port).
 
-    Raises `UserError` where it has not, or nobody tells where the folder is.
+    Ray has the cluster's token from the environment. Raises `UserError` where this machine is no node of it, or nobody
+    tells where the folder is.
     """
-    if not token.is_file():
-        raise UserError(f"{token}: no such file; copy the file `token` of the head's data folder here")
-    os.environ.update(token_environment(token.absolute()))
     try:
         note = Notes(address).heads.get("head")
         if note is None or note.data_dir is None or note.node is None:
             raise UserError(f"Ray answers at {address}, and no worker says there where its data folder is; start it")
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except AuthenticationError:
+        raise UserError(
+            f"the token is not that of the cluster at {address}: copy the file `token` of the head's data folder"
+        ) from None
     except (RayError, ConnectionError, RuntimeError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
         reason = str(error).partition("\n")[0]
         raise UserError(
             f"this machine is no node of {address} ({reason}): start `ttsv node` here, and sync while it runs"
