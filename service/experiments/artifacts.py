@@ -1,6 +1,5 @@
 """The files that trials left: what the manifest lists, found on the disk or in the store again."""
 
-import errno
 import os
 import re
 import secrets
@@ -11,7 +10,7 @@ from pathlib import Path
 from service.database import Artifact
 from service.errors import GoneError, NotFoundError, StorageAwayError
 from service.settings import Settings
-from service.storage import Store, copy_out, open_storage
+from service.storage import DamagedFileError, Store, copy_out, open_storage
 
 KEPT = "cache/artifacts"
 """Folder, in the data folder, of copies of files that are in a store elsewhere."""
@@ -91,9 +90,7 @@ def _kept(store: Store, artifact: Artifact, folder: Path, what: str) -> Path | N
     fresh = folder / f"{artifact.sha256}-{secrets.token_hex(4)}"
     try:
         copy_out(store, artifact.path, fresh, sha256=artifact.sha256)
-    except OSError as error:
-        if error.errno != errno.EIO or store.size(artifact.path) is None:
-            raise
+    except DamagedFileError as error:
         raise GoneError(f"{what} is not what was manifested: {error.strerror}") from error
     fresh.replace(copy)
     _forget_oldest(folder, copy)

@@ -6,10 +6,11 @@
 from service.storage.attempts import Attempt, begin, logs_of, remove_checkpoints
 from service.storage.folder import Folder
 from service.storage.opening import open_storage, problem_of
-from service.storage.store import Store, StoredFile, copy_out, require_inside
+from service.storage.store import DamagedFileError, Store, StoredFile, copy_out, require_inside
 
 __all__ = [
     "Attempt",
+    "DamagedFileError",
     "Folder",
     "Store",
     "StoredFile",

@@ -93,15 +93,17 @@ class Folder:
         Again, it changes nothing.
         """
         place, target = self._part(part), self.path(path)
-        if not place.exists() and target.is_file() and target.stat().st_size == size and self.digest(path) == sha256:
-            return  # whose answer was lost
-        with place.open("rb+") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-            if file.tell() != size or found != sha256:
-                raise OSError(errno.EIO, f"{file.tell()} of {size} bytes arrived, or others than were sent", path)
-            os.fsync(file.fileno())
-        target.parent.mkdir(parents=True, exist_ok=True)
-        place.replace(target)
+        try:
+            with place.open("rb+") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+                if file.tell() != size or found != sha256:
+                    raise OSError(errno.EIO, f"{file.tell()} of {size} bytes arrived, or others than were sent", path)
+                os.fsync(file.fileno())
+            target.parent.mkdir(parents=True, exist_ok=True)
+            _move(place, target)
+        except FileNotFoundError:
+            if self.size(path) != size or self.digest(path) != sha256:  # else it was done, and the answer lost
+                raise
         sync_folder(target.parent)
 
     def drop(self, part: str) -> None:
@@ -126,11 +128,16 @@ class Folder:
     def copy(self, source: str, target: str) -> None:
         """As `Store.copy`."""
         place = self.path(target)
-        # Under another name first: a copy that a kill cuts short is never taken for a whole one.
-        partial = place.with_name(place.name + PARTIAL)
-        shutil.rmtree(partial, ignore_errors=True)
-        shutil.copytree(self.path(source), partial)
-        partial.rename(place)
+        # Under a name of its own first: a copy that a kill cuts short is never taken for a whole one, and two that are
+        # made at once, as an answer was late, do not meet.
+        partial = place.with_name(f"{place.name}.{secrets.token_hex(4)}{PARTIAL}")
+        try:
+            shutil.copytree(self.path(source), partial)
+            partial.rename(place)
+        except OSError:
+            shutil.rmtree(partial, ignore_errors=True)
+            if not place.is_dir():
+                raise
 
     def make(self, folder: str) -> None:
         """As `Store.make`."""
@@ -152,3 +159,21 @@ class Folder:
         if not part.isalnum():
             raise PermissionError(errno.EACCES, "no name of a part", part)
         return self.root / PARTS / part
+
+
+def _move(place: Path, target: Path) -> None:
+    """Renames a file, also where its folder is a link to another disk."""
+    try:
+        place.replace(target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        beside = target.with_name(f".{target.name}.{place.name}")
+        try:
+            shutil.copyfile(place, beside)
+            with beside.open("rb") as file:
+                os.fsync(file.fileno())
+            beside.replace(target)
+        finally:
+            beside.unlink(missing_ok=True)
+        place.unlink()

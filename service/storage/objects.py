@@ -80,6 +80,8 @@ class Objects:
         """As `Store.copy`."""
         begin, end = str(require_inside(source)), str(require_inside(target))
         with _errors(target):
+            if end.rpartition("/")[2] in self.folders(end.rpartition("/")[0]):
+                return
             self._fs.create_dir(end, recursive=True)
             with self._fs.open_output_stream(f"{end}/{_COPYING}") as file:
                 file.write(b".")

@@ -15,6 +15,10 @@ TRIES = 3
 """So often a file is copied whose bytes arrive otherwise than they were sent, before that is an error."""
 
 
+class DamagedFileError(OSError):
+    """Other bytes than there should be arrive, however often they are read."""
+
+
 class Store(Protocol):
     """Files by relative paths with slashes. Every method raises `OSError`, and for paths that lead out of it.
 
@@ -40,7 +44,7 @@ class Store(Protocol):
         """A file's SHA-256 (hex) where that is known without sending it here; None where it is not."""
 
     def copy(self, source: str, target: str) -> None:
-        """Copies a folder into one that is not there: whole, or `folders` does not name it."""
+        """Copies a folder into one that is not there, else does nothing: until it is whole, `folders` omits it."""
 
     def make(self, folder: str) -> None:
         """Makes an empty folder, where the store has such."""
@@ -113,7 +117,7 @@ def copy_out(
     """Copies a file of a store to `target`, durably, whole or not at all; returns its SHA-256 (hex).
 
     `sha256`: what it must be, else what the store says of it. With `resume`, what an interrupted copy left is gone on
-    with. `told` hears how many bytes are here. Raises `OSError` where other bytes arrive again and again.
+    with. `told` hears how many bytes are here. Raises `DamagedFileError`, and other `OSError`s.
     """
     expected = store.digest(path) if sha256 is None else sha256
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -139,7 +143,7 @@ def copy_out(
                 part.unlink(missing_ok=True)
             raise
         part.unlink()
-    raise OSError(errno.EIO, f"its SHA-256 is {found}, and must be {expected}", path)
+    raise DamagedFileError(errno.EIO, f"its SHA-256 is {found}, and must be {expected}", path)
 
 
 def sync_folder(folder: Path) -> None:

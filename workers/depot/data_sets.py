@@ -132,6 +132,19 @@ def bring_data_set(name: str, data_dir: Path, head: DataSetSource, told: Told) -
     return came
 
 
+def bring_baseline(dataset: str, data_dir: Path, head: Store) -> None:
+    """Has the baseline of a data set's corruption errors here as it is on the head, or none. Raises `OSError`."""
+    from ttsv.data.download import file_digest
+    from ttsv.evaluation.baseline import baseline_path
+
+    place = baseline_path(data_dir / FOLDER, dataset)
+    path = f"{FOLDER}/{place.name}"
+    if head.size(path) is None:
+        place.unlink(missing_ok=True)
+    elif head.digest(path) != file_digest(place, "sha256"):
+        copy_out(head, path, place)
+
+
 def _bring_files(wanted: DataSetFiles, folder: Path, head: DataSetSource, told: Told) -> bool:
     """Copies the files that are not here, or other ones; whether there were any. Raises `OSError`."""
     from ttsv.data.download import file_digest

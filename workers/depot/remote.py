@@ -13,6 +13,7 @@ from ray.exceptions import AuthenticationError, GetTimeoutError, RayError, RayTa
 
 from service.errors import UserError
 from service.storage.store import CHUNK, TRIES
+from ttsv.errors import TrialError
 from workers.depot.data_sets import DataSetFiles
 from workers.depot.home import Home
 from workers.depot.server import find_depot
@@ -22,10 +23,18 @@ logger = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 120.0
 """How long a call may take: a process may have to start for it, and a large file to be checked."""
+DATA_SET_SECONDS = 1500.0
+"""How long the head may take to read a data set that it never used."""
 PATIENCE_SECONDS = 300.0
 _PAUSE_SECONDS = 1.0
 _IN_FLIGHT = 3
 """Pieces of a file that are under way at once: Ray keeps them in little memory, and many trials send."""
+
+
+class AwayError(TrialError):
+    """The files of a trial cannot go where they belong."""
+
+    failure = "infrastructure"
 
 
 class RemoteFolder:
@@ -38,6 +47,14 @@ class RemoteFolder:
     def __init__(self, home: Home) -> None:
         self.home = home
         self._depot: Any = None
+
+    def check(self) -> None:
+        """Raises `AwayError` where Ray's node of the driver has another folder at the path."""
+        if not self._ask("sees", self.home):
+            raise AwayError(
+                f"Ray's node of the driver does not see the driver's data folder {self.home.data_dir}: run the worker "
+                "on a machine of the cluster, or name a store that all nodes reach (TTSV_STORAGE)"
+            )
 
     def files(self, folder: str) -> dict[str, int]:
         """As `Store.files`."""
@@ -95,12 +112,12 @@ class RemoteFolder:
 
     def data_set(self, name: str) -> DataSetFiles | str:
         """A data set as it is there; in words why there is none."""
-        found: DataSetFiles | str = self._ask("data_set", name)
+        found: DataSetFiles | str = self._ask("data_set", name, seconds=DATA_SET_SECONDS)
         return found
 
     def data_sets(self) -> list[str]:
         """The names of those that are there and need files."""
-        found: list[str] = self._ask("data_sets")
+        found: list[str] = self._ask("data_sets", seconds=DATA_SET_SECONDS)
         return found
 
     def _send(self, part: str, source: BinaryIO, size: int, digest: Any) -> None:
@@ -138,11 +155,11 @@ class RemoteFolder:
         except OSError as error:
             logger.warning("what was sent of a file stays for some hours: %s", error)
 
-    def _ask(self, method: str, *arguments: Any, patience: float | None = None) -> Any:
+    def _ask(self, method: str, *arguments: Any, patience: float | None = None, seconds: float | None = None) -> Any:
         deadline = time.monotonic() + (PATIENCE_SECONDS if patience is None else patience)
         while True:
             try:
-                return ray.get(self._begin(method, *arguments, sure=True), timeout=ANSWER_SECONDS)
+                return ray.get(self._begin(method, *arguments, sure=True), timeout=seconds or ANSWER_SECONDS)
             except RayTaskError as error:
                 raise _cause(error) from error
             except (RayError, GetTimeoutError, ValueError) as error:  # ValueError: of a name that is just given up

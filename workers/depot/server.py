@@ -20,7 +20,7 @@ from workers.depot.home import Home
 from workers.node.machine import code_digest
 
 NAMESPACE = "ttsv"
-THREADS = 8
+THREADS = 32
 IDLE_SECONDS = 900.0
 _READABLE = ("trials", "datasets")
 
@@ -28,16 +28,15 @@ _READABLE = ("trials", "datasets")
 class Depot:
     """Reads files of trials and data sets, and writes files of trials; what it raises is raised at the caller's."""
 
-    def __init__(self, home: Home) -> None:
-        if not home.seen(Path(home.data_dir)):
-            raise FileNotFoundError(
-                f"Ray's node of the driver does not see the driver's data folder {home.data_dir}: run the worker on "
-                "that machine, or name a store that all nodes reach (TTSV_STORAGE)"
-            )
-        self._folder = Folder(Path(home.data_dir))
+    def __init__(self, data_dir: str) -> None:
+        self._folder = Folder(Path(data_dir))
         self._folder.drop_abandoned()
         self._asked = time.monotonic()
         threading.Thread(target=self._end_when_idle, name="idle", daemon=True).start()
+
+    def sees(self, home: Home) -> bool:
+        """Whether the home is the folder that is seen from here."""
+        return home.seen(self._folder.root)
 
     def call(self, method: str, *arguments: Any) -> Any:
         """What a method of `Folder` returns, of those that concern trials alone."""
@@ -100,4 +99,4 @@ def find_depot(home: Home) -> Any:
         max_concurrency=THREADS,
         scheduling_strategy=there,
     )
-    return actor.remote(home)
+    return actor.remote(home.data_dir)

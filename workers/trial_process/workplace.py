@@ -14,7 +14,7 @@ from ttsv.config.trial import TrialConfig
 from ttsv.errors import DataError
 from ttsv.results import StageProgress
 from workers.depot.courier import Courier
-from workers.depot.data_sets import bring_data_set
+from workers.depot.data_sets import bring_baseline, bring_data_set
 from workers.depot.home import Home
 from workers.depot.remote import RemoteFolder
 from workers.node.scratch import node_data, scratch_folder
@@ -69,6 +69,8 @@ class Workplace:
             names.append(PUBLISHED_CORRUPTIONS[config.dataset])
         for name in names:
             yield from _aside(partial(bring_data_set, name, self.data_dir, self.head), name)
+        if config.evaluation.corruptions != "none":
+            bring_baseline(config.dataset, self.data_dir, self.head)
 
 
 @contextmanager
@@ -84,6 +86,8 @@ def workplace(job: Job, data_dir: Path, home: Home | None) -> Iterator[Workplace
         return
     assert home is not None
     head = RemoteFolder(home) if seen is None else None
+    if head is not None:
+        head.check()
     near: Store = Folder(seen) if head is None else head  # type: ignore[arg-type]
     store = near if home.storage is None else open_storage(home.storage)
     own = node_data(home.data_dir) if seen is None else seen

@@ -1,5 +1,6 @@
 """Every kind of store gives back what was put into it, whole or not at all, and tells attempts apart."""
 
+import errno
 import hashlib
 import io
 import os
@@ -185,6 +186,13 @@ class TestAttempts:
         remove_checkpoints(store, 7)
         assert store.files("trials/7") == {}
 
+    def test_a_copy_that_is_made_twice_changes_nothing(self, store: Store) -> None:
+        put(store, "trials/7/1/file", b"1")
+        store.copy("trials/7/1", "trials/7/2")
+        put(store, "trials/7/2/file", b"22")
+        store.copy("trials/7/1", "trials/7/2")
+        assert store.files("trials/7") == {"1/file": 1, "2/file": 2}
+
     def test_checkpoints_go_and_artifacts_stay(self, store: Store) -> None:
         path = begin(store, 7, Attempt(1))
         put(store, f"{path}/checkpoints/1", b"1")
@@ -257,6 +265,20 @@ class TestParts:
         with pytest.raises(OSError):  # noqa: PT011 - of a part that never came, or a wrong one
             store.finish("1a", "trials/1/1/file", len(content), hashlib.sha256(content).hexdigest())
         assert store.read("trials/1/1/file", 0, 100) == b"the one before"
+
+    def test_onto_another_disk(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        real = Path.replace
+
+        def across(self: Path, target: Path) -> Path:
+            if self.parent.name == "incoming":
+                raise OSError(errno.EXDEV, "another disk")
+            return real(self, target)
+
+        monkeypatch.setattr(Path, "replace", across)
+        store = Folder(tmp_path)
+        put(store, "trials/1/1/file", b"12345")
+        assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["file"]
+        assert store.read("trials/1/1/file", 0, 9) == b"12345"
 
     def test_names_of_parts_lead_nowhere(self, tmp_path: Path) -> None:
         with pytest.raises(PermissionError):

@@ -10,7 +10,7 @@ from service.storage import Folder
 from ttsv.data import load_dataset
 from ttsv.errors import DataError
 from workers.depot import data_sets
-from workers.depot.data_sets import DataSetFiles, bring_data_set, describe_data_set, known_data_sets
+from workers.depot.data_sets import DataSetFiles, bring_baseline, bring_data_set, describe_data_set, known_data_sets
 
 
 class Head(Folder):
@@ -148,6 +148,18 @@ def test_corrupted_images(head: Head, node: Path, monkeypatch: pytest.MonkeyPatc
     assert not bring_data_set("CIFAR-10-C", node, head, quiet)
     assert head.bytes_read == read
     assert set(head.data_sets()) == {"CIFAR-10-C"}
+
+
+def test_the_baseline_of_corruption_errors_is_the_heads(head: Head, node: Path) -> None:
+    name = "datasets/npz-mine-corruption-baseline.json"
+    for text in ("first", "second"):
+        (head.root / name).write_text(text)
+        for _ in range(2):
+            bring_baseline("npz:mine", node, head)
+            assert (node / name).read_text() == text
+    (head.root / name).unlink()
+    bring_baseline("npz:mine", node, head)
+    assert not (node / name).exists()
 
 
 def test_paths_of_a_head_lead_nowhere_else(head: Head, node: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from service.settings import Settings
 from service.storage import copy_out
 from workers.depot import remote as remotes
 from workers.depot.home import Home, light_beacon
-from workers.depot.remote import RemoteFolder
+from workers.depot.remote import AwayError, RemoteFolder
 from workers.depot.server import Depot
 
 Happening = Callable[[str, tuple[Any, ...]], str]
@@ -37,7 +37,7 @@ class StandInRay:
 
     def find(self, home: Home) -> Any:
         self.starts += 1
-        return _Handle(self, Depot(self.home))
+        return _Handle(self, Depot(self.home.data_dir))
 
     def get(self, answer: Any, timeout: float) -> Any:
         what, value = answer
@@ -229,9 +229,19 @@ class TestHome:
         monkeypatch.setenv("TTSV_NODE_DATA_DIR", str(tmp_path / "nowhere"))
         assert again.here() is None
 
-    def test_a_depot_that_does_not_see_it_refuses(self, home: Home, tmp_path: Path) -> None:
-        with pytest.raises(FileNotFoundError, match="does not see the driver's data folder"):
-            Depot(replace(home, token="another"))
+    def test_a_depot_that_does_not_see_it_is_not_used(self, home: Home, stand_in: StandInRay) -> None:
+        RemoteFolder(home).check()
+        with pytest.raises(AwayError, match="does not see the driver's data folder") as caught:
+            RemoteFolder(replace(home, token="another")).check()
+        assert caught.value.failure == "infrastructure"
+
+
+def test_a_copy_whose_answer_is_late_is_made_once(remote: RemoteFolder, stand_in: StandInRay) -> None:
+    put(remote, "trials/7/1/checkpoints/1", b"1")
+    fates = iter(["unheard", "well"])
+    stand_in.happens = lambda method, arguments: next(fates, "well") if arguments[:1] == ("copy",) else "well"
+    remote.copy("trials/7/1", "trials/7/2")
+    assert remote.files("trials/7") == {"1/checkpoints/1": 1, "2/checkpoints/1": 1}
 
 
 @pytest.fixture(autouse=True)
