@@ -107,6 +107,8 @@ class Courier:
                 self._changed.notify_all()
 
     def _round(self, waited_for: bool) -> None:
+        if not self._folder.is_dir():
+            raise OSError(errno.ESTALE, "the scratch folder was removed", str(self._folder))
         found = _listing(self._folder)
         changed = [path for path, version in found.items() if self._there.get(path) != version]
         gone = self._there.keys() - found.keys()

@@ -234,6 +234,15 @@ def test_a_process_left_over_writes_nothing_more(bench: Bench, running: Courier)
     assert bench.store.files("trials/7/3.1") == {"checkpoints/000001.json": 1}
 
 
+def test_a_scratch_folder_that_somebody_removes_takes_nothing_with_it(bench: Bench, running: Courier) -> None:
+    bench.put("checkpoints/000001.json", "1")
+    running.sync()
+    bench.folder.rename(bench.folder.with_name("gone"))
+    with pytest.raises(OSError, match="the scratch folder was removed"):
+        running.sync()
+    assert bench.there == {"checkpoints/000001.json": "1"}
+
+
 class TestScratch:
     def test_a_folder_until_the_end(self, tmp_path: Path) -> None:
         with scratch_folder(tmp_path) as first, scratch_folder(tmp_path) as second:

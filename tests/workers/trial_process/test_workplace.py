@@ -17,6 +17,8 @@ from tests.results import made_epoch, made_result
 from ttsv.config.trial import TrialConfig
 from ttsv.errors import DivergedError
 from ttsv.results import EpochMetrics, StageProgress, TrialResult
+from ttsv.trial import run_trial
+from workers.depot.courier import Courier
 from workers.depot.home import Home, light_beacon
 from workers.trial_process.messages import (
     EpochReport,
@@ -65,6 +67,13 @@ class Trial:
         monkeypatch.setattr("workers.trial_process.trainable.REPORT_SECONDS", 0)
         self.home, self.store = home, Folder(Path(home.storage or ""))
         self.trainable = TrialTrainable.__new__(TrialTrainable)  # Ray's constructor wants a running cluster
+        self.couriers: list[Courier] = []
+
+        def made(*arguments: Any) -> Courier:
+            self.couriers.append(Courier(*arguments))
+            return self.couriers[-1]
+
+        monkeypatch.setattr("workers.trial_process.workplace.Courier", made)
 
     def begin(self, run: Any = train, **job: Any) -> None:
         fields: dict[str, Any] = {"trial_id": 1, "fence": 1, "stored_epochs": 0, "config": CONFIG} | job
@@ -83,12 +92,20 @@ class Trial:
         return found
 
     def kill(self) -> None:
-        """The process is gone, with whatever its machine had."""
+        """The process is gone with whatever its machine had, and carries nothing more."""
+        for courier in self.couriers:
+            courier.close()
+        there = self.everything()
         self.trainable._reports = iter(())
         shutil.rmtree(Path(self.home.data_dir) / "scratch")
+        assert there == self.everything()
 
     def there(self, folder: str) -> dict[str, str]:
         return {name: self.store.path(f"{folder}/{name}").read_text() for name in self.store.files(folder)}
+
+    def everything(self) -> dict[str, str]:
+        """What is in the store, by its SHA-256."""
+        return {path: self.store.digest(f"trials/{path}") or "" for path in self.store.files("trials")}
 
 
 @pytest.fixture
@@ -189,3 +206,28 @@ def test_a_network_of_another_trial_is_brought(trial: Trial) -> None:
     assert isinstance(failure, FailureReport)
     assert failure.failure == "bad_data"
     assert "run the trial that left it again" in failure.message
+
+
+@pytest.mark.slow
+def test_a_real_trial_killed_twice_ends_with_the_same_weights(trial: Trial) -> None:
+    """What it had here is gone each time; it goes on from what was carried."""
+    training = {"epochs": 4, "steps": 2, "batch_size": 32}
+    config = TrialConfig.from_dict({"dataset": "digits", "model": "small-cnn", "training": training}).to_dict()
+    networks = []
+    for trial_id, kills in ((1, 0), (2, 2)):
+        reached = 0
+        for attempt in range(kills):
+            trial.begin(run_trial, trial_id=trial_id, config=config, attempt=attempt, stored_epochs=reached)
+            while reached < attempt + 2:
+                report = trial.step()
+                if isinstance(report, EpochReport):
+                    assert report.points[0].epoch >= reached, "one epoch is done again at most"
+                    reached = report.points[-1].epoch
+            trial.kill()
+        trial.begin(run_trial, trial_id=trial_id, config=config, attempt=kills, stored_epochs=reached)
+        final = trial.rest()[-1]
+        assert isinstance(final, ResultReport), final
+        (model,) = (file for file in final.artifacts if file["kind"] == "model")
+        networks.append(trial.store.path(model["path"]).read_bytes())
+        assert trial.store.digest(model["path"]) == model["sha256"]
+    assert networks[0] == networks[1]
