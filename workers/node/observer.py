@@ -19,7 +19,7 @@ from typing import Any
 from service.queue.cluster import Machine, Node, machine_from_json, nodes_as_json
 from service.specs.states import NodeState
 from workers.node.machine import describe, versions
-from workers.node.notes import Folder, HeadNote, Notes, host_of, misfits, said
+from workers.node.notes import STORAGE, STORAGE_MARKER, Folder, HeadNote, Notes, host_of, misfits, said
 
 LOOK_SECONDS = 1.0
 AWAY_SECONDS = 30.0
@@ -246,7 +246,9 @@ def main() -> None:
     given, descriptor, data_dir, *marker = sys.argv[1:]
     address = canonicalize_bootstrap_address(given) or given  # `auto`, for one
     folder = Folder(data_dir, marker[0]) if marker else None
-    head = HeadNote(socket.gethostname(), versions(), time.time(), folder, data_dir)
+    place = os.environ.get(STORAGE)
+    storage = Folder(place, os.environ.get(STORAGE_MARKER, "")) if place else None
+    head = HeadNote(socket.gethostname(), versions(), time.time(), folder, data_dir, storage=storage)
     try:
         observe(Observer(Notes(address), Questions(address), head, Path(data_dir)), int(descriptor))
     except BrokenPipeError:

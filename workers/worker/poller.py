@@ -103,7 +103,7 @@ class Worker:
 
     def _choose_cluster(self) -> Cluster:
         settings = self._settings
-        observation = Observation(settings.data_dir, shared=settings.shared_data)
+        observation = Observation(settings.data_dir, shared=settings.shared_data, storage=settings.storage)
         if address := os.environ.get("RAY_ADDRESS"):
             return Cluster(address, observation)
         return LocalCluster(
