@@ -60,8 +60,9 @@ def content_of(settings: Settings, artifact: Artifact) -> Content:
         raise GoneError(f"{what} does not lie in the data folder: its manifest is damaged, or a link leads out of it")
     place = "the data folder"
     if not path.is_file() and settings.storage is not None:
-        place, store = "the store (TTSV_STORAGE)", open_storage(settings.storage)
+        place = "the store (TTSV_STORAGE)"
         try:
+            store = open_storage(settings.storage)
             found = _kept(store, artifact, data_dir / KEPT, what)
             size = artifact.size if found is not None else store.size(artifact.path)
         except OSError as error:

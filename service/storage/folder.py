@@ -24,6 +24,8 @@ class Folder:
     A file may come in parts, over any time and from any process: `write_part` as often as it takes, then `finish`.
     """
 
+    chunk = CHUNK
+
     def __init__(self, root: Path) -> None:
         self.root = root
 

@@ -18,6 +18,9 @@ class Objects:
     An object appears as a whole, when all of it is there; where its bytes cannot be read to their end it is removed.
     """
 
+    chunk = 16 * CHUNK
+    """Each reading is a request of its own."""
+
     def __init__(self, filesystem: Any) -> None:
         self._fs = filesystem
 
@@ -54,9 +57,8 @@ class Objects:
         """As `Store.write`."""
         name, digest, done = str(require_inside(path)), hashlib.sha256(), 0
         with _errors(path):
-            self._fs.create_dir(name.rpartition("/")[0], recursive=True)
             try:
-                with self._fs.open_output_stream(name) as file:
+                with self._output(name) as file:
                     while done < size:
                         piece = source.read(min(CHUNK, size - done))
                         if not piece:
@@ -82,12 +84,10 @@ class Objects:
         with _errors(target):
             if end.rpartition("/")[2] in self.folders(end.rpartition("/")[0]):
                 return
-            self._fs.create_dir(end, recursive=True)
-            with self._fs.open_output_stream(f"{end}/{_COPYING}") as file:
+            with self._output(f"{end}/{_COPYING}") as file:
                 file.write(b".")
             for path in self.files(source):
-                self._fs.create_dir(f"{end}/{path}".rpartition("/")[0], recursive=True)
-                self._fs.copy_file(f"{begin}/{path}", f"{end}/{path}")
+                self._copy_file(f"{begin}/{path}", f"{end}/{path}")
             self._finish_copy(end)
 
     def make(self, folder: str) -> None:
@@ -110,6 +110,21 @@ class Objects:
         with _errors(folder):
             selector = FileSelector(str(require_inside(folder)), allow_not_found=True, recursive=True)
             return list(self._fs.get_file_info(selector))
+
+    def _output(self, name: str) -> Any:
+        """A stream that becomes an object; folders are made only where the file system has such."""
+        try:
+            return self._fs.open_output_stream(name)
+        except FileNotFoundError:
+            self._fs.create_dir(name.rpartition("/")[0], recursive=True)
+            return self._fs.open_output_stream(name)
+
+    def _copy_file(self, source: str, target: str) -> None:
+        try:
+            self._fs.copy_file(source, target)
+        except FileNotFoundError:
+            self._fs.create_dir(target.rpartition("/")[0], recursive=True)
+            self._fs.copy_file(source, target)
 
     def _finish_copy(self, folder: str) -> None:
         self._fs.delete_file(f"{folder}/{_COPYING}")

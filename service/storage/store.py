@@ -25,6 +25,9 @@ class Store(Protocol):
     A file is written as a whole or not at all, over one that is there; what lies in a folder without files is unknown.
     """
 
+    chunk: int
+    """So many bytes are best read at once."""
+
     def files(self, folder: str) -> dict[str, int]:
         """The size of every file below a folder, by its path from there; none where there is no such folder."""
 
@@ -127,7 +130,7 @@ def copy_out(
     for _ in range(TRIES):
         try:
             with part.open("ab") as file:
-                while piece := store.read(path, file.tell(), CHUNK):
+                while piece := store.read(path, file.tell(), store.chunk):
                     file.write(piece)
                     told(file.tell())
                 file.flush()

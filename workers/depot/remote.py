@@ -44,6 +44,8 @@ class RemoteFolder:
     `OSError` (EIO) is raised.
     """
 
+    chunk = CHUNK
+
     def __init__(self, home: Home) -> None:
         self.home = home
         self._depot: Any = None

@@ -50,6 +50,9 @@ def test_files_travel_to_the_head_and_a_killed_nodes_trial_goes_on(lab: Lab, mac
     both = lab.post([2, 3], epochs=30, seconds=0.6)
     away = one_away(lab, machines, both)
     assert list((own / "scratch").iterdir()), "it works in a folder of its own"
+    lab.wait_for(lambda: epoch(lab, both, away) >= 2, 180)
+    (depot,) = (process for process in lab.processes() if "ray::Depot" in " ".join(process.cmdline()))
+    depot.kill()
     lab.wait_for(lambda: epoch(lab, both, away) >= 6, 180)
     assert "epoch 3 of 30" in log(lab, away), "its log is read while it runs"
     node.send_signal(signal.SIGKILL)
