@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
+from service.experiments import actions
 from service.main import create_app
 from service.settings import Settings
 from service.specs.states import NodeState
@@ -41,32 +42,36 @@ def test_files_travel_to_the_head_and_a_killed_nodes_trial_goes_on(lab: Lab, mac
     assert (own / "datasets" / "mine.npz").read_bytes() == (lab.data_dir / "datasets" / "mine.npz").read_bytes()
     assert "npz:mine was in" in sync(machines, own).stdout
 
-    whole = lab.post([0, 1], epochs=12, seconds=0.5)
-    one_away(lab, machines, whole)
+    whole = lab.post([0], epochs=4, seconds=0.5, resources={"cpus": 1, "gpus": 1})  # the head has none
     lab.wait_until_final(whole, 180)
     lab.assert_whole(whole)
     assert_served(lab, whole)
 
-    both = lab.post([2, 3], epochs=30, seconds=0.6)
-    away = one_away(lab, machines, both)
+    both = [lab.post([seed], epochs=90, seconds=0.6) for seed in (2, 3)]
+    pids: dict[int, int] = lab.wait_for(lambda: two(lab.pids(both[0]) | lab.pids(both[1])), 180)
+    there = {process.pid for process in machines.processes()}
+    (away,) = (trial_id for trial_id, pid in pids.items() if pid in there)
+    moves, stays = sorted(both, key=lambda experiment_id: lab.trials(experiment_id)[0].id != away)
     assert list((own / "scratch").iterdir()), "it works in a folder of its own"
-    lab.wait_for(lambda: epoch(lab, both, away) >= 2, 180)
+    begun = epoch(lab, moves)
+    lab.wait_for(lambda: epoch(lab, moves) >= begun + 2, 180)
     (depot,) = (process for process in lab.processes() if "ray::Depot" in " ".join(process.cmdline()))
     depot.kill()
-    lab.wait_for(lambda: epoch(lab, both, away) >= 6, 180)
-    assert "epoch 3 of 30" in log(lab, away), "its log is read while it runs"
+    lab.wait_for(lambda: epoch(lab, moves) >= begun + 6, 180)
+    assert "epoch 3 of 90" in log(lab, away), "its log is read while it runs"
     node.send_signal(signal.SIGKILL)
     node.wait()
     lab.wait_for(lambda: not machines.processes(), 30)
-    reported = epoch(lab, both, away)
+    reported = epoch(lab, moves)
     (checkpoint,) = (lab.data_dir / "trials" / str(away)).glob("*/checkpoint")
     kept = int(checkpoint.read_text().split()[0])
     assert kept >= reported - 1, "what is lost is one checkpoint interval at most"
 
-    lab.wait_until_final(both, 300)
-    lab.assert_whole(both)
-    assert_served(lab, both)
-    (trial,) = (one for one in lab.trials(both) if one.id == away)
+    lab.database.write(lambda session: actions.cancel(session, stays))
+    lab.wait_until_final(moves, 300)
+    lab.assert_whole(moves)
+    assert_served(lab, moves)
+    (trial,) = lab.trials(moves)
     assert (trial.deaths, trial.error) == (0, None)
     (file,) = (lab.data_dir / "trials" / str(away)).glob("*/trained")
     trained = [int(line) for line in file.read_text().split()]
@@ -93,14 +98,6 @@ def assert_served(lab: Lab, experiment_id: int) -> None:
             assert content.decode() == lab.weights(trial.config["seed"], trial.epochs)
 
 
-def one_away(lab: Lab, machines: Machines, experiment_id: int) -> int:
-    """The one of two trials that runs on the node, as soon as both run."""
-    pids: dict[int, int] = lab.wait_for(lambda: two(lab.pids(experiment_id)), 180)
-    there = {process.pid for process in machines.processes()}
-    (away,) = (trial_id for trial_id, pid in pids.items() if pid in there)
-    return away
-
-
 def save_images(path: Path) -> None:
     path.parent.mkdir(exist_ok=True)
     images = np.random.default_rng(0).integers(0, 256, (3000, 3, 20, 20), np.uint8)
@@ -123,8 +120,8 @@ def sync(machines: Machines, own: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def epoch(lab: Lab, experiment_id: int, trial_id: int) -> int:
-    return max((number for owner, number in lab.points(experiment_id) if owner == trial_id), default=0)
+def epoch(lab: Lab, experiment_id: int) -> int:
+    return max((number for _, number in lab.points(experiment_id)), default=0)
 
 
 def log(lab: Lab, trial_id: int) -> str:
