@@ -15,7 +15,7 @@ from service.settings import Settings
 if TYPE_CHECKING:
     from tests.workers.conftest import Lab
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def test_a_killed_trial_goes_on_and_the_api_gives_its_files(quick_lab: Lab) -> None:
