@@ -31,6 +31,10 @@ class GoneError(LookupError):
     """What is asked for was there and is not any more, or is not what it was."""
 
 
+class StorageAwayError(RuntimeError):
+    """The store of trials' files does not answer."""
+
+
 class ConflictError(ValueError):
     """A name that is taken: `field` says which field's."""
 

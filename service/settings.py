@@ -12,6 +12,7 @@ from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from service.errors import UserError
+from service.storage import problem_of
 
 LEAST_FREE_BYTES = 256 * 2**20
 """With less room in the data folder the service is not ready."""
@@ -133,6 +134,12 @@ class Settings(BaseSettings):
         False, description="All nodes see the data folder at the same path: a machine that does not is refused."
     )
 
+    storage: str | None = Field(
+        None,
+        description="Where files of trials are kept, if not in the data folder: the path of a folder that all nodes "
+        "see, or s3://BUCKET/PREFIX with options of pyarrow behind a question mark.",
+    )
+
     webhook_url: str | None = Field(
         None, description="Address (https) that is told of experiments that became final; several: spaces between."
     )
@@ -154,6 +161,16 @@ class Settings(BaseSettings):
             raise PydanticCustomError("ports", "{reason}", {"reason": str(error)}) from None
         if info.data.get("head_port") in ports:
             raise PydanticCustomError("ports", "must be without TTSV_HEAD_PORT")
+        return value
+
+    @field_validator("storage")
+    @classmethod
+    def _known_storage(cls, value: str | None) -> str | None:
+        """Refuses what is neither a path nor a bucket."""
+        if not value:
+            return None
+        if problem := problem_of(value):
+            raise PydanticCustomError("storage", "{reason}", {"reason": problem})
         return value
 
     @field_validator("database_url")

@@ -65,7 +65,7 @@ def download(
     with database.read() as session:
         artifact = store.get_artifact(session, artifact_id, project_id=who.project_id)
         session.expunge(artifact)
-    content = content_of(settings.data_dir, artifact)
+    content = content_of(settings, artifact)
     tag = f'"{artifact.sha256}"'
     headers = validators(tag) | {
         "X-Content-Type-Options": "nosniff",

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Response
@@ -18,7 +17,9 @@ from service.api.http.problems import RESPONSES
 from service.database import OPEN_EXPERIMENTS, OPEN_TRIALS
 from service.errors import NotFoundError
 from service.experiments import logs, store
+from service.experiments.logs import Log
 from service.experiments.subscriptions import Subscriptions
+from service.settings import Settings
 
 router = APIRouter(prefix="/v1", tags=["logs"], responses=RESPONSES)
 
@@ -47,15 +48,15 @@ class _Asked:
     tail: Annotated[int, Query(ge=0, le=100_000, description="So many lines of its end, 4 MiB at most.")] = 1000
     follow: Annotated[bool, Query(description="Go on with what is written, until the end.")] = False
 
-    def answer(self, what: str, find: Callable[[Path], Path | None], is_open: Callable[[Session], bool]) -> Response:
+    def answer(self, what: str, find: Callable[[Settings], Log | None], is_open: Callable[[Session], bool]) -> Response:
         """The end of the log that `find` names, or all that is still to come; raises `NotFoundError`."""
 
         def ended() -> bool:
             with self.database.read() as session:
                 return not is_open(session)
 
-        def newest() -> Path | None:
-            return find(self.settings.data_dir)
+        def newest() -> Log | None:
+            return find(self.settings)
 
         final, path = ended(), newest()
         if path is None and (final or not self.follow):
@@ -76,7 +77,7 @@ def of_trial(trial_id: TrialId, asked: Asked) -> Response:
     def is_open(session: Session) -> bool:
         return store.get_trial(session, trial_id, project_id=asked.who.project_id).state in OPEN_TRIALS
 
-    return asked.answer(f"trial {trial_id}", lambda folder: logs.trial_log(folder, trial_id), is_open)
+    return asked.answer(f"trial {trial_id}", lambda settings: logs.trial_log(settings, trial_id), is_open)
 
 
 @router.get(
@@ -90,12 +91,12 @@ def of_experiment(experiment_id: ExperimentId, asked: Asked) -> Response:
         return found.state in OPEN_EXPERIMENTS
 
     return asked.answer(
-        f"experiment {experiment_id}", lambda folder: logs.experiment_log(folder, experiment_id), is_open
+        f"experiment {experiment_id}", lambda settings: logs.experiment_log(settings.data_dir, experiment_id), is_open
     )
 
 
 async def _follow(
-    subscriptions: Subscriptions, find: Callable[[], Path | None], ended: Callable[[], bool], lines: int
+    subscriptions: Subscriptions, find: Callable[[], Log | None], ended: Callable[[], bool], lines: int
 ) -> AsyncIterator[bytes]:
     """The end of the log, then what is written to it, then the logs of later attempts from their beginning."""
     path, offset = None, 0

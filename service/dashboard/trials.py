@@ -93,7 +93,7 @@ def trial(trial_id: TrialId, show: Show, who: Reader, database: Db, settings: Co
         session.expunge_all()
     result = found.result
     values = [(metric, getattr(result, metric.value)) for metric in Metric] if result else []
-    path = trial_log(settings.data_dir, trial_id)
+    path = trial_log(settings, trial_id)
     layers = result.layers if result else []
     return show(
         "trial.html",

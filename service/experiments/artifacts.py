@@ -1,11 +1,20 @@
-"""The files that trials left: what the manifest lists, found on the disk again."""
+"""The files that trials left: what the manifest lists, found on the disk or in the store again."""
 
+import os
 import re
+import secrets
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from service.database import Artifact
-from service.errors import GoneError, NotFoundError
+from service.errors import GoneError, NotFoundError, StorageAwayError
+from service.settings import Settings
+from service.storage import DamagedFileError, Store, copy_out, open_storage
+
+KEPT = "cache/artifacts"
+"""Folder, in the data folder, of copies of files that are in a store elsewhere."""
+MOST_KEPT_BYTES = 4 * 2**30
 
 _MEDIA_TYPES = {
     ".csv": "text/csv; charset=utf-8",
@@ -38,17 +47,66 @@ def media_type(artifact: Artifact) -> str:
     return _MEDIA_TYPES.get(Path(artifact.path).suffix.lower(), "application/octet-stream")
 
 
-def content_of(data_dir: Path, artifact: Artifact) -> Content:
-    """The artifact's file, which must lie in the data folder and have the manifest's size.
+def content_of(settings: Settings, artifact: Artifact) -> Content:
+    """The artifact's file, which must lie in the data folder or else in the store, and have the manifest's size.
 
-    Raises `NotFoundError` where it is missing, `GoneError` where it is something else.
+    What is in the store is brought here first, checked by its SHA-256, and kept for a while. Raises `NotFoundError`
+    where it is missing, `GoneError` where it is something else, `StorageAwayError`.
     """
+    data_dir = settings.data_dir
     what = f"artifact {artifact.id} ({artifact.kind} of trial {artifact.trial_id})"
     path = (data_dir / artifact.path).resolve()
     if not path.is_relative_to(data_dir.resolve()):
         raise GoneError(f"{what} does not lie in the data folder: its manifest is damaged, or a link leads out of it")
-    if not path.is_file():
-        raise NotFoundError(f"{what} was manifested but is gone: its file was removed from the data folder")
-    if (size := path.stat().st_size) != artifact.size:
+    place = "the data folder"
+    if not path.is_file() and settings.storage is not None:
+        place = "the store (TTSV_STORAGE)"
+        try:
+            store = open_storage(settings.storage)
+            found = _kept(store, artifact, data_dir / KEPT, what)
+            size = artifact.size if found is not None else store.size(artifact.path)
+        except OSError as error:
+            raise StorageAwayError(f"{what} cannot be read in {place}: {error}") from error
+        path = path if found is None else found
+    else:
+        size = path.stat().st_size if path.is_file() else None
+    if size is None:
+        raise NotFoundError(f"{what} was manifested but is gone: its file was removed from {place}")
+    if size != artifact.size:
         raise GoneError(f"{what} is not what was manifested: {size} bytes instead of {artifact.size}")
     return Content(path, file_name(artifact), media_type(artifact))
+
+
+def _kept(store: Store, artifact: Artifact, folder: Path, what: str) -> Path | None:
+    """The copy of a file of the store, fetched where there is none yet; None where it is missing, or of another size.
+
+    Raises `GoneError` where it is of another SHA-256.
+    """
+    copy = folder / artifact.sha256
+    with suppress(FileNotFoundError):
+        os.utime(copy)
+        return copy
+    if store.size(artifact.path) != artifact.size:
+        return None
+    fresh = folder / f"{artifact.sha256}-{secrets.token_hex(4)}"
+    try:
+        copy_out(store, artifact.path, fresh, sha256=artifact.sha256)
+    except DamagedFileError as error:
+        raise GoneError(f"{what} is not what was manifested: {error.strerror}") from error
+    fresh.replace(copy)
+    _forget_oldest(folder, copy)
+    return copy
+
+
+def _forget_oldest(folder: Path, kept: Path) -> None:
+    """Removes the copies that were not asked for the longest, until the others have room."""
+    copies = []
+    for path in folder.iterdir():
+        with suppress(FileNotFoundError):
+            status = path.stat()
+            copies.append((status.st_mtime, status.st_size, path))
+    room = MOST_KEPT_BYTES
+    for _, size, path in sorted(copies, reverse=True):
+        room -= size
+        if room < 0 and path != kept:
+            path.unlink(missing_ok=True)

@@ -1,22 +1,33 @@
 """The logs that trials and drivers write under the data folder: found by id, read from the end in bounded pieces."""
 
+import logging
 import os
 import re
 from pathlib import Path
 
+from service.settings import Settings
+from service.storage import Folder, StoredFile, logs_of, open_storage
+
+logger = logging.getLogger(__name__)
+
+Log = Path | StoredFile
+"""What is read of a log, wherever it is."""
 MAX_TAIL_BYTES = 4 * 2**20
 """So much of a log's end is looked at, whatever number of lines is asked for."""
 _BLOCK = 64 * 2**10
 
 
-def trial_log(data_dir: Path, trial_id: int) -> Path | None:
-    """The log of the trial's newest attempt: under the largest fence that has one."""
-    folder = data_dir / "trials" / str(trial_id)
+def trial_log(settings: Settings, trial_id: int) -> Log | None:
+    """The log of the trial's newest attempt that has one, in the data folder or else in the store."""
+    data_dir = settings.data_dir
+    here = [data_dir / found.path for found in logs_of(Folder(data_dir), trial_id)]
+    if (path := next((path for path in here if _is_ours(data_dir, path)), None)) or settings.storage is None:
+        return path
     try:
-        fences = sorted((int(entry.name) for entry in folder.iterdir() if _is_number(entry.name)), reverse=True)
-    except (FileNotFoundError, NotADirectoryError):
+        return next(iter(logs_of(open_storage(settings.storage), trial_id)), None)
+    except OSError as error:
+        logger.warning("the store of trials' files (TTSV_STORAGE) does not answer: %s", error)
         return None
-    return next((path for fence in fences if _is_ours(data_dir, path := folder / str(fence) / "trial.log")), None)
 
 
 def experiment_log(data_dir: Path, experiment_id: int) -> Path | None:
@@ -30,7 +41,7 @@ def experiment_log(data_dir: Path, experiment_id: int) -> Path | None:
     return next((path for one in newest_first if _is_ours(data_dir, path := data_dir / "logs" / one[0])), None)
 
 
-def tail(path: Path, lines: int) -> tuple[bytes, int]:
+def tail(path: Log, lines: int) -> tuple[bytes, int]:
     """The last `lines` lines, within the last `MAX_TAIL_BYTES`, and where the file ended."""
     with path.open("rb") as file:
         end = start = file.seek(0, os.SEEK_END)
@@ -45,7 +56,7 @@ def tail(path: Path, lines: int) -> tuple[bytes, int]:
     return b"".join(kept), end
 
 
-def read_from(path: Path, offset: int) -> bytes:
+def read_from(path: Log, offset: int) -> bytes:
     """What stands in the file from a place on, at most 64 KiB; nothing if the file is gone."""
     try:
         with path.open("rb") as file:
@@ -53,10 +64,6 @@ def read_from(path: Path, offset: int) -> bytes:
             return file.read(_BLOCK)
     except FileNotFoundError:
         return b""
-
-
-def _is_number(name: str) -> bool:
-    return re.fullmatch(r"\d{1,18}", name) is not None
 
 
 def _is_ours(data_dir: Path, path: Path) -> bool:

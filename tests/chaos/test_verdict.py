@@ -14,13 +14,14 @@ from service.database.engine import Database
 from service.experiments.submission import Draft, submit
 from service.queue import leases
 from service.specs.grid import ExperimentSpec, expand_grid
+from service.storage import Attempt, Folder, begin
 from tests.chaos.program import STARTS, TRAINED, read_checkpoint, run_trial
 from tests.chaos.verdict import Verdict, judge
 from ttsv.config.trial import TrialConfig
 from ttsv.results import CHECKPOINTS, EpochMetrics, TrialResult
 from workers.driver.recorder import Recorder
 from workers.trial_process.messages import EpochReport, ResultReport
-from workers.trial_process.trial_folder import manifest, trial_folder
+from workers.trial_process.trial_folder import manifest
 
 EPOCHS = 4
 
@@ -57,7 +58,7 @@ def played(sqlite_url: str, tmp_path: Path) -> Iterator[Played]:
     for seed in (0, 1):
         recorder.started(seed + 1)
         config = TrialConfig.from_dict({**base, "seed": seed})
-        folder = trial_folder(tmp_path, seed + 1, lease.fence)
+        folder = tmp_path / begin(Folder(tmp_path), seed + 1, Attempt(lease.fence))
         for report in run_trial(config, data_dir=tmp_path, folder=folder):
             if isinstance(report, EpochMetrics):
                 recorder.reported(seed + 1, EpochReport([report]))

@@ -1,8 +1,10 @@
 import contextlib
+import hashlib
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,15 +15,19 @@ import psutil
 import pytest
 from sqlalchemy import select
 
-from service.database import Artifact, EpochPoint, Event, Experiment, Result, Trial, TrialState
+from service.database import Artifact, ClusterNode, EpochPoint, Event, Experiment, Result, Trial, TrialState
 from service.database.engine import Database
 from service.experiments import store, submission
 from service.experiments.submission import Draft
+from service.queue import nodes
 from service.settings import Settings
 from service.specs.grid import ExperimentSpec, expand_grid
+from service.specs.states import NodeState
+from workers.node.raylet import free_ports
 from workers.worker.ray_cluster import LocalCluster
 
 HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
 
 
 def wait_for(condition: Callable[[], Any], seconds: float = 120) -> Any:
@@ -141,13 +147,28 @@ class Lab:
         return self.experiment(experiment_id)
 
     def assert_whole(self, experiment_id: int) -> None:
-        """Every trial succeeded once, no epoch is missing."""
+        """Every trial succeeded once, no epoch is missing, and each network is that of an undisturbed run."""
         trials = self.trials(experiment_id)
         assert {trial.state for trial in trials} == {TrialState.SUCCEEDED}
         assert sorted(result.trial_id for result in self.results(experiment_id)) == [trial.id for trial in trials]
         expected = [(trial.id, epoch) for trial in trials for epoch in range(1, trial.epochs + 1)]
         assert self.points(experiment_id) == expected
         assert self.experiment(experiment_id).state == "succeeded"
+        for trial in trials:
+            assert self.model(trial.id) == self.weights(trial.config["seed"], trial.epochs)
+
+    @staticmethod
+    def weights(seed: int, epochs: int) -> str:
+        """What the network of a fake trial holds that ran each epoch once, in its order."""
+        chain = hashlib.sha256(str(seed).encode()).hexdigest()
+        for epoch in range(1, epochs + 1):
+            chain = hashlib.sha256(f"{chain} {epoch}".encode()).hexdigest()
+        return f"weights {chain}"
+
+    def model(self, trial_id: int) -> str:
+        """What the trial's network holds, in the data folder."""
+        (path,) = self.artifact_paths(trial_id)
+        return (self.data_dir / path).read_text()
 
     def close(self) -> None:
         for worker in self.workers:
@@ -203,3 +224,72 @@ def quick_lab(lab: Lab, cluster: LocalCluster) -> Lab:
     """Workers of this lab share one cluster with the other tests."""
     lab.settings |= {"RAY_ADDRESS": cluster.address, **cluster.env()}
     return lab
+
+
+class Machines:
+    """Machines that join the cluster of a lab's worker, each by the command `ttsv node`."""
+
+    def __init__(self, lab: Lab, folder: Path) -> None:
+        self.lab, self.folder = lab, folder
+        self.token = folder / "token"
+        # Ray puts Unix sockets there, whose paths end at 107 characters.
+        self.temporary = Path(tempfile.mkdtemp(prefix="n"))
+        (self.port,) = free_ports(1)
+        first = 20_000 + os.getpid() % 100 * 100
+        lab.settings |= {
+            "TTSV_HEAD_ADDRESS": "127.0.0.1",
+            "TTSV_HEAD_PORT": str(self.port),
+            "TTSV_NODE_PORTS": f"{first}-{first + 49}",
+        }
+        self.ports = f"{first + 50}-{first + 99}"
+        self.children: list[subprocess.Popen[bytes]] = []
+
+    def start(
+        self, name: str, *, token: Path | None = None, before: Sequence[str] = (), **environment: str
+    ) -> subprocess.Popen[bytes]:
+        """Joins, with what it says in a log of this name; it knows nothing of the lab but address and token.
+
+        `before`: what its command is an argument of.
+        """
+        own = {key: value for key, value in os.environ.items() if not key.startswith(("TTSV_", "RAY_"))}
+        env = own | {"PYTHONPATH": str(ROOT), "TTSV_WORKER_CPUS": "1", "TTSV_WORKER_GPUS": "2"}
+        env |= {"TMPDIR": str(self.temporary)} | environment
+        options = ["--head", f"127.0.0.1:{self.port}", "--token-file", str(token or self.token), "--ports", self.ports]
+        with (self.folder / name).open("wb") as log:
+            command = [*before, sys.executable, "-m", "workers.cli", "node", *options]
+            child = subprocess.Popen(command, env=env, cwd=self.folder, stdout=log, stderr=log)
+        self.children.append(child)
+        return child
+
+    def said(self, name: str) -> str:
+        return (self.folder / name).read_text()
+
+    def processes(self) -> list[psutil.Process]:
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get("RAY_AUTH_TOKEN_PATH") == str(self.token):
+                    found.append(process)
+            except psutil.Error:
+                pass
+        return found
+
+    def seen(self, *states: NodeState) -> list[ClusterNode]:
+        """What the database says, without the head."""
+        with self.lab.database.read() as session:
+            return [row for row in nodes.listed(session, 100) if row.state in states and not row.head]
+
+    def close(self) -> None:
+        for child in self.children:
+            if child.poll() is None:
+                child.terminate()
+                child.wait(20)
+        shutil.rmtree(self.temporary)
+
+
+@pytest.fixture
+def machines(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
+    machines = Machines(lab, tmp_path_factory.mktemp("machines"))
+    yield machines
+    machines.close()
+    lab.wait_for(lambda: not machines.processes(), 10)

@@ -20,7 +20,7 @@ class Baseline:
     @classmethod
     def find(cls, folder: Path, dataset: str) -> "Baseline | None":
         """That of a data set in the folder of the data sets; None without one. Raises `DataError` for a damaged one."""
-        path = _path(folder, dataset)
+        path = baseline_path(folder, dataset)
         try:
             content = path.read_bytes()
             record = CorruptionRecord(**json.loads(content)["corruptions"])
@@ -33,7 +33,7 @@ class Baseline:
     @staticmethod
     def store(folder: Path, dataset: str, record: CorruptionRecord, model: str) -> Path:
         """Makes a record the data set's baseline, whole or not at all; `model` says whose it is."""
-        path = _path(folder, dataset)
+        path = baseline_path(folder, dataset)
         write_json(path, {"dataset": dataset, "model": model, "corruptions": asdict(record)})
         return path
 
@@ -45,5 +45,6 @@ class Baseline:
             return None, str(error)
 
 
-def _path(folder: Path, dataset: str) -> Path:
+def baseline_path(folder: Path, dataset: str) -> Path:
+    """Where the baseline of a data set lies in the folder of the data sets."""
     return folder / f"{file_name(dataset)}-corruption-baseline.json"

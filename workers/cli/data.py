@@ -1,8 +1,10 @@
 """`ttsv data`: the data sets of this machine."""
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -56,6 +58,45 @@ def data_verify(name: Name) -> None:
 
     sha256 = verify_dataset(name, Settings().data_dir)
     typer.echo(f"{name}: every file is as published, or as at its first use (content SHA-256 {sha256})")
+
+
+@data_app.command("sync")
+@plain_errors
+def data_sync(
+    head: Annotated[str, typer.Option(envvar="TTSV_HEAD", help="The head, HOST or HOST:PORT (6379).")],
+    token_file: Annotated[
+        Path, typer.Option(envvar="TTSV_TOKEN_FILE", help="The cluster's token: a copy of the head's.")
+    ],
+    names: Annotated[list[str] | None, typer.Argument(help="Data sets; by default all that the head has.")] = None,
+) -> None:
+    """Copy data sets from the head to this machine, a node of its cluster, and verify them.
+
+    What an earlier attempt brought is not copied again. Trials do the same at first use. The machine must have joined:
+    run `ttsv node` first.
+    """
+    from service.errors import UserError
+    from service.settings import Settings
+    from workers.cli.nodes import head_address
+    from workers.depot.data_sets import bring_data_set
+    from workers.node.raylet import token_environment
+    from workers.node.scratch import node_data
+
+    settings, address = Settings(), head_address(head)
+    if not token_file.is_file():
+        raise UserError(f"{token_file}: no such file; copy the file `token` of the head's data folder here")
+    os.environ.update(token_environment(token_file.absolute()))
+    from workers.depot.remote import join_head  # brings Ray, which reads the environment when it is imported
+
+    there = join_head(address)
+    explicit = "data_dir" in settings.model_fields_set
+    data_dir = settings.data_dir if explicit else node_data(there.home.data_dir)
+    wanted = names or there.data_sets()
+    if not wanted:
+        typer.echo("the head has no data sets that need files")
+    for name in wanted:
+        with _progress() as progress:
+            came = bring_data_set(name, data_dir, there, progress or (lambda file, done, total: None))
+        typer.echo(f"{name} is in {data_dir}, the same as on the head" if came else f"{name} was in {data_dir} already")
 
 
 @contextmanager

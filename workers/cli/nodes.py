@@ -57,10 +57,9 @@ def node(
     from workers.node.machine import local_cpus
     from workers.node.membership import Membership, Offer
 
-    configure_logging(Settings())
-    host, _, port = head.partition(":")
-    if not host or not (port or "6379").isdecimal():
-        raise UserError(f"--head {head}: must be HOST or HOST:PORT")
+    settings = Settings()
+    configure_logging(settings)
+    address_of_head = head_address(head)
     try:
         chosen = ports_of(ports)
     except ValueError as error:
@@ -72,8 +71,19 @@ def node(
         address=address,
         ports=chosen,
         environment=cards.environment,
+        data_dir=settings.data_dir if "data_dir" in settings.model_fields_set else None,
     )
-    Membership(f"{host}:{port or 6379}", token_file, offer).run()
+    Membership(address_of_head, token_file, offer).run()
+
+
+def head_address(head: str) -> str:
+    """HOST:PORT of what `--head` says. Raises `UserError`."""
+    from service.errors import UserError
+
+    host, _, port = head.partition(":")
+    if not host or not (port or "6379").isdecimal():
+        raise UserError(f"--head {head}: must be HOST or HOST:PORT")
+    return f"{host}:{port or 6379}"
 
 
 def _show(found: "list[NodeOut]") -> None:

@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn, TypeVar
@@ -33,11 +34,13 @@ from service.settings import Settings
 from service.specs.grid import ExperimentSpec, search_base
 from service.specs.planner import Fields, PlannedTrial
 from service.specs.spec import Asha
+from service.storage import remove_checkpoints
 from ttsv.trial import run_trial
+from workers.depot.home import light_beacon, open_kept
 from workers.driver.lease_keeper import LeaseKeeper
 from workers.driver.recorder import Recorder
 from workers.trial_process.messages import Job, RunTrial
-from workers.trial_process.trial_folder import remove_checkpoints, remove_tune_folders, tune_folder
+from workers.trial_process.trial_folder import remove_tune_folders, tune_folder
 
 if TYPE_CHECKING:
     from workers.driver.feed import Feed, Slots
@@ -75,6 +78,8 @@ class Driver:
         self._passes: Passes | None = None
         self._slots: Slots | None = None
         self._feed: Feed | None = None
+        self._attempts: Counter[int] = Counter()
+        self._kept = open_kept(settings.data_dir, settings.storage)
 
     def run(self) -> None:
         """Runs the experiment to its end."""
@@ -129,15 +134,17 @@ class Driver:
         return patiently(lambda: self._database.write(work))
 
     def _run_pass(self, passes: "Passes", spec: ExperimentSpec, feed: "Feed") -> None:
-        from workers.driver.tuner import Pass
+        from workers.driver.tuner import Pass, node_here
 
         data_dir, experiment_id = self._settings.data_dir, self._lease.experiment_id
         remove_tune_folders(data_dir, experiment_id, self._lease.fence)
         board = data_dir / "tensorboard" / str(experiment_id)
+        folder = tune_folder(data_dir, experiment_id, self._lease.fence)
         work = Pass(
             spec=spec,
             data_dir=data_dir,
-            folder=tune_folder(data_dir, experiment_id, self._lease.fence),
+            folder=folder,
+            home=light_beacon(self._settings, folder, node_here()),
             feed=feed,
             earlier=patiently(partial(self._earlier, spec)),
             board_folder=board if self._settings.tensorboard else None,
@@ -191,7 +198,7 @@ class Driver:
                 source = trial.source_trial_id
                 path = None if source is None else driver_reads.model_path(session, source)
             if source is None or path is not None:
-                return Job(trial.id, self._lease.fence, trial.epoch, trial.config, path)
+                return Job(trial.id, self._lease.fence, trial.epoch, trial.config, path, self._attempt(trial.id))
             self._database.write(partial(self._fail_orphan, trial_id=trial.id, source=source))
 
     def _fail_orphan(self, session: Session, trial_id: int, source: int) -> None:
@@ -224,7 +231,13 @@ class Driver:
             with hold(session, self._lease) as held:
                 return held.add_trial(planned, point)
 
-        return Job(self._database.write(work), self._lease.fence, 0, planned.config.to_dict())
+        trial_id = self._database.write(work)
+        return Job(trial_id, self._lease.fence, 0, planned.config.to_dict(), attempt=self._attempt(trial_id))
+
+    def _attempt(self, trial_id: int) -> int:
+        """The number of the next attempt at a trial: no two write into one folder."""
+        self._attempts[trial_id] += 1
+        return self._attempts[trial_id] - 1
 
     def _earlier(self, spec: ExperimentSpec) -> list[driver_reads.Curve]:
         """What a scheduler has to know of the trials that are final."""
@@ -245,7 +258,10 @@ class Driver:
 
     def _ended(self, trial_id: int) -> None:
         """The checkpoints of a trial whose end is stored serve nothing more, and they are its largest files."""
-        remove_checkpoints(self._settings.data_dir, trial_id)
+        try:
+            remove_checkpoints(self._kept, trial_id)
+        except OSError as error:
+            logger.warning("the checkpoints of trial %d stay: %s", trial_id, error)
 
     def _lost(self) -> NoReturn:
         logger.info("experiment %d is no longer ours: stopping", self._lease.experiment_id)

@@ -9,6 +9,7 @@ from ray import tune
 from ray.tune.experiment import Trial
 
 from workers.driver.recorder import Recorder
+from workers.driver.verification import Verification
 from workers.driver.watchdog import Watchdog
 from workers.trial_process.messages import EpochReport, FailureReport, Job, Report, ResultReport
 
@@ -28,8 +29,10 @@ _NODE_DIED = re.compile(
 class TuneCallback(tune.Callback):
     """Hands Tune's events on. It runs in Tune's control loop: it must not wait, and must not fail."""
 
-    def __init__(self, recorder: Recorder, watchdog: Watchdog, data_dir: Path) -> None:
-        self._recorder, self._watchdog, self._data_dir = recorder, watchdog, data_dir
+    def __init__(
+        self, recorder: Recorder, watchdog: Watchdog, data_dir: Path, stored: Verification | None = None
+    ) -> None:
+        self._recorder, self._watchdog, self._data_dir, self._stored = recorder, watchdog, data_dir, stored
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (tune.Callback, ())  # Tune keeps a pickled copy in its books; nobody uses it
@@ -46,12 +49,15 @@ class TuneCallback(tune.Callback):
     ) -> None:
         """The trial reported. If that was an epoch and Tune is done with it, its scheduler stopped it."""
         trial_id, report = job_of(trial).trial_id, result["report"]
-        if isinstance(report, ResultReport) and (missing := _not_here(report, self._data_dir)):
+        if isinstance(report, ResultReport) and self._stored is not None:
+            self._stored.begin(trial_id, report)  # it asks a server, and records the end
+        elif isinstance(report, ResultReport) and (missing := _not_here(report, self._data_dir)):
             host = result.get("hostname", "its node")
             where = f"is on {host} alone, and not in {self._data_dir}, where it is served from"
             fix = "have all nodes share the data folder, then run the trial again"
             report = FailureReport("infrastructure", f"{missing} {where}; {fix}")
-        self._recorder.reported(trial_id, report)
+        if not (isinstance(report, ResultReport) and self._stored is not None):
+            self._recorder.reported(trial_id, report)
         if result["done"]:
             logger.info("trial %d %s", trial_id, _end(report))
             self._watchdog.ended(trial_id)

@@ -18,10 +18,13 @@ from service.queue.driver_reads import Curve
 from service.specs.grid import ExperimentSpec
 from service.specs.search import best_direction
 from service.specs.spec import Asha, Fifo
+from service.storage import open_storage
+from workers.depot.home import Home
 from workers.driver.callback import TuneCallback, job_of
 from workers.driver.feed import ENDLESS, Feed
 from workers.driver.recorder import Recorder
 from workers.driver.tensorboard import TensorBoardLogger
+from workers.driver.verification import Verification
 from workers.driver.watchdog import Verdict, Watchdog
 from workers.trial_process.messages import FailureReport, RunTrial, TuneConfig
 from workers.trial_process.trainable import COMPARED_EPOCH, TrialTrainable
@@ -47,6 +50,11 @@ def connect(address: str) -> None:
     ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
 
 
+def node_here() -> str:
+    """The node of the cluster (Ray's id) that this driver is on."""
+    return str(ray.get_runtime_context().get_node_id())
+
+
 @dataclass(frozen=True)
 class Pass:
     """What one pass runs: what `feed` hands out; `earlier` is what its scheduler knows already."""
@@ -54,6 +62,7 @@ class Pass:
     spec: ExperimentSpec
     data_dir: Path
     folder: Path
+    home: Home
     feed: Feed
     earlier: Iterable[Curve] = ()
     board_folder: Path | None = None
@@ -80,22 +89,27 @@ class Passes:
         """Runs what there is: each trial reports its end or loses its process."""
         self._watchdog = Watchdog(work.spec.timeout_seconds, work.spec.hung_after, self._judge)
         self._watchdog.start()
+        storage = work.home.storage
+        stored = None if storage is None else Verification(open_storage(storage), self._recorder)
         try:
-            self._tuner(work, self._watchdog).fit()
+            self._tuner(work, self._watchdog, stored).fit()
         finally:
             self._watchdog.close()
+            if stored is not None:
+                stored.close()
 
-    def _tuner(self, work: Pass, watchdog: Watchdog) -> tune.Tuner:
+    def _tuner(self, work: Pass, watchdog: Watchdog, stored: Verification | None) -> tune.Tuner:
         resources = work.spec.resources
         reserved = {"cpu": resources.cpus, "gpu": resources.gpus}
         if resources.memory_gib is not None:
             reserved["memory"] = resources.memory_gib * GIB
-        callbacks: list[tune.Callback] = [TuneCallback(self._recorder, watchdog, work.data_dir)]
+        callbacks: list[tune.Callback] = [TuneCallback(self._recorder, watchdog, work.data_dir, stored)]
         if work.board_folder is not None:
             callbacks.append(TensorBoardLogger(work.board_folder))
         config = TuneConfig(
             run=self._run,
             data_dir=str(work.data_dir),
+            home=work.home,
             cpus=resources.cpus,
             gpus=resources.gpus,
             every_epoch=work.board_folder is not None or not isinstance(work.spec.scheduler, Fifo),

@@ -21,6 +21,7 @@ from workers.node.probe import CLOCK_SECONDS, NOTE, VERDICT, Outcome, Verdict
 from workers.node.processes import ask
 from workers.node.pulse import beat
 from workers.node.raylet import RayProcess, port_options, token_environment
+from workers.node.scratch import NODE_DATA, remove_abandoned
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +39,7 @@ class Offer:
     """What this machine gives to the cluster. `address`: at which the others reach it, by default Ray's guess.
 
     `ports` (of step 1): those that it uses, by default any. `environment` says which GPUs are meant, where not all are.
+    `data_dir`: its data folder, by default at the same path as the head's.
     """
 
     cpus: int
@@ -45,6 +47,7 @@ class Offer:
     address: str | None = None
     ports: range | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    data_dir: Path | None = None
 
 
 class Membership:
@@ -72,6 +75,7 @@ class Membership:
             # A second Ctrl-C shall not leave the ending half done.
             ignored = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
             self._ray.stop()
+            self._remove_scratch()
             signal.signal(signal.SIGINT, ignored[signal.SIGINT])
             signal.signal(signal.SIGTERM, previous)
 
@@ -105,7 +109,17 @@ class Membership:
             options["node-ip-address"] = offer.address
         if offer.ports is not None:
             options |= port_options(offer.ports)
-        self._ray.start(options=options, environment=offer.environment)
+        self._remove_scratch()
+        self._ray.start(options=options, environment={**offer.environment, **self._own_data()})
+
+    def _own_data(self) -> dict[str, str]:
+        """What tells the processes of Ray of this machine's data folder."""
+        return {} if self._offer.data_dir is None else {NODE_DATA: str(self._offer.data_dir)}
+
+    def _remove_scratch(self) -> None:
+        """Trials that were killed leave what they were working on."""
+        if self._offer.data_dir is not None:
+            remove_abandoned(self._offer.data_dir)
 
     def _stay(self, name: str) -> bool:
         """Until Ray's part of this machine is gone; whether it was there."""

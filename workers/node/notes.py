@@ -19,6 +19,8 @@ from service.queue.cluster import Machine, Versions
 MOST_CLOCK_SECONDS = 5.0
 MARKER = ".ttsv-cluster"
 """A file in the data folder of the head by which nodes know it."""
+STORAGE, STORAGE_MARKER = "TTSV_STORAGE", "TTSV_STORAGE_MARKER"
+"""Environment variables by which the observer knows the store of the trials' files, and a folder's marker."""
 _NAMESPACE = b"ttsv"
 _ANSWER_SECONDS = 10.0
 _Note = TypeVar("_Note")
@@ -41,12 +43,19 @@ class Folder:
 
 @dataclass(frozen=True)
 class HeadNote:
-    """What nodes compare themselves with; `time` is in seconds since 1970."""
+    """What nodes compare themselves with; `time` is in seconds since 1970.
+
+    `data_dir`: the path of the worker's data folder, and `node` the id of Ray's part of the worker's machine.
+    `storage`: the folder that keeps the trials' files instead, or a bucket's URL, which has no marker.
+    """
 
     host: str
     versions: Versions
     time: float
     folder: Folder | None = None
+    data_dir: str | None = None
+    node: str | None = None
+    storage: Folder | None = None
 
 
 @dataclass(frozen=True)

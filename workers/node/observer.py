@@ -19,7 +19,7 @@ from typing import Any
 from service.queue.cluster import Machine, Node, machine_from_json, nodes_as_json
 from service.specs.states import NodeState
 from workers.node.machine import describe, versions
-from workers.node.notes import Folder, HeadNote, Notes, host_of, misfits, said
+from workers.node.notes import STORAGE, STORAGE_MARKER, Folder, HeadNote, Notes, host_of, misfits, said
 
 LOOK_SECONDS = 1.0
 AWAY_SECONDS = 30.0
@@ -134,7 +134,7 @@ class Observer:
         self._notes.heads.put("head", dataclasses.replace(self._head, time=time.time()))
         infos = self._notes.client.get_all_node_info(timeout=_TIMEOUT_SECONDS).values()
         introduced = set(self._notes.nodes.names())
-        nodes, alive = [], []
+        nodes, alive, here = [], [], []
         for info in infos:
             node_id = info.node_id.hex()
             if info.state != _ALIVE:
@@ -144,8 +144,11 @@ class Observer:
                     nodes.append(_node(node_id, info, self._answers.get(node_id, Answer(None)), NodeState.LEFT))
                 continue
             alive.append(node_id)
+            if Path(info.raylet_socket_name).exists():
+                here.append((not info.is_head_node, node_id))
             answer = self._answers[node_id] = self._answer(node_id, info, introduced)
             nodes.append(_node(node_id, info, answer, NodeState.ALIVE))
+        self._head = dataclasses.replace(self._head, node=min(here)[1] if here else None)
         self._questions.forget(alive)
         self._answers = {node.id: self._answers[node.id] for node in nodes if node.id in self._answers}
         return [*sorted(nodes, key=lambda node: (not node.head, node.host, node.id)), *self._refused()]
@@ -243,7 +246,9 @@ def main() -> None:
     given, descriptor, data_dir, *marker = sys.argv[1:]
     address = canonicalize_bootstrap_address(given) or given  # `auto`, for one
     folder = Folder(data_dir, marker[0]) if marker else None
-    head = HeadNote(socket.gethostname(), versions(), time.time(), folder)
+    place = os.environ.get(STORAGE)
+    storage = Folder(place, os.environ.get(STORAGE_MARKER, "")) if place else None
+    head = HeadNote(socket.gethostname(), versions(), time.time(), folder, data_dir, storage=storage)
     try:
         observe(Observer(Notes(address), Questions(address), head, Path(data_dir)), int(descriptor))
     except BrokenPipeError:

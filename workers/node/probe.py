@@ -17,7 +17,8 @@ from enum import StrEnum
 from pydantic import TypeAdapter
 
 from service.queue.cluster import Machine
-from workers.node.notes import MOST_CLOCK_SECONDS, HeadNote, NodeNote, Notes, misfits, said
+from service.storage import open_storage
+from workers.node.notes import MARKER, MOST_CLOCK_SECONDS, HeadNote, NodeNote, Notes, misfits, said
 
 CONNECT_SECONDS = 3.0
 CLOCK_SECONDS = 20.0
@@ -67,6 +68,7 @@ def judge(address: str, note: NodeNote) -> Verdict:
             clock_seconds=ahead,
             sees_folder=head.folder is None or head.folder.seen(),
         )
+        problems += store_problems(head)
         machine: Machine = dataclasses.replace(note.machine, clock_seconds=None if ahead is None else round(ahead, 2))
         note = dataclasses.replace(note, machine=machine, problem=said(problems) or None)
         joined = note.name in notes.nodes.names()
@@ -81,6 +83,22 @@ def judge(address: str, note: NodeNote) -> Verdict:
     except ValueError:
         return Verdict(Outcome.REFUSED, f"the head at {address} writes other notes: install the same version on both")
     return Verdict(Outcome.REFUSED, said(problems)) if problems else Verdict(Outcome.FITS)
+
+
+def store_problems(head: HeadNote) -> list[str]:
+    """What keeps this machine from the store of the trials' files, with what mends it; nothing without a store."""
+    if head.storage is None:
+        return []
+    place = head.storage.path.partition("?")[0].rpartition("@")[2]  # what is left out may be secret
+    if head.storage.marker:
+        if head.storage.seen():
+            return []
+        return [f"the head's store {place} is not here (its file {MARKER} is missing, or of another): mount it there"]
+    try:
+        open_storage(head.storage.path).size("trials/any")
+    except (OSError, ValueError) as error:
+        return [f"the head's store {place} cannot be read from here ({error}): are AWS_ACCESS_KEY_ID and the like set?"]
+    return []
 
 
 def compare_clocks(

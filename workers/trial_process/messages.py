@@ -6,6 +6,7 @@ from typing import NotRequired, TypedDict
 
 from ttsv.config.fields import Plain
 from ttsv.results import EpochMetrics, StageProgress, TrialResult
+from workers.depot.home import Home
 
 RunTrial = Callable[..., Iterator[EpochMetrics | TrialResult | StageProgress]]
 """The shape of `ttsv.trial.run_trial`."""
@@ -15,7 +16,8 @@ RunTrial = Callable[..., Iterator[EpochMetrics | TrialResult | StageProgress]]
 class Job:
     """One trial to be run under one fence; the database has its epochs up to `stored_epochs` already.
 
-    With `source`, a saved network's path in the data folder, nothing is trained: that network is evaluated.
+    With `source`, a saved network's path in the data folder, nothing is trained: that network is evaluated. `attempt`
+    numbers the driver's attempts at the trial, from 0.
     """
 
     trial_id: int
@@ -23,18 +25,21 @@ class Job:
     stored_epochs: int
     config: Plain
     source: str | None = None
+    attempt: int = 0
 
 
 class TuneConfig(TypedDict):
     """What Tune hands to a trial's process.
 
     `job` has the fields of a `Job`, all else is common to a pass: `run` has the shape of `run_trial`, `cpus` and `gpus`
-    are reserved, and `every_epoch` says whether each is reported for itself.
+    are reserved, and `every_epoch` says whether each is reported for itself. `home`: where files belong, which without
+    it is `data_dir`.
     """
 
     job: NotRequired[Plain]
     run: RunTrial
     data_dir: str
+    home: NotRequired[Home | None]
     cpus: float
     gpus: float
     every_epoch: bool

@@ -11,7 +11,7 @@ import sys
 import time
 import traceback
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import closing, contextmanager, redirect_stderr, redirect_stdout
 from io import TextIOBase
 from pathlib import Path
 from typing import Any, TextIO, cast
@@ -19,10 +19,12 @@ from typing import Any, TextIO, cast
 import ray
 from ray import tune
 
+from service.storage.attempts import LOG
 from ttsv.config.fields import Plain
 from ttsv.config.trial import TrialConfig
-from ttsv.errors import DataError, DeviceError, DivergedError, OutOfMemoryError, TrialError
+from ttsv.errors import DeviceError, DivergedError, OutOfMemoryError, TrialError
 from ttsv.results import EpochMetrics, StageProgress, TrialResult
+from workers.depot.home import Home
 from workers.trial_process.messages import (
     GOING_ON,
     EpochReport,
@@ -37,12 +39,11 @@ from workers.trial_process.messages import (
     TuneConfig,
 )
 from workers.trial_process.resources import Sampler
-from workers.trial_process.trial_folder import Furthest, Journal, manifest, trial_folder
+from workers.trial_process.trial_folder import Furthest, Journal, manifest
+from workers.trial_process.workplace import Workplace, workplace
 
 logger = logging.getLogger(__name__)
 
-LOG = "trial.log"
-"""Its name in the trial's folder. A later attempt goes on in a copy of it."""
 _LONGEST_LINE = 10_000
 _DISK_TROUBLE = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE}
 _TRACEBACK_CHARACTERS = 4000
@@ -104,7 +105,9 @@ class TrialTrainable(tune.Trainable):
 
     def _begin(self, config: TuneConfig) -> None:
         pause = 0.0 if config["every_epoch"] else REPORT_SECONDS
-        self._reports: Iterator[Report] = _reports(Job(**config["job"]), config["run"], Path(config["data_dir"]), pause)
+        self._reports: Iterator[Report] = _reports(
+            Job(**config["job"]), config["run"], Path(config["data_dir"]), config.get("home"), pause
+        )
 
     def _end(self) -> None:
         """Leaves nothing of the last trial behind, least of all in the GPU's memory."""
@@ -138,19 +141,27 @@ class TrialTrainable(tune.Trainable):
             return FailureReport("error", traceback.format_exc()[-_TRACEBACK_CHARACTERS:])  # which nobody foresaw
 
 
-def _reports(job: Job, run: RunTrial, data_dir: Path, pause: float) -> Iterator[Report]:
+def _reports(job: Job, run: RunTrial, data_dir: Path, home: Home | None, pause: float) -> Iterator[Report]:
     """What the trial has to say. The first epoch at once, later ones together, as each report costs a round trip."""
     gpus = ray.get_runtime_context().get_accelerator_ids().get("GPU", []) if ray.is_initialized() else []
     yield StartedReport(socket.gethostname(), gpus, _environment())
     config = TrialConfig.from_dict(job.config)
-    folder = trial_folder(data_dir, job.trial_id, job.fence)
-    with trial_log(folder / LOG), Sampler() as sampler:
+    final: Report | None = None
+    with (
+        workplace(job, data_dir, home) as place,
+        trial_log(place.folder / LOG),
+        Sampler() as sampler,
+        closing(_told(job, run, config, place, pause)) as told,
+    ):
         logger.info("trial %d begins, fence %d; %d epochs are stored", job.trial_id, job.fence, job.stored_epochs)
         try:
-            for report in _told(job, run, config, data_dir, folder, pause):
+            for report in told:
                 if (series := sampler.series(at_once=isinstance(report, ResultReport))) is not None:
                     yield ResourceReport(series)
-                yield report
+                if isinstance(report, ResultReport):
+                    final = report
+                else:
+                    yield report
         except Exception as error:
             if isinstance(error, TrialError):
                 logger.error("%s: %s", error.failure, error)
@@ -159,6 +170,8 @@ def _reports(job: Job, run: RunTrial, data_dir: Path, pause: float) -> Iterator[
             if (series := sampler.series(at_once=True)) is not None:
                 yield ResourceReport(series)
             raise
+    assert final is not None, "the trial ends with a result, or an error"
+    yield final  # once nothing is left to be done here: whoever hears it may end this process
 
 
 def _environment() -> Plain | None:
@@ -172,28 +185,35 @@ def _environment() -> Plain | None:
         return None
 
 
-def _told(job: Job, run: RunTrial, config: TrialConfig, data_dir: Path, folder: Path, pause: float) -> Iterator[Report]:
-    """Runs the trial and packs what it yields."""
-    journal, furthest = Journal(folder), Furthest(folder)
+def _told(
+    job: Job, run: RunTrial, config: TrialConfig, place: Workplace, pause: float
+) -> Generator[Report, None, None]:
+    """Runs the trial and packs what it yields. What a report tells of is stored before it."""
+    journal, furthest = Journal(place.folder), Furthest(place.folder)
     points = journal.after(job.stored_epochs)
     if points:
         yield EpochReport(points)
         points = []
+    for stage in place.bring_data_sets(config):
+        _log_stage(stage)
+        yield StageReport(stage, further=False)
     reported_at = stage_at = -math.inf
-    source = {} if job.source is None else {"source": _require_file(data_dir / job.source)}
+    source = {} if job.source is None else {"source": place.network(job.source)}
     try:
-        for item in run(config, data_dir=data_dir, folder=folder, **source):
+        for item in run(config, data_dir=place.data_dir, folder=place.folder, **source):
             if isinstance(item, EpochMetrics):
                 _require_finite(item, f"epoch {item.epoch}")
                 journal.append(item)
                 points.append(item)
                 _log_epoch(item)
                 if time.monotonic() - reported_at >= pause:
+                    place.sync()
                     yield EpochReport(points)
                     points, reported_at = [], time.monotonic()
             elif isinstance(item, StageProgress):
                 _log_stage(item)
                 if time.monotonic() - stage_at >= STAGE_SECONDS:
+                    place.sync()
                     if points:
                         yield EpochReport(points)
                         points = []
@@ -201,8 +221,9 @@ def _told(job: Job, run: RunTrial, config: TrialConfig, data_dir: Path, folder: 
                     stage_at = time.monotonic()
             else:
                 _require_finite(item, "the result")
-                files = manifest(item.artifacts, data_dir)
+                files = manifest(item.artifacts, place.root)
                 logger.info("the trial succeeded: accuracy %.4f", item.accuracy)
+                place.sync()
                 if points:
                     yield EpochReport(points)
                 yield ResultReport(item, files)
@@ -212,12 +233,6 @@ def _told(job: Job, run: RunTrial, config: TrialConfig, data_dir: Path, folder: 
             yield EpochReport(points)
         raise
     raise RuntimeError("the trial ended without a result")
-
-
-def _require_file(path: Path) -> Path:
-    if not path.is_file():
-        raise DataError(f"{path}, the network to be evaluated, is gone; run the trial that left it again")
-    return path
 
 
 def _log_epoch(item: EpochMetrics) -> None:

@@ -1,8 +1,4 @@
-"""What a trial leaves on disk: `data_dir/trials/<trial>/<fence>/`, one folder per fence.
-
-Files cannot check a fence, so each claim writes into a folder of its own, which starts as a copy of the newest
-earlier one: a stalled predecessor that wakes up spoils nothing.
-"""
+"""What a trial leaves in its folder besides what it trains, the manifest of its files, and the folders of Tune."""
 
 import contextlib
 import dataclasses
@@ -10,7 +6,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from ttsv.results import CHECKPOINTS, EpochMetrics, StageProgress
@@ -18,30 +14,6 @@ from workers.trial_process.messages import FileFields
 
 _JOURNAL = "epochs.jsonl"
 _STAGES = "stages.json"
-
-
-def trial_folder(data_dir: Path, trial_id: int, fence: int) -> Path:
-    """The trial's folder under this fence, with the newest earlier fence's files in it; earlier folders go."""
-    parent = data_dir / "trials" / str(trial_id)
-    folder = parent / str(fence)
-    earlier = sorted(int(path.name) for path in _folders(parent) if int(path.name) < fence)
-    if not folder.exists():
-        if earlier:
-            # Under another name first: a copy that a kill cuts short is never taken for a whole one.
-            partial = parent / f"{fence}.partial"
-            shutil.rmtree(partial, ignore_errors=True)
-            shutil.copytree(parent / str(earlier[-1]), partial)
-            partial.rename(folder)
-        else:
-            folder.mkdir(parents=True)
-    for old in earlier:
-        shutil.rmtree(parent / str(old), ignore_errors=True)
-    return folder
-
-
-def _folders(parent: Path) -> Iterator[Path]:
-    if parent.is_dir():
-        yield from (path for path in parent.iterdir() if path.name.isdigit())
 
 
 class Journal:
@@ -114,12 +86,6 @@ def _describe(kind: str, path: Path, data_dir: Path) -> FileFields:
         os.close(parent)
     relative = path.resolve().relative_to(data_dir.resolve())
     return {"kind": kind, "path": relative.as_posix(), "sha256": digest, "size": path.stat().st_size}
-
-
-def remove_checkpoints(data_dir: Path, trial_id: int) -> None:
-    """Removes what only a resume would need, of every fence; the trial's artifacts stay."""
-    for folder in _folders(data_dir / "trials" / str(trial_id)):
-        shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
 
 
 def tune_folder(data_dir: Path, experiment_id: int, fence: int) -> Path:

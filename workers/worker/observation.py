@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from service.queue.cluster import Node, nodes_from_json
-from workers.node.notes import MARKER
+from workers.node.notes import MARKER, STORAGE, STORAGE_MARKER
 from workers.node.processes import spawn, stop
 
 logger = logging.getLogger(__name__)
@@ -25,11 +25,12 @@ PAUSE_SECONDS = 5.0
 class Observation:
     """The child and the newest line that it wrote. Call it from the main thread: the child dies with its starter.
 
-    `shared`: further nodes must see the data folder; a marker in it tells them that it is the same.
+    `shared`: further nodes must see the data folder; a marker in it tells them that it is the same. `storage`: as
+    `TTSV_STORAGE` names it; nodes must reach it.
     """
 
-    def __init__(self, data_dir: Path, *, shared: bool = False) -> None:
-        self._data_dir, self._shared = data_dir, shared
+    def __init__(self, data_dir: Path, *, shared: bool = False, storage: str | None = None) -> None:
+        self._data_dir, self._shared, self._storage = data_dir, shared, storage
         self._log = data_dir / "logs" / f"nodes-{os.getpid()}.log"
         self._child: subprocess.Popen[bytes] | None = None
         self._start_after = 0.0
@@ -60,13 +61,28 @@ class Observation:
         if self._shared:
             command.append(_marked(self._data_dir))
         try:
-            self._child = spawn(command, env=env, log=self._log, death=signal.SIGKILL, pass_fds=[writer])
+            self._child = spawn(
+                command, env={**env, **self._store()}, log=self._log, death=signal.SIGKILL, pass_fds=[writer]
+            )
         except BaseException:
             os.close(reader)
             raise
         finally:
             os.close(writer)
         threading.Thread(target=self._read, args=(reader, self._child), name="nodes", daemon=True).start()
+
+    def _store(self) -> dict[str, str]:
+        """What tells the child of the store; in its environment, as a bucket's URL may hold a secret."""
+        if self._storage is None:
+            return {}
+        if "://" in self._storage:
+            return {STORAGE: self._storage}
+        try:
+            Path(self._storage).mkdir(parents=True, exist_ok=True)
+            return {STORAGE: self._storage, STORAGE_MARKER: _marked(Path(self._storage))}
+        except OSError as error:
+            logger.error("the store of trials' files cannot be used (TTSV_STORAGE): %s", error)
+            return {}
 
     def _read(self, reader: int, child: subprocess.Popen[bytes]) -> None:
         with os.fdopen(reader, "rb") as lines:

@@ -23,11 +23,12 @@ from service.queue.cluster import Node
 from service.queue.leases import Lease, Watched
 from service.queue.shares import Amount
 from service.settings import Settings
+from service.storage import remove_checkpoints
+from workers.depot.home import open_kept
 from workers.node.cards import Cards
 from workers.node.machine import local_cpus
 from workers.node.processes import identity, is_dead, stop
 from workers.node.pulse import beat
-from workers.trial_process.trial_folder import remove_checkpoints
 from workers.worker.allocation import Allocation
 from workers.worker.drivers import DRIVER, LONGEST_PAUSE, Drivers
 from workers.worker.observation import Observation
@@ -102,7 +103,7 @@ class Worker:
 
     def _choose_cluster(self) -> Cluster:
         settings = self._settings
-        observation = Observation(settings.data_dir, shared=settings.shared_data)
+        observation = Observation(settings.data_dir, shared=settings.shared_data, storage=settings.storage)
         if address := os.environ.get("RAY_ADDRESS"):
             return Cluster(address, observation)
         return LocalCluster(
@@ -177,8 +178,12 @@ class Worker:
         since = now() - _SWEPT_AFTER if self._swept else None
         with self._database.read() as session:
             trial_ids = driver_reads.cancelled_trials(session, since)
-        for trial_id in trial_ids:
-            remove_checkpoints(self._settings.data_dir, trial_id)
+        kept = open_kept(self._settings.data_dir, self._settings.storage)
+        try:
+            for trial_id in trial_ids:
+                remove_checkpoints(kept, trial_id)
+        except OSError as error:
+            logger.warning("checkpoints of cancelled trials stay for now: %s", error)
         self._sweep_after, self._swept = time.monotonic() + SWEEP_SECONDS, True
 
     def _reap(self) -> None:

@@ -12,6 +12,7 @@ from service.errors import (
     QuotaError,
     ScopeError,
     StateError,
+    StorageAwayError,
 )
 
 PAGE = "/problems"
@@ -169,5 +170,12 @@ PROBLEM_TYPES = (
         503,
         "The database cannot be written; nothing was stored.",
         "Whoever runs it must make its file, its folder and the disk writable; then send the request again.",
+    ),
+    ProblemType(
+        "storage-away",
+        503,
+        "The store of trials' files (TTSV_STORAGE) does not answer.",
+        "Send the request again later; if that does not help, whoever runs it must look at the store.",
+        StorageAwayError,
     ),
 )

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,20 @@ def test_it_waits_for_a_head_longer_each_time(
         found.run()
     assert pauses == [2, 4, 8, 16, 30, 30, 30]
     assert "nothing answers; trying head:6379 again in 2 s" in caplog.text
+
+
+def test_its_processes_know_its_data_folder_and_what_they_left_there_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float]
+) -> None:
+    found = member(tmp_path, monkeypatch, [Verdict(Outcome.FITS), Verdict(Outcome.REFUSED)])
+    found._offer = replace(found._offer, data_dir=tmp_path)
+    (tmp_path / "scratch" / "1a").mkdir(parents=True)
+    (tmp_path / "scratch" / "1a" / "file").touch()
+    (tmp_path / "scratch" / "1a.lock").touch()
+    with pytest.raises(UserError):
+        found.run()
+    assert [one["TTSV_NODE_DATA_DIR"] for one in ray(found).environments] == [str(tmp_path)]
+    assert not list((tmp_path / "scratch").iterdir())
 
 
 def test_it_joins_again_under_another_name(

@@ -2,93 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
-import subprocess
-import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
-from service.database import ClusterNode
 from service.queue import nodes
 from service.specs.states import NodeState
-from workers.node.raylet import free_ports
 
 if TYPE_CHECKING:
-    from tests.workers.conftest import Lab
+    from tests.workers.conftest import Lab, Machines
 
 ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.slow
-
-
-class Machines:
-    """Machines that join the cluster of a lab's worker, each by the command `ttsv node`."""
-
-    def __init__(self, lab: Lab, folder: Path) -> None:
-        self.lab, self.folder = lab, folder
-        self.token = folder / "token"
-        # Ray puts Unix sockets there, whose paths end at 107 characters.
-        self.temporary = Path(tempfile.mkdtemp(prefix="n"))
-        (self.port,) = free_ports(1)
-        first = 20_000 + os.getpid() % 100 * 100
-        lab.settings |= {
-            "TTSV_HEAD_ADDRESS": "127.0.0.1",
-            "TTSV_HEAD_PORT": str(self.port),
-            "TTSV_NODE_PORTS": f"{first}-{first + 49}",
-        }
-        self.ports = f"{first + 50}-{first + 99}"
-        self.children: list[subprocess.Popen[bytes]] = []
-
-    def start(self, name: str, *, token: Path | None = None, **environment: str) -> subprocess.Popen[bytes]:
-        """Joins, with what it says in a log of this name; it knows nothing of the lab but address and token."""
-        own = {key: value for key, value in os.environ.items() if not key.startswith(("TTSV_", "RAY_"))}
-        env = own | {"PYTHONPATH": str(ROOT), "TTSV_WORKER_CPUS": "1", "TTSV_WORKER_GPUS": "2"}
-        env |= {"TMPDIR": str(self.temporary)} | environment
-        options = ["--head", f"127.0.0.1:{self.port}", "--token-file", str(token or self.token), "--ports", self.ports]
-        with (self.folder / name).open("wb") as log:
-            command = [sys.executable, "-m", "workers.cli", "node", *options]
-            child = subprocess.Popen(command, env=env, cwd=self.folder, stdout=log, stderr=log)
-        self.children.append(child)
-        return child
-
-    def said(self, name: str) -> str:
-        return (self.folder / name).read_text()
-
-    def processes(self) -> list[psutil.Process]:
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if process.environ().get("RAY_AUTH_TOKEN_PATH") == str(self.token):
-                    found.append(process)
-            except psutil.Error:
-                pass
-        return found
-
-    def seen(self, *states: NodeState) -> list[ClusterNode]:
-        """What the database says, without the head."""
-        with self.lab.database.read() as session:
-            return [row for row in nodes.listed(session, 100) if row.state in states and not row.head]
-
-    def close(self) -> None:
-        for child in self.children:
-            if child.poll() is None:
-                child.terminate()
-                child.wait(20)
-        shutil.rmtree(self.temporary)
-
-
-@pytest.fixture
-def machines(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
-    machines = Machines(lab, tmp_path_factory.mktemp("machines"))
-    yield machines
-    machines.close()
-    lab.wait_for(lambda: not machines.processes(), 10)
 
 
 def test_machines_join_work_and_leave_or_are_refused(lab: Lab, machines: Machines) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import socket
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -79,6 +80,27 @@ def test_one_that_does_not_is_refused_with_all_reasons(monkeypatch: pytest.Monke
         assert word in verdict.words
     assert board.nodes.notes == {}
     assert board.refused.notes["n"].problem == verdict.words
+
+
+def test_one_without_a_way_to_the_store_is_refused(monkeypatch: pytest.MonkeyPatch, head: str, tmp_path: Path) -> None:
+    note = HeadNote("head", VERSIONS, 0, storage=Folder(str(tmp_path / "store"), "x"))
+    refused = judged(monkeypatch, head, Board(note))
+    assert (refused.outcome, "the head's store" in refused.words) == (Outcome.REFUSED, True)
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / ".ttsv-cluster").write_text("another's")
+    assert judged(monkeypatch, head, Board(note)).outcome is Outcome.REFUSED
+    (tmp_path / "store" / ".ttsv-cluster").write_text("x")
+    assert judged(monkeypatch, head, Board(note)).outcome is Outcome.FITS
+
+
+def test_what_is_said_of_a_bucket_keeps_its_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(place: str) -> None:
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(probe, "open_storage", away)
+    url = "s3://name:secret@bucket/prefix?secret_key=hidden"
+    (problem,) = probe.store_problems(HeadNote("head", VERSIONS, 0, storage=Folder(url, "")))
+    assert problem.startswith("the head's store bucket/prefix cannot be read from here (no route to host)")
 
 
 def test_one_that_has_joined_keeps_its_note_with_the_problem(monkeypatch: pytest.MonkeyPatch, head: str) -> None:

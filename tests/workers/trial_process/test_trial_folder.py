@@ -5,13 +5,18 @@ from pathlib import Path
 
 import pytest
 
+from service.storage import Attempt, Folder, begin
 from tests.results import made_epoch
 from ttsv.results import EpochMetrics
-from workers.trial_process.trial_folder import Journal, manifest, remove_tune_folders, trial_folder, tune_folder
+from workers.trial_process.trial_folder import Journal, manifest, remove_tune_folders, tune_folder
 
 
 def point(epoch: int, loss: float = 1.0) -> EpochMetrics:
     return made_epoch(epoch, epochs=9, train_loss=loss)
+
+
+def trial_folder(data_dir: Path, trial_id: int, fence: int, number: int = 0) -> Path:
+    return data_dir / begin(Folder(data_dir), trial_id, Attempt(fence, number))
 
 
 def test_new_fence_starts_with_the_newest_earlier_folder(tmp_path: Path) -> None:

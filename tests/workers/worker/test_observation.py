@@ -89,6 +89,24 @@ def test_a_shared_folder_is_marked_once(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(first) == 32
 
 
+@pytest.mark.parametrize("kind", ["folder", "bucket", "unusable"])
+def test_the_store_is_told_of_but_on_no_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    names = "os.environ.get('TTSV_STORAGE'), os.environ.get('TTSV_STORAGE_MARKER')"
+    runs(monkeypatch, f"print({names}, 'secret' in str(sys.argv), flush=True); time.sleep(60)")
+    (tmp_path / "file").touch()
+    places = {"folder": str(tmp_path / "store"), "bucket": "s3://x:secret@bucket", "unusable": str(tmp_path / "file/x")}
+    seen = Observation(tmp_path, storage=places[kind])
+    look(seen)
+    log = tmp_path / "logs" / f"nodes-{os.getpid()}.log"
+    said = wait_for(lambda: log.is_file() and log.read_text().split(), 20)
+    seen.stop()
+    marker = (tmp_path / "store" / MARKER).read_text() if kind == "folder" else "None"
+    assert said == ["None" if kind == "unusable" else places[kind], marker, "False"]
+    assert ("cannot be used (TTSV_STORAGE)" in caplog.text) == (kind == "unusable")
+
+
 def test_a_late_line_of_the_cluster_before_is_dropped(seen: Observation, monkeypatch: pytest.MonkeyPatch) -> None:
     runs(monkeypatch, "time.sleep(60)")
     look(seen)

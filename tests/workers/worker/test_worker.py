@@ -34,8 +34,7 @@ def test_grid_with_failures_of_its_own(quick_lab: Lab) -> None:
     assert "RuntimeError: a bug" in (trials[3].error or "")
     assert "train_loss is nan" in (trials[4].error or "")
     assert [trial.attempts for trial in trials] == [1] * 6
-    (artifact,) = quick_lab.artifact_paths(trials[0].id)
-    assert (quick_lab.data_dir / artifact).read_text() == "weights"
+    assert quick_lab.model(trials[0].id) == quick_lab.weights(0, trials[0].epochs)
     quick_lab.wait_for(lambda: not list((quick_lab.data_dir / "tune").iterdir()), 5)
     log = (quick_lab.data_dir / "logs" / f"experiment-{experiment_id}-1.log").read_text()
     steps = [f"experiment {experiment_id} begins"]

@@ -1,0 +1,24 @@
+"""Where the files of trials are kept: one small interface (`store`) over a folder and over an object store.
+
+`attempts` says how the files of a trial lie there, the same in every store. pyarrow is loaded for object stores alone.
+"""
+
+from service.storage.attempts import Attempt, begin, logs_of, remove_checkpoints
+from service.storage.folder import Folder
+from service.storage.opening import open_storage, problem_of
+from service.storage.store import DamagedFileError, Store, StoredFile, copy_out, require_inside
+
+__all__ = [
+    "Attempt",
+    "DamagedFileError",
+    "Folder",
+    "Store",
+    "StoredFile",
+    "begin",
+    "copy_out",
+    "logs_of",
+    "open_storage",
+    "problem_of",
+    "remove_checkpoints",
+    "require_inside",
+]

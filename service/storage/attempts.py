@@ -1,0 +1,74 @@
+"""How the files of a trial lie in a store: `trials/TRIAL/ATTEMPT/`, a folder for each attempt at it.
+
+Files cannot check a fence. So each attempt writes into a folder of its own, which starts as a copy of the newest
+earlier one: a stalled predecessor that wakes up spoils nothing.
+"""
+
+import re
+from dataclasses import dataclass
+from functools import total_ordering
+
+from service.storage.store import Store, StoredFile
+from ttsv.results import CHECKPOINTS
+
+TRIALS = "trials"
+LOG = "trial.log"
+"""Its name in an attempt's folder. A later attempt goes on in a copy of it."""
+_NAME = re.compile(r"(\d{1,18})(?:\.(\d{1,18}))?")
+
+
+@total_ordering
+@dataclass(frozen=True)
+class Attempt:
+    """An attempt at a trial: under a claim's `fence`, and of those its driver made the one of this `number` from 0."""
+
+    fence: int
+    number: int = 0
+
+    def __lt__(self, other: "Attempt") -> bool:
+        return (self.fence, self.number) < (other.fence, other.number)
+
+    def __str__(self) -> str:
+        """The name of its folder: the fence, and behind a dot the number of a further one."""
+        return f"{self.fence}.{self.number}" if self.number else str(self.fence)
+
+    @classmethod
+    def parse(cls, name: str) -> "Attempt | None":
+        """The attempt of a folder's name; None of other names."""
+        match = _NAME.fullmatch(name)
+        return None if match is None else cls(int(match[1]), int(match[2] or 0))
+
+    def folder(self, trial_id: int) -> str:
+        """Its folder."""
+        return f"{TRIALS}/{trial_id}/{self}"
+
+
+def attempts(store: Store, trial_id: int) -> list[Attempt]:
+    """Those that have a folder, oldest first."""
+    return sorted(filter(None, map(Attempt.parse, store.folders(f"{TRIALS}/{trial_id}"))))
+
+
+def begin(store: Store, trial_id: int, attempt: Attempt) -> str:
+    """The folder of an attempt, with the newest earlier attempt's files in it; the folders of earlier ones go."""
+    folder, known = attempt.folder(trial_id), attempts(store, trial_id)
+    earlier = [one for one in known if one < attempt]
+    if attempt not in known:
+        if earlier:
+            store.copy(earlier[-1].folder(trial_id), folder)
+        else:
+            store.make(folder)
+    for old in earlier:
+        store.remove(old.folder(trial_id))
+    return folder
+
+
+def remove_checkpoints(store: Store, trial_id: int) -> None:
+    """Removes what only a resume would need, of every attempt; the trial's artifacts stay."""
+    for name in store.folders(f"{TRIALS}/{trial_id}", partial=True):
+        store.remove(f"{TRIALS}/{trial_id}/{name}/{CHECKPOINTS}")
+
+
+def logs_of(store: Store, trial_id: int) -> list[StoredFile]:
+    """The logs of a trial, that of the newest attempt first."""
+    paths = [f"{one.folder(trial_id)}/{LOG}" for one in reversed(attempts(store, trial_id))]
+    return [StoredFile(store, path) for path in paths if store.size(path) is not None]

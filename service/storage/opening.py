@@ -1,0 +1,40 @@
+"""What `TTSV_STORAGE` names, opened."""
+
+from functools import cache
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from service.storage.folder import Folder
+from service.storage.objects import Objects
+from service.storage.store import Store
+
+_OBJECTS = ("s3",)
+
+
+def problem_of(place: str) -> str | None:
+    """What is wrong with such a name, as far as it can be told without asking; None where nothing is."""
+    scheme, separator, rest = place.partition("://")
+    if not separator:
+        return None if Path(place).is_absolute() else "must be an absolute path, or s3://BUCKET/PREFIX"
+    if scheme not in _OBJECTS or not urlsplit(place).netloc:
+        return "must be an absolute path, or s3://BUCKET/PREFIX?endpoint_override=HOST:PORT&scheme=https"
+    return None if rest else "must name a bucket"
+
+
+@cache
+def open_storage(place: str) -> Store:
+    """The store of a folder's path, or of a URL `s3://BUCKET/PREFIX?OPTION=VALUE...` as `pyarrow.fs` reads it.
+
+    Raises `ValueError` of what is neither, and `OSError`.
+    """
+    if problem := problem_of(place):
+        raise ValueError(f"TTSV_STORAGE: {problem}")
+    if "://" not in place:
+        return Folder(Path(place))
+    from pyarrow.fs import FileSystem, SubTreeFileSystem
+
+    try:
+        filesystem, root = FileSystem.from_uri(place)
+    except ValueError as error:
+        raise ValueError(f"TTSV_STORAGE: {error}") from error
+    return Objects(SubTreeFileSystem(root, filesystem))

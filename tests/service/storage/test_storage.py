@@ -1,0 +1,351 @@
+"""Every kind of store gives back what was put into it, whole or not at all, and tells attempts apart."""
+
+import errno
+import hashlib
+import io
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from service.settings import Settings
+from service.storage import (
+    Attempt,
+    Folder,
+    Store,
+    StoredFile,
+    begin,
+    copy_out,
+    logs_of,
+    open_storage,
+    problem_of,
+    remove_checkpoints,
+)
+from service.storage.attempts import attempts
+from service.storage.objects import Objects
+
+Make = Callable[[Path], Store]
+
+
+def folder(root: Path) -> Store:
+    return Folder(root)
+
+
+def objects(root: Path) -> Store:
+    from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
+
+    root.mkdir(exist_ok=True)
+    return Objects(SubTreeFileSystem(str(root), LocalFileSystem()))
+
+
+@pytest.fixture(scope="module")
+def s3_server() -> Iterator[str]:
+    reason = "moto[server] is not installed, which is a server of S3 from a wheel"
+    moto = pytest.importorskip("moto.server", reason=reason)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ACCESS_KEY_ID", "testing")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+        server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+        server.start()
+        host, port = server.get_host_and_port()
+        yield f"endpoint_override={host}:{port}&scheme=http&region=us-east-1&allow_bucket_creation=true"
+        server.stop()
+
+
+@pytest.fixture(params=["folder", "objects", "s3"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    if request.param == "s3":
+        options = request.getfixturevalue("s3_server")
+        from pyarrow.fs import FileSystem
+
+        bucket = f"bucket-{os.urandom(4).hex()}"
+        filesystem, _ = FileSystem.from_uri(f"s3://{bucket}?{options}")
+        filesystem.create_dir(bucket)
+        return open_storage(f"s3://{bucket}/prefix?{options}")
+    return {"folder": folder, "objects": objects}[request.param](tmp_path / "store")
+
+
+def put(store: Store, path: str, content: bytes) -> None:
+    assert store.write(path, io.BytesIO(content), len(content)) == hashlib.sha256(content).hexdigest()
+
+
+class TestFiles:
+    def test_what_was_written_is_read_listed_and_removed(self, store: Store, tmp_path: Path) -> None:
+        assert store.files("trials/7") == {}
+        assert store.folders("trials") == []
+        assert store.size("trials/7/1/model") is None
+        with pytest.raises(FileNotFoundError):
+            store.read("trials/7/1/model", 0, 1)
+        content = os.urandom(3 * 2**20 + 5)
+        put(store, "trials/7/1/model", content)
+        put(store, "trials/7/1/checkpoints/000001.json", b"")
+        put(store, "trials/7/1/model", content[::-1])
+        assert store.size("trials/7/1/model") == len(content)
+        assert store.read("trials/7/1/model", 2, 5) == content[::-1][2:7]
+        assert store.read("trials/7/1/model", len(content) - 2, 5) == content[1::-1]
+        assert store.read("trials/7/1/model", len(content) + 2, 5) == b""
+        assert store.files("trials/7") == {"1/model": len(content), "1/checkpoints/000001.json": 0}
+        assert store.folders("trials") == ["7"]
+        copy_out(store, "trials/7/1/model", tmp_path / "here")
+        assert (tmp_path / "here").read_bytes() == content[::-1]
+        store.remove("trials/7/1/model")
+        store.remove("trials/7/1/model")
+        assert store.size("trials/7/1/model") is None
+        store.remove("trials/7")
+        store.remove("trials/7")
+        assert store.files("trials") == {}
+
+    @pytest.mark.parametrize("path", ["/etc/passwd", "../outside", "trials/../../outside", "", "a\0b"])
+    def test_nothing_outside_is_touched(self, store: Store, path: str) -> None:
+        for ask in (store.files, store.folders, store.size, store.remove, lambda path: store.read(path, 0, 1)):
+            with pytest.raises(PermissionError):
+                ask(path)
+        with pytest.raises(PermissionError):
+            store.write(path, io.BytesIO(b"1"), 1)
+
+    def test_a_source_that_ends_too_soon_leaves_what_was_there(self, store: Store) -> None:
+        with pytest.raises(OSError, match="of 9 bytes"):
+            store.write("trials/1/1/new", io.BytesIO(b"1234"), 9)
+        assert store.files("trials") == {}
+
+    def test_a_source_that_fails_leaves_no_part_of_a_file(self, store: Store) -> None:
+        class Failing(io.BytesIO):
+            def read(self, size: int | None = -1) -> bytes:
+                if self.tell() > 2**20:
+                    raise OSError("the disk is gone")
+                return super().read(size)
+
+        with pytest.raises(OSError, match="the disk is gone"):
+            store.write("trials/1/1/new", Failing(bytes(4 * 2**20)), 4 * 2**20)
+        assert store.files("trials") == {}
+
+    def test_as_a_file(self, store: Store) -> None:
+        put(store, "trials/1/1/trial.log", b"one\ntwo\n")
+        with StoredFile(store, "trials/1/1/trial.log").open() as file:
+            assert file.readlines() == [b"one\n", b"two\n"]
+            assert file.seek(-4, os.SEEK_END) == 4
+            assert file.read() == b"two\n"
+        with pytest.raises(FileNotFoundError):
+            StoredFile(store, "trials/1/1/other.log").open()
+
+
+class TestAttempts:
+    def test_each_starts_with_the_newest_earlier_one(self, store: Store) -> None:
+        order = [Attempt(2), Attempt(2, 1), Attempt(9), Attempt(9, 2), Attempt(9, 10), Attempt(10)]
+        assert sorted(order, key=lambda one: (one.fence, one.number)) == sorted(order)
+        for attempt in order:
+            assert Attempt.parse(str(attempt)) == attempt
+            path = begin(store, 7, attempt)
+            assert path == f"trials/7/{attempt}"
+            before = [name for name in store.files(path) if name.startswith("checkpoints/")]
+            assert len(before) == order.index(attempt)
+            put(store, f"{path}/checkpoints/{attempt}", b"1")
+            assert attempts(store, 7) == [attempt]
+
+    def test_one_that_goes_on_keeps_what_it_has(self, store: Store) -> None:
+        path = begin(store, 7, Attempt(1))
+        put(store, f"{path}/file", b"1")
+        assert begin(store, 7, Attempt(1)) == path
+        assert store.files(path) == {"file": 1}
+
+    def test_one_left_over_takes_nothing_and_spoils_nothing(self, store: Store) -> None:
+        put(store, f"{begin(store, 7, Attempt(5, 1))}/file", b"5")
+        stale = begin(store, 7, Attempt(5))
+        assert store.files(stale) == {}
+        put(store, f"{stale}/file", b"a zombie's")
+        assert store.read("trials/7/5.1/file", 0, 9) == b"5"
+        put(store, f"{begin(store, 7, Attempt(6))}/more", b"6")
+        assert attempts(store, 7) == [Attempt(6)]
+        assert store.read("trials/7/6/file", 0, 9) == b"5"
+
+    def test_names_of_others_are_no_attempts(self, store: Store) -> None:
+        for name in ("x", "1.partial", "1.2.3", "-1", "1."):
+            put(store, f"trials/7/{name}/file", b"1")
+        assert attempts(store, 7) == []
+
+    def test_a_copy_cut_short_is_never_taken_for_a_whole_one(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        first = begin(store, 7, Attempt(1))
+        for number in range(4):
+            put(store, f"{first}/checkpoints/{number}", b"1")
+        if isinstance(store, Folder):
+            monkeypatch.setattr(Path, "rename", _killed)
+        else:
+            monkeypatch.setattr(Objects, "_finish_copy", _killed)
+        with pytest.raises(KeyboardInterrupt):
+            begin(store, 7, Attempt(2))
+        monkeypatch.undo()
+        assert attempts(store, 7) == [Attempt(1)]
+        assert len(store.folders("trials/7", partial=True)) == 2
+        path = begin(store, 7, Attempt(2, 1))
+        assert len(store.files(path)) == 4
+        remove_checkpoints(store, 7)
+        assert store.files("trials/7") == {}
+
+    def test_a_copy_that_is_made_twice_changes_nothing(self, store: Store) -> None:
+        put(store, "trials/7/1/file", b"1")
+        store.copy("trials/7/1", "trials/7/2")
+        put(store, "trials/7/2/file", b"22")
+        store.copy("trials/7/1", "trials/7/2")
+        assert store.files("trials/7") == {"1/file": 1, "2/file": 2}
+
+    def test_checkpoints_go_and_artifacts_stay(self, store: Store) -> None:
+        path = begin(store, 7, Attempt(1))
+        put(store, f"{path}/checkpoints/1", b"1")
+        put(store, f"{path}/model", b"1")
+        remove_checkpoints(store, 7)
+        remove_checkpoints(store, 8)
+        assert store.files("trials") == {"7/1/model": 1}
+
+    def test_the_newest_log_is_first(self, store: Store) -> None:
+        for name in ("9", "10", "9.1"):
+            put(store, f"trials/7/{name}/trial.log", name.encode())
+        put(store, "trials/7/11/model", b"1")
+        assert [file.path for file in logs_of(store, 7)] == [
+            f"trials/7/{name}/trial.log" for name in ("10", "9.1", "9")
+        ]
+
+
+def _killed(*arguments: object) -> None:
+    raise KeyboardInterrupt
+
+
+class TestParts:
+    """A file comes in pieces that may be lost, doubled, in another order, or wrong."""
+
+    @settings(max_examples=40, deadline=None)
+    @given(data=st.data(), size=st.integers(0, 300), chunk=st.integers(1, 64))
+    def test_in_any_order_and_twice(
+        self, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, size: int, chunk: int
+    ) -> None:
+        store = Folder(tmp_path_factory.mktemp("parts"))
+        content = bytes(index % 251 for index in range(size))
+        pieces = [(at, content[at : at + chunk]) for at in range(0, size, chunk)] or [(0, b"")]
+        sent = data.draw(st.permutations(pieces)) + data.draw(st.lists(st.sampled_from(pieces), max_size=4))
+        for at, piece in sent:
+            store.write_part("1a", at, piece)
+        sha256 = hashlib.sha256(content).hexdigest()
+        store.finish("1a", "trials/1/1/file", size, sha256)
+        store.finish("1a", "trials/1/1/file", size, sha256)
+        assert store.read("trials/1/1/file", 0, 1000) == content
+        assert store.files("incoming") == {}
+
+    @settings(max_examples=40, deadline=None)
+    @given(data=st.data(), content=st.binary(min_size=1, max_size=200), chunk=st.integers(1, 64))
+    def test_what_is_cut_altered_or_lost_never_gets_the_name(
+        self, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, content: bytes, chunk: int
+    ) -> None:
+        store = Folder(tmp_path_factory.mktemp("parts"))
+        put(store, "trials/1/1/file", b"the one before")
+        pieces = [(at, content[at : at + chunk]) for at in range(0, len(content), chunk)]
+        which = data.draw(st.integers(0, len(pieces) - 1))
+        at, piece = pieces[which]
+        how = data.draw(st.sampled_from(["lost", "cut", "altered", "longer"]))
+        place = data.draw(st.integers(0, len(piece) - 1))
+        if how == "lost":
+            del pieces[which]
+        elif how == "cut":
+            pieces[which] = at, piece[:place]
+        elif how == "altered":
+            pieces[which] = at, piece[:place] + bytes([piece[place] ^ 1]) + piece[place + 1 :]
+        else:
+            pieces.append((len(content), b"x"))
+        for at, piece in pieces:
+            store.write_part("1a", at, piece)
+        arrived = bytearray(len(content) + 1)
+        for at, piece in pieces:
+            arrived[at : at + len(piece)] = piece
+        end = max((at + len(piece) for at, piece in pieces if piece), default=0)
+        if bytes(arrived[:end]) == content:
+            return  # zeros that were lost are zeros all the same
+        with pytest.raises(OSError):  # noqa: PT011 - of a part that never came, or a wrong one
+            store.finish("1a", "trials/1/1/file", len(content), hashlib.sha256(content).hexdigest())
+        assert store.read("trials/1/1/file", 0, 100) == b"the one before"
+
+    def test_onto_another_disk(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        real = Path.replace
+
+        def across(self: Path, target: Path) -> Path:
+            if self.parent.name == "incoming":
+                raise OSError(errno.EXDEV, "another disk")
+            return real(self, target)
+
+        monkeypatch.setattr(Path, "replace", across)
+        store = Folder(tmp_path)
+        put(store, "trials/1/1/file", b"12345")
+        assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["file"]
+        assert store.read("trials/1/1/file", 0, 9) == b"12345"
+
+    def test_names_of_parts_lead_nowhere(self, tmp_path: Path) -> None:
+        with pytest.raises(PermissionError):
+            Folder(tmp_path).write_part("../x", 0, b"1")
+
+    def test_parts_of_dead_writers_go_after_hours(self, tmp_path: Path) -> None:
+        store = Folder(tmp_path)
+        store.drop_abandoned()
+        for name, age in (("old", 7 * 3600), ("new", 3600)):
+            store.write_part(name, 0, b"1")
+            when = (tmp_path / "incoming" / name).stat().st_mtime - age
+            os.utime(tmp_path / "incoming" / name, (when, when))
+        store.drop_abandoned()
+        assert list(store.files("incoming")) == ["new"]
+
+
+class TestCopies:
+    def test_what_was_interrupted_is_gone_on_with(self, tmp_path: Path) -> None:
+        class Counting(Folder):
+            read_bytes = 0
+
+            def read(self, path: str, offset: int, count: int) -> bytes:
+                if self.read_bytes >= 2 * 2**20:
+                    self.read_bytes = 0
+                    raise ConnectionError
+                piece = super().read(path, offset, count)
+                self.read_bytes += len(piece)
+                return piece
+
+        store, content = Counting(tmp_path / "store"), os.urandom(5 * 2**20)
+        put(store, "datasets/x", content)
+        told: list[int] = []
+        for _ in range(2):
+            with pytest.raises(ConnectionError):
+                copy_out(store, "datasets/x", tmp_path / "x", resume=True, told=told.append)
+            assert not (tmp_path / "x").exists()
+        copy_out(store, "datasets/x", tmp_path / "x", resume=True, told=told.append)
+        assert told == [2**20 * number for number in range(1, 6)], "nothing came twice"
+        assert (tmp_path / "x").read_bytes() == content
+        assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["x"]
+
+    def test_a_wrong_beginning_is_thrown_away(self, tmp_path: Path) -> None:
+        store = Folder(tmp_path / "store")
+        put(store, "datasets/x", b"12345")
+        (tmp_path / ".x.part").write_bytes(b"99")
+        copy_out(store, "datasets/x", tmp_path / "x", sha256=hashlib.sha256(b"12345").hexdigest(), resume=True)
+        assert (tmp_path / "x").read_bytes() == b"12345"
+
+    def test_other_bytes_than_expected_are_refused(self, tmp_path: Path) -> None:
+        store = Folder(tmp_path / "store")
+        put(store, "datasets/x", b"12345")
+        (tmp_path / "x").write_bytes(b"before")
+        with pytest.raises(OSError, match="its SHA-256 is"):
+            copy_out(store, "datasets/x", tmp_path / "x", sha256="0" * 64)
+        assert (tmp_path / "x").read_bytes() == b"before"
+
+
+class TestNames:
+    def test_what_is_set(self, tmp_path: Path) -> None:
+        assert isinstance(open_storage(str(tmp_path)), Folder)
+        assert Settings(storage="").storage is None
+        assert Settings(storage="s3://bucket/prefix?region=x").storage == "s3://bucket/prefix?region=x"
+
+    @pytest.mark.parametrize("place", ["relative/folder", "s3://", "ftp://host/folder", "gs://bucket", "s3:///prefix"])
+    def test_what_is_neither_a_folder_nor_a_bucket_is_refused(self, place: str) -> None:
+        assert problem_of(place)
+        with pytest.raises(ValueError, match="absolute path, or s3://"):
+            open_storage(place)
+        with pytest.raises(ValueError, match="absolute path, or s3://"):
+            Settings(storage=place)

@@ -1,0 +1,173 @@
+"""Data sets of a node: the head's, brought once and checked, or refused in words."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from service.storage import Folder
+from ttsv.data import load_dataset
+from ttsv.errors import DataError
+from workers.depot import data_sets
+from workers.depot.data_sets import DataSetFiles, bring_baseline, bring_data_set, describe_data_set, known_data_sets
+
+
+class Head(Folder):
+    """The head's folder, without Ray; it counts what is read, and may break off."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.bytes_read = 0
+        self.breaks_after: int | None = None
+
+    def read(self, path: str, offset: int, count: int) -> bytes:
+        if self.breaks_after is not None and self.bytes_read >= self.breaks_after:
+            raise ConnectionError("the node is gone")
+        piece = super().read(path, offset, count)
+        self.bytes_read += len(piece)
+        return piece
+
+    def data_set(self, name: str) -> DataSetFiles | str:
+        return describe_data_set(name, self.root / "datasets")
+
+    def data_sets(self) -> list[str]:
+        return known_data_sets(self.root)
+
+
+def save(data_dir: Path, seed: int = 0, count: int = 3000) -> int:
+    (data_dir / "datasets").mkdir(parents=True, exist_ok=True)
+    images = np.random.default_rng(seed).integers(0, 256, (count, 3, 20, 20), np.uint8)
+    np.savez(data_dir / "datasets" / "mine.npz", x_train=images, y_train=np.arange(count) % 3)
+    return (data_dir / "datasets" / "mine.npz").stat().st_size
+
+
+def quiet(file: str, done: int, total: int | None) -> None:
+    pass
+
+
+@pytest.fixture
+def head(tmp_path: Path) -> Head:
+    save(tmp_path / "head")
+    return Head(tmp_path / "head")
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Path:
+    return tmp_path / "node"
+
+
+def test_brought_once_and_the_same(head: Head, node: Path) -> None:
+    told: list[tuple[str, int, int | None]] = []
+    assert bring_data_set("npz:mine", node, head, lambda *one: told.append(one))
+    size = (head.root / "datasets/mine.npz").stat().st_size
+    assert told[-1] == ("mine.npz", size, size)
+    assert head.bytes_read == size
+    assert not bring_data_set("npz:mine", node, head, quiet)
+    assert head.bytes_read == size
+    there, here = (load_dataset("npz:mine", place) for place in (head.root, node))
+    assert there.sha256 == here.sha256
+    assert head.data_sets() == ["npz:mine"]
+
+
+def test_what_an_interruption_left_is_not_brought_again(head: Head, node: Path) -> None:
+    head.breaks_after = 2 * 2**20
+    with pytest.raises(ConnectionError):
+        bring_data_set("npz:mine", node, head, quiet)
+    assert not (node / "datasets/mine.npz").exists()
+    head.breaks_after = None
+    assert bring_data_set("npz:mine", node, head, quiet)
+    assert head.bytes_read == (head.root / "datasets/mine.npz").stat().st_size
+
+
+def test_a_file_damaged_here_is_brought_again(head: Head, node: Path) -> None:
+    bring_data_set("npz:mine", node, head, quiet)
+    with (node / "datasets/mine.npz").open("r+b") as file:
+        file.seek(5000)
+        file.write(b"damage")
+    assert bring_data_set("npz:mine", node, head, quiet)
+    assert (node / "datasets/mine.npz").read_bytes() == (head.root / "datasets/mine.npz").read_bytes()
+
+
+def test_another_set_of_this_name_is_refused(head: Head, node: Path) -> None:
+    save(node, seed=1)
+    load_dataset("npz:mine", node)
+    with pytest.raises(DataError, match=r"dataset = 'npz:mine': here its content has .* run `ttsv data sync npz:mine`"):
+        bring_data_set("npz:mine", node, head, quiet)
+
+
+def test_a_set_that_is_here_but_was_never_used_is_compared(head: Head, node: Path) -> None:
+    save(node, seed=1)
+    assert bring_data_set("npz:mine", node, head, quiet), "another file of the name was never used for anything"
+    assert load_dataset("npz:mine", node).sha256 == load_dataset("npz:mine", head.root).sha256
+
+
+def test_one_that_nobody_has(head: Head, node: Path) -> None:
+    with pytest.raises(DataError, match=r"dataset = 'cifar10': it is neither here nor on the head .*ttsv data fetch"):
+        bring_data_set("cifar10", node, head, quiet)
+
+
+def test_one_that_this_machine_alone_has(head: Head, node: Path) -> None:
+    save(node)
+    (node / "datasets/mine.npz").rename(node / "datasets/other.npz")
+    load_dataset("npz:other", node)
+    assert not bring_data_set("npz:other", node, head, quiet)
+
+
+def test_embedded_sets_need_no_files(head: Head, node: Path) -> None:
+    assert not bring_data_set("digits", node, head, quiet)
+    assert head.bytes_read == 0
+    record = node / "datasets" / "digits.sha256.json"
+    record.write_text(record.read_text().replace('"sha256": "', '"sha256": "0'))
+    with pytest.raises(DataError, match="dataset = 'digits'"):
+        bring_data_set("digits", node, head, quiet)
+
+
+def test_folders_of_images(head: Head, node: Path) -> None:
+    from PIL import Image
+
+    for label in "ab":
+        (head.root / "datasets/pets/train" / label).mkdir(parents=True)
+        for number in range(20):
+            pixels = np.full((4, 4), 10 * number, np.uint8)
+            Image.fromarray(pixels).save(head.root / f"datasets/pets/train/{label}/{number}.png")
+    assert bring_data_set("folder:pets", node, head, quiet)
+    assert load_dataset("folder:pets", node).sha256 == load_dataset("folder:pets", head.root).sha256
+
+
+def test_corrupted_images(head: Head, node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ttsv.data.corruptions import PUBLISHED
+
+    folder = head.root / "datasets" / "CIFAR-10-C"
+    folder.mkdir()
+    for name in PUBLISHED["CIFAR-10-C"].md5:
+        np.save(folder / name, np.frombuffer(os.urandom(100), np.uint8))
+    assert bring_data_set("CIFAR-10-C", node, head, quiet)
+    assert {path.name for path in (node / "datasets/CIFAR-10-C").iterdir()} == set(PUBLISHED["CIFAR-10-C"].md5)
+    read = head.bytes_read
+    assert not bring_data_set("CIFAR-10-C", node, head, quiet)
+    assert head.bytes_read == read
+    assert set(head.data_sets()) == {"CIFAR-10-C"}
+
+
+def test_the_baseline_of_corruption_errors_is_the_heads(head: Head, node: Path) -> None:
+    name = "datasets/npz-mine-corruption-baseline.json"
+    for text in ("first", "second"):
+        (head.root / name).write_text(text)
+        for _ in range(2):
+            bring_baseline("npz:mine", node, head)
+            assert (node / name).read_text() == text
+    (head.root / name).unlink()
+    bring_baseline("npz:mine", node, head)
+    assert not (node / name).exists()
+
+
+def test_paths_of_a_head_lead_nowhere_else(head: Head, node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = head.data_set("npz:mine")
+    assert isinstance(theirs, DataSetFiles)
+    monkeypatch.setattr(
+        head, "data_set", lambda name: DataSetFiles(name, theirs.sha256, {"../../x": theirs.files["mine.npz"]})
+    )
+    with pytest.raises(PermissionError):
+        bring_data_set("npz:mine", node, head, quiet)
+    assert data_sets.FOLDER == "datasets"

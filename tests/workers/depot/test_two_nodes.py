@@ -1,0 +1,133 @@
+"""Two nodes that share no folder: trials run on both, and what they leave is where the API reads it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+
+from service.experiments import actions
+from service.main import create_app
+from service.settings import Settings
+from service.specs.states import NodeState
+from ttsv.data import load_dataset
+
+if TYPE_CHECKING:
+    from tests.workers.conftest import Lab, Machines
+
+ROOT = Path(__file__).parents[3]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def test_files_travel_to_the_head_and_a_killed_nodes_trial_goes_on(lab: Lab, machines: Machines) -> None:
+    worker = lab.start_worker()
+    lab.wait_for((lab.data_dir / "token").exists)
+    shutil.copy(lab.data_dir / "token", machines.token)
+    own = machines.folder / "own"
+    node = machines.start("node", TTSV_DATA_DIR=str(own))
+    lab.wait_for(lambda: machines.seen(NodeState.ALIVE), 180)
+
+    save_images(lab.data_dir / "datasets" / "mine.npz")
+    synced = sync(machines, own)
+    assert "npz:mine is in" in synced.stdout, synced.stderr
+    assert (own / "datasets" / "mine.npz").read_bytes() == (lab.data_dir / "datasets" / "mine.npz").read_bytes()
+    assert "npz:mine was in" in sync(machines, own).stdout
+
+    whole = lab.post([0], epochs=4, seconds=0.5, resources={"cpus": 1, "gpus": 1})  # the head has none
+    lab.wait_until_final(whole, 180)
+    lab.assert_whole(whole)
+    assert_served(lab, whole)
+
+    both = [lab.post([seed], epochs=70, seconds=0.6) for seed in (2, 3)]
+    pids: dict[int, int] = lab.wait_for(lambda: two(lab.pids(both[0]) | lab.pids(both[1])), 180)
+    there = {process.pid for process in machines.processes()}
+    (away,) = (trial_id for trial_id, pid in pids.items() if pid in there)
+    moves, stays = sorted(both, key=lambda experiment_id: lab.trials(experiment_id)[0].id != away)
+    assert list((own / "scratch").iterdir()), "it works in a folder of its own"
+    begun = epoch(lab, moves)
+    lab.wait_for(lambda: epoch(lab, moves) >= begun + 2, 180)
+    (depot,) = (process for process in lab.processes() if "ray::Depot" in " ".join(process.cmdline()))
+    depot.kill()
+    lab.wait_for(lambda: epoch(lab, moves) >= begun + 6, 180)
+    assert "epoch 3 of 70" in log(lab, away), "its log is read while it runs"
+    node.send_signal(signal.SIGKILL)
+    node.wait()
+    lab.wait_for(lambda: not machines.processes(), 30)
+    reported = epoch(lab, moves)
+    (checkpoint,) = (lab.data_dir / "trials" / str(away)).glob("*/checkpoint")
+    kept = int(checkpoint.read_text().split()[0])
+    assert kept >= reported - 1, "what is lost is one checkpoint interval at most"
+
+    lab.database.write(lambda session: actions.cancel(session, stays))
+    lab.wait_until_final(moves, 300)
+    lab.assert_whole(moves)
+    assert_served(lab, moves)
+    (trial,) = lab.trials(moves)
+    assert (trial.deaths, trial.error) == (0, None)
+    (file,) = (lab.data_dir / "trials" / str(away)).glob("*/trained")
+    trained = [int(line) for line in file.read_text().split()]
+    again = [number for place, number in enumerate(trained) if number in trained[:place]]
+    assert len(again) <= 1
+
+    back = machines.start("back", TTSV_DATA_DIR=str(own))
+    lab.wait_for(lambda: machines.seen(NodeState.ALIVE), 180)
+    assert not list((own / "scratch").iterdir()), "what a killed trial left goes when its machine is back"
+    back.send_signal(signal.SIGTERM)
+    assert back.wait(30) == 0
+    worker.terminate()
+    worker.wait(60)
+    assert not list((lab.data_dir / "incoming").iterdir())
+
+
+def assert_served(lab: Lab, experiment_id: int) -> None:
+    """The API gives every file of every trial, whole."""
+    with TestClient(create_app(Settings(data_dir=lab.data_dir))) as api:
+        for trial in lab.trials(experiment_id):
+            (artifact,) = api.get(f"/v1/trials/{trial.id}/artifacts").json()["items"]
+            content = api.get(f"/v1/artifacts/{artifact['id']}").content
+            assert hashlib.sha256(content).hexdigest() == artifact["sha256"]
+            assert content.decode() == lab.weights(trial.config["seed"], trial.epochs)
+
+
+def save_images(path: Path) -> None:
+    path.parent.mkdir(exist_ok=True)
+    images = np.random.default_rng(0).integers(0, 256, (3000, 3, 20, 20), np.uint8)
+    np.savez(path, x_train=images, y_train=np.arange(3000) % 3)
+    load_dataset("npz:mine", path.parents[1])
+
+
+def sync(machines: Machines, own: Path) -> subprocess.CompletedProcess[str]:
+    """`ttsv data sync`, as it is run on the node."""
+    options = ["--head", f"127.0.0.1:{machines.port}", "--token-file", str(machines.token)]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("TTSV_", "RAY_"))}
+    return subprocess.run(
+        [sys.executable, "-m", "workers.cli", "data", "sync", *options],
+        env=kept | {"PYTHONPATH": str(ROOT), "TTSV_DATA_DIR": str(own)},
+        cwd=machines.folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=180,
+    )
+
+
+def epoch(lab: Lab, experiment_id: int) -> int:
+    return max((number for _, number in lab.points(experiment_id)), default=0)
+
+
+def log(lab: Lab, trial_id: int) -> str:
+    (file,) = (lab.data_dir / "trials" / str(trial_id)).glob("*/trial.log")
+    return file.read_text()
+
+
+def two(pids: dict[int, int]) -> dict[int, int] | None:
+    return pids if len(pids) == 2 else None

@@ -1,0 +1,183 @@
+"""Data sets of a node: the same as the head's, by SHA-256, or brought from there."""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from service.storage import copy_out, require_inside
+from service.storage.store import Store
+from ttsv.errors import DataError, TrialError
+
+FOLDER = "datasets"
+"""Of data sets, in a data folder."""
+
+Told = Callable[[str, int, int | None], None]
+"""Called while files come: a file's name, the bytes that are here, and all its bytes."""
+
+
+@dataclass(frozen=True)
+class DataSetFile:
+    """A file of a data set: its SHA-256 (hex) and its bytes."""
+
+    sha256: str
+    size: int
+
+
+@dataclass(frozen=True)
+class DataSetFiles:
+    """A data set as the head has it: the SHA-256 (hex) of its content, and its files by their paths in `datasets`."""
+
+    name: str
+    sha256: str
+    files: Mapping[str, DataSetFile]
+
+
+class DataSetSource(Store, Protocol):
+    """The head's folder, which says what data sets there are."""
+
+    def data_set(self, name: str) -> DataSetFiles | str:
+        """A data set as it is there; in words why there is none."""
+
+    def data_sets(self) -> list[str]:
+        """The names of those that are there and need files."""
+
+
+def known_data_sets(data_dir: Path) -> list[str]:
+    """The names of data sets in a data folder that need files, those of corrupted images among them."""
+    from ttsv.data import list_datasets
+    from ttsv.data.corruptions import PUBLISHED
+
+    sets = [one.name for one in list_datasets(data_dir) if one.sha256 and not (one.info and one.info.embedded)]
+    return sets + [name for name in PUBLISHED if (data_dir / FOLDER / name).is_dir()]
+
+
+def describe_data_set(name: str, folder: Path) -> DataSetFiles | str:
+    """A data set in `folder`, checked as at its first use; in words why there is none.
+
+    `name`: a data set's, or that of a folder of corrupted images.
+    """
+    from ttsv.data.content import ContentRecord
+    from ttsv.data.corruptions import PUBLISHED
+    from ttsv.data.shared import open_shared
+
+    try:
+        if name in PUBLISHED:
+            sha256, digests = _corruptions(name, folder)
+        else:
+            sha256 = open_shared(name, folder).sha256
+            record = ContentRecord.find(name, folder)
+            digests = dict(record.files) if record is not None else {}
+        files = {path: DataSetFile(digest, (folder / path).stat().st_size) for path, digest in digests.items()}
+    except (TrialError, OSError) as error:
+        return str(error)
+    return DataSetFiles(name, sha256, files)
+
+
+def _corruptions(name: str, folder: Path) -> tuple[str, dict[str, str]]:
+    """The SHA-256 of a folder of corrupted images, and of its files, as at the first use. Raises `DataError`."""
+    from ttsv.data.content import ContentRecord, file_hashes
+    from ttsv.data.corruptions import PUBLISHED, PublishedCorruptions
+
+    PublishedCorruptions(folder / name).require_files()
+    record = ContentRecord.find(name, folder)
+    if record is not None:
+        return record.sha256, dict(record.files)
+    hashes = file_hashes([folder / name / file for file in sorted(PUBLISHED[name].md5)], folder)
+    return hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest(), hashes
+
+
+def bring_data_set(name: str, data_dir: Path, head: DataSetSource, told: Told) -> bool:
+    """Has a data set here that is the same as the head's; whether files had to come. Others wait for it meanwhile.
+
+    What an interrupted copy left is gone on with; every file is checked, then the content. Raises `DataError` where the
+    head has none and this machine neither, or where this machine has another one under the name, and `OSError`.
+    """
+    from ttsv.data.content import ContentRecord
+    from ttsv.data.corruptions import PUBLISHED
+    from ttsv.data.shared import find_shared, locked, open_shared
+
+    folder, corrupted = data_dir / FOLDER, name in PUBLISHED
+    theirs = head.data_set(name)
+    record = ContentRecord.find(name, folder)
+    if isinstance(theirs, str):
+        if record is not None:
+            return False
+        fix = f"have it on the head (`{_fetch(name)}` there), then `ttsv data sync` here, or try again"
+        raise DataError(f"dataset = {name!r}: it is neither here nor on the head ({theirs}): {fix}")
+    if record is not None and record.sha256 != theirs.sha256:
+        raise DataError(
+            f"dataset = {name!r}: here its content has SHA-256 {record.sha256}, on the head {theirs.sha256}: results "
+            f"would not be comparable; remove {record.path} and the set's files here, then run `ttsv data sync {name}`"
+        )
+    if record is not None and _whole(theirs, folder) and (corrupted or find_shared(name, folder) is not None):
+        return False
+    folder.mkdir(parents=True, exist_ok=True)
+    failed: OSError | None = None
+    with locked(_dataset_of(name), folder):  # which takes every error of the disk for one of the set
+        try:
+            came = _bring_files(theirs, folder, head, told)
+        except OSError as error:
+            failed = error
+        else:
+            if record is None:
+                hashes = {path: file.sha256 for path, file in theirs.files.items()}
+                ContentRecord.make(name, folder, theirs.sha256, hashes)
+    if failed is not None:
+        raise failed
+    if not corrupted:
+        open_shared(name, folder)
+    return came
+
+
+def bring_baseline(dataset: str, data_dir: Path, head: Store) -> None:
+    """Has the baseline of a data set's corruption errors here as it is on the head, or none. Raises `OSError`."""
+    from ttsv.data.download import file_digest
+    from ttsv.evaluation.baseline import baseline_path
+
+    place = baseline_path(data_dir / FOLDER, dataset)
+    path = f"{FOLDER}/{place.name}"
+    if head.size(path) is None:
+        place.unlink(missing_ok=True)
+    elif head.digest(path) != file_digest(place, "sha256"):
+        copy_out(head, path, place)
+
+
+def _bring_files(wanted: DataSetFiles, folder: Path, head: DataSetSource, told: Told) -> bool:
+    """Copies the files that are not here, or other ones; whether there were any. Raises `OSError`."""
+    from ttsv.data.download import file_digest
+
+    came = False
+    for path, file in wanted.files.items():
+        place = folder / require_inside(path)
+        if file_digest(place, "sha256") != file.sha256:
+
+            def show(done: int, path: str = path, size: int = file.size) -> None:
+                told(path, done, size)
+
+            copy_out(head, f"{FOLDER}/{path}", place, sha256=file.sha256, resume=True, told=show)
+            came = True
+    return came
+
+
+def _dataset_of(name: str) -> str:
+    """The data set that a folder of corrupted images belongs to; a data set itself."""
+    from ttsv.config.evaluation import PUBLISHED_CORRUPTIONS
+
+    return next((dataset for dataset, folder in PUBLISHED_CORRUPTIONS.items() if folder == name), name)
+
+
+def _whole(wanted: DataSetFiles, folder: Path) -> bool:
+    """Whether every file is here, by its size: what it holds is compared when it is first used."""
+    try:
+        return all((folder / path).stat().st_size == file.size for path, file in wanted.files.items())
+    except FileNotFoundError:
+        return False
+
+
+def _fetch(name: str) -> str:
+    from ttsv.data.source import fetch_command
+
+    return fetch_command(name)

@@ -1,0 +1,60 @@
+"""Where the files of trials belong, and whether this process sees the folder itself."""
+
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from service.settings import Settings
+from service.storage import Folder, Store, open_storage
+from workers.node.scratch import node_data
+
+_BEACON = "beacon"
+
+
+@dataclass(frozen=True)
+class Home:
+    """The data folder of the driver and the API: its path there, and the node of Ray (id) that sees it.
+
+    `beacon`: a file in it, by its relative path, that holds `token`, a word that was drawn just now; empty where nobody
+    is to recognise it. `shared`: all nodes have it at this path. `storage`: the store, as `TTSV_STORAGE` names it, that
+    keeps the trials' files instead.
+    """
+
+    data_dir: str
+    node_id: str
+    beacon: str
+    token: str
+    shared: bool = False
+    storage: str | None = None
+
+    def seen(self, folder: Path) -> bool:
+        """Whether a folder here is that very folder: another one, even a copy of it, does not know the word."""
+        try:
+            return (folder / self.beacon).read_text() == self.token if self.beacon else folder.is_dir()
+        except OSError:
+            return False
+
+    def here(self) -> Path | None:
+        """That folder as this machine sees it, None where it does not."""
+        places = [node_data(self.data_dir)] + ([Path(self.data_dir)] if self.shared else [])
+        return next(filter(self.seen, places), None)
+
+
+def light_beacon(settings: Settings, folder: Path, node_id: str) -> Home:
+    """Draws a word and leaves it in `folder`, which is in the data folder and made where it is not there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    token = secrets.token_hex(16)
+    (folder / _BEACON).write_text(token)
+    return Home(
+        data_dir=str(settings.data_dir),
+        node_id=node_id,
+        beacon=(folder / _BEACON).relative_to(settings.data_dir).as_posix(),
+        token=token,
+        shared=settings.shared_data,
+        storage=settings.storage,
+    )
+
+
+def open_kept(data_dir: Path, storage: str | None) -> Store:
+    """The store that keeps the files of trials: what `TTSV_STORAGE` names, else the data folder."""
+    return Folder(data_dir) if storage is None else open_storage(storage)
