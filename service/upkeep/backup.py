@@ -88,8 +88,9 @@ class _Files:
 def back_up(settings: Settings, database: Database, file: Path, say: Say = lambda _progress: None) -> Manifest:
     """Writes a backup of database and data folder; what is in it.
 
-    Raises `UserError` where the database was never migrated or the file cannot be written.
+    Raises `UserError` where the database was never migrated, the file cannot be written, or files are kept elsewhere.
     """
+    folder = DataFolder.of(settings)
     scratch = file.with_name(f"{file.name}.db{PARTIAL}")
     with writing(file) as out, Writer(out) as writer:
         rows.remove_sqlite(scratch)  # what somebody left who was killed
@@ -99,7 +100,7 @@ def back_up(settings: Settings, database: Database, file: Path, say: Say = lambd
         finally:
             rows.remove_sqlite(scratch)
         # From here on nothing holds the database: files may take hours.
-        manifest = _copy_files(settings, database, found, writer, say)
+        manifest = _copy_files(folder, database, found, writer, say)
         writer.finish(manifest)
     return manifest
 
@@ -146,8 +147,8 @@ def _read(connection: Connection, writer: Writer, say: Say) -> _Read:
     )
 
 
-def _copy_files(settings: Settings, database: Database, found: _Read, writer: Writer, say: Say) -> Manifest:
-    files = _Files(DataFolder(settings.data_dir), writer, say, found.bytes)
+def _copy_files(folder: DataFolder, database: Database, found: _Read, writer: Writer, say: Say) -> Manifest:
+    files = _Files(folder, writer, say, found.bytes)
     for path, sha256 in found.artifacts:
         files.add(path, sha256)
     for trial_id in found.trials:

@@ -15,8 +15,10 @@ import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, BinaryIO
+from typing import IO, BinaryIO, Self
 
+from service.errors import UserError
+from service.settings import Settings
 from ttsv.data.catalog import own_set
 from ttsv.results import CHECKPOINTS
 
@@ -61,6 +63,16 @@ class DataFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        """The one of an installation. Raises `UserError` where files of trials are kept elsewhere."""
+        if settings.storage is not None:
+            raise UserError(
+                f"TTSV_STORAGE = {settings.storage!r}: backups, deletion and retention know the files of a data folder "
+                "alone; use what that store has for it, and leave rows as they are"
+            )
+        return cls(settings.data_dir)
 
     def open(self, path: str) -> BinaryIO:
         """A plain file for reading; raises `FileNotFoundError` where there is none, or a link on the way to it."""

@@ -44,7 +44,7 @@ from service.settings import Settings
 from service.upkeep import rows
 from service.upkeep.archive import Manifest, Reader, sync_folder
 from service.upkeep.backup import Progress, Say
-from service.upkeep.files import removed
+from service.upkeep.files import DataFolder, removed
 
 FENCE_JUMP = 1_000_000
 """More claims than an experiment of the old installation can have had since the backup."""
@@ -95,7 +95,7 @@ def restore(settings: Settings, file: Path, *, force: bool = False, say: Say = l
 
     Raises `UserError` where the backup is not whole, the place is taken or in use, or a disk has no room.
     """
-    data_dir = settings.data_dir
+    data_dir = DataFolder.of(settings).path
     data_dir.mkdir(parents=True, exist_ok=True)
     with Reader(file) as backup, _alone(data_dir):
         manifest = backup.manifest

@@ -47,7 +47,7 @@ def prune(
     if (older_than, best, gib) == (None, None, None):
         older_than, best, gib = settings.retention_days, settings.retention_best, settings.retention_gib
     rules = retention.Rules(older_than, best, gib, force=force)
-    folder = DataFolder(settings.data_dir)
+    folder = DataFolder.of(settings)
     refuse_half_restored(settings)
     with closing(Database(settings.url)) as database:
         refuse_unmigrated(database)

@@ -31,17 +31,22 @@ class Upkeep:
 
     def __init__(self, settings: Settings, database: Database) -> None:
         self._database, self._folder = database, DataFolder(settings.data_dir)
+        self._elsewhere = settings.storage is not None
         self._rules = Rules(settings.retention_days, settings.retention_best, settings.retention_gib)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="upkeep", daemon=True)
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        if self._elsewhere:  # what these rules know is a data folder
+            logger.info("files of trials are not in the data folder: nothing is deleted or pruned")
+        else:
+            self._thread.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._over.set()
-        self._thread.join(5)
+        if not self._elsewhere:
+            self._thread.join(5)
 
     def _run(self) -> None:
         retain_after, begun = 0.0, False

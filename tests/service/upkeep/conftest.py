@@ -1,10 +1,12 @@
 """An installation with a life behind it, and empty ones to restore into."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from sqlalchemy import select, update
@@ -12,8 +14,10 @@ from sqlalchemy import select, update
 from service.database import Artifact, Trial
 from service.database.engine import Database
 from service.settings import Settings
-from tests.machinery import PostgresServer
 from tests.migrations.statements import Installation
+
+if TYPE_CHECKING:
+    from tests.machinery import PostgresServer
 
 
 @pytest.fixture

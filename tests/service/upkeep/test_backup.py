@@ -324,11 +324,11 @@ class TestFiles:
     ) -> None:
         genuine = backup._copy_files
 
-        def retained(settings: Settings, database: Database, found: Any, writer: Any, say: Any) -> Manifest:
+        def retained(folder: DataFolder, database: Database, found: Any, writer: Any, say: Any) -> Manifest:
             database.write(lambda session: session.execute(text("DELETE FROM artifacts")))
             for path, _ in found.artifacts:
-                (settings.data_dir / path).unlink()
-            return genuine(settings, database, found, writer, say)
+                (folder.path / path).unlink()
+            return genuine(folder, database, found, writer, say)
 
         monkeypatch.setattr(backup, "_copy_files", retained)
         (missing,) = back_up(source, lived, file).missing
