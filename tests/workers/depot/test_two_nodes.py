@@ -55,8 +55,10 @@ def test_files_travel_to_the_head_and_a_killed_nodes_trial_goes_on(lab: Lab, mac
     assert list((own / "scratch").iterdir()), "it works in a folder of its own"
     begun = epoch(lab, moves)
     lab.wait_for(lambda: epoch(lab, moves) >= begun + 2, 180)
-    (depot,) = (process for process in lab.processes() if "ray::Depot" in " ".join(process.cmdline()))
-    depot.kill()
+    depots = [process for process in lab.processes() if "ray::Depot" in " ".join(process.cmdline())]
+    assert depots, "two that ask at once may start two, of which Ray keeps one"
+    for depot in depots:
+        depot.kill()
     lab.wait_for(lambda: epoch(lab, moves) >= begun + 6, 180)
     assert "epoch 3 of 70" in log(lab, away), "its log is read while it runs"
     node.send_signal(signal.SIGKILL)
