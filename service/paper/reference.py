@@ -94,6 +94,18 @@ def references(config: Plain, record: Plain) -> list[PaperReference]:
     ]
 
 
+def printed_of(row: PrintedRow) -> dict[str, list[tuple[str, Printed]]]:
+    """Metric -> what tables of the paper print of a row's configuration, each with the table's name.
+
+    A figure prints no numbers, but some of its points stand in a table.
+    """
+    found: dict[str, list[tuple[str, Printed]]] = {}
+    for table, other in _by_headline().get(row.key, []):
+        for metric, value in other.values.items():
+            found.setdefault(metric, []).append((table.name, value))
+    return found
+
+
 def notes(table: PaperTable, row: PrintedRow, config: Plain, record: Plain) -> list[str]:
     """In words: in what a measured cell and its protocol differ from a printed row."""
     said = [str(d).replace(" there", " in the paper") for d in differences(complete(config), row.config)]
