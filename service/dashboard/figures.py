@@ -20,7 +20,7 @@ from service.dashboard.wording import NONE
 from service.database.engine import Database
 from service.paper.figures import WATERMARK, Panel, PaperFigure, Point, figure_latex, paper_figure, wide
 from service.paper.presets import Scale
-from service.paper.reference import paper_table
+from service.paper.reference import paper_table, printed_notes
 from service.paper.reproduction import Reproduction
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -29,6 +29,8 @@ _PANEL = 450, 270
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 12, 34, 68
 _STRIP = 16
 """Height of what stands below a panel's points: marks of what has no result."""
+_ASIDE = 5.0
+"""So many pixels series stand apart there, where they stand at the same place of a measured axis."""
 _HEAD = 34
 _ROW = 20
 
@@ -73,6 +75,7 @@ def show(page: Show, database: Db, who: Reader, asked: Asked) -> HTMLResponse:
         figure=figure,
         picture=draw(figure).svg(),
         behind=_behind(figure),
+        notes=[*found.notes, *printed_notes(paper_table(asked.paper, found.name))],
         paper=asked.paper,
         scale=asked.scale,
         smoke=asked.smoke,
@@ -140,7 +143,7 @@ def _keys(figure: PaperFigure, width: float) -> tuple[list[Path | Circle | Words
     entries.append((_cross(0, 0, "text"), "not run"))
     entries.append((_dash(0, 0, "text"), "no result yet"))
     for marks, text in entries:
-        wanted = text_width(text, 12) + 42
+        wanted = 1.12 * text_width(text, 12) + 44  # in the browser's own type words may be wider
         if x + wanted > width:
             x, y = 18.0, y + _ROW
         shapes += [_moved(mark, x, y - 4) for mark in marks]
@@ -178,7 +181,8 @@ def _panel(figure: PaperFigure, panel: Panel, left: float, top: float) -> list[P
     else:
         shapes += [_theirs(figure, point, x, y) for point in panel.points if point.printed]
     for point in panel.points:
-        shapes.append(_ours(point, x, y, low + _STRIP / 2))
+        aside = (point.series - (len(figure.series) - 1) / 2) * _ASIDE if figure.log else 0.0
+        shapes.append(_ours(point, x, y, low + _STRIP / 2, aside))
     return shapes
 
 
@@ -192,11 +196,11 @@ def _reached(point: Point) -> list[float]:
     return found
 
 
-def _ours(point: Point, x: Axis, y: Axis | None, strip: float) -> Said:
-    """The measured value with its deviation, or a mark in the strip of what has none."""
+def _ours(point: Point, x: Axis, y: Axis | None, strip: float, aside: float) -> Said:
+    """The measured value with its deviation, or a mark in the strip of what has none, so far `aside`."""
     at, ink = x.place(point.x), _ink(point.series)
     if point.mean is None or y is None:
-        mark = _cross(at, strip, ink) if point.not_run else _dash(at, strip, ink)
+        mark = (_cross if point.not_run else _dash)(at + aside, strip, ink)
         return Said(f"{point.where}: {point.status}", tuple(mark))
     shapes: list[Path | Circle] = _bar(at, point.mean, point.std, y, ink)
     shapes.append(_mark(at, y.place(point.mean), point.series, filled=True))

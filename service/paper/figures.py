@@ -61,6 +61,8 @@ class Panel:
 class PaperFigure:
     """Panels over one axis. `ticks`: positions and what is written there; `reach`: the positions at both ends.
 
+    `log`: positions are logarithms of a number, which no series is moved away from.
+
     `beside`: "paper" or "predicted", what hollow marks are.
     """
 
@@ -69,6 +71,7 @@ class PaperFigure:
     x_title: str
     ticks: tuple[tuple[float, str], ...]
     reach: tuple[float, float]
+    log: bool
     series: tuple[str, ...]
     panels: tuple[Panel, ...]
     beside: str
@@ -131,7 +134,7 @@ def paper_figure(table: PaperTable, found: Reproduction, scale: Scale) -> PaperF
         ticks = [one for one in ticks if one[1] == layout.none] + [(float(power), f"1e{power}") for power in powers]
     series = list(dict.fromkeys(layout.named(row.labels[layout.series]) for row in found.rows))
     beside = [printed_of(row) if found.beside == "paper" else {} for row in table.rows]
-    step = 0.0 if layout.log else 0.6 / max(len(series), 3)
+    step = 0.08 if layout.log else 0.6 / max(len(series), 3)
     panels = []
     for column in found.columns:
         for facet in dict.fromkeys(row.labels.get(layout.facet) if layout.facet else None for row in found.rows):
@@ -140,20 +143,21 @@ def paper_figure(table: PaperTable, found: Reproduction, scale: Scale) -> PaperF
                 if layout.facet and row.labels[layout.facet] != facet:
                     continue
                 index = series.index(layout.named(row.labels[layout.series]))
-                x = positions[row.labels[layout.x]] + step * (index - (len(series) - 1) / 2)
+                value = row.labels[layout.x]
+                aside = 0.0 if layout.log and value is not None else step * (index - (len(series) - 1) / 2)
                 said = [(found.beside, row.paper[column])] if column in row.paper else printed.get(column, [])
                 factor = _factor(column)
                 references = tuple(
-                    Reference(value.mean * factor, None if value.spread is None else value.spread * factor, source)
-                    for source, value in said
+                    Reference(one.mean * factor, None if one.spread is None else one.spread * factor, source)
+                    for source, one in said
                 )
-                points.append(_point(row, column, x, index, references))
+                points.append(_point(row, column, positions[value] + aside, index, references))
             title = _title(column) if facet is None else f"{facet}: {_title(column)}"
             panels.append(Panel(title, column, tuple(points)))
-    room = 0.15 if layout.log else 0.5
+    room = 0.2 if layout.log else 0.5
     reach = min(positions.values()) - room, max(positions.values()) + room
     named, smoke = table.name.removeprefix("figure-"), scale is Scale.SMOKE
-    shown = tuple(sorted(ticks)), reach, tuple(series), tuple(panels)
+    shown = tuple(sorted(ticks)), reach, layout.log, tuple(series), tuple(panels)
     return PaperFigure(named, found.title, layout.x_title, *shown, found.beside, smoke)
 
 

@@ -106,6 +106,18 @@ def printed_of(row: PrintedRow) -> dict[str, list[tuple[str, Printed]]]:
     return found
 
 
+def printed_notes(table: PaperTable) -> list[str]:
+    """In words: of a figure's points that other tables print, how the paper measured them."""
+    printed = {metric for row in table.rows for metric in printed_of(row)} & set(table.columns)
+    if not printed or table.beside != "paper":
+        return []
+    sources = dict.fromkeys(name for row in table.rows for of in printed_of(row).values() for name, _ in of)
+    said = [f"seeds of {name}: {_tables()[name].seeds} in the paper" for name in sources]
+    if Metric.LIPSCHITZ_FGSM in printed:
+        said.append(f"empirical Lipschitz constant: {_published()['protocol']['max_empirical_lipschitz']}")
+    return said
+
+
 def notes(table: PaperTable, row: PrintedRow, config: Plain, record: Plain) -> list[str]:
     """In words: in what a measured cell and its protocol differ from a printed row."""
     said = [str(d).replace(" there", " in the paper") for d in differences(complete(config), row.config)]
