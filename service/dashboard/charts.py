@@ -137,6 +137,11 @@ def scatter(
     return Scatter(x_title, y_title, x, y, sorted(marks, key=lambda mark: mark.front), _path([*front]), width, height)
 
 
+def value_axis(values: Sequence[float], start: float, end: float, *, log: bool = False) -> Axis:
+    """An axis that reaches all values, with room at its ends."""
+    return _axis(values, start, end, log=log, pad=0.05)
+
+
 def _wide(values: Sequence[float]) -> bool:
     return min(values) > 0 and max(values) / min(values) > 30
 

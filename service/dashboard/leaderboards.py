@@ -49,7 +49,7 @@ def every(show: Show, database: Db, who: Reader) -> HTMLResponse:
     """The data sets, and the tables of the paper."""
     with database.read() as session:
         found = measured_datasets(session, who.project_id or EVERYONE)
-    return show("leaderboards.html", datasets=found, tables=_tables())
+    return show("leaderboards.html", datasets=found, tables=_tables(), figures=_figures())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +175,13 @@ def _tables() -> list[tuple[str, str]]:
     """Address and title of every table of the paper."""
     tables = filter(None, map(preset_table, presets()))
     return [(f"/tables/{PAPER}/{table.name}", f"{table.name}: {table.title}") for table in tables]
+
+
+def _figures() -> list[tuple[str, str]]:
+    """Address and title of every figure of the paper."""
+    tables = filter(None, map(preset_table, presets()))
+    figures = [(name, table.title) for table in tables if (name := table.name.removeprefix("figure-")) != table.name]
+    return [(f"/figures/{PAPER}/{name}", title) for name, title in figures]
 
 
 def _chart(plot: ScatterPlot | None, x: Metric, y: Metric, dataset: str) -> Scatter | None:

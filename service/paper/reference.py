@@ -94,6 +94,30 @@ def references(config: Plain, record: Plain) -> list[PaperReference]:
     ]
 
 
+def printed_of(row: PrintedRow) -> dict[str, list[tuple[str, Printed]]]:
+    """Metric -> what tables of the paper print of a row's configuration, each with the table's name.
+
+    A figure prints no numbers, but some of its points stand in a table.
+    """
+    found: dict[str, list[tuple[str, Printed]]] = {}
+    for table, other in _by_headline().get(row.key, []):
+        for metric, value in other.values.items():
+            found.setdefault(metric, []).append((table.name, value))
+    return found
+
+
+def printed_notes(table: PaperTable) -> list[str]:
+    """In words: of a figure's points that other tables print, how the paper measured them."""
+    printed = {metric for row in table.rows for metric in printed_of(row)} & set(table.columns)
+    if not printed or table.beside != "paper":
+        return []
+    sources = dict.fromkeys(name for row in table.rows for of in printed_of(row).values() for name, _ in of)
+    said = [f"seeds of {name}: {_tables()[name].seeds} in the paper" for name in sources]
+    if Metric.LIPSCHITZ_FGSM in printed:
+        said.append(f"empirical Lipschitz constant: {_published()['protocol']['max_empirical_lipschitz']}")
+    return said
+
+
 def notes(table: PaperTable, row: PrintedRow, config: Plain, record: Plain) -> list[str]:
     """In words: in what a measured cell and its protocol differ from a printed row."""
     said = [str(d).replace(" there", " in the paper") for d in differences(complete(config), row.config)]

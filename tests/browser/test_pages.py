@@ -233,6 +233,7 @@ class TestLists:
         assert saved.value.suggested_filename.endswith(".csv")
 
 
+FIGURE = "/figures/senderovich2022/lipschitz"
 PAGES = (
     "/",
     "/experiments/1",
@@ -248,6 +249,8 @@ PAGES = (
     "/leaderboards",
     "/leaderboards/cifar10",
     "/tables/senderovich2022/table1",
+    "/figures/senderovich2022/vgg",
+    FIGURE,
     "/presets",
     "/submit",
     "/login",
@@ -288,7 +291,14 @@ class TestEveryPage:
         """At the width of a landscape page nothing stands beyond it, and every part of a page is there."""
         tab = browse("about:blank", width=1031)
         page = tab.page
-        for path in ("/leaderboards/cifar10", "/experiments/1", "/trials", "/tables/senderovich2022/table1", "/"):
+        for path in (
+            "/leaderboards/cifar10",
+            "/experiments/1",
+            "/trials",
+            "/tables/senderovich2022/table1",
+            FIGURE,
+            "/",
+        ):
             tab.go(f"{site.url}{path}")
             page.emulate_media(media="screen")
             page.wait_for_timeout(300)

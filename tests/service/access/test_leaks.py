@@ -161,6 +161,8 @@ def test_no_list_has_them(client: TestClient, ask: Callable[..., Response], thei
         "/v1/events",
         "/v1/leaderboards/digits",
         "/v1/tables/senderovich2022/table2",
+        "/figures/senderovich2022/vgg",
+        "/figures/senderovich2022/vgg.tex",
     )
     searches = (f"/v1/experiments?tag={SECRET}", "/v1/experiments?owner=theirs", "/v1/trials?dataset=digits")
     boards = tuple(f"/v1/leaderboards/digits?format={name}" for name in ("csv", "markdown", "latex"))
@@ -177,6 +179,9 @@ def test_no_list_has_them(client: TestClient, ask: Callable[..., Response], thei
     assert (board["boards"], board["holes"]) == ([], [])
     narrowed = ask("ours", ("read",), "GET", f"/v1/leaderboards/digits?experiment={theirs.experiment_id}")
     assert narrowed.status_code == 404
+    for form in ("", ".svg", ".pdf", ".tex"):
+        path = f"/figures/senderovich2022/vgg{form}?experiment={theirs.experiment_id}"
+        assert ask("ours", ("read",), "GET", path).status_code == 404, path
 
 
 def test_metrics_count_what_is_a_project_s_own(

@@ -1,0 +1,236 @@
+"""The paper's figures made anew from results: panels of points, with what was printed and what was not run."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from service.leaderboards.metrics import Metric
+from service.leaderboards.text_tables import escape_latex
+from service.paper.presets import Scale
+from service.paper.reference import RATIOS, PaperTable, printed_of
+from service.paper.reproduction import Reproduction, TableRow
+
+NOT_RUN = "not run"
+WATERMARK = "SMOKE: NO RESULT"
+_PGF_MARKS = ("*", "square*", "triangle*", "diamond*")
+_PGF_HOLLOW = ("o", "square", "triangle", "diamond")
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A value of the paper in the panel's unit; `source` is the table that prints it, or "predicted"."""
+
+    mean: float
+    spread: float | None
+    source: str
+
+
+@dataclass(frozen=True)
+class Point:
+    """A place of a panel. `mean` and `std` are None without a result; `status` is as `TableRow` has it.
+
+    `where` says which configuration it is; `series` is the index of its series, `x` its position on the axis.
+    """
+
+    x: float
+    series: int
+    where: str
+    mean: float | None
+    std: float | None
+    seeds: int
+    status: str
+    printed: tuple[Reference, ...]
+
+    @property
+    def not_run(self) -> bool:
+        """Whether no trial of it was ever posted."""
+        return self.status == NOT_RUN
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Points of one column of the table. `column` is its name there."""
+
+    title: str
+    column: str
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True)
+class PaperFigure:
+    """Panels over one axis. `ticks`: positions and what is written there; `reach`: the positions at both ends.
+
+    `log`: positions are logarithms of a number, which no series is moved away from.
+
+    `beside`: "paper" or "predicted", what hollow marks are.
+    """
+
+    name: str
+    title: str
+    x_title: str
+    ticks: tuple[tuple[float, str], ...]
+    reach: tuple[float, float]
+    log: bool
+    series: tuple[str, ...]
+    panels: tuple[Panel, ...]
+    beside: str
+    smoke: bool
+
+    @property
+    def printed(self) -> bool:
+        """Whether there is a hollow mark at all."""
+        return any(point.printed for panel in self.panels for point in panel.points)
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """How a table becomes a figure: the label along the axis, that of the series, and that of further panels.
+
+    `log`: positions are logarithms of the label. `none`: what a missing label is called.
+    """
+
+    x: str
+    x_title: str
+    series: str
+    named: Callable[[Any], str]
+    none: str
+    log: bool = False
+    facet: str | None = None
+
+
+def _rank(value: Any) -> str:
+    return "uncompressed" if value is None else f"rank {_short(value)} of the channels"
+
+
+def _short(value: Any) -> str:
+    for numerator, denominator in ((1, 2), (1, 3), (1, 4)):
+        if isinstance(value, float) and math.isclose(value, numerator / denominator):
+            return f"{numerator}/{denominator}"
+    return f"{value:g}"
+
+
+_LAYOUTS = {
+    "figure-vgg": _Layout("rank", "rank", "method", str, "uncompressed", facet="dataset"),
+    "figure-lipschitz": _Layout(
+        "lambda_ort", "lambda_ort (logarithmic)", "depth", lambda depth: f"LipConvNet-{depth}", "SOC", log=True
+    ),
+    "figure-speedup": _Layout("channels", "channels", "rank", _rank, "none"),
+    "figure-soc-speedup": _Layout("channels", "channels", "rank", _rank, "none"),
+}
+
+
+def paper_figure(table: PaperTable, found: Reproduction, scale: Scale) -> PaperFigure:
+    """The figure that a table's numbers are of; raises `KeyError` for a table that is no figure."""
+    layout = _LAYOUTS[table.name]
+    values = list(dict.fromkeys(row.labels[layout.x] for row in found.rows))
+    known = sorted(value for value in values if value is not None)
+    positions = {value: math.log10(value) if layout.log else float(place) for place, value in enumerate(known, 1)}
+    if None in values:
+        positions[None] = positions[known[0]] - (0.4 if layout.log else 1.0)
+    ticks = [(position, layout.none if value is None else _short(value)) for value, position in positions.items()]
+    if layout.log:
+        powers = range(math.ceil(math.log10(known[0])), math.floor(math.log10(known[-1])) + 1)
+        ticks = [one for one in ticks if one[1] == layout.none] + [(float(power), f"1e{power}") for power in powers]
+    series = list(dict.fromkeys(layout.named(row.labels[layout.series]) for row in found.rows))
+    beside = [printed_of(row) if found.beside == "paper" else {} for row in table.rows]
+    step = 0.08 if layout.log else 0.6 / max(len(series), 3)
+    panels = []
+    for column in found.columns:
+        for facet in dict.fromkeys(row.labels.get(layout.facet) if layout.facet else None for row in found.rows):
+            points = []
+            for row, printed in zip(found.rows, beside, strict=True):
+                if layout.facet and row.labels[layout.facet] != facet:
+                    continue
+                index = series.index(layout.named(row.labels[layout.series]))
+                value = row.labels[layout.x]
+                aside = 0.0 if layout.log and value is not None else step * (index - (len(series) - 1) / 2)
+                said = [(found.beside, row.paper[column])] if column in row.paper else printed.get(column, [])
+                factor = _factor(column)
+                references = tuple(
+                    Reference(one.mean * factor, None if one.spread is None else one.spread * factor, source)
+                    for source, one in said
+                )
+                points.append(_point(row, column, positions[value] + aside, index, references))
+            title = _title(column) if facet is None else f"{facet}: {_title(column)}"
+            panels.append(Panel(title, column, tuple(points)))
+    room = 0.2 if layout.log else 0.5
+    reach = min(positions.values()) - room, max(positions.values()) + room
+    named, smoke = table.name.removeprefix("figure-"), scale is Scale.SMOKE
+    shown = tuple(sorted(ticks)), reach, layout.log, tuple(series), tuple(panels)
+    return PaperFigure(named, found.title, layout.x_title, *shown, found.beside, smoke)
+
+
+def _point(row: TableRow, column: str, x: float, series: int, printed: tuple[Reference, ...]) -> Point:
+    mean, std, seeds, status = None, None, row.seeds, row.status
+    if column in RATIOS:
+        mean = getattr(row, column)
+    elif (spread := row.metrics.get(column)) is not None:
+        mean, seeds = spread["mean"], spread["seeds"]
+        std = spread["std"] if seeds > 1 else None
+    factor = _factor(column)
+    if mean is None and status == "complete":
+        status = "not measured"
+    where = ", ".join(f"{name} {'none' if value is None else _said(value)}" for name, value in row.labels.items())
+    mean = None if mean is None else mean * factor
+    return Point(x, series, where, mean, None if std is None else std * factor, seeds, status, printed)
+
+
+def _said(value: Any) -> str:
+    return _short(value) if isinstance(value, float) else str(value)
+
+
+def _factor(column: str) -> float:
+    return 1.0 if column in RATIOS else Metric(column).reading.factor
+
+
+def _title(column: str) -> str:
+    return column.replace("_", " ") if column in RATIOS else Metric(column).reading.title
+
+
+def figure_latex(figure: PaperFigure) -> str:
+    """The figure's numbers for LaTeX: an axis of pgfplots for each panel, with points that were not run as comments."""
+    lines = [
+        f"% {figure.title}",
+        "% needs \\usepackage{pgfplots}; filled marks: ours, mean +- sample standard deviation over seeds; hollow: "
+        + ("printed in the paper" if figure.beside == "paper" else "predicted by the paper's formulas"),
+    ]
+    if figure.smoke:
+        lines.append(f"% {WATERMARK}: small networks on synthetic images")
+    at = ",".join(f"{position:.6g}" for position, _ in figure.ticks)
+    labels = ",".join(f"{{{escape_latex(text)}}}" for _, text in figure.ticks)
+    for panel in figure.panels:
+        title = f"{WATERMARK}; {panel.title}" if figure.smoke else panel.title
+        options = f"title={{{escape_latex(title)}}}, xlabel={{{escape_latex(figure.x_title)}}}"
+        options += f", xtick={{{at}}}, xticklabels={{{labels}}}, xmin={figure.reach[0]:g}, xmax={figure.reach[1]:g}"
+        if wide(panel_values(panel)):
+            options += ", ymode=log"
+        lines += ["\\begin{tikzpicture}", f"\\begin{{axis}}[{options}, legend pos=outer north east]"]
+        for index, name in enumerate(figure.series):
+            mine = [point for point in panel.points if point.series == index]
+            for point in mine:
+                if point.mean is None:
+                    lines.append(f"% {point.where}: {point.status}")
+            ours = [(point.x, point.mean, point.std) for point in mine if point.mean is not None]
+            theirs = [(point.x, one.mean, one.spread) for point in mine for one in point.printed]
+            beside = f"{name}, {figure.beside}"
+            for mark, said, found in ((_PGF_MARKS, name, ours), (_PGF_HOLLOW, beside, theirs)):
+                if not found:
+                    continue
+                bars = "error bars/.cd, y dir=both, y explicit"
+                lines.append(f"\\addplot[only marks, mark={mark[index % len(mark)]}, {bars}] coordinates {{")
+                lines += [f"  ({x:.6g},{mean:.8g}) +- (0,{spread or 0:.8g})" for x, mean, spread in found]
+                lines += ["};", f"\\addlegendentry{{{escape_latex(said)}}}"]
+        lines += ["\\end{axis}", "\\end{tikzpicture}"]
+    return "\n".join(lines) + "\n"
+
+
+def panel_values(panel: Panel) -> list[float]:
+    """Every value that stands in a panel, the ends of its deviations aside."""
+    ours = [point.mean for point in panel.points if point.mean is not None]
+    return ours + [one.mean for point in panel.points for one in point.printed]
+
+
+def wide(values: Sequence[float]) -> bool:
+    """Whether values are drawn by their logarithms."""
+    return bool(values) and min(values) > 0 and max(values) / min(values) > 30
