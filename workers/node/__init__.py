@@ -1,6 +1,7 @@
 """One machine of a cluster: what it has, its processes, its part of Ray, and how it joins a head and leaves it.
 
 `membership` is `ttsv node`, `probe` compares the machine with the head's before it joins, `observer` is the worker's
-eye on all nodes, `notes` is what they leave for each other in Ray's head. `raylet` starts Ray, here and for the worker.
+eye on all nodes, `notes` is what they leave for each other in Ray's head. `raylet` starts Ray, here and for the worker;
+`cards` are the GPUs that one process books, `pulse` is by what a health check knows that it turns.
 No database is known here, and Ray is imported by the children `probe` and `observer` alone.
 """
