@@ -415,7 +415,7 @@ class TestRoutes:
         ("method", "path", "allowed"),
         [
             ("DELETE", "/v1/experiments", {"GET", "HEAD", "POST"}),
-            ("PUT", "/v1/experiments/1", {"GET", "HEAD", "PATCH"}),
+            ("PUT", "/v1/experiments/1", {"DELETE", "GET", "HEAD", "PATCH"}),
             ("GET", "/v1/experiments/1/cancel", {"POST"}),
             ("POST", "/livez", {"GET", "HEAD"}),
         ],

@@ -87,11 +87,15 @@ def test_head_is_get_without_its_body(
         url = path.format(**{name: known.get(name, 1) for name in names})
         if path == "/v1/presets/{name}":
             url = "/v1/presets/smoke"
-        head, get = api.head(url), api.get(url)
+        plain = {"Accept-Encoding": "identity"}  # what is not sent is not compressed, either
+        head, get = api.head(url, headers=plain), api.get(url, headers=plain)
         assert (head.status_code, head.content) == (get.status_code, b""), url
         for name in ("content-length", "content-type", "etag", "cache-control", "vary", "link"):
             if path != "/metrics" or name != "content-length":
-                assert head.headers.get(name) == get.headers.get(name), (url, name)
+                there, here = (answer.headers.get(name, "") for answer in (head, get))
+                if name == "vary":  # said of bodies that are long enough to be compressed
+                    here = here.removesuffix("Accept-Encoding").removesuffix(", ")
+                assert there == here, (url, name)
         asked += get.status_code == 200
     assert asked >= 15
     tag = api.head("/v1/experiments/1").headers["etag"]
@@ -203,7 +207,7 @@ class TestLists:
         def table(query: str, form: str = "csv", path: str = f"/v1/experiments/{experiment}/trials") -> Response:
             answer = api.get(f"{path}?format={form}{query}")
             assert answer.status_code == 200, answer.text
-            assert answer.headers["vary"] == "Accept, Authorization"
+            assert answer.headers["vary"].removesuffix(", Accept-Encoding") == "Accept, Authorization"
             return answer
 
         read = list(csv.DictReader(io.StringIO(table("").text)))

@@ -94,7 +94,7 @@ def test_of_a_header(sqlite_api: TestClient) -> None:
     ("method", "path", "allowed"),
     [
         ("DELETE", "/v1/experiments", "GET, HEAD, POST"),
-        ("PUT", "/v1/experiments/1", "GET, HEAD, PATCH"),
+        ("PUT", "/v1/experiments/1", "DELETE, GET, HEAD, PATCH"),
         ("POST", "/livez", "GET, HEAD"),
         ("POST", "/static/style.css", "GET, HEAD"),
         ("BREW", "/v1/leaderboards/digits", "GET, HEAD"),

@@ -77,16 +77,16 @@ def test_machines_join_work_and_leave_or_are_refused(lab: Lab, machines: Machine
     (left,) = machines.seen(NodeState.LEFT)
     assert left.id == there.id
     lab.wait_for(lambda: not machines.processes(), 10)
-    assert list(machines.temporary.iterdir())
+    assert list(machines.temporary.glob("ttsv-ray-*"))
 
     again = machines.start("again")
     lab.wait_for(lambda: machines.seen(NodeState.ALIVE), 120)
-    assert len(list(machines.temporary.iterdir())) == 1, "what the killed one left is removed"
+    assert len(list(machines.temporary.glob("ttsv-ray-*"))) == 1, "what the killed one left is removed"
     again.send_signal(signal.SIGTERM)
     assert again.wait(30) == 0
     lab.wait_for(lambda: not machines.seen(NodeState.ALIVE), 15)
     assert not machines.processes()
-    assert not list(machines.temporary.iterdir())
+    assert not list(machines.temporary.glob("ttsv-ray-*"))
     worker.terminate()
     worker.wait(40)
     with lab.database.read() as session:
