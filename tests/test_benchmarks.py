@@ -11,11 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.examples import deep
+
 ROOT = Path(__file__).parent.parent
 BENCHMARKS = ROOT / "benchmarks"
 MODULES = sorted(BENCHMARKS.glob("*.py"))
 SCRIPTS = [path for path in MODULES if '__name__ == "__main__"' in path.read_text()]
 RECORDS = BENCHMARKS / "records.jsonl"
+TAKE_LONGEST = ("first_path", "gpu", "scheduling", "serving")
+"""Those that start services, servers, or a process for each part."""
 STARTED_BY_OTHER_TESTS = {"docs/notebook.py": "tests/test_doc_blocks.py"}
 
 
@@ -29,7 +33,11 @@ def started(script: Path, *arguments: str, **variables: str) -> subprocess.Compl
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
+@pytest.mark.parametrize(
+    "script",
+    [deep(path) if path.stem in TAKE_LONGEST else path for path in SCRIPTS],
+    ids=[path.stem for path in SCRIPTS],
+)
 def test_a_benchmark_runs_and_a_quick_run_keeps_no_record(script: Path) -> None:
     kept = RECORDS.read_text()
     done = started(script, "--quick")

@@ -27,6 +27,7 @@ from service.client import Client
 from service.database import ExperimentState
 from service.specs.documents import read_yaml
 from service.specs.grid import ExperimentSpec, expand_grid
+from tests.examples import deep
 from workers.node.processes import spawn, stop
 
 ROOT = Path(__file__).parent.parent
@@ -98,6 +99,8 @@ def expected_output(page: Path, block: Block) -> str | None:
 
 
 PAGES_WITH_BLOCKS = [page for page in PAGES if any(block.language in RUN for block in blocks(page))]
+TRAIN_LONGEST = ("search", "tutorial")
+"""Pages whose commands other tests give to the same service, and whose trials take a minute."""
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +145,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("page", PAGES_WITH_BLOCKS, ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page",
+    [deep(page) if page.stem in TRAIN_LONGEST else page for page in PAGES_WITH_BLOCKS],
+    ids=[page.stem for page in PAGES_WITH_BLOCKS],
+)
 def test_blocks_run(page: Path, folder: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     todo = blocks(page)
     assert any(block.runs for block in todo), f"no block of {page} runs"
@@ -204,6 +211,7 @@ def compare(block: Block, wanted: str | None, output: str) -> None:
     )
 
 
+@pytest.mark.deep
 def test_notebook_runs(service: tuple[str, Path], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TTSV_URL", service[0])
     monkeypatch.setenv("MPLBACKEND", "agg")

@@ -17,6 +17,7 @@ from service.paper.presets import PAPER, Scale, preset_spec
 from service.specs.grid import ExperimentSpec, expand_grid
 from tests import grids
 from tests.browser.conftest import Site, Tab, served
+from tests.examples import deep
 
 NAMES = ("vgg", "lipschitz", "speedup", "soc-speedup")
 
@@ -90,7 +91,7 @@ class TestFigures:
             assert content.startswith(begins)
             assert b"SMOKE: NO RESULT" in content
 
-    @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 1280), ("light", 390)])
+    @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), deep("dark", 1280), ("dark", 390)])
     def test_axe_finds_nothing(self, figures: Site, browse: Callable[..., Tab], scheme: str, width: int) -> None:
         axe = pytest.importorskip("axe_playwright_python", reason="pip install axe-playwright-python")
         source = Path(axe.__file__).with_name("axe.min.js").read_text()

@@ -13,6 +13,7 @@ from service.experiments.submission import Draft, submit
 from service.specs.grid import ExperimentSpec, expand_grid
 from tests import grids
 from tests.browser.conftest import Site, Tab
+from tests.examples import deep
 
 LAYER = {"name": "conv1", "kind": "conv", "shape": {"kernel": [3]}, "largest": 1.0, "smallest": 0.5}
 HOSTILE = "<b onclick=alert(1)>\u05e9\u05dc\u05d5\u05dd \u0645\u0631\u062d\u0628\u0627</b>{{7*7}} " + "long" * 40
@@ -259,7 +260,7 @@ PAGES = (
 
 
 class TestEveryPage:
-    @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 1280), ("light", 390)])
+    @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), deep("dark", 1280), ("dark", 390)])
     def test_axe_finds_nothing(self, site: Site, browse: Callable[..., Tab], scheme: str, width: int) -> None:
         axe = pytest.importorskip("axe_playwright_python", reason="pip install axe-playwright-python")
         source = Path(axe.__file__).with_name("axe.min.js").read_text()

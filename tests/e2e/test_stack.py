@@ -188,6 +188,7 @@ def test_cancel_stops_within_seconds_and_keeps_what_is_finished(stack: Stack) ->
     assert last.state == "succeeded"
 
 
+@pytest.mark.deep
 def test_missing_data_set_fails_with_the_command_that_fetches_it(stack: Stack) -> None:
     _, client = stack
     spec = {"name": "no data", "base": {"dataset": "cifar10", "model": "small-cnn"}}
@@ -199,6 +200,7 @@ def test_missing_data_set_fails_with_the_command_that_fetches_it(stack: Stack) -
     assert trial.epoch == 0
 
 
+@pytest.mark.deep
 def test_demo_prints_its_leaderboard(tmp_path: Path) -> None:
     spec = tmp_path / "spec.json"
     spec.write_text(

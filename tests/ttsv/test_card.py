@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tests.examples import deep
 from tests.pretended import PretendedCards, UnexpectedSync, WrongDevice, counted
 from ttsv.config.trial import TrialConfig
 from ttsv.evaluation.saved import evaluate
@@ -167,7 +168,7 @@ def test_every_constraint(cards: PretendedCards, tmp_path: Path, layer: str, con
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layer", ["dense", "tt", "soc", "bcop-tt"])
+@pytest.mark.parametrize("layer", ["dense", "tt", deep("soc"), deep("bcop-tt")])
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_every_precision(cards: PretendedCards, tmp_path: Path, layer: str, precision: str) -> None:
     assert len(trained(cards, trial(layer=layer, training={"precision": precision}), tmp_path, whole=False)) == 2
@@ -193,7 +194,7 @@ def test_every_optimizer_with_all_that_surrounds_it(cards: PretendedCards, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layer", ["dense", "tt", "soc"])
+@pytest.mark.parametrize("layer", ["dense", "tt", deep("soc")])
 def test_every_metric(cards: PretendedCards, tmp_path: Path, layer: str) -> None:
     evaluation = {
         "certified": True,
@@ -271,7 +272,7 @@ def test_its_numbers_are_the_processors(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layer", ["dense", "aoc"])
+@pytest.mark.parametrize("layer", ["dense", deep("aoc")])
 def test_a_trial_goes_on_bit_for_bit(cards: PretendedCards, tmp_path: Path, layer: str) -> None:
     config = trial(
         layer=layer, constraint="divide", division={"linear": 1.0}, training={"precision": "fp16", "ema": 0.9}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from tests.examples import deep
 from ttsv.certification.certificates import lipschitz_bound
 from ttsv.config.trial import TrialConfig
 from ttsv.metrics import cost
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 os.environ.setdefault(CUBLAS_WORKSPACE, DETERMINISTIC_WORKSPACE)
 
 ROOT = Path(__file__).parents[2]
+MOST_ARE_DEEP = [layer if layer in ("dense", "tt", "soc-tt", "bcop") else deep(layer) for layer in LAYERS]
 BASE: dict[str, Any] = {
     "dataset": "synthetic:3x8x8:4:80",
     "model": "small-cnn",
@@ -71,7 +73,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("layer", MOST_ARE_DEEP)
 def test_training_is_that_of_the_processor(card: "Cards", tmp_path: Path, layer: str) -> None:
     """In float32: TensorFloat-32 would be off by 1e-3 after the first step."""
     config = trial(layer=layer, lambda_ort=0.1)
@@ -91,8 +93,8 @@ def test_less_precision_is_near(card: "Cards", tmp_path: Path, training: dict[st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["float32", "bf16"])
-@pytest.mark.parametrize("layer", ["dense", "tt", "soc"])
+@pytest.mark.parametrize("precision", ["float32", deep("bf16")])
+@pytest.mark.parametrize("layer", ["dense", "tt", deep("soc")])
 def test_a_deterministic_trial_goes_on_bit_for_bit(card: "Cards", tmp_path: Path, layer: str, precision: str) -> None:
     training = {"deterministic": True, "ema": 0.9, "precision": precision}
     config = trial(layer=layer, training=training, **({} if layer == "soc" else CLIP))
@@ -128,7 +130,7 @@ def test_every_constraint_holds(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("layer", MOST_ARE_DEEP)
 def test_spectra_and_bounds_are_those_of_the_processor(card: "Cards", layer: str) -> None:
     torch.manual_seed(0)
     model = create_model("small-cnn", num_classes=4, in_channels=3, image_size=8, layer=layer, rank=6).eval()

@@ -20,6 +20,12 @@ if TYPE_CHECKING:
     from tests.machinery import PostgresServer
 
 
+@pytest.fixture(autouse=True)
+def _no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What others of this machine have not written yet is not waited for."""
+    monkeypatch.setattr("os.sync", lambda: None)
+
+
 @pytest.fixture
 def source(database_url: str, tmp_path: Path) -> Settings:
     """The settings of an installation."""

@@ -81,6 +81,7 @@ def test_hung_trial_is_killed(quick_lab: Lab) -> None:
     assert b"ray/tune/val_accuracy" in events.read_bytes()
 
 
+@pytest.mark.deep
 def test_stop_lets_the_running_trial_finish(quick_lab: Lab) -> None:
     """And what it left is evaluated again by another experiment, which cannot take up what another did not leave."""
     experiment_id = quick_lab.post([0, 1, 2, 3], epochs=8, seconds=0.25, max_concurrent_trials=1)
@@ -101,6 +102,7 @@ def test_stop_lets_the_running_trial_finish(quick_lab: Lab) -> None:
     assert f"trial {trials[1].id}" in (bad.error or "")
 
 
+@pytest.mark.deep
 def test_a_lost_trial_runs_again_before_new_ones_begin(quick_lab: Lab) -> None:
     """Under the same driver and in the same pass of Tune, from where it was; nothing else is touched."""
     experiment_id = quick_lab.post([0, 1, 2, 3], epochs=4, seconds=0.3, max_concurrent_trials=1)
@@ -127,6 +129,7 @@ def test_a_lost_trial_runs_again_before_new_ones_begin(quick_lab: Lab) -> None:
     assert len(trained) <= 5, "no more than the epoch whose checkpoint was not written yet"
 
 
+@pytest.mark.deep
 def test_a_trial_that_says_nothing_is_tried_again(quick_lab: Lab) -> None:
     """Before all that never began; it is its own fault."""
     experiment_id = quick_lab.post([1004, 0], epochs=1, seconds=0.05, hung_after=1.5, max_concurrent_trials=1)

@@ -6,6 +6,8 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
+import pytest
+
 from service.experiments import actions
 
 if TYPE_CHECKING:
@@ -49,6 +51,7 @@ def test_grids_share_and_urgent_ones_come_first(lab: Lab) -> None:
     assert {trial.deaths for trial in lab.trials(first)} == {0}
 
 
+@pytest.mark.deep
 def test_trials_that_may_be_interrupted_give_way_and_go_on_later(lab: Lab) -> None:
     lab.settings["TTSV_WORKER_CPUS"] = "2"
     patient = lab.post([0, 1], epochs=60, seconds=0.5, preempt=True)

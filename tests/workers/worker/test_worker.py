@@ -44,6 +44,7 @@ def test_grid_with_failures_of_its_own(quick_lab: Lab) -> None:
     assert places == sorted(places)
 
 
+@pytest.mark.deep
 def test_killed_actor_leaves_its_siblings_alone(quick_lab: Lab) -> None:
     """The trial whose process died runs again, from its checkpoint, under the same driver."""
     experiment_id = quick_lab.post([2000, 2001], epochs=8, seconds=0.3)
@@ -60,6 +61,7 @@ def test_killed_actor_leaves_its_siblings_alone(quick_lab: Lab) -> None:
     assert quick_lab.experiment(experiment_id).fence == 1
 
 
+@pytest.mark.deep
 def test_killed_driver(quick_lab: Lab) -> None:
     experiment_id = quick_lab.post([0], epochs=8, seconds=0.3)
     quick_lab.start_worker()
@@ -74,6 +76,7 @@ def test_killed_driver(quick_lab: Lab) -> None:
     _assert_resumed(quick_lab, experiment_id, epochs=8)
 
 
+@pytest.mark.deep
 def test_cancel_stops_running_trials(quick_lab: Lab) -> None:
     experiment_id = quick_lab.post([0, 1], epochs=500, seconds=0.2, max_concurrent_trials=1)
     quick_lab.start_worker()
@@ -149,6 +152,7 @@ def test_database_away(quick_lab: Lab) -> None:
     assert quick_lab.experiment(experiment_id).fence == 1
 
 
+@pytest.mark.deep
 def test_killed_worker(lab: Lab) -> None:
     """SIGKILL in the middle of a grid: nothing stays behind, and a new worker finishes it."""
     experiment_id = lab.post([0, 1, 2], epochs=6, seconds=0.3, max_concurrent_trials=1)
@@ -176,6 +180,7 @@ def test_worker_killed_right_after_its_claim(quick_lab: Lab) -> None:
     quick_lab.assert_whole(experiment_id)
 
 
+@pytest.mark.deep
 def test_lost_cluster(lab: Lab) -> None:
     """The raylet dies: another cluster starts, and the grid goes on."""
     experiment_id = lab.post([0], epochs=6, seconds=0.3)
