@@ -2,9 +2,9 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 INSTALLED := .venv/.installed
-# Tests run in so many processes, each with its own PostgreSQL server and some with Ray clusters.
-# Files in their order, which tests/conftest.py gives: those that take longest are first.
-PROCESSES ?= 2
+# Tests run in so many processes, each with its own PostgreSQL server and some with Ray clusters: one a core, from two to
+# four. Files in their order, which tests/conftest.py gives: those that take longest are first.
+PROCESSES ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 2 ? 2 : n > 4 ? 4 : n)))
 PYTEST = $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
 # Else each of the hundreds of processes that tests start would compile the project anew.
@@ -36,7 +36,8 @@ test-quick: export HYPOTHESIS_PROFILE = quick
 test-quick: $(INSTALLED)
 	$(PYTEST) -m "not (gpu or deep or slow or machinery)" $(ARGS)
 
-# Before a release, or after a change to the mathematics: twice as many examples as were ever drawn, and every parameter.
+# Before a release, or after a change to the mathematics or to what runs in processes: twice as many examples as were
+# ever drawn, every parameter, and each way in which a process can die, by itself.
 test-deep: export HYPOTHESIS_PROFILE = deep
 test-deep: export TTSV_FUZZ_CASES = 3000
 test-deep: $(INSTALLED)
