@@ -111,7 +111,7 @@ class _Ranking:
         Query(
             max_length=100,
             pattern=_SORT,
-            description="In the order of this field, not of the metric; - before it: largest first. Without pages.",
+            description="In the order of this field, not of the metric; - before it: largest first.",
         ),
     ] = None
     pivot: Annotated[
@@ -143,21 +143,21 @@ class _Ranking:
         front = _metrics("pareto", self.pareto)
         if len(front) == 1:
             raise QueryError([FieldProblem("pareto", "name two metrics or more, separated by commas")])
-        unpaged = "group_by" if self.group_by is not None else "sort" if self.sort is not None else None
-        if self.cursor is not None and (filters.protocol is None or unpaged is not None):
-            fix = "a cursor is of one board: name its protocol too"
-            fix = fix if unpaged is None else f"leave out {unpaged}, or this"
-            raise QueryError([FieldProblem("cursor", fix)])
+        if self.cursor is not None and filters.protocol is None:
+            raise QueryError([FieldProblem("cursor", "a cursor is of one board: name its protocol too")])
         shown = () if self.metrics == "all" else _metrics("metrics", self.metrics)
+        group_by = None if self.group_by is None else cell_field(self.group_by, "group_by")
+        sort = None if self.sort is None else sorting(self.sort)
+        after = None if self.cursor is None else _decoded(self.cursor, _order(self.metric, group_by, sort))
         return Question(
             dataset=dataset,
             metric=self.metric,
             columns=HEADLINE if self.metrics is None else shown,
             filters=filters,
             limit=self.limit,
-            after=None if self.cursor is None else _decoded(self.cursor, self.metric),
-            group_by=None if self.group_by is None else cell_field(self.group_by, "group_by"),
-            sort=None if self.sort is None else sorting(self.sort),
+            after=after,
+            group_by=group_by,
+            sort=sort,
             pivot=None if self.pivot is None else pivoting(self.pivot),
             fields=_fields("columns", self.columns),
             hidden=_fields("hide", self.hide),
@@ -241,9 +241,9 @@ def show_plane(
 
 def _plain(found: Leaderboard, question: Question) -> dict[str, Any]:
     """The answer as `LeaderboardOut` has it."""
-    metric = question.metric
-    boards = [vars(b) | {"next": None if b.next is None else encoded([metric, *b.next])} for b in found.boards]
-    return {"dataset": question.dataset, "metric": metric, **vars(found), "boards": boards}
+    order = _order(question.metric, question.group_by, question.sort)
+    boards = [vars(b) | {"next": None if b.next is None else encoded([order, *b.next])} for b in found.boards]
+    return {"dataset": question.dataset, "metric": question.metric, **vars(found), "boards": boards}
 
 
 def _metrics(field: str, names: str | None) -> tuple[Metric, ...]:
@@ -275,12 +275,17 @@ def pivoting(names: str) -> tuple[str, str]:
     return found[0], found[1]
 
 
-def _decoded(cursor: str, metric: Metric) -> Position:
+def _order(metric: Metric, group_by: str | None, sort: str | None) -> str:
+    """What a cursor says of the order whose position it is: in another it would name other rows."""
+    return " ".join([metric.value, *([f"of {group_by}"] if group_by else [f"by {sort}"] if sort else [])])
+
+
+def _decoded(cursor: str, order: str) -> Position:
     """Where the page before ended; raises `QueryError`."""
     try:
-        name, standing, mean, tie = decoded(cursor)
+        found, standing, mean, tie = decoded(cursor)
         ints = type(standing) is int and standing in (0, 1) and type(tie) is int and 0 <= tie <= MAX_ID
-        if name == metric and ints and type(mean) is float and math.isfinite(mean):
+        if found == order and ints and type(mean) is float and math.isfinite(mean):
             return Position(standing, mean, tie)
     except (ValueError, TypeError):
         pass

@@ -79,9 +79,7 @@ class _Wanted:
         """Where the page before ended, if this is a page of one board."""
         if self.standing is None or self.mean is None or self.tie is None:
             return None
-        if filters.protocol is None or self.group_by or self.sort:
-            return None
-        return Position(self.standing, self.mean, self.tie)
+        return None if filters.protocol is None else Position(self.standing, self.mean, self.tie)
 
 
 @router.get("/leaderboards/{dataset}")

@@ -3,14 +3,14 @@
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain
 from typing import Any
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from service.database import Experiment, Protocol, Score, ScoreBoard, Trial
-from service.errors import NotFoundError
+from service.errors import FieldProblem, NotFoundError, QueryError
 from service.leaderboards.answer import (
     Board,
     Change,
@@ -205,28 +205,52 @@ def _best(entries: Sequence[Entry], missing: Sequence[Sequence[Missing]], metric
 
 
 def _sorted(source: ScoreSource, board: BoardKey, question: Question, sort: str) -> _Page:
-    """The first rows in the order of a field's values, those without one last; equal ones by the metric."""
+    """The rows in the order of a field's values, those without one last; equal ones by the metric."""
     metric = question.metric
     order = source.order(board, metric)
     alike = _alike(order, source.values(board, sort.removeprefix("-")))
     last = alike.pop(None, [])
     values = sorted(alike, reverse=sort.startswith("-"))
-    shown = list(islice(chain(*(alike[value] for value in values), last), question.limit))
+    wanted = [*chain(*(alike[value] for value in values), last)]
+    begin = 0 if question.after is None else wanted.index(_at(source, board, metric, order, question.after)) + 1
+    shown = wanted[begin : begin + question.limit]
     positions = source.positions(board, metric, shown)
     index = {key: index for index, key in enumerate(order)}
     first: dict[tuple[int, float], int] = {}
     for key, position in source.sharing(board, metric, {one.shared for one in positions.values()}).items():
         first[position.shared] = min(index[key], first.get(position.shared, index[key]))
     places = {key: first[positions[key].shared] + 1 for key in shown}
-    return _Page(board, [(key, positions[key]) for key in shown], len(order), None, 1, 1, {}, places)
+    following = positions[shown[-1]] if begin + len(shown) < len(wanted) else None
+    return _Page(board, [(key, positions[key]) for key in shown], len(order), following, 1, 1, {}, places)
 
 
 def _grouped(source: ScoreSource, board: BoardKey, question: Question, field: str) -> _Page:
     """The best cell of each group, best first."""
-    alike = _alike(source.order(board, question.metric), source.values(board, field))
-    shown = {rows[0]: Group(field, value, len(rows)) for value, rows in islice(alike.items(), question.limit)}
-    positions = source.positions(board, question.metric, list(shown))
-    return _Page(board, [(key, positions[key]) for key in shown], len(alike), None, 1, 1, shown)
+    metric = question.metric
+    order, values = source.order(board, metric), source.values(board, field)
+    alike = _alike(order, values)
+    heads = [rows[0] for rows in alike.values()]
+    begin = 0
+    if question.after is not None:
+        begin = list(alike).index(values[_at(source, board, metric, order, question.after)]) + 1
+    shown = heads[begin : begin + question.limit]
+    positions = source.positions(board, metric, shown)
+    place = begin + 1
+    if shown:
+        sharing = source.sharing(board, metric, {positions[shown[0]].shared})
+        place = next(place for place, key in enumerate(heads, 1) if key in sharing)
+    following = positions[shown[-1]] if begin + len(shown) < len(heads) else None
+    groups = {key: Group(field, values[key], len(alike[values[key]])) for key in shown}
+    return _Page(board, [(key, positions[key]) for key in shown], len(heads), following, place, begin + 1, groups)
+
+
+def _at(source: ScoreSource, board: BoardKey, metric: Metric, order: Sequence[int], after: Position) -> int:
+    """The row at a position, `order` being all, best first. Raises `QueryError` where it has another one by now."""
+    following = next(iter(source.ranked(board, metric, 1, after)), None)
+    index = (len(order) if following is None else order.index(following)) - 1
+    if index >= 0 and source.positions(board, metric, [order[index]])[order[index]] == after:
+        return order[index]
+    raise QueryError([FieldProblem("cursor", "the row that it follows has changed since; begin with the first page")])
 
 
 def _alike(order: Sequence[int], values: Mapping[int, Hashable]) -> dict[Any, list[int]]:

@@ -200,6 +200,19 @@ class TestQuestions:
     def test_a_cursor_is_of_one_board(self, sqlite_api: TestClient) -> None:
         refused(sqlite_api.get(f"{BOARD}?cursor=abc"), 422, "cursor")
 
+    @pytest.mark.parametrize("order", ["sort=-lr", "group_by=lr"])
+    def test_a_cursor_is_of_one_order(self, api: TestClient, filled: int, order: str) -> None:
+        """The pages of one hold everything once; in another its position would be that of other rows."""
+        (whole,) = api.get(f"{BOARD}?{order}").json()["boards"]
+        one = f"{BOARD}?protocol={whole['protocol']}&limit=1"
+        (first,) = api.get(f"{one}&{order}").json()["boards"]
+        (second,) = api.get(f"{one}&{order}&cursor={first['next']}").json()["boards"]
+        found = [(row["place"], row["cell"], row["group"]) for row in [*first["rows"], *second["rows"]]]
+        assert found == [(row["place"], row["cell"], row["group"]) for row in whole["rows"]]
+        assert second["next"] is None
+        for other in ("", "&sort=lr", "&group_by=model", f"&{order}&metric=loss"):
+            refused(api.get(f"{one}{other}&cursor={first['next']}"), 422, "cursor")
+
     def test_columns_front_baseline_and_group(self, api: TestClient, filled: int) -> None:
         (board,) = api.get(f"{BOARD}?metrics=ece").json()["boards"]
         assert [list(row["metrics"]) for row in board["rows"]] == [["accuracy", "ece"]] * 2

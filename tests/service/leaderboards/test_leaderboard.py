@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 
 from service.database import Experiment, ExperimentState, Protocol, Result, Tag, Trial, TrialState, now
 from service.database.engine import Database
-from service.errors import NotFoundError
+from service.errors import NotFoundError, QueryError
 from service.leaderboards import cell_scores
 from service.leaderboards.answer import Board, Change, Group, Hole, Leaderboard, Missing, PaperReference, Row
 from service.leaderboards.filters import Filters, Question
@@ -490,6 +490,44 @@ class TestQuestions:
         assert pages == 4
         assert [row.place for row in rows] == [1, 2, 3, 3, 3, 6, 7]
         assert [row.cell for row in rows] == [row.cell for row in whole]
+
+    @MODES
+    @pytest.mark.parametrize("limit", [1, 2, 3, 8])
+    @pytest.mark.parametrize(
+        "order", [{"sort": "model"}, {"sort": "-rank"}, {"group_by": "rank"}, {"group_by": "model"}]
+    )
+    def test_other_orders_have_pages_too(
+        self, rank: Rank, session: Session, tag: str | None, order: dict[str, Any], limit: int
+    ) -> None:
+        """Of rows that share places, and are few in some groups and many in others."""
+        accuracies = [0.5, 0.75, 0.5, 0.25, 0.5, 1.0, 0.0, 0.75]
+        rank([Run(cell, 0, "a", value, model="abc"[cell % 3]) for cell, value in enumerate(accuracies)])
+        whole = only_board(ask(session, filters=Filters(tag=tag), **order))
+        assert whole.next is None
+        filters, rows, after, pages = Filters(protocol="a", tag=tag), [], None, 0
+        while pages == 0 or after is not None:
+            board = only_board(ask(session, filters=filters, limit=limit, after=after, **order))
+            assert board.total == whole.total
+            rows += board.rows
+            after, pages = board.next, pages + 1
+        assert pages == math.ceil(len(whole.rows) / limit)
+        assert [(row.place, row.cell, row.group) for row in rows] == [
+            (row.place, row.cell, row.group) for row in whole.rows
+        ]
+
+    @MODES
+    @pytest.mark.parametrize("order", [{"sort": "rank"}, {"group_by": "rank"}])
+    def test_a_page_after_a_row_that_has_changed_is_refused(
+        self, rank: Rank, session: Session, tag: str | None, order: dict[str, Any]
+    ) -> None:
+        """Where it stood before, and so what follows it, is not known any more."""
+        rank([Run(cell, 0, "a", 0.5) for cell in range(4)])
+        filters = Filters(protocol="a", tag=tag)
+        after = only_board(ask(session, filters=filters, limit=2, **order)).next
+        assert after is not None
+        for changed in (after._replace(mean=0.625), after._replace(mean=0.0), after._replace(tie=after.tie + 1)):
+            with pytest.raises(QueryError, match="changed since; begin with the first page"):
+                ask(session, filters=filters, limit=2, after=changed, **order)
 
     def test_equal_means_stand_in_one_order_however_they_are_asked_for(self, rank: Rank, session: Session) -> None:
         """Their cells' order: neither that of rows, which were stored in another order here, nor that of trials."""
