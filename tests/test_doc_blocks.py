@@ -99,8 +99,8 @@ def expected_output(page: Path, block: Block) -> str | None:
 
 
 PAGES_WITH_BLOCKS = [page for page in PAGES if any(block.language in RUN for block in blocks(page))]
-TRAIN_LONGEST = ("search", "tutorial")
-"""Pages whose commands other tests give to the same service, and whose trials take a minute."""
+TAKE_LONGEST = ("datasets", "evaluate", "export", "search", "tutorial", "verbs")
+"""Pages whose commands other tests give, too, and whose trials or evaluations take a quarter of a minute or more."""
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +147,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize(
     "page",
-    [deep(page) if page.stem in TRAIN_LONGEST else page for page in PAGES_WITH_BLOCKS],
+    [deep(page) if page.stem in TAKE_LONGEST else page for page in PAGES_WITH_BLOCKS],
     ids=[page.stem for page in PAGES_WITH_BLOCKS],
 )
 def test_blocks_run(page: Path, folder: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.slow
 DECAY = "training.weight_decay"
 
 
+@pytest.mark.deep
 def test_halving_stops_what_is_worse(quick_lab: Lab) -> None:
     """One after another, the best first: the later ones end at their first comparison, a close one at its second.
 
