@@ -150,7 +150,7 @@ def test_every_kind_of_layer(cards: PretendedCards, tmp_path: Path, layer: str) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layer", ["dense", "tt"])
+@pytest.mark.parametrize("layer", [deep("dense"), "tt"])
 @pytest.mark.parametrize(
     "constraint",
     [

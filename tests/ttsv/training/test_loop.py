@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from tests.examples import deep
 from ttsv.config.trial import CONVOLUTIONS, AugmentationConfig, TrainingConfig, TrialConfig
 from ttsv.constraints import Clip, Compose, Constraint, Divide, Orthogonal, Unconstrained
 from ttsv.data import DATASETS, load_dataset
@@ -859,7 +860,7 @@ def test_the_best_epoch_can_be_that_of_best_certified_accuracy(select: str, tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", ["one", "code"])
+@pytest.mark.parametrize("schedule", [deep("one"), "code"])
 def test_skew_layers_follow_the_schedule_over_epochs_and_breaks(
     schedule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -913,7 +914,7 @@ def test_images_of_two_dimensions_are_computed_channels_last() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("precision", ["bf16", deep("fp16")])
 def test_less_precision_gives_the_same_conclusion(precision: str, tmp_path: Path) -> None:
     """On the digits: as accurate within 2 %, and the bound holds in float32 all the same.
 
