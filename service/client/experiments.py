@@ -21,11 +21,28 @@ from service.schemas.experiments import (
     NewExperimentOut,
     SelectionPage,
 )
+from service.schemas.leaderboards import MatrixOut
 from service.specs.states import OPEN_EXPERIMENTS
 from ttsv.config.fields import Plain
 
 _ROOT = "/v1/experiments"
 _ALL_BUT_SPEC = ",".join(name for name in ExperimentOut.model_fields if name != "spec")
+
+
+class MatrixQuestion(TypedDict, total=False):
+    """What may be asked of an experiment's matrix; what is None is left to the service.
+
+    `x` and `y` are fields, by default two that vary; `seeds` is how the results of a place's seeds make its value
+    (`mean`, `median`, `min`, `max`, `std`); `where` are conditions on fields, all of which must hold; of `trials` only
+    the places are given.
+    """
+
+    metric: str | None
+    x: str | None
+    y: str | None
+    seeds: str | None
+    where: str | Sequence[str] | None
+    trials: Sequence[int] | None
 
 
 class ExperimentQuestion(TypedDict, total=False):
@@ -88,6 +105,14 @@ class Experiments(Connection):
             return self._pages(ExperimentPage.model_validate_json, _ROOT, **asked)
         found = self._pages(SelectionPage.model_validate_json, _ROOT, **asked, fields=_ALL_BUT_SPEC)
         return (ExperimentOut.model_validate(item | {"spec": {}}) for item in found)
+
+    @covers("getExperimentMatrix")
+    def matrix(self, experiment_id: int, **question: Unpack[MatrixQuestion]) -> MatrixOut:
+        """A metric over two fields of an experiment, by column: a place for each cell, a facet for all else."""
+        asked = checked(MatrixQuestion, question)
+        if (trials := question.get("trials")) is not None:
+            asked["trials"] = ",".join(map(str, trials))
+        return self._get(MatrixOut, f"{_ROOT}/{experiment_id}/matrix", **asked)
 
     @covers("pauseExperiment")
     def pause(self, experiment_id: int) -> ExperimentOut:

@@ -16,6 +16,7 @@ from service.schemas.experiments import (
     AttemptList,
     AttemptOut,
     AttemptResources,
+    CurvesOut,
     EpochOut,
     MetricsPage,
     ResourceList,
@@ -113,6 +114,24 @@ class Trials(Connection):
         """A trial's epochs past `after`, in order; with `points` so many of them that draw the same curves."""
         path = f"/v1/trials/{trial_id}/metrics"
         return self._pages(MetricsPage.model_validate_json, path, "after", after=after, points=points, limit=1000)
+
+    @covers("getCurves")
+    def curves(
+        self,
+        trials: Sequence[int] | None = None,
+        *,
+        experiment_id: int | None = None,
+        best: int | None = None,
+        metrics: str | Sequence[str] | None = None,
+        points: int | None = None,
+    ) -> CurvesOut:
+        """The epochs of many trials by column: of these, or of the `best` cells of an experiment.
+
+        Of each trial at most `points` epochs (by default 300) that draw the same curves.
+        """
+        named = None if trials is None else ",".join(map(str, trials))
+        asked = {"trials": named, "experiment": experiment_id, "best": best, "metrics": _joined(metrics)}
+        return self._get(CurvesOut, "/v1/curves", **asked, points=points)
 
     @covers("listTrialArtifacts")
     def artifacts(self, trial_id: int) -> list[ArtifactOut]:

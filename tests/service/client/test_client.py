@@ -100,6 +100,19 @@ class TestAgainstAServer:
         assert list(client.leaderboard_frame("digits").columns) == ["place", "seeds", "trials"]
         assert client.ready().status == "ok"
 
+    def test_what_pictures_are_drawn_from(self, client: Client) -> None:
+        experiment = client.submit(SPEC | {"grid": {"training.lr": [0.1, 0.2], "seed": [0, 1]}})
+        ids = [trial.id for trial in client.trials(experiment.id)]
+        found = client.curves(ids[:2], metrics=["val_loss", "lr"], points=10)
+        assert (found.metrics, [curve.trial for curve in found.curves]) == (["val_loss", "lr"], ids[:2])
+        assert client.curves(experiment_id=experiment.id, best=2).curves == []
+        whole = client.matrix(experiment.id, metric="loss", x="training.lr")
+        assert (whole.metric, whole.x and whole.x.values, whole.places.trials) == ("loss", [0.1, 0.2], [2, 2])
+        assert client.matrix(experiment.id, where=["seed<2", "lr>0.1"]).places.trials == [2]
+        assert client.matrix(experiment.id, trials=ids[3:]).places.state == ["queued"]
+        with pytest.raises(TypeError, match="there is no 'z'"):
+            client.matrix(experiment.id, z="seed")  # type: ignore[call-arg]
+
     def test_lists_go_over_pages(self, client: Client, stored: Database, monkeypatch: pytest.MonkeyPatch) -> None:
         spec = ExperimentSpec.model_validate(SPEC)
         plan = expand_grid(spec, max_trials=3)

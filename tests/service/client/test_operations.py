@@ -27,7 +27,7 @@ ELSEWHERE = {
     ("getExperimentLog", "follow"),
 }
 PAGING = {"limit", "cursor"}
-OF_PAGES = {"streamExperiments", "getPlane", "getCurves", "getExperimentMatrix"}
+OF_PAGES = {"streamExperiments", "getPlane"}
 """What pictures are drawn from; the client has tables and frames of the same."""
 
 
