@@ -336,3 +336,21 @@ def server(sqlite_url: str, tmp_path: Path) -> Iterator[str]:
 
 def _settings(url: str, folder: Path) -> Settings:
     return Settings(database_url=url, data_dir=folder / "data", host="127.0.0.1")
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[str]:
+    """A server of S3, as options of a URL: one that `TTSV_TEST_S3` names, or one from a wheel."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ACCESS_KEY_ID", "testing")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+        if (options := os.environ.get("TTSV_TEST_S3")) is not None:
+            yield options
+            return
+        reason = "moto[server] is not installed, which is a server of S3 from a wheel"
+        moto = pytest.importorskip("moto.server", reason=reason)
+        server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+        server.start()
+        host, port = server.get_host_and_port()
+        yield f"endpoint_override={host}:{port}&scheme=http&region=us-east-1&allow_bucket_creation=true"
+        server.stop()

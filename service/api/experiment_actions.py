@@ -9,21 +9,19 @@ from fastapi import APIRouter, Body, Depends, Header, Query, Response
 from service.access.security import Principal
 from service.api.experiments import Submission
 from service.api.http.authentication import Canceller, Submitter
-from service.api.http.dependencies import Config, Db, ExperimentId
+from service.api.http.dependencies import Db, ExperimentId
 from service.api.http.examples import Example, shown
 from service.api.http.problems import RESPONSES, refusals
 from service.api.http.responses import experiment_out, revision_matches, tag_of, written
 from service.api.openapi_examples.experiments import CREATED, EXPERIMENT
 from service.database import Experiment
 from service.database.engine import Database
-from service.errors import StateError, UserError
 from service.experiments import actions
 from service.experiments.submission import draft_clone, draft_extension, draft_reevaluation
 from service.schemas.experiments import DeletionOut, ExperimentOut
 from service.schemas.requests import Change, Clone, Reevaluation, Retry
 from service.specs.spec import Additions
 from service.upkeep import deletion
-from service.upkeep.files import DataFolder
 
 router = APIRouter(prefix="/v1/experiments", tags=["verbs"], responses=RESPONSES | refusals(409))
 
@@ -195,7 +193,6 @@ def delete(
     experiment_id: ExperimentId,
     database: Db,
     who: Canceller,
-    settings: Config,
     dry_run: Annotated[bool, Query(description="Delete nothing: answer with what would go.")] = False,
     force: Annotated[bool, Query(description="Also what boards and tables show now.")] = False,
 ) -> DeletionOut:
@@ -204,10 +201,6 @@ def delete(
     It is out of sight at once; a worker then removes files and rows. An experiment whose results boards show must be
     archived first, unless `force`; one whose networks another one evaluates cannot be deleted before that.
     """
-    try:
-        DataFolder.of(settings)
-    except UserError as error:
-        raise StateError(str(error)) from None
     if dry_run:
         with database.read() as session:
             return DeletionOut.model_validate(deletion.preview(session, experiment_id, who))

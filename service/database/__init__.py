@@ -8,6 +8,7 @@ from service.database.access import ApiKey, Project
 from service.database.base import Base, Timestamp, now
 from service.database.experiments import (
     EPOCHS_DONE,
+    OUT_OF_MEMORY,
     Artifact,
     Attempt,
     Environment,
@@ -26,6 +27,7 @@ __all__ = [
     "EPOCHS_DONE",
     "OPEN_EXPERIMENTS",
     "OPEN_TRIALS",
+    "OUT_OF_MEMORY",
     "ApiKey",
     "Artifact",
     "Attempt",

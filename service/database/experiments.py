@@ -9,6 +9,9 @@ from sqlalchemy.orm import Mapped, mapped_column
 from service.database.base import Base, Id, now
 from service.specs.states import OPEN_TRIALS, ExperimentState, TrialState
 
+OUT_OF_MEMORY = "oom"
+"""Class of a failure."""
+
 
 class Experiment(Base):
     """A posted grid, and the lease under which a worker runs it.
@@ -97,7 +100,8 @@ class Trial(Base):
     Queued trials run in the order of `turn`, then of `number`; below zero are those that began before. `attempts`
     counts starts, without those that ended for no fault of the trial's; `deaths` its process's since it last got on;
     `node` is where it runs or ran. `run_seconds` are those of all attempts that ended. With `source_trial_id` it trains
-    nothing: it evaluates what that trial left.
+    nothing: it evaluates what that trial left. `failure` is the class of what ended it; one that is not final has it
+    where it is to run `alone`.
     """
 
     __tablename__ = "trials"
@@ -138,6 +142,11 @@ class Trial(Base):
     finished_at: Mapped[datetime | None]
     run_seconds: Mapped[float] = mapped_column(default=0.0, server_default="0")
     source_trial_id: Mapped[int | None] = mapped_column(Id, ForeignKey("trials.id"), index=True)
+
+    @property
+    def alone(self) -> bool:
+        """Whether it is to have a card of its own: it found too little memory on one that it shared."""
+        return self.state in OPEN_TRIALS and self.failure == OUT_OF_MEMORY
 
 
 class Tally(Base):

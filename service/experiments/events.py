@@ -43,6 +43,7 @@ class EventKind(StrEnum):
     TRIAL_FAILED = "trial_failed"
     TRIAL_LOST = "trial_lost"
     TRIAL_YIELDED = "trial_yielded"
+    TRIAL_CROWDED = "trial_crowded"
 
 
 def record(session: Session, kind: EventKind, actor: str, experiment: Experiment, **detail: Any) -> None:

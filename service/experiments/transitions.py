@@ -52,7 +52,9 @@ def requeue_trial(trial: Trial, *, charged: bool) -> None:
 def drop_queued(session: Session, experiment: Experiment) -> int:
     """Cancels the trials that wait; how many."""
     waiting = Trial.experiment_id == experiment.id, Trial.state == TrialState.QUEUED
-    return changed_rows(session, update(Trial).where(*waiting).values(state=TrialState.CANCELLED, finished_at=now()))
+    return changed_rows(
+        session, update(Trial).where(*waiting).values(state=TrialState.CANCELLED, finished_at=now(), failure=None)
+    )
 
 
 def drop_running(session: Session, experiment: Experiment) -> int:
@@ -60,7 +62,7 @@ def drop_running(session: Session, experiment: Experiment) -> int:
     running = running_trials(session, experiment)
     for trial in running:
         end_attempt(trial)
-        trial.state, trial.finished_at = TrialState.CANCELLED, now()
+        trial.state, trial.finished_at, trial.failure = TrialState.CANCELLED, now(), None
     return len(running)
 
 

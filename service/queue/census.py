@@ -5,7 +5,7 @@ Functions take a Session.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
@@ -13,9 +13,8 @@ from sqlalchemy.orm import Session
 from service.database import ClusterNode, Event, Experiment, ExperimentState, Tally, TrialState, Worker, now
 from service.experiments.events import EventKind
 from service.queue import nodes
+from service.queue.leases import HEARD_WITHIN
 
-SEEN_WITHIN = timedelta(minutes=1)
-"""A worker that was heard of less long ago is there."""
 _MOST_NODES = 1000
 
 
@@ -72,7 +71,7 @@ def open_experiments(session: Session) -> list[OpenExperiment]:
 
 def unfit_for_bf16(session: Session) -> bool:
     """Whether workers are there, and the processor of every one is known to lack instructions for bf16."""
-    seen = session.scalars(select(Worker.bf16).where(Worker.seen_at >= now() - SEEN_WITHIN)).all()
+    seen = session.scalars(select(Worker.bf16).where(Worker.seen_at >= now() - HEARD_WITHIN)).all()
     return bool(seen) and all(has is False for has in seen)
 
 
@@ -103,7 +102,7 @@ def take_census(session: Session, project_id: int | None = None) -> Census:
     lost = select(func.count()).select_from(Event).where(Event.kind == EventKind.REAPED.value)
     if mine:
         lost = lost.join(Experiment, Experiment.id == Event.experiment_id).where(*mine)
-    seen = select(func.count()).where(Worker.seen_at >= now() - SEEN_WITHIN)
+    seen = select(func.count()).where(Worker.seen_at >= now() - HEARD_WITHIN)
     return Census(
         experiments=experiments,
         trials=trials,

@@ -69,8 +69,13 @@ class Node:
 
     @property
     def alive(self) -> bool:
-        """Whether trials can be started on it."""
+        """Whether it is there."""
         return self.state is NodeState.ALIVE
+
+    @property
+    def fits(self) -> bool:
+        """Whether trials may be started on it."""
+        return self.alive and self.problem is None
 
 
 _NODES = TypeAdapter(tuple[Node, ...])

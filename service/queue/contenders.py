@@ -3,6 +3,7 @@
 Functions take a Session; callers commit. No query grows with the number of trials.
 """
 
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,7 +11,17 @@ from datetime import datetime
 from sqlalchemy import func, or_, select, update
 from sqlalchemy.orm import Session, aliased
 
-from service.database import OPEN_TRIALS, Experiment, ExperimentState, Project, Tally, Trial, TrialState, now
+from service.database import (
+    OPEN_TRIALS,
+    OUT_OF_MEMORY,
+    Experiment,
+    ExperimentState,
+    Project,
+    Tally,
+    Trial,
+    TrialState,
+    now,
+)
 from service.experiments import transitions
 from service.queue.shares import Amount, Demand
 from service.specs.spec import Resources
@@ -41,6 +52,11 @@ class Contender:
     unfit_since: datetime | None
 
 
+def amount(resources: Resources) -> Amount:
+    """What a spec asks for, for each trial."""
+    return Amount(resources.cpus, resources.gpus, resources.memory_gib or 0.0)
+
+
 class Specs:
     """Remembers the terms of the experiments seen last, as their specs may be long."""
 
@@ -59,7 +75,7 @@ class Specs:
                 resources = Resources.model_validate(spec.get("resources", {}))
                 most, search = spec.get("max_concurrent_trials"), spec.get("search")
                 kept[experiment_id, revision] = Terms(
-                    needs=Amount(resources.cpus, resources.gpus, resources.memory_gib or 0.0),
+                    needs=amount(resources),
                     most=None if most is None or most >= _UNLIMITED else most,
                     preempt=spec.get("preempt", False),
                     search=None if search is None else search["trials"],
@@ -100,6 +116,7 @@ def contenders(session: Session, ours: Collection[int], specs: Specs) -> list[Co
     )
     rows = session.execute(query).all()
     known = specs.of(session, {(row.id, row.revision) for row in rows})
+    alone = _alone(session, [number for (number, _), terms in known.items() if 0 < terms.needs.gpus < 1])
     found = []
     for row in rows:
         terms = known.get((row.id, row.revision))
@@ -118,9 +135,27 @@ def contenders(session: Session, ours: Collection[int], specs: Specs) -> list[Co
             owner=row.owner,
             weight=row.weight,
             running=row.running,
+            alone=min(trials, sum(alone[row.id].values())),
+            running_alone=alone[row.id][TrialState.RUNNING],
         )
         claimed = row.state == ExperimentState.RUNNING
         found.append(Contender(demand, terms.preempt, claimed, row.waiting, row.unfit_since))
+    return found
+
+
+def _alone(session: Session, experiments: Collection[int]) -> Mapping[int, Counter[TrialState]]:
+    """Experiment -> how many of its trials wait or run, by state, that are to have a card of their own."""
+    found: defaultdict[int, Counter[TrialState]] = defaultdict(Counter)
+    if experiments:
+        query = (
+            select(Trial.experiment_id, Trial.state, func.count())
+            # They began before: of those that wait no others are looked at, however many there are.
+            .where(Trial.experiment_id.in_(experiments), Trial.state.in_(OPEN_TRIALS), Trial.turn < 0)
+            .where(Trial.failure == OUT_OF_MEMORY)
+            .group_by(Trial.experiment_id, Trial.state)
+        )
+        for number, state, count in session.execute(query):
+            found[number][state] = count
     return found
 
 

@@ -23,6 +23,11 @@ from service.experiments.events import EventKind
 FORGOTTEN_AFTER = timedelta(days=1)
 """A worker unseen for so long was killed: it is taken off the list."""
 
+HEARD_WITHIN = timedelta(minutes=1)
+"""A worker that was heard of less long ago is there."""
+NOBODY = "no worker is there"
+"""Why an experiment waits that nobody could run."""
+
 
 @dataclass(frozen=True)
 class Lease:
@@ -55,8 +60,11 @@ def greet(session: Session, worker: str, cpus: float, gpus: float, bf16: bool | 
 
 
 def part(session: Session, worker: str) -> None:
-    """Takes a worker off the list."""
+    """Takes a worker off the list. What waits waits for a worker where it was the last."""
     session.execute(delete(Worker).where(Worker.name == worker))
+    if session.scalar(select(Worker.name).where(Worker.seen_at >= now() - HEARD_WITHIN).limit(1)) is None:
+        queued = Experiment.state == ExperimentState.QUEUED
+        session.execute(update(Experiment).where(queued).values(waiting=NOBODY))
 
 
 def claim(

@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import ColumnElement, delete, func, select, update
 from sqlalchemy.orm import Session
 
 from service.database import ClusterNode, Experiment, ExperimentState, Trial, TrialState, now
 from service.database.engine import upsert
 from service.queue.cluster import Machine, Node, machine_as_json, machine_from_json
+from service.queue.shares import Amount
 from service.specs.states import NodeState
 
 SEEN_WITHIN = timedelta(minutes=1)
@@ -101,10 +102,27 @@ def at_work(session: Session, project_id: int | None) -> dict[str, list[AtWork]]
     return found
 
 
+def rooms_of_others(session: Session, worker: str) -> dict[str, list[Amount]]:
+    """What the nodes have for trials that other workers see in their clusters, by worker."""
+    query = select(ClusterNode.worker, ClusterNode.cpus, ClusterNode.gpus, ClusterNode.memory_gib)
+    found: dict[str, list[Amount]] = {}
+    for name, *room in session.execute(query.where(*_there(), ClusterNode.worker != worker)):
+        found.setdefault(name, []).append(Amount(*room))
+    return found
+
+
 def gpus_there(session: Session) -> float:
-    """GPUs of all nodes that are there."""
-    there = ClusterNode.state == NodeState.ALIVE, ClusterNode.seen_at >= now() - SEEN_WITHIN
-    return float(session.scalar(select(func.sum(ClusterNode.gpus)).where(*there)) or 0)
+    """GPUs of all nodes that are there and fit."""
+    return float(session.scalar(select(func.sum(ClusterNode.gpus)).where(*_there())) or 0)
+
+
+def _there() -> tuple[ColumnElement[bool], ...]:
+    """Nodes on which trials may run."""
+    return (
+        ClusterNode.state == NodeState.ALIVE,
+        ClusterNode.seen_at >= now() - SEEN_WITHIN,
+        ClusterNode.problem.is_(None),
+    )
 
 
 def machine_of(row: ClusterNode) -> Machine | None:

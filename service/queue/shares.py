@@ -33,7 +33,8 @@ class Demand:
     """An experiment that could run trials now.
 
     `trials` is how many at most (those that run and those that wait, within its own limit), `running` how many do.
-    Without a project and an owner nobody knows whose it is: such experiments share with each other.
+    Without a project and an owner nobody knows whose it is: such experiments share with each other. `alone` of the
+    trials, and `running_alone` of those that run, have a whole GPU where the others have a fraction of one.
     """
 
     experiment_id: int
@@ -44,11 +45,22 @@ class Demand:
     owner: str | None = None
     weight: float = 1.0
     running: int = 0
+    alone: int = 0
+    running_alone: int = 0
+
+    def needs_of(self, place: int) -> Amount:
+        """What the trial needs that is the next after so many; those that run alone come first."""
+        return on_whole_cards(self.needs) if place < self.alone else self.needs
 
     @property
     def group(self) -> "Group":
         """Whose usage its trials add to."""
         return Group(self.project_id, self.owner, None if self.owner is not None else self.experiment_id)
+
+
+def on_whole_cards(needs: Amount) -> Amount:
+    """The same with a whole GPU, where it is a fraction of one."""
+    return needs._replace(gpus=1.0) if 0 < needs.gpus < 1 else needs
 
 
 class Group(NamedTuple):
@@ -72,7 +84,8 @@ class Usage:
         total = _total(nodes)
         for demand in demands:
             if demand.running:
-                used = demand.running * _dominant(demand.needs, total) * seconds
+                shared = (demand.running - demand.running_alone) * _dominant(demand.needs, total)
+                used = (shared + demand.running_alone * _dominant(on_whole_cards(demand.needs), total)) * seconds
                 for group in (demand.group, Group(demand.project_id)):
                     self._used[group] = self._used.get(group, 0.0) + used
 
@@ -97,7 +110,7 @@ def allocate(
 
     def take(demand: Demand) -> bool:
         got = given.get(demand.experiment_id, 0)
-        if (not got and len(given) >= most_experiments) or not room.take(demand.needs):
+        if (not got and len(given) >= most_experiments) or not room.take(demand.needs_of(got)):
             return False
         given[demand.experiment_id] = got + 1
         return True
@@ -105,7 +118,7 @@ def allocate(
     everybody = _Party(0)
     for demand in sorted(demands, key=lambda demand: demand.experiment_id):
         if demand.trials > 0:
-            everybody.admit(demand, _dominant(demand.needs, total), usage)
+            everybody.admit(demand, total, usage)
     everybody.line_up()
     while everybody.queue:
         everybody.offer(take)
@@ -156,9 +169,10 @@ class _Room:
 class _Leaf:
     """An experiment on its turn."""
 
-    def __init__(self, demand: Demand, cost: float, used: float | None) -> None:
-        self.demand, self._cost, self._used = demand, cost, used
-        self.got = 0
+    def __init__(self, demand: Demand, total: Amount, used: float | None) -> None:
+        self.demand, self._used = demand, used
+        self._cost, self._cost_alone = _dominant(demand.needs, total), _dominant(on_whole_cards(demand.needs), total)
+        self._share, self.got = 0.0, 0
         self.over = False
 
     def line_up(self) -> None:
@@ -169,9 +183,11 @@ class _Leaf:
         if not take(self.demand):
             self.over = True
             return 0.0
+        cost = self._cost_alone if self.got < self.demand.alone else self._cost
+        self._share += cost
         self.got += 1
         self.over = self.got >= self.demand.trials
-        return self._cost
+        return cost
 
     @property
     def key(self) -> tuple[float, ...]:
@@ -180,7 +196,7 @@ class _Leaf:
         if demand.owner is not None:
             return -demand.priority, demand.experiment_id
         tie = float(self.got >= demand.running) if self._used is None else self._used
-        return -demand.priority, self.got * self._cost, tie, demand.experiment_id
+        return -demand.priority, self._share, tie, demand.experiment_id
 
 
 class _Party:
@@ -192,13 +208,13 @@ class _Party:
         self._share, self._got, self._running = 0.0, 0, 0
         self.queue: list[tuple[tuple[float, ...], _Party | _Leaf]] = []
 
-    def admit(self, demand: Demand, cost: float, usage: Usage | None) -> None:
+    def admit(self, demand: Demand, total: Amount, usage: Usage | None) -> None:
         """Adds an experiment to its project and person; older ones come first."""
         used = (lambda group: None) if usage is None else usage.of
         number = demand.experiment_id
         project = self._member(demand.project_id, lambda: _Party(number, demand.weight, used(Group(demand.project_id))))
         person = project._member(demand.owner, lambda: _Party(number, 1.0, used(demand.group)))
-        person._members[number] = _Leaf(demand, cost, used(demand.group))
+        person._members[number] = _Leaf(demand, total, used(demand.group))
         for party in (self, project, person):
             party._running += demand.running
 

@@ -12,7 +12,18 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from service.database import Artifact, EpochPoint, Experiment, ExperimentState, Protocol, Result, Trial, TrialState, now
+from service.database import (
+    OUT_OF_MEMORY,
+    Artifact,
+    EpochPoint,
+    Experiment,
+    ExperimentState,
+    Protocol,
+    Result,
+    Trial,
+    TrialState,
+    now,
+)
 from service.database.engine import upsert
 from service.experiments import events, transitions
 from service.experiments.events import EventKind
@@ -28,6 +39,10 @@ MAX_DEATHS = 10
 
 Not fewer: whoever kills processes at random, as a machine short of memory does, meets the same trial again and again.
 """
+
+
+ALONE = "alone after out of memory on a shared card"
+"""Why such a trial waits for a whole card, or has one."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +182,7 @@ class HeldExperiment:
         if trial is None:
             return
         self._end(trial, TrialState.SUCCEEDED)
-        trial.error = None
+        trial.failure = trial.error = None
         if protocol.fingerprint not in self._protocols:
             known = upsert(self._session)(Protocol).values(fingerprint=protocol.fingerprint, record=protocol.record)
             with self._session.no_autoflush:
@@ -183,7 +198,7 @@ class HeldExperiment:
         """Ends a trial that its scheduler found worse than its siblings: it keeps its epochs and has no result."""
         if trial := self._trial(trial_id, TrialState.RUNNING):
             self._end(trial, TrialState.EARLY_STOPPED)
-            trial.error = None
+            trial.failure = trial.error = None
             self._got_on()
             self._tell(EventKind.TRIAL_EARLY_STOPPED, trial, epoch=trial.epoch)
 
@@ -216,6 +231,21 @@ class HeldExperiment:
                 f"the trial's process died {trial.deaths} times in a row without getting on; the last time: {error}"
             )
             self._tell(EventKind.TRIAL_FAILED, trial, failure=trial.failure)
+
+    def crowd_trial(self, trial_id: int, error: str) -> None:
+        """The trial found too little memory on a card that it shared: it is queued again, to run alone, and once.
+
+        Nothing is held against it: what was missing others may have had.
+        """
+        trial = self._trial(trial_id, TrialState.RUNNING)
+        if trial is None:
+            return
+        if trial.alone:
+            self.fail_trial(trial_id, OUT_OF_MEMORY, error)
+            return
+        self._tell(EventKind.TRIAL_CROWDED, trial)
+        transitions.requeue_trial(trial, charged=False)
+        trial.failure, trial.error = OUT_OF_MEMORY, _storable(f"{ALONE}: {error}")
 
     def yield_trial(self, trial_id: int) -> None:
         """The trial gives way to others, and goes on later."""

@@ -5,6 +5,7 @@
 
 from service.storage.attempts import Attempt, begin, logs_of, remove_checkpoints
 from service.storage.folder import Folder
+from service.storage.objects import Objects
 from service.storage.opening import open_storage, problem_of
 from service.storage.store import DamagedFileError, Store, StoredFile, copy_out, require_inside
 
@@ -12,6 +13,7 @@ __all__ = [
     "Attempt",
     "DamagedFileError",
     "Folder",
+    "Objects",
     "Store",
     "StoredFile",
     "begin",

@@ -63,12 +63,12 @@ class StoredFile:
     store: Store
     path: str
 
-    def open(self, mode: str = "rb") -> BinaryIO:
-        """Its bytes, read as they are asked for. Raises `FileNotFoundError`."""
+    def open(self, mode: str = "rb", buffering: int = 64 * 2**10) -> BinaryIO:
+        """Its bytes, read as they are asked for, so many at once. Raises `FileNotFoundError`."""
         size = self.store.size(self.path)
         if size is None:
             raise FileNotFoundError(errno.ENOENT, "no such file in the store", self.path)
-        return io.BufferedReader(_Reader(self.store, self.path, size), 64 * 2**10)
+        return io.BufferedReader(_Reader(self.store, self.path, size), buffering)
 
 
 class _Reader(io.RawIOBase):

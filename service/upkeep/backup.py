@@ -88,7 +88,7 @@ class _Files:
 def back_up(settings: Settings, database: Database, file: Path, say: Say = lambda _progress: None) -> Manifest:
     """Writes a backup of database and data folder; what is in it.
 
-    Raises `UserError` where the database was never migrated, the file cannot be written, or files are kept elsewhere.
+    Raises `UserError` where the database was never migrated, or the file cannot be written.
     """
     folder = DataFolder.of(settings)
     scratch = file.with_name(f"{file.name}.db{PARTIAL}")

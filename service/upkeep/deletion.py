@@ -162,9 +162,10 @@ def _remove(database: Database, folder: DataFolder, experiment_id: int) -> bool:
                 return False
             some = select(Trial.id).where(Trial.experiment_id == experiment_id).order_by(Trial.id)
             trials = session.scalars(some.limit(_TRIALS_AT_ONCE)).all()
-            left = select(Artifact.id).where(Artifact.trial_id.in_(trials), Artifact.removed_at.is_(None)).limit(1)
-            if session.scalar(left) is not None:
-                folder.require()
+            left = select(Artifact.path).where(Artifact.trial_id.in_(trials), Artifact.removed_at.is_(None)).limit(1)
+            file = session.scalar(left)
+        if file is not None:
+            folder.require(file)
         for trial_id in trials:
             folder.remove_trial(trial_id)
         if trials:

@@ -9,6 +9,7 @@ that the backup is of can write nothing: fences jump, and ids go on after a gap,
 """
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -41,17 +42,18 @@ from service.experiments import events, transitions
 from service.experiments.events import EventKind
 from service.migrate import bring_up, changing_schema, make_schema, refuse_newer
 from service.settings import Settings
+from service.storage import Objects, open_storage
 from service.upkeep import rows
-from service.upkeep.archive import Manifest, Reader, sync_folder
+from service.upkeep.archive import FileEntry, Manifest, Reader, sync_folder
 from service.upkeep.backup import Progress, Say
-from service.upkeep.files import DataFolder, removed
+from service.upkeep.files import removed
 
 FENCE_JUMP = 1_000_000
 """More claims than an experiment of the old installation can have had since the backup."""
 GAPS = {"experiments": 1_000, "trials": 1_000_000, "events": 1_000_000, "artifacts": 1_000_000}
 """More rows than the old installation can have added since the backup."""
 ACTOR = "restore"
-_JOURNAL, _STAGE = "restore.json", "restore.partial"
+_JOURNAL, _STAGE, _TRIALS = "restore.json", "restore.partial", "trials"
 _SEEN_WITHIN = timedelta(minutes=1)
 _SPARE_BYTES = 256 * 2**20
 _LOOKS, _LOOK_SECONDS = 10, 0.2
@@ -59,11 +61,15 @@ _LOOKS, _LOOK_SECONDS = 10, 0.2
 
 @dataclass(frozen=True)
 class Restored:
-    """What a restore did: the backup's manifest, experiments that wait again, and where what was there is now."""
+    """What a restore did: the backup's manifest, experiments that wait again, and where what was there is now.
+
+    `aside_in_store`: where in the store what that had of trials.
+    """
 
     manifest: Manifest
     requeued: int
     aside: Path | None
+    aside_in_store: str | None = None
 
 
 @dataclass(frozen=True)
@@ -81,6 +87,25 @@ class _Move:
             self.target.rename(self.source)
 
 
+@dataclass(frozen=True)
+class _ObjectsMove:
+    """A move of all that is in a folder of an object store: one after the other, so it may be done in part."""
+
+    store: Objects
+    source: str
+    target: str
+
+    def do(self) -> None:
+        self.store.move(self.source, self.target)
+
+    def undo(self) -> None:
+        """Takes it back, as far as it was done: nothing else was in the target."""
+        self.store.move(self.target, self.source)
+
+
+_Moves = Sequence[_Move | _ObjectsMove]
+
+
 def refuse_half_restored(settings: Settings) -> None:
     """Raises `UserError` where a restore was cut short between its first change and its last."""
     if (settings.data_dir / _JOURNAL).exists():
@@ -95,7 +120,7 @@ def restore(settings: Settings, file: Path, *, force: bool = False, say: Say = l
 
     Raises `UserError` where the backup is not whole, the place is taken or in use, or a disk has no room.
     """
-    data_dir = DataFolder.of(settings).path
+    data_dir = settings.data_dir
     data_dir.mkdir(parents=True, exist_ok=True)
     with Reader(file) as backup, _alone(data_dir):
         manifest = backup.manifest
@@ -103,24 +128,28 @@ def restore(settings: Settings, file: Path, *, force: bool = False, say: Say = l
         with contextlib.closing(target):
             _recover(settings, target)
             target.refuse_in_use()
-            present = _present(data_dir, manifest)
-            if not force and (present or target.filled()):
-                what = ", ".join([*(["the database"] if target.filled() else []), *map(str, present)])
+            present, shelf = _present(data_dir, manifest), _Shelf.of(settings)
+            if not force and (present or shelf.filled() or target.filled()):
+                what = [*(["the database"] if target.filled() else []), *present]
+                what = ", ".join([*what, *(["the store (TTSV_STORAGE)"] if shelf.filled() else [])])
                 raise UserError(f"{what}: is there already; --force moves what is there aside and restores over it")
-            _refuse_full(data_dir, manifest)
+            shelf.refuse_full(data_dir, manifest)
             backup.verify(_told(say, "verifying", manifest.size))
             aside = data_dir / f"before-restore-{now():%Y%m%d-%H%M%S}"
             stage = data_dir / _STAGE
             removed(stage)
+            shelf.clear()
             try:
-                moves = [_Move(data_dir / name, aside / name) for name in present]
-                moves += _extract(backup, data_dir, stage, say)
+                moves = [*(_Move(data_dir / name, aside / name) for name in present), *shelf.make_room(aside.name)]
+                aside_in_store = shelf.where(aside.name) if shelf.filled() else None
+                moves += _extract(backup, data_dir, stage, shelf, say)
                 requeued = target.fill(backup, moves, aside, say)
             finally:
                 if not (data_dir / _JOURNAL).exists():
                     removed(stage)
+                    shelf.clear()
     kept = aside if aside.exists() else None
-    return Restored(manifest, requeued, kept)
+    return Restored(manifest, requeued, kept, aside_in_store)
 
 
 @contextlib.contextmanager
@@ -170,14 +199,124 @@ def _is_something(path: Path) -> bool:
     return os.path.lexists(path)
 
 
-def _refuse_full(data_dir: Path, manifest: Manifest) -> None:
-    free = shutil.disk_usage(data_dir).free
-    if free < manifest.size + _SPARE_BYTES:
-        need = manifest.size // 2**20
-        raise UserError(f"{data_dir} has {free // 2**20} MiB free, the backup needs {need}: make room, then try again")
+def _refuse_full(folder: Path, size: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < size + _SPARE_BYTES:
+        need = size // 2**20
+        raise UserError(f"{folder} has {free // 2**20} MiB free, the backup needs {need}: make room, then try again")
 
 
-def _extract(backup: Reader, data_dir: Path, stage: Path, say: Say) -> list[_Move]:
+class _Shelf:
+    """Where the files of trials go: the data folder, like all else."""
+
+    @staticmethod
+    def of(settings: Settings) -> "_Shelf":
+        """That of the settings."""
+        if settings.storage is None:
+            return _Shelf()
+        store = open_storage(settings.storage)
+        return _ObjectsShelf(store) if isinstance(store, Objects) else _FolderShelf(Path(settings.storage))
+
+    def filled(self) -> bool:
+        """Whether there is anything of trials beside the data folder."""
+        return False
+
+    def refuse_full(self, data_dir: Path, manifest: Manifest) -> None:
+        """Raises `UserError` where a disk has too little room."""
+        _refuse_full(data_dir, manifest.size)
+
+    def clear(self) -> None:
+        """Removes what a restore has prepared beside the data folder."""
+
+    def make_room(self, aside: str) -> _Moves:
+        """What moves aside what is there, into a folder of this name."""
+        return []
+
+    def where(self, aside: str) -> str:
+        """That folder, in words."""
+        return aside
+
+    def put(self, file: FileEntry, staged: Path) -> None:
+        """Takes a file of a trial that was written to `staged`."""
+
+    def moves(self) -> _Moves:
+        """What puts that in its place."""
+        return []
+
+
+class _FolderShelf(_Shelf):
+    """The folder that `TTSV_STORAGE` names."""
+
+    def __init__(self, root: Path) -> None:
+        self._root, self._stage = root, root / _STAGE
+
+    def filled(self) -> bool:
+        return _is_something(self._root / _TRIALS)
+
+    def refuse_full(self, data_dir: Path, manifest: Manifest) -> None:
+        self._root.mkdir(parents=True, exist_ok=True)
+        trials = _bytes_of_trials(manifest)
+        _refuse_full(self._root, trials)
+        _refuse_full(data_dir, manifest.size - trials)
+
+    def clear(self) -> None:
+        removed(self._stage)
+
+    def make_room(self, aside: str) -> _Moves:
+        return [_Move(self._root / _TRIALS, self._root / aside / _TRIALS)] if self.filled() else []
+
+    def where(self, aside: str) -> str:
+        return str(self._root / aside)
+
+    def put(self, file: FileEntry, staged: Path) -> None:
+        target = self._stage / file.path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(staged, target)
+
+    def moves(self) -> _Moves:
+        trials = self._stage / _TRIALS
+        return [_Move(trials, self._root / _TRIALS)] if trials.exists() else []
+
+
+class _ObjectsShelf(_Shelf):
+    """The bucket that `TTSV_STORAGE` names."""
+
+    def __init__(self, store: Objects) -> None:
+        self._store = store
+
+    def filled(self) -> bool:
+        return bool(self._store.folders(_TRIALS, partial=True))
+
+    def refuse_full(self, data_dir: Path, manifest: Manifest) -> None:
+        # Files of trials pass through the data folder one by one.
+        largest = max((file.size for file in manifest.files), default=0)
+        _refuse_full(data_dir, manifest.size - _bytes_of_trials(manifest) + largest)
+
+    def clear(self) -> None:
+        self._store.remove(_STAGE)
+
+    def make_room(self, aside: str) -> _Moves:
+        return [_ObjectsMove(self._store, _TRIALS, f"{aside}/{_TRIALS}")] if self.filled() else []
+
+    def where(self, aside: str) -> str:
+        return f"{aside} of the store"
+
+    def put(self, file: FileEntry, staged: Path) -> None:
+        with staged.open("rb") as source:
+            sent = self._store.write(f"{_STAGE}/{file.path}", source, file.size)
+        if sent != file.sha256:
+            raise OSError(errno.EIO, "other bytes were sent to the store than are in the backup", file.path)
+        staged.unlink()
+
+    def moves(self) -> _Moves:
+        return [_ObjectsMove(self._store, f"{_STAGE}/{_TRIALS}", _TRIALS)]
+
+
+def _bytes_of_trials(manifest: Manifest) -> int:
+    return sum(file.size for file in manifest.files if file.path.startswith(f"{_TRIALS}/"))
+
+
+def _extract(backup: Reader, data_dir: Path, stage: Path, shelf: _Shelf, say: Say) -> _Moves:
     """Writes the files aside; the renames that put them in their places."""
     stage.mkdir(mode=0o700)
     step = _told(say, "files", sum(file.size for file in backup.manifest.files))
@@ -185,8 +324,12 @@ def _extract(backup: Reader, data_dir: Path, stage: Path, say: Say) -> list[_Mov
         path = stage / file.path
         path.parent.mkdir(parents=True, exist_ok=True)
         backup.extract(file, path, step)
+        if file.path.startswith(f"{_TRIALS}/"):
+            shelf.put(file, path)
     os.sync()
-    return [_Move(stage / name, data_dir / name) for name in _tops(backup.manifest)]
+    further = shelf.moves()
+    names = [name for name in _tops(backup.manifest) if not (further and name == _TRIALS)]
+    return [*(_Move(stage / name, data_dir / name) for name in names), *further]
 
 
 class _Target:
@@ -213,7 +356,7 @@ class _Target:
         """Whether anything is in it."""
         raise NotImplementedError
 
-    def fill(self, backup: Reader, moves: Sequence[_Move], aside: Path, say: Say) -> int:
+    def fill(self, backup: Reader, moves: _Moves, aside: Path, say: Say) -> int:
         """Puts the rows in and does the renames, both or neither; how many experiments wait again."""
         raise NotImplementedError
 
@@ -245,7 +388,7 @@ class _SqliteFile(_Target):
         with contextlib.closing(Database(self._settings.url)) as database:
             return _has_rows(database)
 
-    def fill(self, backup: Reader, moves: Sequence[_Move], aside: Path, say: Say) -> int:
+    def fill(self, backup: Reader, moves: _Moves, aside: Path, say: Say) -> int:
         made = self._path.with_name(self._path.name + ".restore.partial")
         rows.remove_sqlite(made)
         try:
@@ -311,7 +454,7 @@ class _PostgresDatabase(_Target):
     def filled(self) -> bool:
         return _has_rows(self._database)
 
-    def fill(self, backup: Reader, moves: Sequence[_Move], aside: Path, say: Say) -> int:
+    def fill(self, backup: Reader, moves: _Moves, aside: Path, say: Say) -> int:
         journal = _Journal(self._settings.data_dir)
         try:
             with changing_schema(self._database) as connection:
@@ -335,9 +478,7 @@ class _PostgresDatabase(_Target):
 class _Journal:
     """The renames of a restore, written down before the first is done, with how many are done."""
 
-    def __init__(
-        self, data_dir: Path, restore_id: str | None = None, moves: Sequence[_Move] = (), done: int = 0
-    ) -> None:
+    def __init__(self, data_dir: Path, restore_id: str | None = None, moves: _Moves = (), done: int = 0) -> None:
         self._path = data_dir / _JOURNAL
         self.id, self.begun = restore_id or uuid.uuid4().hex, False
         self._moves, self._done = moves, done
@@ -348,16 +489,22 @@ class _Journal:
         return f"restore {self.id}"
 
     @classmethod
-    def read(cls, data_dir: Path) -> "_Journal | None":
-        """What a restore that was cut short left; None where none did."""
+    def read(cls, settings: Settings) -> "_Journal | None":
+        """What a restore that was cut short left; None where none did. Raises `UserError` without its store."""
         try:
-            found = json.loads((data_dir / _JOURNAL).read_bytes())
+            found = json.loads((settings.data_dir / _JOURNAL).read_bytes())
         except FileNotFoundError:
             return None
-        moves = [_Move(Path(source), Path(target)) for source, target in found["moves"]]
-        return cls(data_dir, found["id"], moves, found["done"])
+        store = None if settings.storage is None else open_storage(settings.storage)
+        moves: list[_Move | _ObjectsMove] = []
+        for source, target, *in_store in found["moves"]:
+            if in_store and not isinstance(store, Objects):
+                raise UserError("TTSV_STORAGE must name the bucket that the restore went into which was cut short")
+            objects = isinstance(store, Objects) and in_store
+            moves.append(_ObjectsMove(store, source, target) if objects else _Move(Path(source), Path(target)))
+        return cls(settings.data_dir, found["id"], moves, found["done"])
 
-    def begin(self, moves: Sequence[_Move]) -> None:
+    def begin(self, moves: _Moves) -> None:
         """Writes them down, then does them."""
         self._moves, self.begun = moves, True
         os.sync()
@@ -379,7 +526,8 @@ class _Journal:
         self._path.unlink(missing_ok=True)
 
     def _write(self) -> None:
-        moves = [[str(one.source), str(one.target)] for one in self._moves]
+        mark = {_ObjectsMove: ["store"], _Move: []}
+        moves = [[str(one.source), str(one.target), *mark[type(one)]] for one in self._moves]
         draft = self._path.with_name(f"{_JOURNAL}.partial")
         with draft.open("w") as file:
             json.dump({"id": self.id, "done": self._done, "moves": moves}, file)
@@ -401,7 +549,7 @@ def _settle(journal: _Journal, target: _Target) -> bool:
 
 def _recover(settings: Settings, target: _Target) -> None:
     """Ends or takes back what an earlier restore left half done."""
-    if (journal := _Journal.read(settings.data_dir)) is not None:
+    if (journal := _Journal.read(settings)) is not None:
         _settle(journal, target)
 
 

@@ -187,7 +187,7 @@ def prune(database: Database, folder: DataFolder, planned: Plan, *, force: bool 
     finish(database, folder)
     gone: list[Network] = []
     if planned.networks:
-        folder.require()
+        folder.require(planned.networks[0].path)
     for first in range(0, len(planned.networks), _AT_ONCE):
         some = planned.networks[first : first + _AT_ONCE]
         marked = database.write(partial(_mark, networks=some, force=force, actor=actor))
@@ -233,7 +233,7 @@ def finish(database: Database, folder: DataFolder) -> int:
     """Removes the files of networks that were marked by somebody who was killed then; how many there were."""
     with database.read() as session:
         marked = session.scalars(select(Artifact.path).where(Artifact.removed_at.is_not(None))).all()
-    left = [path for path in marked if folder.exists(path)]
+    left = folder.there(marked)
     for path in left:
         folder.remove(path)
     return len(left)

@@ -131,6 +131,16 @@ class Lab:
                     found[trial_id] = int(text)
         return found
 
+    def nodes_of(self, experiment_id: int) -> set[str]:
+        """Ray's nodes on which its trials ran."""
+        folders = [self.data_dir / "trials" / str(trial.id) for trial in self.trials(experiment_id)]
+        return {file.read_text() for folder in folders for file in folder.glob("*/node")}
+
+    def driver_log(self, experiment_id: int) -> str:
+        """What its drivers said."""
+        files = (self.data_dir / "logs").glob(f"experiment-{experiment_id}-*.log")
+        return "".join(file.read_text() for file in sorted(files))
+
     @staticmethod
     def all_gone(pids: Iterable[int]) -> bool:
         for pid in pids:
@@ -263,6 +273,17 @@ class Machines:
 
     def said(self, name: str) -> str:
         return (self.folder / name).read_text()
+
+    def complain(self, problem: str | None) -> None:
+        """Has every node's note say so, as a probe of one that does not fit any more does."""
+        code = (
+            "import dataclasses, sys; from workers.node.notes import Notes; shelf = Notes(sys.argv[1]).nodes\n"
+            "for name in shelf.names():\n"
+            "    shelf.put(name, dataclasses.replace(shelf.get(name), problem=sys.argv[2] or None))"
+        )
+        token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self.token)}
+        command = [sys.executable, "-c", code, f"127.0.0.1:{self.port}", problem or ""]
+        subprocess.run(command, env=os.environ | token, cwd=ROOT, check=True, timeout=120)
 
     def processes(self) -> list[psutil.Process]:
         found = []

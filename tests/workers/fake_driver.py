@@ -12,8 +12,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import ray
+
 from ttsv.config.trial import TrialConfig
-from ttsv.errors import DivergedError
+from ttsv.errors import DivergedError, OutOfMemoryError
 from ttsv.results import EpochMetrics, StageProgress, TrialResult
 from workers.driver.__main__ import main
 
@@ -33,6 +35,11 @@ def run_trial(
         time.sleep(0.05)
     if config.seed == 1001:
         raise DivergedError("the loss is nan")
+    card = ray.get_runtime_context().get_assigned_resources().get("GPU", 0)
+    (folder / "card").write_text(f"{card:g}")
+    (folder / "node").write_text(ray.get_runtime_context().get_node_id())
+    if config.seed == 1006 or (config.seed == 1005 and 0 < card < 1):
+        raise OutOfMemoryError("no room")
     if config.seed == 1002:
         raise RuntimeError("a bug")
     for epoch in range(done + 1, config.training.epochs + 1) if source is None else ():

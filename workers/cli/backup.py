@@ -78,6 +78,8 @@ def restore(
         typer.echo(f"restored: the installation of {done.manifest.made_at}; {done.requeued} experiments wait again")
         if done.aside is not None:
             typer.echo(f"what was there is in {done.aside}: remove it when nothing is missed")
+        if done.aside_in_store is not None:
+            typer.echo(f"what the store had of trials is in {done.aside_in_store}: remove it when nothing is missed")
     _say_missing(done.manifest.missing)
 
 

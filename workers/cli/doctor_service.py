@@ -209,7 +209,8 @@ def _difference(whose: str, ahead: float) -> Finding:
 
 def _work(database: "Database") -> Iterator[Finding]:
     """Workers, when they were heard of, and the experiments that wait for them."""
-    from service.queue.census import SEEN_WITHIN, last_signs, open_experiments
+    from service.queue.census import last_signs, open_experiments
+    from service.queue.leases import HEARD_WITHIN
     from service.queue.nodes import listed
 
     with database.read() as session:
@@ -219,7 +220,7 @@ def _work(database: "Database") -> Iterator[Finding]:
     gone: list[tuple[Sign, float]] = []
     for sign in signs:
         silent = (datetime.now(UTC) - sign.seen_at).total_seconds()
-        (here if silent < SEEN_WITHIN.total_seconds() else gone).append((sign, silent))
+        (here if silent < HEARD_WITHIN.total_seconds() else gone).append((sign, silent))
         if silent < -_APART:
             yield _difference(f"worker {sign.worker}", -silent)
     if here:

@@ -64,9 +64,9 @@ _STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}
 class Driver:
     """Passes of Ray Tune over the unfinished trials until all are final, the lease is lost, or a signal comes.
 
-    The worker says on standard input how many trials may run: lines of JSON, `slots` that may begin and `most` that may
-    go on. A driver that may run none, and runs none, gives the experiment back after a while. A search is unfinished
-    until as many trials were made as it was asked for, or there is no other.
+    The worker says on standard input how many trials may run: lines of JSON, `slots` that may begin, none of them on a
+    node that is `shunned`, and `most` that may go on. A driver that may run none, and runs none, gives the experiment
+    back after a while. A search is unfinished until as many trials were made as it was asked for, or there is no other.
     """
 
     def __init__(self, settings: Settings, lease: Lease, run: RunTrial) -> None:
@@ -124,7 +124,7 @@ class Driver:
             said = True
             share = json.loads(line)
             logger.info("%d trials may run now", share["slots"])
-            slots.set(share["slots"])
+            slots.set(share["slots"], share.get("shunned", ()))
             passes.allow(share["most"])
         if not said:
             slots.unlimited()
@@ -198,7 +198,8 @@ class Driver:
                 source = trial.source_trial_id
                 path = None if source is None else driver_reads.model_path(session, source)
             if source is None or path is not None:
-                return Job(trial.id, self._lease.fence, trial.epoch, trial.config, path, self._attempt(trial.id))
+                attempt = self._attempt(trial.id)
+                return Job(trial.id, self._lease.fence, trial.epoch, trial.config, path, attempt, trial.alone)
             self._database.write(partial(self._fail_orphan, trial_id=trial.id, source=source))
 
     def _fail_orphan(self, session: Session, trial_id: int, source: int) -> None:

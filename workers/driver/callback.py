@@ -2,6 +2,7 @@
 
 import logging
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from ray.tune.experiment import Trial
 from workers.driver.recorder import Recorder
 from workers.driver.verification import Verification
 from workers.driver.watchdog import Watchdog
-from workers.trial_process.messages import EpochReport, FailureReport, Job, Report, ResultReport
+from workers.trial_process.messages import CrowdedReport, EpochReport, FailureReport, Job, Report, ResultReport
 
 logger = logging.getLogger(__name__)
 
@@ -30,9 +31,15 @@ class TuneCallback(tune.Callback):
     """Hands Tune's events on. It runs in Tune's control loop: it must not wait, and must not fail."""
 
     def __init__(
-        self, recorder: Recorder, watchdog: Watchdog, data_dir: Path, stored: Verification | None = None
+        self,
+        recorder: Recorder,
+        watchdog: Watchdog,
+        data_dir: Path,
+        stored: Verification | None = None,
+        began: Callable[[int], None] = lambda _trial_id: None,
     ) -> None:
         self._recorder, self._watchdog, self._data_dir, self._stored = recorder, watchdog, data_dir, stored
+        self._began = began
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (tune.Callback, ())  # Tune keeps a pickled copy in its books; nobody uses it
@@ -41,6 +48,7 @@ class TuneCallback(tune.Callback):
         """A process was found for the trial."""
         trial_id = job_of(trial).trial_id
         logger.info("trial %d begins", trial_id)
+        self._began(trial_id)
         self._watchdog.began(trial_id, trial.temporary_state.ray_actor)
         self._recorder.started(trial_id)
 
@@ -96,6 +104,8 @@ def _end(report: Report) -> str:
             return f"succeeded: accuracy {result.accuracy:.4f}"
         case FailureReport(failure, message):
             return f"failed ({failure}): {message.strip().rpartition(chr(10))[2]}"
+        case CrowdedReport(message):
+            return f"is to run again alone: {message}"
         case EpochReport(points):
             return f"was stopped by its scheduler after epoch {points[-1].epoch}"
     return "ended without a word"

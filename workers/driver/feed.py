@@ -4,7 +4,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict
 from typing import Any
 
@@ -26,10 +26,14 @@ NextJob = Callable[[Collection[int]], Job | None]
 
 
 class Slots:
-    """How many trials a driver may have begin now. It starts with none; `unlimited` where no worker says anything."""
+    """How many trials a driver may have begin now. It starts with none; `unlimited` where no worker says anything.
+
+    `shunned` are nodes (ids of Ray) on which none may begin.
+    """
 
     def __init__(self) -> None:
         self._count = 0
+        self.shunned: tuple[str, ...] = ()
         self._changed = threading.Condition()
 
     @property
@@ -37,10 +41,10 @@ class Slots:
         """So many."""
         return self._count
 
-    def set(self, count: int) -> None:
+    def set(self, count: int, shunned: Iterable[str] = ()) -> None:
         """The worker decided anew."""
         with self._changed:
-            self._count = count
+            self._count, self.shunned = count, tuple(shunned)
             self._changed.notify_all()
 
     def unlimited(self) -> None:
@@ -60,6 +64,9 @@ class Feed(Searcher):
     or when no slot is left and nothing runs: then the cluster's other drivers get the actors. While the database is
     away there is nothing new, and once the lease is lost, or after `stop`, nothing more. `over` is called when nothing
     is left and nothing runs: Tune takes seconds more to end its processes and return.
+
+    A job `alone` needs a whole card. Until it has begun nothing else is handed out: others would go on in the shares of
+    cards that become free one by one, and no card ever would.
     """
 
     def __init__(
@@ -75,6 +82,7 @@ class Feed(Searcher):
         self._next_job, self._slots, self._say_over = next_job, slots, over
         self.handed_out = 0
         self._at_work: dict[str, int] = {}
+        self._clearing: int | None = None
         self._taken: set[int] = set()
         self._lost: set[int] = set()
         self._settling = threading.Condition()
@@ -98,6 +106,11 @@ class Feed(Searcher):
             self._look_after = 0.0
             self._settling.notify_all()
 
+    def began(self, trial_id: int) -> None:
+        """A process was found for the trial: one alone has its card."""
+        if self._clearing == trial_id:
+            self._clearing = None
+
     def suggest(self, trial_id: str) -> Any:
         """The next trial's configuration, None while there is none, or FINISHED."""
         if self._stopped.is_set():
@@ -110,6 +123,8 @@ class Feed(Searcher):
                 return None  # it comes before all that never began, as soon as its loss is stored
         if len(self._at_work) >= self._slots.count:
             return None if self._at_work else Searcher.FINISHED
+        if self._clearing is not None:
+            return None  # a card is being cleared for it
         job = self._look(trial_id)
         if job is None:
             if not (self._empty and not self._at_work and not self._taken):
@@ -119,8 +134,10 @@ class Feed(Searcher):
         with self._settling:
             self._taken.add(job.trial_id)
         self._at_work[trial_id] = job.trial_id
+        if job.alone:
+            self._clearing = job.trial_id
         self.handed_out += 1
-        return {"job": asdict(job)}
+        return {"job": asdict(job), "shunned": self._slots.shunned}
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         """Learns nothing."""
@@ -128,6 +145,8 @@ class Feed(Searcher):
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         """Has a slot again, if it still may have it."""
         ended = self._at_work.pop(trial_id, None)
+        if ended is not None:
+            self.began(ended)  # where it ended before
         with self._settling:
             if error and ended in self._taken:
                 self._lost.add(ended)

@@ -17,6 +17,7 @@ from service.queue.leases import Lease
 from service.queue.trials import ArtifactFile, HeldExperiment, ProtocolRecord, hold
 from ttsv.results import deciding, protocol_fingerprint
 from workers.trial_process.messages import (
+    CrowdedReport,
     EpochReport,
     FailureReport,
     Report,
@@ -85,6 +86,8 @@ class Recorder:
                 self._put(trial_id, lambda held: _finish(held, trial_id, report), final=True)
             case FailureReport(failure, message):
                 self._put(trial_id, lambda held: held.fail_trial(trial_id, failure, message), final=True)
+            case CrowdedReport(message):
+                self._put(trial_id, lambda held: held.crowd_trial(trial_id, message), settles=True)
             case StartedReport():
                 self._put(trial_id, lambda held: held.place_trial(trial_id, report.place, report.environment))
             case ResourceReport(series):

@@ -3,8 +3,9 @@
 import logging
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,10 +15,12 @@ from ray import tune
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
 
+from service.queue.contenders import amount
 from service.queue.driver_reads import Curve
+from service.queue.shares import on_whole_cards
 from service.specs.grid import ExperimentSpec
 from service.specs.search import best_direction
-from service.specs.spec import Asha, Fifo
+from service.specs.spec import Asha, Fifo, Resources
 from service.storage import open_storage
 from workers.depot.home import Home
 from workers.driver.callback import TuneCallback, job_of
@@ -30,6 +33,8 @@ from workers.trial_process.messages import FailureReport, RunTrial, TuneConfig
 from workers.trial_process.trainable import COMPARED_EPOCH, TrialTrainable
 
 GIB = 2**30
+NODE_ID = "ray.io/node-id"
+"""A label that Ray gives to each node."""
 
 _ENVIRONMENT = {
     "RAY_AIR_NEW_OUTPUT": "0",
@@ -100,10 +105,9 @@ class Passes:
 
     def _tuner(self, work: Pass, watchdog: Watchdog, stored: Verification | None) -> tune.Tuner:
         resources = work.spec.resources
-        reserved = {"cpu": resources.cpus, "gpu": resources.gpus}
-        if resources.memory_gib is not None:
-            reserved["memory"] = resources.memory_gib * GIB
-        callbacks: list[tune.Callback] = [TuneCallback(self._recorder, watchdog, work.data_dir, stored)]
+        callbacks: list[tune.Callback] = [
+            TuneCallback(self._recorder, watchdog, work.data_dir, stored, work.feed.began)
+        ]
         if work.board_folder is not None:
             callbacks.append(TensorBoardLogger(work.board_folder))
         config = TuneConfig(
@@ -115,7 +119,7 @@ class Passes:
             every_epoch=work.board_folder is not None or not isinstance(work.spec.scheduler, Fifo),
         )
         return tune.Tuner(
-            tune.with_resources(TrialTrainable, reserved),
+            tune.with_resources(TrialTrainable, partial(reservation, resources)),
             param_space=dict(config),
             tune_config=tune.TuneConfig(
                 reuse_actors=True,
@@ -144,6 +148,18 @@ class Passes:
                 self._recorder.died(trial_id, f"it reported nothing for {seconds:g} s (`hung_after`) and was killed")
             case Verdict.YIELD:
                 self._recorder.gave_way(trial_id)
+
+
+def reservation(resources: Resources, config: Mapping[str, Any]) -> tune.PlacementGroupFactory:
+    """What Tune reserves for the trial of a configuration, and not on a node that is shunned: for one alone a card."""
+    needs = amount(resources)
+    if config.get("job", {}).get("alone"):
+        needs = on_whole_cards(needs)
+    bundle = {"CPU": needs.cpus, "GPU": needs.gpus, "memory": needs.memory_gib * GIB}
+    if not config.get("shunned"):
+        return tune.PlacementGroupFactory([bundle])
+    elsewhere = {NODE_ID: f"!in({', '.join(config['shunned'])})"}
+    return tune.PlacementGroupFactory([bundle], bundle_label_selector=[elsewhere])
 
 
 def _name(trial: Trial) -> str:

@@ -24,6 +24,8 @@ from workers.node.notes import STORAGE, STORAGE_MARKER, Folder, HeadNote, Notes,
 LOOK_SECONDS = 1.0
 AWAY_SECONDS = 30.0
 ASK_AGAIN_SECONDS = 600.0
+_ASK_SOON_SECONDS = 30.0
+"""After this a node is asked again that gave no answer: until then nothing may run on it."""
 SHOW_LEFT_SECONDS = 60.0
 _ANSWER_SECONDS = 60.0
 _TIMEOUT_SECONDS = 5.0
@@ -40,6 +42,9 @@ class Answer:
 
     machine: Machine | None
     problem: str | None = None
+
+
+_UNKNOWN = Answer(None, "it has not said yet what it is")
 
 
 class Questions:
@@ -62,8 +67,8 @@ class Questions:
             except Exception as error:  # Ray's, of many kinds: the other nodes are seen none the less
                 logger.exception("a node cannot be asked")
                 self._answers[node_id] = Answer(None, f"it cannot be asked ({type(error).__name__}: {error})")
-                self._ask_after[node_id] = time.monotonic() + ASK_AGAIN_SECONDS
-        return self._answers.get(node_id, Answer(None))
+                self._ask_after[node_id] = time.monotonic() + _ASK_SOON_SECONDS
+        return self._answers.get(node_id, _UNKNOWN)
 
     def forget(self, others_than: Iterable[str]) -> None:
         """Drops what is known of nodes that are gone."""
@@ -97,6 +102,7 @@ class Questions:
         except Exception as error:  # whatever a node answers: it is shown as its problem
             reason = str(error).strip().rpartition("\n")[2]
             self._answers[node_id] = Answer(None, f"it does not say what it is ({type(error).__name__}: {reason})")
+            self._ask_after[node_id] = time.monotonic() + _ASK_SOON_SECONDS
             return
         # It was read between question and answer: no more than that is certain.
         ahead = their_time - min(max(their_time, asked_at), time.time())
@@ -166,7 +172,7 @@ class Observer:
                 note = self._notes.nodes.get(info.node_name)
             except ValueError:
                 return Answer(None, _OTHER_NOTES)
-            return Answer(None) if note is None else Answer(note.machine, note.problem)
+            return _UNKNOWN if note is None else Answer(note.machine, note.problem)
         if Path(info.raylet_socket_name).exists():  # this machine
             if self._here is None or time.monotonic() > self._here_until:
                 self._here = Answer(dataclasses.replace(describe(self._data_dir), clock_seconds=0.0))

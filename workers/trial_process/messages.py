@@ -1,6 +1,6 @@
 """What goes from the driver to a trial's process, and back: plain data, light to import."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NotRequired, TypedDict
 
@@ -17,7 +17,7 @@ class Job:
     """One trial to be run under one fence; the database has its epochs up to `stored_epochs` already.
 
     With `source`, a saved network's path in the data folder, nothing is trained: that network is evaluated. `attempt`
-    numbers the driver's attempts at the trial, from 0.
+    numbers the driver's attempts at the trial, from 0. `alone`: with a whole card, where the pass reserves a fraction.
     """
 
     trial_id: int
@@ -26,17 +26,19 @@ class Job:
     config: Plain
     source: str | None = None
     attempt: int = 0
+    alone: bool = False
 
 
 class TuneConfig(TypedDict):
     """What Tune hands to a trial's process.
 
-    `job` has the fields of a `Job`, all else is common to a pass: `run` has the shape of `run_trial`, `cpus` and `gpus`
-    are reserved, and `every_epoch` says whether each is reported for itself. `home`: where files belong, which without
-    it is `data_dir`.
+    `job` has the fields of a `Job`, and `shunned` are nodes on which it must not begin; all else is common to a pass:
+    `run` has the shape of `run_trial`, `cpus` and `gpus` are reserved, and `every_epoch` says whether each is reported
+    for itself. `home`: where files belong, which without it is `data_dir`.
     """
 
     job: NotRequired[Plain]
+    shunned: NotRequired[Sequence[str]]
     run: RunTrial
     data_dir: str
     home: NotRequired[Home | None]
@@ -78,6 +80,13 @@ class FailureReport:
 
 
 @dataclass(frozen=True)
+class CrowdedReport:
+    """The trial found too little memory on a card that it shared: others may have had it."""
+
+    message: str
+
+
+@dataclass(frozen=True)
 class StartedReport:
     """The trial begins in its process: on this host, with these GPUs of it; `environment` is its `ttsv.provenance`."""
 
@@ -106,6 +115,6 @@ class StageReport:
     further: bool
 
 
-Report = StartedReport | EpochReport | StageReport | ResourceReport | ResultReport | FailureReport
+Report = StartedReport | EpochReport | StageReport | ResourceReport | ResultReport | FailureReport | CrowdedReport
 GOING_ON = (StartedReport, EpochReport, StageReport, ResourceReport)
 """After these there is more to come."""

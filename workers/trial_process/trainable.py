@@ -27,6 +27,7 @@ from ttsv.results import EpochMetrics, StageProgress, TrialResult
 from workers.depot.home import Home
 from workers.trial_process.messages import (
     GOING_ON,
+    CrowdedReport,
     EpochReport,
     FailureReport,
     Job,
@@ -67,9 +68,11 @@ class TrialTrainable(tune.Trainable):
     def setup(self, config: dict[str, Any]) -> None:
         """Prepares the process, then the first trial."""
         gpus = config["gpus"]
+        # Tune gives a process that has a whole card for a trial alone to no other trials.
+        shares = 0 < gpus < 1 and not config["job"].get("alone")
         self._broken = False
         # Of a card with others on it: what is missing may be theirs.
-        self._shared = f"; it had {gpus:g} of a GPU: give it a whole one (resources.gpus: 1)" if 0 < gpus < 1 else ""
+        self._shared = f"; it had {gpus:g} of a GPU" if shares else ""
         if gpus == 0:
             # Whoever started the cluster: without a GPU reserved it shows all of them, or none.
             os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -81,7 +84,7 @@ class TrialTrainable(tune.Trainable):
         os.environ.setdefault(CUBLAS_WORKSPACE, DETERMINISTIC_WORKSPACE)
 
         torch.set_num_threads(math.ceil(config["cpus"]))
-        if 0 < gpus < 1 and torch.cuda.is_available():
+        if shares and torch.cuda.is_available():
             torch.cuda.set_per_process_memory_fraction(gpus)
         keep_freed_memory()
         self._begin(cast(TuneConfig, config))
@@ -130,7 +133,9 @@ class TrialTrainable(tune.Trainable):
             self._broken = True
             raise  # Ray ends the process: nothing more can be computed in it, and another one may have better luck
         except OutOfMemoryError as error:
-            return FailureReport(error.failure, f"{error}{self._shared}")
+            if self._shared:
+                return CrowdedReport(f"{error}{self._shared}")
+            return FailureReport(error.failure, str(error))
         except TrialError as error:
             return FailureReport(error.failure, str(error))
         except MemoryError:

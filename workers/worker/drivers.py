@@ -37,9 +37,9 @@ class Driver:
     told: str | None = None
     unwanted: bool = False
 
-    def tell(self, slots: int, most: int) -> None:
-        """Says how many trials may begin and how many may go on, where that is news."""
-        share = json.dumps({"slots": slots, "most": most})
+    def tell(self, slots: int, most: int, shunned: Sequence[str] = ()) -> None:
+        """Says how many trials may begin, on which nodes none may, and how many may go on, where that is news."""
+        share = json.dumps({"slots": slots, "most": most} | ({"shunned": list(shunned)} if shunned else {}))
         if self.told != share:
             self.told = share
             assert self.child.stdin is not None, "drivers are spawned with a pipe"

@@ -207,8 +207,9 @@ class Worker:
     def _share(self) -> None:
         """Divides the cluster anew, while it is there and we are wanted."""
         seen = self._cluster.nodes() if self._cluster.ready() and not self._stopping else None
-        room = [Amount(node.cpus, node.gpus, node.memory_gib) for node in seen or () if node.alive]
-        if seen is not None and self._scheduler.share(room):
+        room = [Amount(node.cpus, node.gpus, node.memory_gib) for node in seen or () if node.fits]
+        shunned = sorted(node.id for node in seen or () if node.alive and not node.fits)
+        if seen is not None and self._scheduler.share(room, shunned):
             self._busy = time.monotonic()
 
     def _drain(self) -> None:

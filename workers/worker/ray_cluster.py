@@ -160,8 +160,10 @@ class LocalCluster(Cluster):
         """Authentication by token: Ray listens on every address of the machine."""
         return token_environment(self._token)
 
-    def nodes(self) -> Sequence[Node]:
-        """The nodes as they were last seen; before that this machine, as the settings have it."""
+    def nodes(self) -> Sequence[Node] | None:
+        """The nodes as they were last seen; before that this machine alone, unless others may have joined."""
+        if self._door is not None:
+            return self._observed(usable_instructions())
         memory = round(memory_bytes() / 2**30, 1)
         here = Node("", socket.gethostname(), "127.0.0.1", self._cpus, self._gpus, memory, head=True)
         return self._observed(usable_instructions()) or (here,)

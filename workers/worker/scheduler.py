@@ -12,7 +12,9 @@ from service.database import now
 from service.database.engine import Database
 from service.queue import leases
 from service.queue.contenders import Contender, Specs, contenders, give_up_unfit, say_why
-from service.queue.shares import NEEDS, Amount, Usage, allocate, shortage
+from service.queue.nodes import rooms_of_others
+from service.queue.shares import NEEDS, Amount, Usage, allocate, on_whole_cards, shortage
+from service.queue.trials import ALONE
 from service.settings import Settings
 from workers.node.processes import Identity
 from workers.worker.drivers import Drivers
@@ -29,41 +31,72 @@ class Scheduler:
         self._specs, self._usage = Specs(), Usage()
         self._shared_at = time.monotonic()
 
-    def share(self, room: Sequence[Amount]) -> bool:
+    def share(self, room: Sequence[Amount], shunned: Sequence[str] = ()) -> bool:
         """Divides the nodes anew: drivers are told their shares, and experiments claimed that have one now.
+
+        `shunned` are nodes (ids of Ray) that are there and must not be used.
 
         Whether there is anything to do, now or soon: what fits no node is nothing.
         """
         drivers = {driver.lease.experiment_id: driver for driver in self._drivers}
         with self._database.read() as session:
             found = contenders(session, drivers.keys(), self._specs)
+            others = rooms_of_others(session, self._worker)
         elapsed, self._shared_at = time.monotonic() - self._shared_at, time.monotonic()
         self._usage.add([one.demand for one in found if one.claimed], room, elapsed)
         waits = {one.demand.experiment_id: self._hindrance(one, room) for one in found}
         demands = [one.demand for one in found if waits[one.demand.experiment_id] is None]
-        most = self._settings.max_experiments
-        shares = allocate(demands, room, most_experiments=most, usage=self._usage)
-        holding = allocate(demands, room, most_experiments=most) if any(one.preempt for one in found) else {}
+        limit = self._settings.max_experiments
+        shares = allocate(demands, room, most_experiments=limit, usage=self._usage)
+        holding = allocate(demands, room, most_experiments=limit) if any(one.preempt for one in found) else {}
         self._make_room(found, shares)
         for one in found:
             number = one.demand.experiment_id
             slots = shares.get(number, 0)
             if (driver := drivers.get(number)) is not None:
-                driver.tell(slots, max(slots, holding.get(number, 0)) if one.preempt else sys.maxsize)
-            elif slots and len(self._drivers) < 2 * most:
-                self._claim(number, slots)
+                most = max(slots, holding.get(number, 0)) if one.preempt else sys.maxsize
+                driver.tell(slots, most, shunned)
+            elif slots and len(self._drivers) < 2 * limit:
+                self._claim(number, slots, shunned)
             elif not one.demand.trials and not one.claimed:
                 self._database.write(partial(self._complete, experiment_id=number))
             if waits[number] is None and one.demand.trials and not slots and not one.demand.running:
                 waits[number] = _behind(shares)
-        self._say_why(found, waits)
+        self._say_why(found, self._said(found, waits, room, others))
         return bool(shares) or bool(drivers) or any(self._drivers.trouble(one.demand.experiment_id) for one in found)
 
     def _hindrance(self, one: Contender, room: Sequence[Amount]) -> str | None:
         """Why the experiment could run nothing now even if it were alone."""
-        if (reason := shortage(one.demand.needs, room)) is not None:
+        if (reason := _misfit(one, room)) is not None:
             return reason
         return None if one.claimed else self._drivers.trouble(one.demand.experiment_id)
+
+    def _said(
+        self,
+        found: Sequence[Contender],
+        waits: Mapping[int, str | None],
+        room: Sequence[Amount],
+        others: Mapping[str, Sequence[Amount]],
+    ) -> Mapping[int, str | None]:
+        """Of the reasons for which experiments wait here those that are ours to tell.
+
+        Of one that no cluster has room for every worker tells the same. Else it is for the workers that have room, and
+        where there are several for the first by name.
+        """
+        everywhere = [*room, *(node for nodes in others.values() for node in nodes)]
+        said = dict(waits)
+        for one in found:
+            number = one.demand.experiment_id
+            if one.claimed or not others:
+                continue
+            fits = {name for name, nodes in others.items() if _misfit(one, nodes) is None}
+            if _misfit(one, room) is None:
+                fits.add(self._worker)
+            if not fits:
+                said[number] = _misfit(one, everywhere)
+            elif min(fits) != self._worker:
+                del said[number]
+        return said
 
     def _make_room(self, found: Sequence[Contender], shares: Mapping[int, int]) -> None:
         """Where there are many drivers, those that have nothing to run give their experiments back."""
@@ -80,7 +113,10 @@ class Scheduler:
         news: dict[int, str | None] = {}
         unfit = set()
         for one in found:
-            number, reason = one.demand.experiment_id, waits[one.demand.experiment_id]
+            number = one.demand.experiment_id
+            if number not in waits:
+                continue
+            reason = waits[number]
             misfit = reason is not None and reason.startswith(NEEDS)
             if misfit:
                 unfit.add(number)
@@ -92,17 +128,26 @@ class Scheduler:
         if news:
             self._database.write(partial(say_why, reasons=news, unfit=unfit))
 
-    def _claim(self, experiment_id: int, slots: int) -> None:
+    def _claim(self, experiment_id: int, slots: int, shunned: Sequence[str]) -> None:
         claim = partial(leases.claim, worker=self._worker, process=self._process, experiment_id=experiment_id)
         lease = self._database.write(claim)
         if lease is not None:
-            self._drivers.start(lease).tell(slots, sys.maxsize)
+            self._drivers.start(lease).tell(slots, sys.maxsize, shunned)
 
     def _complete(self, session: Session, experiment_id: int) -> None:
         """Ends an experiment of which nothing is left to do; whoever had it could not."""
         lease = leases.claim(session, self._worker, self._process, experiment_id)
         if lease is not None and not leases.complete(session, lease):
             leases.release(session, lease, drained=True)  # something was added meanwhile
+
+
+def _misfit(one: Contender, room: Sequence[Amount]) -> str | None:
+    """Why no node of these could ever run what the experiment has to run next, or None."""
+    if (reason := shortage(one.demand.needs, room)) is not None:
+        return reason
+    if one.demand.alone and (reason := shortage(on_whole_cards(one.demand.needs), room)) is not None:
+        return f"{reason} (for a trial {ALONE})"
+    return None
 
 
 def _waited(one: Contender) -> float:

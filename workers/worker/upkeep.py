@@ -1,4 +1,4 @@
-"""The worker's housekeeping in the data folder: deleted experiments go, and what retention's rules name."""
+"""The worker's housekeeping among the files of trials: deleted experiments go, and what retention's rules name."""
 
 import contextlib
 import logging
@@ -30,23 +30,18 @@ class Upkeep:
     """
 
     def __init__(self, settings: Settings, database: Database) -> None:
-        self._database, self._folder = database, DataFolder(settings.data_dir)
-        self._elsewhere = settings.storage is not None
+        self._database, self._settings = database, settings
         self._rules = Rules(settings.retention_days, settings.retention_best, settings.retention_gib)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="upkeep", daemon=True)
 
     def __enter__(self) -> Self:
-        if self._elsewhere:  # what these rules know is a data folder
-            logger.info("files of trials are not in the data folder: nothing is deleted or pruned")
-        else:
-            self._thread.start()
+        self._thread.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._over.set()
-        if not self._elsewhere:
-            self._thread.join(5)
+        self._thread.join(5)
 
     def _run(self) -> None:
         retain_after, begun = 0.0, False
@@ -61,18 +56,20 @@ class Upkeep:
     def tidy(self, *, first: bool = False) -> None:
         """Removes what was deleted; at first also files whose removal somebody left half done."""
         try:
+            folder = DataFolder.of(self._settings)
             if first:
-                finish(self._database, self._folder)
-            remove_marked(self._database, self._folder)
+                finish(self._database, folder)
+            remove_marked(self._database, folder)
         except OSError as error:
             logger.warning("files stay for now: %s", error)
 
     def retain(self) -> None:
         """Removes what the rules name; what boards show stays."""
         try:
+            folder = DataFolder.of(self._settings)
             with self._database.read() as session:
-                planned = plan(session, self._folder, self._rules)
-            done = prune(self._database, self._folder, planned, actor=ACTOR)
+                planned = plan(session, folder, self._rules)
+            done = prune(self._database, folder, planned, actor=ACTOR)
         except OSError as error:
             logger.warning("files stay for now: %s", error)
             return

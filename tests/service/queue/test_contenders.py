@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from sqlalchemy import event, insert, text
@@ -64,6 +64,51 @@ def statements(database: Database) -> Iterator[list[str]]:
     yield sent
     for engine in engines:
         event.remove(engine, "before_cursor_execute", note)
+
+
+class TestAlone:
+    """Trials that are to have a card of their own."""
+
+    HALF: ClassVar[dict[str, Any]] = {"resources": {"cpus": 1, "gpus": 0.5}}
+
+    def crowd(self, database: Database, lease: Lease, count: int) -> list[int]:
+        with database.read() as session:
+            trials = [trial.id for trial in driver_reads.unfinished_trials(session, lease)[:count]]
+        for trial_id in trials:
+            database.write(under(lease, HeldExperiment.start_trial, trial_id))
+            database.write(under(lease, HeldExperiment.crowd_trial, trial_id, "no room"))
+        return trials
+
+    def test_they_are_counted_whether_they_wait_or_run(self, post: Post, claim: Claim, database: Database) -> None:
+        number = post(5, **self.HALF)
+        lease = claim()
+        first, *_ = self.crowd(database, lease, 2)
+        demand = found(database, number)[number].demand
+        assert (demand.alone, demand.running, demand.running_alone, demand.trials) == (2, 0, 0, 5)
+        database.write(under(lease, HeldExperiment.start_trial, first))
+        demand = found(database, number)[number].demand
+        assert (demand.alone, demand.running, demand.running_alone) == (2, 1, 1)
+        database.write(lambda session: leases.release(session, lease, drained=False))
+        assert found(database)[number].demand.alone == 2, "whoever claims it next knows"
+
+    def test_the_experiments_limit_holds(self, post: Post, claim: Claim, database: Database) -> None:
+        number = post(5, max_concurrent_trials=1, **self.HALF)
+        self.crowd(database, claim(), 2)
+        demand = found(database, number)[number].demand
+        assert (demand.alone, demand.trials) == (1, 1)
+
+    def test_of_trials_that_wait_no_others_are_looked_at(self, post: Post, database: Database) -> None:
+        post(2_000, **self.HALF)
+        if database.engine.dialect.name != "sqlite":
+            pytest.skip("the plan is SQLite's; PostgreSQL's depends on its statistics")
+        with statements(database) as sent:
+            found(database)
+        (query,) = [text for text in sent if "turn <" in text]
+        with database.read() as session:
+            plan = session.connection().exec_driver_sql(
+                f"EXPLAIN QUERY PLAN {query}", (1, "queued", "running", 0, "oom")
+            )
+            assert "ix_trials_queue (experiment_id=? AND state=? AND turn<?)" in str(plan.all())
 
 
 class TestDemands:

@@ -783,6 +783,74 @@ class TestTrials:
         told = [event.trial_id for event in table(Event) if event.kind == "trial_yielded"]
         assert told == [trial.id] * 2 * MAX_DEATHS
 
+    def test_too_little_memory_on_a_shared_card_is_one_more_try_alone(
+        self, submit: Submit, claim: Claim, database: Database, table: Table
+    ) -> None:
+        """Nothing is held against it, the first time; what is lost or given up meanwhile changes nothing of it."""
+        submit(seeds=2)
+        lease, trial = claim(), table(Trial)[1]
+        database.write(under(lease, HeldExperiment.crowd_trial, trial.id, "too early"))  # only what runs is crowded
+        assert not table(Trial)[1].alone
+        database.write(under(lease, HeldExperiment.start_trial, trial.id))
+        for _ in range(2):
+            database.write(under(lease, HeldExperiment.crowd_trial, trial.id, "no room\x00"))
+            (_, trial) = table(Trial)
+            assert (trial.state, trial.attempts, trial.deaths, trial.turn) == (TrialState.QUEUED, 0, 0, -1)
+            assert (trial.alone, trial.failure, trial.finished_at) == (True, "oom", None)
+            assert trial.error == "alone after out of memory on a shared card: no room\\x00"
+        assert [event.trial_id for event in table(Event) if event.kind == "trial_crowded"] == [trial.id]
+        database.write(under(lease, HeldExperiment.start_trial, trial.id))
+        assert table(Trial)[1].alone
+        database.write(under(lease, HeldExperiment.lose_trial, trial.id, "its node died", charged=False))
+        assert table(Trial)[1].alone
+        database.write(under(lease, HeldExperiment.start_trial, trial.id))
+        database.write(lambda session: leases.release(session, lease, drained=False))  # its driver died
+        assert table(Trial)[1].alone
+        lease = claim()
+        with database.read() as session:
+            upcoming = driver_reads.next_trial(session, lease, ())
+        assert upcoming is not None
+        assert (upcoming.id, upcoming.alone) == (trial.id, True)
+        database.write(under(lease, HeldExperiment.start_trial, trial.id))
+        database.write(under(lease, HeldExperiment.fail_trial, trial.id, "oom", "no room at all"))
+        (_, trial) = table(Trial)
+        assert (trial.state, trial.failure, trial.error) == (TrialState.FAILED, "oom", "no room at all")
+        assert (trial.alone, trial.attempts) == (False, 1)
+        database.write(lambda session: actions.retry(session, lease.experiment_id))
+        assert not table(Trial)[1].alone
+
+    def test_who_is_crowded_though_it_was_to_be_alone_fails(
+        self, submit: Submit, claim: Claim, database: Database, table: Table
+    ) -> None:
+        """As a worker of an older version may have run it."""
+        submit(seeds=1)
+        lease, trial = claim(), table(Trial)[0]
+        for message in ("once", "twice"):
+            database.write(under(lease, HeldExperiment.start_trial, trial.id))
+            database.write(under(lease, HeldExperiment.crowd_trial, trial.id, message))
+        (trial,) = table(Trial)
+        assert (trial.state, trial.failure, trial.error) == (TrialState.FAILED, "oom", "twice")
+
+    @pytest.mark.parametrize("end", ["finished", "stopped early", "cancelled", "cancelled while it runs"])
+    def test_what_it_was_crowded_by_is_forgotten_in_the_end(
+        self, submit: Submit, claim: Claim, database: Database, table: Table, finish: Finish, end: str
+    ) -> None:
+        submit(seeds=1)
+        lease, trial = claim(), table(Trial)[0]
+        database.write(under(lease, HeldExperiment.start_trial, trial.id))
+        database.write(under(lease, HeldExperiment.crowd_trial, trial.id, "no room"))
+        if end != "cancelled":
+            database.write(under(lease, HeldExperiment.start_trial, trial.id))
+        if end == "finished":
+            finish(lease, trial.id)
+        elif end == "stopped early":
+            database.write(under(lease, HeldExperiment.early_stop_trial, trial.id))
+        else:
+            database.write(lambda session: actions.cancel(session, lease.experiment_id))
+        (trial,) = table(Trial)
+        assert trial.state not in (TrialState.QUEUED, TrialState.RUNNING)
+        assert (trial.failure, trial.alone) == (None, False)
+
     def test_a_trials_node_is_that_of_its_newest_attempt(
         self, submit: Submit, claim: Claim, database: Database, table: Table, finish: Finish
     ) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.queue.shares import Amount, Demand, Usage, allocate, shortage
+from service.queue.shares import Amount, Demand, Usage, allocate, on_whole_cards, shortage
 
 ONE = Amount(1)
 
@@ -44,6 +44,46 @@ def packs(wanted: list[Amount], nodes: list[Amount]) -> bool:
             if packs(rest, [*nodes[:place], left, *nodes[place + 1 :]]):
                 return True
     return False
+
+
+class TestAlone:
+    """Of an experiment whose trials have half a card each, one is to run on a whole one."""
+
+    SHARED = Amount(1, 0.5)
+
+    def given(self, nodes: list[Amount], *asked: Demand, usage: Usage | None = None) -> dict[int, int]:
+        return allocate(asked, nodes, most_experiments=9, usage=usage)
+
+    def test_it_comes_first_and_takes_a_card(self) -> None:
+        card = Amount(8, 1)
+        assert self.given([card], Demand(1, 9, self.SHARED)) == {1: 2}
+        assert self.given([card], Demand(1, 9, self.SHARED, alone=1)) == {1: 1}
+        assert self.given([card, card], Demand(1, 9, self.SHARED, alone=1)) == {1: 3}
+        assert self.given([card, card], Demand(1, 9, self.SHARED, alone=9)) == {1: 2}
+
+    def test_where_no_card_is_whole_any_more_it_waits(self) -> None:
+        """And the others of its experiment with it, which would else keep it from ever having one."""
+        first, second = Demand(1, 1, self.SHARED), Demand(2, 9, self.SHARED, alone=1)
+        assert self.given([Amount(8, 1)], first, second) == {1: 1}
+        assert self.given([Amount(8, 1)] * 2, first, second) == {1: 1, 2: 2}
+
+    def test_who_waits_for_a_card_has_it_once_others_used_more(self) -> None:
+        usage, room = Usage(), [Amount(8, 1)]
+        rival = Demand(1, 9, self.SHARED, running=2)
+        usage.add([rival], room, 1)
+        assert self.given(room, rival, Demand(2, 9, self.SHARED, alone=1), usage=usage) == {2: 1}
+
+    def test_what_it_uses_is_a_card(self) -> None:
+        usage, room = Usage(), [Amount(8, 1)]
+        usage.add([Demand(1, 9, self.SHARED, running=1), Demand(2, 9, self.SHARED, running=1, alone=1)], room, 1)
+        usage.add([Demand(3, 9, self.SHARED, running=1, alone=1, running_alone=1)], room, 1)
+        used = [usage.of(Demand(number, 1, self.SHARED).group) for number in (1, 2, 3)]
+        assert used == pytest.approx([0.5, 0.5, 1.0], rel=1e-3)
+
+    def test_whole_cards_stay_what_they_are(self) -> None:
+        for needs in (Amount(1), Amount(2, 1, 3), Amount(1, 4)):
+            assert on_whole_cards(needs) == needs
+        assert on_whole_cards(Amount(2, 0.25, 3)) == Amount(2, 1, 3)
 
 
 @given(demands(), nodes_of_a_cluster, st.booleans())

@@ -4,7 +4,7 @@ import errno
 import hashlib
 import io
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -39,20 +39,6 @@ def objects(root: Path) -> Store:
 
     root.mkdir(exist_ok=True)
     return Objects(SubTreeFileSystem(str(root), LocalFileSystem()))
-
-
-@pytest.fixture(scope="module")
-def s3_server() -> Iterator[str]:
-    reason = "moto[server] is not installed, which is a server of S3 from a wheel"
-    moto = pytest.importorskip("moto.server", reason=reason)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AWS_ACCESS_KEY_ID", "testing")
-        patch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
-        server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-        server.start()
-        host, port = server.get_host_and_port()
-        yield f"endpoint_override={host}:{port}&scheme=http&region=us-east-1&allow_bucket_creation=true"
-        server.stop()
 
 
 @pytest.fixture(params=["folder", "objects", "s3"])

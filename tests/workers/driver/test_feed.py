@@ -27,6 +27,7 @@ class Table:
         self.errors: list[Exception] = []
         self.asked: list[set[int]] = []
         self.over = 0
+        self.alone: set[int] = set()
         self.slots = Slots()
         self.slots.set(slots)
         self.feed = Feed(self.next_job, self.slots, self.say_over)
@@ -39,7 +40,7 @@ class Table:
         if self.errors:
             raise self.errors.pop(0)
         waiting = [trial_id for trial_id in self.waiting if trial_id not in taken]
-        return Job(waiting[0], 1, 0, {}) if waiting else None
+        return Job(waiting[0], 1, 0, {}, alone=waiting[0] in self.alone) if waiting else None
 
     def suggest(self, name: str) -> Any:
         """The trial that Tune gets under this name, or what else it is told."""
@@ -102,6 +103,44 @@ class TestSlots:
         assert slots.count == 2
         slots.unlimited()
         assert slots.count > 10**9
+
+
+def test_a_trial_is_told_where_it_must_not_begin() -> None:
+    table = Table(3, slots=3)
+    assert table.feed.suggest("a")["shunned"] == ()
+    table.slots.set(3, ["bad"])
+    assert table.feed.suggest("b")["shunned"] == ("bad",)
+
+
+class TestAlone:
+    """A trial that needs a whole card, where the others have shares of one."""
+
+    def test_until_it_has_a_card_nothing_else_is_handed_out(self) -> None:
+        table = Table(4, slots=3)
+        table.alone = {2}
+        assert [table.suggest(name) for name in "abc"] == [1, 2, None]
+        table.end("a", 1)
+        assert [table.suggest(name) for name in "cd"] == [None, None]
+        table.feed.began(7)  # another one
+        assert table.suggest("c") is None
+        table.feed.began(2)
+        assert [table.suggest(name) for name in "cde"] == [3, 4, None]
+
+    @pytest.mark.parametrize("again", [False, True])
+    def test_nor_where_it_ends_before_it_began(self, again: bool) -> None:
+        """It was cancelled, or the process that was started for it died."""
+        table = Table(3, slots=2)
+        table.alone = {1}
+        assert [table.suggest(name) for name in "ab"] == [1, None]
+        table.end("a", 1, again=again)
+        assert [table.suggest(name) for name in "bc"] == ([1, None] if again else [2, 3])
+
+    def test_the_next_one_waits_for_a_card_too(self) -> None:
+        table = Table(3, slots=3)
+        table.alone = {1, 2}
+        assert [table.suggest(name) for name in "ab"] == [1, None]
+        table.feed.began(1)
+        assert [table.suggest(name) for name in "bc"] == [2, None]
 
 
 class TestTwice:

@@ -20,7 +20,14 @@ from tests.results import made_epoch, made_result
 from ttsv.results import StageProgress
 from workers.driver.lease_keeper import LeaseKeeper
 from workers.driver.recorder import Recorder
-from workers.trial_process.messages import EpochReport, FailureReport, ResultReport, StageReport, StartedReport
+from workers.trial_process.messages import (
+    CrowdedReport,
+    EpochReport,
+    FailureReport,
+    ResultReport,
+    StageReport,
+    StartedReport,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -100,6 +107,31 @@ def test_who_lost_its_process_keeps_its_checkpoints(lab: Lab) -> None:
     assert recorder.flush(5)
     assert [(trial.state, trial.failure) for trial in bench.trials()][:2] == [("failed", "crashed"), ("failed", "oom")]
     assert ended == [second, third]
+
+
+def test_who_is_to_run_alone_keeps_its_checkpoints_and_may_be_handed_out_again(lab: Lab) -> None:
+    bench, told = Bench(lab), list[tuple[str, int]]()
+    recorder = Recorder(
+        bench.database,
+        bench.lease,
+        bench.lost.set,
+        ended=lambda trial_id: told.append(("ended", trial_id)),
+        settled=lambda trial_id: told.append(("settled", trial_id)),
+    )
+    recorder.open()
+    first, *_ = (trial.id for trial in bench.trials())
+    recorder.started(first)
+    recorder.reported(first, epoch(1))
+    recorder.reported(first, CrowdedReport("no room"))
+    assert recorder.flush(5)
+    trial = bench.trials()[0]
+    assert (trial.state, trial.epoch, trial.alone, trial.attempts) == ("queued", 1, True, 0)
+    assert told == [("settled", first)]
+    recorder.started(first)
+    recorder.reported(first, FailureReport("oom", "no room at all"))
+    assert recorder.flush(5)
+    assert bench.trials()[0].failure == "oom"
+    assert told == [("settled", first), ("ended", first), ("settled", first)]
 
 
 def test_settled_is_said_once_what_became_of_a_trial_is_stored(lab: Lab) -> None:

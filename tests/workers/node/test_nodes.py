@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shutil
 import signal
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
+from service.experiments import actions
 from service.queue import nodes
 from service.specs.states import NodeState
 
@@ -95,3 +97,31 @@ def test_machines_join_work_and_leave_or_are_refused(lab: Lab, machines: Machine
 
 def both(pids: dict[int, int]) -> dict[int, int] | None:
     return pids if len(pids) == 2 else None
+
+
+def test_nothing_begins_on_a_node_that_does_not_fit_any_more(lab: Lab, machines: Machines) -> None:
+    """Ray itself would: its place is the only one that is free. What fits again is used again."""
+    lab.settings["TTSV_LEASE_SECONDS"] = "60"
+    lab.start_worker()
+    token = lab.wait_for((lab.data_dir / "token").exists) and lab.data_dir / "token"
+    shutil.copy(token, machines.token)
+    machines.start("node", TTSV_WORKER_GPUS="0")
+    (node,) = lab.wait_for(lambda: machines.seen(NodeState.ALIVE), 180)
+    machines.complain("its clock is ahead")
+    lab.wait_for(lambda: [row.problem for row in machines.seen(NodeState.ALIVE)] == ["its clock is ahead"], 30)
+
+    busy = lab.post([0], epochs=10_000, seconds=0.2)
+    lab.wait_for_epochs(busy, 2, 180)
+    urgent = lab.post([1], epochs=2, priority=9)
+    lab.wait_for(lambda: lab.experiment(urgent).state == "running", 60)
+    lab.wait_for(lambda: "1 trials may run now" in lab.driver_log(urgent), 90)
+    time.sleep(15)
+    assert lab.trials(urgent)[0].started_at is None, "it began where nothing may"
+    lab.database.write(lambda session: actions.cancel(session, busy))
+    lab.wait_until_final(urgent, 180)
+    assert lab.nodes_of(urgent) != {node.id}
+
+    machines.complain(None)
+    both = lab.post([2, 3, 4, 5], epochs=4, seconds=0.5)
+    lab.wait_until_final(both, 240)
+    assert node.id in lab.nodes_of(both)

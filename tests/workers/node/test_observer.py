@@ -184,6 +184,9 @@ class TestObserve:
         assert caplog.text.count("the cluster does not answer") > 2
 
 
+UNKNOWN = Answer(None, "it has not said yet what it is")
+
+
 class FakeRay:
     """Ray's tasks: what is asked is answered when the test says so."""
 
@@ -219,8 +222,8 @@ class TestQuestions:
         return questions
 
     def test_a_node_is_asked_once(self, ray: FakeRay, questions: Questions) -> None:
-        assert questions.answer(self.NODE, HEAD) == Answer(None)
-        assert questions.answer(self.NODE, HEAD) == Answer(None)
+        assert questions.answer(self.NODE, HEAD) == UNKNOWN
+        assert questions.answer(self.NODE, HEAD) == UNKNOWN
         ray.answer = machine_as_json(MACHINE), time.time()
         found = questions.answer(self.NODE, HEAD)
         assert found.machine is not None
@@ -229,7 +232,7 @@ class TestQuestions:
         questions.answer(self.NODE, HEAD)
         assert ray.asked == [self.NODE]
         questions.forget([])
-        assert questions.answer(self.NODE, HEAD) == Answer(None)
+        assert questions.answer(self.NODE, HEAD) == UNKNOWN
         assert len(ray.asked) == 2
 
     def test_one_that_does_not_fit_says_why(self, ray: FakeRay, questions: Questions) -> None:
@@ -254,6 +257,21 @@ class TestQuestions:
         monkeypatch.setattr(ray, "remote", no_raylet)
         for _ in range(2):
             assert "no raylet here" in (questions.answer(self.NODE, HEAD).problem or "")
+
+    def test_who_gave_no_answer_is_asked_again_soon(
+        self, ray: FakeRay, questions: Questions, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Nothing runs there meanwhile."""
+        ray.answer = RuntimeError("the process died")
+        for _ in range(4):
+            assert questions.answer(self.NODE, HEAD).problem
+        assert len(ray.asked) == 1
+        clock = time.monotonic
+        monkeypatch.setattr(observer.time, "monotonic", lambda: clock() + 31)
+        questions.answer(self.NODE, HEAD)
+        assert len(ray.asked) == 2
+        ray.answer = machine_as_json(MACHINE), time.time()
+        assert questions.answer(self.NODE, HEAD).problem is None
 
     def test_one_that_never_answers(self, ray: FakeRay, questions: Questions, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(observer, "_ANSWER_SECONDS", 0.0)

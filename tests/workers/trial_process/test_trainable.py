@@ -24,6 +24,7 @@ from ttsv.config.trial import TrialConfig
 from ttsv.errors import BrokenContextError, DataError, DeviceError, LostDeviceError, OutOfMemoryError
 from ttsv.results import EpochMetrics, StageProgress, TrialResult
 from workers.trial_process.messages import (
+    CrowdedReport,
     EpochReport,
     FailureReport,
     Job,
@@ -193,17 +194,37 @@ def test_a_process_whose_gpu_is_gone_ends_and_is_not_used_again(
     assert f"ERROR {error.failure}: {error}" in (tmp_path / "trials" / "1" / "1" / "trial.log").read_text()
 
 
-@pytest.mark.parametrize(("gpus", "said"), [(0.25, "it had 0.25 of a GPU: give it a whole one"), (1, "too large")])
-def test_who_shares_a_card_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: float, said: str) -> None:
+@pytest.mark.parametrize(
+    ("gpus", "alone", "expected"),
+    [
+        (0.25, False, CrowdedReport("too large; it had 0.25 of a GPU")),
+        (0.25, True, FailureReport("oom", "too large")),
+        (1, False, FailureReport("oom", "too large")),
+        (0, False, FailureReport("oom", "too large")),
+    ],
+)
+def test_too_little_memory_on_a_shared_card_is_another_thing_than_on_one_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: float, alone: bool, expected: Report
+) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     trainable = TrialTrainable.__new__(TrialTrainable)
-    trainable.setup(config(tmp_path, raising(OutOfMemoryError("too large"))) | {"gpus": gpus})
+    trainable.setup(config(tmp_path, raising(OutOfMemoryError("too large")), alone=alone) | {"gpus": gpus})
     _, final = reports(trainable)
-    assert isinstance(final, FailureReport)
-    assert final.failure == "oom"
-    assert said in final.message
-    assert ("of a GPU" in final.message) == (gpus < 1)
+    assert final == expected
     trainable.cleanup()
+
+
+@pytest.mark.parametrize(("alone", "shares"), [(False, [0.25]), (True, [])])
+def test_alone_on_a_card_it_may_fill_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: bool, shares: list[float]
+) -> None:
+    found: list[float] = []
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.set_per_process_memory_fraction", found.append)
+    trainable = TrialTrainable.__new__(TrialTrainable)
+    trainable.setup(config(tmp_path, good, alone=alone) | {"gpus": 0.25})
+    trainable.cleanup()
+    assert found == shares
 
 
 def test_unusable_configuration(trainable: TrialTrainable, tmp_path: Path) -> None:

@@ -9,16 +9,18 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from sqlalchemy import select, update
 from sqlalchemy.exc import OperationalError
 
-from service.database import Experiment, Trial, TrialState
+from service.database import ClusterNode, Experiment, Trial, TrialState, now
 from service.experiments import actions
 from service.queue import leases, nodes
 from service.queue.cluster import Node
+from service.queue.contenders import say_why
 from service.queue.leases import Lease
 from service.queue.shares import Amount
 from service.settings import Settings
@@ -169,6 +171,86 @@ def test_what_fits_no_node_waits_and_says_why(lab: Lab) -> None:
     rig.worker._drain()
 
 
+class TestTwoClusters:
+    """Two workers with clusters unlike each other's, and one queue."""
+
+    def neighbour(self, lab: Lab, name: str, *room: Amount, problem: str | None = None) -> None:
+        seen = [
+            Node(f"{name}-{place}", name, "10.0.0.9", *amount, problem=problem) for place, amount in enumerate(room)
+        ]
+        lab.database.write(lambda session: nodes.record(session, name, seen))
+
+    def test_who_has_room_says_why_it_waits(self, lab: Lab) -> None:
+        """And nobody fails what another worker will run."""
+        experiment_id = lab.post([0], resources={"gpus": 3})
+        self.neighbour(lab, "zeta", Amount(8, 4))
+        lab.database.write(lambda session: say_why(session, {experiment_id: "others come first"}, ()))
+        rig = Rig(lab, SLEEP, unfit_seconds=0.1)
+        deadline = time.monotonic() + 0.5
+        while time.monotonic() < deadline:
+            rig.worker._turn()
+            experiment = lab.experiment(experiment_id)
+            assert (experiment.state, experiment.unfit_since) == ("queued", None)
+            assert experiment.waiting == "others come first"
+
+    def test_of_what_nobody_has_room_for_all_say_the_same(self, lab: Lab) -> None:
+        experiment_id = lab.post([0], resources={"gpus": 5})
+        self.neighbour(lab, "alpha", Amount(8, 4))
+        self.neighbour(lab, "broken", Amount(8, 8), problem="its clock is ahead")
+        rig = Rig(lab, SLEEP)
+        rig.cluster.room = [Amount(8, 2)]
+        rig.turn_until(lambda: lab.experiment(experiment_id).waiting)
+        assert lab.experiment(experiment_id).waiting == "needs 5 GPUs on one node; the largest has 4"
+        assert lab.experiment(experiment_id).unfit_since is not None
+
+    def test_who_is_gone_says_nothing_any_more(self, lab: Lab) -> None:
+        experiment_id = lab.post([0], resources={"gpus": 3})
+        self.neighbour(lab, "alpha", Amount(8, 4))
+        lab.database.write(lambda session: say_why(session, {experiment_id: "others come first"}, ()))
+        killed = update(ClusterNode).values(seen_at=now() - timedelta(minutes=2))
+        lab.database.write(lambda session: session.execute(killed))
+        rig = Rig(lab, SLEEP)
+        rig.turn_until(lambda: lab.experiment(experiment_id).waiting != "others come first")
+        assert lab.experiment(experiment_id).waiting == "needs 3 GPUs on one node; the largest has 0"
+
+    @pytest.mark.parametrize(("name", "told"), [("!", "theirs"), ("~", "ours")])
+    def test_where_both_have_room_the_first_by_name_says_why(self, lab: Lab, name: str, told: str) -> None:
+        first, second = lab.post([0]), lab.post([0])
+        self.neighbour(lab, name, Amount(8))
+        lab.database.write(lambda session: say_why(session, {second: "theirs"}, ()))
+        rig = Rig(lab, SLEEP)
+        rig.cluster.room = [Amount(1)]
+        rig.turn_until(lambda: lab.experiment(first).state == "running")
+        for _ in range(3):
+            rig.worker._turn()
+        ours = f"others come first: the cluster is shared by experiments {first}"
+        assert lab.experiment(second).waiting == {"theirs": "theirs", "ours": ours}[told]
+        rig.worker._drain()
+
+    def test_whoever_has_room_runs_it_whatever_was_said(self, lab: Lab) -> None:
+        experiment_id = lab.post([0], resources={"gpus": 3})
+        self.neighbour(lab, "!", Amount(8, 4))
+        lab.database.write(lambda session: say_why(session, {experiment_id: "others come first"}, ()))
+        rig = Rig(lab, SLEEP)
+        rig.cluster.room = [Amount(8, 4)]
+        rig.turn_until(lambda: lab.experiment(experiment_id).state == "running")
+        assert lab.experiment(experiment_id).waiting is None
+        rig.worker._drain()
+
+    def test_the_last_one_to_leave_says_that_nobody_is_there(self, lab: Lab) -> None:
+        experiment_id = lab.post([0], resources={"gpus": 3})
+        lab.database.write(lambda session: leases.greet(session, "another", 1, 0))
+        first, second = Rig(lab, SLEEP), Rig(lab, SLEEP)
+        second.worker.name = second.worker._scheduler._worker = "second"
+        first.turn_until(lambda: lab.experiment(experiment_id).waiting)
+        second.worker._turn()
+        lab.database.write(lambda session: leases.part(session, "another"))
+        first.worker._drain()
+        assert str(lab.experiment(experiment_id).waiting).startswith("needs 3 GPUs")
+        second.worker._drain()
+        assert lab.experiment(experiment_id).waiting == "no worker is there"
+
+
 def test_what_fits_no_node_fails_after_the_time_that_the_operator_sets(lab: Lab) -> None:
     experiment_id = lab.post([0, 1], resources={"gpus": 3})
     rig = Rig(lab, SLEEP, unfit_seconds=0.3)
@@ -176,6 +258,32 @@ def test_what_fits_no_node_fails_after_the_time_that_the_operator_sets(lab: Lab)
     reason = "needs 3 GPUs on one node; the largest has 0, and has for 0.3 s (TTSV_UNFIT_SECONDS)"
     assert (lab.experiment(experiment_id).error or "").startswith(reason)
     assert {(trial.state, trial.failure) for trial in lab.trials(experiment_id)} == {("failed", "infrastructure")}
+
+
+def test_a_node_that_does_not_fit_gets_nothing(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no room, and drivers are told to keep off, those that run and those that are started."""
+    fitting = [Node("good", "one", "10.0.0.1", 1, 0, 1)]
+    nodes_now = [*fitting, Node("bad", "two", "10.0.0.2", 8, 4, 1, problem="its clock is ahead")]
+    code = "import sys\nfor line in sys.stdin: print(line, end='', flush=True)"
+    rig = Rig(lab, code)
+    monkeypatch.setattr(rig.cluster, "nodes", lambda: nodes_now)
+    hungry, first = lab.post([0], resources={"gpus": 1}), lab.post([0, 1])
+    log = lab.data_dir / "logs" / f"experiment-{first}-1.log"
+
+    def told() -> list[Any]:
+        return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+
+    rig.turn_until(told)
+    assert told() == [{"slots": 1, "most": sys.maxsize, "shunned": ["bad"]}]
+    assert lab.experiment(hungry).waiting == "needs 1 GPU on one node; the largest has 0"
+    nodes_now = [*fitting, dataclasses.replace(nodes_now[1], problem=None)]
+    rig.turn_until(lambda: len(told()) > 1)
+    assert told()[-1] == {"slots": 2, "most": sys.maxsize}
+    rig.turn_until(lambda: lab.experiment(hungry).state == "running")
+    nodes_now = [*fitting, dataclasses.replace(nodes_now[1], problem="its ttsv is another")]
+    rig.turn_until(lambda: len(told()) > 2)
+    assert told()[-1]["shunned"] == ["bad"]
+    rig.worker._drain()
 
 
 def test_drivers_hear_of_their_shares(lab: Lab) -> None:

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from service.database import TrialState
 from service.experiments import actions
 
 if TYPE_CHECKING:
+    from service.database import Trial
     from tests.workers.conftest import Lab
 
 ENDLESS = list(range(900))
@@ -68,3 +70,41 @@ def test_trials_that_may_be_interrupted_give_way_and_go_on_later(lab: Lab) -> No
         (file,) = (lab.data_dir / "trials" / str(trial.id)).glob("*/trained")
         trained = [int(line) for line in file.read_text().split()]
         assert len(trained) - len(set(trained)) <= 1, "at most the epoch that was interrupted ran twice"
+
+
+def test_who_finds_too_little_memory_on_a_shared_card_runs_again_alone_and_once(lab: Lab) -> None:
+    """Two share the card of a machine, with its others at work; the driver of the experiment is killed meanwhile."""
+    lab.settings |= {"TTSV_WORKER_CPUS": "2", "TTSV_WORKER_GPUS": "1", "TTSV_LEASE_SECONDS": "60"}
+    half = {"cpus": 1, "gpus": 0.5}
+    grid = lab.post([0, 1005, 1006, *range(1, 5)], epochs=3, seconds=0.3, resources=half)
+    lab.start_worker()
+
+    def alone() -> list[Trial]:
+        return [trial for trial in lab.trials(grid) if trial.alone]
+
+    lab.wait_for(alone, 300)
+    (driver,) = lab.drivers()
+    driver.kill()
+    assert all("alone after out of memory on a shared card: no room" in str(trial.error) for trial in alone())
+    assert lab.wait_until_final(grid, 300).state == "failed"
+    by_seed = {trial.seed: trial for trial in lab.trials(grid)}
+    crowded, hopeless = by_seed[1005], by_seed[1006]
+    assert (crowded.state, crowded.failure, crowded.error, crowded.attempts) == ("succeeded", None, None, 1)
+    assert (hopeless.state, hopeless.failure, hopeless.error) == ("failed", "oom", "no room")
+    others = [trial for seed, trial in by_seed.items() if seed < 1000]
+    assert {trial.state for trial in others} == {TrialState.SUCCEEDED}
+    cards = {seed: _cards(lab, trial.id) for seed, trial in by_seed.items()}
+    assert [cards[seed] for seed in (1005, 1006)] == [["0.5", "1"]] * 2
+    assert all(set(cards[trial.seed]) == {"0.5"} for trial in others)
+    assert crowded.started_at is not None
+    assert crowded.finished_at is not None
+    for trial in others:
+        assert trial.started_at is not None
+        assert trial.finished_at is not None
+        assert trial.finished_at <= crowded.started_at or trial.started_at >= crowded.finished_at, "it was not alone"
+
+
+def _cards(lab: Lab, trial_id: int) -> list[str]:
+    """What of a card the attempts at a trial had; those that were cut off at once did not say so."""
+    folders = (lab.data_dir / "trials" / str(trial_id)).glob("*/card")
+    return [file.read_text() for file in sorted(folders, key=lambda file: file.stat().st_mtime)]
