@@ -28,6 +28,7 @@ class Experiment(Base):
     __table_args__ = (
         Index("ix_experiments_state_priority_id", "state", "priority", "id"),
         Index("ix_experiments_project_id_id", "project_id", "id"),
+        Index("ix_experiments_queue", "state", "project_id", "owner", text("priority DESC"), "id"),
         Index(
             "ix_experiments_deleted_at",
             "deleted_at",

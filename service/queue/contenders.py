@@ -1,14 +1,16 @@
 """The experiments that could run trials on a worker's cluster now, and why some must wait.
 
-Functions take a Session; callers commit. No query grows with the number of trials.
+Functions take a Session; callers commit. No query grows with the number of trials, nor with that of the
+experiments that wait: of each person's the first are looked at.
 """
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any, cast
 
-from sqlalchemy import func, or_, select, update
+from sqlalchemy import ColumnElement, func, or_, select, union_all, update
 from sqlalchemy.orm import Session, aliased
 
 from service.database import (
@@ -26,6 +28,9 @@ from service.experiments import transitions
 from service.queue.shares import Amount, Demand
 from service.specs.spec import Resources
 
+MOST_OF_A_PERSON = 16
+"""So many of somebody's queued experiments are looked at at a time: those that were claimed make room for others."""
+_GROUPS_AT_ONCE = 100
 _UNLIMITED = 10_000
 """From this limit on an experiment has none."""
 
@@ -84,8 +89,13 @@ class Specs:
         return kept
 
 
-def contenders(session: Session, ours: Collection[int], specs: Specs) -> list[Contender]:
-    """Every queued experiment, and of the running ones those that are `ours`."""
+def contenders(
+    session: Session, ours: Collection[int], specs: Specs, *, most: int = MOST_OF_A_PERSON, passed: Collection[int] = ()
+) -> list[Contender]:
+    """Of each person's queued experiments in each project the first, and of the running ones those that are `ours`.
+
+    No more than `most` of a person's: highest priority first, then the oldest. Those that are `passed` are left out.
+    """
     running, queued = aliased(Tally), aliased(Tally)
     query = (
         select(
@@ -107,10 +117,11 @@ def contenders(session: Session, ours: Collection[int], specs: Specs) -> list[Co
         .outerjoin(running, (running.experiment_id == Experiment.id) & (running.state == TrialState.RUNNING))
         .outerjoin(queued, (queued.experiment_id == Experiment.id) & (queued.state == TrialState.QUEUED))
         .where(
+            Experiment.id.in_({*_first(session, most, passed), *ours}),
             or_(
                 Experiment.state == ExperimentState.QUEUED,
                 (Experiment.state == ExperimentState.RUNNING) & Experiment.id.in_(ours),
-            )
+            ),
         )
         .order_by(Experiment.id)
     )
@@ -141,6 +152,52 @@ def contenders(session: Session, ours: Collection[int], specs: Specs) -> list[Co
         claimed = row.state == ExperimentState.RUNNING
         found.append(Contender(demand, terms.preempt, claimed, row.waiting, row.unfit_since))
     return found
+
+
+def _first(session: Session, most: int, passed: Collection[int]) -> list[int]:
+    """The first queued experiments of each person in each project; each by a few steps in one index."""
+    queued = Experiment.state == ExperimentState.QUEUED
+    if passed:
+        queued &= Experiment.id.not_in(passed)
+    order = Experiment.priority.desc(), Experiment.id
+    people, found = _people(session), list[int]()
+    for begin in range(0, len(people), _GROUPS_AT_ONCE):
+        firsts = [
+            select(Experiment.id)
+            .where(queued, _is(Experiment.project_id, project), _is(Experiment.owner, owner))
+            .order_by(*order)
+            .limit(most)
+            .subquery()
+            for project, owner in people[begin : begin + _GROUPS_AT_ONCE]
+        ]
+        found += session.scalars(union_all(*(select(first.c.id) for first in firsts)))
+    return found
+
+
+def _people(session: Session) -> list[tuple[int | None, str | None]]:
+    """Who may have queued experiments: (project, owner), without either too. Steps from owner to owner."""
+
+    def owners(*where: ColumnElement[bool]) -> Any:
+        query = select(Experiment.owner).where(Experiment.state == ExperimentState.QUEUED, *where)
+        return query.order_by(Experiment.owner).limit(1)
+
+    named, nobodys = Experiment.owner.is_not(None), Experiment.project_id.is_(None)
+    first = owners(Experiment.project_id == Project.id, named).correlate(Project).scalar_subquery()
+    steps = select(Project.id.label("project"), first.label("owner")).cte(recursive=True)
+    later = Experiment.project_id == steps.c.project, Experiment.owner > steps.c.owner
+    following = select(steps.c.project, owners(*later).correlate(steps).scalar_subquery())
+    steps = steps.union_all(following.where(steps.c.owner.is_not(None)))
+    found = [(project, owner) for project, owner in session.execute(select(steps.c.project, steps.c.owner))]
+
+    alone = select(owners(nobodys, named).scalar_subquery().label("owner")).cte(recursive=True)
+    following = select(owners(nobodys, Experiment.owner > alone.c.owner).correlate(alone).scalar_subquery())
+    alone = alone.union_all(following.where(alone.c.owner.is_not(None)))
+    # Each walk ends with no owner: who that is was nobody known.
+    return [*found, *((None, owner) for owner in session.scalars(select(alone.c.owner)))]
+
+
+def _is(column: Any, value: object) -> ColumnElement[bool]:
+    return cast("ColumnElement[bool]", column.is_(None) if value is None else column == value)
 
 
 def _alone(session: Session, experiments: Collection[int]) -> Mapping[int, Counter[TrialState]]:

@@ -130,9 +130,11 @@ def restore(settings: Settings, file: Path, *, force: bool = False, say: Say = l
             target.refuse_in_use()
             present, shelf = _present(data_dir, manifest), _Shelf.of(settings)
             if not force and (present or shelf.filled() or target.filled()):
-                what = [*(["the database"] if target.filled() else []), *present]
-                what = ", ".join([*what, *(["the store (TTSV_STORAGE)"] if shelf.filled() else [])])
-                raise UserError(f"{what}: is there already; --force moves what is there aside and restores over it")
+                there = [*(["the database"] if target.filled() else []), *present]
+                there += ["the store (TTSV_STORAGE)"] if shelf.filled() else []
+                raise UserError(
+                    f"{', '.join(there)}: is there already; --force moves what is there aside and restores over it"
+                )
             shelf.refuse_full(data_dir, manifest)
             backup.verify(_told(say, "verifying", manifest.size))
             aside = data_dir / f"before-restore-{now():%Y%m%d-%H%M%S}"
@@ -498,10 +500,12 @@ class _Journal:
         store = None if settings.storage is None else open_storage(settings.storage)
         moves: list[_Move | _ObjectsMove] = []
         for source, target, *in_store in found["moves"]:
-            if in_store and not isinstance(store, Objects):
+            if not in_store:
+                moves.append(_Move(Path(source), Path(target)))
+            elif isinstance(store, Objects):
+                moves.append(_ObjectsMove(store, source, target))
+            else:
                 raise UserError("TTSV_STORAGE must name the bucket that the restore went into which was cut short")
-            objects = isinstance(store, Objects) and in_store
-            moves.append(_ObjectsMove(store, source, target) if objects else _Move(Path(source), Path(target)))
         return cls(settings.data_dir, found["id"], moves, found["done"])
 
     def begin(self, moves: _Moves) -> None:
@@ -526,8 +530,10 @@ class _Journal:
         self._path.unlink(missing_ok=True)
 
     def _write(self) -> None:
-        mark = {_ObjectsMove: ["store"], _Move: []}
-        moves = [[str(one.source), str(one.target), *mark[type(one)]] for one in self._moves]
+        moves = [
+            [str(one.source), str(one.target), *(["in the store"] if isinstance(one, _ObjectsMove) else [])]
+            for one in self._moves
+        ]
         draft = self._path.with_name(f"{_JOURNAL}.partial")
         with draft.open("w") as file:
             json.dump({"id": self.id, "done": self._done, "moves": moves}, file)

@@ -3,7 +3,7 @@
 import math
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
 from sqlalchemy.orm import Session
@@ -11,13 +11,16 @@ from sqlalchemy.orm import Session
 from service.database import now
 from service.database.engine import Database
 from service.queue import leases
-from service.queue.contenders import Contender, Specs, contenders, give_up_unfit, say_why
+from service.queue.contenders import MOST_OF_A_PERSON, Contender, Specs, contenders, give_up_unfit, say_why
 from service.queue.nodes import rooms_of_others
 from service.queue.shares import NEEDS, Amount, Usage, allocate, on_whole_cards, shortage
 from service.queue.trials import ALONE
 from service.settings import Settings
 from workers.node.processes import Identity
 from workers.worker.drivers import Drivers
+
+LOOK_AGAIN_SECONDS = 60.0
+MOST_PASSED = 1_000
 
 
 class Scheduler:
@@ -30,6 +33,7 @@ class Scheduler:
         self._worker, self._process = worker, process
         self._specs, self._usage = Specs(), Usage()
         self._shared_at = time.monotonic()
+        self._misfits, self._misfits_of, self._look_again_at = set[int](), list[Amount](), 0.0
 
     def share(self, room: Sequence[Amount], shunned: Sequence[str] = ()) -> bool:
         """Divides the nodes anew: drivers are told their shares, and experiments claimed that have one now.
@@ -40,7 +44,7 @@ class Scheduler:
         """
         drivers = {driver.lease.experiment_id: driver for driver in self._drivers}
         with self._database.read() as session:
-            found = contenders(session, drivers.keys(), self._specs)
+            found = contenders(session, drivers.keys(), self._specs, passed=self._passed(room))
             others = rooms_of_others(session, self._worker)
         elapsed, self._shared_at = time.monotonic() - self._shared_at, time.monotonic()
         self._usage.add([one.demand for one in found if one.claimed], room, elapsed)
@@ -63,6 +67,7 @@ class Scheduler:
             if waits[number] is None and one.demand.trials and not slots and not one.demand.running:
                 waits[number] = _behind(shares)
         self._say_why(found, self._said(found, waits, room, others))
+        self._pass_over(found, room)
         return bool(shares) or bool(drivers) or any(self._drivers.trouble(one.demand.experiment_id) for one in found)
 
     def _hindrance(self, one: Contender, room: Sequence[Amount]) -> str | None:
@@ -70,6 +75,19 @@ class Scheduler:
         if (reason := _misfit(one, room)) is not None:
             return reason
         return None if one.claimed else self._drivers.trouble(one.demand.experiment_id)
+
+    def _passed(self, room: Sequence[Amount]) -> Collection[int]:
+        """Experiments that fit no node here and are not looked at again at once: what waits behind them may."""
+        if self._misfits_of != room or time.monotonic() > self._look_again_at:
+            self._misfits, self._misfits_of = set(), list(room)
+            self._look_again_at = time.monotonic() + LOOK_AGAIN_SECONDS
+        return self._misfits
+
+    def _pass_over(self, found: Sequence[Contender], room: Sequence[Amount]) -> None:
+        """Passes over what fits no node, where there is so much of it that nothing else may be seen."""
+        misfits = {one.demand.experiment_id for one in found if not one.claimed and _misfit(one, room) is not None}
+        if len(misfits) >= MOST_OF_A_PERSON and len(self._misfits) < MOST_PASSED:
+            self._misfits |= misfits
 
     def _said(
         self,

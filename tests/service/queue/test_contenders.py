@@ -7,16 +7,16 @@ from functools import partial
 from typing import Any, ClassVar
 
 import pytest
-from sqlalchemy import event, insert, text
+from sqlalchemy import event, func, insert, literal, select, text
 from sqlalchemy.orm import Session
 
 from service.access.security import ANYONE, Principal
-from service.database import Event, Experiment, ExperimentState, Project, Trial, TrialState, now
+from service.database import Event, Experiment, ExperimentState, Project, Tally, Trial, TrialState, now
 from service.database.engine import Database
 from service.experiments import actions, submission
 from service.experiments.submission import Draft
 from service.queue import driver_reads, leases
-from service.queue.contenders import Contender, Specs, contenders, give_up_unfit, say_why
+from service.queue.contenders import MOST_OF_A_PERSON, Contender, Specs, contenders, give_up_unfit, say_why
 from service.queue.leases import Lease
 from service.queue.shares import Amount
 from service.queue.trials import HeldExperiment
@@ -312,13 +312,126 @@ class TestGivingUp:
         assert table(Trial)[0].state == TrialState.QUEUED
 
 
+class TestMany:
+    """Thousands of experiments that wait: of each person's the first are looked at, and nobody is forgotten."""
+
+    @pytest.fixture
+    def many(self, database: Database, post: Post) -> Callable[..., None]:
+        """Stores so many more like the one that was posted, with what else is said of them."""
+
+        def many(count: int, **fields: Any) -> None:
+            def work(session: Session) -> None:
+                spec = session.scalars(select(Experiment.spec).limit(1)).one()
+                row = {
+                    "name": "more",
+                    "spec": spec,
+                    "grid_points": 1,
+                    "trial_count": 1,
+                    "project_id": None,
+                    "owner": None,
+                }
+                first = session.scalar(select(func.max(Experiment.id))) or 0
+                session.execute(insert(Experiment), [row | fields for _ in range(count)])
+                counted = select(Experiment.id, literal("queued"), literal(1), literal(0), literal(3), literal(0.0))
+                columns = ["experiment_id", "state", "trials", "epoch", "epochs", "run_seconds"]
+                session.execute(insert(Tally).from_select(columns, counted.where(Experiment.id > first)))
+
+            database.write(work)
+
+        return many
+
+    @pytest.fixture
+    def projects(self, database: Database) -> list[int]:
+        def work(session: Session) -> list[int]:
+            session.add_all(made := [Project(name=name) for name in ("a", "b")])
+            session.flush()
+            return [project.id for project in made]
+
+        return database.write(work)
+
+    def test_of_each_person_in_each_project_the_first(
+        self, post: Post, database: Database, many: Callable[..., None], projects: list[int]
+    ) -> None:
+        number = post()
+        people = [(None, None), (None, "ada"), (projects[0], None), (projects[0], "ada"), (projects[0], "bob")]
+        people += [(projects[1], "bob"), (projects[1], "zoe")]
+        for project, owner in people:
+            many(50, project_id=project, owner=owner)
+        many(1, project_id=projects[1], owner="late")
+        many(2, project_id=projects[0], owner="bob", priority=7)
+        seen: dict[tuple[int | None, str | None], list[int]] = {}
+        with database.read() as session:
+            chosen = contenders(session, (), Specs(), most=10)
+        for one in chosen:
+            seen.setdefault((one.demand.project_id, one.demand.owner), []).append(one.demand.experiment_id)
+        assert {who: len(ids) for who, ids in seen.items()} == {**dict.fromkeys(people, 10), (projects[1], "late"): 1}
+        assert seen[None, None][0] == number
+        bobs = [one for one in chosen if (one.demand.project_id, one.demand.owner) == (projects[0], "bob")]
+        assert [one.demand.priority for one in bobs].count(7) == 2
+        assert sorted(one.demand.experiment_id for one in bobs if not one.demand.priority) == list(
+            range(min(one.demand.experiment_id for one in bobs), min(one.demand.experiment_id for one in bobs) + 8)
+        )
+
+    def test_those_that_are_passed_make_room_for_others(
+        self, post: Post, database: Database, many: Callable[..., None]
+    ) -> None:
+        first = post()
+        many(9)
+        with database.read() as session:
+            seen = {one.demand.experiment_id for one in contenders(session, (), Specs(), most=3)}
+            assert seen == {first, first + 1, first + 2}
+            later = contenders(session, (), Specs(), most=3, passed=seen)
+            assert {one.demand.experiment_id for one in later} == {first + 3, first + 4, first + 5}
+
+    def test_ours_are_seen_however_many_wait(
+        self, post: Post, claim: Claim, database: Database, many: Callable[..., None]
+    ) -> None:
+        ours = post()
+        assert claim().experiment_id == ours
+        many(200, priority=5)
+        with database.read() as session:
+            chosen = {one.demand.experiment_id: one.claimed for one in contenders(session, [ours], Specs(), most=4)}
+        assert chosen.pop(ours)
+        assert len(chosen) == 4
+
+    def test_ten_thousand_are_not_read(
+        self, post: Post, database: Database, many: Callable[..., None], projects: list[int]
+    ) -> None:
+        """SQLite's plan says so of every table that is read; PostgreSQL counts the rows that it touches."""
+        post()
+        for owner in ("ada", "bob"):
+            many(5_000, project_id=projects[0], owner=owner)
+        with database.engine.connect() as connection:
+            connection.exec_driver_sql("ANALYZE")
+            connection.commit()
+        asked: list[tuple[str, Any]] = []
+        event.listen(database.engine, "before_cursor_execute", lambda *args: asked.append((args[2], args[3])))
+        chosen = found(database)
+        assert len(chosen) == 1 + 2 * MOST_OF_A_PERSON
+        for query, values in [one for one in asked if "experiments" in one[0]]:
+            with database.engine.connect() as connection:
+                if database.engine.dialect.name == "sqlite":
+                    plan = str(connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {query}", values).all())
+                    assert "SCAN experiments" not in plan
+                    assert "USING INDEX ix_experiments_state_priority_id" not in plan
+                else:
+                    (told,) = connection.exec_driver_sql(f"EXPLAIN (ANALYZE, FORMAT JSON) {query}", values).one()
+                    assert max(_touched(told[0]["Plan"])) < 1_000, told
+
+
+def _touched(plan: dict[str, Any]) -> list[float]:
+    """Rows of each step of a plan, those that were read and thrown away too."""
+    mine = (plan["Actual Rows"] + plan.get("Rows Removed by Filter", 0)) * plan["Actual Loops"]
+    return [mine, *(rows for part in plan.get("Plans", ()) for rows in _touched(part))]
+
+
 class TestCost:
     """Ten thousand trials that wait cost no more than one."""
 
     def test_contenders_never_read_trials(self, post: Post, claim: Claim, database: Database) -> None:
         specs, numbers = Specs(), [post(seeds=seeds) for seeds in (1, 40, 3)]
         claim()
-        for expected in (2, 1):  # the specs are read once
+        for expected in (5, 4):  # the specs are read once
             with statements(database) as sent:
                 found(database, numbers[0], specs=specs)
             selects = [statement for statement in sent if "SELECT" in statement]

@@ -26,7 +26,7 @@ from service.storage import Folder, Objects, Store
 from service.upkeep import restore
 from service.upkeep.backup import back_up
 from service.upkeep.deletion import mark, remove_marked
-from service.upkeep.files import DataFolder
+from service.upkeep.files import Bucket, DataFolder, Disk
 from service.upkeep.retention import Rules, finish, plan, prune
 from tests.held import under
 from tests.service.upkeep.conftest import write_checkpoint
@@ -81,10 +81,9 @@ def elsewhere(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytes
 
 
 def store_of(settings: Settings) -> Store:
-    from service.upkeep import files
-
-    assert settings.storage is not None
-    return files.open_storage(settings.storage)
+    kept = DataFolder.of(settings).kept
+    assert isinstance(kept, Disk | Bucket)
+    return Folder(kept.path) if isinstance(kept, Disk) else kept.store
 
 
 def put(store: Store, path: str, content: bytes) -> None:
@@ -188,9 +187,9 @@ class TestBackup:
                 put(store_of(settings), path.relative_to(source.data_dir).as_posix(), path.read_bytes())
                 path.unlink()
         backed = {file.path for file in back_up(settings, database, tmp_path / "backup").files}
-        folder = f"trials/{trial_id}/1.2"
+        newest = f"trials/{trial_id}/1.2"
         names = {"epochs.jsonl", "trial.log", "checkpoints/000003.json", "checkpoints/000003.safetensors"}
-        assert backed == {f"{folder}/{name}" for name in names}
+        assert backed == {f"{newest}/{name}" for name in names}
         restore.restore(place, tmp_path / "backup")
         assert in_store(place).keys() == backed
 

@@ -267,7 +267,7 @@ class TestQuestions:
             assert questions.answer(self.NODE, HEAD).problem
         assert len(ray.asked) == 1
         clock = time.monotonic
-        monkeypatch.setattr(observer.time, "monotonic", lambda: clock() + 31)
+        monkeypatch.setattr(time, "monotonic", lambda: clock() + 31)
         questions.answer(self.NODE, HEAD)
         assert len(ray.asked) == 2
         ray.answer = machine_as_json(MACHINE), time.time()

@@ -20,7 +20,7 @@ from service.database import ClusterNode, Experiment, Trial, TrialState, now
 from service.experiments import actions
 from service.queue import leases, nodes
 from service.queue.cluster import Node
-from service.queue.contenders import say_why
+from service.queue.contenders import contenders, say_why
 from service.queue.leases import Lease
 from service.queue.shares import Amount
 from service.settings import Settings
@@ -168,6 +168,21 @@ def test_what_fits_no_node_waits_and_says_why(lab: Lab) -> None:
     rig.cluster.room.append(Amount(8, 4))
     rig.turn_until(lambda: lab.experiment(experiment_id).state == "running")
     assert (lab.experiment(experiment_id).waiting, lab.experiment(experiment_id).unfit_since) == (None, None)
+    rig.worker._drain()
+
+
+def test_what_fits_here_runs_however_many_that_do_not_come_first(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of somebody's experiments no more than the first are looked at, at a time."""
+    for module in ("service.queue.contenders", "workers.worker.scheduler"):
+        monkeypatch.setattr(f"{module}.MOST_OF_A_PERSON", 3)
+    monkeypatch.setattr(contenders, "__kwdefaults__", {**(contenders.__kwdefaults__ or {}), "most": 3})
+    large = [lab.post([0], resources={"gpus": 3}) for _ in range(7)]
+    small = lab.post([0])
+    rig = Rig(lab, SLEEP)
+    rig.turn_until(lambda: lab.experiment(small).state == "running")
+    assert all(str(lab.experiment(number).waiting).startswith("needs 3 GPUs") for number in large)
+    rig.cluster.room = [Amount(8, 3)]
+    rig.turn_until(lambda: lab.experiment(large[0]).state == "running")
     rig.worker._drain()
 
 

@@ -140,10 +140,14 @@ class TestNodes:
         assert Cluster("elsewhere:1", Seen((self.node(None),))).nodes() == (self.node(None),)
 
     def test_of_our_own_this_machine_is_known_at_once(self, tmp_path: Path) -> None:
-        (here,) = LocalCluster(tmp_path, cpus=3, gpus=2, observation=Seen(None)).nodes()
+        (here,) = LocalCluster(tmp_path, cpus=3, gpus=2, observation=Seen(None)).nodes() or ()
         assert (here.id, here.host, here.cpus, here.gpus, here.head) == ("", socket.gethostname(), 3, 2, True)
         assert here.alive
         assert here.memory_gib > 0.5
+
+    def test_where_others_may_have_joined_nothing_is_taken_for_granted(self, tmp_path: Path) -> None:
+        door = Door("127.0.0.1", 7, range(10, 20))
+        assert LocalCluster(tmp_path, cpus=3, gpus=2, door=door, observation=Seen(None)).nodes() is None
 
     @pytest.mark.parametrize(
         ("known", "expected"),
