@@ -10,8 +10,8 @@ depends_on = None
 
 
 def upgrade() -> None:
-    columns = ["state", "project_id", "owner", sa.text("priority DESC"), "id"]
-    op.create_index("ix_experiments_queue", "experiments", columns)
+    highest_first = sa.text("priority DESC")
+    op.create_index("ix_experiments_queue", "experiments", ["state", "project_id", "owner", highest_first, "id"])
 
 
 def downgrade() -> None:

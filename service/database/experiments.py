@@ -28,7 +28,6 @@ class Experiment(Base):
     __table_args__ = (
         Index("ix_experiments_state_priority_id", "state", "priority", "id"),
         Index("ix_experiments_project_id_id", "project_id", "id"),
-        Index("ix_experiments_queue", "state", "project_id", "owner", text("priority DESC"), "id"),
         Index(
             "ix_experiments_deleted_at",
             "deleted_at",
@@ -64,6 +63,16 @@ class Experiment(Base):
     waiting: Mapped[str | None]
     unfit_since: Mapped[datetime | None]
     deleted_at: Mapped[datetime | None]
+
+
+Index(
+    "ix_experiments_queue",
+    Experiment.state,
+    Experiment.project_id,
+    Experiment.owner,
+    Experiment.priority.desc(),
+    Experiment.id,
+)
 
 
 class Tag(Base):

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -720,6 +721,45 @@ def remade(whole: Path, alter: Callable[[dict[str, Any]], None], members: dict[s
     return made
 
 
+KILLED_AT = """
+import os, signal, sys
+from pathlib import Path
+from service.settings import Settings
+from service.upkeep import restore
+from service.upkeep.archive import Reader
+
+moment, _, number = os.environ["TTSV_TEST_MOMENT"].partition(" ")
+seen = 0
+
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def at(genuine):
+    def call(*given):
+        global seen
+        if seen == int(number or 0):
+            die()
+        seen += 1
+        return genuine(*given)
+    return call
+
+def after(genuine):
+    def call(*given):
+        genuine(*given)
+        die()
+    return call
+
+places = {
+    "extract": (Reader, "extract", at), "rows": (restore, "bring_up", at), "move": (restore._Move, "do", at),
+    "moved": (restore._Journal, "begin", after), "end": (restore._Journal, "end", at),
+}
+where, name, how = places[moment]
+setattr(where, name, how(getattr(where, name)))
+restore.restore(Settings(), Path(sys.argv[1]), force=True)
+"""
+"""A restore that dies at a moment of it."""
+
+
 class TestCutShort:
     """A restore that ends at any moment: nothing of it, or all of it."""
 
@@ -807,6 +847,47 @@ class TestCutShort:
         refuse_half_restored(target)
         assert self.names(target, opened) == {"second time"}
         assert (target.data_dir / "trials/1/1/trial.log").read_text() == "second time"
+
+    @pytest.mark.parametrize(
+        ("moment", "took"),
+        [
+            ("extract 1", False),
+            ("rows", False),
+            ("move 0", False),
+            ("move 2", False),
+            ("moved", None),
+            ("end", True),
+        ],
+    )
+    def test_by_the_death_of_its_process(
+        self, twice: Path, target: Settings, opened: Open, moment: str, took: bool | None
+    ) -> None:
+        """SIGKILL of a real one, with its connections and locks: nothing starts on what it left, the next mends it.
+
+        Where all is moved an SQLite file is in its place already, while PostgreSQL's transaction has not ended.
+        """
+        took = target.database_url is None if took is None else took
+        env = os.environ | {"TTSV_DATA_DIR": str(target.data_dir), "TTSV_TEST_MOMENT": moment}
+        env |= {} if target.database_url is None else {"TTSV_DATABASE_URL": target.database_url}
+        killed = subprocess.run([sys.executable, "-c", KILLED_AT, str(twice)], env=env, check=False, timeout=300)
+        assert killed.returncode == -signal.SIGKILL
+        journal = target.data_dir / "restore.json"
+        assert journal.exists() == (moment not in ("extract 1", "rows"))
+        if journal.exists():
+            with pytest.raises(UserError, match="cut short"):
+                refuse_half_restored(target)
+            with contextlib.closing(restore._Target.of(target)) as place:
+                place.refuse_in_use()  # a server takes a moment to notice that a client is gone
+                restore._recover(target, place)
+        refuse_half_restored(target)
+        expected = "second time" if took else "it began\n"
+        assert (target.data_dir / "trials/1/1/trial.log").read_text() == expected
+        assert ("second time" in self.names(target, opened)) == took
+        restore.restore(target, twice, force=True)
+        assert self.names(target, opened) == {"second time"}
+        assert (target.data_dir / "trials/1/1/trial.log").read_text() == "second time"
+        left = {path.name for path in target.data_dir.iterdir()}
+        assert not left & {"restore.partial", "restore.json", "ttsv.db.restore.partial"}
 
     def test_in_the_middle_of_the_rows(
         self, twice: Path, target: Settings, opened: Open, monkeypatch: pytest.MonkeyPatch

@@ -1,6 +1,7 @@
 """Retention: which networks go by which rule, what stays without force, and who is killed on the way."""
 
 import json
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -11,6 +12,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import func, select, update
 from typer.testing import CliRunner
 
+from service.access.security import ANYONE
 from service.database import Artifact, Event, Experiment, Result, Trial, TrialState, now
 from service.database.engine import Database
 from service.errors import GoneError, UserError
@@ -20,6 +22,7 @@ from service.queue.leases import Lease
 from service.queue.trials import ArtifactFile, ProtocolRecord, hold
 from service.settings import Settings
 from service.upkeep import retention
+from service.upkeep.deletion import mark
 from service.upkeep.files import DataFolder
 from service.upkeep.retention import Rules, finish, plan, prune
 from tests.service.upkeep.conftest import write_checkpoint
@@ -272,6 +275,58 @@ def test_the_worker_does_it_by_itself(
     assert [one for one in trials if (folder.path / f"trials/{one}/1/model.safetensors").exists()] == [trials[1]]
     with database.read() as session:
         assert session.scalars(select(Event.actor).where(Event.kind == "pruned")).all() == ["retention"]
+
+
+def test_the_worker_s_loop_does_all_of_it(
+    database: Database,
+    source: Settings,
+    folder: DataFolder,
+    grown: Callable[..., list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What was deleted, what somebody left marked, and what the rules name: one thread, on either database."""
+    monkeypatch.setattr("workers.worker.upkeep.LOOK_SECONDS", 0.05)
+    ruled, left, deleted = grown(), grown((0.5,)), grown((0.9,))
+    for trial_id in ruled:
+        write_checkpoint(folder.path / f"trials/{trial_id}/1/checkpoints", 1)
+
+    def prepare(session: Any) -> int:
+        mine = Artifact.trial_id == left[0], Artifact.kind == "model"
+        session.execute(update(Artifact).where(*mine).values(removed_at=now()))
+        number = session.get_one(Trial, deleted[0]).experiment_id
+        mark(session, number, ANYONE)
+        session.execute(update(Experiment).where(Experiment.id == number).values(deleted_at=now() - timedelta(hours=1)))
+        return int(number)
+
+    number = database.write(prepare)
+
+    def networks() -> list[int]:
+        every = [*ruled, *left, *deleted]
+        return [one for one in every if (folder.path / f"trials/{one}/1/model.safetensors").exists()]
+
+    def gone() -> bool:
+        with database.read() as session:
+            return session.get(Experiment, number) is None
+
+    def pruned() -> list[str]:
+        with database.read() as session:
+            return list(session.scalars(select(Event.actor).where(Event.kind == "pruned")))
+
+    with Upkeep(source.model_copy(update={"retention_best": 1}), database) as upkeep:
+        deadline = time.monotonic() + 60
+        while not (gone() and networks() == [ruled[1]] and pruned() == ["retention"]):
+            assert time.monotonic() < deadline, (gone(), networks(), pruned())
+            time.sleep(0.05)
+        later = grown((0.1, 0.2))  # within the hour the rules are not asked again
+        time.sleep(0.5)
+        assert upkeep._thread.is_alive()
+    assert not upkeep._thread.is_alive()
+    assert all((folder.path / f"trials/{one}/1/model.safetensors").exists() for one in later)
+    assert not (folder.path / f"trials/{deleted[0]}").exists()
+    assert folder.checkpointed() == []
+    with database.read() as session:
+        kept = session.scalars(select(Artifact.trial_id).where(Artifact.kind == "model", Artifact.removed_at.is_(None)))
+        assert set(kept) == {ruled[1], *later}
 
 
 def test_the_api_says_that_it_is_gone(api: TestClient, database: Database, tmp_path: Path, grown: Any) -> None:
