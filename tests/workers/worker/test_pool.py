@@ -72,11 +72,12 @@ def test_trials_that_may_be_interrupted_give_way_and_go_on_later(lab: Lab) -> No
         assert len(trained) - len(set(trained)) <= 1, "at most the epoch that was interrupted ran twice"
 
 
+@pytest.mark.timeout(900)
 def test_who_finds_too_little_memory_on_a_shared_card_runs_again_alone_and_once(lab: Lab) -> None:
     """Two share the card of a machine, with its others at work; the driver of the experiment is killed meanwhile."""
     lab.settings |= {"TTSV_WORKER_CPUS": "2", "TTSV_WORKER_GPUS": "1", "TTSV_LEASE_SECONDS": "60"}
     half = {"cpus": 1, "gpus": 0.5}
-    grid = lab.post([0, 1005, 1006, *range(1, 5)], epochs=3, seconds=0.3, resources=half)
+    grid = lab.post([0, 1005, 1006, 1, 2], epochs=2, seconds=0.3, resources=half)
     lab.start_worker()
 
     def alone() -> list[Trial]:
@@ -86,7 +87,7 @@ def test_who_finds_too_little_memory_on_a_shared_card_runs_again_alone_and_once(
     (driver,) = lab.drivers()
     driver.kill()
     assert all("alone after out of memory on a shared card: no room" in str(trial.error) for trial in alone())
-    assert lab.wait_until_final(grid, 300).state == "failed"
+    assert lab.wait_until_final(grid, 500).state == "failed"
     by_seed = {trial.seed: trial for trial in lab.trials(grid)}
     crowded, hopeless = by_seed[1005], by_seed[1006]
     assert (crowded.state, crowded.failure, crowded.error, crowded.attempts) == ("succeeded", None, None, 1)
