@@ -36,7 +36,8 @@ def run_trial(
     if config.seed == 1001:
         raise DivergedError("the loss is nan")
     card = ray.get_runtime_context().get_assigned_resources().get("GPU", 0)  # type: ignore[no-untyped-call]
-    (folder / "card").write_text(f"{card:g}")
+    with (folder / "cards").open("a") as file:
+        file.write(f"{card:g}\n")
     (folder / "node").write_text(ray.get_runtime_context().get_node_id())
     if config.seed == 1006 or (config.seed == 1005 and 0 < card < 1):
         raise OutOfMemoryError("no room")
