@@ -13,7 +13,9 @@ from ray.tune.search import Searcher
 from sqlalchemy.exc import OperationalError
 
 from service.errors import LeaseLostError
+from service.specs.spec import Resources
 from workers.driver.feed import Feed, Slots
+from workers.driver.tuner import reservation
 from workers.trial_process.messages import Job
 
 FINISHED = Searcher.FINISHED
@@ -110,6 +112,18 @@ def test_a_trial_is_told_where_it_must_not_begin() -> None:
     assert table.feed.suggest("a")["shunned"] == ()
     table.slots.set(3, ["bad"])
     assert table.feed.suggest("b")["shunned"] == ("bad",)
+
+
+@pytest.mark.parametrize(("alone", "gpus"), [(False, 0.5), (True, 1.0)])
+def test_what_is_reserved_for_it(alone: bool, gpus: float) -> None:
+    resources = Resources(cpus=2, gpus=0.5, memory_gib=1)
+    job = {"job": {"alone": alone}}
+    anywhere = reservation(resources, job)
+    assert anywhere.bundles == [{"CPU": 2.0, "GPU": gpus, "memory": 2.0**30}]
+    elsewhere = reservation(resources, {**job, "shunned": ("a", "b")})
+    assert elsewhere.bundles == anywhere.bundles
+    assert elsewhere != anywhere, "no process of the one is taken for the other"
+    assert elsewhere._bound.kwargs["bundle_label_selector"] == [{"ray.io/node-id": "!in(a, b)"}]
 
 
 class TestAlone:
