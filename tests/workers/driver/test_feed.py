@@ -123,7 +123,7 @@ def test_what_is_reserved_for_it(alone: bool, gpus: float) -> None:
     elsewhere = reservation(resources, {**job, "shunned": ("a", "b")})
     assert elsewhere.bundles == anywhere.bundles
     assert elsewhere != anywhere, "no process of the one is taken for the other"
-    assert elsewhere._bound.kwargs["bundle_label_selector"] == [{"ray.io/node-id": "!in(a, b)"}]
+    assert elsewhere._kwargs["bundle_label_selector"] == [{"ray.io/node-id": "!in(a, b)"}]
 
 
 class TestAlone:
