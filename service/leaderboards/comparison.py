@@ -575,3 +575,20 @@ def _named(sides: Sequence[Side], differing: Sequence[DifferingField]) -> list[S
         for side in range(len(sides))
     ]
     return [replace(side, about=side.about or said[number]) for number, side in enumerate(sides)]
+
+
+@dataclass(frozen=True)
+class SideLayers:
+    """The layers of the first trial that stands for a side and has a valid result, as its result records them."""
+
+    trial: int
+    layers: list[dict[str, Any]]
+
+
+def side_layers(session: Session, sides: Sequence[Side]) -> list[SideLayers | None]:
+    """Of each side its layers; None where no trial that stands for it has a result."""
+    drawn = [trial for side in sides for trial in side.drawn]
+    query = select(Result.trial_id, Result.layers).where(Result.trial_id.in_(drawn), Result.valid)
+    known: dict[int, Any] = {row[0]: row[1] for row in session.execute(query)}
+    firsts = [next((trial for trial in side.drawn if trial in known), None) for side in sides]
+    return [None if trial is None else SideLayers(trial, known[trial]) for trial in firsts]
