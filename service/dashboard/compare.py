@@ -17,7 +17,8 @@ from service.api.http.dependencies import MAX_ID, Db
 from service.dashboard.rendering import HEADERS, PageRoute, Show
 from service.dashboard.wording import CURVE_METRICS, NONE
 from service.errors import NotFoundError, QueryError
-from service.leaderboards.comparison import MOST, Comparison, Kind, Side, SideLayers, compare, side_layers
+from service.leaderboards.compared import Comparison, Kind, Side, SideLayers
+from service.leaderboards.comparison import MOST, compare, side_layers
 from service.leaderboards.comparison_sheets import (
     LETTERS,
     comparison_notes,
@@ -90,8 +91,8 @@ def page(show: Show, who: Reader, database: Db, chosen: Annotated[_Chosen, Depen
     """Two to ten trials, cells or experiments beside each other; without any, where to name them."""
     lists = chosen.lists()
     if chosen.checked:
-        query = {**lists, "baseline": chosen.baseline}
-        given = {str(name): value for name, value in query.items() if value is not None}
+        given = {kind.value: text for kind, text in lists.items()}
+        given |= {} if chosen.baseline is None else {"baseline": chosen.baseline}
         return RedirectResponse(f"/compare?{urlencode(given, safe=',')}", status_code=303, headers=HEADERS)
     values: dict[str, Any] = {"lists": {kind.value: lists.get(kind, "") for kind in Kind}, "most": MOST}
     values |= {"metrics": list(Metric), "metric": chosen.metric, "problem": None, "found": None}
@@ -110,7 +111,7 @@ def page(show: Show, who: Reader, database: Db, chosen: Annotated[_Chosen, Depen
 
 def _compared(session: Session, who: Principal, chosen: _Chosen, lists: Mapping[Kind, str]) -> Comparison:
     """All metrics in one table; of experiments that vary something the one that is chosen, over what they vary."""
-    named = {kind.value: text for kind, text in lists.items()}
+    named: dict[str, Any] = {kind.value: text for kind, text in lists.items()}
     if Kind.EXPERIMENTS in lists:
         asked = AskedComparison(**named, baseline=chosen.baseline, metrics=chosen.metric.value)
         found = compare(session, asked.question(who))

@@ -9,7 +9,6 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -20,11 +19,23 @@ from service.database import Experiment, Protocol, Result, Trial, TrialState
 from service.database.engine import among
 from service.errors import NotFoundError
 from service.leaderboards.cell_scores import EVERYONE, Counted, newest
+from service.leaderboards.compared import (
+    CompareRow,
+    Comparison,
+    DifferingField,
+    Key,
+    Kind,
+    Side,
+    SideLayers,
+    SideMeasure,
+    Unequal,
+    UsedProtocol,
+)
 from service.leaderboards.corruption_baselines import BASELINE, METRIC, with_baseline
 from service.leaderboards.leaderboard import changes_from, tried_datasets
 from service.leaderboards.matrix import in_order, under
 from service.leaderboards.metrics import HEADLINE, Measure, Metric, spread
-from service.leaderboards.protocols import Difference, differences
+from service.leaderboards.protocols import differences
 from service.leaderboards.significance import chance, unbeaten
 from service.leaderboards.source import hashable
 from service.leaderboards.text_tables import column_texts
@@ -50,23 +61,6 @@ _OF_TRIALS = ("spec_version", "base", "grid", "variants", "trials", "repeat")
 _OF_PEOPLE = ("name", "notes", "tags", "priority")
 
 
-class Kind(StrEnum):
-    """What is compared."""
-
-    TRIALS = "trials"
-    CELLS = "cells"
-    EXPERIMENTS = "experiments"
-
-    @property
-    def one(self) -> str:
-        """A single one of them."""
-        return self.value.removesuffix("s")
-
-
-Key = int | str
-"""A trial's or an experiment's number, or a cell's fingerprint."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class CompareQuestion:
     """What stands beside each other: `FEWEST` to `MOST` different keys of one kind.
@@ -87,107 +81,6 @@ class CompareQuestion:
     def shown(self) -> list[Metric]:
         """The metrics, in the order of tables."""
         return [metric for metric in Metric if not self.metrics or metric in self.metrics]
-
-
-@dataclass(frozen=True)
-class Side:
-    """One of those that are compared.
-
-    `about` says what it is among the others. `states` counts its trials, `invalid` results that cannot be true,
-    `left_out` valid ones that do not count here, as they are of other protocols than its numbers are. `drawn` are
-    trials whose curves and spectra stand for it, in the order of their seeds: of an experiment those of its best cell.
-    """
-
-    key: Key
-    name: str
-    about: str
-    experiment_id: int | None
-    states: dict[str, int]
-    invalid: int
-    left_out: int
-    drawn: list[int]
-
-
-@dataclass(frozen=True)
-class DifferingField:
-    """A field that is not the same on all sides: of each side its values, the first of them, and how many they are."""
-
-    field: str
-    name: str
-    values: list[list[Any]]
-    counts: list[int]
-
-
-@dataclass(frozen=True)
-class SideMeasure:
-    """A metric on one side of a row, over `seeds` results of `trials` different trials.
-
-    `binomial` is the standard error of a share of so many `images`, of a single result alone; `difference` is to the
-    baseline, with its standard error and the two-sided chance of Welch's test where both sides have a deviation.
-    `best`: no side of the same protocol beats it beyond both errors, where one is beaten.
-    """
-
-    protocol: int
-    seeds: int
-    trials: int
-    mean: float
-    std: float | None
-    min: float
-    max: float
-    images: int | None
-    binomial: float | None
-    difference: float | None
-    error: float | None
-    chance: float | None
-    best: bool
-
-
-@dataclass(frozen=True)
-class CompareRow:
-    """What the sides have in one place: by path the values that they share there, by metric a measure of each side.
-
-    `trials` are those of each side, with a result or without; None: it has no such cell.
-    """
-
-    fields: dict[str, Any]
-    trials: list[int | None]
-    metrics: dict[str, list[SideMeasure | None]]
-
-
-@dataclass(frozen=True)
-class UsedProtocol:
-    """A protocol of the numbers shown, and the sides that have some under it."""
-
-    protocol: str
-    record: dict[str, Any]
-    sides: list[int]
-
-
-@dataclass(frozen=True)
-class Unequal:
-    """That a side was measured otherwise than another: in which metrics, and what of the protocols differs."""
-
-    side: int
-    other: int
-    metrics: list[str]
-    fields: list[Difference]
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """The whole answer. `common` is by path what all trials of all sides share, `row_count` of all rows."""
-
-    kind: Kind
-    baseline: int
-    sides: list[Side]
-    differing: list[DifferingField]
-    axes: list[FieldColumn]
-    common: dict[str, Any]
-    metrics: list[Metric]
-    protocols: list[UsedProtocol]
-    unequal: list[Unequal]
-    rows: list[CompareRow]
-    row_count: int
 
 
 class _Row(NamedTuple):
@@ -238,103 +131,136 @@ class _Numbers:
         return next((side for side in order if self.protocols[side] is not None), None)
 
 
+@dataclass(frozen=True)
+class _Matched:
+    """The cells of all sides by what they share: `parts` of each place those of every side, best filled first."""
+
+    columns: Columns
+    values: list[dict[str, list[Any]]]
+    axes: list[FieldColumn]
+    parts: dict[tuple[Any, ...], list[_Part | None]]
+
+
 def compare(session: Session, question: CompareQuestion) -> Comparison:
     """Answers a question. Raises `NotFoundError` for what is not there, or not of the project if one is meant."""
-    kind, metrics = question.kind, question.shown
+    kind, keys = question.kind, question.keys
     experiments = _experiments(session, question) if kind is Kind.EXPERIMENTS else {}
-    trials = _trials(session, question, metrics)
+    trials = _trials(session, question)
     _refuse_missing(question, experiments if kind is Kind.EXPERIMENTS else trials)
-    cells = {key: _by_cell(trials.get(key, [])) for key in question.keys}
-    configs = _configs(session, [rows[0].id for mine in cells.values() for rows in mine.values()])
-    hidden = () if kind is Kind.TRIALS else ("seed",)
-    shape = columns_of(list(configs.values()), hidden=hidden) if configs else Columns([], {})
-    values = [
-        {
-            cell: {column.field: hashable(value_of(configs[rows[0].id], column.field)) for column in shape.fields}
-            for cell, rows in cells[key].items()
-        }
-        for key in question.keys
-    ]
-    axes = [
-        column
-        for column in shape.fields
-        if any(len({row[column.field] for row in mine.values()}) > 1 for mine in values)
-    ]
-    places: dict[tuple[Any, ...], list[_Part | None]] = {}
-    for side, key in enumerate(question.keys):
-        for cell, rows in cells[key].items():
-            place = tuple(values[side][cell][axis.field] for axis in axes)
-            places.setdefault(place, [None] * len(question.keys))[side] = _part(rows, question.protocol)
-    # What most sides have stands first.
-    order = sorted(places, key=lambda place: (places[place].count(None), [*map(in_order, place)]))
-    standing = [_standing(places.values(), metric, column) for column, metric in enumerate(metrics)]
-    used: dict[str, list[int]] = {}
-    unequal: dict[tuple[int, int, str, str], list[str]] = {}
-    drafts: list[tuple[tuple[Any, ...], dict[Metric, _Numbers]]] = []
-    counted: defaultdict[int, Counter[str]] = defaultdict(Counter)
-    for place in order[: question.limit]:
-        drafts.append((place, {}))
-        for column, metric in enumerate(metrics):
-            numbers = _numbers(places[place], metric, column, standing[column])
-            reference = numbers.reference(question.baseline)
-            if reference is None:
-                continue
-            drafts[-1][1][metric] = numbers
-            for side, protocol in enumerate(numbers.protocols):
-                if protocol is None:
-                    continue
-                used.setdefault(protocol, []).append(side)
-                counted[side][protocol.partition("+")[0]] += 1
-                if protocol != (other := numbers.protocols[reference]):
-                    assert other is not None
-                    named = unequal.setdefault((side, reference, protocol, other), [])
-                    named += [metric.value] if metric.value not in named else []
+    found = _matched(session, question, trials)
+    shown = dict(list(found.parts.items())[: question.limit])
+    rows = _numbers_of(question, found, shown)
+    used: dict[str, set[int]] = {}
+    for numbers in rows:
+        for one in numbers.values():
+            for side, protocol in enumerate(one.protocols):
+                if protocol is not None:
+                    used.setdefault(protocol, set()).add(side)
     records = _records(session, used)
-    index = {name: number for number, name in enumerate(used)}
-    left_out = [
-        sum(
-            bool(counted[side]) and result.protocol not in counted[side]
-            for place in order[: question.limit]
-            if (part := places[place][side]) is not None
-            for result in part.results
-        )
-        + _outside(trials.get(key, []), question.protocol)
-        for side, key in enumerate(question.keys)
-    ]
-    told = [_side_values(mine.values(), shape.fields) for mine in values]
-    differing = _differing(shape.fields, told)
+    differing = _differing(found.columns.fields, found.values)
     if kind is Kind.EXPERIMENTS:
-        differing += _spec_fields([experiments[key].spec for key in question.keys])
+        differing += _spec_fields([experiments[key].spec for key in keys])
     sides = [
-        _side(question, key, trials.get(key, []), experiments.get(key), left_out[side])
-        for side, key in enumerate(question.keys)
+        _side(question, key, trials.get(key, []), experiments.get(key), _left_out(question, side, shown, used, trials))
+        for side, key in enumerate(keys)
     ]
+    index = {name: number for number, name in enumerate(used)}
     return Comparison(
         kind=kind,
         baseline=question.baseline,
         sides=_named(sides, differing),
         differing=differing,
-        axes=axes,
-        common=shape.common,
-        metrics=[metric for metric in metrics if any(metric in numbers for _, numbers in drafts)],
-        protocols=[UsedProtocol(name, records[name], sorted(set(mine))) for name, mine in used.items()],
-        unequal=[
-            Unequal(side, other, names, differences(records[mine], records[theirs]))
-            for (side, other, mine, theirs), names in unequal.items()
-        ],
+        axes=found.axes,
+        common=found.columns.common,
+        metrics=[metric for metric in question.shown if any(metric in numbers for numbers in rows)],
+        protocols=[UsedProtocol(name, records[name], sorted(mine)) for name, mine in used.items()],
+        unequal=_unequal(question, rows, records),
         rows=[
             CompareRow(
-                fields={axis.field: value for axis, value in zip(axes, place, strict=True)},
-                trials=[None if part is None else part.trials for part in places[place]],
+                fields={axis.field: value for axis, value in zip(found.axes, place, strict=True)},
+                trials=[None if part is None else part.trials for part in parts],
                 metrics={
-                    metric.value: _measures(metric, one, places[place], question.baseline, index, records)
+                    metric.value: _measures(metric, one, parts, question.baseline, index, records)
                     for metric, one in numbers.items()
                 },
             )
-            for place, numbers in drafts
+            for (place, parts), numbers in zip(shown.items(), rows, strict=True)
         ],
-        row_count=len(order),
+        row_count=len(found.parts),
     )
+
+
+def _matched(session: Session, question: CompareQuestion, trials: Mapping[Key, Sequence[_Row]]) -> _Matched:
+    """What lies beside each other: a place for each combination of values of the fields that a side varies."""
+    cells = [_by_cell(trials.get(key, [])) for key in question.keys]
+    configs = _configs(session, [rows[0].id for mine in cells for rows in mine.values()])
+    hidden = () if question.kind is Kind.TRIALS else ("seed",)
+    columns = columns_of(list(configs.values()), hidden=hidden) if configs else Columns([], {})
+    paths = [one.field for one in columns.fields]
+    fields = {
+        rows[0].id: {path: hashable(value_of(configs[rows[0].id], path)) for path in paths}
+        for mine in cells
+        for rows in mine.values()
+    }
+    told = [
+        {path: sorted({fields[rows[0].id][path] for rows in mine.values()}, key=in_order) for path in paths}
+        for mine in cells
+    ]
+    axes = [one for one in columns.fields if any(len(side[one.field]) > 1 for side in told)]
+    parts: dict[tuple[Any, ...], list[_Part | None]] = {}
+    for side, mine in enumerate(cells):
+        for rows in mine.values():
+            place = tuple(fields[rows[0].id][axis.field] for axis in axes)
+            parts.setdefault(place, [None] * len(cells))[side] = _part(rows, question.protocol)
+    order = sorted(parts, key=lambda place: (parts[place].count(None), [*map(in_order, place)]))
+    return _Matched(columns, told, axes, {place: parts[place] for place in order})
+
+
+def _numbers_of(
+    question: CompareQuestion, found: _Matched, shown: Mapping[tuple[Any, ...], Sequence[_Part | None]]
+) -> list[dict[Metric, _Numbers]]:
+    """Of every row shown, by metric, the numbers of its sides; without metrics that no side has."""
+    rows: list[dict[Metric, _Numbers]] = [{} for _ in shown]
+    for column, metric in enumerate(question.shown):
+        standing = _standing(found.parts.values(), metric, column)
+        for numbers, parts in zip(rows, shown.values(), strict=True):
+            one = _numbers(parts, metric, column, standing)
+            if one.reference(question.baseline) is not None:
+                numbers[metric] = one
+    return rows
+
+
+def _unequal(
+    question: CompareQuestion, rows: Iterable[Mapping[Metric, _Numbers]], records: Mapping[str, dict[str, Any]]
+) -> list[Unequal]:
+    """Where the numbers of a side are of another protocol than those that it is held to."""
+    found: dict[tuple[int, int, str, str], dict[str, None]] = {}
+    for numbers in rows:
+        for metric, one in numbers.items():
+            reference = one.reference(question.baseline)
+            theirs = None if reference is None else one.protocols[reference]
+            for side, mine in enumerate(one.protocols):
+                if reference is not None and theirs is not None and mine not in (None, theirs):
+                    found.setdefault((side, reference, mine or "", theirs), {})[metric.value] = None
+    return [
+        Unequal(side, other, list(metrics), differences(records[mine], records[theirs]))
+        for (side, other, mine, theirs), metrics in sorted(found.items())
+    ]
+
+
+def _left_out(
+    question: CompareQuestion,
+    side: int,
+    shown: Mapping[tuple[Any, ...], Sequence[_Part | None]],
+    used: Mapping[str, set[int]],
+    trials: Mapping[Key, Sequence[_Row]],
+) -> int:
+    """How many valid results of a side are of other protocols than its numbers."""
+    mine = {name.partition("+")[0] for name, sides in used.items() if side in sides}
+    parts = [row[side] for row in shown.values()]
+    others = sum(bool(mine) and one.protocol not in mine for part in parts if part is not None for one in part.results)
+    rows = trials.get(question.keys[side], [])
+    return others + sum(bool(row.valid) and question.protocol not in (None, row.protocol) for row in rows)
 
 
 def _experiments(session: Session, question: CompareQuestion) -> dict[Key, Experiment]:
@@ -344,7 +270,7 @@ def _experiments(session: Session, question: CompareQuestion) -> dict[Key, Exper
     return {one.id: one for one in session.scalars(select(Experiment).where(*there))}
 
 
-def _trials(session: Session, question: CompareQuestion, metrics: Sequence[Metric]) -> dict[Key, list[_Row]]:
+def _trials(session: Session, question: CompareQuestion) -> dict[Key, list[_Row]]:
     """By key the trials that are meant, oldest first. Cells are those of leaderboards: without archived experiments."""
     there: list[ColumnElement[bool]] = [Experiment.deleted_at.is_(None)]
     if question.scope:
@@ -359,7 +285,7 @@ def _trials(session: Session, question: CompareQuestion, metrics: Sequence[Metri
     query = (
         select(Trial.id, Trial.experiment_id, Trial.number, Trial.cell, Trial.fingerprint, Trial.seed, Trial.state)
         .add_columns(Trial.best_val_accuracy, Result.protocol, Result.valid, BASELINE)
-        .add_columns(*(getattr(Result, metric.value) for metric in metrics))
+        .add_columns(*(getattr(Result, metric.value) for metric in question.shown))
         .join(Experiment, Experiment.id == Trial.experiment_id)
         .outerjoin(Result, Result.trial_id == Trial.id)
         .where(*there)
@@ -401,11 +327,6 @@ def _part(rows: Sequence[_Row], protocol: str | None) -> _Part:
     valid = [row for row in rows if row.valid and protocol in (None, row.protocol)]
     results = newest(Counted(row.id, row.fingerprint, None, row.protocol or "", row.values) for row in valid)
     return _Part(len({row.fingerprint for row in rows}), results, {row.id: row.baseline for row in valid})
-
-
-def _outside(rows: Iterable[_Row], protocol: str | None) -> int:
-    """Valid results under other protocols than the one that was asked for."""
-    return sum(bool(row.valid) and protocol not in (None, row.protocol) for row in rows)
 
 
 def _standing(rows: Iterable[Sequence[_Part | None]], metric: Metric, column: int) -> dict[str, int]:
@@ -506,12 +427,6 @@ def _records(session: Session, used: Iterable[str]) -> dict[str, dict[str, Any]]
     }
 
 
-def _side_values(rows: Iterable[Mapping[str, Any]], fields: Sequence[FieldColumn]) -> dict[str, list[Any]]:
-    """By path the different values of a side, in order."""
-    rows = list(rows)
-    return {one.field: sorted({row[one.field] for row in rows}, key=in_order) for one in fields}
-
-
 def _differing(fields: Sequence[FieldColumn], told: Sequence[Mapping[str, list[Any]]]) -> list[DifferingField]:
     """The fields that do not have the same values on all sides."""
     found = []
@@ -575,14 +490,6 @@ def _named(sides: Sequence[Side], differing: Sequence[DifferingField]) -> list[S
         for side in range(len(sides))
     ]
     return [replace(side, about=side.about or said[number]) for number, side in enumerate(sides)]
-
-
-@dataclass(frozen=True)
-class SideLayers:
-    """The layers of the first trial that stands for a side and has a valid result, as its result records them."""
-
-    trial: int
-    layers: list[dict[str, Any]]
 
 
 def side_layers(session: Session, sides: Sequence[Side]) -> list[SideLayers | None]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from string import ascii_uppercase
 
-from service.leaderboards.comparison import Comparison, DifferingField, Kind, SideMeasure
+from service.leaderboards.compared import Comparison, DifferingField, Kind, SideMeasure, Unequal
 from service.leaderboards.metrics import Metric
 from service.leaderboards.sheets import Value, read
 from service.leaderboards.significance import LEVEL
@@ -54,12 +54,12 @@ def warnings(found: Comparison) -> list[str]:
     said = []
     for one in found.unequal:
         fields = "; ".join(
-            f"{each.field} {value_text(each.here)} against {value_text(each.there)}" for each in one.fields[:_MOST_SAID]
+            f"{each.field} {_value(each.here)} against {_value(each.there)}" for each in one.fields[:_MOST_SAID]
         )
         more = f" and {len(one.fields) - _MOST_SAID} more" if len(one.fields) > _MOST_SAID else ""
         said.append(
             f"{LETTERS[one.side]} was not measured as {LETTERS[one.other]} was "
-            f"({', '.join(map(_heading, one.metrics))}): {fields}{more}. No difference is taken between them."
+            f"({_metrics(found, one)}): {fields}{more}. No difference is taken between them."
         )
     for letter, side in zip(LETTERS, found.sides, strict=False):
         if side.left_out:
@@ -69,6 +69,18 @@ def warnings(found: Comparison) -> list[str]:
             are = "1 result cannot be true and counts" if side.invalid == 1 else "results cannot be true and count"
             said.append(f"{letter}: {'' if side.invalid == 1 else f'{side.invalid} '}{are} nowhere.")
     return said
+
+
+def _metrics(found: Comparison, one: Unequal) -> str:
+    """In which metrics two sides were measured unequally."""
+    has = {metric for row in found.rows for metric, measures in row.metrics.items() if measures[one.side] is not None}
+    if len(has) > 1 and has <= set(one.metrics):
+        return "in all metrics"
+    return ", ".join(Metric(name).reading.heading for name in one.metrics)
+
+
+def _value(value: object) -> str:
+    return "none" if value is None else value_text(value)
 
 
 def field_texts(one: DifferingField) -> list[str]:
@@ -166,7 +178,3 @@ def comparison_records(found: Comparison) -> tuple[list[str], list[list[Value]]]
                 told = [letter, side.key, side.about, *fields, metric, protocol, one.seeds, one.trials]
                 rows.append([*told, *numbers, one.best])
     return header, rows
-
-
-def _heading(metric: str) -> str:
-    return Metric(metric).reading.heading

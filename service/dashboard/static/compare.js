@@ -15,11 +15,11 @@ async function read(address) {
 
 /** A trial's layers with their singular values, [{name, index, values}], and its delta; null where none were kept. */
 async function spectra(trial) {
-  const found = await read(`/v1/trials/${trial}?fields=delta,constraint,artifacts`);
+  const found = await read(`/v1/trials/${trial}?fields=config,artifacts`);
   const file = found.artifacts.find(({ kind }) => kind === "spectra");
   if (file === undefined) return null;
   const { layers } = await read(file.url);
-  return { delta: found.constraint === "clip" ? found.delta : null, layers };
+  return { delta: found.config.constraint === "clip" ? found.config.delta : null, layers };
 }
 
 /** What `CurveView` takes: layers for metrics, indices for epochs, sides and levels for lines. */

@@ -212,7 +212,15 @@ export class CurveView {
         });
       }
     });
-    return { xs, lines };
+    return this.along === "epoch" ? { xs, lines } : this.trimmed(xs, lines);
+  }
+
+  /** Only the places at which a chart has values: what is no epoch has another range in each. */
+  trimmed(xs, lines) {
+    const kept = xs.map((_, at) => at).filter((at) => lines.some(({ raw }) => raw[at] !== null));
+    const of = (values) => values && kept.map((at) => values[at]);
+    const own = lines.map((line) => ({ ...line, raw: of(line.raw), values: of(line.values), low: of(line.low), high: of(line.high) }));
+    return { xs: of(xs), lines: own };
   }
 
   draw() {
@@ -290,7 +298,7 @@ export class CurveView {
       width: this.widthOf(),
       height: HEIGHT,
       cursor: {
-        sync: { key: "curves", setSeries: false },
+        ...(this.along === "epoch" ? { sync: { key: "curves", setSeries: false } } : {}),
         drag: { x: true, y: false, setScale: false, uni: 10 },
         points: { size: 7 },
         focus: { prox: 24 },
@@ -313,7 +321,8 @@ export class CurveView {
             const low = plot.posToVal(plot.select.left, "x");
             const high = plot.posToVal(plot.select.left + plot.select.width, "x");
             plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
-            view.zoomTo({ min: low, max: high });
+            if (view.along === "epoch") view.zoomTo({ min: low, max: high });
+            else plot.setScale("x", { min: low, max: high });
           },
         ],
         setCursor: [(plot) => view.point(plot)],
@@ -405,7 +414,7 @@ export class CurveView {
         this.draw();
         this.legend.querySelector(`button[data-line="${index}"]`)?.focus();
       });
-      if (group.style) return element("li", "", [button]);
+      if (this.along !== "epoch") return element("li", "", [button]);
       const trials = element("a", group.members.length > 1 ? "trials" : `trial ${group.members[0].number}`, [], {
         href: group.members.length > 1 ? `/trials/${group.members[0].trial}/cell` : `/trials/${group.members[0].trial}`,
       });

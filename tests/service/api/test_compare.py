@@ -232,9 +232,10 @@ class TestExperiments:
             ("none", [2, 4], {}),
             ("clip", [4, 8], {"max_concurrent_trials": 2, "tags": ["x"]}),
         ):
-            base = {"dataset": "digits", "model": "small-cnn", "layer": "tt", "training": {"epochs": 3}}
+            base: dict[str, Any] = {"dataset": "digits", "model": "small-cnn", "layer": "tt", "training": {"epochs": 3}}
             base |= {"constraint": constraint} | ({"delta": 1.0} if constraint == "clip" else {})
-            spec = ExperimentSpec(name=f"with {constraint}", base=base, grid={"rank": ranks, "seed": [0, 1]}, **more)
+            grid = {"rank": ranks, "seed": [0, 1]}
+            spec = ExperimentSpec.model_validate({"name": f"with {constraint}", "base": base, "grid": grid, **more})
             plan = expand_grid(spec, max_trials=100)
             database.write(lambda session: submission.submit(session, Draft(spec, plan)))  # noqa: B023
         lease = claim()
