@@ -103,9 +103,8 @@ def page(show: Show, who: Reader, database: Db, chosen: Annotated[_Chosen, Depen
             found = _compared(session, who, chosen, lists)
             layers = side_layers(session, found.sides)
     except (QueryError, NotFoundError) as error:
-        said = error.problems[0].message if isinstance(error, QueryError) else str(error)
         status = 422 if isinstance(error, QueryError) else 404
-        return show("compare.html", **values | {"status": status, "problem": said})
+        return show("compare.html", **values | {"status": status, "problem": str(error)})
     return show("compare.html", **values | _view(found, layers, chosen.metric))
 
 

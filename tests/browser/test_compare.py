@@ -150,8 +150,8 @@ class TestPage:
         page.locator(f"{SPECTRA} .uplot").first.focus()
         page.keyboard.press("Home")
         said = page.locator(f"{SPECTRA} .readout").inner_text()
-        assert said.startswith("index 0; 1  A: rank 2")
-        assert "2  C: rank 16" in said
+        assert said.startswith("index 0; 1 A: rank 2")
+        assert "2 C: rank 16" in said
         page.keyboard.press("End")
         assert page.locator(f"{SPECTRA} .readout").inner_text().startswith("index 26;")  # of this layer, not of others
         page.locator(f"{SPECTRA} input[name=log]").check()
@@ -189,7 +189,7 @@ class TestPage:
     @pytest.mark.parametrize(
         ("query", "said"),
         [
-            ("?trial=1", "names 1 different trial: 2 to 10 are compared"),
+            ("?trial=1", "trials: names 1 different trial: 2 to 10 are compared"),
             ("?trials=1,99999", "there is no trial 99999"),
             ("?trials=1,2&experiments=1,2", "cannot be compared with each other"),
             ("", None),

@@ -57,10 +57,12 @@ async function setUp() {
   const found = await Promise.all(
     sides.map(({ layers_of: trial }) => (trial === null ? null : spectra(trial).catch(() => null))),
   );
-  const without = sides.filter((_, index) => found[index] === null);
-  problem.hidden = without.length === 0;
-  problem.textContent = `Not drawn, as the whole spectrum was not kept: ${without.map(({ name }) => name).join("; ")}.`;
-  figure.hidden = without.length === sides.length;
+  const names = (which) => sides.filter((side, index) => found[index] === null && which(side)).map(({ name }) => name).join("; ");
+  const [kept, done] = [names(({ layers_of: trial }) => trial !== null), names(({ layers_of: trial }) => trial === null)];
+  const said = [done && `Without a result yet: ${done}.`, kept && `Without a file of all singular values: ${kept}.`];
+  problem.textContent = said.filter(Boolean).join(" ");
+  problem.hidden = problem.textContent === "";
+  figure.hidden = found.every((one) => one === null);
   if (figure.hidden) return;
   const { lines, data } = asCurves(sides, found);
   const view = new CurveView(figure, { sides: lines, along: "index" });

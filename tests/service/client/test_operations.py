@@ -89,7 +89,7 @@ def test_every_method_has_a_docstring() -> None:
 
 @pytest.mark.parametrize(
     "method",
-    "leaderboard leaderboard_text table table_text compare compare_text trials experiments".split(),
+    ["leaderboard", "leaderboard_text", "table", "table_text", "compare", "compare_text", "trials", "experiments"],
 )
 def test_a_name_that_there_is_not_is_refused(method: str) -> None:
     """What type checkers see in a typed dictionary, Python itself does not look at."""

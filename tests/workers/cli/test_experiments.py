@@ -250,7 +250,7 @@ class TestLooking:
         assert r"\toprule" in run("leaderboard", "digits", "--format", "latex").stdout
         assert "there is no metric 'x'" in run("leaderboard", "digits", "--metrics", "x", code=1).stderr
         beside = run("compare", 1, 2, "--metrics", "accuracy,ece").stdout
-        assert "A: trial 1" in " ".join(beside.split())
+        assert "accuracy (%) 87.50" in " ".join(beside.split())
         assert "single trials have no error" in beside
         assert json.loads(run("compare", 1, 2, "--baseline", 2, "--json").stdout)["baseline"] == 1
         assert run("compare", 1, 2, "--format", "csv").stdout.startswith("side,key,about,metric")
