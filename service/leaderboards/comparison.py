@@ -486,10 +486,14 @@ def _named(sides: Sequence[Side], differing: Sequence[DifferingField]) -> list[S
     """The sides, those without a name of their own by what sets them apart."""
     texts = [column_texts([mine[0] if mine else None for mine in one.values]) for one in differing]
     said = [
-        ", ".join(f"{one.name} {column[side]}" for one, column in zip(differing, texts, strict=True))
+        ", ".join(f"{one.name} {_said(column[side])}" for one, column in zip(differing, texts, strict=True))
         for side in range(len(sides))
     ]
     return [replace(side, about=side.about or said[number]) for number, side in enumerate(sides)]
+
+
+def _said(text: str) -> str:
+    return "none" if text == "-" else text
 
 
 def side_layers(session: Session, sides: Sequence[Side]) -> list[SideLayers | None]:

@@ -88,7 +88,9 @@ def leaderboard(
 @connected
 def compare(
     client: "Client",
-    named: Annotated[list[str], typer.Argument(help="Two to ten: trials by number, cells by fingerprint.")],
+    named: Annotated[
+        list[str], typer.Argument(help="Two to ten: by number, cells by fingerprint.", metavar="TRIAL...")
+    ],
     experiments: Annotated[bool, typer.Option("--experiments", help="The numbers are those of experiments.")] = False,
     baseline: Annotated[str | None, typer.Option(help="To which differences are taken; else the first.")] = None,
     metrics: Annotated[str | None, typer.Option(help="Metrics shown, separated by commas; all: every one.")] = None,
@@ -97,7 +99,7 @@ def compare(
     form: Form = None,
     as_json: Json = False,
 ) -> None:
-    """Lay trials, cells or experiments beside each other: what differs, results, differences with errors."""
+    """Compare trials, cells or experiments: what differs, results, differences with errors."""
     from workers.cli.tables import show_comparison
 
     numbers = all(one.isdecimal() and len(one) < 64 for one in named)

@@ -11,8 +11,11 @@ from sqlalchemy.orm import Session
 
 from service.database import Experiment, Result, Trial
 from service.database.engine import Database
+from service.errors import NotFoundError
 from service.experiments import submission
 from service.experiments.submission import Draft
+from service.leaderboards.compared import Kind
+from service.leaderboards.comparison import CompareQuestion, compare
 from service.queue.leases import Lease
 from service.queue.trials import ProtocolRecord, hold
 from service.specs.grid import ExperimentSpec, expand_grid
@@ -318,6 +321,19 @@ def test_what_is_wrong_is_refused(
     assert said in problem["detail"]
     if field is not None:
         assert [one["field"] for one in problem["errors"]] == [field]
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_what_another_project_has_is_not_there(two_cells: Lease, database: Database, kind: Kind) -> None:
+    keys: dict[Kind, list[int | str]] = {
+        Kind.TRIALS: [1, 4],
+        Kind.CELLS: [cell_of(database, 1), cell_of(database, 4)],
+        Kind.EXPERIMENTS: [1],
+    }
+    with database.read() as session:
+        assert compare(session, CompareQuestion(kind=kind, keys=keys[kind])).sides
+        with pytest.raises(NotFoundError, match=f"there is no {kind.one} {keys[kind][0]}"):
+            compare(session, CompareQuestion(kind=kind, keys=keys[kind], scope=999))
 
 
 def test_in_other_forms(api: TestClient, two_cells: Lease) -> None:
