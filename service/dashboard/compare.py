@@ -70,7 +70,7 @@ class _Chosen:
 
 @dataclass(frozen=True)
 class _Heading:
-    """A side above its column: `style` is its place among the colours of lines."""
+    """A side above its column, with where it leads; whether differences are to it."""
 
     letter: str
     side: Side
@@ -163,12 +163,9 @@ _Pair = tuple[Cell, Cell]
 
 
 def _over_metrics(found: Comparison) -> list[tuple[Metric | list[str], list[_Pair]]]:
-    (row,) = found.rows
     return [
-        (
-            metric,
-            [(shown(metric, one, found.kind), difference(metric, one)) for one in row.metrics[metric.value]],
-        )
+        (metric, [(shown(metric, one, found.kind), difference(metric, one)) for one in row.metrics[metric.value]])
+        for row in found.rows  # one, or none where nobody has a trial yet
         for metric in found.metrics
     ]
 

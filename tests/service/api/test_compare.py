@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 from scipy import stats
+from sqlalchemy import delete
 from sqlalchemy.orm import Session
 
 from service.database import Experiment, Result, Trial
@@ -278,6 +279,25 @@ class TestExperiments:
         assert (only_second["metrics"]["accuracy"][1]["seeds"], found["common"]["dataset"]) == (1, "digits")
         fewer = asked(api, "experiments=1,2&metrics=accuracy&limit=1")
         assert (len(fewer["rows"]), fewer["row_count"]) == (1, 3)
+
+    def test_those_that_have_no_trials_yet(
+        self, api: TestClient, three: tuple[list[float], list[float]], database: Database
+    ) -> None:
+        """A search makes its trials while it runs."""
+
+        def empty(session: Session, *experiments: int) -> None:
+            session.execute(delete(Trial).where(Trial.experiment_id.in_(experiments)))
+
+        database.write(lambda session: empty(session, 2))
+        found = asked(api, "experiments=1,2&metrics=accuracy")
+        assert [side["states"] for side in found["sides"]] == [{"succeeded": 4}, {}]
+        assert [row["trials"] for row in found["rows"]] == [[2, None], [2, None]]
+        for query in ("experiments=1,2", "experiments=2,1"):
+            page = api.get(f"/compare?{query}", headers={"Accept": "text/html"})
+            assert page.status_code == 200
+        database.write(lambda session: empty(session, 1))
+        assert asked(api, "experiments=1,2")["rows"] == []
+        assert "None of them has a result yet" in api.get("/compare?experiments=1,2").text
 
     def test_the_best_cell_is_drawn(
         self, api: TestClient, three: tuple[list[float], list[float]], database: Database
