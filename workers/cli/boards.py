@@ -89,7 +89,7 @@ def leaderboard(
 def compare(
     client: "Client",
     named: Annotated[
-        list[str], typer.Argument(help="Two to ten: by number, cells by fingerprint.", metavar="TRIAL...")
+        list[str], typer.Argument(help="Two to ten: by number, cells by fingerprint.", metavar="TRIAL")
     ],
     experiments: Annotated[bool, typer.Option("--experiments", help="The numbers are those of experiments.")] = False,
     baseline: Annotated[str | None, typer.Option(help="To which differences are taken; else the first.")] = None,
