@@ -88,9 +88,7 @@ def leaderboard(
 @connected
 def compare(
     client: "Client",
-    named: Annotated[
-        list[str], typer.Argument(help="Two to ten: by number, cells by fingerprint.", metavar="TRIAL")
-    ],
+    named: Annotated[list[str], typer.Argument(help="Two to ten: by number, cells by fingerprint.", metavar="TRIAL")],
     experiments: Annotated[bool, typer.Option("--experiments", help="The numbers are those of experiments.")] = False,
     baseline: Annotated[str | None, typer.Option(help="To which differences are taken; else the first.")] = None,
     metrics: Annotated[str | None, typer.Option(help="Metrics shown, separated by commas; all: every one.")] = None,
