@@ -13,6 +13,7 @@ from service import dashboard
 from service.access.keys import refuse_without_keys
 from service.api import (
     artifacts,
+    comparisons,
     curves,
     events,
     experiment_actions,
@@ -92,6 +93,7 @@ def _router() -> APIRouter:
         events,
         matrices,
         curves,
+        comparisons,
         trials,
         artifacts,
         logs,

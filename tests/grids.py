@@ -149,7 +149,7 @@ def _run(session: Session, experiment_id: int, epochs: int, curves: int) -> None
                 | {"kind": "trial_finished"}
             )
         if number < curves or state is TrialState.RUNNING:
-            points += [_epoch(trial_id, epoch, epochs, accuracy, rng) for epoch in range(1, done + 1)]
+            points += [epoch_of(trial_id, epoch, epochs, accuracy, rng) for epoch in range(1, done + 1)]
     session.execute(update(Trial), changes)
     session.execute(insert(Result), results)
     session.execute(insert(Event), events)
@@ -187,7 +187,8 @@ def finish(session: Session, trial_id: int, accuracy: float, **changes: Any) -> 
     cell_scores.refresh_cells(session, [(trial.dataset, trial.cell)])
 
 
-def _epoch(trial_id: int, epoch: int, epochs: int, accuracy: float, rng: random.Random) -> dict[str, Any]:
+def epoch_of(trial_id: int, epoch: int, epochs: int, accuracy: float, rng: random.Random) -> dict[str, Any]:
+    """An epoch of a trial that rises to an accuracy, as the database has it."""
     risen = 1 - math.exp(-4 * epoch / epochs)
     return {
         "trial_id": trial_id,

@@ -140,12 +140,12 @@ class _Ranking:
 
     def question(self, dataset: str, filters: Filters, scope: int) -> Question:
         """The question to the leaderboards; raises `QueryError`."""
-        front = _metrics("pareto", self.pareto)
+        front = metrics_named("pareto", self.pareto)
         if len(front) == 1:
             raise QueryError([FieldProblem("pareto", "name two metrics or more, separated by commas")])
         if self.cursor is not None and filters.protocol is None:
             raise QueryError([FieldProblem("cursor", "a cursor is of one board: name its protocol too")])
-        shown = () if self.metrics == "all" else _metrics("metrics", self.metrics)
+        shown = () if self.metrics == "all" else metrics_named("metrics", self.metrics)
         group_by = None if self.group_by is None else cell_field(self.group_by, "group_by")
         sort = None if self.sort is None else sorting(self.sort)
         after = None if self.cursor is None else _decoded(self.cursor, _order(self.metric, group_by, sort))
@@ -246,7 +246,7 @@ def _plain(found: Leaderboard, question: Question) -> dict[str, Any]:
     return {"dataset": question.dataset, "metric": question.metric, **vars(found), "boards": boards}
 
 
-def _metrics(field: str, names: str | None) -> tuple[Metric, ...]:
+def metrics_named(field: str, names: str | None) -> tuple[Metric, ...]:
     """The metrics that a parameter names; raises `QueryError`."""
     listed = list(dict.fromkeys(names.split(","))) if names else []
     if unknown := [name for name in listed if name not in set(Metric)]:

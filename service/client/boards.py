@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 from urllib.parse import quote
 
 from service.client.connection import Connection, checked, covers, of_paper
+from service.schemas.comparisons import CompareOut
 from service.schemas.experiments import PresetOut
 from service.schemas.leaderboards import BoardOut, LeaderboardOut, RowOut, TableOut
 from ttsv.config.fields import Plain
@@ -44,6 +45,22 @@ class BoardQuestion(TypedDict, total=False):
     hide: str | Sequence[str] | None
     limit: int | None
     cursor: str | None
+
+
+class CompareQuestion(TypedDict, total=False):
+    """What is compared, two to ten of one kind: `trials` or `experiments` by their numbers, `cells` by fingerprints.
+
+    `baseline` is the one of them to which differences are taken, by default the first; `metrics` are those to be shown
+    (`all`: every one); `protocol` that under which results count; `limit` is of rows.
+    """
+
+    trials: Sequence[int] | None
+    cells: Sequence[str] | None
+    experiments: Sequence[int] | None
+    baseline: int | str | None
+    metrics: str | Sequence[str] | None
+    protocol: str | None
+    limit: int | None
 
 
 class TableQuestion(TypedDict, total=False):
@@ -91,6 +108,17 @@ class Boards(Connection):
             if boards[0].next is None:
                 return
 
+    @covers("compare")
+    def compare(self, **question: Unpack[CompareQuestion]) -> CompareOut:
+        """Trials, cells or experiments beside each other: what differs, and the differences of their results."""
+        return self._get(CompareOut, "/v1/compare", **_asked(CompareQuestion, question))
+
+    @covers("compare")
+    def compare_text(self, *, format: str, standalone: bool = False, **question: Unpack[CompareQuestion]) -> str:
+        """The same as `csv`, `markdown` or `latex`."""
+        asked = _asked(CompareQuestion, question)
+        return self._text("/v1/compare", **asked, format=format, standalone=standalone or None)
+
     @covers("getTable")
     def table(self, name: str, **question: Unpack[TableQuestion]) -> TableOut:
         """A table of the paper (`senderovich2022/table2`), the printed values beside ours."""
@@ -120,11 +148,12 @@ def _board(dataset: str) -> str:
     return f"/v1/leaderboards/{quote(dataset, safe=':')}"
 
 
-def _asked(kind: type, question: BoardQuestion | TableQuestion) -> dict[str, object]:
+def _asked(kind: type, question: BoardQuestion | TableQuestion | CompareQuestion) -> dict[str, object]:
     """A question as parameters of the API: several names are one text."""
     asked = checked(kind, question)
-    asked["experiment"] = asked.pop("experiment_id", None)
-    for name in ("metrics", "pareto", "columns", "hide", "pivot"):
+    if "experiment_id" in asked:
+        asked["experiment"] = asked.pop("experiment_id")
+    for name in ("metrics", "pareto", "columns", "hide", "pivot", "trials", "cells", "experiments"):
         if (names := question.get(name)) is not None and not isinstance(names, str):
-            asked[name] = ",".join(cast(Iterable[str], names))
+            asked[name] = ",".join(map(str, cast(Iterable[object], names)))
     return asked

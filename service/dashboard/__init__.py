@@ -4,7 +4,7 @@ from pathlib import Path
 
 from fastapi import APIRouter
 
-from service.dashboard import experiments, figures, leaderboards, pool, signing_in, spec_pages, trials
+from service.dashboard import compare, experiments, figures, leaderboards, pool, signing_in, spec_pages, trials
 from service.dashboard.error_pages import ErrorPages
 from service.dashboard.rendering import Files
 
@@ -16,7 +16,7 @@ FORMS = (signing_in.LOGIN,)
 
 def install(router: APIRouter) -> None:
     """Adds pages, style sheet and scripts; `ErrorPages`, a middleware, shows errors to browsers as pages."""
-    for module in (experiments, trials, leaderboards, figures, pool, spec_pages, signing_in):
+    for module in (experiments, trials, compare, leaderboards, figures, pool, spec_pages, signing_in):
         router.include_router(module.router)
     router.mount("/static/swagger-ui", Files(packages=[("fastapi_offline", "static")]), name="swagger-ui")
     router.mount("/static", Files(directory=Path(__file__).parent / "static"), name="static")

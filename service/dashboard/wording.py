@@ -1,13 +1,14 @@
 """How numbers, times and states are said on the pages: filters of the templates."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from service.database import now
 from service.leaderboards.answer import missing_said
 from service.leaderboards.metrics import Metric
+from service.specs.columns import flat
 
 NONE = "\u2013"
 """What stands for a value that there is not."""
@@ -120,17 +121,6 @@ def said(name: str) -> str:
 def document(value: Any) -> str:
     """A spec or a record as indented JSON."""
     return json.dumps(value, indent=2, ensure_ascii=False)
-
-
-def flat(record: Mapping[str, Any], path: str = "") -> list[tuple[str, Any]]:
-    """A nested record as dotted paths with their values, in its order."""
-    found: list[tuple[str, Any]] = []
-    for name, value in record.items():
-        if isinstance(value, Mapping) and value:
-            found += flat(value, f"{path}{name}.")
-        else:
-            found.append((f"{path}{name}", value))
-    return found
 
 
 _ALL = (

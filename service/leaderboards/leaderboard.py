@@ -169,7 +169,7 @@ def _board(
                 metrics=spreads(entry.metrics, columns),
                 group=page.groups.get(key),
                 on_front=None if front is None else key in on_it,
-                difference=None if baseline is None else _differences(entry.metrics, baseline, columns),
+                difference=None if baseline is None else changes_from(baseline, entry.metrics, columns),
                 paper=references(config, board.record),
                 fields=shape.of(config),
                 missing=missing[index],
@@ -294,7 +294,8 @@ def _baseline(source: ScoreSource, board: BoardKey, cell: str | None) -> Measure
     return None if key is None else source.entries([key])[key].metrics
 
 
-def _differences(metrics: Measures, baseline: Measures, names: Iterable[str]) -> dict[str, Change]:
+def changes_from(baseline: Measures, metrics: Measures, names: Iterable[str]) -> dict[str, Change]:
+    """By metric that both have: what lies between two means, with its standard error where both have a deviation."""
     found = {}
     for name in names:
         if name not in metrics or name not in baseline:
@@ -326,11 +327,11 @@ def measured_datasets(session: Session, scope: int) -> list[MeasuredDataset]:
         .group_by(ScoreBoard.dataset)
     )
     found = {dataset: MeasuredDataset(dataset, boards, cells) for dataset, boards, cells in session.execute(query)}
-    names = sorted({*found, *_names(session, scope)})
+    names = sorted({*found, *tried_datasets(session, scope)})
     return [found.get(name, MeasuredDataset(name, 0, 0)) for name in names]
 
 
-def _names(session: Session, scope: int) -> Iterator[str]:
+def tried_datasets(session: Session, scope: int) -> Iterator[str]:
     """The data sets of all trials: one step along the index for each, however many trials it has."""
     query = select(Trial.dataset).order_by(Trial.dataset).limit(1)
     if scope:

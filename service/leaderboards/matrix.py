@@ -288,7 +288,7 @@ def _numbers(session: Session, question: MatrixQuestion, kept: Mapping[str, Any]
         elif value is None:
             cell.states.add(PlaceState.UNMEASURED)
         else:
-            cell.numbers.setdefault(_under(protocol, *baselines), []).append(float(value))
+            cell.numbers.setdefault(under(protocol, *baselines), []).append(float(value))
     return found
 
 
@@ -302,11 +302,11 @@ def _standing(session: Session, question: MatrixQuestion) -> dict[str, int]:
         .where(getattr(Result, question.metric.value).is_not(None))
         .group_by(*key)
     )
-    counts = {_under(protocol, *baseline): count for count, protocol, *baseline in session.execute(query)}
+    counts = {under(protocol, *baseline): count for count, protocol, *baseline in session.execute(query)}
     return {name: rank for rank, name in enumerate(sorted(counts, key=lambda name: (-counts[name], name)))}
 
 
-def _under(protocol: str, baseline: Any = None) -> str:
+def under(protocol: str, baseline: Any = None) -> str:
     """A protocol as it is named here: errors relative to unequal baselines are as unequal as protocols are."""
     return protocol if baseline is None else f"{protocol}+{baseline}"
 

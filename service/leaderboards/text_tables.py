@@ -143,7 +143,7 @@ def _markdown_cell(cell: str | Measured) -> str:
     if isinstance(cell, Measured):
         mean, std = cell.printed
         said = (f"**{mean}**" if cell.best else mean) + ("" if std is None else f" ± {std}")
-        return f"{said} ({cell.of})" if cell.of else said
+        return f"{said} ({escape_markdown(cell.of)})" if cell.of else said
     return escape_markdown(cell)
 
 
@@ -195,7 +195,7 @@ def _latex_cell(cell: str | Measured) -> str:
     if isinstance(cell, Measured):
         mean, std = cell.printed
         said = (f"\\textbf{{{mean}}}" if cell.best else mean) + ("" if std is None else f" $\\pm$ {std}")
-        return f"{said} ({cell.of})" if cell.of else said
+        return f"{said} ({escape_latex(cell.of)})" if cell.of else said
     return _braced(cell)
 
 

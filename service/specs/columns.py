@@ -74,6 +74,17 @@ def told(config: Plain) -> dict[str, Any]:
     return {path: value for path, value in values.items() if value != default_of(path) or path in _ALWAYS_SAID}
 
 
+def flat(record: Mapping[str, Any], path: str = "") -> list[tuple[str, Any]]:
+    """A nested record as dotted paths with their values, in its order."""
+    found: list[tuple[str, Any]] = []
+    for name, value in record.items():
+        if isinstance(value, Mapping) and value:
+            found += flat(value, f"{path}{name}.")
+        else:
+            found.append((f"{path}{name}", value))
+    return found
+
+
 @cache
 def short_name(path: str) -> str:
     """`lr` for `training.lr`; the whole path where several fields end alike (`clipping.every`)."""

@@ -189,6 +189,38 @@ class TestPlane:
                 page.locator(f".plane-figure button[data-save={kind}]").click()
             assert saved.value.path().read_bytes().startswith(begins)
 
+    def test_a_rectangle_chooses_among_all_pages(self, site: Site, browse: Callable[..., Tab]) -> None:
+        tab = browse(f"{site.url}/leaderboards/cifar10?limit=4")
+        page = tab.page
+        page.wait_for_selector(".plane-figure[data-drawn='17']")
+        shown = page.locator("tr[data-cell]:visible")
+        assert shown.count() == 4
+        first = shown.evaluate_all("all => all.map(one => one.dataset.cell)")
+        headings = page.locator("thead").first.inner_text()
+        page.locator("button[data-brush]").click()
+        place = page.locator(".plane-figure .canvas")
+        place.scroll_into_view_if_needed()
+        box = place.bounding_box()
+        page.mouse.move(box["x"] + 72, box["y"] + 14)
+        page.mouse.down()
+        page.mouse.move(box["x"] + 420, box["y"] + 380, steps=8)
+        page.mouse.up()
+        tab.until("() => document.querySelector('.plane-figure .readout').textContent.includes(' chosen; ')")
+        said = page.locator(".plane-figure .readout").inner_text()
+        chosen = int(said.split()[0])
+        assert chosen > 4
+        assert f"; {chosen} of them stand in the table" in said
+        cells = shown.evaluate_all("all => all.map(one => one.dataset.cell)")
+        assert len(cells) == len(set(cells)) == chosen
+        widths = shown.evaluate_all("all => all.map(one => one.cells.length)")
+        assert len(set(widths)) == 1
+        assert page.locator("thead").first.inner_text() == headings
+        places = [int(text) for text in shown.locator("th a").all_inner_texts()]
+        assert places == sorted(places)
+        page.locator("button[data-brush]").click()
+        tab.until("() => document.querySelectorAll('tr[data-cell]:not([hidden])').length === 4")
+        assert shown.evaluate_all("all => all.map(one => one.dataset.cell)") == first
+
 
 class TestLists:
     def test_the_pool_says_what_runs_where_and_what_waits(self, live: Site, browse: Callable[..., Tab]) -> None:
@@ -232,6 +264,20 @@ class TestLists:
         with page.expect_download() as saved:
             page.evaluate("() => document.querySelector('.downloads a').click()")
         assert saved.value.suggested_filename.endswith(".csv")
+
+    def test_the_columns_of_a_configuration_stay_in_sight(self, site: Site, browse: Callable[..., Tab]) -> None:
+        tab = browse(f"{site.url}/leaderboards/cifar10?columns=rank,lambda_ort", width=700)
+        page = tab.page
+        page.wait_for_selector("td.stay")
+        row = page.locator("tr[data-cell]").first
+        lefts = "all => all.slice(0, 5).map(one => Math.round(one.getBoundingClientRect().left))"
+        before = row.locator("th, td").evaluate_all(lefts)
+        page.locator(".wide").first.evaluate("one => one.scrollTo(200, 0)")
+        tab.until("() => document.querySelector('.wide').scrollLeft === 200")
+        after = row.locator("th, td").evaluate_all(lefts)
+        assert after[:3] == before[:3]  # place, rank, lambda_ort
+        assert after[4] == before[4] - 200
+        assert page.locator("tr[data-cell] .stay").count() == 3 * page.locator("tr[data-cell]").count()
 
 
 FIGURE = "/figures/senderovich2022/lipschitz"

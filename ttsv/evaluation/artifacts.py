@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
@@ -13,6 +14,10 @@ from ttsv.data.loading import as_pixels
 from ttsv.evaluation.plots import plot_corruptions, plot_lipschitz, plot_reliability, plot_spectra
 from ttsv.evaluation.stages import Measured
 from ttsv.metrics.accuracy import confusion_matrix
+
+MOST_SINGULAR_VALUES = 257
+"""Of a layer with more so many are kept as a file, evenly by their index."""
+_DIGITS = 7
 
 
 def write_evaluation(folder: Path, measured: Measured, record: Mapping[str, Any]) -> dict[str, Path]:
@@ -35,6 +40,23 @@ def write_evaluation(folder: Path, measured: Measured, record: Mapping[str, Any]
         texts = {str(number): violation.text for number, violation in enumerate(measured.violations)}
         save_file(_offending(measured), files["violations"], metadata=texts)
     return files
+
+
+def write_spectra(folder: Path, spectra: Mapping[str, Tensor]) -> dict[str, Path]:
+    """Writes the singular values of layers as JSON, to be drawn again and laid over others; kind (`spectra`) -> file.
+
+    Of each layer its name, `count` of them, and of at most `MOST_SINGULAR_VALUES` their `index`, from 0 for the largest
+    to the last, and `values`.
+    """
+    layers = []
+    for name, values in spectra.items():
+        ordered = values.double().flatten().sort(descending=True).values.cpu()
+        index = np.unique(np.linspace(0, len(ordered) - 1, min(MOST_SINGULAR_VALUES, len(ordered))).round().astype(int))
+        kept = [float(f"{value:.{_DIGITS}g}") for value in ordered[index].tolist()]
+        layers.append({"name": name, "count": len(ordered), "index": index.tolist(), "values": kept})
+    file = folder / "spectra.json"
+    file.write_text(json.dumps({"layers": layers}, allow_nan=False) + "\n")
+    return {"spectra": file}
 
 
 def write_plots(

@@ -12,7 +12,7 @@ from torch import Tensor
 from ttsv.config.fields import Plain
 from ttsv.constraints import ConstraintReport
 from ttsv.data.loading import as_pixels
-from ttsv.evaluation.artifacts import write_evaluation, write_plots
+from ttsv.evaluation.artifacts import write_evaluation, write_plots, write_spectra
 from ttsv.evaluation.protocol import layer_records
 from ttsv.evaluation.stages import Measured, measure
 from ttsv.evaluation.subject import EvaluationOptions, Subject
@@ -93,7 +93,10 @@ class Evaluated:
 
     def write(self, folder: Path, *, title: str, suffix: str = ".svg") -> dict[str, Path]:
         """Writes all that is kept as files, see `ttsv.evaluation.artifacts`; kind -> file."""
-        return write_evaluation(folder, self.measured, self.record) | self.draw(folder, title=title, suffix=suffix)
+        files = write_evaluation(folder, self.measured, self.record)
+        if self.spectra:
+            files |= write_spectra(folder, self.spectra)
+        return files | self.draw(folder, title=title, suffix=suffix)
 
     def draw(self, folder: Path, *, title: str, suffix: str = ".svg") -> dict[str, Path]:
         """Draws the plots alone; kind -> file."""

@@ -1,4 +1,4 @@
-"""`ttsv leaderboard` and `ttsv table`: results as tables for people, spreadsheets and papers."""
+"""`ttsv leaderboard`, `ttsv compare` and `ttsv table`: results as tables for people, spreadsheets and papers."""
 
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
@@ -9,7 +9,7 @@ from workers.cli.client_options import Json, connected, console, print_json
 
 if TYPE_CHECKING:
     from service.client import Client
-    from service.client.boards import BoardQuestion, TableQuestion
+    from service.client.boards import BoardQuestion, CompareQuestion, TableQuestion
 
 boards_app = typer.Typer()
 
@@ -82,6 +82,36 @@ def leaderboard(
     else:
         found = client.leaderboard(dataset, **question)
         show_leaderboard(console(), found, metrics.split(",") if metrics and metrics != "all" else ())
+
+
+@boards_app.command()
+@connected
+def compare(
+    client: "Client",
+    named: Annotated[list[str], typer.Argument(help="Two to ten: by number, cells by fingerprint.", metavar="TRIAL")],
+    experiments: Annotated[bool, typer.Option("--experiments", help="The numbers are those of experiments.")] = False,
+    baseline: Annotated[str | None, typer.Option(help="To which differences are taken; else the first.")] = None,
+    metrics: Annotated[str | None, typer.Option(help="Metrics shown, separated by commas; all: every one.")] = None,
+    protocol: Annotated[str | None, typer.Option(help="Only results under this protocol.")] = None,
+    limit: Annotated[int, typer.Option(help="Rows of matching configurations.")] = 100,
+    form: Form = None,
+    as_json: Json = False,
+) -> None:
+    """Compare trials, cells or experiments: what differs, results, differences with errors."""
+    from workers.cli.tables import show_comparison
+
+    numbers = all(one.isdecimal() and len(one) < 64 for one in named)
+    question: CompareQuestion = {"baseline": baseline, "metrics": metrics, "protocol": protocol, "limit": limit}
+    if numbers:
+        question["experiments" if experiments else "trials"] = list(map(int, named))
+    else:
+        question["cells"] = named
+    if as_json or form is TextForm.JSON:
+        print_json(client.compare(**question))
+    elif form is not None:
+        typer.echo(client.compare_text(format=form.value, **question), nl=False)
+    else:
+        show_comparison(console(), client.compare(**question))
 
 
 @boards_app.command()

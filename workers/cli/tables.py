@@ -13,9 +13,12 @@ from rich.text import Text
 
 from service.errors import QueryError, UserError
 from service.leaderboards.answer import Leaderboard
+from service.leaderboards.compared import Comparison
+from service.leaderboards.comparison_sheets import comparison_sheets
 from service.leaderboards.metrics import Metric
 from service.leaderboards.sheets import board_sheets, configuration_sheet, read
 from service.leaderboards.text_tables import Cell, Measured, Sheet
+from service.schemas.comparisons import CompareOut
 from service.schemas.experiments import (
     ArtifactOut,
     AttemptResources,
@@ -178,6 +181,15 @@ def show_leaderboard(console: Console, leaderboard: LeaderboardOut, wanted: Sequ
     metrics = [Metric(name) for name in wanted]
     for sheet in board_sheets(found, leaderboard.dataset, Metric(leaderboard.metric), metrics):
         if any(sheet.texts) and sheet.rows[0]:
+            print_whole(console, sheet_table(sheet))
+        for note in sheet.notes:
+            console.print(note, markup=False, highlight=False)
+
+
+def show_comparison(console: Console, comparison: CompareOut) -> None:
+    """The tables that Markdown has: what differs, and the results."""
+    for sheet in comparison_sheets(TypeAdapter(Comparison).validate_python(comparison.model_dump())):
+        if sheet.rows:
             print_whole(console, sheet_table(sheet))
         for note in sheet.notes:
             console.print(note, markup=False, highlight=False)

@@ -85,14 +85,19 @@ const shortNumber = (value) => {
   return size >= 1e5 || size < 1e-3 ? value.toExponential(2).replace("e+", "e") : String(Number(value.toPrecision(4)));
 };
 
-/** Charts of curves in an element. `metricsOf` gives what each chart shows: {title, metrics}. */
+/**
+ * Charts of curves in an element: one for each metric or, with `charts`, what these show: {title, metrics}. `sides` are
+ * lines with names of their own, {name, trials, style}, in place of cells; `along` is what lies along x.
+ */
 export class CurveView {
-  constructor(figure, { charts = null } = {}) {
+  constructor(figure, { charts = null, sides = null, along = "epoch" } = {}) {
     this.figure = figure;
     this.place = figure.querySelector(".charts-live");
     this.legend = figure.querySelector(".lines");
     this.readout = figure.querySelector(".readout");
     this.fixed = charts;
+    this.sides = sides;
+    this.along = along;
     this.options = { smoothing: 0, log: false, bands: true };
     this.hidden = new Set();
     this.plots = [];
@@ -126,6 +131,7 @@ export class CurveView {
       if (several) said.unshift(`experiment ${curve.experiment_id}`);
       return said.join(", ") || (several ? "" : "all the same but seeds");
     };
+    if (this.sides !== null) return this.ofSides(curves);
     if (this.options.bands) {
       const cells = new Map();
       for (const curve of curves) {
@@ -139,6 +145,20 @@ export class CurveView {
       }));
     }
     return curves.map((curve) => ({ name: `${name(curve)}, seed ${curve.seed}`, members: [curve] }));
+  }
+
+  /** The lines of sides, each in its side's colour; one without curves keeps its place. */
+  ofSides(curves) {
+    const members = this.sides.map(({ trials }) => curves.filter(({ trial }) => trials.includes(trial)));
+    if (this.options.bands) return this.sides.map((side, index) => ({ ...side, index, members: members[index] }));
+    return this.sides.flatMap((side, index) =>
+      members[index].map((curve) => ({ ...side, index, name: `${side.name}, seed ${curve.seed}`, members: [curve] })),
+    );
+  }
+
+  /** The colour and dashes of a line. */
+  styleOf(group, at, count) {
+    return group.style?.() ?? (this.sides === null ? style(at, count) : style(group.index, this.sides.length));
   }
 
   said(value) {
@@ -192,7 +212,15 @@ export class CurveView {
         });
       }
     });
-    return { xs, lines };
+    return this.along === "epoch" ? { xs, lines } : this.trimmed(xs, lines);
+  }
+
+  /** Only the places at which a chart has values: what is no epoch has another range in each. */
+  trimmed(xs, lines) {
+    const kept = xs.map((_, at) => at).filter((at) => lines.some(({ raw }) => raw[at] !== null));
+    const of = (values) => values && kept.map((at) => values[at]);
+    const own = lines.map((line) => ({ ...line, raw: of(line.raw), values: of(line.values), low: of(line.low), high: of(line.high) }));
+    return { xs: of(xs), lines: own };
   }
 
   draw() {
@@ -201,12 +229,13 @@ export class CurveView {
     this.plots = [];
     this.place.replaceChildren();
     hideTip();
-    const count = this.groups().length;
+    const groups = this.groups();
+    const count = groups.length;
     for (const chart of this.charts()) {
       const { xs, lines } = this.table(chart);
       if (lines.length === 0) continue;
       const styles = lines.map((line, index) =>
-        chart.metrics.length > 1 ? style(index, chart.metrics.length) : style(line.group, count),
+        chart.metrics.length > 1 ? style(index, chart.metrics.length) : this.styleOf(groups[line.group], line.group, count),
       );
       this.plots.push(this.plot(chart, xs, lines, styles));
     }
@@ -269,7 +298,7 @@ export class CurveView {
       width: this.widthOf(),
       height: HEIGHT,
       cursor: {
-        sync: { key: "curves", setSeries: false },
+        ...(this.along === "epoch" ? { sync: { key: "curves", setSeries: false } } : {}),
         drag: { x: true, y: false, setScale: false, uni: 10 },
         points: { size: 7 },
         focus: { prox: 24 },
@@ -292,7 +321,8 @@ export class CurveView {
             const low = plot.posToVal(plot.select.left, "x");
             const high = plot.posToVal(plot.select.left + plot.select.width, "x");
             plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
-            view.zoomTo({ min: low, max: high });
+            if (view.along === "epoch") view.zoomTo({ min: low, max: high });
+            else plot.setScale("x", { min: low, max: high });
           },
         ],
         setCursor: [(plot) => view.point(plot)],
@@ -309,7 +339,7 @@ export class CurveView {
     root.tabIndex = 0;
     root.setAttribute("role", "application");
     root.setAttribute("aria-roledescription", "chart");
-    root.setAttribute("aria-label", `${chart.title} over epochs, ${lines.length} lines: arrow keys move the cursor`);
+    root.setAttribute("aria-label", `${chart.title} over ${this.along === "epoch" ? "epochs" : this.along}, ${lines.length} lines: arrow keys move the cursor`);
     root.addEventListener("keydown", (event) => view.key(plot, event));
     return plot;
   }
@@ -350,7 +380,7 @@ export class CurveView {
       return `${shortNumber(value)}${spread}  ${line.label}`;
     });
     const more = found.length - said.length;
-    return [`epoch ${plot.data[0][index]}`, ...said, more > 0 ? `and ${more} more` : ""];
+    return [`${this.along} ${plot.data[0][index]}`, ...said, more > 0 ? `and ${more} more` : ""];
   }
 
   point(plot) {
@@ -370,18 +400,21 @@ export class CurveView {
       return;
     }
     const buttons = groups.map((group, index) => {
-      const { stroke, dash } = style(index, groups.length);
+      if (group.members.length === 0) return "";
+      const { stroke, dash } = this.styleOf(group, index, groups.length);
       const button = element("button", "", [this.stroke(stroke, dash), element("span", group.name, [], { dir: "auto" })], {
         type: "button",
         class: "line",
         "aria-pressed": String(!this.hidden.has(index)),
+        "data-line": index,
       });
       button.addEventListener("click", () => {
         if (this.hidden.has(index)) this.hidden.delete(index);
         else this.hidden.add(index);
         this.draw();
-        this.legend.querySelectorAll("button.line")[index]?.focus();
+        this.legend.querySelector(`button[data-line="${index}"]`)?.focus();
       });
+      if (this.along !== "epoch") return element("li", "", [button]);
       const trials = element("a", group.members.length > 1 ? "trials" : `trial ${group.members[0].number}`, [], {
         href: group.members.length > 1 ? `/trials/${group.members[0].trial}/cell` : `/trials/${group.members[0].trial}`,
       });
@@ -410,7 +443,7 @@ export class CurveView {
   /** All epochs that came, as they are. */
   csv() {
     const { curves, columns, metrics } = this.data;
-    const rows = [["trial", "experiment", "number", "seed", "state", ...columns.map(({ field }) => field), "epoch", ...metrics]];
+    const rows = [["trial", "experiment", "number", "seed", "state", ...columns.map(({ field }) => field), this.along, ...metrics]];
     for (const curve of curves) {
       const fixed = [curve.trial, curve.experiment_id, curve.number, curve.seed, curve.state];
       const own = columns.map(({ field }) => {
@@ -425,7 +458,8 @@ export class CurveView {
   png() {
     const scale = devicePixelRatio;
     const plots = this.plots;
-    const names = this.groups().map((group, index) => [group.name, style(index, this.groups().length)]);
+    const groups = this.groups();
+    const names = groups.map((group, index) => [group.name, this.styleOf(group, index, groups.length)]);
     const key = this.fixed ? [] : names.filter((_, index) => !this.hidden.has(index)).slice(0, 60);
     const width = Math.max(...plots.map((plot) => plot.ctx.canvas.width));
     const each = plots[0].ctx.canvas.height + 28 * scale;
@@ -512,7 +546,7 @@ export class CurveView {
       const groups = this.groups();
       groups.forEach((group, index) => {
         if (this.hidden.has(index)) return;
-        const { stroke, dash } = style(index, groups.length);
+        const { stroke, dash } = this.styleOf(group, index, groups.length);
         parts.push(`<line x1="8" x2="36" y1="${top + 10}" y2="${top + 10}" stroke="${stroke}" stroke-width="2" stroke-dasharray="${dash.join(" ")}"/>`);
         parts.push(`<text x="44" y="${top + 14}" fill="${colour("text")}" font-size="12">${escape(group.name)}</text>`);
         top += 18;
@@ -536,7 +570,7 @@ function setUp(panel) {
   const form = panel.querySelector(".curves-form");
   const figure = panel.querySelector(".curves-figure");
   const problem = panel.querySelector(".curves-problem");
-  const view = new CurveView(figure);
+  const view = new CurveView(figure, { sides: form.dataset.sides ? JSON.parse(form.dataset.sides) : null });
   let asked = null;
   let wanted = 0;
 

@@ -9,7 +9,7 @@ const RESHAPING = new Set(["retried", "extended", "cancelled", "stopping", "resu
 export function exchange(old, fresh) {
   if (old.innerHTML === fresh.innerHTML) return;
   const active = old.contains(document.activeElement) ? document.activeElement : null;
-  const key = active && (active.dataset.action ?? active.getAttribute("href") ?? active.getAttribute("name"));
+  const key = active && keyOf(active);
   const nth = active ? focusable(old).indexOf(active) : -1;
   for (const box of old.querySelectorAll("input[type=checkbox]:checked")) {
     const same = fresh.querySelector(`input[name="${box.name}"][value="${CSS.escape(box.value)}"]`);
@@ -22,8 +22,14 @@ export function exchange(old, fresh) {
   });
   if (active === null) return;
   const now = focusable(old);
-  const same = now.find((one) => [one.dataset.action, one.getAttribute("href"), one.getAttribute("name")].includes(key));
+  const same = key === null ? undefined : now.find((one) => keyOf(one) === key);
   (same ?? now[Math.min(nth, now.length - 1)])?.focus({ preventScroll: true });
+}
+
+/** By what an element is known again: a box by its value, too, as all of a list have one name. */
+function keyOf(one) {
+  const box = one.type === "checkbox" ? `=${one.value}` : "";
+  return one.dataset.action ?? one.getAttribute("href") ?? (one.name ? one.name + box : null);
 }
 
 function focusable(within) {

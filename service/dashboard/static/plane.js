@@ -262,17 +262,59 @@ function within([[left, right], [low, high]]) {
   return found;
 }
 
-/** Only these cells are bright, and in the table. */
-function choose(indices) {
+const rowsOf = (within) => [...within.querySelectorAll(`tr[data-cell][data-protocol="${data.protocol}"]`)];
+const headings = (table) => [...table.tHead.rows[0].cells].map((cell) => cell.textContent.trim());
+const elsewhere = new Map();
+let following = null; // the next page; undefined after the last
+
+/** A row of another page with the columns of this one's table. */
+function fitted(row, ours, theirs) {
+  const cells = [...row.cells];
+  row.replaceChildren(...ours.map((heading) => cells[theirs.indexOf(heading)] ?? element("td", "–")));
+  row.dataset.elsewhere = "";
+  return document.adoptNode(row);
+}
+
+/** Reads the board's pages until the rows of all these cells are known. */
+async function readRows(names, table) {
+  if (following === null) {
+    following = new URL(location.href);
+    for (const name of ["standing", "mean", "tie", "pivot"]) following.searchParams.delete(name);
+    const asked = { protocol: data.protocol, limit: 200, draw: "false", columns: table.dataset.fields };
+    for (const [name, value] of Object.entries(asked)) if (value !== "") following.searchParams.set(name, value);
+  }
+  while (following && [...names].some((name) => !elsewhere.has(name))) {
+    const response = await fetch(following, { headers: { Accept: "text/html" }, credentials: "same-origin" });
+    if (!response.ok) return;
+    const page = new DOMParser().parseFromString(await response.text(), "text/html");
+    const theirs = page.querySelector("table[data-fields]");
+    for (const row of theirs ? rowsOf(theirs) : []) elsewhere.set(row.dataset.cell, fitted(row, headings(table), headings(theirs)));
+    const next = page.querySelector("a[rel=next]");
+    following = next ? new URL(next.getAttribute("href"), following) : undefined;
+  }
+}
+
+/** Only these cells are bright, and in the table: those of its other pages, too. */
+async function choose(indices) {
   chosen = indices;
   const names = chosen === null ? null : new Set([...chosen].map((index) => data.cell[index]));
-  let left = 0;
-  for (const row of document.querySelectorAll(`tr[data-cell][data-protocol="${data.protocol}"]`)) {
-    row.hidden = names !== null && !names.has(row.dataset.cell);
-    if (!row.hidden) left += 1;
-  }
-  readout.textContent =
-    chosen === null ? "" : `${chosen.size} of ${data.cell.length} configurations chosen; ${left} of them stand in the table above.`;
+  for (const row of rowsOf(document)) if ("elsewhere" in row.dataset) row.remove();
+  const here = rowsOf(document);
+  for (const row of here) row.hidden = names !== null && !names.has(row.dataset.cell);
+  readout.textContent = "";
+  paintChosen();
+  if (names === null) return;
+  const table = here[0]?.closest("table");
+  for (const row of here) names.delete(row.dataset.cell);
+  if (names.size > 0 && table) await readRows(names, table).catch(() => null);
+  if (chosen !== indices) return; // another rectangle was drawn meanwhile
+  const more = [...elsewhere.values()].filter((row) => names.has(row.dataset.cell));
+  if (table) table.tBodies[0].append(...more);
+  const left = here.filter((row) => !row.hidden).length + more.length;
+  readout.textContent = `${chosen.size} of ${data.cell.length} configurations chosen; ${left} of them stand in the table above.`;
+}
+
+function paintChosen() {
   const { option } = options();
   chart.setOption({ series: option.series });
   lines?.setOption(overFields(), { notMerge: true });

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from service.client import ApiError, Client
+from service.client import ApiError, Client, InvalidError
 from service.client.connection import of_paper
 from service.database import Experiment, IdempotencyKey, TrialState
 from service.database.engine import Database
@@ -98,6 +98,11 @@ class TestAgainstAServer:
         assert client.leaderboard("digits", metric="loss", experiment_id=experiment.id).boards == []
         assert client.leaderboard("digits", where=["lr<1", "rank in (2, 4)"], pivot=["rank", "lr"]).boards == []
         assert list(client.leaderboard_frame("digits").columns) == ["place", "seeds", "trials"]
+        beside = client.compare(trials=[1, 2], metrics=["accuracy", "ece"], baseline=2)
+        assert (beside.kind, beside.baseline, [side.key for side in beside.sides]) == ("trials", 1, [1, 2])
+        assert "| seed | 0 | 1 |" in client.compare_text(trials=[1, 2], format="markdown")
+        with pytest.raises(InvalidError, match="names 1 different experiment"):
+            client.compare(experiments=[1])
         assert client.ready().status == "ok"
 
     def test_what_pictures_are_drawn_from(self, client: Client) -> None:

@@ -87,7 +87,10 @@ def test_every_method_has_a_docstring() -> None:
     assert [name for name, method in methods(Client).items() if not method.__doc__] == []
 
 
-@pytest.mark.parametrize("method", ["leaderboard", "leaderboard_text", "table", "table_text", "trials", "experiments"])
+@pytest.mark.parametrize(
+    "method",
+    ["leaderboard", "leaderboard_text", "table", "table_text", "compare", "compare_text", "trials", "experiments"],
+)
 def test_a_name_that_there_is_not_is_refused(method: str) -> None:
     """What type checkers see in a typed dictionary, Python itself does not look at."""
     given = {"format": "csv"} if method.endswith("text") else {}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from service.dashboard.charts import line_chart, scatter
 from service.dashboard.trials import curves, layer_ranges
-from service.dashboard.wording import ago, duration, flat, measured, short, size
+from service.dashboard.wording import ago, duration, measured, short, size
 from service.database import now
 from service.database.engine import Database
 from service.experiments import submission
@@ -23,6 +23,7 @@ from service.leaderboards.filters import Question
 from service.leaderboards.leaderboard import MeasuredDataset, measured_datasets
 from service.leaderboards.metrics import Metric
 from service.queue.leases import Lease
+from service.specs.columns import flat
 from service.specs.grid import ExperimentSpec, expand_grid
 
 VALUES = st.floats(-1e12, 1e12, allow_nan=False).filter(lambda value: value == 0 or abs(value) > 1e-9)

@@ -225,7 +225,15 @@ class TestPages:
 
     def test_scripts_styles_and_their_names_fit(self, api: TestClient, show: Callable[[str], Page], world: int) -> None:
         asked = set()
-        for path in ("/", f"/experiments/{world}", "/submit", "/trials/4", "/leaderboards/digits", "/docs"):
+        for path in (
+            "/",
+            f"/experiments/{world}",
+            "/submit",
+            "/trials/4",
+            "/compare?trials=1,2",
+            "/leaderboards/digits",
+            "/docs",
+        ):
             page = show(path)
             asked |= {script["src"] for script in page.all("script")} | {link["href"] for link in page.all("link")}
         asked = {name for name in asked if not str(name).startswith("/static/swagger-ui/")}

@@ -309,6 +309,7 @@ def test_artifacts(evaluated: tuple[list[Any], TrialResult], digits: Dataset) ->
         "reliability-plot",
         "lipschitz-plot",
         "corruption-plot",
+        "spectra",
         "spectra-plot",
     }
     for kind, path in result.artifacts.items():
@@ -329,6 +330,16 @@ def test_artifacts(evaluated: tuple[list[Any], TrialResult], digits: Dataset) ->
     assert [int((by == number).sum()) for number in range(4)] == [one["broken"] for one in counts.values()]
     assert kept["lipschitz_ascent_pixels"].max() == result.lipschitz_ascent
     assert len(kept["certified_radii"]) == 359
+    spectra = json.loads(result.artifacts["spectra"].read_text())["layers"]
+    records = {layer["name"]: layer for layer in result.layers}
+    for layer in spectra:
+        record = records[layer["name"]]
+        assert layer["index"][0] == 0
+        assert layer["index"][-1] == layer["count"] - 1
+        assert len(layer["index"]) == len(layer["values"]) == min(257, layer["count"])
+        assert layer["values"] == sorted(layer["values"], reverse=True)
+        assert layer["values"][0] == pytest.approx(record["largest"], rel=1e-5)
+        assert layer["values"][-1] == pytest.approx(record["smallest"], rel=1e-4, abs=1e-6)
     matrix = np.array(json.loads(result.artifacts["confusion"].read_text())["matrix"])
     brute = np.zeros((10, 10), dtype=int)
     for label, prediction in zip(labels.tolist(), kept["predictions"].tolist(), strict=True):

@@ -249,6 +249,14 @@ class TestLooking:
         assert "0.875" in run("leaderboard", "digits", "--format", "csv", "--pareto", "accuracy,compression").stdout
         assert r"\toprule" in run("leaderboard", "digits", "--format", "latex").stdout
         assert "there is no metric 'x'" in run("leaderboard", "digits", "--metrics", "x", code=1).stderr
+        beside = run("compare", 1, 2, "--metrics", "accuracy,ece").stdout
+        assert "accuracy (%) 87.50" in " ".join(beside.split())
+        assert "single trials have no error" in beside
+        assert json.loads(run("compare", 1, 2, "--baseline", 2, "--json").stdout)["baseline"] == 1
+        assert run("compare", 1, 2, "--format", "csv").stdout.startswith("side,key,about,metric")
+        assert "names 1 different experiment" in run("compare", "--experiments", 1, code=1).stderr
+        cell = as_json["boards"][0]["rows"][0]["cell"]
+        assert "names 1 different cell" in run("compare", cell, cell, code=1).stderr
         assert "**table2" in run("table", "senderovich2022/table2").stdout
         assert json.loads(run("table", "senderovich2022/table2", "--json").stdout)["name"] == "table2"
 

@@ -1,0 +1,505 @@
+"""Two to ten trials, cells or experiments beside each other: what differs in their configurations, and their results.
+
+A trial has one result, a cell those of its seeds. Of experiments the cells stand beside each other that have the same
+values in all fields that any of these experiments varies. So nothing is averaged over configurations; and nothing is
+over protocols: a mean is of one, and a difference is of two means under the same.
+"""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from sqlalchemy import ColumnElement, select
+from sqlalchemy.orm import Session
+
+from service.database import Experiment, Protocol, Result, Trial, TrialState
+from service.database.engine import among
+from service.errors import NotFoundError
+from service.leaderboards.cell_scores import EVERYONE, Counted, newest
+from service.leaderboards.compared import (
+    CompareRow,
+    Comparison,
+    DifferingField,
+    Key,
+    Kind,
+    Side,
+    SideLayers,
+    SideMeasure,
+    Unequal,
+    UsedProtocol,
+)
+from service.leaderboards.corruption_baselines import BASELINE, METRIC, with_baseline
+from service.leaderboards.leaderboard import changes_from, tried_datasets
+from service.leaderboards.matrix import in_order, under
+from service.leaderboards.metrics import HEADLINE, Measure, Metric, spread
+from service.leaderboards.protocols import differences
+from service.leaderboards.significance import chance, unbeaten
+from service.leaderboards.source import hashable
+from service.leaderboards.text_tables import column_texts
+from service.specs.columns import Columns, FieldColumn, columns_of, flat, value_of
+from ttsv.metrics.catalog import CERTIFIED_RADII
+
+FEWEST, MOST = 2, 10
+"""Sides of a comparison."""
+MOST_VALUES = 100
+"""Values of a field that are named of each side."""
+MOST_DRAWN = 20
+"""Trials of a side whose curves are laid over those of others."""
+_BATCH = 10_000
+_OF_IMAGES = {
+    "accuracy": "accuracy",
+    "top5_accuracy": "accuracy",
+    "robust_accuracy": "autoattack",
+    "pgd_accuracy": "pgd",
+    **dict.fromkeys(CERTIFIED_RADII, "certified"),
+}
+"""Metrics that count images, each judged by itself: where a protocol says of how many."""
+_OF_TRIALS = ("spec_version", "base", "grid", "variants", "trials", "repeat")
+_OF_PEOPLE = ("name", "notes", "tags", "priority")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareQuestion:
+    """What stands beside each other: `FEWEST` to `MOST` different keys of one kind.
+
+    Differences are to the one that `baseline` counts, from 0 on. `metrics`: none named are all that somebody has.
+    `protocol`: only results under it count. `limit` rows at most. `scope` is a project, or 0.
+    """
+
+    kind: Kind
+    keys: Sequence[Key]
+    baseline: int = 0
+    metrics: Sequence[Metric] = HEADLINE
+    protocol: str | None = None
+    limit: int = 100
+    scope: int = EVERYONE
+
+    @property
+    def shown(self) -> list[Metric]:
+        """The metrics, in the order of tables."""
+        return [metric for metric in Metric if not self.metrics or metric in self.metrics]
+
+
+class _Row(NamedTuple):
+    """A trial as it was read, with its result if it has one."""
+
+    id: int
+    experiment_id: int
+    number: int
+    cell: str
+    fingerprint: str
+    seed: int
+    state: TrialState
+    best_val_accuracy: float | None
+    protocol: str | None
+    valid: bool | None
+    baseline: str | None
+    values: tuple[float | None, ...]
+
+
+@dataclass
+class _Part:
+    """The trials of one side in one row: how many different ones, and their results."""
+
+    trials: int
+    results: list[Counted]
+    baselines: dict[int, str | None]
+
+    def numbers(self, metric: Metric, column: int) -> dict[str, list[float]]:
+        """By protocol (`under`) the values of a metric."""
+        found: dict[str, list[float]] = {}
+        for result in self.results:
+            if (value := result.values[column]) is not None:
+                baseline = [self.baselines[result.trial_id]] if metric is METRIC else []
+                found.setdefault(under(result.protocol, *baseline), []).append(float(value))
+        return found
+
+
+@dataclass
+class _Numbers:
+    """Of one row and metric, by side: the protocol that was chosen, and what is measured under it."""
+
+    protocols: list[str | None] = field(default_factory=list)
+    measures: list[Measure | None] = field(default_factory=list)
+
+    def reference(self, baseline: int) -> int | None:
+        """The side to which others are held: the baseline or, where it has no number, the first that has."""
+        order = [baseline, *range(len(self.protocols))]
+        return next((side for side in order if self.protocols[side] is not None), None)
+
+
+@dataclass(frozen=True)
+class _Matched:
+    """The cells of all sides by what they share: `parts` of each place those of every side, best filled first."""
+
+    columns: Columns
+    values: list[dict[str, list[Any]]]
+    axes: list[FieldColumn]
+    parts: dict[tuple[Any, ...], list[_Part | None]]
+
+
+def compare(session: Session, question: CompareQuestion) -> Comparison:
+    """Answers a question. Raises `NotFoundError` for what is not there, or not of the project if one is meant."""
+    kind, keys = question.kind, question.keys
+    experiments = _experiments(session, question) if kind is Kind.EXPERIMENTS else {}
+    trials = _trials(session, question)
+    _refuse_missing(question, experiments if kind is Kind.EXPERIMENTS else trials)
+    found = _matched(session, question, trials)
+    shown = dict(list(found.parts.items())[: question.limit])
+    rows = _numbers_of(question, found, shown)
+    used: dict[str, set[int]] = {}
+    for numbers in rows:
+        for one in numbers.values():
+            for side, protocol in enumerate(one.protocols):
+                if protocol is not None:
+                    used.setdefault(protocol, set()).add(side)
+    records = _records(session, used)
+    differing = _differing(found.columns.fields, found.values)
+    if kind is Kind.EXPERIMENTS:
+        differing += _spec_fields([experiments[key].spec for key in keys])
+    sides = [
+        _side(question, key, trials.get(key, []), experiments.get(key), _left_out(question, side, shown, used, trials))
+        for side, key in enumerate(keys)
+    ]
+    index = {name: number for number, name in enumerate(used)}
+    return Comparison(
+        kind=kind,
+        baseline=question.baseline,
+        sides=_named(sides, differing),
+        differing=differing,
+        axes=found.axes,
+        common=found.columns.common,
+        metrics=[metric for metric in question.shown if any(metric in numbers for numbers in rows)],
+        protocols=[UsedProtocol(name, records[name], sorted(mine)) for name, mine in used.items()],
+        unequal=_unequal(question, rows, records),
+        rows=[
+            CompareRow(
+                fields={axis.field: value for axis, value in zip(found.axes, place, strict=True)},
+                trials=[None if part is None else part.trials for part in parts],
+                metrics={
+                    metric.value: _measures(metric, one, parts, question.baseline, index, records)
+                    for metric, one in numbers.items()
+                },
+            )
+            for (place, parts), numbers in zip(shown.items(), rows, strict=True)
+        ],
+        row_count=len(found.parts),
+    )
+
+
+def _matched(session: Session, question: CompareQuestion, trials: Mapping[Key, Sequence[_Row]]) -> _Matched:
+    """What lies beside each other: a place for each combination of values of the fields that a side varies."""
+    cells = [_by_cell(trials.get(key, [])) for key in question.keys]
+    configs = _configs(session, [rows[0].id for mine in cells for rows in mine.values()])
+    hidden = () if question.kind is Kind.TRIALS else ("seed",)
+    columns = columns_of(list(configs.values()), hidden=hidden) if configs else Columns([], {})
+    paths = [one.field for one in columns.fields]
+    fields = {
+        rows[0].id: {path: hashable(value_of(configs[rows[0].id], path)) for path in paths}
+        for mine in cells
+        for rows in mine.values()
+    }
+    told = [
+        {path: sorted({fields[rows[0].id][path] for rows in mine.values()}, key=in_order) for path in paths}
+        for mine in cells
+    ]
+    axes = [one for one in columns.fields if any(len(side[one.field]) > 1 for side in told)]
+    parts: dict[tuple[Any, ...], list[_Part | None]] = {}
+    for side, mine in enumerate(cells):
+        for rows in mine.values():
+            place = tuple(fields[rows[0].id][axis.field] for axis in axes)
+            parts.setdefault(place, [None] * len(cells))[side] = _part(rows, question.protocol)
+    order = sorted(parts, key=lambda place: (parts[place].count(None), [*map(in_order, place)]))
+    return _Matched(columns, told, axes, {place: parts[place] for place in order})
+
+
+def _numbers_of(
+    question: CompareQuestion, found: _Matched, shown: Mapping[tuple[Any, ...], Sequence[_Part | None]]
+) -> list[dict[Metric, _Numbers]]:
+    """Of every row shown, by metric, the numbers of its sides; without metrics that no side has."""
+    rows: list[dict[Metric, _Numbers]] = [{} for _ in shown]
+    for column, metric in enumerate(question.shown):
+        standing = _standing(found.parts.values(), metric, column)
+        for numbers, parts in zip(rows, shown.values(), strict=True):
+            one = _numbers(parts, metric, column, standing)
+            if one.reference(question.baseline) is not None:
+                numbers[metric] = one
+    return rows
+
+
+def _unequal(
+    question: CompareQuestion, rows: Iterable[Mapping[Metric, _Numbers]], records: Mapping[str, dict[str, Any]]
+) -> list[Unequal]:
+    """Where the numbers of a side are of another protocol than those that it is held to."""
+    found: dict[tuple[int, int, str, str], dict[str, None]] = {}
+    for numbers in rows:
+        for metric, one in numbers.items():
+            reference = one.reference(question.baseline)
+            theirs = None if reference is None else one.protocols[reference]
+            for side, mine in enumerate(one.protocols):
+                if reference is not None and theirs is not None and mine not in (None, theirs):
+                    found.setdefault((side, reference, mine or "", theirs), {})[metric.value] = None
+    return [
+        Unequal(side, other, list(metrics), differences(records[mine], records[theirs]))
+        for (side, other, mine, theirs), metrics in sorted(found.items())
+    ]
+
+
+def _left_out(
+    question: CompareQuestion,
+    side: int,
+    shown: Mapping[tuple[Any, ...], Sequence[_Part | None]],
+    used: Mapping[str, set[int]],
+    trials: Mapping[Key, Sequence[_Row]],
+) -> int:
+    """How many valid results of a side are of other protocols than its numbers."""
+    mine = {name.partition("+")[0] for name, sides in used.items() if side in sides}
+    parts = [row[side] for row in shown.values()]
+    others = sum(bool(mine) and one.protocol not in mine for part in parts if part is not None for one in part.results)
+    rows = trials.get(question.keys[side], [])
+    return others + sum(bool(row.valid) and question.protocol not in (None, row.protocol) for row in rows)
+
+
+def _experiments(session: Session, question: CompareQuestion) -> dict[Key, Experiment]:
+    there: list[ColumnElement[bool]] = [Experiment.id.in_(question.keys), Experiment.deleted_at.is_(None)]
+    if question.scope:
+        there.append(Experiment.project_id == question.scope)
+    return {one.id: one for one in session.scalars(select(Experiment).where(*there))}
+
+
+def _trials(session: Session, question: CompareQuestion) -> dict[Key, list[_Row]]:
+    """By key the trials that are meant, oldest first. Cells are those of leaderboards: without archived experiments."""
+    there: list[ColumnElement[bool]] = [Experiment.deleted_at.is_(None)]
+    if question.scope:
+        there.append(Experiment.project_id == question.scope)
+    if question.kind is Kind.TRIALS:
+        there.append(Trial.id.in_(question.keys))
+    elif question.kind is Kind.EXPERIMENTS:
+        there.append(Trial.experiment_id.in_(question.keys))
+    else:
+        datasets = list(tried_datasets(session, question.scope))  # with which an index finds cells
+        there += [Trial.dataset.in_(datasets), Trial.cell.in_(question.keys), Experiment.archived_at.is_(None)]
+    query = (
+        select(Trial.id, Trial.experiment_id, Trial.number, Trial.cell, Trial.fingerprint, Trial.seed, Trial.state)
+        .add_columns(Trial.best_val_accuracy, Result.protocol, Result.valid, BASELINE)
+        .add_columns(*(getattr(Result, metric.value) for metric in question.shown))
+        .join(Experiment, Experiment.id == Trial.experiment_id)
+        .outerjoin(Result, Result.trial_id == Trial.id)
+        .where(*there)
+        .order_by(Trial.id)
+    )
+    found: dict[Key, list[_Row]] = {}
+    for plain in session.connection().execute(query):
+        row = _Row._make((*plain[:11], tuple(plain[11:])))
+        key: Key = row.id
+        if question.kind is not Kind.TRIALS:
+            key = row.cell if question.kind is Kind.CELLS else row.experiment_id
+        found.setdefault(key, []).append(row)
+    return found
+
+
+def _refuse_missing(question: CompareQuestion, found: Mapping[Key, Any]) -> None:
+    if missing := [key for key in question.keys if key not in found]:
+        where = " outside of the archive" if question.kind is Kind.CELLS else ""
+        raise NotFoundError(f"there is no {question.kind.one} {missing[0]}{where}")
+
+
+def _by_cell(rows: Iterable[_Row]) -> dict[str, list[_Row]]:
+    found: dict[str, list[_Row]] = {}
+    for row in rows:
+        found.setdefault(row.cell, []).append(row)
+    return found
+
+
+def _configs(session: Session, trial_ids: Sequence[int]) -> dict[int, dict[str, Any]]:
+    found: dict[int, dict[str, Any]] = {}
+    for first in range(0, len(trial_ids), _BATCH):
+        some = among(session, Trial.id, trial_ids[first : first + _BATCH])
+        found |= {row[0]: row[1] for row in session.execute(select(Trial.id, Trial.config).where(some))}
+    return found
+
+
+def _part(rows: Sequence[_Row], protocol: str | None) -> _Part:
+    """The newest result of every different trial and protocol, as leaderboards count them."""
+    valid = [row for row in rows if row.valid and protocol in (None, row.protocol)]
+    results = newest(Counted(row.id, row.fingerprint, None, row.protocol or "", row.values) for row in valid)
+    return _Part(len({row.fingerprint for row in rows}), results, {row.id: row.baseline for row in valid})
+
+
+def _standing(rows: Iterable[Sequence[_Part | None]], metric: Metric, column: int) -> dict[str, int]:
+    """Protocol -> its rank by how many sides have the metric under it, and how many results do."""
+    sides: defaultdict[str, set[int]] = defaultdict(set)
+    results: Counter[str] = Counter()
+    for row in rows:
+        for side, part in enumerate(row):
+            for protocol, values in part.numbers(metric, column).items() if part is not None else ():
+                sides[protocol].add(side)
+                results[protocol] += len(values)
+    return {
+        name: rank
+        for rank, name in enumerate(sorted(sides, key=lambda name: (-len(sides[name]), -results[name], name)))
+    }
+
+
+def _numbers(row: Sequence[_Part | None], metric: Metric, column: int, standing: Mapping[str, int]) -> _Numbers:
+    """Of each side what it has under the first of its protocols."""
+    found = _Numbers()
+    for part in row:
+        known = {} if part is None else part.numbers(metric, column)
+        chosen = min(known, key=standing.__getitem__, default=None)
+        found.protocols.append(chosen)
+        found.measures.append(None if chosen is None else spread(known[chosen]))
+    return found
+
+
+def _measures(
+    metric: Metric,
+    numbers: _Numbers,
+    row: Sequence[_Part | None],
+    baseline: int,
+    index: Mapping[str, int],
+    records: Mapping[str, Mapping[str, Any]],
+) -> list[SideMeasure | None]:
+    name = metric.value
+    common = Counter(protocol for protocol in numbers.protocols if protocol is not None).most_common(1)[0][0]
+    rivals = [
+        measure if protocol == common else None
+        for protocol, measure in zip(numbers.protocols, numbers.measures, strict=True)
+    ]
+    best = unbeaten(rivals, metric)
+    base = numbers.measures[baseline]
+    found: list[SideMeasure | None] = []
+    for side, (protocol, one, part) in enumerate(zip(numbers.protocols, numbers.measures, row, strict=True)):
+        if protocol is None or one is None or part is None:
+            found.append(None)
+            continue
+        change = None
+        if base is not None and side != baseline and protocol == numbers.protocols[baseline]:
+            change = changes_from({name: base}, {name: one}, [name])[name]
+        images = _images(metric, records[protocol])
+        found.append(
+            SideMeasure(
+                protocol=index[protocol],
+                seeds=one.seeds,
+                trials=part.trials,
+                mean=one.mean,
+                std=one.std,
+                min=one.least,
+                max=one.largest,
+                images=images,
+                binomial=_binomial(one, images),
+                difference=None if change is None else change.mean,
+                error=None if change is None else change.error,
+                chance=None if change is None or change.error is None or base is None else chance(one, base),
+                best=side in best,
+            )
+        )
+    return found
+
+
+def _images(metric: Metric, record: Mapping[str, Any]) -> int | None:
+    """Of how many images a metric is the share, where its protocol says so."""
+    images = record.get("images")
+    count = images.get(_OF_IMAGES.get(metric.value)) if isinstance(images, Mapping) else None
+    return count if type(count) is int and count > 0 else None
+
+
+def _binomial(one: Measure, images: int | None) -> float | None:
+    """The standard error of a single share by the number of its images; of none or all of them it says nothing."""
+    if images is None or one.seeds > 1 or not 0 < one.mean < 1:
+        return None
+    return math.sqrt(one.mean * (1 - one.mean) / images)
+
+
+def _records(session: Session, used: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """By protocol (`under`) its record."""
+    names = {name: name.partition("+") for name in used}
+    query = select(Protocol.fingerprint, Protocol.record).where(
+        Protocol.fingerprint.in_({one[0] for one in names.values()})
+    )
+    known: dict[str, dict[str, Any]] = {row[0]: row[1] for row in session.execute(query)}
+    return {
+        name: with_baseline(known[own], baseline) if baseline else known[own]
+        for name, (own, _, baseline) in names.items()
+    }
+
+
+def _differing(fields: Sequence[FieldColumn], told: Sequence[Mapping[str, list[Any]]]) -> list[DifferingField]:
+    """The fields that do not have the same values on all sides."""
+    found = []
+    for one in fields:
+        values = [side[one.field] for side in told]
+        if any(mine != values[0] for mine in values):
+            shown = [mine[:MOST_VALUES] for mine in values]
+            found.append(DifferingField(one.field, one.name, shown, [*map(len, values)]))
+    return found
+
+
+def _spec_fields(specs: Sequence[Mapping[str, Any]]) -> list[DifferingField]:
+    """What differs in specs besides the trials that they ask for, and what is said for people."""
+    flats = [
+        dict(flat({name: part for name, part in spec.items() if name not in (*_OF_TRIALS, *_OF_PEOPLE)}))
+        for spec in specs
+    ]
+    paths = dict.fromkeys(path for one in flats for path in one)
+    return [
+        DifferingField(path, path, [[one.get(path)] for one in flats], [1] * len(flats))
+        for path in paths
+        if any(one.get(path) != flats[0].get(path) for one in flats)
+    ]
+
+
+def _side(
+    question: CompareQuestion, key: Key, rows: Sequence[_Row], experiment: Experiment | None, left_out: int
+) -> Side:
+    counts = Counter(row.state.value for row in rows)
+    name = f"{question.kind.one} {key[:12] if isinstance(key, str) else key}"
+    return Side(
+        key=key,
+        name=name,
+        about="" if experiment is None else experiment.name,
+        experiment_id=rows[0].experiment_id if question.kind is Kind.TRIALS else None,
+        states={state.value: counts[state.value] for state in TrialState if counts[state.value]},
+        invalid=sum(row.valid is False for row in rows),
+        left_out=left_out,
+        drawn=_drawn(question.kind, rows),
+    )
+
+
+def _drawn(kind: Kind, rows: Sequence[_Row]) -> list[int]:
+    """The trials whose curves stand for a side; of those that compute the same the newest."""
+    if kind is Kind.EXPERIMENTS:
+        known = {
+            cell: [row.best_val_accuracy for row in mine if row.best_val_accuracy is not None]
+            for cell, mine in _by_cell(rows).items()
+        }
+        best = max((cell for cell in known if known[cell]), key=lambda cell: fmean(known[cell]), default=None)
+        rows = [row for row in rows if row.cell == best]
+    different = {row.fingerprint: row for row in rows}
+    return [row.id for row in sorted(different.values(), key=lambda row: (row.seed, row.id))][:MOST_DRAWN]
+
+
+def _named(sides: Sequence[Side], differing: Sequence[DifferingField]) -> list[Side]:
+    """The sides, those without a name of their own by what sets them apart."""
+    texts = [column_texts([mine[0] if mine else None for mine in one.values]) for one in differing]
+    said = [
+        ", ".join(f"{one.name} {_said(column[side])}" for one, column in zip(differing, texts, strict=True))
+        for side in range(len(sides))
+    ]
+    return [replace(side, about=side.about or said[number]) for number, side in enumerate(sides)]
+
+
+def _said(text: str) -> str:
+    return "none" if text == "-" else text
+
+
+def side_layers(session: Session, sides: Sequence[Side]) -> list[SideLayers | None]:
+    """Of each side its layers; None where no trial that stands for it has a result."""
+    drawn = [trial for side in sides for trial in side.drawn]
+    query = select(Result.trial_id, Result.layers).where(Result.trial_id.in_(drawn), Result.valid)
+    known: dict[int, Any] = {row[0]: row[1] for row in session.execute(query)}
+    firsts = [next((trial for trial in side.drawn if trial in known), None) for side in sides]
+    return [None if trial is None else SideLayers(trial, known[trial]) for trial in firsts]

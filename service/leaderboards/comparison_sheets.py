@@ -1,0 +1,180 @@
+"""A comparison as tables for people, and as flat rows for programs and spreadsheets."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from string import ascii_uppercase
+
+from service.leaderboards.compared import Comparison, DifferingField, Kind, SideMeasure, Unequal
+from service.leaderboards.metrics import Metric
+from service.leaderboards.sheets import Value, read
+from service.leaderboards.significance import LEVEL
+from service.leaderboards.text_tables import Cell, Sheet, column_texts, value_text
+
+LETTERS = ascii_uppercase
+"""By which the sides are called, in their order."""
+_MOST_SAID = 12
+
+
+def comparison_sheets(found: Comparison) -> list[Sheet]:
+    """What differs, then the results: with fields that tell rows apart a table for each metric, else one of all."""
+    sheets = [_differing(found)]
+    if found.axes:
+        sheets += [_over_rows(found, metric) for metric in found.metrics]
+    else:
+        sheets.append(_over_metrics(found))
+    sheets[-1].notes.extend(comparison_notes(found))
+    return sheets
+
+
+def comparison_notes(found: Comparison) -> list[str]:
+    """What the numbers mean, and what must be known of them."""
+    notes = warnings(found)
+    letter = LETTERS[found.baseline]
+    if found.kind is Kind.TRIALS:
+        notes.append(
+            f"Differences to {letter}. Those of single trials have no error: how much seeds matter is not known. ± "
+            "behind a share is its binomial standard error over the test images; all sides were shown the same images, "
+            "so that these errors are not independent."
+        )
+    else:
+        notes.append(
+            "Mean ± sample standard deviation over seeds (n of N different trials have a result). Differences to "
+            f"{letter} ± their standard error, p by Welch's test, two-sided; {len(found.sides) - 1} "
+            f"{'test' if len(found.sides) == 2 else 'tests'} a row, not corrected for their number. One seed alone has "
+            f"no deviation: behind a share stands its binomial standard error over the test images then. Bold: best "
+            f"beyond its error ({LEVEL:.0%}); ties share it."
+        )
+    if found.row_count > len(found.rows):
+        notes.append(f"The first {len(found.rows)} of {found.row_count} configurations: what most sides have.")
+    return notes
+
+
+def warnings(found: Comparison) -> list[str]:
+    """In words: what was measured unequally, and which results do not count."""
+    said = []
+    for one in found.unequal:
+        fields = "; ".join(
+            f"{each.field} {_value(each.here)} against {_value(each.there)}" for each in one.fields[:_MOST_SAID]
+        )
+        more = f" and {len(one.fields) - _MOST_SAID} more" if len(one.fields) > _MOST_SAID else ""
+        said.append(
+            f"{LETTERS[one.side]} was not measured as {LETTERS[one.other]} was "
+            f"({_metrics(found, one)}): {fields}{more}. No difference is taken between them."
+        )
+    for letter, side in zip(LETTERS, found.sides, strict=False):
+        if side.left_out:
+            are = "1 result is" if side.left_out == 1 else f"{side.left_out} results are"
+            said.append(f"{letter}: {are} left out, measured under other protocols.")
+        if side.invalid:
+            are = "1 result cannot be true and counts" if side.invalid == 1 else "results cannot be true and count"
+            said.append(f"{letter}: {'' if side.invalid == 1 else f'{side.invalid} '}{are} nowhere.")
+    return said
+
+
+def _metrics(found: Comparison, one: Unequal) -> str:
+    """In which metrics two sides were measured unequally."""
+    has = {metric for row in found.rows for metric, measures in row.metrics.items() if measures[one.side] is not None}
+    if len(has) > 1 and has <= set(one.metrics):
+        return "in all metrics"
+    return ", ".join(Metric(name).reading.heading for name in one.metrics)
+
+
+def _value(value: object) -> str:
+    return "none" if value is None else value_text(value)
+
+
+def field_texts(one: DifferingField) -> list[str]:
+    """Of each side the values of a field, as one column prints them."""
+    flat = [value for values in one.values for value in values]
+    texts = iter(column_texts(flat))
+    found = []
+    for values, count in zip(one.values, one.counts, strict=True):
+        said = ", ".join(next(texts) for _ in values)
+        found.append(f"{said} and {count - len(values)} more" if count > len(values) else said)
+    return found
+
+
+def shown(metric: Metric, one: SideMeasure | None, kind: Kind) -> Cell:
+    """A side's number with its error, and over how many seeds."""
+    if one is None:
+        return None
+    found = read(metric, one.mean, one.binomial if one.std is None else one.std, best=one.best)
+    return found if kind is Kind.TRIALS else replace(found, of=f"{one.seeds} of {one.trials}")
+
+
+def difference(metric: Metric, one: SideMeasure | None) -> Cell:
+    """A side's difference to the baseline with its error, and its chance."""
+    if one is None or one.difference is None:
+        return None
+    found = read(metric, one.difference, one.error)
+    return found if one.chance is None else replace(found, of=f"p {chance_text(one.chance)}")
+
+
+def chance_text(chance: float) -> str:
+    """A probability as people write it."""
+    return "< 0.001" if chance < 0.001 else f"{chance:.3f}" if chance < 0.1 else f"{chance:.2f}"
+
+
+def _headings(found: Comparison) -> list[str]:
+    named = [f"{letter}: {side.name}" for letter, side in zip(LETTERS, found.sides, strict=False)]
+    return named + [f"{LETTERS[side]} - {LETTERS[found.baseline]}" for side in _others(found)]
+
+
+def _others(found: Comparison) -> list[int]:
+    return [side for side in range(len(found.sides)) if side != found.baseline]
+
+
+def _cells(found: Comparison, metric: Metric, measures: Sequence[SideMeasure | None]) -> list[Cell]:
+    cells = [shown(metric, one, found.kind) for one in measures]
+    return cells + [difference(metric, measures[side]) for side in _others(found)]
+
+
+def _differing(found: Comparison) -> Sheet:
+    named = [f"{letter}: {side.name}" for letter, side in zip(LETTERS, found.sides, strict=False)]
+    rows: list[list[Cell]] = [[one.name, *field_texts(one)] for one in found.differing]
+    if found.kind is Kind.EXPERIMENTS:
+        rows.insert(0, ["name", *(side.about for side in found.sides)])
+    return Sheet("What differs", ["field", *named], [False] * (1 + len(named)), rows, [])
+
+
+def _over_metrics(found: Comparison) -> Sheet:
+    headings = _headings(found)
+    rows: list[list[Cell]] = [
+        [metric.reading.title, *_cells(found, metric, found.rows[0].metrics[metric.value])] for metric in found.metrics
+    ]
+    return Sheet("Results", ["metric", *headings], [False, *(True for _ in headings)], rows, [])
+
+
+def _over_rows(found: Comparison, metric: Metric) -> Sheet:
+    headings = [axis.name for axis in found.axes]
+    numeric = [
+        all(row.fields[axis.field] is None or type(row.fields[axis.field]) in (int, float) for row in found.rows)
+        for axis in found.axes
+    ]
+    rows: list[list[Cell]] = []
+    for row in found.rows:
+        measures = row.metrics.get(metric.value, [None] * len(found.sides))
+        fields: list[Cell] = [list(v) if isinstance(v := row.fields[axis.field], tuple) else v for axis in found.axes]
+        rows.append([*fields, *_cells(found, metric, measures)])
+    more = _headings(found)
+    return Sheet(metric.reading.title, [*headings, *more], [*numeric, *(True for _ in more)], rows, [])
+
+
+def comparison_records(found: Comparison) -> tuple[list[str], list[list[Value]]]:
+    """Header and rows for CSV, all numbers in the API's units: a row for each side, metric and place."""
+    axes = [axis.field for axis in found.axes]
+    header = ["side", "key", "about", *axes, "metric", "protocol", "seeds", "trials", "mean", "std", "min", "max"]
+    header += ["images", "binomial", "difference", "error", "chance", "best"]
+    rows: list[list[Value]] = []
+    for row in found.rows:
+        fields = [value_text(list(v)) if isinstance(v := row.fields[path], tuple) else v for path in axes]
+        for metric, measures in row.metrics.items():
+            for letter, side, one in zip(LETTERS, found.sides, measures, strict=False):
+                if one is None:
+                    continue
+                numbers = [one.mean, one.std, one.min, one.max, one.images, one.binomial]
+                numbers += [one.difference, one.error, one.chance]
+                protocol = found.protocols[one.protocol].protocol
+                told = [letter, side.key, side.about, *fields, metric, protocol, one.seeds, one.trials]
+                rows.append([*told, *numbers, one.best])
+    return header, rows
