@@ -163,6 +163,35 @@ def yaml_as_json(document: bytes, what: str = "the document") -> bytes:
         raise DocumentError(f"{what} is not YAML that can be read: {error}") from None
 
 
+class _Dumper(yaml.SafeDumper):
+    """Writes what `read_yaml` reads: a word that would be read as something else stands in quotes."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """Always: aliases are not read."""
+        return True
+
+
+def _word(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    lines = all(map(str.isprintable, text.split("\n")))
+    style = "|" if lines and "\n" in text else None if lines and _is_plain(text) else '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+def _is_plain(text: str) -> bool:
+    try:
+        return _scalar(yaml.ScalarEvent(None, None, (True, False), text), "") is text
+    except ValueError:
+        return False
+
+
+_Dumper.add_representer(str, _word)
+
+
+def write_yaml(value: Any) -> str:
+    """The document of plain data: blocks, the innermost lists and objects in one line each."""
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=None, width=100)
+
+
 class _Reader:
     """Makes values of the parser's events, which come one at a time: nothing is built of what is refused."""
 
