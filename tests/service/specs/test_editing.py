@@ -46,7 +46,7 @@ class TestYaml:
     @pytest.mark.parametrize(
         ("edit", "old", "new"),
         [
-            (at("name", to="new: name"), "name: ranks  #", 'name: "new: name"  #'),
+            (at("name", to="new: name"), "name: ranks  #", "name: 'new: name'  #"),
             (at("base", "dataset", to="cifar10"), "dataset: digits   #", "dataset: cifar10   #"),
             (at("base", "model", to="vgg11"), "model: 'small-cnn'", "model: vgg11"),
             (at("base", "training", "lr", to=0.2), "lr: 0.10}  # quick", "lr: 0.2}  # quick"),
