@@ -124,9 +124,7 @@ async def sent(request: Request, show: Show, database: Db, settings: Config, who
     post = given.get("do") == "post"
     if post and not who.may(Scope.SUBMIT):
         raise ScopeError("your key may read and not submit")
-    asked = SpecSubmission(
-        Response(), database, settings, who, given.get("key"), dry_run=not post, summary=not post
-    )
+    asked = SpecSubmission(Response(), database, settings, who, given.get("key"), dry_run=not post, summary=not post)
     return await run_in_threadpool(_answered, show, asked, text)
 
 

@@ -6,7 +6,7 @@ const NUMBER = /^[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?$/i;
 const same = (one, other) => JSON.stringify(one) === JSON.stringify(other);
 const said = (value) => (typeof value === "string" ? value : JSON.stringify(value));
 
-/** What stands at a path; undefined where nothing does, null-like `odd` where something else is in the way. */
+/** What stands at a path; undefined where nothing does. Throws where something other than an object is in the way. */
 function inside(document, path) {
   let found = document;
   for (const name of path) {
@@ -112,17 +112,22 @@ class Field {
     }
   }
 
+  /** Makes the chips those of the values. What is there stays: a click on it may have begun already. */
   draw() {
     if (!this.list) return;
     this.list.hidden = this.chips.length === 0;
-    const chips = this.chips.map((value, index) => {
-      const cross = element("span", "×", [], { "aria-hidden": "true" });
+    this.chips.forEach((value, index) => {
       const label = `remove ${said(value)} from ${this.path}`;
+      const there = this.list.children[index];
+      if (there?.firstChild.getAttribute("aria-label") === label) return;
+      const cross = element("span", "×", [], { "aria-hidden": "true" });
       const button = element("button", "", [said(value), " ", cross], { type: "button", class: "chip", "aria-label": label });
-      button.addEventListener("click", () => this.remove(index));
-      return element("li", "", [button]);
+      const chip = element("li", "", [button]);
+      button.addEventListener("click", () => this.remove([...this.list.children].indexOf(chip)));
+      if (there) there.replaceWith(chip);
+      else this.list.append(chip);
     });
-    this.list.replaceChildren(...chips);
+    while (this.list.children.length > this.chips.length) this.list.lastChild.remove();
   }
 
   remove(index) {
@@ -206,7 +211,7 @@ class Field {
     try {
       if (!this.varies) {
         const value = inside(document, this.path.split("."));
-        if (value === undefined || (this.kind === "choice" && value === null)) return {};
+        if (value === undefined) return {};
         const odd = value !== null && typeof value === "object" && this.kind !== "words";
         return odd || (this.kind === "words" && !Array.isArray(value)) ? { odd: true } : { value };
       }

@@ -79,9 +79,11 @@ function show(answer) {
     ["parameters", span(answer.ranges.parameters, (value) => number(value))],
     ["compression", span(answer.ranges.compression, (value) => number(value, 1))],
     ["steps of all trials", number(answer.totals.steps)],
-    ["training of one trial", span(answer.ranges.seconds, time)],
+    ["training of one trial", answer.ranges.seconds && span(answer.ranges.seconds, time)],
     ["training, one trial after another", time(answer.totals.seconds)],
-  ].map(([name, value]) => element("div", "", [element("dt", name), element("dd", value)]));
+  ]
+    .filter(([, value]) => value)
+    .map(([name, value]) => element("div", "", [element("dt", name), element("dd", value)]));
   const parts = [head, element("dl", "", facts, { class: "record" }), ...warned(answer.warnings)];
   if (answer.reasons.length > 0) {
     parts.push(element("p", `Not known: ${answer.reasons.join("; ")}.`, [], { class: "quiet" }));
@@ -89,7 +91,7 @@ function show(answer) {
   preview.replaceChildren(...parts);
   trials.replaceChildren(...(list.open ? table(answer) : []));
   const cost = answer.totals.seconds === null ? "" : `, ${time(answer.totals.seconds)} of training`;
-  tell(`${searched}, compression ${span(answer.ranges.compression, (value) => number(value, 1))}${cost}`);
+  tell(`${searched}, compression ${span(answer.ranges.compression, (value) => number(value, 1))}${cost}`, true);
 }
 
 /** The first trials, in the fields in which they differ. */
@@ -127,8 +129,10 @@ function table(answer) {
   return parts;
 }
 
-function tell(words) {
+/** Says in a line how it stands; `shown`: all of it stands below as well. */
+function tell(words, shown = false) {
   if (said.textContent !== words) said.textContent = words;
+  said.classList.toggle("shown", shown);
 }
 
 /** Whether the form says what the text does not say yet. */
@@ -163,8 +167,8 @@ async function look() {
   if (signal.aborted || asked !== text.value || ahead()) return;
   const errors = result.ok ? [] : (result.answer?.errors ?? []);
   const known = form.blame(errors);
-  text.toggleAttribute("aria-invalid", !result.ok);
   if (result.ok) {
+    text.removeAttribute("aria-invalid");
     text.setAttribute("aria-describedby", "about-spec");
     problem.hidden = true;
     looked = { text: asked, key: newKey() };
@@ -178,7 +182,7 @@ async function look() {
     list.hidden = true;
     refuse(result, errors, known);
     const many = errors.length === 1 ? "One field is wrong" : `${errors.length} fields are wrong`;
-    tell(errors.length > 0 ? `${many}: ${errors.map((one) => one.field).slice(0, 5).join(", ")}` : "It is refused.");
+    tell(errors.length > 0 ? `${many}: ${errors.map((one) => one.field).slice(0, 5).join(", ")}` : "Not looked at.");
   }
   settle();
 }
@@ -231,7 +235,10 @@ async function push() {
   }
   text.readOnly = false;
   pushing = false;
-  if (result !== null && !result.ok) follow(result);
+  if (result !== null && !result.ok) {
+    follow(result);
+    setTimeout(pull, 2000); // what the form says is not in the text: it shows again what is
+  }
   await look();
 }
 
@@ -276,8 +283,9 @@ text.addEventListener("input", () => {
   later(pull, look);
 });
 list.addEventListener("toggle", () => {
-  if (!list.open || looked === null) return;
+  if (!list.open || ahead()) return; // the form's changes are looked at when they are in the text
   changed();
+  pull();
   look();
 });
 document.getElementById("start").addEventListener("submit", (event) => {

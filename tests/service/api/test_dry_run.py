@@ -118,7 +118,10 @@ class TestSummary:
         return whole, brief
 
     def test_it_says_the_same_and_lists_nothing(self, api: TestClient) -> None:
-        spec = SPEC | {"variants": [{}, {"delta": 1.0}, {"training": {"lr": 0.1}}], "trials": [{"seed": 1}, {"rank": 7}]}
+        spec = SPEC | {
+            "variants": [{}, {"delta": 1.0}, {"training": {"lr": 0.1}}],
+            "trials": [{"seed": 1}, {"rank": 7}],
+        }
         whole, brief = self.both(api, spec)
         assert len(whole.pop("trials")) == whole["trial_count"] == 9 < whole["grid_points"] == 14
         assert brief.pop("trials") == []
