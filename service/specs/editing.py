@@ -108,6 +108,11 @@ def _rewritten(text: str, edit: Edit, wanted: dict[str, Any]) -> str:
     return json.dumps(wanted, indent=2, ensure_ascii=False) + "\n" if is_json(text) else write_yaml(wanted)
 
 
+def _is_block(node: yaml.Node) -> bool:
+    """Whether it is a text of several lines below its key."""
+    return isinstance(node, yaml.ScalarNode) and node.style in ("|", ">")
+
+
 @dataclass(frozen=True)
 class _Patch:
     """How a text is changed at one place."""
@@ -136,7 +141,7 @@ class _Patch:
         return self._exchanged(parent.value[index][0], node, value)
 
     def _exchanged(self, key: yaml.Node, old: yaml.Node, value: Any) -> str:
-        in_place = old.flow_style if isinstance(old, yaml.CollectionNode) else old.style not in ("|", ">")
+        in_place = old.flow_style if isinstance(old, yaml.CollectionNode) else not _is_block(old)
         if in_place and old.start_mark.index < old.end_mark.index:
             return self._between(old.start_mark.index, old.end_mark.index, self._line(value))
         return self._between(key.end_mark.index, max(self._end(old), key.end_mark.index), f": {self._line(value)}")
@@ -175,7 +180,7 @@ class _Patch:
             last = node.value[-1]
             return max(map(self._end, last)) if isinstance(last, tuple) else self._end(last)
         end: int = node.end_mark.index
-        return len(self.text[:end].rstrip()) if getattr(node, "style", None) in ("|", ">") else end
+        return len(self.text[:end].rstrip()) if _is_block(node) else end
 
     def _between(self, start: int, end: int, new: str) -> str:
         return self.text[:start] + new + self.text[end:]

@@ -162,8 +162,9 @@ class Field {
           this.control.value = part;
           this.keep();
         }
-        this.control.value = last.trimStart();
+        this.control.value = last;
       }
+      if (many && this.control.value.startsWith(" ")) this.control.value = this.control.value.trimStart();
       this.edit();
     });
     this.control.addEventListener("keydown", (event) => {

@@ -163,7 +163,8 @@ def test_every_change_is_what_was_asked_for(
     """Of any document, however it is written: the same as changing the value."""
     text = write(value)
     for _ in range(3):
-        inside, path = value, []
+        inside: Any = value
+        path: list[str] = []
         while isinstance(inside, dict) and (not path or data.draw(st.booleans())):
             path.append(data.draw(st.sampled_from([*inside, "new"])))
             inside = inside.get(path[-1], {})
