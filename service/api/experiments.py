@@ -1,6 +1,6 @@
 """/v1/experiments."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, TypeVar
 
@@ -18,7 +18,7 @@ from service.api.http.responses import Answer, experiment_out, experiments_out
 from service.api.openapi_examples.experiments import CREATED, EXPERIMENT, SPEC
 from service.api.openapi_examples.trials import TRIAL
 from service.api.trials import LISTED, TrialList
-from service.errors import FieldProblem, SpecError
+from service.errors import FieldProblem, QueryError, SpecError
 from service.experiments import store
 from service.experiments.estimate import Estimator
 from service.experiments.listing import list_experiments
@@ -26,6 +26,8 @@ from service.experiments.submission import Draft, submit
 from service.queue import census, nodes
 from service.schemas.experiments import (
     SHOWN,
+    DryRange,
+    DryRanges,
     DryRunOut,
     DryTotals,
     DryTrialOut,
@@ -38,8 +40,8 @@ from service.schemas.experiments import (
 )
 from service.schemas.field_selection import Fields
 from service.settings import Settings
-from service.specs.grid import expand_grid, search_base
-from service.specs.planner import warnings
+from service.specs.grid import count_grid, expand_grid, search_base
+from service.specs.planner import CellCount, Plan, PlannedTrial, Tally, warnings
 from service.specs.spec import PRINTABLE, ExperimentSpec
 from ttsv.data.catalog import own_set
 
@@ -49,6 +51,12 @@ _EXAMPLE = {
     "grid_points": 24,
     "trial_count": 20,
     "totals": {"steps": 5040, "seconds": None},
+    "ranges": {
+        "parameters": {"least": 2486, "largest": 75_018},
+        "compression": {"least": 1.0, "largest": 35.5},
+        "seconds": None,
+    },
+    "reasons": ["nothing was measured yet from which the time could be told"],
     "warnings": [],
     "trials": [
         {name: TRIAL[name] for name in ("fingerprint", "cell", "config")}
@@ -113,7 +121,7 @@ class Submission:
 
         def work(session: Session) -> dict[str, JsonValue]:
             def stored() -> dict[str, JsonValue]:
-                _refuse_absent(_absent_data(draft, self.settings), self.settings)
+                _refuse_absent(_absent_data(draft.spec, _cells(draft.plan), self.settings), self.settings)
                 return experiment_out(session, submit(session, draft, self.who)).model_dump(mode="json")
 
             return store.answer_once(session, self.idempotency_key, request, stored, project_id=self.who.project_id)
@@ -132,31 +140,52 @@ class SpecSubmission(Submission):
         bool, Query(description="Store nothing: answer (200) with the trials and what they would cost.")
     ] = False
 
+    summary: Annotated[
+        bool,
+        Query(
+            description="With dry_run: count the trials of large grids without listing one. `trials` is empty, and "
+            "everything else is said of all of them."
+        ),
+    ] = False
+
     def post(self, spec: ExperimentSpec) -> Mapping[str, object] | JSONResponse:
         """The stored experiment with what has no effect in it, or what the spec would become."""
-        draft = Draft(spec, expand_grid(spec, max_trials=self.settings.max_trials))
-        absent = _absent_data(draft, self.settings)
-        where = "this service's data folder has none; every node that runs a trial must have it"
-        of_data = [f"dataset {name}: {place} is needed: {where}" for name, place in absent.items()]
-        said = [*warnings(spec, draft.plan), *of_data, *self._of_processors(draft)]
+        if self.summary and not self.dry_run:
+            raise QueryError([FieldProblem("summary", "is said of a dry run: add dry_run=true, or remove it")])
         if self.dry_run:
-            _refuse_absent(absent, self.settings)
-            return self._estimated(draft, said)
+            return JSONResponse(self.looked_at(spec).model_dump(mode="json"))
+        draft = Draft(spec, expand_grid(spec, max_trials=self.settings.max_trials))
+        said = self._said(spec, draft.plan)
         return self.store(draft, spec.model_dump(mode="json")) | {"warnings": said}
 
-    def _of_processors(self, draft: Draft) -> list[str]:
+    def looked_at(self, spec: ExperimentSpec) -> DryRunOut:
+        """What the spec would become. Raises `SpecError`."""
+        expand = count_grid if self.summary else expand_grid
+        plan: Plan | Tally = expand(spec, max_trials=self.settings.max_trials)
+        said = self._said(spec, plan)
+        _refuse_absent(_absent_data(spec, _cells(plan), self.settings), self.settings)
+        return self._estimated(plan, said)
+
+    def _said(self, spec: ExperimentSpec, plan: Plan | Tally) -> list[str]:
+        """What has no effect, what is lacking, and what the processors that are there cannot do."""
+        absent = _absent_data(spec, _cells(plan), self.settings)
+        where = "this service's data folder has none; every node that runs a trial must have it"
+        of_data = [f"dataset {name}: {place} is needed: {where}" for name, place in absent.items()]
+        return [*warnings(spec, plan), *of_data, *self._of_processors(spec, plan)]
+
+    def _of_processors(self, spec: ExperimentSpec, plan: Plan | Tally) -> list[str]:
         """What the processors of the workers that are there cannot do, or need not; a later worker's may differ."""
-        if not draft.spec.resources.gpus:
+        if not spec.resources.gpus:
             with self.database.read() as session:
                 gpus = nodes.gpus_there(session)
             if gpus:
                 idle = f"resources.gpus is 0: trials compute on CPUs alone, though the nodes have {gpus:g} GPUs"
-                return [f"{idle}; reserve 1 or a fraction of one", *self._of_bf16(draft)]
-        return self._of_bf16(draft)
+                return [f"{idle}; reserve 1 or a fraction of one", *self._of_bf16(spec, plan)]
+        return self._of_bf16(spec, plan)
 
-    def _of_bf16(self, draft: Draft) -> list[str]:
-        count = sum(planned.config.training.precision == "bf16" for planned in draft.plan.trials)
-        if not count or draft.spec.resources.gpus:
+    def _of_bf16(self, spec: ExperimentSpec, plan: Plan | Tally) -> list[str]:
+        count = sum(cell.trials for cell in _cells(plan) if cell.config.training.precision == "bf16")
+        if not count or spec.resources.gpus:
             return []
         with self.database.read() as session:
             if not census.unfit_for_bf16(session):
@@ -167,11 +196,11 @@ class SpecSubmission(Submission):
         )
         return [refused]
 
-    def _estimated(self, draft: Draft, said: list[str]) -> JSONResponse:
-        plan = draft.plan
+    def _estimated(self, plan: Plan | Tally, said: list[str]) -> DryRunOut:
+        cells = _cells(plan)
         with self.database.read() as session:
-            estimator = Estimator(session, (planned.config for planned in plan.trials), self.who.project_id)
-        estimates = [estimator.estimate(planned.config) for planned in plan.trials]
+            estimator = Estimator(session, (cell.config for cell in cells), self.who.project_id)
+        estimates = [estimator.estimate(cell.config) for cell in cells]
         trials = [
             DryTrialOut(
                 number=number,
@@ -180,30 +209,45 @@ class SpecSubmission(Submission):
                 config=planned.config.to_dict(),
                 **asdict(estimate) | {"reasons": list(estimate.reasons)},
             )
-            for number, (planned, estimate) in enumerate(zip(plan.trials[:SHOWN], estimates, strict=False))
+            for number, (planned, estimate) in enumerate(zip(_listed(plan), estimates, strict=False))
         ]
-        found = DryRunOut(
+        counts = [cell.trials for cell in cells]
+        return DryRunOut(
             grid_points=plan.points,
-            trial_count=len(plan.trials),
+            trial_count=sum(counts),
             totals=DryTotals(
-                steps=_total([estimate.steps for estimate in estimates]),
-                seconds=_total([estimate.seconds for estimate in estimates]),
+                steps=_total([estimate.steps for estimate in estimates], counts),
+                seconds=_total([estimate.seconds for estimate in estimates], counts),
             ),
+            ranges=DryRanges(
+                parameters=_range(estimate.parameters for estimate in estimates),
+                compression=_range(estimate.compression for estimate in estimates),
+                seconds=_range(estimate.seconds for estimate in estimates),
+            ),
+            reasons=list(dict.fromkeys(reason for estimate in estimates for reason in estimate.reasons)),
             warnings=said,
             trials=trials,
         )
-        return JSONResponse(found.model_dump(mode="json"))
+
+
+def _cells(plan: Plan | Tally) -> list[CellCount]:
+    """Configurations that stand for all trials: of a plan every trial, of a tally every cell."""
+    return plan.cells if isinstance(plan, Tally) else [CellCount(planned.config, 1) for planned in plan.trials]
+
+
+def _listed(plan: Plan | Tally) -> Sequence[PlannedTrial]:
+    return () if isinstance(plan, Tally) else plan.trials[:SHOWN]
 
 
 _PLACES = {"npz": "datasets/{}.npz", "folder": "datasets/{}/train"}
 """Kind of the user's own data sets -> where they lie in the data folder."""
 
 
-def _absent_data(draft: Draft, settings: Settings) -> dict[str, str]:
+def _absent_data(spec: ExperimentSpec, cells: Iterable[CellCount], settings: Settings) -> dict[str, str]:
     """The user's own data sets that are not in the data folder, and where they would lie in it."""
-    searched = draft.spec.search.space.get("dataset", {}).get("choice", ()) if draft.spec.search else ()
-    planned = (planned.config.dataset for planned in draft.plan.trials)
-    given = {search_base(draft.spec).get("dataset"), *searched, *planned}
+    searched = spec.search.space.get("dataset", {}).get("choice", ()) if spec.search else ()
+    planned = (cell.config.dataset for cell in cells)
+    given = {search_base(spec).get("dataset"), *searched, *planned}
     places = {str(name): _PLACES[own[0]].format(own[1]) for name in given if name and (own := own_set(str(name)))}
     return {name: place for name, place in sorted(places.items()) if not (settings.data_dir / place).exists()}
 
@@ -217,10 +261,16 @@ def _refuse_absent(absent: Mapping[str, str], settings: Settings) -> None:
         )
 
 
-def _total(values: Sequence[_Number | None]) -> _Number | None:
-    """The sum, where there are values and all of them are known."""
-    known = [value for value in values if value is not None]
+def _total(values: Sequence[_Number | None], counts: Sequence[int]) -> _Number | None:
+    """The sum of values, each counted so many times, where there are values and all of them are known."""
+    known = [value * count for value, count in zip(values, counts, strict=True) if value is not None]
     return sum(known[1:], known[0]) if known and len(known) == len(values) else None
+
+
+def _range(values: Iterable[float | None]) -> DryRange | None:
+    """The least and the largest of the values that are known."""
+    known = [value for value in values if value is not None]
+    return DryRange(least=min(known), largest=max(known)) if known else None
 
 
 @router.post(

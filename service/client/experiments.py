@@ -70,9 +70,12 @@ class Experiments(Connection):
         return self._post(NewExperimentOut, _ROOT, spec, headers=idempotent(idempotency_key))
 
     @covers("createExperiment")
-    def dry_run(self, spec: Plain) -> DryRunOut:
-        """What a spec would become: its trials with sizes, steps and times. Nothing is stored."""
-        return self._post(DryRunOut, _ROOT, spec, params=query(dry_run=True))
+    def dry_run(self, spec: Plain, *, summary: bool = False) -> DryRunOut:
+        """What a spec would become: its trials with sizes, steps and times. Nothing is stored.
+
+        `summary`: the trials are counted, and none is listed.
+        """
+        return self._post(DryRunOut, _ROOT, spec, params=query(dry_run=True, summary=summary or None))
 
     @covers("createPresetExperiment")
     def submit_preset(
@@ -83,9 +86,12 @@ class Experiments(Connection):
         return self._post(ExperimentOut, _preset(name), params=params, headers=idempotent(idempotency_key))
 
     @covers("createPresetExperiment")
-    def dry_run_preset(self, name: str, *, scale: str = "full", protocol: str = "code") -> DryRunOut:
-        """What a preset would become."""
-        return self._post(DryRunOut, _preset(name), params=query(scale=scale, protocol=protocol, dry_run=True))
+    def dry_run_preset(
+        self, name: str, *, scale: str = "full", protocol: str = "code", summary: bool = False
+    ) -> DryRunOut:
+        """What a preset would become; `summary`, as of `dry_run`."""
+        params = query(scale=scale, protocol=protocol, dry_run=True, summary=summary or None)
+        return self._post(DryRunOut, _preset(name), params=params)
 
     @covers("getExperiment")
     def experiment(self, experiment_id: int) -> ExperimentOut:

@@ -10,7 +10,7 @@ from service.dashboard.rendering import Files
 
 __all__ = ["FORMS", "ErrorPages", "install"]
 
-FORMS = (signing_in.LOGIN,)
+FORMS = (signing_in.LOGIN, spec_pages.FORM)
 """Paths that take a form, not JSON."""
 
 

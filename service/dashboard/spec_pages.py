@@ -1,21 +1,36 @@
-"""The pages on which experiments begin: presets, and the form that takes a spec."""
+"""The pages on which experiments begin: presets, and the form that makes a spec, looks at it and posts it."""
 
-from typing import Annotated
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+from urllib.parse import parse_qs
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Body, Query, Request, Response
 from fastapi.responses import HTMLResponse
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import RedirectResponse
 
+from service.access.security import Scope
+from service.api.experiments import SpecSubmission
 from service.api.http.authentication import Reader
-from service.api.http.dependencies import MAX_ID, Db
-from service.dashboard.rendering import PageRoute, Show
-from service.dashboard.wording import document
+from service.api.http.dependencies import MAX_ID, Config, Db
+from service.dashboard.rendering import HEADERS, PageRoute, Show
+from service.dashboard.spec_form import IN_THE_TEXT, spec_form
+from service.errors import FieldProblem, ScopeError, SpecError
 from service.experiments import store
+from service.experiments.submission import read_spec
 from service.paper.presets import PAPER, Protocol, Scale, preset_spec, presets
 from service.paper.reference import preset_table
+from service.schemas.experiments import DryRunOut
+from service.specs.documents import DocumentError, write_yaml
+from service.specs.editing import Edit, edited, read_text
 from service.specs.spec import ExperimentSpec
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
+FORM = "/submit"
 START = {
     "spec_version": 2,
     "name": "my first grid",
@@ -29,6 +44,8 @@ START = {
     "grid": {"rank": [4, 16], "delta": [None, 1.0], "seed": [0, 1]},
 }
 """What the form begins with: eight small trials, minutes on a CPU."""
+_ALWAYS_SAID = ("spec_version", "name")
+_MOST_EDITS = 200
 
 
 @router.get("/presets")
@@ -39,7 +56,7 @@ def every(show: Show) -> HTMLResponse:
     return show("presets.html", presets=[(preset, addresses.get(preset.name)) for preset in presets()])
 
 
-@router.get("/submit")
+@router.get(FORM)
 def form(
     show: Show,
     database: Db,
@@ -57,5 +74,100 @@ def form(
     elif experiment is not None:
         with database.read() as session:
             found = store.get_experiment(session, experiment, project_id=who.project_id)
-            spec, origin = found.spec, f"The spec of experiment {experiment}."
-    return show("submit.html", text=document(spec), origin=origin, fields=list(ExperimentSpec.model_fields))
+            spec, origin = without_defaults(found.spec), f"The spec of experiment {experiment}."
+    return _shown(show, _Looked(write_yaml(spec)), origin, preset, scale)
+
+
+def without_defaults(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """A stored spec without the keys that say what is meant without them."""
+    default = ExperimentSpec(name="x").model_dump(mode="json")
+    return {key: value for key, value in spec.items() if key in _ALWAYS_SAID or value != default.get(key)}
+
+
+@dataclass(frozen=True)
+class _Looked:
+    """A text, and what came of looking at it where no script runs."""
+
+    text: str
+    found: DryRunOut | None = None
+    problems: Sequence[FieldProblem] = ()
+
+
+def _shown(
+    show: Show, looked: _Looked, origin: str, preset: str | None = None, scale: Scale = Scale.SMOKE
+) -> HTMLResponse:
+    answer = show(
+        "submit.html",
+        looked=looked,
+        origin=origin,
+        groups=spec_form(),
+        in_the_text=IN_THE_TEXT,
+        presets=presets(),
+        preset=preset,
+        scale=scale.value,
+        scales=[one.value for one in Scale],
+        key=secrets.token_hex(16),
+    )
+    answer.status_code = 422 if looked.problems else 200
+    return answer
+
+
+@router.post(FORM)
+async def sent(request: Request, show: Show, database: Db, settings: Config, who: Reader) -> Response:
+    """What a browser without scripts sends: a text to be looked at, or one that was looked at to be posted."""
+    try:
+        fields = parse_qs((await request.body()).decode("utf-8", errors="replace"), max_num_fields=10)
+    except ValueError:
+        fields = {}
+    given = {name: values[0] for name, values in fields.items()}
+    text = given.get("spec", "")
+    post = given.get("do") == "post"
+    if post and not who.may(Scope.SUBMIT):
+        raise ScopeError("your key may read and not submit")
+    asked = SpecSubmission(Response(), database, settings, who, given.get("key"), dry_run=not post, summary=not post)
+    return await run_in_threadpool(_answered, show, asked, text)
+
+
+def _answered(show: Show, asked: SpecSubmission, text: str) -> Response:
+    origin = "As it was sent."
+    try:
+        spec = read_spec(read_text(text))
+        if asked.dry_run:
+            return _shown(show, _Looked(text, asked.looked_at(spec)), origin)
+        asked.post(spec)
+    except DocumentError as error:
+        return _shown(show, _Looked(text, problems=[error.problem or FieldProblem("spec", str(error))]), origin)
+    except SpecError as error:
+        return _shown(show, _Looked(text, problems=error.problems), origin)
+    address = asked.response.headers["Location"].removeprefix("/v1")
+    return RedirectResponse(address, status_code=303, headers=HEADERS)
+
+
+class _Change(BaseModel):
+    """A value at a path of keys, or that there is none."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    path: list[str] = Field(min_length=1, max_length=10)
+    value: Any = None
+    remove: bool = False
+
+
+class _Text(BaseModel):
+    """A spec as it is written, and what is to be changed in it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    text: str
+    edits: list[_Change] = Field(default=[], max_length=_MOST_EDITS)
+
+
+@router.post(f"{FORM}/text")
+def text_with(asked: Annotated[_Text, Body()], who: Reader) -> dict[str, Any]:
+    """A text with some values changed, and what it says: how the form and the text stay in step."""
+    edits = [Edit(tuple(one.path), one.value, one.remove) for one in asked.edits]
+    try:
+        text, document = edited(asked.text, edits)
+    except DocumentError as error:
+        raise SpecError([FieldProblem("text", str(error))]) from error
+    return {"text": text, "document": document}

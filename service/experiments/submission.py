@@ -115,7 +115,7 @@ def draft_clone(
     Raises `NotFoundError`.
     """
     experiment = store.get_experiment(session, experiment_id, project_id=who.project_id)
-    spec = _read(experiment.spec | {"name": name or _named_after(experiment, "clone")})
+    spec = read_spec(experiment.spec | {"name": name or _named_after(experiment, "clone")})
     query = select(Trial.fingerprint, Trial.source_trial_id)
     found = session.execute(query.where(Trial.experiment_id == experiment_id, Trial.source_trial_id.is_not(None)))
     sources = {fingerprint: source for fingerprint, source in found if source is not None}
@@ -161,7 +161,7 @@ def draft_reevaluation(
     base, trials = factored(list(configs.values()))
     kept = ("resources", "timeout_seconds", "hung_after", "max_concurrent_trials", "order", "preempt", "priority")
     kept_words = ("tags", "notes")
-    spec = _read(
+    spec = read_spec(
         {key: experiment.spec[key] for key in (*kept, *kept_words) if key in experiment.spec}
         | {"name": name or _named_after(experiment, "re-evaluated"), "base": base, "trials": trials}
     )
@@ -185,10 +185,10 @@ def draft_extension(
     experiment = store.get_experiment(session, experiment_id, project_id=who.project_id)
     if session.scalar(select(Trial.id).where(Trial.experiment_id == experiment_id, Trial.source_trial_id.is_not(None))):
         raise StateError(f"experiment {experiment_id} re-evaluates others' trials: extend those, and re-evaluate them")
-    spec = _read(experiment.spec)
+    spec = read_spec(experiment.spec)
     if spec.search is not None:
         raise SpecError([FieldProblem("grid", "this experiment is a search: it has no grid to extend; post another")])
-    merged = _read(experiment.spec | _merged(spec, additions))
+    merged = read_spec(experiment.spec | _merged(spec, additions))
     plan = expand_grid(merged, max_trials=max_trials)
     return Draft(merged, plan, EventKind.EXTENDED, experiment_id, before=experiment.spec)
 
@@ -232,8 +232,8 @@ def _joined(values: Sequence[Any], more: Sequence[Any]) -> list[Any]:
     return joined
 
 
-def _read(document: dict[str, Any]) -> ExperimentSpec:
-    """A stored spec, or one made of it. Raises `SpecError`."""
+def read_spec(document: dict[str, Any]) -> ExperimentSpec:
+    """The spec that a document is: a stored one, one made of it, or one from outside. Raises `SpecError`."""
     try:
         return ExperimentSpec.model_validate(document)
     except ValidationError as error:

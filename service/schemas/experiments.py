@@ -416,11 +416,28 @@ class DryTotals(Out):
     seconds: float | None = Field(description="Of training, one trial after another.")
 
 
+class DryRange(Out):
+    """From the least to the largest of the trials' values that are known."""
+
+    least: float = Field(description="The smallest of them.")
+    largest: float = Field(description="The largest of them.")
+
+
+class DryRanges(Out):
+    """How far trials lie apart; null where nothing is known of any."""
+
+    parameters: DryRange | None = Field(description="That are trained.")
+    compression: DryRange | None = Field(description=METRICS["compression"].in_words)
+    seconds: DryRange | None = Field(description="Of training, without evaluation.")
+
+
 class DryRunOut(Out):
     """What a spec would become. A search finds its trials only while it runs: it lists none."""
 
     grid_points: int = Field(description="Points of the grid, before those that are equal become one trial.")
     trial_count: int = Field(description="Trials that would be made.")
     totals: DryTotals = Field(description="What all trials together would cost.")
+    ranges: DryRanges | None = Field(None, description="The least and the largest of all trials.")
+    reasons: list[str] = Field([], description="Why something is null of some trial, each reason once.")
     warnings: list[str] = Field([], description="Fields of the spec that have no effect, and why.")
-    trials: list[DryTrialOut] = Field(description=f"The first {SHOWN}.")
+    trials: list[DryTrialOut] = Field(description=f"The first {SHOWN}; none with `summary`.")

@@ -130,7 +130,8 @@ def _deeper_than(value: Any, limit: int) -> bool:
     return True
 
 
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml where it is there: ten times faster
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""Of PyYAML; libyaml where it is there: ten times faster."""
 _INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
 _MOST_DIGITS = 1000
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
@@ -163,11 +164,57 @@ def yaml_as_json(document: bytes, what: str = "the document") -> bytes:
         raise DocumentError(f"{what} is not YAML that can be read: {error}") from None
 
 
+class _Dumper(yaml.SafeDumper):
+    """Writes what `read_yaml` reads: a word that would be read as something else stands in quotes."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """Always: aliases are not read."""
+        return True
+
+    def represent(self, data: Any) -> None:
+        """The document itself is a block: an object in braces would be taken for JSON."""
+        node = self.represent_data(data)
+        if isinstance(node, yaml.CollectionNode) and node.value:
+            node.flow_style = self.default_flow_style is True
+        self.serialize(node)
+
+
+def _word(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    lines = all(map(str.isprintable, text.split("\n")))
+    style = "|" if lines and "\n" in text else None if lines and _is_plain(text) else '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+def _is_plain(text: str) -> bool:
+    try:
+        return _scalar(yaml.ScalarEvent(None, None, (True, False), text), "") is text
+    except ValueError:
+        return False
+
+
+_Dumper.add_representer(str, _word)
+
+
+def write_yaml(value: Any) -> str:
+    """The document of plain data: blocks, the innermost lists and objects in one line each."""
+    options: dict[str, Any] = {"sort_keys": False, "allow_unicode": True, "default_flow_style": None}
+    text: str = yaml.dump(value, Dumper=_Dumper, width=100, **options)
+    return text
+
+
+def yaml_in_line(value: Any) -> str:
+    """A value as it stands within a line of YAML, in a list or an object too."""
+    listed = yaml.dump(
+        [value], Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=True, width=10**9
+    )
+    return listed.strip()[1:-1]
+
+
 class _Reader:
     """Makes values of the parser's events, which come one at a time: nothing is built of what is refused."""
 
     def __init__(self, text: str) -> None:
-        self._events = yaml.parse(text, Loader=_LOADER)
+        self._events = yaml.parse(text, Loader=LOADER)
 
     def document(self) -> Any:
         next(self._events)  # of the stream

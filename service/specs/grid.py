@@ -9,14 +9,23 @@ from typing import Any
 
 from service.errors import FieldProblem, SpecError
 from service.specs.json_schema import value_fix
-from service.specs.planner import Fields, Plan, PlannedTrial, Planner
+from service.specs.planner import CellCount, Fields, Plan, PlannedCell, PlannedTrial, Planner, Tally
 from service.specs.search import best_direction, domains, space_problems
 from service.specs.spec import PRINTABLE, ExperimentSpec, PartialTrial, Resources
 from service.specs.validation_errors import shown
 from ttsv.config.trial import field_infos
 from ttsv.errors import ConfigError
 
-__all__ = ["PRINTABLE", "ExperimentSpec", "Plan", "PlannedTrial", "Resources", "expand_grid", "search_base"]
+__all__ = [
+    "PRINTABLE",
+    "ExperimentSpec",
+    "Plan",
+    "PlannedTrial",
+    "Resources",
+    "count_grid",
+    "expand_grid",
+    "search_base",
+]
 
 
 @dataclass(frozen=True)
@@ -39,6 +48,45 @@ def expand_grid(spec: ExperimentSpec, *, max_trials: int) -> Plan:
     Raises `SpecError` naming every wrong field; a spec of more than `max_trials` points is refused before it is
     expanded.
     """
+    parts, points = _checked(spec, max_trials)
+    if spec.search is not None:
+        return Plan([], points, _probe(spec, parts.base).idle())
+
+    planner = Planner(_chooser(spec))
+    planned: dict[str, PlannedTrial] = {}
+    for fields in _points(parts):
+        try:
+            trial = planner.plan(fields)
+        except ConfigError as error:
+            raise _at_odds(error) from error
+        planned.setdefault(trial.fingerprint, trial)
+    return Plan(list(planned.values()), points, planner.idle())
+
+
+def count_grid(spec: ExperimentSpec, *, max_trials: int) -> Tally:
+    """Counts what `expand_grid` would list: each cell is planned once, whatever its seeds. Raises the same."""
+    parts, points = _checked(spec, max_trials)
+    if spec.search is not None:
+        return Tally([], points, _probe(spec, parts.base).idle())
+
+    planner = Planner(_chooser(spec))
+    cells: dict[str, PlannedCell] = {}
+    seeds: dict[str, set[int]] = {}
+    for fields, own in _seeded(parts):
+        try:
+            cell = planner.cell(fields)
+            if value_fix(field_infos()["seed"], own[-1]):  # of `repeat`: the values of an axis were looked at
+                planner.plan({**fields, "seed": next(seed for seed in own if value_fix(field_infos()["seed"], seed))})
+        except ConfigError as error:
+            raise _at_odds(error) from error
+        cells[cell.digest] = cell
+        seeds.setdefault(cell.digest, set()).update(own)
+    counts = [CellCount(cell.config, len(seeds[digest])) for digest, cell in cells.items()]
+    return Tally(counts, points, planner.idle())
+
+
+def _checked(spec: ExperimentSpec, max_trials: int) -> tuple[_Parts, int]:
+    """The parts of a spec whose fields are right by themselves, and how many points it has. Raises `SpecError`."""
     problems: list[FieldProblem] = []
     base = _flatten(spec.base, "base", problems)
     points = _count(spec)
@@ -57,18 +105,12 @@ def expand_grid(spec: ExperimentSpec, *, max_trials: int) -> Plan:
         _check_required(parts, problems)
     if problems:
         raise SpecError(problems)
-    if spec.search is not None:
-        return Plan([], points, _probe(spec, base).idle())
+    return parts, points
 
-    planner = Planner(_chooser(spec))
-    planned: dict[str, PlannedTrial] = {}
-    for fields in _points(parts):
-        try:
-            trial = planner.plan(fields)
-        except ConfigError as error:  # of fields that do not go together
-            raise SpecError([FieldProblem(error.field, f"{error.fix}, not {shown(error.value)}")]) from error
-        planned.setdefault(trial.fingerprint, trial)
-    return Plan(list(planned.values()), points, planner.idle())
+
+def _at_odds(error: ConfigError) -> SpecError:
+    """What is said of fields that do not go together."""
+    return SpecError([FieldProblem(error.field, f"{error.fix}, not {shown(error.value)}")])
 
 
 def search_base(spec: ExperimentSpec) -> Fields:
@@ -123,14 +165,30 @@ def _points(parts: _Parts) -> Iterator[Fields]:
                 yield {**fields, "seed": seed}
 
 
-def _product(parts: _Parts) -> Iterator[Fields]:
-    grid = parts.spec.grid
+def _product(parts: _Parts, without: str = "") -> Iterator[Fields]:
+    """The product of variants and axes, one of which may be left out."""
     if not _has_grid(parts.spec):
         return
+    grid = {path: values for path, values in parts.spec.grid.items() if path != without}
     for variant in parts.variants or [{}]:
         shared = {**parts.base, **variant}
         for combination in itertools.product(*grid.values()):
             yield shared | dict(zip(grid, combination, strict=True))
+
+
+def _seeded(parts: _Parts) -> Iterator[tuple[Fields, Sequence[int]]]:
+    """The fields of every point but for the seed, in the points' order, each with its seeds."""
+    axis = parts.spec.grid.get("seed")
+    for fields in _product(parts, without="seed"):
+        yield _apart(fields, axis, parts.spec.repeat)
+    for trial in parts.trials:
+        yield _apart({**parts.base, **trial}, None, parts.spec.repeat)
+
+
+def _apart(fields: Fields, axis: Sequence[int] | None, repeat: int) -> tuple[Fields, Sequence[int]]:
+    rest = {path: value for path, value in fields.items() if path != "seed"}
+    first = fields.get("seed", 0)
+    return rest, axis if axis is not None else range(first, first + repeat)
 
 
 def _check_axes(parts: _Parts, problems: list[FieldProblem]) -> None:

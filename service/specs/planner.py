@@ -29,7 +29,7 @@ class PlannedTrial:
 
 
 @dataclass(frozen=True)
-class _Cell:
+class PlannedCell:
     """A canonical trial with seed 0, its fields that are not defaults, and their digest: the cell of all its seeds."""
 
     config: TrialConfig
@@ -52,6 +52,28 @@ class Plan:
     idle: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class CellCount:
+    """So many trials that train the same but for their seeds; `config` has seed 0, or that of one of them."""
+
+    config: TrialConfig
+    trials: int
+
+
+@dataclass(frozen=True)
+class Tally:
+    """The trials of a spec, counted and not listed. `points` and `idle` are those of its `Plan`."""
+
+    cells: list[CellCount]
+    points: int
+    idle: tuple[str, ...] = ()
+
+    @property
+    def trials(self) -> int:
+        """How many there are."""
+        return sum(cell.trials for cell in self.cells)
+
+
 class Planner:
     """Makes planned trials of fields by dotted path.
 
@@ -63,7 +85,7 @@ class Planner:
     def __init__(self, chooser: str | None = None) -> None:
         self._chooser = chooser
         self._parts: dict[str, Checked] = {}
-        self._cells: dict[str, _Cell] = {}
+        self._cells: dict[str, PlannedCell] = {}
         self._images: set[tuple[Any, ...]] = set()
         self._given: set[str] = set()
         self._effective: set[str] = set()
@@ -74,17 +96,20 @@ class Planner:
 
     def plan(self, fields: Fields) -> PlannedTrial:
         """Raises `ConfigError` for fields that do not go together."""
-        rest = {path: value for path, value in fields.items() if path != "seed"}
-        key = _key(rest)
-        if key not in self._cells:
-            self._cells[key] = self._cell(rest)
-        cell = self._cells[key]
+        cell = self.cell({path: value for path, value in fields.items() if path != "seed"})
         config = dataclasses.replace(cell.config, seed=fields["seed"]) if "seed" in fields else cell.config
         if not config.seed:
             return PlannedTrial(config, cell.digest, cell.digest)
         return PlannedTrial(config, digest({**cell.different, "seed": config.seed}), cell.digest)
 
-    def _cell(self, fields: Fields) -> _Cell:
+    def cell(self, fields: Fields) -> PlannedCell:
+        """What all seeds of such trials share; `fields` name none. Raises `ConfigError`."""
+        key = _key(fields)
+        if key not in self._cells:
+            self._cells[key] = self._made(fields)
+        return self._cells[key]
+
+    def _made(self, fields: Fields) -> PlannedCell:
         top: dict[str, Any] = {}
         nested: dict[str, dict[str, Any]] = {}
         for path, value in fields.items():
@@ -103,7 +128,7 @@ class Planner:
             config.check_images(build=len(self._images) < _MOST_BUILT)
             self._images.add(images)
         different = differing(config)
-        return _Cell(config, different, digest(different))
+        return PlannedCell(config, different, digest(different))
 
     def _part(self, name: str, fields: Mapping[str, Any]) -> Checked:
         key = name + _key(fields)
@@ -146,7 +171,7 @@ _NEEDS = {
 }
 
 
-def warnings(spec: ExperimentSpec, plan: Plan) -> list[str]:
+def warnings(spec: ExperimentSpec, plan: Plan | Tally) -> list[str]:
     """A sentence for every field of the spec that has no effect in any of its trials, with what it would need."""
     found = []
     for path in plan.idle:

@@ -1,11 +1,11 @@
 // Requests to the API, with what it says when it refuses.
 
 /** Sends a request; resolves to {ok, status, answer}, whatever comes back. */
-export async function send(method, url, { body = undefined, type = "application/json", headers = {} } = {}) {
+export async function send(method, url, { body = undefined, type = "application/json", headers = {}, signal = undefined } = {}) {
   const given = { Accept: "application/json", ...headers };
   if (body !== undefined) given["Content-Type"] = type;
   try {
-    const response = await fetch(url, { method, body, headers: given, credentials: "same-origin" });
+    const response = await fetch(url, { method, body, headers: given, credentials: "same-origin", signal });
     const text = await response.text();
     let answer = null;
     try {

@@ -1,14 +1,28 @@
-// The form that takes a spec: looks at it first (dry run), then posts it.
+// The page that makes a spec: its text, the form in step with it, the dry run, and the post of what was looked at.
+//
+// There is one text. A change anywhere makes what was looked at void at once; only the answer of a dry run to the very
+// text that stands there now is shown, and only that text can be posted, byte for byte.
 import { count, element, send, showProblem } from "/static/request.js";
+import { SpecForm } from "/static/spec_form.js";
 
 const MOST = 100; // trials that are listed
+const PAUSE = 300; // milliseconds without a change after which is looked
 const text = document.getElementById("spec");
+const said = document.getElementById("said");
 const problem = document.getElementById("problem");
 const stored = document.getElementById("stored");
 const preview = document.getElementById("preview");
+const list = document.getElementById("list");
+const trials = document.getElementById("trials");
 const submit = document.getElementById("submit");
-let key = newKey();
-let busy = false;
+const odd = document.getElementById("odd");
+const fields = document.getElementById("fields");
+
+let looked = null; // the text of the last dry run that was answered well, and the key under which it is posted
+let looking = null; // what ends the requests about a text that changed since
+let pushing = false; // the form's changes are on their way into the text
+let posting = false;
+let timer = 0;
 
 // One key for one text: a double click, or a second try after a lost answer, stores one experiment. (Not
 // crypto.randomUUID, which plain http from another machine does not have.)
@@ -16,8 +30,8 @@ function newKey() {
   return Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
-function type() {
-  return text.value.trimStart().startsWith("{") ? "application/json" : "application/yaml";
+function typeOf(spec) {
+  return spec.trimStart().startsWith("{") ? "application/json" : "application/yaml";
 }
 
 function number(value, digits = 0) {
@@ -29,6 +43,11 @@ function time(seconds) {
   if (seconds < 90) return `${number(seconds, 1)} s`;
   if (seconds < 5400) return `${number(seconds / 60, 1)} min`;
   return `${number(seconds / 3600, 1)} h`;
+}
+
+function span(range, said) {
+  if (!range) return "–";
+  return range.least === range.largest ? said(range.least) : `${said(range.least)} to ${said(range.largest)}`;
 }
 
 function flatten(config, path = "") {
@@ -53,8 +72,32 @@ function warned(sentences) {
 }
 
 function show(answer) {
-  const trials = answer.trials.slice(0, MOST);
-  const flat = trials.map((trial) => flatten(trial.config));
+  const of = element("span", ` of ${count(answer.grid_points, "point")}, equal ones once`, [], { class: "quiet" });
+  const searched = answer.trial_count === 0 ? `up to ${count(answer.grid_points, "trial")}` : count(answer.trial_count, "trial");
+  const head = element("p", "", [element("strong", searched), answer.trial_count === 0 ? "" : of], { class: "count" });
+  const facts = [
+    ["parameters", span(answer.ranges.parameters, (value) => number(value))],
+    ["compression", span(answer.ranges.compression, (value) => number(value, 1))],
+    ["steps of all trials", number(answer.totals.steps)],
+    ["training of one trial", answer.ranges.seconds && span(answer.ranges.seconds, time)],
+    ["training, one trial after another", time(answer.totals.seconds)],
+  ]
+    .filter(([, value]) => value)
+    .map(([name, value]) => element("div", "", [element("dt", name), element("dd", value)]));
+  const parts = [head, element("dl", "", facts, { class: "record" }), ...warned(answer.warnings)];
+  if (answer.reasons.length > 0) {
+    parts.push(element("p", `Not known: ${answer.reasons.join("; ")}.`, [], { class: "quiet" }));
+  }
+  preview.replaceChildren(...parts);
+  trials.replaceChildren(...(list.open ? table(answer) : []));
+  const cost = answer.totals.seconds === null ? "" : `, ${time(answer.totals.seconds)} of training`;
+  tell(`${searched}, compression ${span(answer.ranges.compression, (value) => number(value, 1))}${cost}`, true);
+}
+
+/** The first trials, in the fields in which they differ. */
+function table(answer) {
+  const listed = answer.trials.slice(0, MOST);
+  const flat = listed.map((trial) => flatten(trial.config));
   const names = [...new Set(flat.flatMap(Object.keys))];
   const varied = names.filter((name) => new Set(flat.map((one) => JSON.stringify(one[name]))).size > 1);
   const isNumeric = (name) => flat.every((one) => (one[name] ?? null) === null || typeof one[name] === "number");
@@ -66,7 +109,7 @@ function show(answer) {
     ...["parameters", "compression", "steps", "training"].map((name) => [name, true]),
   ];
   const head = element("tr", "", headings.map(([name, right]) => element("th", name, [], { scope: "col", ...aligned(right) })));
-  const rows = trials.map((trial, index) => {
+  const rows = listed.map((trial, index) => {
     const values = varied.map((name) => {
       const value = flat[index][name];
       return value === null || value === undefined ? "–" : typeof value === "string" ? value : JSON.stringify(value);
@@ -79,44 +122,144 @@ function show(answer) {
     ];
     return element("tr", "", cells);
   });
-  const total = `${count(answer.trial_count, "trial")} (${count(answer.grid_points, "point")}, equal ones once)`;
-  const cost = `${number(answer.totals.steps)} steps; training, one trial after another: ${time(answer.totals.seconds)}`;
-  const parts = [element("h2", "What would be run"), ...warned(answer.warnings), element("p", `${total}; ${cost}.`)];
-  const reasons = [...new Set(trials.flatMap((trial) => trial.reasons))];
-  if (reasons.length > 0) parts.push(element("p", `Not known: ${reasons.join("; ")}.`, [], { class: "quiet" }));
-  const table = element("table", "", [element("thead", "", [head]), element("tbody", "", rows)]);
-  parts.push(element("div", "", [table], { class: "wide", tabindex: "0", role: "region", "aria-label": "Trials" }));
-  const left = answer.trial_count - trials.length;
+  const whole = element("table", "", [element("thead", "", [head]), element("tbody", "", rows)]);
+  const parts = [element("div", "", [whole], { class: "wide", tabindex: "0", role: "region", "aria-label": "Trials" })];
+  const left = answer.trial_count - listed.length;
   if (left > 0) parts.push(element("p", `and ${number(left)} more`, [], { class: "quiet" }));
-  preview.replaceChildren(...parts);
-  preview.hidden = false;
+  return parts;
 }
 
-function hide(...parts) {
-  for (const part of parts) part.hidden = true;
+/** Says in a line how it stands; `shown`: all of it stands below as well. */
+function tell(words, shown = false) {
+  if (said.textContent !== words) said.textContent = words;
+  said.classList.toggle("shown", shown);
 }
 
-function refuse(result) {
-  showProblem(problem, result);
-  problem.focus();
+/** Whether the form says what the text does not say yet. */
+function ahead() {
+  return pushing || form.dirty;
 }
 
+/** What was looked at is not what stands here any more. */
+function changed() {
+  looked = null;
+  looking?.abort();
+  looking = new AbortController();
+  clearTimeout(timer);
+  stored.hidden = true;
+  preview.classList.add("stale");
+  settle();
+  tell("Checking …");
+}
+
+function settle() {
+  if (submit) submit.disabled = posting || looked === null || looked.text !== text.value || ahead();
+}
+
+/** Has the API look at the text, and shows its answer if the text is still the same. */
 async function look() {
-  hide(problem, stored);
-  const result = await send("POST", "/v1/experiments?dry_run=true", { body: text.value, type: type() });
+  if (ahead()) return;
+  const asked = text.value;
+  const { signal } = looking;
+  const query = list.open ? "" : "&summary=true";
+  const options = { body: asked, type: typeOf(asked), signal };
+  const result = await send("POST", `/v1/experiments?dry_run=true${query}`, options);
+  if (signal.aborted || asked !== text.value || ahead()) return;
+  const errors = result.ok ? [] : (result.answer?.errors ?? []);
+  const known = form.blame(errors);
   if (result.ok) {
+    text.removeAttribute("aria-invalid");
+    text.setAttribute("aria-describedby", "about-spec");
+    problem.hidden = true;
+    looked = { text: asked, key: newKey() };
+    preview.classList.remove("stale");
+    list.hidden = result.answer.trial_count === 0;
     show(result.answer);
   } else {
-    hide(preview);
-    refuse(result);
+    text.setAttribute("aria-invalid", "true");
+    text.setAttribute("aria-describedby", "problem about-spec");
+    preview.replaceChildren();
+    list.hidden = true;
+    refuse(result, errors, known);
+    const many = errors.length === 1 ? "One field is wrong" : `${errors.length} fields are wrong`;
+    tell(errors.length > 0 ? `${many}: ${errors.map((one) => one.field).slice(0, 5).join(", ")}` : "Not looked at.");
   }
+  settle();
 }
 
+/** Says what is wrong; a field that the form has can be gone to. */
+function refuse(result, errors = [], known = []) {
+  showProblem(problem, result);
+  if (errors.length === 0 || result.status !== 422) return;
+  const items = errors.map(({ field, message }, index) => {
+    const name = known[index] === null ? element("code", field) : element("button", field, [], { type: "button", class: "to" });
+    name.addEventListener("click", () => {
+      if (known[index] === null) return;
+      document.querySelector('.tabs a[href="#form-panel"]').click();
+      form.show(known[index]);
+    });
+    return element("li", "", [name, `: ${message}`]);
+  });
+  problem.replaceChildren(element("strong", "Refused"), element("ul", "", items));
+}
+
+/** The form follows the text. */
+async function pull() {
+  const asked = text.value;
+  const { signal } = looking;
+  const body = JSON.stringify({ text: asked });
+  const result = await send("POST", "/submit/text", { body, signal });
+  if (signal.aborted || asked !== text.value || ahead()) return;
+  follow(result);
+}
+
+function follow(result) {
+  fields.inert = !result.ok;
+  odd.hidden = result.ok;
+  if (result.ok) form.fill(result.answer.document);
+  else odd.textContent = `The form waits: ${result.answer?.errors?.[0]?.message ?? result.answer?.detail ?? "no answer"}`;
+}
+
+/** The text follows the form. */
+async function push() {
+  if (pushing) return;
+  pushing = true;
+  text.readOnly = true; // for the moment of the request: what is typed now would be lost
+  let result = null;
+  while (form.dirty) {
+    const body = JSON.stringify({ text: text.value, edits: form.take() });
+    result = await send("POST", "/submit/text", { body });
+    if (!result.ok) break;
+    text.value = result.answer.text;
+    form.fill(result.answer.document);
+  }
+  text.readOnly = false;
+  pushing = false;
+  if (result !== null && !result.ok) {
+    follow(result);
+    setTimeout(pull, 2000); // what the form says is not in the text: it shows again what is
+  }
+  await look();
+}
+
+function later(...works) {
+  timer = setTimeout(() => works.forEach((work) => work()), PAUSE);
+}
+
+/** Posts the text that was looked at, and no other. */
 async function post() {
-  const headers = { "Idempotency-Key": key };
-  const result = await send("POST", "/v1/experiments", { body: text.value, type: type(), headers });
+  if (posting || looked === null || looked.text !== text.value || ahead()) return;
+  const { text: body, key } = looked;
+  posting = true;
+  document.body.setAttribute("aria-busy", "true");
+  settle();
+  const result = await send("POST", "/v1/experiments", { body, type: typeOf(body), headers: { "Idempotency-Key": key } });
+  document.body.removeAttribute("aria-busy");
+  posting = false;
+  settle();
   if (!result.ok) {
     refuse(result);
+    problem.focus();
     return;
   }
   const address = `/experiments/${Number(result.answer.id)}`;
@@ -126,27 +269,32 @@ async function post() {
     return;
   }
   const where = element("a", `experiment ${Number(result.answer.id)}`, [], { href: address });
-  hide(problem, preview);
-  stored.replaceChildren(element("h2", "Stored"), element("p", "As ", [where, "."]), ...warnings);
+  stored.replaceChildren(element("h3", "Stored"), element("p", "As ", [where, "."]), ...warnings);
   stored.hidden = false;
   where.focus();
 }
 
-async function alone(work) {
-  if (busy) return;
-  busy = true;
-  document.body.setAttribute("aria-busy", "true");
-  await work();
-  document.body.removeAttribute("aria-busy");
-  busy = false;
-}
-
-document.getElementById("look").addEventListener("click", () => alone(look));
+const form = new SpecForm(fields, () => {
+  changed();
+  later(push);
+});
 text.addEventListener("input", () => {
-  key = newKey();
-  hide(preview, problem, stored);
+  changed();
+  later(pull, look);
+});
+list.addEventListener("toggle", () => {
+  if (!list.open || ahead()) return; // the form's changes are looked at when they are in the text
+  changed();
+  pull();
+  look();
+});
+document.getElementById("start").addEventListener("submit", (event) => {
+  if (text.value !== text.defaultValue && !window.confirm("Begin anew? What is written here is lost.")) event.preventDefault();
 });
 if (submit) {
-  submit.addEventListener("click", () => alone(post));
-  alone(look);
+  document.getElementById("send").hidden = false;
+  submit.addEventListener("click", post);
 }
+changed();
+pull();
+look();

@@ -1,6 +1,7 @@
 """Dry runs: what a spec would become and cost, with nothing stored."""
 
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,80 @@ def test_a_large_grid_shows_its_first_thousand(sqlite_api: TestClient) -> None:
     found = sqlite_api.post("/v1/experiments?dry_run=true", json=SPEC | {"grid": {"seed": list(range(3000))}}).json()
     assert (found["trial_count"], len(found["trials"])) == (3000, 1000)
     assert found["totals"]["steps"] == 3000 * found["trials"][0]["steps"]
+
+
+class TestSummary:
+    """`summary=true`: all is counted, nothing is listed."""
+
+    def both(self, api: TestClient, spec: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        whole = api.post("/v1/experiments?dry_run=true", json=spec).json()
+        brief = api.post("/v1/experiments?dry_run=true&summary=true", json=spec).json()
+        return whole, brief
+
+    def test_it_says_the_same_and_lists_nothing(self, api: TestClient) -> None:
+        spec = SPEC | {
+            "variants": [{}, {"delta": 1.0}, {"training": {"lr": 0.1}}],
+            "trials": [{"seed": 1}, {"rank": 7}],
+        }
+        whole, brief = self.both(api, spec)
+        assert len(whole.pop("trials")) == whole["trial_count"] == 9 < whole["grid_points"] == 14
+        assert brief.pop("trials") == []
+        assert brief == whole
+        assert brief["ranges"]["compression"]["least"] == 1.0 < brief["ranges"]["compression"]["largest"]
+        assert brief["ranges"]["seconds"] is None
+        assert brief["reasons"] == ["nothing was measured yet from which the time could be told"]
+        assert brief["warnings"]
+        assert api.get("/v1/experiments").json()["items"] == []
+
+    def test_seeds_beyond_the_thousandth_trial_count(self, sqlite_api: TestClient) -> None:
+        spec = SPEC | {"grid": {"seed": list(range(1500)), "rank": [2, 4]}}
+        answer = sqlite_api.post("/v1/experiments?dry_run=true&summary=true", json=spec)
+        assert len(answer.content) < 1000
+        found = answer.json()
+        assert (found["trial_count"], found["grid_points"], found["trials"]) == (3000, 3000, [])
+        assert found["totals"]["steps"] == 3000 * 3 * math.ceil(1295 / 64)
+        spec = SPEC | {"grid": {"rank": [2, 4]}, "repeat": 5000}
+        assert sqlite_api.post("/v1/experiments?dry_run=true&summary=true", json=spec).json()["trial_count"] == 10_000
+
+    def test_twenty_thousand_trials_are_counted_quickly(self, sqlite_api: TestClient) -> None:
+        """At a fraction of what the listing takes: the processor's time, whatever else runs."""
+        grid = {"rank": list(range(1, 21)), "delta": [k / 10 for k in range(1, 21)], "seed": list(range(50))}
+        spec = SPEC | {"base": SPEC["base"] | {"constraint": "clip"}, "grid": grid}
+        took = {}
+        for name in ("", "&summary=true"):
+            begin = time.process_time()
+            found = sqlite_api.post(f"/v1/experiments?dry_run=true{name}", json=spec).json()
+            took[name] = time.process_time() - begin
+            assert found["trial_count"] == 20_000
+        assert took["&summary=true"] < took[""] / 4, took
+
+    def test_of_a_search_there_are_none_yet(self, sqlite_api: TestClient) -> None:
+        search = {"algorithm": "random", "trials": 50, "space": {"training.lr": {"loguniform": [1e-3, 1]}}}
+        whole, brief = self.both(sqlite_api, {"name": "x", "base": SPEC["base"], "search": search})
+        assert brief == whole
+        assert (brief["grid_points"], brief["trial_count"], brief["ranges"]["compression"]) == (50, 0, None)
+
+    def test_it_refuses_the_same(self, sqlite_api: TestClient) -> None:
+        wrong = (
+            {"grid": {"rank": [0], "nix": [1]}},
+            {"grid": {"clipping.floor": [0.5, 2.0], "delta": [1.0]}},
+            {"grid": {}, "base": SPEC["base"] | {"seed": 2**32 - 2}, "repeat": 5},
+            {"grid": {"seed": list(range(300)), "rank": list(range(1, 101))}},
+        )
+        for change in wrong:
+            whole, brief = self.both(sqlite_api, SPEC | change)
+            whole.pop("request_id"), brief.pop("request_id")
+            assert brief == whole
+            assert brief["status"] == 422
+
+    def test_without_a_dry_run_nothing_is_stored(self, sqlite_api: TestClient) -> None:
+        for path in ("/v1/experiments", "/v1/presets/senderovich2022/table2"):
+            answer = sqlite_api.post(f"{path}?summary=true", json=SPEC)
+            assert answer.status_code == 422
+            assert answer.json()["errors"][0]["field"] == "summary"
+        assert sqlite_api.get("/v1/experiments").json()["items"] == []
+        found = sqlite_api.post("/v1/presets/senderovich2022/table2?dry_run=true&summary=true").json()
+        assert (found["trials"], found["trial_count"] > 5) == ([], True)
 
 
 def test_own_data_that_is_not_there(api: TestClient, database_url: str) -> None:

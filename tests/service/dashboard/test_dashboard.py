@@ -1,6 +1,5 @@
 """The pages, on SQLite and Postgres: what they show, that names are inert in them, and who may press their buttons."""
 
-import json
 import math
 import re
 import statistics
@@ -16,6 +15,7 @@ from sqlalchemy.orm import Session
 from service.access import keys
 from service.access.security import Scope, installation_secret, new_key
 from service.dashboard.charts import line_chart
+from service.dashboard.spec_form import IN_THE_TEXT
 from service.dashboard.spec_pages import START
 from service.dashboard.wording import counted
 from service.database import Artifact, Experiment, Protocol, Result, Trial
@@ -27,6 +27,7 @@ from service.queue import leases
 from service.queue.leases import Lease
 from service.queue.trials import ProtocolRecord, hold
 from service.settings import Settings
+from service.specs.documents import read_yaml, write_yaml
 from service.specs.grid import ExperimentSpec, expand_grid
 from tests.held import reported
 
@@ -44,6 +45,8 @@ class Page(HTMLParser):
         super().__init__()
         self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.text = ""
+        self.inside: dict[str, str] = {}
+        """Text of the elements with an id that have no others in them."""
         self._open: list[str] = []
         self.feed(text)
         self.close()
@@ -64,6 +67,8 @@ class Page(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self.text += data
+        if name := self.elements and self.elements[-1][1].get("id"):
+            self.inside[name] = self.inside.get(name, "") + data
 
     def all(self, tag: str) -> list[dict[str, str | None]]:
         """The attributes of every element of this name."""
@@ -415,10 +420,8 @@ class TestActions:
                 assert answer.json()["revision"] > before, (name, verb)
 
     def test_presets_and_the_form_begin_with_valid_specs(self, show: Callable[[str], Page]) -> None:
-        def document(path: str) -> dict[str, Any]:
-            page = show(path)
-            found: dict[str, Any] = json.loads(page.text[page.text.index("{") : page.text.rindex("}") + 1])
-            return found
+        def document(path: str) -> Any:
+            return read_yaml(show(path).inside["spec"])
 
         assert document("/submit") == START
         assert len(expand_grid(ExperimentSpec.model_validate(START), max_trials=100).trials) == 8
@@ -426,6 +429,91 @@ class TestActions:
         assert len(links) == 2 * len(presets())
         for link in links[:4]:
             expand_grid(ExperimentSpec.model_validate(document(link)), max_trials=1000)
+
+
+class TestForm:
+    """The page that makes a spec: fields of the schema, and what it does without scripts."""
+
+    def test_every_field_of_the_served_schema_is_there(
+        self, show: Callable[[str], Page], openapi: dict[str, Any]
+    ) -> None:
+        page = show("/submit")
+        fields = {attributes["data-path"]: attributes for attributes in page.all("div") if "data-path" in attributes}
+        schema = openapi["components"]["schemas"]["ExperimentSpec"]["properties"]
+        axes = set(schema["grid"]["properties"])
+        assert {path for path, found in fields.items() if "data-varies" in found} == axes
+        rest = {str(path).partition(".")[0] for path in fields if path not in axes}
+        assert rest == set(schema) - {"spec_version", "base", "grid", *IN_THE_TEXT}
+        training = schema["base"]["properties"]["training"]["properties"]
+        assert training["lr"]["description"] in page.text
+        inputs = {found.get("id"): found for found in page.all("input")}
+        assert inputs["field-training.lr"]["placeholder"] == str(training["lr"]["default"])
+        choices = [found["value"] for found in page.all("option")]
+        assert {f'"{name}"' for name in schema["base"]["properties"]["layer"]["enum"]} <= set(choices)
+        for path in fields:
+            (about,) = [found for _, found in page.elements if found.get("id") == f"about-{path}"]
+            assert page.inside[str(about["id"])].strip()
+
+    def test_a_stored_spec_is_shown_without_its_defaults(self, api: TestClient, show: Callable[[str], Page]) -> None:
+        spec = {"name": "x", "base": {"dataset": "digits", "model": "small-cnn"}, "repeat": 2, "notes": "a\nb"}
+        made = api.post("/v1/experiments", json=spec).json()
+        assert read_yaml(show(f"/submit?experiment={made['id']}").inside["spec"]) == spec | {"spec_version": 2}
+
+    def send(self, api: TestClient, **fields: str) -> Any:
+        return api.post("/submit", data=fields, headers=BROWSER, follow_redirects=False)
+
+    def test_without_scripts_it_is_looked_at_first(self, api: TestClient) -> None:
+        answer = self.send(api, spec=write_yaml(START), do="look")
+        assert answer.status_code == 200
+        page = Page(answer.text)
+        sound(page)
+        assert "8 trials of 8 points" in re.sub(r"\s+", " ", page.text)
+        (looked,) = [found["value"] for found in page.all("input") if found.get("name") == "spec"]
+        (key,) = [found["value"] for found in page.all("input") if found.get("name") == "key"]
+        assert api.get("/v1/experiments").json()["items"] == []
+        for _ in range(2):
+            posted = self.send(api, spec=str(looked), key=str(key), do="post")
+            assert (posted.status_code, posted.headers["location"]) == (303, "/experiments/1")
+        assert len(api.get("/v1/experiments").json()["items"]) == 1
+
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            ("name: [", "not YAML that can be read"),
+            ('{"name": NaN}', "NaN is not a JSON number"),
+            ("name: x", "base.dataset: is required"),
+            (HOSTILE, "canary"),
+            ("", "empty"),
+        ],
+    )
+    def test_what_is_wrong_is_said(self, sqlite_api: TestClient, text: str, said: str) -> None:
+        for what in ("look", "post"):
+            answer = self.send(sqlite_api, spec=text, do=what)
+            assert answer.status_code == 422
+            page = Page(answer.text)
+            sound(page)
+            assert said in page.text
+            assert page.inside.get("spec", "").strip() == text.strip()
+        assert sqlite_api.get("/v1/experiments").json()["items"] == []
+
+    def test_a_text_and_its_changes(self, sqlite_api: TestClient) -> None:
+        text = "name: x  # mine\nbase: {rank: 4}\n"
+        edits = [{"path": ["base", "rank"], "remove": True}, {"path": ["grid", "rank"], "value": [4, 8]}]
+        found = sqlite_api.post("/submit/text", json={"text": text, "edits": edits}).json()
+        assert found["document"] == read_yaml(found["text"]) == {"name": "x", "grid": {"rank": [4, 8]}}
+        assert found["text"].startswith("name: x  # mine\n")
+        for body, said in (
+            ({"text": "- x"}, "must be an object"),
+            ({"text": "a: &x 1"}, "anchors"),
+            ({"text": "a: .inf"}, "Infinity"),
+            ({"text": "{" * 50}, "not JSON"),
+            ({"text": "base: 5", "edits": [{"path": ["base", "x"], "value": 1}]}, "must be an object"),
+            ({"text": "a: 1", "edits": [{"path": []}]}, "at least 1"),
+            ({"text": "a: 1", "nix": 1}, "unknown"),
+        ):
+            answer = sqlite_api.post("/submit/text", json=body)
+            assert answer.status_code == 422, body
+            assert said in answer.text, body
 
 
 class TestBoards:
@@ -716,7 +804,19 @@ class TestKeys:
         self.login(site, make("vision", "read"))
         page = Page(site.get("/experiments/1").text)
         assert not [button for button in page.all("button") if "data-action" in button]
-        assert "may read and not submit" in Page(site.get("/submit").text).text
+        form = Page(site.get("/submit").text)
+        assert "may read and not submit" in form.text
+        assert "submit" not in {button.get("id") for button in form.all("button")}
+        ours = {"Origin": "http://testserver"}
+        looked = site.post("/submit", data={"spec": write_yaml(START), "do": "look"}, headers=ours)
+        assert looked.status_code == 200
+        assert "Submit what is shown here" not in looked.text
+        posted = site.post("/submit", data={"spec": write_yaml(START), "do": "post"}, headers=ours)
+        assert posted.status_code == 403
+        others = {"Origin": "https://evil.example"}
+        for path in ("/submit", "/submit/text"):
+            assert site.post(path, data={"spec": "x"} if path == "/submit" else None, headers=others).status_code == 401
+        assert len(site.get("/v1/experiments").json()["items"]) == 1
 
 
 def test_a_trial_s_page_needs_no_experiment_of_its_own_state(

@@ -2,6 +2,8 @@
 
 import itertools
 import time
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]
@@ -11,7 +13,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from service.errors import SpecError
-from service.specs.grid import ExperimentSpec, Plan, expand_grid
+from service.specs.grid import ExperimentSpec, Plan, count_grid, expand_grid
+from service.specs.planner import Tally
 from tests.examples import examples
 from ttsv.config.trial import TrialConfig, field_infos
 from ttsv.data.catalog import DatasetName
@@ -415,3 +418,62 @@ class TestSchema:
         for wrong in refused:
             assert not _fits({"name": "test", "base": BASE} | wrong)
         assert _fits({"name": "test", "base": BASE, "grid": {"rank": [None, 8]}})
+
+
+AXES: dict[str, list[Any]] = {
+    "seed": [0, 1, 2, 3],
+    "layer": ["dense", "tt", "soc"],
+    "rank": [None, 1, 2.0, 2, 0.5],
+    "lambda_ort": [0, 0.0, 0.1],
+    "constraint": ["none", "clip", "divide"],
+    "delta": [None, 1, 1.0, 2.0],
+    "clipping.floor": [None, 1.5],
+    "training.lr": [0.1, 1, 1.0],
+    "training.nesterov": [True, False],
+    "evaluation.attack": ["none", "pgd"],
+}
+"""Values of which some are the same, some have no effect, and some do not go together."""
+
+
+def _some(path: str) -> st.SearchStrategy[list[Any]]:
+    return st.lists(st.sampled_from(AXES[path]), min_size=1, max_size=3)
+
+
+@st.composite
+def _partials(draw: st.DrawFn, paths: list[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for path in paths:
+        part, _, name = path.rpartition(".")
+        (found.setdefault(part, {}) if part else found)[name] = draw(st.sampled_from(AXES[path]))
+    return found
+
+
+def _refused_or(function: Callable[..., Any], spec: ExperimentSpec) -> Any:
+    try:
+        return function(spec, max_trials=5000)
+    except SpecError as error:
+        return error.problems
+
+
+@given(st.data())
+def test_counting_is_expanding(data: st.DataObject) -> None:
+    """The same trials, cells, idle fields and refusals, of any spec."""
+    paths = data.draw(st.lists(st.sampled_from(sorted(AXES)), unique=True, max_size=6))
+    cut = data.draw(st.integers(0, len(paths)))
+    free = st.lists(st.sampled_from(paths[cut:] or ["seed"]), unique=True)
+    spec = ExperimentSpec(
+        name="x",
+        base=BASE,
+        grid={path: data.draw(_some(path)) for path in paths[:cut]},
+        variants=data.draw(st.lists(free.flatmap(_partials), max_size=2)),
+        trials=data.draw(st.lists(free.flatmap(_partials), max_size=2)),
+        repeat=data.draw(st.sampled_from([1, 1, 3])),
+    )
+    plan, tally = _refused_or(expand_grid, spec), _refused_or(count_grid, spec)
+    if not isinstance(plan, Plan):
+        assert tally == plan
+        return
+    assert isinstance(tally, Tally)
+    assert (tally.points, tally.idle, tally.trials) == (plan.points, plan.idle, len(plan.trials))
+    counts = Counter(planned.cell for planned in plan.trials)
+    assert {cell.config.cell(): cell.trials for cell in tally.cells} == counts
