@@ -7,7 +7,8 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from service.database import Artifact, Attempt, Environment, Trial, now
+from service.database import Artifact, Attempt, Environment, EpochSpectra, Result, Trial, now
+from service.database.experiments import StoredSpectra
 from ttsv.data.corruptions import KINDS
 
 ATTEMPTS = 2
@@ -48,7 +49,9 @@ def evaluation(accuracy: float = 0.9, images: int = 10_000) -> dict[str, Any]:
         "corruptions": {
             "mean": accuracy - 0.22,
             "table": {
-                kind: [accuracy * (1 - (0.02 + 0.03 * index % 0.11) * severity) - 0.01 * rng.random() for severity in _FIVE]
+                kind: [
+                    accuracy * (1 - (0.02 + 0.03 * index % 0.11) * severity) - 0.01 * rng.random() for severity in _FIVE
+                ]
                 for index, kind in enumerate(KINDS)
             },
             "mce": 0.81,
@@ -75,6 +78,21 @@ def layers(count: int = 8, delta: float = 1.0) -> list[dict[str, Any]]:
         }
         for index in range(count)
     ]
+
+
+def spectra(session: Session, trial_id: int, epochs: int = 80, every: int = 5, count: int = 8) -> None:
+    """What a trial's layers had while it trained: values that grow until they are clipped."""
+    seen = [1, *(epoch for epoch in range(every, epochs + 1, every) if epoch > 1)]
+    for epoch in seen:
+        values, before = [], []
+        for index in range(count):
+            top = 1 - 0.6 * math.exp(-epoch / (6 + 3 * index))
+            grown = [top * share**1.5 for share in (0.02, 0.16, 0.37, 0.58, 0.78, 0.93, 1.0)]
+            values.append([min(1.0, 1.08 * value) for value in grown])
+            before.append([value * (1.1 + 0.01 * index) for value in grown])
+        names = [f"features.{3 * index}" for index in range(count)]
+        stored: StoredSpectra = {"names": names, "values": values, "before": [*before]}
+        session.add(EpochSpectra(trial_id=trial_id, epoch=epoch, layers=stored))
 
 
 def attempts(session: Session, trial_id: int, points: int = 120) -> None:
@@ -118,14 +136,13 @@ def changes(accuracy: float = 0.9) -> dict[str, Any]:
 
 def dress(session: Session, trial_id: int) -> None:
     """Gives a trial that has succeeded what every tab shows."""
-    from service.database import Result
-
     trial, result = session.get(Trial, trial_id), session.get(Result, trial_id)
     assert trial is not None
     assert result is not None
     found = changes(result.accuracy)
     result.evaluation, result.layers, result.environment = found["evaluation"], found["layers"], found["environment"]
     attempts(session, trial_id)
+    spectra(session, trial_id)
     file(session, trial_id)
 
 

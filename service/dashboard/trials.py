@@ -18,13 +18,14 @@ from service.dashboard.rendering import HEADERS, PageRoute, PageSize, Show
 from service.dashboard.trial_tabs import absent, corruption_values, reliabilities, robustness, threshold, uses
 from service.dashboard.wording import CURVE_METRICS
 from service.database import OPEN_TRIALS, TrialState
-from service.experiments import epoch_points, store
+from service.experiments import epoch_points, epoch_spectra, store
 from service.experiments.listing import TrialFilter, list_trials, trials_by_id
 from service.experiments.logs import tail, trial_log
 from service.leaderboards.metrics import Metric
 from service.queue import attempts
 from service.schemas.experiments import ArtifactOut
 from service.schemas.trial_tables import Shown
+from ttsv.results import SPECTRUM_SHARES
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -94,6 +95,7 @@ def trial(trial_id: TrialId, show: Show, who: Reader, database: Db, settings: Co
         name = experiment.name
         begun = attempts.listed(session, trial_id)
         sampled = attempts.listed(session, trial_id, resources=True)
+        watched = epoch_spectra.history(session, trial_id, 2)
         session.expunge_all()
     result = found.result
     values = [(metric, getattr(result, metric.value)) for metric in Metric] if result else []
@@ -112,6 +114,8 @@ def trial(trial_id: TrialId, show: Show, who: Reader, database: Db, settings: Co
         protocol=found.protocol,
         layers=layer_ranges(layers[:_LAYERS]),
         layer_count=len(layers),
+        watched=watched,
+        shares=SPECTRUM_SHARES,
         unevaluated=absent(found.trial, result),
         robustness=robustness(result),
         uncorrupted=absent(found.trial, result, corruption_values(found.trial.dataset)),

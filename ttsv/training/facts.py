@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ttsv.config.evaluation import EVALUATION
-from ttsv.config.fields import Plain, differing
+from ttsv.config.fields import Plain
 from ttsv.config.trial import TrainingConfig, TrialConfig
 from ttsv.constraints import LayerNorms
 from ttsv.data.loading import Dataset
@@ -118,7 +118,7 @@ def read_training(path: Path, config: TrialConfig, arguments: ModelArguments, da
 
 def _trained(config: TrialConfig) -> Plain:
     """What differs from the defaults, but for the evaluation."""
-    return differing(replace(config, evaluation=EVALUATION))
+    return replace(config, evaluation=EVALUATION).deciding()
 
 
 def _require(path: Path, name: str, found: Any, wanted: Any) -> None:

@@ -20,7 +20,8 @@ export function clear(hex, alpha) {
 
 /**
  * Charts in a figure. `make()` gives them, anew for each scheme: {title, xs, series: [{label, values, stroke, width,
- * dash}], bands: [{between: [i, j], fill}], log}; a series without a label is not spoken of.
+ * dash}], bands: [{between: [i, j], fill}], log, whole, from, points}; `whole` xs are counts,
+ * `from` is where the axis begins, and `points` false leaves the dots out.
  */
 export class LineCharts {
   constructor(figure, { say, key }) {
@@ -94,7 +95,7 @@ export class LineCharts {
           width,
           dash,
           spanGaps: true,
-          points: { show: lonely && Boolean(label) && Boolean(stroke), size: 5, fill: stroke },
+          points: { show: lonely && chart.points !== false && Boolean(label), size: 5, fill: stroke },
         })),
       ],
       bands: (chart.bands ?? []).map(({ between: [high, low], fill }) => ({ series: [high + 1, low + 1], fill })),
@@ -152,6 +153,20 @@ export class LineCharts {
     if (!event || event.type !== "mousemove" || idx === null || idx === undefined || left < 0) return;
     if (event.target !== plot.over && !plot.over.contains(event.target)) return;
     showTip(event.clientX, event.clientY, this.lines(chart, idx));
+  }
+
+  /** A piece of a line, for what explains it. */
+  stroke(stroke, dash) {
+    const canvas = element("canvas", "", [], { class: "stroke", width: 48, height: 16, "aria-hidden": "true" });
+    const pen = canvas.getContext("2d");
+    pen.strokeStyle = stroke;
+    pen.lineWidth = 4;
+    pen.setLineDash(dash.map((length) => 2 * length));
+    pen.beginPath();
+    pen.moveTo(0, 8);
+    pen.lineTo(48, 8);
+    pen.stroke();
+    return canvas;
   }
 
   /** All charts below each other, as they are on the screen. */

@@ -1,9 +1,9 @@
 // The tabs of a trial: each reads its numbers when it is first seen, and again when the trial got on.
-import { LineCharts } from "/static/lines.js";
+import { LineCharts, clear } from "/static/lines.js";
 import { Picture, certified, corruptions, lipschitz, ranges, reliability } from "/static/pictures.js";
 import { element } from "/static/request.js";
 import { csv, fileName, save } from "/static/save.js";
-import { palette } from "/static/theme.js";
+import { colour as paint, onScheme, palette } from "/static/theme.js";
 
 const { trialId, delta: threshold } = document.getElementById("tabs").dataset;
 const delta = threshold ? Number(threshold) : null;
@@ -97,10 +97,82 @@ async function calibration() {
 }
 
 async function spectra() {
+  await overTraining();
   const found = await read("spectra");
   const layers = (found?.layers ?? []).filter(({ largest }) => Number.isFinite(largest));
   await pictures.get("ranges").show(layers.length > 0 ? { layers, delta } : null);
 }
+
+const MOST_FANS = 12;
+const fans = document.querySelector(".fans-figure");
+const fan = new LineCharts(fans, { key: "fans", say: (epoch) => `epoch ${epoch}` });
+const every = fans.querySelector("button[data-every]");
+const NAMES = ["least", "5 %", "25 %", "median", "75 %", "95 %", "largest"];
+const BANDS = [[6, 0, 0.14], [5, 1, 0.2], [4, 2, 0.3]];
+let history = null;
+let all = false;
+
+/** A chart for each layer: its quantiles as a fan, those before the projection as lines, and the threshold. */
+function fanCharts() {
+  const [after, before] = palette();
+  const log = fans.querySelector("[name=log]").checked;
+  const old = fans.querySelector("[name=before]").checked;
+  return history.layers.slice(0, all ? undefined : MOST_FANS).map(({ name, values, before: found }) => {
+    const column = (rows, index) => rows.map((row) => (row === null ? null : row[index]));
+    const series = NAMES.map((label, index) => ({
+      label,
+      values: column(values, index),
+      stroke: index === 3 ? after : clear(after, 0.55),
+      width: index === 3 ? 2 : 1,
+    }));
+    if (old && found.some((row) => row !== null)) {
+      series.push({ label: "largest before", values: column(found, 6), stroke: before, width: 1.5, dash: [5, 3] });
+      series.push({ label: "median before", values: column(found, 3), stroke: before, width: 1, dash: [2, 3] });
+    }
+    if (delta !== null) series.push({ label: "δ", values: history.epochs.map(() => delta), stroke: paint("front"), width: 1.5, dash: [8, 4] });
+    const bands = BANDS.map(([high, low, share]) => ({ between: [high, low], fill: clear(after, share) }));
+    return { title: name || "(model)", xs: history.epochs, series, bands, log, whole: true, points: false, ...(log ? {} : { from: 0 }) };
+  });
+}
+
+function drawFans() {
+  every.hidden = all || history.layers.length <= MOST_FANS;
+  every.textContent = `All ${history.layers.length} layers`;
+  const [after, before] = palette();
+  const key = (text, stroke, dash = []) => element("span", "", [fan.stroke(stroke, dash), text], { class: "key" });
+  const keys = [key("least to largest, 5 to 95 %, quartiles, median", after)];
+  if (history.layers.some((layer) => layer.before.some((row) => row !== null))) keys.push(key("largest and median before the projection", before, [5, 3]));
+  if (delta !== null) keys.push(key(`δ = ${delta}`, paint("front"), [8, 4]));
+  fans.querySelector(".keys").replaceChildren(...keys);
+  fan.show(fanCharts);
+}
+
+async function overTraining() {
+  const found = await read("spectra/epochs");
+  fans.hidden = found === null || found.layers.length === 0;
+  if (fans.hidden) return;
+  history = found;
+  drawFans();
+}
+
+fans.addEventListener("change", drawFans);
+fans.addEventListener("click", (event) => {
+  if (event.target === every) {
+    all = true;
+    drawFans();
+  }
+  const kind = event.target.closest("button[data-save]")?.dataset.save;
+  const name = fileName("trial", trialId, "spectra");
+  if (kind === "png") save(`${name}.png`, fan.png());
+  if (kind !== "csv") return;
+  const rows = history.layers.flatMap((layer) =>
+    history.epochs.flatMap((epoch, index) =>
+      [["after", layer.values[index]], ["before", layer.before[index]]].filter(([, row]) => row !== null).map(([when, row]) => [layer.name, epoch, when, ...row]),
+    ),
+  );
+  save(`${name}.csv`, csv([["layer", "epoch", "projection", ...NAMES], ...rows]), "text/csv");
+});
+onScheme(() => history !== null && drawFans());
 
 const used = document.querySelector(".resources-figure");
 const chooser = used.querySelector("select");
