@@ -63,10 +63,8 @@ def test_every_picture_is_drawn_and_axe_finds_nothing(shown: Site, browse: Calla
             page.wait_for_selector(".resources-figure[data-drawn='4']")
         assert page.evaluate("() => document.documentElement.scrollWidth - innerWidth") <= 0, panel
         page.evaluate(source)
-        said = page.evaluate("() => axe.run()")
-        assert [(one["id"], [node["html"][:120] for node in one["nodes"]][:3]) for one in said["violations"]] == [], (
-            panel
-        )
+        violations = page.evaluate("() => axe.run()")["violations"]
+        assert [(one["id"], [node["html"][:120] for node in one["nodes"]][:3]) for one in violations] == [], panel
 
 
 def test_tabs_are_links_that_keys_move_over(shown: Site, browse: Callable[..., Tab]) -> None:
@@ -124,9 +122,8 @@ def test_certificates_stand_beside_attacks(shown: Site, browse: Callable[..., Ta
     page.wait_for_selector(".picture[data-picture=lipschitz][data-drawn]")
     lipschitz.locator(".canvas").focus()
     page.keyboard.press("Home")
-    assert re.match(
-        r"pixels, fgsm: .*; \d+ of 10000 images; certified bound 11.4", lipschitz.locator(".readout").inner_text()
-    )
+    said = lipschitz.locator(".readout").inner_text()
+    assert re.match(r"pixels, fgsm: .*; \d+ of 10000 images; certified bound 11.4", said)
 
 
 def test_spectra_over_training_are_a_fan_for_each_layer(shown: Site, browse: Callable[..., Tab]) -> None:

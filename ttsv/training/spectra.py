@@ -1,7 +1,6 @@
 """Singular values of a network's layers while it is trained: copies within a step, their spectra between epochs."""
 
 import copy
-import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -77,14 +76,10 @@ class SpectraWatch:
         """The spectra of what was copied, which is forgotten; None where nothing was, or has no singular values."""
         before, after = self._before, self._after
         self._before = self._after = None
-        if after is None:
+        times = [copies for copies in (after, before) if copies is not None]
+        if not after or not _finite(times):  # of weights that are not: the training says so itself
             return None
-        try:
-            found = self._quantiles([after] if before is None else [after, before])
-        except torch.linalg.LinAlgError:
-            found = []
-        if not all(math.isfinite(value) for time in found for row in time for value in row) or not found:
-            return None  # of weights that are not finite: the training says so itself
+        found = self._quantiles(times)
         olds = found[1] if before is not None else [None] * len(after)
         rows = zip(after, found[0], olds, strict=True)
         return tuple(LayerSpectrum(name=name, values=values, before=old) for name, values, old in rows)
@@ -102,8 +97,12 @@ class SpectraWatch:
             for layers in times
             for name, layer in layers.items()
         ]
-        if not taken:
-            return [[] for _ in times]
         rows = [tuple(row) for row in torch.stack(taken).tolist()]
         each = len(self._sizes)
         return [rows[index * each : (index + 1) * each] for index in range(len(times))]
+
+
+def _finite(times: Sequence[Mapping[str, nn.Module]]) -> bool:
+    """Whether all weights are."""
+    owned = [value.isfinite().all() for layers in times for layer in layers.values() for value in layer.parameters()]
+    return bool(torch.stack(owned).all())

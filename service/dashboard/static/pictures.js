@@ -78,7 +78,7 @@ export class Picture {
     }[event.key];
     if (step === undefined) return;
     event.preventDefault();
-    const next = this.at < 0 ? 0 : this.at + step;
+    const next = this.at >= 0 ? this.at + step : event.key === "End" ? last : 0;
     this.mark(this.columns > 1 && (next < 0 || next > last) && Math.abs(step) === this.columns ? this.at : Math.min(last, Math.max(0, next)));
   }
 
@@ -144,7 +144,7 @@ function shapes(id, data, shape, more = {}) {
 }
 
 /** A line across a chart, with words at its end. */
-function level(id, from, to, words, role, dash = [6, 4], more = {}) {
+function level(id, from, to, words, role, dash = [6, 4], { above = false, ...more } = {}) {
   return {
     id,
     type: "custom",
@@ -156,9 +156,11 @@ function level(id, from, to, words, role, dash = [6, 4], more = {}) {
       const [x2, y2] = api.coord([api.value(2), api.value(3)]);
       const upright = Math.abs(x1 - x2) < 1;
       const right = x2 > params.coordSys.x + params.coordSys.width * 0.6;
-      const text = upright
-        ? { x: x2 + (right ? -6 : 6), y: Math.min(y1, y2) + 4, align: right ? "right" : "left", verticalAlign: "top" }
-        : { x: Math.max(x1, x2) - 4, y: y2 - 4, align: "right", verticalAlign: "bottom" };
+      const text = above
+        ? { x: x2, y: Math.min(y1, y2) - 2, align: "center", verticalAlign: "bottom" }
+        : upright
+          ? { x: x2 + (right ? -6 : 6), y: Math.min(y1, y2) + 4, align: right ? "right" : "left", verticalAlign: "top" }
+          : { x: Math.max(x1, x2) - 4, y: y2 - 4, align: "right", verticalAlign: "bottom" };
       return {
         type: "group",
         children: [
@@ -479,7 +481,7 @@ export function ranges({ layers, delta }, width) {
       return { type: "group", children };
     }),
   ];
-  if (delta !== null) series.push(level("delta", [delta, -0.5], [delta, layers.length - 0.5], `δ = ${short(delta)}`, "front"));
+  if (delta !== null) series.push(level("delta", [delta, -0.5], [delta, layers.length - 0.5], `δ = ${short(delta)}`, "text", [6, 4], { above: true }));
   return {
     items,
     height: 34 + layers.length * high + 48,

@@ -129,7 +129,7 @@ function fanCharts() {
       series.push({ label: "largest before", values: column(found, 6), stroke: before, width: 1.5, dash: [5, 3] });
       series.push({ label: "median before", values: column(found, 3), stroke: before, width: 1, dash: [2, 3] });
     }
-    if (delta !== null) series.push({ label: "δ", values: history.epochs.map(() => delta), stroke: paint("front"), width: 1.5, dash: [8, 4] });
+    if (delta !== null) series.push({ label: "δ", values: history.epochs.map(() => delta), stroke: paint("text"), width: 1.5, dash: [8, 4] });
     const bands = BANDS.map(([high, low, share]) => ({ between: [high, low], fill: clear(after, share) }));
     return { title: name || "(model)", xs: history.epochs, series, bands, log, whole: true, points: false, ...(log ? {} : { from: 0 }) };
   });
@@ -142,7 +142,7 @@ function drawFans() {
   const key = (text, stroke, dash = []) => element("span", "", [fan.stroke(stroke, dash), text], { class: "key" });
   const keys = [key("least to largest, 5 to 95 %, quartiles, median", after)];
   if (history.layers.some((layer) => layer.before.some((row) => row !== null))) keys.push(key("largest and median before the projection", before, [5, 3]));
-  if (delta !== null) keys.push(key(`δ = ${delta}`, paint("front"), [8, 4]));
+  if (delta !== null) keys.push(key(`δ = ${delta}`, paint("text"), [8, 4]));
   fans.querySelector(".keys").replaceChildren(...keys);
   fan.show(fanCharts);
 }
