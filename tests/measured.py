@@ -73,6 +73,7 @@ def layers(count: int = 8, delta: float = 1.0) -> list[dict[str, Any]]:
             "input_size": [32, 32],
             "largest": delta,
             "smallest": 0.02 * index,
+            "quantiles": [0.02 * index, *(delta * share for share in (0.2, 0.4, 0.6, 0.8, 0.95, 1.0))],
             "largest_before_projection": delta * (1.1 + 0.05 * index),
             "projection": {"before": delta * 1.1, "after": delta, "smallest": None, "measure": "periodic norm"},
         }

@@ -1,6 +1,6 @@
 """Spectra over training: right, of the right moment, and without a trace in the training."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -93,7 +93,7 @@ def test_quantiles_are_torchs(values: list[float], shares: list[float]) -> None:
     assert torch.allclose(quantiles(tensor.reshape(1, -1), shares), expected, rtol=1e-12, atol=1e-12)
 
 
-CONSTRAINTS = {
+CONSTRAINTS: dict[str, Callable[[], Constraint]] = {
     "none": Unconstrained,
     "clip": lambda: Clip(DELTA, every=2),
     "clip at the end": lambda: Clip(DELTA, every=STEPS),
@@ -167,9 +167,16 @@ def test_no_device_is_waited_for_within_a_step(monkeypatch: pytest.MonkeyPatch) 
     model = network()
     watch = SpectraWatch(model, 1, 4, (8, 8))
     reads: list[str] = []
+
+    def counted(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def read(*arguments: Any) -> Any:
+            reads.append(name)
+            return original(*arguments)
+
+        return read
+
     for name in ("item", "tolist", "cpu", "numpy", "__bool__", "__float__"):
-        original = getattr(Tensor, name)
-        monkeypatch.setattr(Tensor, name, lambda self, *a, _o=original, _n=name: (reads.append(_n), _o(self, *a))[1])
+        monkeypatch.setattr(Tensor, name, counted(name, getattr(Tensor, name)))
     watch.begin(1, Clip(DELTA), 0, 100)
     for step in range(1, 101):
         watch.before_projection(step)
