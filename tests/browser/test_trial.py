@@ -24,7 +24,7 @@ PANELS = (
     "provenance",
     "left",
 )
-PICTURES = {
+PICTURES: dict[str, dict[str, str | None]] = {
     "singular-values": {"ranges": "8"},
     "robustness": {"corruptions": "95", "certified": "12", "lipschitz": None},
     "calibration": {"reliability": None},

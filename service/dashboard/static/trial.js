@@ -15,8 +15,10 @@ async function read(path) {
   return response !== null && response.ok ? response.json() : null;
 }
 
+/** Whether there is a result: of a trial without one nothing is asked for. */
+const measured = () => document.querySelector("#result table") !== null;
 let result = null;
-const readResult = () => (result ??= read("result"));
+const readResult = () => (measured() ? (result ??= read("result")) : null);
 
 const pictures = new Map(
   [...document.querySelectorAll(".picture")].map((figure) => {
@@ -98,7 +100,7 @@ async function calibration() {
 
 async function spectra() {
   await overTraining();
-  const found = await read("spectra");
+  const found = measured() ? await read("spectra") : null;
   const layers = (found?.layers ?? []).filter(({ largest }) => Number.isFinite(largest));
   await pictures.get("ranges").show(layers.length > 0 ? { layers, delta } : null);
 }

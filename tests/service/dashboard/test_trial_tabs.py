@@ -118,7 +118,7 @@ def test_the_page_has_them_without_scripts(
         assert words in before
     database.write(dress)
     text = api.get("/trials/1", headers=browser).text
-    for words in ("gaussian noise", "autoattack", "normalised", "at temperature 1.234", "gpu2, GPU 0", "4f4f4f4f4f4f"):
+    for words in ("gaussian noise", "pgd", "fgsm", "at temperature 1.234", "gpu2, GPU 0", "4f4f4f4f4f4f"):
         assert words in text
         assert words not in before
     part = api.get("/trials/1/summary", headers=browser)
