@@ -15,6 +15,7 @@ from service.experiments import epoch_spectra
 from service.queue import driver_reads
 from service.queue.leases import Lease
 from service.queue.trials import HeldExperiment
+from service.specs.grid import ExperimentSpec, expand_grid
 from tests.held import under
 from tests.results import made_epoch
 from ttsv.results import SPECTRUM_SHARES, LayerSpectrum
@@ -108,3 +109,14 @@ def test_the_client_has_them(server: str) -> None:
         made = client.submit({"name": "a", "base": {"dataset": "digits", "model": "small-cnn"}})
         (trial,) = client.trials(made.id)
         assert client.spectra_of_epochs(trial.id).epochs == []
+
+
+def test_who_only_looks_on_makes_no_other_trial() -> None:
+    base = {"dataset": "digits", "model": "small-cnn"}
+    plan = expand_grid(ExperimentSpec(name="a", base=base, grid={"training.spectra_every": [None, 5]}), max_trials=9)
+    alone = expand_grid(ExperimentSpec(name="b", base=base), max_trials=9)
+    watched = expand_grid(ExperimentSpec(name="c", base=base | {"training": {"spectra_every": 5}}), max_trials=9)
+    assert (len(plan.trials), plan.points, plan.idle) == (1, 2, ())
+    assert watched.trials[0].config.training.spectra_every == 5  # it is run as it was asked for
+    for one in (plan, watched):
+        assert (one.trials[0].fingerprint, one.trials[0].cell) == (alone.trials[0].fingerprint, alone.trials[0].cell)
