@@ -12,6 +12,7 @@ from service.client import Client
 from service.database import EpochPoint, EpochSpectra, Trial
 from service.database.engine import Database
 from service.experiments import epoch_spectra
+from service.experiments.submission import trial_columns
 from service.queue import driver_reads
 from service.queue.leases import Lease
 from service.queue.trials import HeldExperiment
@@ -118,5 +119,8 @@ def test_who_only_looks_on_makes_no_other_trial() -> None:
     watched = expand_grid(ExperimentSpec(name="c", base=base | {"training": {"spectra_every": 5}}), max_trials=9)
     assert (len(plan.trials), plan.points, plan.idle) == (1, 2, ())
     assert watched.trials[0].config.training.spectra_every == 5  # it is run as it was asked for
+    # Of who does not look on nothing is stored that a worker of the version before would not know.
+    assert trial_columns(watched.trials[0])["config"]["training"]["spectra_every"] == 5
+    assert "spectra_every" not in trial_columns(alone.trials[0])["config"]["training"]
     for one in (plan, watched):
         assert (one.trials[0].fingerprint, one.trials[0].cell) == (alone.trials[0].fingerprint, alone.trials[0].cell)
