@@ -247,7 +247,8 @@ async function follow() {
     }
     live.dataset.ended = "";
   } catch {
-    following = null; // Left, or the service is away for a moment: it is read anew when the tab is seen again.
+    // Left, or the service is away for a moment: it is read anew when the tab is seen again.
+    if (following?.signal === signal) following = null;
   }
 }
 
