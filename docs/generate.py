@@ -108,6 +108,10 @@ column.
 while the weights change, `train_loss` without the orthogonal loss; `val_*` are measured after the epoch on what
 `training.validation` names; `ort_loss` is the orthogonal loss, unweighted, null without free frames; `lr` is that of
 the epoch's first step; `seconds` are those of its steps, `constraint_seconds` the part of the constraint.
+
+`GET /v1/trials/{{id}}/spectra/epochs` has quantiles of every layer's singular values where `training.spectra_every`
+asked for them: `values` right after the last projection of an epoch (at its end, where there was none), `before` right
+before.
 """
 
 
@@ -208,7 +212,8 @@ def metrics_page() -> str:
     for title, rows in sections.items():
         text += f"\n## {title}\n\n| column | definition | in tables | best | protocol | source |\n"
         text += "| --- | --- | --- | --- | --- | --- |\n" + "".join(rows)
-    epochs = ", ".join(f"`{field.name}`" for field in dataclasses.fields(EpochMetrics) if field.name != "epochs")
+    unserved = ("epochs", "spectra")  # the trial's, and what has a resource of its own
+    epochs = ", ".join(f"`{field.name}`" for field in dataclasses.fields(EpochMetrics) if field.name not in unserved)
     return METRICS_PAGE.format(groups=text.rstrip("\n"), epochs=epochs)
 
 

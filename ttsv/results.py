@@ -12,6 +12,29 @@ CHECKPOINTS = "checkpoints"
 """Folder, inside a trial's, of what a later attempt resumes from; once the trial's end is recorded it can go."""
 
 
+SPECTRUM_SHARES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
+"""The quantiles by which a layer's singular values are kept over training: least, largest, and what lies between."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerSpectrum:
+    """Quantiles of a layer's singular values, at `SPECTRUM_SHARES`, in an epoch of training.
+
+    `values` are those right after the epoch's last projection, `before` right before it; without a projection in the
+    epoch `values` are those at its end, and `before` is None. Of the weights that are trained, not of their average.
+    """
+
+    name: str
+    values: tuple[float, ...]
+    before: tuple[float, ...] | None
+
+    @classmethod
+    def from_dict(cls, data: Plain) -> "LayerSpectrum":
+        """Inverse of `asdict`, from JSON too."""
+        before = data["before"]
+        return cls(name=data["name"], values=tuple(data["values"]), before=None if before is None else tuple(before))
+
+
 @dataclass(frozen=True, kw_only=True)
 class EpochMetrics:
     """What one epoch of training gave; `epoch` counts from 1. Losses are means over images, accuracies in [0, 1].
@@ -20,7 +43,7 @@ class EpochMetrics:
     `val_*` are measured after the epoch on the validation split; `ort_loss` is the orthogonal loss after
     the epoch (eq. orthloss, unweighted, None without free frames); `lr` is the rate of the epoch's first step;
     `seconds` are those of its steps, `constraint_seconds` the part spent on the constraint (the last, forced
-    projection is not among them).
+    projection is not among them). `spectra`: those of the layers, where `training.spectra_every` asks for them.
     """
 
     epoch: int
@@ -33,6 +56,13 @@ class EpochMetrics:
     lr: float
     seconds: float
     constraint_seconds: float
+    spectra: tuple[LayerSpectrum, ...] | None = None
+
+    @classmethod
+    def from_dict(cls, data: Plain) -> "EpochMetrics":
+        """Inverse of `asdict`, from JSON too. Raises `TypeError` or `KeyError` for what is none."""
+        found = data.get("spectra")
+        return cls(**data | {"spectra": None if found is None else tuple(map(LayerSpectrum.from_dict, found))})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ from service.api.http.query_filters import ShownFields, TrialSort, WhichTrials
 from service.api.http.responses import Answer, result_out, trial_out
 from service.api.openapi_examples.trials import (
     ATTEMPTS,
+    EPOCH_SPECTRA,
     METRICS,
     RESOURCES,
     RESULT,
@@ -24,7 +25,7 @@ from service.api.openapi_examples.trials import (
 )
 from service.database import Result
 from service.errors import FieldProblem, NotFoundError, QueryError
-from service.experiments import epoch_points, store
+from service.experiments import epoch_points, epoch_spectra, store
 from service.experiments.listing import list_trials
 from service.experiments.store import TrialDetail
 from service.queue import attempts
@@ -36,6 +37,8 @@ from service.schemas.experiments import (
     AttemptResources,
     ColumnOut,
     EpochOut,
+    EpochSpectraOut,
+    LayerSpectraOut,
     MetricsPage,
     ResourceList,
     ResourcePoint,
@@ -50,6 +53,7 @@ from service.schemas.experiments import (
 )
 from service.schemas.field_selection import Fields
 from service.schemas.trial_tables import trial_records, trials_sheet
+from ttsv.results import SPECTRUM_SHARES
 
 router = APIRouter(prefix="/v1/trials", tags=["trials"], responses=RESPONSES)
 
@@ -194,6 +198,31 @@ def spectra(trial_id: TrialId, answer: Answer, who: Reader, database: Db) -> Any
         found = _result(store.trial_detail(session, trial_id, project_id=who.project_id))
         largest, layers = found.max_singular_value, found.layers
     return answer(SpectraOut.model_construct(trial_id=trial_id, max_singular_value=largest, layers=layers))
+
+
+@router.get(
+    "/{trial_id}/spectra/epochs",
+    operation_id="listTrialSpectra",
+    responses=kept(EPOCH_SPECTRA),
+    response_model=EpochSpectraOut,
+)
+def spectra_of_epochs(
+    trial_id: TrialId,
+    answer: Answer,
+    who: Reader,
+    database: Db,
+    points: Annotated[int, Query(ge=2, le=1000, description="So many epochs at most, evenly chosen.")] = 300,
+) -> Any:
+    """The singular values of a trial's layers while it trained: quantiles, before and after the projection.
+
+    Of trials whose `training.spectra_every` asked for them; of others there are no epochs.
+    """
+    with database.read() as session:
+        store.get_trial(session, trial_id, project_id=who.project_id)
+        found = epoch_spectra.history(session, trial_id, points)
+    layers = [LayerSpectraOut.model_construct(**vars(layer)) for layer in found.layers]
+    shares = list(SPECTRUM_SHARES)
+    return answer(EpochSpectraOut(trial_id=trial_id, shares=shares, epochs=found.epochs, layers=layers))
 
 
 def _result(detail: TrialDetail) -> Result:

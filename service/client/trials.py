@@ -18,6 +18,7 @@ from service.schemas.experiments import (
     AttemptResources,
     CurvesOut,
     EpochOut,
+    EpochSpectraOut,
     MetricsPage,
     ResourceList,
     ResultDetailOut,
@@ -98,6 +99,11 @@ class Trials(Connection):
     def spectra(self, trial_id: int) -> SpectraOut:
         """The singular values of a succeeded trial's layers."""
         return self._get(SpectraOut, f"/v1/trials/{trial_id}/spectra")
+
+    @covers("listTrialSpectra")
+    def spectra_of_epochs(self, trial_id: int, *, points: int = 300) -> EpochSpectraOut:
+        """The singular values of a trial's layers while it trained, at so many of its epochs at most."""
+        return self._get(EpochSpectraOut, f"/v1/trials/{trial_id}/spectra/epochs", points=points)
 
     @covers("listTrialAttempts")
     def attempts(self, trial_id: int) -> list[AttemptOut]:

@@ -15,14 +15,17 @@ from service.api.http.query_filters import ShownFields, TrialSort, WhichTrials
 from service.dashboard.charts import LineChart, line_chart
 from service.dashboard.experiments import configurations
 from service.dashboard.rendering import HEADERS, PageRoute, PageSize, Show
+from service.dashboard.trial_tabs import absent, corruption_values, reliabilities, robustness, threshold, uses
 from service.dashboard.wording import CURVE_METRICS
 from service.database import OPEN_TRIALS, TrialState
-from service.experiments import epoch_points, store
+from service.experiments import epoch_points, epoch_spectra, store
 from service.experiments.listing import TrialFilter, list_trials, trials_by_id
 from service.experiments.logs import tail, trial_log
 from service.leaderboards.metrics import Metric
+from service.queue import attempts
 from service.schemas.experiments import ArtifactOut
 from service.schemas.trial_tables import Shown
+from ttsv.results import SPECTRUM_SHARES
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -90,6 +93,9 @@ def trial(trial_id: TrialId, show: Show, who: Reader, database: Db, settings: Co
         epochs = epoch_points.sample(session, trial_id, _COLUMNS, _POINTS)
         artifacts = [ArtifactOut.of(artifact) for artifact in found.artifacts]
         name = experiment.name
+        begun = attempts.listed(session, trial_id)
+        sampled = attempts.listed(session, trial_id, resources=True)
+        watched = epoch_spectra.history(session, trial_id, 2)
         session.expunge_all()
     result = found.result
     values = [(metric, getattr(result, metric.value)) for metric in Metric] if result else []
@@ -100,6 +106,7 @@ def trial(trial_id: TrialId, show: Show, who: Reader, database: Db, settings: Co
         trial=found.trial,
         experiment_name=name,
         open=found.trial.state in OPEN_TRIALS,
+        delta=threshold(found.trial),
         charts=curves(epochs),
         result=result,
         measurements=[(metric, value) for metric, value in values if value is not None],
@@ -107,9 +114,28 @@ def trial(trial_id: TrialId, show: Show, who: Reader, database: Db, settings: Co
         protocol=found.protocol,
         layers=layer_ranges(layers[:_LAYERS]),
         layer_count=len(layers),
+        watched=watched,
+        shares=SPECTRUM_SHARES,
+        unevaluated=absent(found.trial, result),
+        robustness=robustness(result),
+        uncorrupted=absent(found.trial, result, corruption_values(found.trial.dataset)),
+        uncertified=absent(found.trial, result, "certified=true attack=autoattack"),
+        unsearched=absent(found.trial, result, "lipschitz=both certified=true"),
+        reliabilities=reliabilities(result),
+        attempts=begun,
+        uses=uses(sampled),
         artifacts=artifacts,
         log=tail(path, _LOG_LINES)[0].decode("utf-8", errors="replace") if path else None,
     )
+
+
+@router.get("/trials/{trial_id}/summary")
+def summary(trial_id: TrialId, show: Show, who: Reader, database: Db) -> HTMLResponse:
+    """What stands above the tabs, alone: all that changes of a page while its trial trains, but pictures and log."""
+    with database.read() as session:
+        found = store.trial_detail(session, trial_id, project_id=who.project_id)
+        session.expunge_all()
+    return show("trial_changes.html", trial=found.trial, result=found.result)
 
 
 @router.get("/trials/{trial_id}/cell")

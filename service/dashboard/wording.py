@@ -32,6 +32,11 @@ def fixed(value: float | None, decimals: int = 3) -> str:
     return NONE if value is None else f"{value:.{decimals}f}"
 
 
+def number(value: float | None) -> str:
+    """A number of any size, to four digits."""
+    return NONE if value is None else f"{value:.4g}"
+
+
 def percent(value: float | None, decimals: int = 1) -> str:
     """A fraction in percent."""
     return NONE if value is None else f"{100 * value:.{decimals}f} %"
@@ -125,6 +130,7 @@ def document(value: Any) -> str:
 
 _ALL = (
     fixed,
+    number,
     percent,
     measured,
     short,

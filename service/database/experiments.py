@@ -1,12 +1,12 @@
 """Experiments, their trials, and what happened to them."""
 
 from datetime import datetime
-from typing import Any
+from typing import Any, TypedDict
 
 from sqlalchemy import BigInteger, ForeignKey, Index, String, UniqueConstraint, case, false, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from service.database.base import Base, Id, now
+from service.database.base import Base, Id, Json, now
 from service.specs.states import OPEN_TRIALS, ExperimentState, TrialState
 
 OUT_OF_MEMORY = "oom"
@@ -199,6 +199,24 @@ class EpochPoint(Base):
     lr: Mapped[float]
     seconds: Mapped[float]
     constraint_seconds: Mapped[float]
+
+
+class StoredSpectra(TypedDict):
+    """Layers' quantiles by column: `names`, and for each those of `ttsv.results.LayerSpectrum`."""
+
+    names: list[str]
+    values: list[list[float]]
+    before: list[list[float] | None]
+
+
+class EpochSpectra(Base):
+    """What singular values the layers had in an epoch, where the trial asks for that (`training.spectra_every`)."""
+
+    __tablename__ = "epoch_spectra"
+
+    trial_id: Mapped[int] = mapped_column(Id, ForeignKey("trials.id", ondelete="CASCADE"), primary_key=True)
+    epoch: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    layers: Mapped[StoredSpectra] = mapped_column(Json)
 
 
 class Environment(Base):

@@ -244,10 +244,13 @@ def read_spec(document: dict[str, Any]) -> ExperimentSpec:
 def trial_columns(planned: PlannedTrial) -> dict[str, Any]:
     """The columns that a trial's configuration decides."""
     config = planned.config
+    plain = config.to_dict()
+    if config.training.spectra_every is None:
+        del plain["training"]["spectra_every"]  # workers of the version before refuse a field that they do not know
     return {
         "fingerprint": planned.fingerprint,
         "cell": planned.cell,
-        "config": config.to_dict(),
+        "config": plain,
         "dataset": config.dataset,
         "model": config.model,
         "layer": config.layer,

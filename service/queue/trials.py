@@ -6,7 +6,7 @@ writes, and at its end the scores of the cells that they touched are made anew. 
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import select
@@ -16,6 +16,7 @@ from service.database import (
     OUT_OF_MEMORY,
     Artifact,
     EpochPoint,
+    EpochSpectra,
     Experiment,
     ExperimentState,
     Protocol,
@@ -25,7 +26,7 @@ from service.database import (
     now,
 )
 from service.database.engine import upsert
-from service.experiments import events, transitions
+from service.experiments import epoch_points, epoch_spectra, events, transitions
 from service.experiments.events import EventKind
 from service.experiments.submission import next_number, trial_columns
 from service.leaderboards import cell_scores
@@ -78,6 +79,7 @@ class HeldExperiment:
         self._trials: dict[int, Trial] = {}
         self._protocols: set[str] = set()
         self._points: dict[tuple[int, int], dict[str, Any]] = {}
+        self._spectra: dict[tuple[int, int], dict[str, Any]] = {}
         self.touched: set[tuple[str, str]] = set()
 
     @property
@@ -163,9 +165,11 @@ class HeldExperiment:
         if metrics.epoch > trial.epoch:
             trial.epoch, trial.deaths = metrics.epoch, 0
             self._got_on()
-        point = asdict(metrics)
-        del point["epochs"]
-        self._points[trial_id, metrics.epoch] = {"trial_id": trial_id, **point}
+        key = {"trial_id": trial_id, "epoch": metrics.epoch}
+        point = {column: getattr(metrics, column) for column in epoch_points.METRICS}
+        self._points[trial_id, metrics.epoch] = key | point
+        if metrics.spectra:
+            self._spectra[trial_id, metrics.epoch] = key | {"layers": epoch_spectra.stored(metrics.spectra)}
 
     def finish_trial(
         self,
@@ -254,13 +258,15 @@ class HeldExperiment:
             self._tell(EventKind.TRIAL_YIELDED, trial)
 
     def _write_points(self) -> None:
-        """Sends the epochs to the database, all in one statement."""
-        if self._points:
-            insert = upsert(self._session)(EpochPoint.__table__)
-            key, rest = EpochPoint.__table__.primary_key, [c for c in EpochPoint.__table__.c if not c.primary_key]
-            news = {column.name: insert.excluded[column.name] for column in rest}
-            statement = insert.on_conflict_do_update(index_elements=list(key), set_=news)
-            self._session.connection().execute(statement, list(self._points.values()))
+        """Sends the epochs to the database, all in one statement, and their spectra in another."""
+        for entity, rows in ((EpochPoint, self._points), (EpochSpectra, self._spectra)):
+            if not rows:
+                continue
+            table = entity.__table__
+            insert = upsert(self._session)(table)
+            news = {column.name: insert.excluded[column.name] for column in table.c if not column.primary_key}
+            statement = insert.on_conflict_do_update(index_elements=list(table.primary_key), set_=news)
+            self._session.connection().execute(statement, list(rows.values()))
 
     def _trial(self, trial_id: int, expected: TrialState) -> Trial | None:
         """The trial if it belongs to the experiment and is in the expected state."""

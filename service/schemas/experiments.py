@@ -301,6 +301,27 @@ class SpectraOut(Out):
     )
 
 
+class LayerSpectraOut(Out):
+    """A layer's singular values over the epochs of training."""
+
+    name: str = Field(description="The layer's, as in `layers` of the spectra.")
+    values: list[list[float] | None] = Field(
+        description="By epoch, quantiles right after its last projection; at its end, where there was none."
+    )
+    before: list[list[float] | None] = Field(
+        description="By epoch, quantiles right before its last projection; null where there was none."
+    )
+
+
+class EpochSpectraOut(Out):
+    """Singular values of a trial's layers while it trained."""
+
+    trial_id: int = Field(description="The trial whose layers these are.")
+    shares: list[float] = Field(description="Of which the quantiles are: 0 is the least value, 1 the largest.")
+    epochs: list[int] = Field(description="Those that were looked at (`training.spectra_every`), in their order.")
+    layers: list[LayerSpectraOut] = Field(description="The network's convolutions, in its order.")
+
+
 class TrialDetailOut(TrialOut):
     """A trial with its epochs, its protocol, its layers' singular values and the files it left."""
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from service.specs.spec import ExperimentSpec
-from ttsv.config.fields import Checked, build, differing, digest
+from ttsv.config.fields import Checked, build, digest
 from ttsv.config.trial import TrialConfig, field_infos
 from ttsv.errors import ConfigError
 
@@ -30,7 +30,7 @@ class PlannedTrial:
 
 @dataclass(frozen=True)
 class PlannedCell:
-    """A canonical trial with seed 0, its fields that are not defaults, and their digest: the cell of all its seeds."""
+    """A canonical trial with seed 0, the fields that decide (`TrialConfig.deciding`), and the cell of all its seeds."""
 
     config: TrialConfig
     different: Mapping[str, Any]
@@ -127,7 +127,7 @@ class Planner:
         if images not in self._images:
             config.check_images(build=len(self._images) < _MOST_BUILT)
             self._images.add(images)
-        different = differing(config)
+        different = config.deciding()
         return PlannedCell(config, different, digest(different))
 
     def _part(self, name: str, fields: Mapping[str, Any]) -> Checked:

@@ -103,7 +103,7 @@ class TestTrial:
         tab = browse(f"{live.url}/trials/90")
         page = tab.page
         page.wait_for_selector(".trial-curves[data-drawn]")
-        assert "Singular values of its layers" not in page.content()
+        assert page.locator("#spectra table").count() == 0
         log = live.data_dir / "trials" / "90" / "1" / "trial.log"
         log.parent.mkdir(parents=True)
         log.write_text("the last line of its log\n")
@@ -113,8 +113,11 @@ class TestTrial:
         page.wait_for_timeout(3500)
         assert all("/v1/trials/90" in url for url in tab.asked)  # another trial's end is no reason to read the page
         live.database.write(lambda session: grids.finish(session, 90, 0.4321, layers=[LAYER]))
-        page.locator("h2:text-is('Singular values of its layers')").wait_for()
-        page.locator("#log:has-text('the last line of its log')").wait_for()
+        page.locator("#spectra td:has-text('kernel 3')").wait_for(state="attached")
+        page.locator("#log:has-text('the last line of its log')").wait_for(state="attached")
+        page.locator("#tabs a[href='#singular-values']").click()
+        assert page.locator("#spectra td:has-text('kernel 3')").is_visible()
+        page.locator("#tabs a[href='#evaluated']").click()
         assert "43.21 %" in page.locator("#result").inner_text()
 
     def test_more_than_60_epochs_have_a_hover(self, site: Site, browse: Callable[..., Tab]) -> None:
@@ -151,9 +154,8 @@ class TestTrial:
         text = page.locator("#summary .said").inner_text()
         assert re.search(r"failed\s+error\s+epoch 26 of 80", text)
         live.database.write(lambda session: grids.finish(session, 91, 0.5, parameters=2486))
-        assert re.search(
-            r"parameters\s+2\u202f486\s", browse(f"{live.url}/trials/91").page.locator("#result").inner_text()
-        )
+        page = browse(f"{live.url}/trials/91#evaluated").page
+        assert re.search(r"parameters\s+2\u202f486\s", page.locator("#result").inner_text())
 
 
 class TestPlane:

@@ -20,6 +20,7 @@ from ttsv.config.fields import (
     Plain,
     at_default,
     build,
+    changed,
     differing,
     digest,
     field,
@@ -39,6 +40,8 @@ SCHEDULES = ("constant", "cosine", "multistep", "onecycle")
 _LARGEST_RANK = 1_000_000
 PRECISIONS = ("float32", "bf16", "fp16")
 CONVOLUTIONS = ("winograd", "direct")
+LOOKING_ON = ("spectra_every",)
+"""Fields of the training that change no number of it: they are in no fingerprint."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +122,12 @@ class TrainingConfig(Checked):
         True,
         "clip or divide what is evaluated once more, unless the last step has just done so; false: never, the paper's "
         "authors' way",
+    )
+    spectra_every: int | None = field(
+        None,
+        "keep quantiles of every layer's singular values after the first, the last and every so many epochs, before "
+        "and after the projection; null: never. It changes no number, and no fingerprint",
+        Number(1, 100_000),
     )
 
     def canonical(self) -> "TrainingConfig":
@@ -343,15 +352,19 @@ class TrialConfig(Checked):
             raise ConfigError("model", self.model, f"cannot take the images of {self.dataset}: {error}") from error
 
     def fingerprint(self) -> str:
-        """SHA-256 (hex) of the canonical trial: of the fields that differ from their defaults.
+        """SHA-256 (hex) of the canonical trial: of the fields that differ from their defaults (`deciding`).
 
         A field added later with a default leaves older fingerprints as they are.
         """
-        return digest(differing(self.canonical()))
+        return digest(self.canonical().deciding())
 
     def cell(self) -> str:
         """The fingerprint without the seed: trials of one cell are averaged on a leaderboard."""
-        return digest({k: v for k, v in differing(self.canonical()).items() if k != "seed"})
+        return digest({k: v for k, v in self.canonical().deciding().items() if k != "seed"})
+
+    def deciding(self) -> Plain:
+        """The fields that differ from their defaults, as nested plain data, without those that only look on."""
+        return differing(changed(self, training=at_default(self.training, LOOKING_ON)))
 
     def to_dict(self) -> Plain:
         """Plain data (JSON-ready) with every field."""

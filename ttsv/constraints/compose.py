@@ -15,6 +15,7 @@ from ttsv.constraints.protocol import (
     ConstraintState,
     LayerNorms,
     Unconstrained,
+    projects_after,
     settle,
     settle_statistics,
 )
@@ -46,6 +47,10 @@ class Compose:
         for part in self.constraints:
             total = total + part.penalty(model)
         return total
+
+    def projects_after(self, step: int) -> bool:
+        """Whether a part is known to project after the step."""
+        return any(projects_after(part, step) for part in self.constraints)
 
     def project(self, model: nn.Module, step: int, *, force: bool = False) -> None:
         """Projects with every part."""

@@ -29,6 +29,10 @@ class Projection(Unconstrained, ABC):
         self.operator: Operator = operator
         self._sizes: Mapping[str, tuple[int, ...]] | None = None
 
+    def projects_after(self, step: int) -> bool:
+        """Whether the step is one after which it projects."""
+        return step % self.every == 0
+
     @torch.no_grad()
     def project(self, model: nn.Module, step: int, *, force: bool = False) -> None:
         """Projects where `step` is a multiple of `every`, or `force`.
@@ -39,7 +43,7 @@ class Projection(Unconstrained, ABC):
         if self._sizes is None:
             fix = "must be what the constraint was bound to first: call bind(model, input_size) before project"
             raise ConfigError("model", type(model).__name__, fix)
-        if not force and step % self.every:
+        if not force and not self.projects_after(step):
             return
         start = time.perf_counter()
         layers = spectral_layers(model, linear=not all(self._sizes.values()))

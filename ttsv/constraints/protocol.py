@@ -74,6 +74,19 @@ class Constraint(Protocol):
 
 
 @runtime_checkable
+class Scheduled(Protocol):
+    """A constraint that says beforehand after which steps it projects; of others that is not known."""
+
+    def projects_after(self, step: int) -> bool:
+        """Whether `project`, not forced, writes weights after the step (from 1)."""
+
+
+def projects_after(constraint: Constraint, step: int) -> bool:
+    """Whether a constraint is known to project after a step (from 1)."""
+    return isinstance(constraint, Scheduled) and constraint.projects_after(step)
+
+
+@runtime_checkable
 class Settling(Protocol):
     """A constraint that says itself what is done to the weights that are evaluated; others are projected, forced."""
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ from ttsv.spectral.geometry import Convolution, layer_geometry
 from ttsv.spectral.network import layer_input_sizes, model_spectra, spectral_layers
 from ttsv.spectral.norms import periodic_norm
 from ttsv.training.facts import LayerRecord, best_epoch
+from ttsv.training.spectra import quantiles
 from ttsv.tt.decomposition import orthogonalize
 
 ECE_BINS = 15
@@ -129,7 +131,8 @@ def layer_records(
     for name, values in (spectra or model_spectra(model, size, in_channels=channels)).items():
         norms = report.layers.get(name)
         largest, smallest = _largest(layers[name], sizes[name], values), values.min().item()
-        records.append(_layer_record(name, layers[name], sizes[name], largest, smallest, norms))
+        record = _layer_record(name, layers[name], sizes[name], largest, smallest, norms)
+        records.append(replace(record, quantiles=quantiles(values.double()).tolist()))
     for name, layer in model.named_modules():  # in the model's order: a report that was stored has none
         if name in report.layers and name not in sizes:
             norms = report.layers[name]

@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from ttsv.config.evaluation import EVALUATION
-from ttsv.config.fields import Plain, differing
+from ttsv.config.fields import Plain
 from ttsv.config.trial import TrainingConfig, TrialConfig
 from ttsv.constraints import LayerNorms
 from ttsv.data.loading import Dataset
@@ -20,7 +20,8 @@ class LayerRecord:
     """What `ttsv.results.TrialResult.layers` keeps of one layer; `asdict` of it is JSON-ready.
 
     `shape`: that of each factor by name. `input_size`: pixels along each axis; empty for a layer that is no
-    convolution. `largest` and `smallest`: singular values. `projection`: what the last projection reported.
+    convolution. `largest` and `smallest`: singular values; `quantiles`: all of them in short, at `SPECTRUM_SHARES` of
+    `ttsv.results`. `projection`: what the last projection reported.
     """
 
     name: str
@@ -31,13 +32,14 @@ class LayerRecord:
     smallest: float | None
     largest_before_projection: float | None
     projection: LayerNorms | None
+    quantiles: list[float] | None = None
 
     @classmethod
     def from_dict(cls, data: Plain) -> "LayerRecord":
         """Inverse of `asdict`; what another version notes besides is left out. Raises `DataError` naming what lacks."""
-        if missing := [field.name for field in fields(cls) if field.name not in data]:
+        if missing := [one.name for one in fields(cls) if one.name not in data and one.default is MISSING]:
             raise DataError(f"the record of a layer lacks {', '.join(missing)}")
-        known = {field.name: data[field.name] for field in fields(cls)}
+        known = {field.name: data[field.name] for field in fields(cls) if field.name in data}
         if (projection := data["projection"]) is not None:
             names = projection.keys() & {field.name for field in fields(LayerNorms)}
             known["projection"] = LayerNorms(**{name: projection[name] for name in names})
@@ -118,7 +120,7 @@ def read_training(path: Path, config: TrialConfig, arguments: ModelArguments, da
 
 def _trained(config: TrialConfig) -> Plain:
     """What differs from the defaults, but for the evaluation."""
-    return differing(replace(config, evaluation=EVALUATION))
+    return replace(config, evaluation=EVALUATION).deciding()
 
 
 def _require(path: Path, name: str, found: Any, wanted: Any) -> None:

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import NotRequired, TypedDict
 
 import torch
@@ -28,6 +28,7 @@ from ttsv.runtime import derived_seed, known_failures, random_state
 from ttsv.training.checkpoint import Checkpoints, restore_weights
 from ttsv.training.feed import batches, place, whole
 from ttsv.training.optimizers import backward_and_step, learning_rate, make_optimizer, moments, restore_moments, set_lr
+from ttsv.training.spectra import SpectraWatch
 
 _AUTOCAST = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -103,6 +104,8 @@ def fit(
         if data.info.dims == 2:
             model.to(memory_format=torch.channels_last)
         constraint.bind(model, data.info.image_size, in_channels=data.info.channels)
+        every, size = training.spectra_every, data.info.image_size
+        watch = SpectraWatch(model, every, training.epochs, size, in_channels=data.info.channels)
         run = _Run(model, training, constraint, device)
         if training.canonical().best_by == "certified":
             run.lipschitz = _assumed_lipschitz(model, config.std or data.info.std)
@@ -116,6 +119,7 @@ def fit(
         seed = derived_seed(config.seed, "epoch", progress.epoch)
         with known_failures(model), random_state(seed, device), _arithmetic(training):
             model.train()
+            watch.begin(progress.epoch + 1, constraint, first, steps)
             for step, (images, labels) in enumerate(batches(train, config, progress.epoch, count), start=first):
                 set_lr(run.optimizer, learning_rate(training, step, steps))
                 for layer in run.skew:
@@ -127,12 +131,15 @@ def fit(
                     penalty = constraint.penalty(model)
                 with run.precision():
                     run.step(loss + penalty)
+                watch.before_projection(step + 1)
                 with constraint_time:
                     constraint.project(model, step + 1)
+                watch.after_projection(step + 1)
                 run.average()
                 totals += torch.stack([loss.detach() * len(labels), (logits.argmax(1) == labels).sum()])
             train_loss, train_accuracy = (totals / count).tolist()
             seconds, constraint_seconds = time.perf_counter() - started, constraint_time.read()
+            watch.end(progress.epoch + 1)
             if progress.epoch + 1 == training.epochs:
                 run.finish(train, training.epochs * steps)
             logits = predict(run.evaluated, validation.images, batch_size=training.batch_size)
@@ -150,6 +157,8 @@ def fit(
             constraint_seconds=constraint_seconds,
         )
         _require_finite(metrics)
+        with known_failures(model):
+            metrics = replace(metrics, spectra=watch.take())
         run.note(metrics, run.score(logits, validation.labels))
         if checkpoints is not None:
             checkpoints.wait()

@@ -257,7 +257,8 @@ def _numbers(report: Report) -> dict[str, float]:
     """The newest numbers, by name; `timesteps_total` is what TensorBoard draws them over."""
     if isinstance(report, EpochReport):
         newest = report.points[-1]
-        numbers = {name: value for name, value in dataclasses.asdict(newest).items() if value is not None}
+        plain = dataclasses.asdict(dataclasses.replace(newest, spectra=None))
+        numbers = {name: value for name, value in plain.items() if value is not None}
         compared = newest.epoch if newest.epoch < newest.epochs else 0
         return {**numbers, COMPARED_EPOCH: compared, "timesteps_total": newest.epoch}
     if isinstance(report, ResultReport):

@@ -41,8 +41,8 @@ class Journal:
             return []
         points = {}
         for line in self._path.read_text().splitlines():
-            with contextlib.suppress(ValueError, TypeError):
-                point = EpochMetrics(**json.loads(line))
+            with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
+                point = EpochMetrics.from_dict(json.loads(line))
                 points[point.epoch] = point
         return [points[number] for number in sorted(points) if number > epoch]
 

@@ -205,6 +205,19 @@ RESULT: Example = TRIAL["result"] | {
     "created_at": "2026-11-21T03:32:12.295909Z",
 }
 
+EPOCH_SPECTRA: Example = {
+    "trial_id": 7,
+    "shares": [0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0],
+    "epochs": [1, 5],
+    "layers": [
+        {
+            "name": "net.0",
+            "values": [[0.11, 0.2, 0.41, 0.63, 0.88, 0.99, 1.0], [0.09, 0.18, 0.4, 0.66, 0.94, 1.0, 1.0]],
+            "before": [None, [0.09, 0.18, 0.4, 0.66, 0.95, 1.08, 1.12]],
+        }
+    ],
+}
+
 SPECTRA: Example = {
     "trial_id": 7,
     "max_singular_value": TRIAL["result"]["max_singular_value"],

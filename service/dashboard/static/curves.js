@@ -2,7 +2,7 @@
 import uPlot from "/static/lib/uplot.js";
 import { element } from "/static/request.js";
 import { csv, fileName, save } from "/static/save.js";
-import { colour, onScheme, viridis } from "/static/theme.js";
+import { colour, onScheme, palette, viridis } from "/static/theme.js";
 import { hideTip, showTip } from "/static/tip.js";
 
 const HEIGHT = 250;
@@ -10,9 +10,6 @@ const MOST_SAID = 12;
 const POINTS = 300;
 const AGAIN = 5000;
 const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3]];
-// Okabe and Ito's colours, which colour-blind eyes tell apart, darker or lighter than they printed them.
-const LIGHT = ["#0072b2", "#c04d00", "#00805c", "#a8498a", "#8a6d00", "#2b8fcf", "#5b5b5b"];
-const DARK = ["#56b4e9", "#ff9e4a", "#2fc296", "#e08ac2", "#f0e442", "#8ecbff", "#c0c0c0"];
 const PERCENT = new Set(["train_accuracy", "val_accuracy"]);
 export const TITLES = {
   val_accuracy: "validation accuracy (%)",
@@ -29,9 +26,9 @@ const dark = () => matchMedia("(prefers-color-scheme: dark)").matches;
 
 /** The colour and dashes of the line numbered so among so many. */
 function style(index, count) {
-  const palette = dark() ? DARK : LIGHT;
-  if (count <= palette.length * DASHES.length) {
-    return { stroke: palette[index % palette.length], dash: DASHES[Math.floor(index / palette.length)] };
+  const colours = palette();
+  if (count <= colours.length * DASHES.length) {
+    return { stroke: colours[index % colours.length], dash: DASHES[Math.floor(index / colours.length)] };
   }
   const share = index / (count - 1);
   return { stroke: `rgb(${viridis(dark() ? 0.25 + 0.75 * share : 0.85 * share).join(",")})`, dash: [] };

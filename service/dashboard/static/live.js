@@ -70,9 +70,9 @@ export function throttled(work, pause) {
   };
 }
 
-/** Reads the page again and exchanges what is marked `data-live`. */
-export async function refresh(only = "[data-live]") {
-  const fresh = await read(location.href);
+/** Reads the page again, or one with a part of it, and exchanges what is marked `data-live`. */
+export async function refresh(only = "[data-live]", address = location.href) {
+  const fresh = await read(address);
   if (fresh === null) return;
   for (const old of document.querySelectorAll(only)) {
     const part = fresh.getElementById(old.id);
@@ -146,6 +146,7 @@ function ofExperiment() {
 /** The page of a trial: what the experiment's other trials do is no reason to read it. */
 function ofTrial() {
   let known = null;
+  let attempt = null;
   const look = async () => {
     try {
       const response = await fetch(`/v1/trials/${trial}?fields=state,epoch,attempts`, { headers: { Accept: "application/json" } });
@@ -154,10 +155,14 @@ function ofTrial() {
       if (found === known) return;
       const first = known === null;
       known = found;
-      const { state } = JSON.parse(found);
+      const { state, attempts } = JSON.parse(found);
       const done = state !== "running" && state !== "queued";
+      const another = attempts !== attempt;
+      attempt = attempts;
       if (first && !done) return;
-      await refresh();
+      // While it trains nothing changes but what stands above the tabs; they read their own numbers.
+      if (done || another) await refresh();
+      else await refresh("#summary", `/trials/${trial}/summary`);
       document.dispatchEvent(new CustomEvent("progressed"));
       if (done) source.close();
     } catch {

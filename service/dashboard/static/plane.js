@@ -2,12 +2,10 @@
 import { init } from "/static/lib/echarts.js";
 import { element } from "/static/request.js";
 import { fileName, save } from "/static/save.js";
-import { colour, onScheme, viridis } from "/static/theme.js";
+import { colour, onScheme, palette, viridis } from "/static/theme.js";
 import { hideTip, showTip } from "/static/tip.js";
 
 const FONT = "system-ui, sans-serif";
-const LIGHT = ["#0072b2", "#c04d00", "#00805c", "#a8498a", "#8a6d00", "#2b8fcf", "#5b5b5b"];
-const DARK = ["#56b4e9", "#ff9e4a", "#2fc296", "#e08ac2", "#f0e442", "#8ecbff", "#c0c0c0"];
 const SHAPES = ["circle", "rect", "triangle", "diamond", "pin", "arrow", "roundRect"];
 const MOST_BARS = 1500;
 
@@ -48,12 +46,12 @@ function words(index) {
 /** Of each cell its colour and mark by the chosen field, and what they mean. */
 function paint() {
   const dark = matchMedia("(prefers-color-scheme: dark)").matches;
-  const palette = dark ? DARK : LIGHT;
+  const colours = palette();
   const field = byField.value;
-  if (!field) return { of: () => ({ colour: palette[0], symbol: "circle" }), keys: [] };
+  if (!field) return { of: () => ({ colour: colours[0], symbol: "circle" }), keys: [] };
   const values = data.fields[field];
   const texts = [...new Set(values.map(said))];
-  if (values.every((value) => value === null || typeof value === "number") && texts.length > palette.length) {
+  if (values.every((value) => value === null || typeof value === "number") && texts.length > colours.length) {
     const known = values.filter((value) => value !== null);
     const [low, top] = [Math.min(...known), Math.max(...known)];
     const scale = wide(known) ? Math.log : (value) => value;
@@ -67,8 +65,8 @@ function paint() {
   const order = [...new Map(values.map((value) => [said(value), value])).entries()].sort(([, a], [, b]) => (a > b) - (a < b));
   const rank = new Map(order.map(([text], index) => [text, index]));
   const style = (text) => ({
-    colour: palette[rank.get(text) % palette.length],
-    symbol: SHAPES[Math.floor(rank.get(text) / palette.length) % SHAPES.length],
+    colour: colours[rank.get(text) % colours.length],
+    symbol: SHAPES[Math.floor(rank.get(text) / colours.length) % SHAPES.length],
   });
   return {
     of: (index) => style(said(values[index])),

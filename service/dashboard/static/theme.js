@@ -22,6 +22,13 @@ export function colour(role) {
   return known.get(role);
 }
 
+// Okabe and Ito's colours, which colour-blind eyes tell apart, darker or lighter than they printed them.
+const LIGHT = ["#0072b2", "#c04d00", "#00805c", "#a8498a", "#8a6d00", "#2b8fcf", "#5b5b5b"];
+const DARK = ["#56b4e9", "#ff9e4a", "#2fc296", "#e08ac2", "#f0e442", "#8ecbff", "#c0c0c0"];
+
+/** Colours of lines and marks that stand beside each other, in the scheme as it is now. */
+export const palette = () => (dark.matches ? DARK : LIGHT);
+
 /** Calls when the scheme changed: what is on a canvas has to be drawn anew. */
 export function onScheme(call) {
   dark.addEventListener("change", () => {

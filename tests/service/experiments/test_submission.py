@@ -22,6 +22,7 @@ from service.queue.trials import HeldExperiment
 from service.specs.grid import ExperimentSpec, Plan, expand_grid, factored
 from service.specs.spec import Additions
 from tests.held import under
+from ttsv.config.trial import TrialConfig
 
 Submit = Callable[..., int]
 Claim = Callable[..., Lease]
@@ -84,7 +85,10 @@ class TestCreate:
         assert [trial.number for trial in trials] == list(range(8))
         for trial, planned in zip(trials, plan.trials, strict=True):
             assert (trial.fingerprint, trial.cell) == (planned.fingerprint, planned.cell)
-            assert trial.config == planned.config.to_dict()
+            assert TrialConfig.from_dict(trial.config) == planned.config
+            whole = planned.config.to_dict()
+            del whole["training"]["spectra_every"]  # not asked for: what workers of the version before do not know
+            assert trial.config == whole
             for name in ("dataset", "model", "layer", "rank", "lambda_ort", "constraint", "delta", "seed"):
                 assert getattr(trial, name) == getattr(planned.config, name)
             assert trial.epochs == planned.config.training.epochs

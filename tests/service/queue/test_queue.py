@@ -25,13 +25,14 @@ from service.database import (
 from service.database.engine import Database
 from service.errors import LeaseLostError
 from service.experiments import actions, store, submission
-from service.experiments.submission import Draft
+from service.experiments.submission import Draft, trial_columns
 from service.queue import driver_reads, leases
 from service.queue.contenders import say_why
 from service.queue.leases import Lease, Watched
 from service.queue.trials import MAX_DEATHS, ArtifactFile, HeldExperiment, ProtocolRecord, hold
 from service.specs.grid import ExperimentSpec, PlannedTrial, expand_grid
 from tests.held import reported, under
+from ttsv.config.trial import TrialConfig
 
 BASE: dict[str, Any] = {"dataset": "digits", "model": "small-cnn", "training": {"epochs": 3}}
 
@@ -949,7 +950,8 @@ class TestTrials:
             (2, 5, 4, TrialState.QUEUED),
             (3, 6, 4, TrialState.QUEUED),
         ]
-        assert trials[2].config == planned(seed=5, layer="tt", rank=4).config.to_dict()
+        assert trials[2].config == trial_columns(planned(seed=5, layer="tt", rank=4))["config"]
+        assert TrialConfig.from_dict(trials[2].config) == planned(seed=5, layer="tt", rank=4).config
         assert table(Experiment)[0].trial_count == 4
 
     def test_a_searchers_trial_in_an_experiment_that_stops_never_runs(

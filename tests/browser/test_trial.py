@@ -1,0 +1,307 @@
+"""A trial's tabs in a browser: pictures from the API's numbers, tables behind them, keys, live ends, what lacks."""
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy.orm import Session
+
+from service.database import Trial, TrialState
+from service.database.engine import Database
+from tests import grids, measured
+from tests.browser.conftest import Site, Tab, served
+
+PANELS = (
+    "training",
+    "evaluated",
+    "singular-values",
+    "robustness",
+    "calibration",
+    "resources",
+    "followed",
+    "provenance",
+    "left",
+)
+PICTURES: dict[str, dict[str, str | None]] = {
+    "singular-values": {"ranges": "8"},
+    "robustness": {"corruptions": "95", "certified": "12", "lipschitz": None},
+    "calibration": {"reliability": None},
+}
+RUNNING = 90
+
+
+@pytest.fixture(scope="module")
+def shown(filled: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """The service with a trial, the first, of which everything was measured."""
+    import shutil
+
+    file = tmp_path_factory.mktemp("shown") / "ttsv.db"
+    shutil.copyfile(filled, file)
+    database = Database(f"sqlite:///{file}")
+    database.write(lambda session: measured.dress(session, 1))
+    database.close()
+    with served(file) as running:
+        yield running
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_picture_is_drawn_and_axe_finds_nothing(shown: Site, browse: Callable[..., Tab], scheme: str) -> None:
+    axe = pytest.importorskip("axe_playwright_python", reason="pip install axe-playwright-python")
+    source = Path(axe.__file__).with_name("axe.min.js").read_text()
+    tab = browse("about:blank", scheme=scheme, width=1280 if scheme == "dark" else 390)
+    page = tab.page
+    for panel in PANELS:
+        tab.go(f"{shown.url}/trials/1#{panel}")
+        for name, items in PICTURES.get(panel, {}).items():
+            drawn = f"='{items}'" if items else ""
+            page.wait_for_selector(f"#{panel} .picture[data-picture={name}][data-drawn{drawn}]")
+        if panel == "singular-values":
+            page.wait_for_selector(".fans-figure[data-drawn='8']")
+        if panel == "resources":
+            page.wait_for_selector(".resources-figure[data-drawn='4']")
+        assert page.evaluate("() => document.documentElement.scrollWidth - innerWidth") <= 0, panel
+        page.evaluate(source)
+        violations = page.evaluate("() => axe.run()")["violations"]
+        assert [(one["id"], [node["html"][:120] for node in one["nodes"]][:3]) for one in violations] == [], panel
+
+
+def test_tabs_are_links_that_keys_move_over(shown: Site, browse: Callable[..., Tab]) -> None:
+    page = browse(f"{shown.url}/trials/1").page
+    tabs = page.locator("#tabs [role=tab]")
+    assert tabs.evaluate_all("all => all.map(one => one.hash.slice(1))") == list(PANELS)
+    assert tabs.evaluate_all("all => all.filter(one => one.tabIndex === 0).length") == 1
+    tabs.first.focus()
+    for _ in range(3):
+        page.keyboard.press("ArrowRight")
+    assert page.url.endswith("#robustness")
+    assert page.evaluate("() => document.activeElement.hash") == "#robustness"
+    assert page.locator("[role=tabpanel]:visible").get_attribute("id") == "robustness"
+    assert page.locator("#tabs [aria-selected=true]").inner_text() == "Robustness"
+    page.keyboard.press("End")
+    assert page.url.endswith("#left")
+    page.keyboard.press("ArrowRight")
+    assert page.url.endswith("#training")
+
+
+def test_hover_and_keys_say_what_is_there(shown: Site, browse: Callable[..., Tab]) -> None:
+    tab = browse(f"{shown.url}/trials/1#robustness")
+    page = tab.page
+    figure = page.locator(".picture[data-picture=corruptions]")
+    page.wait_for_selector(".picture[data-picture=corruptions][data-drawn]")
+    figure.locator(".canvas").focus()
+    page.keyboard.press("Home")
+    readout = figure.locator(".readout")
+    cells = page.locator("#corruption-table td").evaluate_all("all => all.map(one => one.textContent)")
+    assert re.fullmatch(r"brightness, severity 1; accuracy \d\d\.\d %", readout.inner_text())
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowRight")
+    said = re.fullmatch(r"contrast, severity 2; accuracy (\d\d\.\d) %", readout.inner_text())
+    assert said is not None
+    assert abs(float(said[1]) - float(cells[7].removesuffix(" %"))) <= 0.051  # the table behind it says the same
+    box = figure.locator(".canvas").bounding_box()
+    page.mouse.move(box["x"] + 160, box["y"] + 40)
+    page.locator(".tip").wait_for(state="visible")
+    assert page.locator(".tip").inner_text().startswith("brightness, severity 1")
+    for kind, begins in (("csv", b"corruption,severity 1"), ("svg", b"<svg"), ("png", b"\x89PNG")):
+        with page.expect_download() as saved:
+            figure.locator(f"button[data-save={kind}]").click()
+        assert saved.value.suggested_filename == f"trial-1-corruptions.{kind}"
+        assert saved.value.path().read_bytes().startswith(begins)
+
+
+def test_certificates_stand_beside_attacks(shown: Site, browse: Callable[..., Tab]) -> None:
+    page = browse(f"{shown.url}/trials/1#robustness").page
+    page.wait_for_selector(".picture[data-picture=certified][data-drawn='12']")
+    figure = page.locator(".picture[data-picture=certified]")
+    figure.locator(".canvas").focus()
+    page.keyboard.press("End")
+    assert "autoattack, Linf radius 0.03137; accuracy left" in figure.locator(".readout").inner_text()
+    lipschitz = page.locator(".picture[data-picture=lipschitz]")
+    page.wait_for_selector(".picture[data-picture=lipschitz][data-drawn]")
+    lipschitz.locator(".canvas").focus()
+    page.keyboard.press("Home")
+    said = lipschitz.locator(".readout").inner_text()
+    assert re.match(r"pixels, fgsm: .*; \d+ of 10000 images; certified bound 11.4", said)
+
+
+def test_spectra_over_training_are_a_fan_for_each_layer(shown: Site, browse: Callable[..., Tab]) -> None:
+    tab = browse(f"{shown.url}/trials/1#singular-values")
+    page = tab.page
+    page.wait_for_selector(".fans-figure[data-drawn='8']")
+    page.locator(".fans-figure .uplot").first.focus()
+    page.keyboard.press("End")
+    said = page.locator(".fans-figure .readout").inner_text()
+    assert said.startswith("epoch 80; ")
+    for words in ("1 largest", "median", "largest before", "1 δ"):
+        assert words in said
+    page.locator(".fans-figure [name=before]").uncheck()
+    page.locator(".fans-figure .uplot").first.focus()
+    page.keyboard.press("End")
+    assert "before" not in page.locator(".fans-figure .readout").inner_text()
+    with page.expect_download() as saved:
+        page.locator(".fans-figure button[data-save=csv]").click()
+    assert saved.value.path().read_text().startswith("layer,epoch,projection,least,5 %,25 %,median,75 %,95 %,largest")
+    ranges = page.locator(".picture[data-picture=ranges]")
+    ranges.locator(".canvas").focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowDown")
+    said = ranges.locator(".readout").inner_text()
+    assert said.startswith("features.3, TTConv2d; smallest 0.02, largest 1; 5 % 0.2, 25 % 0.4, median 0.6")
+
+
+def test_resources_are_drawn_by_attempt(shown: Site, browse: Callable[..., Tab]) -> None:
+    page = browse(f"{shown.url}/trials/1#resources").page
+    page.wait_for_selector(".resources-figure[data-drawn='4']")
+    choice = page.locator(".resources-figure select")
+    assert choice.input_value() == "2"
+    choice.select_option("1")
+    page.locator(".resources-figure .uplot").first.focus()
+    page.keyboard.press("End")
+    assert page.locator(".resources-figure .readout").inner_text().startswith("118 s after the attempt began; ")
+
+
+def test_what_was_not_measured_says_why(shown: Site, browse: Callable[..., Tab]) -> None:
+    page = browse(f"{shown.url}/trials/2").page
+
+    def said(panel: str) -> str:
+        page.locator(f"#tabs a[href='#{panel}']").click()
+        page.wait_for_timeout(300)
+        assert page.locator(f"#{panel} .picture:visible").count() == 0
+        text: str = page.locator(f"#{panel}").inner_text()
+        return text
+
+    text = said("robustness")
+    for words in ("reevaluate 1 corruptions=published", "certified=true attack=autoattack", "lipschitz=both"):
+        assert words in text
+    assert "training: {spectra_every: 5}" in said("singular-values")
+    assert "no record of this" in said("calibration")
+    assert "Nothing was sampled" in said("resources")
+    page.goto(f"{shown.url}/trials/{RUNNING}#robustness")
+    assert "It is not finished yet" in page.locator("#robustness").inner_text()
+
+
+def test_without_scripts_every_part_stands_below_the_other(shown: Site, browse: Callable[..., Tab]) -> None:
+    page = browse(f"{shown.url}/trials/1", script=False).page
+    for panel in PANELS:
+        assert page.locator(f"#{panel}").is_visible(), panel
+    assert page.locator("#tabs a").first.is_visible()
+    page.locator("#corruption-table summary").click()
+    assert page.locator("#corruption-table table").is_visible()
+    assert page.locator(".picture:visible, .fans-figure:visible, .resources-figure:visible").count() == 0
+
+
+def test_on_paper_there_are_all_parts(shown: Site, browse: Callable[..., Tab]) -> None:
+    page = browse(f"{shown.url}/trials/1", width=1031).page
+    page.emulate_media(media="print")
+    for panel in PANELS:
+        assert page.locator(f"#{panel}").is_visible(), panel
+    right = page.locator("th, td").evaluate_all("all => Math.max(...all.map(one => one.getBoundingClientRect().right))")
+    assert right <= 1031
+
+
+def test_one_that_ends_while_it_is_watched_fills_its_tabs(live: Site, browse: Callable[..., Tab]) -> None:
+    tab = browse(f"{live.url}/trials/{RUNNING}#calibration")
+    page = tab.page
+    assert "It is not finished yet" in page.locator("#calibration").inner_text()
+    page.evaluate("() => { window.same = true; }")
+
+    def end(session: Session) -> None:
+        measured.attempts(session, RUNNING)
+        measured.spectra(session, RUNNING)
+        grids.finish(session, RUNNING, 0.4321, **measured.changes(0.4321))
+
+    page.wait_for_timeout(2000)
+    live.database.write(end)
+    page.wait_for_selector(".picture[data-picture=reliability][data-drawn]")
+    assert "expected calibration error" in page.locator("#calibration").inner_text()
+    for panel, selector in (
+        ("robustness", ".picture[data-picture=lipschitz][data-drawn]"),
+        ("singular-values", ".fans-figure[data-drawn='8']"),
+        ("resources", ".resources-figure[data-drawn='4']"),
+    ):
+        page.locator(f"#tabs a[href='#{panel}']").click()
+        page.wait_for_selector(selector)
+    assert "43.21 %" in page.locator("#result").text_content()
+    assert page.evaluate("() => window.same") is True
+
+
+def test_while_it_trains_the_page_is_not_read_again(live: Site, browse: Callable[..., Tab]) -> None:
+    tab = browse(f"{live.url}/trials/{RUNNING}#singular-values")
+    page = tab.page
+    page.wait_for_timeout(2500)
+    tab.asked.clear()
+
+    def step(session: Session) -> None:
+        trial = session.get(Trial, RUNNING)
+        assert trial is not None
+        trial.epoch += 1
+        measured.spectra(session, RUNNING, epochs=5)
+
+    live.database.write(step)
+    page.wait_for_selector(".fans-figure[data-drawn='8']")
+    assert not [url for url in tab.asked if url == f"{live.url}/trials/{RUNNING}"]
+    with live.database.read() as session:
+        trial = session.get(Trial, RUNNING)
+        assert trial is not None
+        assert f"epoch {trial.epoch} of 80" in page.locator("#summary").inner_text()
+
+
+def test_the_log_is_followed_while_its_tab_is_seen(live: Site, browse: Callable[..., Tab]) -> None:
+    log = live.data_dir / "trials" / str(RUNNING) / "1" / "trial.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("the first line\n")
+    tab = browse(f"{live.url}/trials/{RUNNING}")
+    page = tab.page
+    page.wait_for_timeout(500)
+    assert not [url for url in tab.asked if "/logs" in url]
+    page.locator("#tabs a[href='#followed']").click()
+    page.locator("#log-live:has-text('the first line')").wait_for()
+    with log.open("a") as file:
+        file.write("<b>the second</b>\n")
+    page.locator("#log-live:has-text('<b>the second</b>')").wait_for()
+    page.locator("#tabs a[href='#training']").click()
+    page.wait_for_timeout(300)
+    with log.open("a") as file:
+        file.write("the third\n")
+    page.wait_for_timeout(1200)
+    assert "the third" not in page.locator("#log-live").text_content()  # left: nothing is read for it
+    page.locator("#tabs a[href='#followed']").click()
+    page.locator("#log-live:has-text('the third')").wait_for()
+
+    def fail(session: Session) -> None:
+        trial = session.get(Trial, RUNNING)
+        assert trial is not None
+        trial.state, trial.failure, trial.error = TrialState.FAILED, "error", "it failed"
+
+    live.database.write(fail)
+    page.wait_for_selector("#log-live[data-ended]")
+
+
+def test_radii_of_every_image_are_read_from_their_file(live: Site, browse: Callable[..., Tab]) -> None:
+    """Where the file of predictions is there, the curve has a point for each of many radii."""
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import save_file
+
+    folder = live.data_dir / "trials" / "1" / "1"
+    folder.mkdir(parents=True)
+    file: Any = folder / "predictions.safetensors"
+    radii = torch.linspace(-0.2, 0.8, 1001, dtype=torch.float64)
+    save_file({"labels": torch.zeros(1001, dtype=torch.int64), "certified_radii": radii}, file)
+
+    def dress(session: Session) -> None:
+        from service.database import Artifact
+
+        measured.dress(session, 1)
+        path = "trials/1/1/predictions.safetensors"
+        size = file.stat().st_size
+        session.add(Artifact(trial_id=1, kind="predictions", path=path, sha256="0" * 64, size=size))
+
+    live.database.write(dress)
+    page = browse(f"{live.url}/trials/1#robustness").page
+    page.wait_for_selector(".picture[data-picture=certified][data-drawn='31']")
+    figure = page.locator(".picture[data-picture=certified]")
+    figure.locator(".canvas").focus()
+    page.keyboard.press("Home")
+    assert figure.locator(".readout").inner_text() == "L2 radius 0; certified 79.9 %"
