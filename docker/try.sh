@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Tries Dockerfile and compose files on a real engine; see usage below and docs/compose.md.
+# shellcheck disable=SC2016,SC2317 # what stands in single quotes is for other programs; `check` and `within` call functions
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -84,6 +85,8 @@ within() {
 
 # --- the engine -------------------------------------------------------------------------------------------------------
 
+plugins_there() { docker compose version > /dev/null 2>&1 && docker buildx version > /dev/null 2>&1; }
+
 firewall_had_docker() { iptables-save 2> /dev/null | grep --quiet DOCKER; }
 
 start_engine() {
@@ -131,7 +134,7 @@ install_engine() {
         apt-get update --quiet=2
         DEBIAN_FRONTEND=noninteractive apt-get install --quiet=2 --yes --no-install-recommends "${missing[@]}"
     fi
-    if ! docker compose version > /dev/null 2>&1 || ! docker buildx version > /dev/null 2>&1; then
+    if ! plugins_there; then
         mkdir -p "$work"/apt/{lists,cache/archives}/partial "$work/docker/cli-plugins"
         echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $(mirror) trixie main" > "$work/apt/sources"
         apt=(apt-get --quiet=2 --option "Dir::Etc::SourceList=$work/apt/sources" --option Dir::Etc::SourceParts=/dev/null
@@ -151,16 +154,18 @@ install_engine() {
 root() {
     local name=$1 packages=$2
     shift 2
-    mmdebstrap --quiet --variant=minbase --include="$packages" --dpkgopt='path-exclude=/usr/share/doc/*' \
+    mmdebstrap --quiet --variant=minbase --dpkgopt=force-unsafe-io --include="$packages" --dpkgopt='path-exclude=/usr/share/doc/*' \
         --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/locale/*' \
-        "${hooks[@]}" bookworm - "$(mirror)" | docker import "$@" - "$name"
+        "${hooks[@]}" bookworm "$work/root.tar" "$(mirror)"
+    docker import "$@" "$work/root.tar" "$name" > /dev/null # a pipe would be imported even if it is half a root
+    rm "$work/root.tar"
 }
 
 build_stand_ins() {
     command -v mmdebstrap > /dev/null || die "mmdebstrap is missing: see --install-engine"
     if ! docker image inspect $project/stand-in-python > /dev/null 2>&1; then
         hooks=()
-        root $project/stand-in-python ca-certificates,python3-venv,python-is-python3 > /dev/null
+        root $project/stand-in-python python3-venv,python-is-python3
     fi
     if ! docker image inspect $project/stand-in-postgres > /dev/null 2>&1; then
         hooks=(
@@ -172,7 +177,7 @@ build_stand_ins() {
             --customize-hook='install docker/stand-ins/postgres.sh "$1/usr/local/bin/stand-in"'
         )
         root $project/stand-in-postgres postgresql --change 'ENTRYPOINT ["stand-in"]' \
-            --change 'ENV PATH=/usr/lib/postgresql/15/bin:/usr/local/bin:/usr/bin:/bin' > /dev/null
+            --change 'ENV PATH=/usr/lib/postgresql/15/bin:/usr/local/bin:/usr/bin:/bin'
     fi
     python_image=$project/stand-in-python postgres_image=$project/stand-in-postgres
 }
@@ -206,9 +211,15 @@ build_base() {
 
 # --- compose ----------------------------------------------------------------------------------------------------------
 
+layers=(--file docker-compose.yml --file docker/cpu.yml)
 compose() {
-    docker compose --project-name $project --env-file /dev/null --file docker-compose.yml --file docker/cpu.yml \
-        --file "$work/try.yml" "$@"
+    docker compose --project-name $project --env-file /dev/null "${layers[@]}" --file "$work/try.yml" "$@"
+}
+
+# A further node, in a project of its own as on another machine.
+node() {
+    docker compose --project-name $project-node --env-file /dev/null --file docker/node.yml --file docker/cpu-node.yml \
+        --file "$work/node.yml" "$@"
 }
 
 write_overlay() {
@@ -226,6 +237,9 @@ services:
     healthcheck: {interval: 5s} # of 30 s: what it says is waited for
   db: {image: $postgres_image}
 END
+    printf '%s\n' "services: {worker: {environment: {TTSV_WORKER_CPUS: 1}}}" > "$work/head.yml"
+    printf '%s\n' "services: {node: {image: $project/worker, healthcheck: {interval: 5s}, environment: {TTSV_WORKER_CPUS: 1}}}" \
+        > "$work/node.yml"
 }
 
 up() { compose up --detach --wait "$@" > "$work/up.log" 2>&1 || die "up: $(tail -n 20 "$work/up.log")"; }
@@ -281,7 +295,8 @@ finish() {
     trap - EXIT INT TERM
     set +e
     if [ -f "$work/try.yml" ]; then
-        [ $status = 0 ] || { compose ps --all; compose logs --no-color --tail 25; } > "$work/failed.log" 2>&1
+        [ "$status" = 0 ] || { compose ps --all; compose logs --no-color --tail 25; } > "$work/failed.log" 2>&1
+        node down --volumes --timeout 20 > /dev/null 2>&1
         compose down --volumes --remove-orphans --timeout 20 > /dev/null 2>&1
         if ! $keep; then
             docker images --quiet --filter "reference=$project/*" | sort --unique \
@@ -290,9 +305,9 @@ finish() {
     fi
     [ -z "$engine_pid" ] || stop_engine
     if $keep; then say "kept: $work"; elif $folder_is_new; then rm -rf "$work"; fi
-    [ $failures = 0 ] || [ $status != 0 ] || status=1
-    summary $status | tee ${record:+"$record"}
-    exit $status
+    [ "$failures" = 0 ] || [ "$status" != 0 ] || status=1
+    summary "$status" | tee ${record:+"$record"}
+    exit "$status"
 }
 
 summary() {
@@ -314,9 +329,9 @@ build() {
     check "the API's image has no torch and no Ray" not in_image api python -c '
 import importlib.util, sys; sys.exit(not any(map(importlib.util.find_spec, ("torch", "ray", "numpy"))))'
     for image in api worker; do
-        check "$image: no compiler, make, git, pip or setuptools" in_image $image sh -c '
+        check "$image: no compiler, linker, make, git or pip" in_image $image sh -c '
 for tool in cc gcc g++ c++ clang ld make cmake ninja git; do ! command -v $tool || exit 1; done
-for name in pip setuptools wheel; do ! python -c "import $name" 2> /dev/null || { echo $name; exit 1; }; done'
+! python -c "import pip" 2> /dev/null'
         check "$image: labelled with title, licence and revision, and not root's" test \
             "$(docker image inspect --format '{{index .Config.Labels "org.opencontainers.image.title"}} {{index .Config.Labels "org.opencontainers.image.licenses"}} {{index .Config.Labels "org.opencontainers.image.revision"}} {{.Config.User}}' $project/$image)" \
             = "ttsv MIT $revision 10001"
@@ -429,66 +444,103 @@ one_more() {
     within 300 has_state "$id" succeeded
 }
 
+# A head that further nodes join, and one that does, from images and compose files of their own; on loopback.
+joined() {
+    local id
+    TTSV_HEAD_PORT=$(free_port) TTSV_DATABASE_PORT=$(free_port)
+    export TTSV_HEAD_ADDRESS=127.0.0.1 TTSV_HEAD_PORT TTSV_DATABASE_PORT TTSV_NODE_PORTS=21000-21099
+    export TTSV_HEAD=127.0.0.1:$TTSV_HEAD_PORT TTSV_TOKEN=$work/token
+    layers+=(--file docker/head.yml --file "$work/head.yml")
+    up
+    compose cp worker:/data/token "$work/token" > /dev/null 2>&1
+    chown 10001 "$work/token"
+    step=$SECONDS
+    TTSV_NODE_PORTS=21100-21199 node up --detach --wait > "$work/up.log" 2>&1 || die "node: $(tail "$work/up.log")"
+    check "a node joins the head: two nodes, of one CPU each" within 90 cpus_of_nodes "[1, 1]"
+    note "and has joined" "$((SECONDS - step)) s after its start"
+    id=$(of 'json.dumps({**d, "name": "joined", "grid": {**d["grid"], "seed": [4, 5]}})' < examples/quickstart.json | post)
+    within 300 at_least "$id" 4 || die "no trial succeeded: $(request "/v1/experiments/$id")"
+    crash "$(node ps --quiet node)"
+    note "node killed, and started again by the engine" "after $(succeeded "$id") of 20 trials"
+    check "it joins again" within 120 cpus_of_nodes "[1, 1]"
+    check "the grid ends" within 600 has_state "$id" succeeded
+    check "20 of 20 trials succeeded, once each" all_once "$id" 20
+    step=$SECONDS
+    node down --volumes > /dev/null 2>&1
+    check "a node that is stopped leaves" within 30 cpus_of_nodes "[1]"
+    compose stop worker > /dev/null 2>&1
+}
+cpus_of_nodes() { request /v1/nodes | of "exit([n['cpus'] for n in d['items'] if n['state'] == 'alive'] != $1)"; }
+free_port() { python3 -c 'import socket; print(socket.create_server(("127.0.0.1", 0)).getsockname()[1])'; }
+
 # TTSV_BIND=0.0.0.0, in a container whose port is published nowhere.
 opened() {
     local open=$project-open key
-    open_api() { TTSV_BIND=0.0.0.0 compose run --detach --no-deps --name $open api > /dev/null 2>&1; }
-    inside() { docker exec $open python -c '
+    open_api() { TTSV_BIND=0.0.0.0 compose run --detach --no-deps --name "$open" api > /dev/null 2>&1; }
+    inside() { docker exec "$open" python -c '
 import sys, urllib.error, urllib.request as r
 try: print(r.urlopen(r.Request("http://127.0.0.1:8000/v1/experiments", headers=dict([sys.argv[1].split(": ")])), timeout=5).status)
 except urllib.error.HTTPError as e: print(e.code)' "${1:-X-Nothing: 0}"; }
     open_api
-    check "TTSV_BIND=0.0.0.0 without any key: refused" within 30 test "$(inspect $open '{{.State.Running}}')" = false
-    docker logs $open 2>&1 | tail -n 3
-    docker rm --force $open > /dev/null
+    refused() { docker logs "$open" 2>&1 | grep --quiet 'there is none yet; make one' && not docker exec "$open" ttsv ready; }
+    check "TTSV_BIND=0.0.0.0 without any key: refused" within 60 refused
+    docker rm --force "$open" > /dev/null
     key=$(compose run --rm --no-deps api keys create lab --owner try 2> /dev/null)
     open_api
-    check "with a key: it serves, and is ready" within 60 docker exec $open ttsv ready
+    check "with a key: it serves, and is ready" within 60 docker exec "$open" ttsv ready
     check "a request without the key: 401" test "$(inside)" = 401
     check "a request with it: 200" test "$(inside "Authorization: Bearer $key")" = 200
-    docker rm --force $open > /dev/null
+    docker rm --force "$open" > /dev/null
 }
 
-mkdir -p "${work%/*}"
-[ -e "$work" ] && folder_is_new=false
-trap finish EXIT
-trap 'exit 130' INT TERM
-[ "$(id --user)" = 0 ] || die "root is needed: sudo docker/try.sh"
-mkdir -p "$work"
-for tool in curl python3 git; do command -v $tool > /dev/null || die "$tool is missing"; done
-revision=$(git rev-parse HEAD)
-TTSV_PORT=$(python3 -c 'import socket; s = socket.create_server(("127.0.0.1", 0)); print(s.getsockname()[1])')
-export TTSV_PORT
+main() {
+    mkdir -p "${work%/*}"
+    [ -e "$work" ] && folder_is_new=false
+    trap finish EXIT
+    trap 'exit 130' INT TERM
+    [ "$(id --user)" = 0 ] || die "root is needed: sudo docker/try.sh"
+    mkdir -p "$work"
+    for tool in curl python3 git; do command -v $tool > /dev/null || die "$tool is missing"; done
+    revision=$(git rev-parse HEAD)
+    TTSV_PORT=$(free_port)
+    export TTSV_PORT
 
-! $install || install_engine
-[ ! -d "$work/docker/cli-plugins" ] || export DOCKER_CONFIG=$work/docker
-if [ $engine != own ] && docker info > /dev/null 2>&1; then :; elif [ $engine = there ]; then die "no engine runs"; else start_engine; fi
-docker compose version > /dev/null 2>&1 && docker buildx version > /dev/null 2>&1 \
-    || die "docker's plugins compose (2.24 or newer) and buildx are missing: see --install-engine"
-[ -z "$(docker ps --all --quiet --filter "label=com.docker.compose.project=$project")" ] \
-    || die "another try has containers here: docker compose --project-name $project down --volumes"
-note "engine" "Docker $(docker version --format '{{.Server.Version}}'), compose $(docker compose version --short), $(nproc) cores, $(uname -r)"
+    ! $install || install_engine
+    [ ! -d "$work/docker/cli-plugins" ] || export DOCKER_CONFIG=$work/docker
+    if [ $engine = own ] || ! docker info > /dev/null 2>&1; then
+        [ $engine != there ] || die "no engine runs"
+        start_engine
+    fi
+    plugins_there || die "docker's plugins compose (2.24 or newer) and buildx are missing: see --install-engine"
+    [ -z "$(docker ps --all --quiet --filter "label=com.docker.compose.project=$project")" ] \
+        || die "another try has containers here: docker compose --project-name $project down --volumes"
+    note "engine" "Docker $(docker version --format '{{.Server.Version}}'), compose $(docker compose version --short), $(nproc) cores, $(uname -r)"
 
-step=$SECONDS
-if ! $stand_ins && a_registry_answers; then
-    bases="of a registry"
-else
-    build_stand_ins
-    bases="standing in: built of Debian's packages"
-fi
-build_base
-note "base images" "$bases, $((SECONDS - step)) s"
-write_overlay
-step=$SECONDS
-build
-first_start
-looks
-killed
-scaled
-again
-opened
-step=$SECONDS
-compose down --volumes --timeout 60 > /dev/null 2>&1
-note "down" "$((SECONDS - step)) s"
-check "nothing is left: containers, volumes, networks" test -z \
-    "$(docker ps --all --quiet --filter "label=com.docker.compose.project=$project")$(docker volume ls --quiet --filter "label=com.docker.compose.project=$project")$(docker network ls --quiet --filter "label=com.docker.compose.project=$project")"
+    step=$SECONDS
+    if ! $stand_ins && a_registry_answers; then
+        bases="of a registry"
+    else
+        build_stand_ins
+        bases="standing in: built of Debian's packages"
+    fi
+    build_base
+    note "base images" "$bases, $((SECONDS - step)) s"
+    write_overlay
+    step=$SECONDS
+    build
+    first_start
+    looks
+    killed
+    scaled
+    again
+    joined
+    opened
+    step=$SECONDS
+    compose down --volumes --timeout 60 > /dev/null 2>&1
+    note "down" "$((SECONDS - step)) s"
+    check "nothing is left: containers, volumes, networks" test -z \
+        "$(docker ps --all --quiet --filter "label=com.docker.compose.project=$project")$(docker volume ls --quiet --filter "label=com.docker.compose.project=$project")$(docker network ls --quiet --filter "label=com.docker.compose.project=$project")"
+}
+
+# In one line, which is read whole before it runs: the file may be edited meanwhile.
+main; exit
