@@ -266,8 +266,13 @@ came_back() { [ "$(inspect "$1" '{{.RestartCount}} {{.State.Running}}')" = "$(($
 request() { curl --fail --silent --show-error --max-time 20 "http://127.0.0.1:$TTSV_PORT$1" "${@:2}"; }
 
 # of EXPRESSION: what it makes of the JSON on standard input, `d`.
-of() { python3 -c 'import collections, json, sys; d = json.load(sys.stdin); print(eval(sys.argv[1]))' "$1"; }
+of() { python3 -c 'import collections, json, sys; d = json.load(sys.stdin); print(eval(sys.argv[1]))' "$@"; }
 
+# grid NAME SEEDS: the quickstart, of 20 trials with two seeds, with half its epochs.
+grid() {
+    of 'json.dumps({**d, "name": sys.argv[2], "base": {**d["base"], "training": {**d["base"]["training"], "epochs": 6}},
+        "grid": {**d["grid"], "seed": json.loads(sys.argv[3])}})' "$@" < examples/quickstart.json
+}
 post() { request /v1/experiments --header 'Content-Type: application/json' --data-binary @- | of 'd["id"]'; }
 state() { request "/v1/experiments/$1" | of 'd["state"]'; }
 has_state() { [ "$(state "$1")" = "$2" ]; }
@@ -384,17 +389,17 @@ node_fits() { request /v1/nodes | of "exit(not d or not all(0 < node['memory_gib
 # A grid, while its worker and then the database are killed.
 killed() {
     step=$SECONDS
-    grid=$(post < examples/quickstart.json)
-    within 300 at_least "$grid" 4 || die "no trial succeeded: $(request "/v1/experiments/$grid")"
+    killed=$(grid killed '[0, 1]' | post)
+    within 900 at_least "$killed" 4 || die "no trial succeeded: $(request "/v1/experiments/$killed")"
     crash "$worker"
-    note "worker killed, and started again by the engine" "after $(succeeded "$grid") of 20 trials"
-    within 300 at_least "$grid" 10 || die "no trial goes on: $(request "/v1/experiments/$grid")"
+    note "worker killed, and started again by the engine" "after $(succeeded "$killed") of 20 trials"
+    within 900 at_least "$killed" 10 || die "no trial goes on: $(request "/v1/experiments/$killed")"
     crash "$db"
     within 60 is_healthy "$db"
-    note "database killed, and started again by the engine" "after $(within 60 succeeded "$grid" && succeeded "$grid") of 20 trials"
-    check "the grid ends" within 600 has_state "$grid" succeeded
+    note "database killed, and started again by the engine" "after $(within 60 succeeded "$killed" && succeeded "$killed") of 20 trials"
+    check "the grid ends" within 1800 has_state "$killed" succeeded
     note "grid of 20 trials, with both kills" "$((SECONDS - step)) s"
-    check "20 of 20 trials succeeded, once each: results, networks, epochs" all_once "$grid" 20
+    check "20 of 20 trials succeeded, once each: results, networks, epochs" all_once "$killed" 20
     check "doctor, in the worker's container, finds nothing broken" \
         docker exec --env TTSV_URL=http://api:8000 "$worker" ttsv doctor
 }
@@ -403,23 +408,22 @@ killed() {
 scaled() {
     local first second here
     up --scale worker=2
-    second=$(of 'd' <<< 0)
     read -r first second <<< "$(compose ps --quiet worker | sort | xargs)"
-    next=$(of 'json.dumps({**d, "name": "scaled", "grid": {**d["grid"], "seed": [2, 3]}})' < examples/quickstart.json | post)
-    within 300 at_least "$next" 4 || die "no trial succeeded: $(request "/v1/experiments/$next")"
-    here=$(request "/v1/experiments/$next/trials?limit=100" \
+    scaled=$(grid scaled '[2, 3]' | post)
+    within 900 at_least "$scaled" 4 || die "no trial succeeded: $(request "/v1/experiments/$scaled")"
+    here=$(request "/v1/experiments/$scaled/trials?limit=100" \
         | of 'next(t["node"] for t in d["items"] if t["state"] == "succeeded").split()[0].split(":")[0]')
     case $second in "$here"*) frozen=$second other=$first ;; *) frozen=$first other=$second ;; esac
     step=$SECONDS
     signal STOP "$frozen"
-    note "two workers; the one that runs a grid is stopped" "after $(succeeded "$next") of 20 trials"
+    note "two workers; the one that runs a grid is stopped" "after $(succeeded "$scaled") of 20 trials"
     check "its health check turns red" within 240 is_unhealthy "$frozen"
     note "and does so" "$((SECONDS - step)) s after it stopped"
     check "the other worker's and the API's do not" test "$(health "$other") $(health "$api")" = "healthy healthy"
-    check "the other worker ends the grid" within 600 has_state "$next" succeeded
+    check "the other worker ends the grid" within 1800 has_state "$scaled" succeeded
     signal CONT "$frozen"
     check "the stopped worker goes on, and turns green" within 60 is_healthy "$frozen"
-    check "20 of 20 trials succeeded, once each" all_once "$next" 20
+    check "20 of 20 trials succeeded, once each" all_once "$scaled" 20
     compose stop api > /dev/null 2>&1
     sleep 45 # four health checks of each worker, of which three would do
     check "workers stay green while the API is stopped" test "$(health "$first") $(health "$second")" = "healthy healthy"
@@ -441,15 +445,15 @@ again() {
     note "down, and up again on the same volumes" "$((SECONDS - step)) s"
     api=$(container api) worker=$(container worker)
     check "the password is the same" test "$(docker exec "$api" cat /run/ttsv/password)" = "$password"
-    check "both grids are there" test "$(succeeded "$grid") $(succeeded "$next")" = "20 20"
-    check "and files of trials are served" request "/v1/trials/$(trial_of "$grid")/artifacts"
+    check "both grids are there" test "$(succeeded "$killed") $(succeeded "$scaled")" = "20 20"
+    check "and files of trials are served" request "/v1/trials/$(trial_of "$killed")/artifacts"
     check "a further grid runs" one_more
 }
 trial_of() { request "/v1/experiments/$1/trials?limit=1" | of 'd["items"][0]["id"]'; }
 one_more() {
     local id
-    id=$(of 'json.dumps({**d, "grid": {"rank": [4], "seed": [7]}})' < examples/quickstart.json | post)
-    within 300 has_state "$id" succeeded
+    id=$(grid again '[6]' | of 'json.dumps({**d, "grid": {"rank": [4], "seed": [6]}})' | post)
+    within 900 has_state "$id" succeeded
 }
 
 # A head that further nodes join, and one that does, from images and compose files of their own; on loopback.
@@ -466,12 +470,12 @@ joined() {
     TTSV_NODE_PORTS=21100-21199 node up --detach --wait > "$work/up.log" 2>&1 || die "node: $(tail "$work/up.log")"
     check "a node joins the head: two nodes, of one CPU each" within 90 cpus_of_nodes "[1, 1]"
     note "and has joined" "$((SECONDS - step)) s after its start"
-    id=$(of 'json.dumps({**d, "name": "joined", "grid": {**d["grid"], "seed": [4, 5]}})' < examples/quickstart.json | post)
-    within 300 at_least "$id" 4 || die "no trial succeeded: $(request "/v1/experiments/$id")"
+    id=$(grid joined '[4, 5]' | post)
+    within 900 at_least "$id" 4 || die "no trial succeeded: $(request "/v1/experiments/$id")"
     crash "$(node ps --quiet node)"
     note "node killed, and started again by the engine" "after $(succeeded "$id") of 20 trials"
     check "it joins again" within 120 cpus_of_nodes "[1, 1]"
-    check "the grid ends" within 600 has_state "$id" succeeded
+    check "the grid ends" within 1800 has_state "$id" succeeded
     check "20 of 20 trials succeeded, once each" all_once "$id" 20
     step=$SECONDS
     node down --volumes > /dev/null 2>&1
