@@ -333,8 +333,8 @@ build() {
     note "image of the API" "$(sizes $project/api) MB"
     note "image of the worker" "$(sizes $project/worker) MB, torch $(in_image worker python -c 'import torch; print(torch.__version__)')"
     check "the API's image is smaller than 400 MB" test "$(sizes $project/api)" -lt 400
-    check "the API's image has no torch and no Ray" not in_image api python -c '
-import importlib.util, sys; sys.exit(not any(map(importlib.util.find_spec, ("torch", "ray", "numpy"))))'
+    check "the API's image has no torch and no Ray" in_image api python -c '
+import importlib.util, sys; sys.exit(any(map(importlib.util.find_spec, ("torch", "ray", "numpy"))))'
     for image in api worker; do
         check "$image: no compiler, linker, make, git or pip" in_image $image sh -c '
 for tool in cc gcc g++ c++ clang ld make cmake ninja git; do ! command -v $tool || exit 1; done
