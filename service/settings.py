@@ -246,7 +246,7 @@ class Settings(BaseSettings):
             return address == "localhost"
 
     @property
-    def _reached(self) -> str:
+    def reached_by(self) -> str:
         """By which setting, and where, others reach the API."""
         return f"TTSV_HOST = {self.host!r}" if self.published is None else f"TTSV_PUBLISHED = {self.published!r}"
 
@@ -254,6 +254,6 @@ class Settings(BaseSettings):
         """Raises `UserError` if the API would be open to everyone who reaches the machine."""
         if not (self.on_loopback or self.keys_required or self.trust_network):
             raise UserError(
-                f"{self._reached} with TTSV_REQUIRE_KEYS=false: everyone who reaches this machine could use "
+                f"{self.reached_by} with TTSV_REQUIRE_KEYS=false: everyone who reaches this machine could use "
                 "the API; leave TTSV_REQUIRE_KEYS out, or set TTSV_TRUST_NETWORK=true behind a proxy that authenticates"
             )

@@ -190,8 +190,8 @@ def refuse_without_keys(database: Database, settings: Settings) -> None:
     with database.read() as session:
         if not has_keys(session):
             raise UserError(
-                f"TTSV_HOST = {settings.host!r}: requests from elsewhere need a key, and there is none yet; make one "
-                "with `ttsv keys create PROJECT --owner NAME`, or use TTSV_HOST=127.0.0.1"
+                f"{settings.reached_by}: requests from elsewhere need a key, and there is none yet; make one "
+                "with `ttsv keys create PROJECT --owner NAME`, or use 127.0.0.1"
             )
 
 

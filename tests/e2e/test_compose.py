@@ -20,8 +20,11 @@ import psycopg
 import pytest
 import yaml
 
+from service.access.keys import refuse_without_keys
 from service.client import ApiError, Client
+from service.database.engine import Database
 from service.errors import UserError
+from service.migrate import migrate
 from service.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -64,12 +67,80 @@ def test_dockerfile_is_clean() -> None:
     assert done.returncode == 0, done.stdout
 
 
+def _try(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", str(ROOT / "docker" / "try.sh"), *arguments], capture_output=True, text=True, check=False
+    )
+
+
+def test_what_tries_it_all_on_an_engine_says_how() -> None:
+    """docker/try.sh is run by people: what it would need of an engine cannot be tested here, its options can."""
+    script, page = (ROOT / "docker" / "try.sh").read_text(), (ROOT / "docs" / "compose.md").read_text()
+    shown = _try("--help")
+    assert shown.returncode == 0
+    options = set(re.findall(r"^ +(--[a-z-]+)", shown.stdout, re.MULTILINE))
+    assert options == set(re.findall(r"^ {8}(--[a-z-]+)(?: \| -h)?\)", script, re.MULTILINE)) != set()
+    assert options >= set(re.findall(r"try\.sh (--[a-z-]+)", page)) != set()
+    wrong = _try("--no-such-option")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert "--stand-ins" in wrong.stderr
+
+
+def test_what_tries_it_all_is_clean() -> None:
+    shellcheck = shutil.which("shellcheck")
+    if shellcheck is None:
+        pytest.skip("shellcheck is not installed: apt-get install shellcheck")
+    scripts = sorted(map(str, (ROOT / "docker").rglob("*.sh")))
+    assert len(scripts) == 2
+    done = subprocess.run([shellcheck, *scripts], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_what_tries_it_all_finds_the_bases_and_meddles_with_nothing_of_ours(services: dict[str, Any]) -> None:
+    """Its base images are those of the files, its project and its images are not, and no registry is named."""
+    script = (ROOT / "docker" / "try.sh").read_text()
+    found = {}
+    for name in ("python_image", "postgres_image"):
+        command = re.search(rf"^{name}=\$\((.*)\)$", script, re.MULTILINE)
+        assert command is not None
+        done = subprocess.run(["bash", "-c", command[1]], cwd=ROOT, capture_output=True, text=True, check=True)
+        found[name] = done.stdout
+    assert found["postgres_image"] == services["db"]["image"] + "\n"
+    assert re.fullmatch(r"python:3\.11-slim-\w+\n", found["python_image"])
+    project = re.search(r"^project=(\S+)$", script, re.MULTILINE)
+    assert project is not None
+    assert project[1] not in {_load("docker-compose.yml")["name"], _load("docker/node.yml")["name"]}
+    overlay = script[script.index("x-build:") : script.index("\nEND\n", script.index("x-build:"))]
+    document = yaml.safe_load(
+        overlay.replace("$project", "try").replace("$revision", "r").replace("$postgres_image", "p")
+    )
+    assert document["services"].keys() == services.keys()
+    assert all(service["image"] in ("try/api", "try/worker", "p") for service in document["services"].values())
+    assert not re.search(r"https?://(?!127\.0\.0\.1|api:|\$)", script), "no mirror and no registry"
+
+
 def test_dockerfile_copies_what_the_distribution_needs() -> None:
     text = (ROOT / "docker" / "Dockerfile").read_text()
     for name in ("ttsv", "service", "workers", "migrations"):
         assert f"COPY {name} {name}" in text
         assert f"!{name}" in (ROOT / ".dockerignore").read_text().split()
     assert re.search(r"^USER (?!0|root)", text, re.MULTILINE)
+
+
+def test_another_revision_changes_no_layer_of_the_images() -> None:
+    """Whatever comes after it in a stage is made anew for each: torch was copied for every commit."""
+    text = (ROOT / "docker" / "Dockerfile").read_text()
+    stages = re.split(r"^FROM .* AS (\w[\w-]*)$", text, flags=re.MULTILINE)
+    told = {name for name, body in zip(stages[1::2], stages[2::2], strict=True) if "REVISION" in _instructions(body)}
+    assert told == {"api", "worker"}
+    for name, body in zip(stages[1::2], stages[2::2], strict=True):
+        if name in told:
+            rest = _instructions(body).split("ARG REVISION=unknown\n")[1]
+            assert rest == 'ENV TTSV_REVISION=${REVISION}\nLABEL org.opencontainers.image.revision="${REVISION}"\n'
+
+
+def _instructions(text: str) -> str:
+    return "".join(line for line in text.splitlines(keepends=True) if line.strip() and not line.startswith("#"))
 
 
 def _project() -> dict[str, Any]:
@@ -116,6 +187,17 @@ def test_a_port_that_is_published_elsewhere_needs_keys(services: dict[str, Any])
     assert (settings.on_loopback, settings.keys_required) == (False, True)
     with pytest.raises(UserError, match=r"TTSV_PUBLISHED = '0.0.0.0' with TTSV_REQUIRE_KEYS=false"):
         Settings(published="0.0.0.0", require_keys=False).refuse_open_network()
+
+
+def test_without_any_key_a_port_that_is_published_elsewhere_is_refused(tmp_path: Path) -> None:
+    """What the message tells to do can be done before the API serves, as docs/gpu-node.md says."""
+    settings = Settings(data_dir=tmp_path, host="0.0.0.0", published="0.0.0.0")
+    migrate(database := Database(settings.url))
+    with pytest.raises(UserError, match=r"TTSV_PUBLISHED = '0.0.0.0': requests from elsewhere need a key.*keys create"):
+        refuse_without_keys(database, settings)
+    database.close()
+    page = (ROOT / "docs" / "gpu-node.md").read_text()
+    assert page.index("docker compose run --rm api keys create") < page.index("TTSV_BIND=0.0.0.0 docker compose up")
 
 
 def test_an_interrupted_first_start_can_be_mended(node_folder: Path, services: dict[str, Any]) -> None:

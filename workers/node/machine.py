@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 _CODE = ("ttsv", "workers")
 """Packages of which a trial's results depend."""
 _GIB = 2**30
+_CONTROL_GROUP = Path("/sys/fs/cgroup")
+"""Of a container, as it sees itself. Files of the kernel's version 2 are named first, then those of version 1."""
 _ASKING_SECONDS = 60.0
 _BF16_PRODUCT = """
 import resource, torch
@@ -37,9 +39,10 @@ matrix @ matrix
 def local_cpus() -> int:
     """CPUs this process may use, at most what its control group allows."""
     count = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    with contextlib.suppress(OSError, ValueError):
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        count = min(count, max(1, int(quota) // int(period)))
+    for files in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
+        with contextlib.suppress(OSError, ValueError):
+            quota, period = map(int, " ".join((_CONTROL_GROUP / name).read_text() for name in files).split())
+            count = min(count, max(1, quota // period)) if quota > 0 else count
     return count
 
 
@@ -157,6 +160,7 @@ def _shown(environment: Mapping[str, str], listed: Mapping[str, Gpu]) -> list[st
 def memory_bytes() -> int:
     """The machine's memory, at most what this control group allows."""
     total = psutil.virtual_memory().total
-    with contextlib.suppress(OSError, ValueError):
-        total = min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):
+            total = min(total, int((_CONTROL_GROUP / name).read_text()))
     return total

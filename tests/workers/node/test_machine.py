@@ -6,13 +6,22 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from service.queue.cluster import Gpu
 from workers.node import machine
-from workers.node.machine import code_digest, describe, local_cpus, local_gpus, usable_instructions, versions
+from workers.node.machine import (
+    code_digest,
+    describe,
+    local_cpus,
+    local_gpus,
+    memory_bytes,
+    usable_instructions,
+    versions,
+)
 
 
 def test_what_this_machine_has() -> None:
@@ -20,6 +29,46 @@ def test_what_this_machine_has() -> None:
     assert local_gpus({"CUDA_VISIBLE_DEVICES": ""}) == []
     assert local_gpus({"CUDA_VISIBLE_DEVICES": "-1"}) == []
     assert local_gpus({"CUDA_VISIBLE_DEVICES": "0,GPU-1234"}) == ["0", "GPU-1234"]
+
+
+@pytest.mark.parametrize(
+    ("files", "cpus", "memory"),
+    [
+        ({}, 64, 2**40),
+        ({"cpu.max": "max 100000\n", "memory.max": "max\n"}, 64, 2**40),
+        ({"cpu.max": "350000 100000\n", "memory.max": "6442450944\n"}, 3, 6 * 2**30),
+        ({"cpu.max": "50000 100000\n"}, 1, 2**40),
+        (
+            {
+                "cpu/cpu.cfs_quota_us": "-1\n",
+                "cpu/cpu.cfs_period_us": "100000\n",
+                "memory/memory.limit_in_bytes": "9223372036854771712\n",
+            },
+            64,
+            2**40,
+        ),
+        (
+            {
+                "cpu/cpu.cfs_quota_us": "200000\n",
+                "cpu/cpu.cfs_period_us": "100000\n",
+                "memory/memory.limit_in_bytes": "6442450944\n",
+            },
+            2,
+            6 * 2**30,
+        ),
+    ],
+    ids=["none", "unlimited", "limited", "half a CPU", "unlimited, version 1", "limited, version 1"],
+)
+def test_limits_of_a_container_are_kept_by_either_version_of_control_groups(
+    files: dict[str, str], cpus: int, memory: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(machine, "_CONTROL_GROUP", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _process: set(range(64)))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=2**40))
+    assert (local_cpus(), memory_bytes()) == (cpus, memory)
 
 
 class TestInstructions:
