@@ -89,8 +89,9 @@ def test_documents_name_modules_that_exist() -> None:
 
 
 def test_ci_runs_what_the_readme_says() -> None:
-    commands = re.findall(r"^make \w+", (ROOT / "README.md").read_text(), re.MULTILINE)
-    assert set(commands) <= set((ROOT / ".ci" / "run").read_text().splitlines())
+    told = re.findall(r"^make (\w+)", (ROOT / "README.md").read_text(), re.MULTILINE)
+    run = re.findall(r"^make (.+)", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
+    assert set(told) <= {word for line in run for word in line.split() if not word.startswith("-")}
 
 
 def test_the_picture_of_the_house_has_every_room_in_its_order() -> None:
