@@ -219,6 +219,7 @@ def test_demo_prints_its_leaderboard(tmp_path: Path) -> None:
     assert _left(tmp_path / "data", set()) == []
 
 
+@pytest.mark.deep
 def test_a_preset_runs_through_the_service(stack: Stack) -> None:
     """A figure, which times constraint steps; the tutorial's blocks run a table."""
     _, client = stack

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
+@pytest.mark.deep
 def test_a_killed_trial_goes_on_and_the_api_gives_its_files(quick_lab: Lab) -> None:
     lab = quick_lab
     place = lab.data_dir / "elsewhere"
