@@ -152,7 +152,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 )
 def test_blocks_run(page: Path, folder: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     todo = blocks(page)
-    assert any(block.runs for block in todo), f"no block of {page} runs"
     if any(block.runs and block.language in SHELL for block in todo):
         url, data = request.getfixturevalue("service")
         monkeypatch.setenv("TTSV_URL", url)

@@ -118,7 +118,7 @@ def _place(baseline: str, kind: Kind, keys: list[Key]) -> int:
     return keys.index(key)
 
 
-@router.get("", operation_id="compare", responses=forms(COMPARISON, COMPARISON_TEXT), response_model=CompareOut)
+@router.get("", operation_id="getComparison", responses=forms(COMPARISON, COMPARISON_TEXT), response_model=CompareOut)
 def show(
     database: Db,
     who: Reader,

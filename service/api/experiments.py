@@ -22,7 +22,7 @@ from service.errors import FieldProblem, QueryError, SpecError
 from service.experiments import store
 from service.experiments.estimate import Estimator
 from service.experiments.listing import list_experiments
-from service.experiments.submission import Draft, submit
+from service.experiments.submission import Draft, stored_config, submit
 from service.queue import census, nodes
 from service.schemas.experiments import (
     SHOWN,
@@ -206,7 +206,7 @@ class SpecSubmission(Submission):
                 number=number,
                 fingerprint=planned.fingerprint,
                 cell=planned.cell,
-                config=planned.config.to_dict(),
+                config=stored_config(planned.config),
                 **asdict(estimate) | {"reasons": list(estimate.reasons)},
             )
             for number, (planned, estimate) in enumerate(zip(_listed(plan), estimates, strict=False))

@@ -108,12 +108,12 @@ class Boards(Connection):
             if boards[0].next is None:
                 return
 
-    @covers("compare")
+    @covers("getComparison")
     def compare(self, **question: Unpack[CompareQuestion]) -> CompareOut:
         """Trials, cells or experiments beside each other: what differs, and the differences of their results."""
         return self._get(CompareOut, "/v1/compare", **_asked(CompareQuestion, question))
 
-    @covers("compare")
+    @covers("getComparison")
     def compare_text(self, *, format: str, standalone: bool = False, **question: Unpack[CompareQuestion]) -> str:
         """The same as `csv`, `markdown` or `latex`."""
         asked = _asked(CompareQuestion, question)

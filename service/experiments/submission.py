@@ -241,16 +241,21 @@ def read_spec(document: dict[str, Any]) -> ExperimentSpec:
         raise SpecError(wrong_fields(found, document)) from error
 
 
-def trial_columns(planned: PlannedTrial) -> dict[str, Any]:
-    """The columns that a trial's configuration decides."""
-    config = planned.config
+def stored_config(config: TrialConfig) -> dict[str, Any]:
+    """A configuration as trials have it in the database and in answers."""
     plain = config.to_dict()
     if config.training.spectra_every is None:
         del plain["training"]["spectra_every"]  # workers of the version before refuse a field that they do not know
+    return plain
+
+
+def trial_columns(planned: PlannedTrial) -> dict[str, Any]:
+    """The columns that a trial's configuration decides."""
+    config = planned.config
     return {
         "fingerprint": planned.fingerprint,
         "cell": planned.cell,
-        "config": plain,
+        "config": stored_config(config),
         "dataset": config.dataset,
         "model": config.model,
         "layer": config.layer,

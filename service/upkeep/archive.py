@@ -5,6 +5,7 @@ written as `FILE.partial`, which no reader takes, and gets its name when all of 
 """
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -290,7 +291,9 @@ class Reader:
             yield
         except UserError:
             raise
-        except (*_WRONG, ValueError) as error:
+        except (*_WRONG, ValueError, OSError) as error:
+            if isinstance(error, OSError) and error.errno != errno.EINVAL:  # to seek a place before the file's begin
+                raise
             raise UserError(f"FILE {self._path} is no whole backup: {error}; nothing was changed") from error
 
 

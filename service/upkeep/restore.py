@@ -137,7 +137,7 @@ def restore(settings: Settings, file: Path, *, force: bool = False, say: Say = l
                 )
             shelf.refuse_full(data_dir, manifest)
             backup.verify(_told(say, "verifying", manifest.size))
-            aside = data_dir / f"before-restore-{now():%Y%m%d-%H%M%S}"
+            aside = data_dir / f"before-restore-{now():%Y%m%d-%H%M%S-%f}"  # another may have ended in this second
             stage = data_dir / _STAGE
             removed(stage)
             shelf.clear()

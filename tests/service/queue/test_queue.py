@@ -246,6 +246,7 @@ WRITES: dict[str, Callable[[Lease, int, dict[str, Any], dict[str, Any]], Callabl
     "lose_trial_with_its_node": lambda lease, trial, *_: under(
         lease, HeldExperiment.lose_trial, trial, "gone", charged=False
     ),
+    "crowd_trial": lambda lease, trial, *_: under(lease, HeldExperiment.crowd_trial, trial, "alone"),
     "yield_trial": lambda lease, trial, *_: under(lease, HeldExperiment.yield_trial, trial),
     "place_trial": lambda lease, trial, *_: under(lease, HeldExperiment.place_trial, trial, "node-2"),
     "record_resources": lambda lease, trial, *_: under(
