@@ -31,9 +31,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("slow")
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
-    """Debian's Chromium, without a window. Playwright's event loop must not run while tests of other folders do."""
+    """Debian's Chromium, without a window. Playwright's event loop must not run while other tests do."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: pip install playwright")
     if not Path(CHROMIUM).exists():
         pytest.skip(f"{CHROMIUM} is not there: apt-get install chromium")
