@@ -20,6 +20,16 @@ if TYPE_CHECKING:
     from tests.machinery import PostgresServer
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """From one kind of database into the other is `deep`: in either form rows are the same lines."""
+    here = Path(__file__).parent
+    for item in items:
+        drawn = getattr(item, "callspec", None)
+        kinds = {drawn.params.get(name) for name in ("database_url", "target")} if drawn else set()
+        if here in item.path.parents and kinds == {"sqlite", "postgres"}:
+            item.add_marker("deep")
+
+
 @pytest.fixture(autouse=True)
 def _no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
     """What others of this machine have not written yet is not waited for."""
