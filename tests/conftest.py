@@ -62,10 +62,16 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 @pytest.fixture(autouse=True)
-def _root_logger_as_found() -> Iterator[None]:
-    """A handler that a test's command leaves behind would write to that test's closed stream in all later ones."""
+def _process_as_found() -> Iterator[None]:
+    """What a trial run here says to its process would reach later tests, and the processes that they start.
+
+    A handler that a test's command leaves behind would write to that test's closed stream in all later ones.
+    """
     root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
+    handlers, level, environment = root.handlers[:], root.level, dict(os.environ)
     yield
     root.handlers[:] = handlers
     root.setLevel(level)
+    if environment != dict(os.environ):
+        os.environ.clear()
+        os.environ.update(environment)

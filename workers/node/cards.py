@@ -26,11 +26,17 @@ class Cards:
     def __init__(self, wanted: int | None, environment: Mapping[str, str]) -> None:
         """Books so many cards of those that `environment` shows, all that are free where it does not matter.
 
-        Raises `UserError` where fewer are free than are wanted. Where none is known, `wanted` is believed.
+        Raises `UserError` where fewer are free than are wanted. Where none is known and none is hidden, `wanted` is
+        believed.
         """
         self._sockets: list[socket.socket] = []
         self.environment: Mapping[str, str] = MappingProxyType({})
         visible = local_gpus(environment)
+        if not visible and wanted and "CUDA_VISIBLE_DEVICES" in environment:
+            raise UserError(
+                f"TTSV_WORKER_GPUS = {wanted}, and CUDA_VISIBLE_DEVICES hides every GPU from this process; unset it or "
+                "name in it what may be used"
+            )
         if not visible or not sys.platform.startswith("linux"):
             self.count = len(visible) if wanted is None else wanted
             return

@@ -142,7 +142,8 @@ class Worker:
         if self._cluster.ready():
             self._cluster_backoff.succeeded()
         elif self._cluster.failed():
-            logger.error("the Ray cluster is gone; starting another (see %s)", self._settings.data_dir / "logs")
+            logs, said = self._settings.data_dir / "logs", self._cluster.last_words()
+            logger.error("the Ray cluster is gone; starting another (see %s)%s", logs, said and f": {said}")
             for driver in self._drivers:
                 driver.kill()
             self._cluster.stop()

@@ -77,6 +77,10 @@ class Cluster:
         """Whether it is gone, or did not come up in time; of one that runs elsewhere we cannot tell."""
         return False
 
+    def last_words(self) -> str:
+        """The last line of what it said, where that is known."""
+        return ""
+
     def stop(self) -> None:
         """Ends it, or our part in it; nothing of that is left."""
         if self._observation is not None:
@@ -150,6 +154,10 @@ class LocalCluster(Cluster):
     def failed(self) -> bool:
         """Whether a part of it died or it takes too long to start."""
         return self._ray.failed()
+
+    def last_words(self) -> str:
+        """The last line of its log."""
+        return self._ray.last_words().rpartition("\n")[2]
 
     def stop(self) -> None:
         """Ends all of it on this machine; no process and no folder stays."""

@@ -94,3 +94,12 @@ def test_where_no_driver_says_what_there_is(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert Cards(None, os.environ).count == 0
     assert [Cards(3, os.environ).count, Cards(3, os.environ).count] == [3, 3]
+
+
+@pytest.mark.parametrize("hidden", ["", "-1"])
+def test_what_is_hidden_cannot_be_offered(hidden: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray would refuse to start, again and again."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+    with pytest.raises(UserError, match="TTSV_WORKER_GPUS = 2, and CUDA_VISIBLE_DEVICES hides every GPU"):
+        Cards(2, os.environ)
+    assert [Cards(wanted, os.environ).count for wanted in (None, 0)] == [0, 0]

@@ -60,6 +60,9 @@ class StandInCluster(Cluster):
     def nodes(self) -> list[Node]:
         return [Node(f"node-{place}", "host", "127.0.0.1", *amount) for place, amount in enumerate(self.room)]
 
+    def last_words(self) -> str:
+        return "no port left"
+
     def env(self) -> dict[str, str]:
         return {}
 
@@ -428,14 +431,15 @@ def test_database_away(lab: Lab, monkeypatch: pytest.MonkeyPatch, caplog: pytest
     rig.worker._drain()
 
 
-def test_cluster_that_died(lab: Lab) -> None:
-    """Its drivers are killed, another one starts, the experiment is claimed anew."""
+def test_cluster_that_died(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
+    """Its drivers are killed, another one starts, the experiment is claimed anew; the log says what Ray said last."""
     experiment_id = lab.post([0])
     rig = Rig(lab, SLEEP)
     rig.worker._turn()
     rig.cluster.broken = True
     rig.turn_until(lambda: lab.experiment(experiment_id).fence == 2)
     assert (rig.cluster.starts, rig.cluster.stops) == (1, 1)
+    assert f"the Ray cluster is gone; starting another (see {lab.data_dir / 'logs'}): no port left" in caplog.text
     rig.worker._drain()
 
 

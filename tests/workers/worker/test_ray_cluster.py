@@ -22,9 +22,11 @@ def fast_death(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str
     """Clusters whose child ends at once, with their temporary folders under the test's; the commands asked for."""
     commands: list[list[str]] = []
 
-    def spawn(command: list[str], **_: object) -> subprocess.Popen[bytes]:
+    def spawn(command: list[str], *, log: Path, **_: object) -> subprocess.Popen[bytes]:
         commands.append(command)
-        return subprocess.Popen([sys.executable, "-c", "pass"], start_new_session=True)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        code = f"import pathlib; pathlib.Path({str(log)!r}).write_text('Traceback\\nno port left\\n')"
+        return subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
 
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr("workers.node.raylet.spawn", spawn)
@@ -42,7 +44,7 @@ def test_token_is_ours_alone_and_stays(tmp_path: Path, fast_death: list[list[str
         assert token.stat().st_mode & 0o777 == 0o600
         cluster.stop()
     assert token.read_text() == first
-    assert [path.name for path in token.parent.iterdir()] == ["token"]
+    assert {path.name for path in token.parent.iterdir()} == {"token", "logs"}
     ports = [part for command in fast_death for part in command if part.startswith("--port=")]
     assert len(set(ports)) == 2
 
@@ -54,6 +56,7 @@ def test_failed_start_is_noticed_and_leaves_nothing(tmp_path: Path, fast_death: 
     assert len(list((tmp_path / "tmp").iterdir())) == 1
     while not cluster.failed():
         assert not cluster.ready()
+    assert cluster.last_words() == "no port left"
     cluster.stop()
     assert not list((tmp_path / "tmp").iterdir())
 
