@@ -123,7 +123,9 @@ def _wait_for(client: Client, experiment_id: int, epochs: int, seconds: float = 
 
 
 @pytest.mark.timeout(900)
-def test_a_grid_outlives_sigkill_of_everything_and_of_each_in_turn_and_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
+def test_a_grid_outlives_every_sigkill_cancel_stops_one_and_ctrl_c_leaves_nothing(
+    tmp_path: Path,
+) -> None:
     with _serving(tmp_path, cpus=2) as (process, url), Client(url) as client:
         experiment = client.submit(SPEC)
         assert (experiment.grid_points, experiment.trial_count) == (8, 8)
@@ -160,6 +162,7 @@ def test_a_grid_outlives_sigkill_of_everything_and_of_each_in_turn_and_ctrl_c_le
             assert row.metrics["accuracy"].std is not None
         assert not list(tmp_path.glob("trials/*/*/checkpoints")), "checkpoints of finished trials are gone"
         assert len(list(tmp_path.glob("trials/*/*/model.safetensors"))) == 8
+        _assert_cancel_stops_within_seconds(process, client)
         pids = {child.pid for child in _family(process)}
         assert pids
         process.send_signal(signal.SIGINT)
@@ -167,8 +170,8 @@ def test_a_grid_outlives_sigkill_of_everything_and_of_each_in_turn_and_ctrl_c_le
     assert _left(tmp_path, pids) == []
 
 
-def test_cancel_stops_within_seconds_and_keeps_what_is_finished(stack: Stack) -> None:
-    process, client = stack
+def _assert_cancel_stops_within_seconds(process: subprocess.Popen[str], client: Client) -> None:
+    """What is finished stays, and the worker is free for the next."""
     long = SPEC | {"base": SPEC["base"] | {"training": {"epochs": 100_000}}}
     experiment = client.submit(long)
     _wait_for(client, experiment.id, 2)
@@ -183,7 +186,7 @@ def test_cancel_stops_within_seconds_and_keeps_what_is_finished(stack: Stack) ->
     assert before.trials == {
         "queued": 0, "running": 0, "succeeded": 0, "early_stopped": 0, "failed": 0, "diverged": 0, "cancelled": 8,
     }  # fmt: skip
-    again = client.submit(SPEC | {"grid": {"seed": [0]}})  # the worker is free for the next
+    again = client.submit(SPEC | {"grid": {"seed": [0]}})
     *_, last = client.watch(again.id, every=0.2)
     assert last.state == "succeeded"
 

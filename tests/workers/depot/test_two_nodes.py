@@ -47,7 +47,7 @@ def test_files_travel_to_the_head_and_a_killed_nodes_trial_goes_on(lab: Lab, mac
     lab.assert_whole(whole)
     assert_served(lab, whole)
 
-    both = [lab.post([seed], epochs=70, seconds=0.6) for seed in (2, 3)]
+    both = [lab.post([seed], epochs=40, seconds=0.5) for seed in (2, 3)]
     pids: dict[int, int] = lab.wait_for(lambda: two(lab.pids(both[0]) | lab.pids(both[1])), 180)
     there = {process.pid for process in machines.processes()}
     (away,) = (trial_id for trial_id, pid in pids.items() if pid in there)
@@ -60,7 +60,7 @@ def test_files_travel_to_the_head_and_a_killed_nodes_trial_goes_on(lab: Lab, mac
     for depot in depots:
         depot.kill()
     lab.wait_for(lambda: epoch(lab, moves) >= begun + 6, 180)
-    assert "epoch 3 of 70" in log(lab, away), "its log is read while it runs"
+    assert "epoch 3 of 40" in log(lab, away), "its log is read while it runs"
     node.send_signal(signal.SIGKILL)
     node.wait()
     lab.wait_for(lambda: not machines.processes(), 30)

@@ -43,6 +43,7 @@ def test_halving_stops_what_is_worse(quick_lab: Lab) -> None:
     assert quick_lab.experiment(experiment_id).fence == 2
 
 
+@pytest.mark.deep
 def test_search_survives_its_driver(quick_lab: Lab) -> None:
     """Killed in the middle: what was tried is not tried again, and there are as many trials as were asked for."""
     search = {"algorithm": "optuna", "trials": 6, "space": {DECAY: {"uniform": [0.0, 1.0]}, "seed": {"int": [0, 9]}}}
@@ -64,6 +65,7 @@ def test_search_survives_its_driver(quick_lab: Lab) -> None:
         assert point == {DECAY: trial.config["training"]["weight_decay"], "seed": trial.seed}
 
 
+@pytest.mark.deep
 def test_hung_trial_is_killed(quick_lab: Lab) -> None:
     """Its siblings live on."""
     quick_lab.settings |= {"TTSV_TENSORBOARD": "true"}

@@ -72,6 +72,7 @@ def test_trials_that_may_be_interrupted_give_way_and_go_on_later(lab: Lab) -> No
         assert len(trained) - len(set(trained)) <= 1, "at most the epoch that was interrupted ran twice"
 
 
+@pytest.mark.deep
 @pytest.mark.timeout(900)
 def test_who_finds_too_little_memory_on_a_shared_card_runs_again_alone_and_once(lab: Lab) -> None:
     """Two share the card of a machine, with its others at work; the driver of the experiment is killed meanwhile."""

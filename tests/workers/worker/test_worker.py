@@ -92,6 +92,7 @@ def test_cancel_stops_running_trials(quick_lab: Lab) -> None:
     assert {trial.state for trial in quick_lab.trials(experiment_id)} == {"cancelled"}
 
 
+@pytest.mark.deep
 def test_drain_spends_no_attempt(quick_lab: Lab) -> None:
     """SIGTERM: what was reported is stored, the lease is given back; the next worker goes on."""
     experiment_id = quick_lab.post([0], epochs=8, seconds=0.3)
@@ -111,6 +112,7 @@ def test_drain_spends_no_attempt(quick_lab: Lab) -> None:
     _assert_resumed(quick_lab, experiment_id, epochs=8)
 
 
+@pytest.mark.deep
 def test_stopped_driver_loses_its_lease(quick_lab: Lab) -> None:
     """A driver that stands still past its lease is taken for dead; what it says afterwards is refused.
 
@@ -137,6 +139,7 @@ def test_stopped_driver_loses_its_lease(quick_lab: Lab) -> None:
     assert result.fence == quick_lab.experiment(experiment_id).fence
 
 
+@pytest.mark.deep
 def test_database_away(quick_lab: Lab) -> None:
     """Locked for longer than anyone waits: training goes on, and every epoch arrives afterwards."""
     experiment_id = quick_lab.post([0], epochs=10, seconds=0.3)
@@ -169,6 +172,7 @@ def test_killed_worker(lab: Lab) -> None:
     _assert_resumed(lab, experiment_id, epochs=6)
 
 
+@pytest.mark.deep
 def test_worker_killed_right_after_its_claim(quick_lab: Lab) -> None:
     """Its neighbour sees that the process is gone, and does not wait for the lease to end."""
     quick_lab.settings["TTSV_LEASE_SECONDS"] = "1000"
