@@ -49,12 +49,13 @@ def unfinished_trials(session: Session, lease: Lease) -> Sequence[Trial]:
 
 def next_trial(session: Session, lease: Lease, taken: Collection[int]) -> Trial | None:
     """The trial that is to begin next, but for those that were `taken` already; raises `LeaseLostError`."""
-    if not leases.is_held(session, lease):
-        raise leases.lost(lease)
     waiting = Trial.experiment_id == lease.experiment_id, Trial.state == TrialState.QUEUED
-    query = select(Trial).where(*waiting).order_by(Trial.turn, Trial.number)
     # What is taken still waits in the database for as long as its start was not written: few, and the first of all.
-    return next((trial for trial in session.scalars(query.limit(len(taken) + 1)) if trial.id not in taken), None)
+    query = select(Trial).where(leases.holds(lease), *waiting, Trial.id.not_in(taken))
+    trial = session.scalar(query.order_by(Trial.turn, Trial.number).limit(1))
+    if trial is None and not leases.is_held(session, lease):
+        raise leases.lost(lease)
+    return trial
 
 
 def running_trials(session: Session, lease: Lease) -> Sequence[Trial]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import ColumnElement, delete, exists, func, select, update
 from sqlalchemy.orm import Session
 
 from service.database import EPOCHS_DONE, OPEN_TRIALS, Experiment, ExperimentState, Trial, TrialState, Worker, now
@@ -106,6 +106,11 @@ def renew(session: Session, lease: Lease) -> None:
 def is_held(session: Session, lease: Lease) -> bool:
     """Whether the lease still holds: a cheap look between heartbeats."""
     return session.scalar(select(Experiment.id).where(*_ours(lease))) is not None
+
+
+def holds(lease: Lease) -> ColumnElement[bool]:
+    """The same as a condition of a query about something else."""
+    return exists().where(*_ours(lease))
 
 
 def is_stopping(session: Session, lease: Lease) -> bool:

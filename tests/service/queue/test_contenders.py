@@ -471,8 +471,11 @@ class TestCost:
         (query, _) = [statement for statement in sent if "FROM trials" in statement]
         assert "LIMIT" in query
         explain = "EXPLAIN QUERY PLAN " if database.engine.dialect.name == "sqlite" else "EXPLAIN "
-        literal = "SELECT * FROM trials WHERE experiment_id = 1 AND state = 'queued' ORDER BY turn, number LIMIT 3"
+        literal = (
+            "SELECT * FROM trials WHERE EXISTS (SELECT * FROM experiments WHERE id = 1 AND fence = 1 AND state ="
+            " 'running') AND experiment_id = 1 AND state = 'queued' AND id NOT IN (1, 2) ORDER BY turn, number LIMIT 1"
+        )
         with database.read() as session:
             plan = "\n".join(str(tuple(row)) for row in session.execute(text(explain + literal)))
         assert "ix_trials_queue" in plan
-        assert not any(word in plan for word in ("Sort", "TEMP B-TREE", "Seq Scan"))
+        assert not any(word in plan for word in ("Sort", "TEMP B-TREE", "Seq Scan on trials"))
