@@ -14,6 +14,7 @@ from service.leaderboards import cell_scores
 from service.leaderboards.metrics import Metric
 from service.migrate import migrate
 from ttsv.config.trial import TrialConfig
+from ttsv.results import EpochMetrics
 
 DATASET = "cifar10"
 CELLS_SEEDS = 4
@@ -25,6 +26,22 @@ def result_row(rng: random.Random) -> dict[str, Any]:
     """A result with a value in each of its 40 metrics."""
     values = {m.value: rng.randrange(10**6, 10**9) if m.reading.whole else rng.random() for m in Metric}
     return values | {"selected_epoch": 50, "layers": [{"name": "conv1", "largest": 1.0}], "environment": {"torch": "2"}}
+
+
+def epoch_metrics(epoch: int, epochs: int) -> EpochMetrics:
+    """What a trial reports of an epoch of so many."""
+    return EpochMetrics(
+        epoch=epoch,
+        epochs=epochs,
+        train_loss=1.0,
+        train_accuracy=0.5,
+        val_loss=1.0,
+        val_accuracy=0.5,
+        ort_loss=None,
+        lr=0.1,
+        seconds=1.0,
+        constraint_seconds=0.1,
+    )
 
 
 def fill(url: str, trials: int, points: int) -> int:

@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 from sqlalchemy import insert, text
 from sqlalchemy.orm import Session
 
-from fill import result_row
+from fill import epoch_metrics, result_row
 from hosting import databases
 from measuring import keep, median, parser
 from service.database import Experiment, ExperimentState, TrialState
@@ -38,7 +38,7 @@ from service.queue.contenders import Specs, contenders
 from service.queue.shares import Amount, Usage, allocate
 from service.specs.spec import ExperimentSpec
 from ttsv.config.trial import TrialConfig
-from ttsv.results import EpochMetrics, TrialResult
+from ttsv.results import TrialResult
 from workers.driver.recorder import Recorder
 from workers.trial_process.messages import EpochReport, ResultReport
 
@@ -167,25 +167,10 @@ def _record(database: Database, lease: leases.Lease, trials: int) -> float:
             trial = driver_reads.next_trial(session, lease, taken)
         assert trial is not None
         recorder.started(trial.id)
-        recorder.reported(trial.id, EpochReport([_epoch(number) for number in range(1, EPOCHS + 1)]))
+        recorder.reported(trial.id, EpochReport([epoch_metrics(number, EPOCHS) for number in range(1, EPOCHS + 1)]))
         recorder.reported(trial.id, ResultReport(result, []))
         recorder.flush()
     return trials / (time.perf_counter() - began)
-
-
-def _epoch(number: int) -> EpochMetrics:
-    return EpochMetrics(
-        epoch=number,
-        epochs=EPOCHS,
-        train_loss=1.0,
-        train_accuracy=0.5,
-        val_loss=1.0,
-        val_accuracy=0.5,
-        ort_loss=None,
-        lr=0.1,
-        seconds=1.0,
-        constraint_seconds=0.1,
-    )
 
 
 def _fill(database: Database, experiments: int, trials: int) -> None:

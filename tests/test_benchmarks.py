@@ -18,7 +18,7 @@ BENCHMARKS = ROOT / "benchmarks"
 MODULES = sorted(BENCHMARKS.glob("*.py"))
 SCRIPTS = [path for path in MODULES if '__name__ == "__main__"' in path.read_text()]
 RECORDS = BENCHMARKS / "records.jsonl"
-TAKE_LONGEST = ("first_path", "gpu", "scheduling", "serving")
+TAKE_LONGEST = ("first_path", "gpu", "reporting", "scheduling", "serving")
 """Those that start services, servers, or a process for each part."""
 STARTED_BY_OTHER_TESTS = {"docs/notebook.py": "tests/test_doc_blocks.py"}
 
