@@ -4,14 +4,14 @@ import importlib
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
-
-from tests.examples import deep
 
 ROOT = Path(__file__).parent.parent
 BENCHMARKS = ROOT / "benchmarks"
@@ -31,13 +31,9 @@ def started(script: Path, *arguments: str, **variables: str) -> subprocess.Compl
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    "script",
-    [deep(path) if path.stem in TAKE_LONGEST else path for path in SCRIPTS],
-    ids=[path.stem for path in SCRIPTS],
-)
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_a_benchmark_runs_and_a_quick_run_keeps_no_record(script: Path) -> None:
     kept = RECORDS.read_text()
     done = started(script, "--quick")
@@ -46,21 +42,76 @@ def test_a_benchmark_runs_and_a_quick_run_keeps_no_record(script: Path) -> None:
     assert RECORDS.read_text() == kept
 
 
+IN_TURN = """
+import contextlib, io, json, runpy, sys, traceback
+sys.path.insert(0, "benchmarks")
+for script in sys.argv[1:]:
+    sys.argv, printed, code = [script, "--quick"], io.StringIO(), 0
+    try:
+        with contextlib.redirect_stdout(printed):
+            runpy.run_path(script, run_name="__main__")
+    except SystemExit as left:
+        code = int(left.code or 0)
+    except Exception:
+        code = traceback.format_exc()
+    print(json.dumps([script, code, printed.getvalue()]), flush=True)
+"""
+
+
 @pytest.mark.slow
-def test_trajectories_say_what_they_lack() -> None:
+@pytest.mark.timeout(900)
+def test_quick_runs_of_one_process_print_figures_and_keep_no_record() -> None:
+    """All that take but seconds, one after the other: most of what one by itself costs is to load torch."""
+    kept = RECORDS.read_text()
+    scripts = [str(path.relative_to(ROOT)) for path in SCRIPTS if path.stem not in TAKE_LONGEST]
+    environment = {name: value for name, value in os.environ.items() if name != "AUTHORS"} | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", IN_TURN, *scripts]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(script, code) for script, code, _ in found] == [(script, 0) for script in scripts], done.stderr
+    assert [script for script, _, printed in found if not printed.strip()] == [], "print no figure"
+    assert RECORDS.read_text() == kept
+
+
+@pytest.fixture
+def script(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A benchmark as a module of this process, without the authors'."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.delenv("AUTHORS", raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    return importlib.import_module(request.param)
+
+
+def called(script: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """What it ends with, given these arguments."""
+    monkeypatch.setattr(sys, "argv", [str(script.__file__), *arguments])
+    threads = torch.get_num_threads()
+    try:
+        return int(script.main())
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("script", ["trajectories"], indirect=True)
+def test_trajectories_say_what_they_lack(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """In one line, and without stopping `make bench`."""
     kept = RECORDS.read_text()
-    done = started(BENCHMARKS / "trajectories.py")
-    assert done.returncode == 0
-    (line,) = done.stdout.splitlines()
+    assert called(script, monkeypatch) == 0
+    (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("left out: needs --authors DIR, a checkout of")
     assert RECORDS.read_text() == kept
 
 
-def test_a_checkout_of_the_authors_may_be_named_by_a_variable(tmp_path: Path) -> None:
-    done = started(BENCHMARKS / "trajectories.py", AUTHORS=str(tmp_path))
-    assert done.returncode == 1
-    assert f"--authors {tmp_path}: has no src/utils.py" in done.stderr
+@pytest.mark.parametrize("script", ["trajectories"], indirect=True)
+def test_a_checkout_of_the_authors_may_be_named_by_a_variable(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AUTHORS", str(tmp_path))
+    with pytest.raises(SystemExit, match=re.escape(f"--authors {tmp_path}: has no src/utils.py")):
+        called(script, monkeypatch)
 
 
 def test_every_module_is_a_benchmark_or_shared_by_some() -> None:
@@ -87,9 +138,10 @@ def test_documents_name_scripts_that_exist() -> None:
 
 
 @pytest.mark.slow
-def test_the_reference_pages_are_made_as_the_makefile_says(tmp_path: Path) -> None:
-    done = started(ROOT / "docs" / "generate.py", "--into", str(tmp_path))
-    assert done.returncode == 0, done.stderr
+def test_the_reference_pages_are_made_as_the_makefile_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = ROOT / "docs" / "generate.py"
+    monkeypatch.setattr(sys, "argv", [str(script), "--into", str(tmp_path)])
+    runpy.run_path(str(script), run_name="__main__")
     for page in tmp_path.glob("*.md"):
         assert page.read_text() == (ROOT / "docs" / page.name).read_text(), f"run `make docs`: {page.name} differs"
     assert len(list(tmp_path.glob("*.md"))) >= 5
@@ -128,23 +180,27 @@ def test_a_record_is_one_compact_line() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_parts_that_fail_are_noted_and_the_others_go_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("script", ["gpu"], indirect=True)
+def test_parts_that_fail_are_noted_and_the_others_go_on(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Of a card that is not there."""
     if torch.cuda.is_available():
         pytest.skip("there is a card")
-    kept = sorted(BENCHMARKS.iterdir())
-    done = started(BENCHMARKS / "gpu.py", "--toy", "--device", "cuda", "--parts", "spectra", "attack")
-    assert done.returncode == 1
-    assert re.findall(r'^== (\w+): \{.*"failed": "exit status 1: ', done.stdout, re.MULTILINE) == ["spectra", "attack"]
-    assert "failed: spectra, attack" in done.stdout
-    assert sorted(BENCHMARKS.iterdir()) == kept
+    kept = sorted(path for path in BENCHMARKS.iterdir() if path.name != "__pycache__")
+    assert called(script, monkeypatch, "--toy", "--device", "cuda", "--parts", "spectra", "attack") == 1
+    printed = capsys.readouterr().out
+    assert re.findall(r'^== (\w+): \{.*"failed": "exit status 1: ', printed, re.MULTILINE) == ["spectra", "attack"]
+    assert "failed: spectra, attack" in printed
+    assert sorted(path for path in BENCHMARKS.iterdir() if path.name != "__pycache__") == kept
 
 
-@pytest.mark.slow
-def test_no_part_is_begun_without_time() -> None:
-    done = started(BENCHMARKS / "gpu.py", "--toy", "--device", "cpu", "--minutes", "0.01")
-    assert done.returncode == 0
-    assert done.stdout.count('{"left_out": "no time was left"}') == 7
+@pytest.mark.parametrize("script", ["gpu"], indirect=True)
+def test_no_part_is_begun_without_time(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert called(script, monkeypatch, "--toy", "--device", "cpu", "--minutes", "0.01") == 0
+    assert capsys.readouterr().out.count('{"left_out": "no time was left"}') == 7
 
 
 def test_a_gpu_without_the_service_is_enough() -> None:

@@ -27,6 +27,7 @@ from service.client import Client
 from service.database import ExperimentState
 from service.specs.documents import read_yaml
 from service.specs.grid import ExperimentSpec, expand_grid
+from service.specs.states import OPEN_EXPERIMENTS
 from tests.examples import deep
 from workers.node.processes import spawn, stop
 
@@ -99,13 +100,14 @@ def expected_output(page: Path, block: Block) -> str | None:
 
 
 PAGES_WITH_BLOCKS = [page for page in PAGES if any(block.language in RUN for block in blocks(page))]
-TAKE_LONGEST = ("datasets", "evaluate", "export", "search", "tutorial", "verbs")
-"""Pages whose commands other tests give, too, and whose trials or evaluations take a quarter of a minute or more."""
+TAKE_LONGEST = ("datasets", "doctor", "evaluate", "export", "search", "tutorial", "verbs")
+"""Pages whose commands other tests give, too, and whose trials, evaluations or looks at torch take longest."""
+RANKS = ROOT / "examples" / "ranks.yaml"
 
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    """URL and data folder of `ttsv serve`, started once; experiment 1 is `examples/ranks.yaml`."""
+    """URL and data folder of `ttsv serve`, started once. No experiment is there."""
     root = tmp_path_factory.mktemp("service")
     data, log = root / "ttsv-data", root / "serve.log"
     env = {name: value for name, value in os.environ.items() if not name.startswith("TTSV_")}
@@ -114,12 +116,28 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Pat
     command = [sys.executable, "-m", "workers.cli", "serve", "--port", "0"]
     process = spawn(command, env=env, log=log, death=signal.SIGTERM)
     try:
-        with Client(announced(log)) as client:
-            experiment = client.submit(read_yaml((ROOT / "examples" / "ranks.yaml").read_text()))
-            assert list(client.watch(experiment.id))[-1].state == ExperimentState.SUCCEEDED
-        yield client.url, data
+        yield announced(log), data
     finally:
         stop(process, 60)
+
+
+@pytest.fixture
+def client(service: tuple[str, Path]) -> Iterator[Client]:
+    """Of the service; experiments that a page leaves running are cancelled: nobody looks at them."""
+    with Client(service[0]) as client:
+        yield client
+        for experiment in client.experiments(specs=False):
+            if experiment.state in OPEN_EXPERIMENTS:
+                client.cancel(experiment.id)
+
+
+@pytest.fixture
+def ranked(client: Client) -> None:
+    """Experiment 1 is `examples/ranks.yaml`, finished: the README's, or where its blocks have not run one like it."""
+    if next(client.experiments(specs=False), None) is None:
+        client.submit(read_yaml(RANKS.read_text()))
+    first = list(client.watch(1))[-1]
+    assert (first.name, first.state) == (read_yaml(RANKS.read_text())["name"], ExperimentState.SUCCEEDED)
 
 
 def announced(log: Path) -> str:
@@ -154,6 +172,7 @@ def test_blocks_run(page: Path, folder: Path, request: pytest.FixtureRequest, mo
     todo = blocks(page)
     if any(block.runs and block.language in SHELL for block in todo):
         url, data = request.getfixturevalue("service")
+        request.getfixturevalue("client" if page.stem == "README" else "ranked")
         monkeypatch.setenv("TTSV_URL", url)
         (folder / "ttsv-data").symlink_to(data)
     namespace: dict[str, Any] = {"__name__": "__main__"}
@@ -211,6 +230,7 @@ def compare(block: Block, wanted: str | None, output: str) -> None:
 
 
 @pytest.mark.deep
+@pytest.mark.usefixtures("ranked")
 def test_notebook_runs(service: tuple[str, Path], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TTSV_URL", service[0])
     monkeypatch.setenv("MPLBACKEND", "agg")

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 os.environ.setdefault(CUBLAS_WORKSPACE, DETERMINISTIC_WORKSPACE)
 
 ROOT = Path(__file__).parents[2]
-MOST_ARE_DEEP = [layer if layer in ("dense", "tt", "soc-tt", "bcop") else deep(layer) for layer in LAYERS]
+MOST_ARE_DEEP = [layer if layer in ("dense", "tt", "soc-tt", "cayley") else deep(layer) for layer in LAYERS]
 BASE: dict[str, Any] = {
     "dataset": "synthetic:3x8x8:4:80",
     "model": "small-cnn",
@@ -106,25 +106,25 @@ def test_a_deterministic_trial_goes_on_bit_for_bit(card: "Cards", tmp_path: Path
     assert rest.artifacts["model"].read_bytes() == whole.artifacts["model"].read_bytes()
 
 
+CONSTRAINTS: dict[str, dict[str, Any]] = {
+    "clip": {"constraint": "clip", "delta": 1.0, "clipping": {"every": 2}},
+    "zero-padded": {"constraint": "clip", "delta": 1.0, "clipping": {"every": 2, "operator": "zero-padded"}},
+    "exact": {"constraint": "divide", "division": {"conv": 1.0, "power_iterations": None}},
+    "divide": {"constraint": "divide", "division": {"conv": 1.0, "linear": 1.0, "batch_norm": 2.0}},
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("layer", ["dense", "tt"])
 @pytest.mark.parametrize(
-    ("constraint", "limit"),
-    [
-        ({"constraint": "clip", "delta": 1.0, "clipping": {"every": 2}}, 1.0),
-        ({"constraint": "clip", "delta": 1.0, "clipping": {"every": 2, "operator": "zero-padded"}}, 1.0),
-        ({"constraint": "divide", "division": {"conv": 1.0, "power_iterations": None}}, 1.0),
-        ({"constraint": "divide", "division": {"conv": 1.0, "linear": 1.0, "batch_norm": 2.0}}, math.inf),
-    ],
-    ids=["clip", "zero-padded", "exact", "divide"],
+    ("layer", "kind"),
+    [("dense", "clip"), *(("tt", kind) for kind in CONSTRAINTS), *map(deep, ["dense"] * 3, [*CONSTRAINTS][1:])],
 )
-def test_every_constraint_holds(
-    card: "Cards", tmp_path: Path, layer: str, constraint: dict[str, Any], limit: float
-) -> None:
+def test_every_constraint_holds(card: "Cards", tmp_path: Path, layer: str, kind: str) -> None:
     """By what is reported, and by what the processor finds in the network that was saved."""
+    constraint, limit = CONSTRAINTS[kind], math.inf if kind == "divide" else 1.0
     result = result_of(on(card.device, trial(layer=layer, training={"epochs": 1}, **constraint), tmp_path))
     assert all(one["projection"]["after"] <= limit * (1 + 1e-5) for one in result.layers if one["projection"])
-    if constraint["constraint"] == "clip" and "operator" not in constraint["clipping"]:
+    if kind == "clip":
         model = load_network(result.artifacts["model"]).model.double()
         assert max(values.max().item() for values in model_spectra(model, 8).values()) <= limit * (1 + 1e-5)
 
@@ -204,7 +204,7 @@ with contextlib.nullcontext() if sys.argv[1] == "real" else PretendedCards():
 """
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_two_trials_share_a_card(card: "Cards", tmp_path: Path) -> None:
     arguments = ["real" if card.real else "pretended", json.dumps(trial(training={"deterministic": True}).to_dict())]
     program = [sys.executable, "-W", "ignore", "-c", BESIDE, *arguments]

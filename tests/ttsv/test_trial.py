@@ -269,7 +269,7 @@ def test_the_seed_draws_the_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stop", [1, 2, 3])
+@pytest.mark.parametrize("stop", [1, deep(2), 3])
 def test_a_stopped_trial_goes_on(tmp_path: Path, unbroken: tuple[list[EpochMetrics], TrialResult], stop: int) -> None:
     first = run_trial(trial(), data_dir=tmp_path / "data", folder=tmp_path / "trial", device="cpu")
     for _ in range(stop):
@@ -316,11 +316,11 @@ def test_every_kind_of_layer_goes_on_bit_for_bit(tmp_path: Path, layer: str, sto
     """BCOP and AOC replace their power iterations' vectors in every step, by others in memory's order."""
     config = TrialConfig.from_dict(
         {
-            "dataset": "digits",
+            "dataset": "synthetic:1x8x8:4:80",
             "model": "small-cnn",
             "layer": layer,
             "rank": 16,
-            "training": {"epochs": 2, "steps": 2, "lr": 0.01},
+            "training": {"epochs": 2, "steps": 2, "batch_size": 8, "lr": 0.01},
         }
     )
     whole = run(config, tmp_path / "whole")[1].artifacts["model"].read_bytes()

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tests.examples import examples
+from tests.examples import deep, examples
 from ttsv.certification.certificates import (
     assumed_certified_accuracy,
     assumed_lipschitz,
@@ -375,7 +375,7 @@ def image_shape(name: str) -> tuple[int, ...]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
-@examples(3)
+@examples(2)
 @given(seed=st.integers(0, 2**16))
 def test_bound_holds_for_networks(name: str, seed: int) -> None:
     torch.manual_seed(seed)
@@ -401,7 +401,7 @@ def test_orthogonal_networks_have_the_constant_of_their_normalisation(name: str)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", ["densenet121", "squeezenet1_1", "shufflenet_v2_x0_5", "mobilenet_v2"])
+@pytest.mark.parametrize("architecture", [deep("densenet121"), "squeezenet1_1", "shufflenet_v2_x0_5", "mobilenet_v2"])
 def test_bound_holds_for_torchvision(architecture: str) -> None:
     torch.manual_seed(0)
     network = torchvision.models.get_model(architecture, weights=None, num_classes=3)
@@ -411,7 +411,7 @@ def test_bound_holds_for_torchvision(architecture: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["resnet18", "vgg11"])
+@pytest.mark.parametrize("name", ["resnet18", deep("vgg11")])
 def test_bound_holds_for_larger_networks(name: str) -> None:
     torch.manual_seed(0)
     model = randomize(create_model(name, num_classes=3, layer="tt", rank=32), 0)

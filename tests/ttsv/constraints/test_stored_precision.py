@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.examples import deep
 from ttsv.constraints import Clip, Divide
 from ttsv.constraints.operators import Operator
 from ttsv.layers import SOC, FramedConv2d, TTConv, TTConv2d, densify, tensorize
@@ -27,8 +28,11 @@ def stored_kernel(layer: nn.Module) -> Tensor:
 @pytest.mark.slow
 @pytest.mark.parametrize("frames", ["free", "orthonormal"])
 @pytest.mark.parametrize("constraint", [Clip(0.5), Clip(0.5, rescale=False), Divide(0.5, power_iterations="exact")])
-def test_frames_orthonormal_to_float32_are_part_of_the_norm(frames: Any, constraint: Clip | Divide) -> None:
-    for seed in range(8):
+@pytest.mark.parametrize("seeds", [range(2), deep(range(2, 8))], ids=str)
+def test_frames_orthonormal_to_float32_are_part_of_the_norm(
+    frames: Any, constraint: Clip | Divide, seeds: range
+) -> None:
+    for seed in seeds:
         torch.manual_seed(seed)
         layer = TTConv2d(40, 48, 3, 24, padding=1, frames=frames)
         constraint.bind(layer, 6)

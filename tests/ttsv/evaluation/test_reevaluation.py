@@ -39,10 +39,10 @@ class Shortened(pyautoattack.AutoAttack):
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)
         for attack in (self.apgd, self.apgd_targeted):
-            attack.n_iter = attack.n_iter_orig = 5
+            attack.n_iter = attack.n_iter_orig = 3
             attack.n_restarts = 1
-        self.fab.n_iter = 3
-        self.square.n_queries = 15
+        self.fab.n_iter = 2
+        self.square.n_queries = 5
 """
 
 

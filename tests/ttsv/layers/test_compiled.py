@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
 
+from tests.examples import deep
 from ttsv.layers import FrameKind, MinMax, TTConv1d, TTConv2d, TTConv3d
 from ttsv.layers.prior_art import spectral_normalized, svd_unfolded
 from ttsv.models import create_model
@@ -42,7 +43,11 @@ def kinds() -> list[object]:
     found: list[object] = []
     for kind in LAYERS:
         for frames in FRAMES if kind.endswith("tt") else FRAMES[:1]:
-            marks = [pytest.mark.slow] * (kind not in ("dense", "tt", "soc", "soc-tt"))
+            # Frames around a kind of layer are compiled as those of `tt`, and the kind as it is by itself.
+            framed_alike = kind.endswith("-tt") and kind != "soc-tt"
+            marks = [pytest.mark.deep] * framed_alike + [pytest.mark.slow] * (
+                kind not in ("dense", "tt", "soc", "soc-tt")
+            )
             if kind in BROKEN_BY_THEIR_LIBRARY:
                 marks.append(pytest.mark.xfail(reason="orthogonium assigns to parametrized vectors", strict=True))
             found.append(pytest.param(kind, frames, marks=marks))
@@ -80,7 +85,7 @@ def test_every_kind_of_layer_is_one_graph_for_all_batches(kind: str, frames: Fra
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["tt", "soc"])
+@pytest.mark.parametrize("kind", ["tt", deep("soc")])
 def test_strides_and_small_images_too(kind: str) -> None:
     compiles(layer_of(kind, "orthonormal", stride=2), (6, 6, 6))  # of which the core's are 3 x 3
 
@@ -100,7 +105,7 @@ def test_prior_art_beside_the_kinds(make: Callable[..., nn.Module]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["tt", "soc", "soc-tt"])
+@pytest.mark.parametrize("kind", ["tt", "soc", deep("soc-tt")])
 def test_gradients_are_traced_too(kind: str) -> None:
     compiles(layer_of(kind, "free"), (6, 6, 6), "aot_eager")
 
@@ -113,7 +118,7 @@ def test_generated_code_gives_the_same_numbers() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["soc", "soc-tt"])
+@pytest.mark.parametrize("kind", [deep("soc"), "soc-tt"])
 def test_the_cast_of_mixed_precision_is_traced(kind: str) -> None:
     layer = layer_of(kind, "free").train()
     own, images = copy.deepcopy(layer), torch.randn(16, 6, 6, 6)

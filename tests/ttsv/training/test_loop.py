@@ -1,7 +1,8 @@
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -198,9 +199,20 @@ UNHURRIED = 1e30
 """A bound on gradients that none exceeds: all are kept for it, and multiplied by 1."""
 
 
+def few_of_all(ways: Sequence[Any]) -> list[Any]:
+    """Every kind of layer the first way, and TT layers every way; frames around others are those of TT and SOC-TT."""
+    often = ("tt", "soc-tt", *(layer for layer in LAYERS if not layer.endswith("-tt")))
+    return [
+        (layer, way) if layer == "tt" or (way == ways[0] and layer in often) else deep(layer, way)
+        for layer, way in product(LAYERS, ways)
+    ]
+
+
+STEPPED: tuple[dict[str, Any], ...] = ({}, {"optimizer": "adam", "amsgrad": True}, {"ema": 0.9})
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("chosen", [{}, {"optimizer": "adam", "amsgrad": True}, {"ema": 0.9}], ids=str)
-@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize(("layer", "chosen"), few_of_all(STEPPED), ids=str)
 def test_parameters_stepped_within_the_backward_pass_get_the_same_bits(
     layer: str, chosen: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -469,13 +481,16 @@ CHOICES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("stops", [(1, 4), deep((2, 3, 5))], ids=str)
 @pytest.mark.parametrize("chosen", CHOICES)
 @pytest.mark.parametrize("kind", ["warm", "clip", "divide"])
-def test_a_broken_run_gives_the_unbroken_numbers(tmp_path: Path, chosen: str, kind: str) -> None:
+def test_a_broken_run_gives_the_unbroken_numbers(
+    tmp_path: Path, chosen: str, kind: str, stops: tuple[int, ...]
+) -> None:
     config = trial(5, AugmentationConfig(flip=True, pad=2), epochs=5, **CHOICES[chosen])
     whole = network(dropout=0.3, rank=3)
     expected, last = run(whole, config, constraint_of(kind))
-    for stop in range(1, 6):
+    for stop in stops:
         checkpoints = Checkpoints(tmp_path / str(stop), {})
         model = network(dropout=0.3, rank=3)
         first = fit(model, dataset(), config, constraint_of(kind), device=CPU, checkpoints=checkpoints)
@@ -937,8 +952,7 @@ def test_less_precision_gives_the_same_conclusion(precision: str, tmp_path: Path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize(("layer", "precision"), few_of_all(["bf16", "fp16"]))
 def test_every_kind_of_layer_takes_a_step_in_less_precision(layer: str, precision: str) -> None:
     with random_state(3, CPU):
         model = create_model("wrn10-1", num_classes=10, in_channels=1, image_size=8, layer=layer, rank=0.25)
