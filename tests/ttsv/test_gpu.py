@@ -94,7 +94,7 @@ def test_less_precision_is_near(card: "Cards", tmp_path: Path, training: dict[st
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32", deep("bf16")])
-@pytest.mark.parametrize("layer", ["dense", "tt", deep("soc")])
+@pytest.mark.parametrize("layer", [deep("dense"), "tt", deep("soc")])
 def test_a_deterministic_trial_goes_on_bit_for_bit(card: "Cards", tmp_path: Path, layer: str, precision: str) -> None:
     training = {"deterministic": True, "ema": 0.9, "precision": precision}
     config = trial(layer=layer, training=training, **({} if layer == "soc" else CLIP))
