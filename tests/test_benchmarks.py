@@ -23,11 +23,10 @@ TAKE_LONGEST = ("first_path", "gpu", "reporting", "scheduling", "serving")
 STARTED_BY_OTHER_TESTS = {"docs/notebook.py": "tests/test_doc_blocks.py"}
 
 
-def started(script: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """`python SCRIPT ...` from the root of a checkout, on one thread; without the authors' but for `variables`."""
-    environment = {name: value for name, value in os.environ.items() if name != "AUTHORS"}
-    environment |= {"OMP_NUM_THREADS": "1", **variables}
-    command = [sys.executable, str(script.relative_to(ROOT)), *arguments]
+def started(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """`python ...` from the root of a checkout, on one thread and without the authors' programs."""
+    environment = {name: value for name, value in os.environ.items() if name != "AUTHORS"} | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *arguments]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 
@@ -36,7 +35,7 @@ def started(script: Path, *arguments: str, **variables: str) -> subprocess.Compl
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_a_benchmark_runs_and_a_quick_run_keeps_no_record(script: Path) -> None:
     kept = RECORDS.read_text()
-    done = started(script, "--quick")
+    done = started(str(script.relative_to(ROOT)), "--quick")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.strip(), "prints no figure"
     assert RECORDS.read_text() == kept
@@ -64,9 +63,7 @@ def test_quick_runs_of_one_process_print_figures_and_keep_no_record() -> None:
     """All that take but seconds, one after the other: most of what one by itself costs is to load torch."""
     kept = RECORDS.read_text()
     scripts = [str(path.relative_to(ROOT)) for path in SCRIPTS if path.stem not in TAKE_LONGEST]
-    environment = {name: value for name, value in os.environ.items() if name != "AUTHORS"} | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", IN_TURN, *scripts]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    done = started("-c", IN_TURN, *scripts)
     assert done.returncode == 0, done.stdout + done.stderr
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert [(script, code) for script, code, _ in found] == [(script, 0) for script in scripts], done.stderr
