@@ -398,21 +398,20 @@ def test_the_fingerprint_of_a_model_is_that_of_every_process() -> None:
         "from ttsv.metrics.attacks.state import model_fingerprint\n"
         "from ttsv.models import create_model\nimport torch\ntorch.manual_seed(0)\n"
         "model = create_model('small-cnn', layer='tt', rank=4, num_classes=10, in_channels=1, image_size=8)\n"
-        "model.function = lambda x: x in {'a', 'b', 'c', 'd', 'e', 'f'}\nmodel.other = object().__init__\n"
-        "found = model_fingerprint(model)"
+        "model.function = lambda x: x in {'a', 'b', 'c'}\nmodel.other = object().__init__\n"
+        "print(model_fingerprint(model))"
     )
-    own: dict[str, Any] = {}
-    with torch.random.fork_rng():
-        exec(code, own)
-    seed = next(seed for seed in ("1", "2") if seed != os.environ.get("PYTHONHASHSEED"))
-    other = subprocess.run(
-        [sys.executable, "-c", f"{code}\nprint(found)"],
-        env={**os.environ, "PYTHONHASHSEED": seed},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert other.stdout.strip() == str(own["found"])
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(found) == 1
 
 
 @pytest.mark.usefixtures("shortened")
