@@ -91,7 +91,9 @@ class TestFigures:
             assert content.startswith(begins)
             assert b"SMOKE: NO RESULT" in content
 
-    @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390), deep("dark", 1280), deep("light", 390)])
+    @pytest.mark.parametrize(
+        ("scheme", "width"), [("light", 1280), ("dark", 390), deep("dark", 1280), deep("light", 390)]
+    )
     def test_axe_finds_nothing(self, figures: Site, browse: Callable[..., Tab], scheme: str, width: int) -> None:
         tab = browse("about:blank", scheme=scheme, width=width)
         for name in NAMES:

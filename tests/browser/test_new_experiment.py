@@ -449,7 +449,9 @@ class TestEverybody:
         assert tab.page.evaluate("() => document.documentElement.scrollWidth - innerWidth") <= 0
         assert spec(tab)["name"] == HOSTILE[:200].strip()
 
-    @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390), deep("dark", 1280), deep("light", 390)])
+    @pytest.mark.parametrize(
+        ("scheme", "width"), [("light", 1280), ("dark", 390), deep("dark", 1280), deep("light", 390)]
+    )
     def test_axe_finds_nothing(self, site: Site, browse: Browse, scheme: str, width: int) -> None:
         """With chips, picks, errors, a list of trials; every group open; in both tabs."""
         tab = ready(browse(f"{site.url}/submit", scheme=scheme, width=width))
