@@ -179,7 +179,7 @@ def test_an_experiment_of_10_000_trials(sqlite_template: Path, tmp_path: Path, b
         assert page.locator(DRAWN).get_attribute("data-drawn") == "2000"
         libraries = 260_000
         assert sum(received) < libraries + 300_000
-        tab.quiet(2)  # longer than what is changed waits to be read
+        tab.quiet(4)  # longer than what is changed waits to be read
         received.clear()
         tab.asked.clear()
         page.wait_for_timeout(4000)

@@ -107,7 +107,7 @@ class TestTrial:
         log = live.data_dir / "trials" / "90" / "1" / "trial.log"
         log.parent.mkdir(parents=True)
         log.write_text("the last line of its log\n")
-        tab.quiet(2)  # longer than what is changed waits to be read
+        tab.quiet(2.5)  # longer than what is changed waits to be read
         tab.asked.clear()
         live.database.write(lambda session: grids.finish(session, 91, 0.5))
         page.wait_for_timeout(2500)

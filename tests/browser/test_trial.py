@@ -215,7 +215,7 @@ def test_one_that_ends_while_it_is_watched_fills_its_tabs(live: Site, browse: Ca
         measured.spectra(session, RUNNING)
         grids.finish(session, RUNNING, 0.4321, **measured.changes(0.4321))
 
-    tab.quiet(2)  # longer than what is changed waits to be read: it stands there as it began
+    tab.quiet(2.5)  # longer than what is changed waits to be read: it stands there as it began
     live.database.write(end)
     page.wait_for_selector(".picture[data-picture=reliability][data-drawn]")
     assert "expected calibration error" in page.locator("#calibration").inner_text()
@@ -233,7 +233,7 @@ def test_one_that_ends_while_it_is_watched_fills_its_tabs(live: Site, browse: Ca
 def test_while_it_trains_the_page_is_not_read_again(live: Site, browse: Callable[..., Tab]) -> None:
     tab = browse(f"{live.url}/trials/{RUNNING}#singular-values")
     page = tab.page
-    tab.quiet(2)
+    tab.quiet(2.5)
     tab.asked.clear()
 
     def step(session: Session) -> None:
