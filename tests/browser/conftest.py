@@ -19,6 +19,9 @@ from service.settings import Settings
 from tests import grids
 
 CHROMIUM = "/usr/bin/chromium"
+# There is no GPU to draw with, and a process that pretends to be one is one more to start.
+OPTIONS = ("--no-sandbox", "--disable-gpu", "--in-process-gpu")
+PICTURES = ".matrix-figure, .curves-figure, .trial-curves, .fans-figure, .resources-figure, .plane-figure, .picture"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -38,7 +41,7 @@ def chromium() -> Iterator[Any]:
     if not Path(CHROMIUM).exists():
         pytest.skip(f"{CHROMIUM} is not there: apt-get install chromium")
     with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=[*OPTIONS])
         yield browser
         browser.close()
 
@@ -109,11 +112,33 @@ def live(filled: Path, tmp_path: Path) -> Iterator[Site]:
 
 @dataclass
 class Tab:
-    """A page, with everything that it asked for and complained of."""
+    """A page, with everything that it asked for and complained of; a dialog that opens by itself is a complaint."""
 
     page: Any
     complaints: list[str] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
+
+    def listen(self) -> Callable[[], None]:
+        """Begins to note what the page says and asks for; what is returned ends that."""
+
+        def opened(dialog: Any) -> None:
+            self.complaints.append(f"a dialog: {dialog.message}")
+            dialog.dismiss()
+
+        listeners: dict[str, Callable[[Any], None]] = {
+            "console": lambda said: self.complaints.append(said.text) if said.type == "error" else None,
+            "pageerror": lambda error: self.complaints.append(str(error)),
+            "request": lambda request: self.asked.append(request.url),
+            "dialog": opened,
+        }
+        for event, listener in listeners.items():
+            self.page.on(event, listener)
+
+        def end() -> None:
+            for event, listener in listeners.items():
+                self.page.remove_listener(event, listener)
+
+        return end
 
     def go(self, address: str) -> None:
         """Opens another page, whatever part of it the address names."""
@@ -125,32 +150,93 @@ class Tab:
         end = time.monotonic() + 20
         while not self.page.evaluate(expression, argument):
             assert time.monotonic() < end, expression
+            self.page.wait_for_timeout(20)
+
+    def settle(self) -> None:
+        """Waits until every picture in sight is drawn, nothing is being read for a part, and that stands there."""
+        self.until(
+            "pictures => !document.querySelector('[aria-busy=true]') && [...document.querySelectorAll(pictures)]"
+            ".every(one => one.dataset.drawn !== undefined || !one.checkVisibility())",
+            PICTURES,
+        )
+        self.page.evaluate(
+            "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))"
+        )
+
+    def quiet(self, seconds: float) -> None:
+        """Waits for so long a time in which the page asks for nothing; one that never leaves off fails."""
+        end = time.monotonic() + 20
+        count, since = -1, 0.0
+        while True:
+            if len(self.asked) != count:
+                count, since = len(self.asked), time.monotonic()
+            if time.monotonic() >= since + seconds:
+                return
+            assert time.monotonic() < end, self.asked[-5:]
             self.page.wait_for_timeout(50)
 
 
-@pytest.fixture
-def browse(chromium: Any) -> Iterator[Callable[..., Tab]]:
-    """Opens a page; whatever the console says of errors, those of the policy among them, fails the test."""
-    opened: list[tuple[Any, Tab]] = []
+@dataclass
+class Pages:
+    """The pages of a browser, with scripts and without, lent to one test after the other.
 
-    def browse(address: str, *, scheme: str = "light", width: int = 1280, script: bool = True) -> Tab:
-        context = chromium.new_context(
-            color_scheme=scheme,
-            viewport={"width": width, "height": 900},
-            java_script_enabled=script,
-            reduced_motion="reduce",
-        )
-        tab = Tab(context.new_page())
-        tab.page.set_default_timeout(20_000)
-        tab.page.on("console", lambda said: tab.complaints.append(said.text) if said.type == "error" else None)
-        tab.page.on("pageerror", lambda error: tab.complaints.append(str(error)))
-        tab.page.on("request", lambda request: tab.asked.append(request.url))
-        opened.append((context, tab))
-        tab.page.goto(address)
+    What draws a page, a process, takes longer to start than the page takes to draw, and has each script compiled.
+    """
+
+    browser: Any
+    idle: dict[bool, list[Any]] = field(default_factory=lambda: {True: [], False: []})
+
+    def new(self, *, script: bool) -> Any:
+        """Another page, which shares nothing with those that are there."""
+        context = self.browser.new_context(java_script_enabled=script, reduced_motion="reduce")
+        page = context.new_page()
+        page.set_default_timeout(20_000)
+        return page
+
+    def take(self, *, script: bool) -> Any:
+        """A page that no test uses now."""
+        return self.idle[script].pop() if self.idle[script] else self.new(script=script)
+
+    def give_back(self, page: Any, *, script: bool) -> None:
+        """Leaves a page as a new one is: nothing open, no cookies, nothing held back."""
+        page.unroute_all(behavior="ignoreErrors")
+        page.goto("about:blank")
+        page.emulate_media(media="null")
+        page.context.clear_cookies()
+        self.idle[script].append(page)
+
+
+@pytest.fixture(scope="module")
+def pages(chromium: Any) -> Pages:
+    """Pages for the tests of one file."""
+    return Pages(chromium)
+
+
+@pytest.fixture
+def browse(pages: Pages) -> Iterator[Callable[..., Tab]]:
+    """Opens a page; whatever the console says of errors, those of the policy among them, fails the test.
+
+    One that is `fresh` has nothing kept from pages that were seen before, and is closed.
+    """
+    opened: list[tuple[Tab, Callable[[], None], bool, bool]] = []
+
+    def browse(
+        address: str, *, scheme: str = "light", width: int = 1280, script: bool = True, fresh: bool = False
+    ) -> Tab:
+        page = pages.new(script=script) if fresh else pages.take(script=script)
+        tab = Tab(page)
+        opened.append((tab, tab.listen(), script, fresh))
+        page.emulate_media(color_scheme=scheme)
+        page.set_viewport_size({"width": width, "height": 900})
+        page.goto(address)
         return tab
 
     yield browse
-    complaints = [complaint for _, tab in opened for complaint in tab.complaints]
-    for context, _ in opened:
-        context.close()
+    complaints = [complaint for tab, _, _, _ in opened for complaint in tab.complaints]
+    for tab, end, script, fresh in opened:
+        end()
+        if fresh:
+            tab.page.context.close()
+        else:
+            pages.give_back(tab.page, script=script)
     assert complaints == []

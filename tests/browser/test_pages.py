@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from service.database import EpochPoint, Event, Experiment, Trial, TrialState
 from service.experiments.submission import Draft, submit
 from service.specs.grid import ExperimentSpec, expand_grid
 from tests import grids
+from tests.browser.accessibility import violations
 from tests.browser.conftest import Site, Tab
 from tests.examples import deep
 
@@ -107,10 +107,10 @@ class TestTrial:
         log = live.data_dir / "trials" / "90" / "1" / "trial.log"
         log.parent.mkdir(parents=True)
         log.write_text("the last line of its log\n")
-        page.wait_for_timeout(2500)
+        tab.quiet(2.5)  # longer than what is changed waits to be read
         tab.asked.clear()
         live.database.write(lambda session: grids.finish(session, 91, 0.5))
-        page.wait_for_timeout(3500)
+        page.wait_for_timeout(2500)
         assert all("/v1/trials/90" in url for url in tab.asked)  # another trial's end is no reason to read the page
         live.database.write(lambda session: grids.finish(session, 90, 0.4321, layers=[LAYER]))
         page.locator("#spectra td:has-text('kernel 3')").wait_for(state="attached")
@@ -242,10 +242,7 @@ class TestLists:
 
     def test_experiments_stream(self, live: Site, browse: Callable[..., Tab]) -> None:
         tab = browse(f"{live.url}/")
-        tab.page.wait_for_timeout(4000)
-        tab.asked.clear()
-        tab.page.wait_for_timeout(3000)
-        assert tab.asked == []
+        tab.quiet(3)  # nothing changed, nothing is asked for
         posted(live, "a new one")
         tab.page.locator("a:text-is('a new one')").wait_for()
         live.database.write(lambda session: grids.finish(session, 90, 0.5))
@@ -259,8 +256,9 @@ class TestLists:
         assert "the paper's values stand alone" in text
 
     def test_downloads_have_an_extension(self, site: Site, browse: Callable[..., Tab]) -> None:
+        page = browse("about:blank").page
         for path in ("/leaderboards/cifar10", "/tables/senderovich2022/table2", "/trials", "/experiments/1"):
-            page = browse(f"{site.url}{path}").page
+            page.goto(f"{site.url}{path}")
             names = page.locator(".downloads a").evaluate_all("all => all.map(one => one.download)")
             assert [name.rpartition(".")[2] for name in names] == ["csv", "md", "tex", "json"], path
         with page.expect_download() as saved:
@@ -283,58 +281,64 @@ class TestLists:
 
 
 FIGURE = "/figures/senderovich2022/lipschitz"
-PAGES = (
-    "/",
-    "/experiments/1",
-    "/experiments/1#curves-panel",
-    "/experiments/1#trials-panel",
-    "/experiments/1#events-panel",
-    "/experiments/1#spec-panel",
-    "/trials",
-    "/trials/1",
-    "/trials/90",
-    "/curves?trials=1,2,90",
-    "/pool",
-    "/leaderboards",
-    "/leaderboards/cifar10",
-    "/tables/senderovich2022/table1",
-    "/figures/senderovich2022/vgg",
-    FIGURE,
-    "/presets",
-    "/submit",
-    "/login",
-    "/problems",
-)
+PAGES: dict[str, tuple[str, ...]] = {
+    "/": (),
+    "/experiments/1": ("curves-panel", "trials-panel", "events-panel", "spec-panel"),
+    "/trials": (),
+    "/trials/1": (),
+    "/trials/90": (),
+    "/curves?trials=1,2,90": (),
+    "/pool": (),
+    "/leaderboards": (),
+    "/leaderboards/cifar10": (),
+    "/tables/senderovich2022/table1": (),
+    "/figures/senderovich2022/vgg": (),
+    FIGURE: (),
+    "/presets": (),
+    "/submit": (),
+    "/login": (),
+    "/problems": (),
+}
+"""Addresses, each with the panels of its page that are chosen one after the other."""
 
 
 class TestEveryPage:
-    @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), deep("dark", 1280), ("dark", 390)])
-    def test_axe_finds_nothing(self, site: Site, browse: Callable[..., Tab], scheme: str, width: int) -> None:
-        axe = pytest.importorskip("axe_playwright_python", reason="pip install axe-playwright-python")
-        source = Path(axe.__file__).with_name("axe.min.js").read_text()
+    @pytest.mark.parametrize(
+        ("scheme", "widths"),
+        [
+            ("light", (1280, 1920)),
+            ("dark", (390,)),
+            deep("dark", (1280,)),
+            deep("light", (390,)),
+            deep("light", (1920, 390)),
+        ],
+    )
+    def test_axe_finds_nothing_and_none_is_wider_than_the_window(
+        self, site: Site, browse: Callable[..., Tab], scheme: str, widths: tuple[int, ...]
+    ) -> None:
+        """A page is opened at the first width, and made as wide as the others when it is there."""
         found = {}
-        tab = browse("about:blank", scheme=scheme, width=width)
-        for path in PAGES:
-            tab.go(f"{site.url}{path}")
-            tab.page.wait_for_timeout(500)
-            tab.page.evaluate(source)
-            said = tab.page.evaluate("() => axe.run()")
-            broken = [(one["id"], [node["html"][:120] for node in one["nodes"]][:3]) for one in said["violations"]]
-            if broken:
-                found[path] = broken
-        assert found == {}
-
-    @pytest.mark.parametrize("width", [390, 1280, 1920])
-    def test_none_is_wider_than_the_window(self, site: Site, browse: Callable[..., Tab], width: int) -> None:
-        tab = browse("about:blank", width=width)
+        tab = browse("about:blank", scheme=scheme, width=widths[0])
         page = tab.page
-        for path in PAGES:
+        for path, panels in PAGES.items():
+            page.set_viewport_size({"width": widths[0], "height": 900})
             tab.go(f"{site.url}{path}")
-            page.wait_for_timeout(200)
-            wide = page.evaluate("() => document.documentElement.scrollWidth - innerWidth")
-            assert wide <= 0, path
-            if width == 1920:
-                assert page.evaluate("() => document.querySelector('main').clientWidth") > 1800
+            for panel in ("", *panels):
+                if panel:
+                    page.locator(f"[role=tab][href='#{panel}']").click()
+                    page.locator(f"#{panel}").wait_for()
+                tab.settle()
+                if broken := violations(tab):
+                    found[path, panel] = broken
+                for width in widths:
+                    page.set_viewport_size({"width": width, "height": 900})
+                    tab.settle()
+                    wide = page.evaluate("() => document.documentElement.scrollWidth - innerWidth")
+                    assert wide <= 0, (path, panel, width)
+                    if width == 1920:
+                        assert page.evaluate("() => document.querySelector('main').clientWidth") > 1800
+                page.set_viewport_size({"width": widths[0], "height": 900})
+        assert found == {}
 
     def test_every_column_is_on_paper(self, site: Site, browse: Callable[..., Tab]) -> None:
         """At the width of a landscape page nothing stands beyond it, and every part of a page is there."""
@@ -374,14 +378,12 @@ class TestEveryPage:
             found.owner, found.error = HOSTILE[:100], HOSTILE
 
         live.database.write(own)
-        said: list[str] = []
-        for width in (390, 1280):
-            tab = browse("about:blank", width=width)
-            page = tab.page
-            page.on("dialog", lambda dialog: said.append(dialog.message))
-            for path in ("/", f"/experiments/{made}", "/trials", f"/submit?experiment={made}", "/trials/101"):
-                tab.go(f"{live.url}{path}")
-                page.wait_for_timeout(300)
-                assert page.locator("b[onclick]").count() == 0
+        tab = browse("about:blank")
+        page = tab.page
+        for path in ("/", f"/experiments/{made}", "/trials", f"/submit?experiment={made}", "/trials/101"):
+            tab.go(f"{live.url}{path}")
+            for width in (1280, 390):
+                page.set_viewport_size({"width": width, "height": 900})
+                tab.settle()
                 assert page.evaluate("() => document.documentElement.scrollWidth - innerWidth") <= 0, path
-        assert said == []
+            assert page.locator("b[onclick]").count() == 0

@@ -11,7 +11,9 @@ from sqlalchemy.orm import Session
 from service.database import Trial, TrialState
 from service.database.engine import Database
 from tests import grids, measured
+from tests.browser.accessibility import violations
 from tests.browser.conftest import Site, Tab, served
+from tests.examples import deep
 
 PANELS = (
     "training",
@@ -46,14 +48,14 @@ def shown(filled: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Si
         yield running
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_picture_is_drawn_and_axe_finds_nothing(shown: Site, browse: Callable[..., Tab], scheme: str) -> None:
-    axe = pytest.importorskip("axe_playwright_python", reason="pip install axe-playwright-python")
-    source = Path(axe.__file__).with_name("axe.min.js").read_text()
-    tab = browse("about:blank", scheme=scheme, width=1280 if scheme == "dark" else 390)
+@pytest.mark.parametrize(("scheme", "width"), [("light", 390), ("dark", 1280), deep("light", 1280), deep("dark", 390)])
+def test_every_picture_is_drawn_and_axe_finds_nothing(
+    shown: Site, browse: Callable[..., Tab], scheme: str, width: int
+) -> None:
+    tab = browse(f"{shown.url}/trials/1", scheme=scheme, width=width)
     page = tab.page
     for panel in PANELS:
-        tab.go(f"{shown.url}/trials/1#{panel}")
+        page.locator(f"#tabs a[href='#{panel}']").click()
         for name, items in PICTURES.get(panel, {}).items():
             drawn = f"='{items}'" if items else ""
             page.wait_for_selector(f"#{panel} .picture[data-picture={name}][data-drawn{drawn}]")
@@ -61,10 +63,10 @@ def test_every_picture_is_drawn_and_axe_finds_nothing(shown: Site, browse: Calla
             page.wait_for_selector(".fans-figure[data-drawn='8']")
         if panel == "resources":
             page.wait_for_selector(".resources-figure[data-drawn='4']")
+        tab.settle()
+        assert page.locator("[role=tabpanel]:visible").get_attribute("id") == panel
         assert page.evaluate("() => document.documentElement.scrollWidth - innerWidth") <= 0, panel
-        page.evaluate(source)
-        violations = page.evaluate("() => axe.run()")["violations"]
-        assert [(one["id"], [node["html"][:120] for node in one["nodes"]][:3]) for one in violations] == [], panel
+        assert violations(tab) == [], panel
 
 
 def test_tabs_are_links_that_keys_move_over(shown: Site, browse: Callable[..., Tab]) -> None:
@@ -163,11 +165,12 @@ def test_resources_are_drawn_by_attempt(shown: Site, browse: Callable[..., Tab])
 
 
 def test_what_was_not_measured_says_why(shown: Site, browse: Callable[..., Tab]) -> None:
-    page = browse(f"{shown.url}/trials/2").page
+    tab = browse(f"{shown.url}/trials/2")
+    page = tab.page
 
     def said(panel: str) -> str:
         page.locator(f"#tabs a[href='#{panel}']").click()
-        page.wait_for_timeout(300)
+        tab.quiet(0.2)
         assert page.locator(f"#{panel} .picture:visible").count() == 0
         text: str = page.locator(f"#{panel}").inner_text()
         return text
@@ -212,7 +215,7 @@ def test_one_that_ends_while_it_is_watched_fills_its_tabs(live: Site, browse: Ca
         measured.spectra(session, RUNNING)
         grids.finish(session, RUNNING, 0.4321, **measured.changes(0.4321))
 
-    page.wait_for_timeout(2000)
+    tab.quiet(2.5)  # longer than what is changed waits to be read: it stands there as it began
     live.database.write(end)
     page.wait_for_selector(".picture[data-picture=reliability][data-drawn]")
     assert "expected calibration error" in page.locator("#calibration").inner_text()
@@ -230,7 +233,7 @@ def test_one_that_ends_while_it_is_watched_fills_its_tabs(live: Site, browse: Ca
 def test_while_it_trains_the_page_is_not_read_again(live: Site, browse: Callable[..., Tab]) -> None:
     tab = browse(f"{live.url}/trials/{RUNNING}#singular-values")
     page = tab.page
-    page.wait_for_timeout(2500)
+    tab.quiet(2.5)
     tab.asked.clear()
 
     def step(session: Session) -> None:
