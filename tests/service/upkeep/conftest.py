@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import make_url, select, update
 
 from service.database import Artifact, Trial
 from service.database.engine import Database
@@ -54,12 +58,66 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Settings]
     server.drop(url)
 
 
+@dataclass(frozen=True)
+class Place:
+    """What an installation is: a database and a data folder. Copied, it is another."""
+
+    url: str
+    data_dir: Path
+
+    def copy_to(self, url: str, data_dir: Path, server: PostgresServer | None) -> None:
+        """Puts a copy in the place of a database that nobody has open, and its files in a folder."""
+        if server is None:
+            database = make_url(url).database
+            assert database is not None
+            Path(database).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(make_url(self.url).database or "", database)
+        else:
+            server.replace(url, self.url)
+        shutil.copytree(self.data_dir, data_dir, dirs_exist_ok=True)
+
+
+Places = Callable[[str], Place]
+"""By the name of the database: `sqlite` or `postgres`."""
+
+
+def server_of(request: pytest.FixtureRequest, kind: str) -> PostgresServer | None:
+    """PostgreSQL where the database is one of it."""
+    server: PostgresServer | None = request.getfixturevalue("postgres") if kind == "postgres" else None
+    return server
+
+
+@pytest.fixture(scope="session")
+def lives(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Places:
+    """Installations in which everything happened once, with the files that their databases name. To be copied."""
+
+    @cache
+    def life(kind: str) -> Place:
+        folder = tmp_path_factory.mktemp("life")
+        if kind == "sqlite":
+            url = f"sqlite:///{folder / 'ttsv.db'}"
+            shutil.copyfile(request.getfixturevalue("sqlite_template"), folder / "ttsv.db")
+        else:
+            server: PostgresServer = request.getfixturevalue("postgres")
+            url = server.create(request.getfixturevalue("postgres_template"))
+        place = Place(url, folder / "data")
+        place.data_dir.mkdir()
+        with contextlib.closing(Database(url)) as database:
+            Installation(database).live()
+            write_artifacts(database, place.data_dir)
+        (place.data_dir / "key-secret").write_bytes(b"s" * 32)
+        return place
+
+    return life
+
+
 @pytest.fixture
-def lived(database: Database, source: Settings) -> Database:
+def lived(
+    database: Database, database_url: str, source: Settings, lives: Places, request: pytest.FixtureRequest
+) -> Database:
     """A database in which everything happened once, with the files that it names."""
-    Installation(database).live()
-    write_artifacts(database, source.data_dir)
-    (source.data_dir / "key-secret").write_bytes(b"s" * 32)
+    kind = database_url.partition(":")[0].partition("+")[0].removesuffix("ql")
+    lives(kind).copy_to(database_url, source.data_dir, server_of(request, kind))
     return database
 
 

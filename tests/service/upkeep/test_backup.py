@@ -1,8 +1,10 @@
 """Backups of either database into either: what comes back, and what happens when something is in the way."""
 
 import contextlib
+import functools
 import hashlib
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -12,6 +14,7 @@ import sys
 import threading
 import zipfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -38,7 +41,8 @@ from service.upkeep.files import DataFolder
 from service.upkeep.restore import FENCE_JUMP, GAPS, refuse_half_restored
 from tests.held import reported, under
 from tests.migrations import test_schema
-from tests.service.upkeep.conftest import write_checkpoint
+from tests.service.upkeep.conftest import Place, Places, server_of, write_checkpoint
+from tests.service.upkeep.death import restore_and_die
 from workers.cli.__main__ import app
 
 Open = Callable[[Settings], Database]
@@ -448,17 +452,37 @@ class TestWriting:
             back_up(source, lived, tmp_path / name)
 
 
+@dataclass(frozen=True)
+class Backups:
+    """Two of one installation, of which in between the experiments were renamed and a log was written."""
+
+    first: Path
+    second: Path
+
+
+@pytest.fixture(scope="session")
+def backups(lives: Places, tmp_path_factory: pytest.TempPathFactory) -> Backups:
+    """On SQLite: where a backup comes from plays no part where it goes."""
+    folder = tmp_path_factory.mktemp("backups")
+    settings = Settings(database_url=f"sqlite:///{folder / 'ttsv.db'}", data_dir=folder / "data")
+    lives("sqlite").copy_to(str(settings.database_url), settings.data_dir, None)
+    made = Backups(folder / "first", folder / "second")
+    with contextlib.closing(Database(settings.url)) as database:
+        back_up(settings, database, made.first)
+        database.write(lambda session: session.execute(update(Experiment).values(name="second time")))
+        (settings.data_dir / "trials/1/1/trial.log").write_text("second time")
+        back_up(settings, database, made.second)
+    return made
+
+
+@pytest.fixture
+def whole(backups: Backups, file: Path) -> Path:
+    """A backup, to be done to as a test likes."""
+    shutil.copyfile(backups.first, file)
+    return file
+
+
 class TestRefused:
-    @pytest.fixture
-    def database_url(self, sqlite_url: str) -> str:
-        """Where the backup comes from plays no part."""
-        return sqlite_url
-
-    @pytest.fixture
-    def whole(self, lived: Database, source: Settings, file: Path) -> Path:
-        back_up(source, lived, file)
-        return file
-
     def test_over_what_is_there_only_by_force(self, whole: Path, target: Settings, opened: Open) -> None:
         restore.restore(target, whole)
         before = files_of(target.data_dir)
@@ -590,16 +614,6 @@ class TestHostile:
     """Archives that somebody else made."""
 
     @pytest.fixture
-    def database_url(self, sqlite_url: str) -> str:
-        """Where the backup comes from plays no part."""
-        return sqlite_url
-
-    @pytest.fixture
-    def whole(self, lived: Database, source: Settings, file: Path) -> Path:
-        back_up(source, lived, file)
-        return file
-
-    @pytest.fixture
     def refused(self, whole: Path, tmp_path: Path) -> Callable[..., str]:
         """Alters the manifest and adds members; nothing may be written anywhere."""
 
@@ -721,63 +735,37 @@ def remade(whole: Path, alter: Callable[[dict[str, Any]], None], members: dict[s
     return made
 
 
-KILLED_AT = """
-import os, signal, sys
-from pathlib import Path
-from service.settings import Settings
-from service.upkeep import restore
-from service.upkeep.archive import Reader
+@pytest.fixture(scope="session")
+def restored(backups: Backups, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Places:
+    """Installations into which the first backup was restored. To be copied."""
 
-moment, _, number = os.environ["TTSV_TEST_MOMENT"].partition(" ")
-seen = 0
+    @functools.cache
+    def restored(kind: str) -> Place:
+        folder = tmp_path_factory.mktemp("restored") / "data"
+        server = server_of(request, kind)
+        place = Place(f"sqlite:///{folder / 'ttsv.db'}" if server is None else server.create(), folder)
+        url = None if server is None else place.url
+        restore.restore(Settings(database_url=url, data_dir=folder), backups.first)
+        return place
 
-def die(*_):
-    os.kill(os.getpid(), signal.SIGKILL)
+    return restored
 
-def at(genuine):
-    def call(*given):
-        global seen
-        if seen == int(number or 0):
-            die()
-        seen += 1
-        return genuine(*given)
-    return call
 
-def after(genuine):
-    def call(*given):
-        genuine(*given)
-        die()
-    return call
-
-places = {
-    "extract": (Reader, "extract", at), "rows": (restore, "bring_up", at), "move": (restore._Move, "do", at),
-    "moved": (restore._Journal, "begin", after), "end": (restore._Journal, "end", at),
-}
-where, name, how = places[moment]
-setattr(where, name, how(getattr(where, name)))
-restore.restore(Settings(), Path(sys.argv[1]), force=True)
-"""
-"""A restore that dies at a moment of it."""
+FRESH = multiprocessing.get_context("forkserver")
+"""Processes that have only imported what a restore needs, and that once for all."""
+FRESH.set_forkserver_preload([restore_and_die.__module__])
 
 
 class TestCutShort:
     """A restore that ends at any moment: nothing of it, or all of it."""
 
     @pytest.fixture
-    def database_url(self, sqlite_url: str) -> str:
-        """Where the backup comes from plays no part."""
-        return sqlite_url
-
-    @pytest.fixture
-    def twice(self, lived: Database, source: Settings, target: Settings, file: Path, opened: Open) -> Path:
-        """The target has the first backup; the second, of one experiment less, is what is restored."""
-        first = file.with_name("first")
-        back_up(source, lived, first)
-        restore.restore(target, first)
-        lived.write(lambda session: session.execute(update(Experiment).values(name="second time")))
-        (source.data_dir / "trials/1/1/trial.log").write_text("second time")
-        back_up(source, lived, file)
-        return file
+    def twice(self, backups: Backups, restored: Places, target: Settings, request: pytest.FixtureRequest) -> Path:
+        """The target has the first backup; the second is what is restored."""
+        kind = "sqlite" if target.database_url is None else "postgres"
+        url = target.url.render_as_string(hide_password=False)
+        restored(kind).copy_to(url, target.data_dir, server_of(request, kind))
+        return backups.second
 
     def names(self, target: Settings, opened: Open) -> set[str]:
         database = opened(target)
@@ -867,10 +855,10 @@ class TestCutShort:
         Where all is moved an SQLite file is in its place already, while PostgreSQL's transaction has not ended.
         """
         took = target.database_url is None if took is None else took
-        env = os.environ | {"TTSV_DATA_DIR": str(target.data_dir), "TTSV_TEST_MOMENT": moment}
-        env |= {} if target.database_url is None else {"TTSV_DATABASE_URL": target.database_url}
-        killed = subprocess.run([sys.executable, "-c", KILLED_AT, str(twice)], env=env, check=False, timeout=300)
-        assert killed.returncode == -signal.SIGKILL
+        process = FRESH.Process(target=restore_and_die, args=(target, twice, moment))
+        process.start()
+        process.join(300)
+        assert process.exitcode == -signal.SIGKILL
         journal = target.data_dir / "restore.json"
         assert journal.exists() == (moment not in ("extract 1", "rows"))
         if journal.exists():

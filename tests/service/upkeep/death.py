@@ -1,0 +1,56 @@
+"""A restore that dies at a moment of it, as a process of its own does it."""
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from service.settings import Settings
+from service.upkeep import restore
+from service.upkeep.archive import Reader
+
+Function = Callable[..., Any]
+
+
+def restore_and_die(settings: Settings, file: Path, moment: str) -> None:
+    """Restores over what is there until the moment, a place and how often it is passed before; then SIGKILL."""
+    name, _, number = moment.partition(" ")
+    places: dict[str, tuple[Any, str, Callable[[Function], Function]]] = {
+        "extract": (Reader, "extract", _at(int(number or 0))),
+        "rows": (restore, "bring_up", _at(0)),
+        "move": (restore._Move, "do", _at(int(number or 0))),
+        "moved": (restore._Journal, "begin", _after),
+        "end": (restore._Journal, "end", _at(0)),
+    }
+    where, function, how = places[name]
+    setattr(where, function, how(getattr(where, function)))
+    restore.restore(settings, file, force=True)
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _at(number: int) -> Callable[[Function], Function]:
+    seen = 0
+
+    def wrapped(genuine: Function) -> Function:
+        def call(*given: Any) -> Any:
+            nonlocal seen
+            if seen == number:
+                _die()
+            seen += 1
+            return genuine(*given)
+
+        return call
+
+    return wrapped
+
+
+def _after(genuine: Function) -> Function:
+    def call(*given: Any) -> None:
+        genuine(*given)
+        _die()
+
+    return call
