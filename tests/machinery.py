@@ -15,10 +15,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 import uvicorn
 from fastapi.testclient import TestClient
-from sqlalchemy import Connection, Dialect, Engine, NullPool, create_engine, inspect, make_url, select, text
+from sqlalchemy import Dialect, Engine, create_engine, inspect, make_url, select, text
 from sqlalchemy.util import LRUCache
 
 from service.database.engine import Database
@@ -95,12 +96,11 @@ class PostgresServer:
         To empty one takes a third of the time in which one is made.
         """
         expected = self._made(template)
-        engine = create_engine(url, isolation_level="AUTOCOMMIT", poolclass=NullPool)
-        with engine.connect() as connection:
-            connection.execute(text(_END_OTHERS))
-            if written := connection.scalars(text(_WRITTEN), {"kept": expected.kept}).all():
-                connection.execute(text(f"TRUNCATE {', '.join(written)} CASCADE"))
-            connection.execute(text(_RESTART))
+        with _connected(url) as connection:
+            connection.execute(_END_OTHERS)
+            if written := [name for name in _written(connection) if name not in expected.kept]:
+                connection.execute(f"TRUNCATE {', '.join(written)} CASCADE".encode())
+            connection.execute(_RESTART)
             sound = _Made.of(connection) == expected
         if sound:
             self._spare.setdefault(template, []).append(url)
@@ -109,7 +109,7 @@ class PostgresServer:
 
     @cache  # noqa: B019
     def _made(self, url: str) -> "_Made":
-        with create_engine(url, poolclass=NullPool).connect() as connection:
+        with _connected(url) as connection:
             return _Made.of(connection)
 
     def drop(self, url: str) -> None:
@@ -138,9 +138,8 @@ _END_OTHERS = """
 """
 _WRITTEN = """
     SELECT oid::regclass::text FROM pg_class
-    WHERE relkind = 'r' AND oid >= 16384 AND pg_relation_size(oid) > 0 AND oid::regclass::text <> ALL (:kept)
+    WHERE relkind = 'r' AND oid >= 16384 AND pg_relation_size(oid) > 0 ORDER BY 1
 """
-"""Tables that ever had a row, be it one that was taken back."""
 _RESTART = """
     SELECT setval(seqrelid, seqstart, false) FROM pg_sequence WHERE pg_sequence_last_value(seqrelid) IS NOT NULL
 """
@@ -173,12 +172,26 @@ class _Made:
         return [name for name, _ in self.rows]
 
     @classmethod
-    def of(cls, connection: Connection) -> "_Made":
+    def of(cls, connection: psycopg.Connection) -> "_Made":
         """That of an open database."""
-        names = sorted(connection.scalars(text(_WRITTEN), {"kept": []}))
         content = "SELECT coalesce(string_agg(one::text, ' ' ORDER BY one::text), '') FROM {} AS one"
-        found = tuple((name, connection.scalars(text(content.format(name))).one()) for name in names)
-        return cls(connection.scalars(text(_SCHEMA)).one(), found)
+        found = [(name, _only(connection, content.format(name))[0]) for name in _written(connection)]
+        return cls(_only(connection, _SCHEMA)[0], tuple(found))
+
+
+def _connected(url: str) -> psycopg.Connection:
+    """As the driver has it: SQLAlchemy asks a server it does not know for a lot."""
+    plain = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
+    return psycopg.connect(plain, autocommit=True)
+
+
+def _only(connection: psycopg.Connection, question: str) -> list[str]:
+    return [row[0] for row in connection.execute(question.encode())]
+
+
+def _written(connection: psycopg.Connection) -> list[str]:
+    """Tables that ever had a row, be it one that was taken back."""
+    return _only(connection, _WRITTEN)
 
 
 @pytest.fixture(scope="session")

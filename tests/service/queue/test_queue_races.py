@@ -12,7 +12,7 @@ from itertools import repeat
 from typing import Any
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
 from service.database import OPEN_EXPERIMENTS, Experiment, ExperimentState, Result, Score, Trial, TrialState
@@ -38,31 +38,45 @@ def overlap(url: str, first: Work, second: Work, *, order: list[str] | None = No
 
     `order` receives their names as they end.
     """
-    written, outcomes = threading.Event(), dict[str, object]()
+    written, asked, ended, outcomes = threading.Event(), threading.Event(), threading.Event(), dict[str, object]()
+    databases = Database(url), Database(url)
 
-    def attempt(name: str, work: Work) -> None:
-        database = Database(url)
+    def attempt(database: Database, name: str, work: Work) -> None:
         try:
             outcomes[name] = database.write(work)
         except Exception as error:
             outcomes[name] = error
         if order is not None:
             order.append(name)
-        database.close()
 
     def slow(session: Session) -> object:
         found = first(session)
         session.flush()
         written.set()
-        time.sleep(0.2)
+        assert asked.wait(60)
+        if url.startswith("sqlite"):  # nothing tells who waits for its file
+            ended.wait(0.05)
+        else:
+            last = time.monotonic() + 60
+            while not (ended.wait(0.005) or session.scalar(text(WAITING))):
+                assert time.monotonic() < last
         return found
 
-    one = threading.Thread(target=attempt, args=("first", slow))
-    one.start()
-    written.wait()
-    attempt("second", second)
-    one.join()
+    with contextlib.closing(databases[0]), contextlib.closing(databases[1]):
+        with databases[1].engine.connect() as connection:  # it is to write at once
+            connection.exec_driver_sql("SELECT 1")
+        one = threading.Thread(target=attempt, args=(databases[0], "first", slow))
+        one.start()
+        assert written.wait(60)
+        asked.set()
+        attempt(databases[1], "second", second)
+        ended.set()
+        one.join()
     return outcomes["first"], outcomes["second"]
+
+
+WAITING = "SELECT count(*) FROM pg_stat_activity WHERE pg_backend_pid() = ANY (pg_blocking_pids(pid))"
+"""How many wait for a lock of whoever asks."""
 
 
 class TestTwo:
