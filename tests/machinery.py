@@ -444,6 +444,7 @@ def server(sqlite_url: str, tmp_path: Path) -> Iterator[str]:
     """The URL of a real server on a free port."""
     listener = socket.create_server(("127.0.0.1", 0))
     application = create_app(_settings(sqlite_url, tmp_path))
+    application.state.subscriptions.every = 0.05  # seconds between two looks for what is to be streamed
     process = uvicorn.Server(uvicorn.Config(application, log_level="error", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=process.run, kwargs={"sockets": [listener]})
     thread.start()

@@ -25,6 +25,7 @@ from service.main import create_app
 from service.queue.leases import Lease
 from service.queue.trials import ArtifactFile, ProtocolRecord, hold
 from service.settings import Settings
+from tests.examples import PROFILE
 from tests.held import reported
 
 CASES = int(os.environ.get("TTSV_FUZZ_CASES", "300"))
@@ -93,7 +94,7 @@ def cases(operation: Any, mode: GenerationMode) -> st.SearchStrategy[Any]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_the_service_does_what_its_document_says(app: FastAPI) -> None:
+def test_the_service_does_what_its_document_says(app: FastAPI, database: Database) -> None:
     schema = schemathesis.openapi.from_asgi("/openapi.json", app)
     found: Iterable[Any] = schema.get_all_operations()
     every = [result.ok() for result in found]
@@ -104,8 +105,11 @@ def test_the_service_does_what_its_document_says(app: FastAPI) -> None:
     # another list, a field that is unknown, an Idempotency-Key that was used. And 7.0, which is an integer to JSON
     # Schema, is none to the service: where a whole number is asked for a fraction is a mistake.
     left_out = [schemathesis.checks.CHECKS.get_one("positive_data_acceptance")]
+    modes = [GenerationMode.POSITIVE, GenerationMode.NEGATIVE]
+    if PROFILE != "deep" and database.engine.dialect.name == "postgresql":
+        modes.pop()  # what is asked wrongly is refused before a database is asked for anything
     for operation in every:
-        for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
+        for mode in modes:
 
             @settings(
                 max_examples=max(2, CASES // (2 * len(every))),
@@ -126,6 +130,6 @@ def test_the_service_does_what_its_document_says(app: FastAPI) -> None:
             except Unsatisfiable:  # an operation without parameters cannot be asked wrongly
                 assert mode is GenerationMode.NEGATIVE
     print(f"{statuses.total()} cases: {dict(sorted(statuses.items()))}")
-    assert statuses.total() >= CASES // 2
+    assert statuses.total() >= CASES * len(modes) // 4
     assert {200, 404, 422} <= set(statuses)
     assert max(statuses) < 500

@@ -19,6 +19,7 @@ from fastapi import sse
 from sqlalchemy import insert
 from sqlalchemy.orm import Session
 
+from service.api import logs
 from service.client import ApiError, Client, DamagedError
 from service.database import EpochPoint, Event, Trial
 from service.database.engine import Database
@@ -62,6 +63,12 @@ def served(database_url: str, folder: Path) -> Iterator[Server]:
         server.should_exit = True
         thread.join(10)
         listening.close()
+
+
+@pytest.fixture(autouse=True)
+def _quick_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who follows a log is not to wait for long."""
+    monkeypatch.setattr(logs, "_LOOK_SECONDS", 0.05)
 
 
 @pytest.fixture

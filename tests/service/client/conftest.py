@@ -25,6 +25,7 @@ def stored(sqlite_url: str) -> Iterator[Database]:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Waits between two tries are a hundredth."""
+    """Waits between two tries are a hundredth, and between two looks at a log that is followed a tenth."""
     sleep = time.sleep
     monkeypatch.setattr("service.client.connection.time.sleep", lambda seconds: sleep(seconds / 100))
+    monkeypatch.setattr("service.api.logs._LOOK_SECONDS", 0.05)

@@ -23,6 +23,7 @@ from service.experiments.listing import (
     list_experiments,
     list_trials,
 )
+from tests.examples import PROFILE
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 TRIALS = 40
@@ -141,12 +142,15 @@ def test_trials_in_every_order(filled: Database) -> None:
 
 
 def check_trials(filled: Database, name: str, sign: str) -> None:
-    """All pages together are all trials in their order, whether results are shown or not."""
+    """All pages together are all trials in their order, whether results are shown or not.
+
+    But for `make test-deep` upwards with results, downwards without.
+    """
     column = TRIAL_ORDERS[name]
     with filled.read() as session:
         every = list_trials(session, TrialFilter(), limit=100).rows
         assert len(every) == TRIALS
-        for with_result in (True, False):
+        for with_result in (True, False) if PROFILE == "deep" else (sign == "",):
             found: list[int] = []
             cursor, first = None, True
             while cursor is not None or first:

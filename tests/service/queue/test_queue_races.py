@@ -1,12 +1,10 @@
 """Two at the queue at once: every interleaving that matters, and a crowd."""
 
 import contextlib
-import json
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from itertools import repeat
 from typing import Any
@@ -23,7 +21,9 @@ from service.queue import leases
 from service.queue.contenders import give_up_unfit, say_why
 from service.queue.leases import Lease, Watched
 from service.queue.trials import HeldExperiment, ProtocolRecord, hold
+from tests.fresh import FRESH
 from tests.held import under
+from tests.service.queue import crowd
 
 Submit = Callable[..., int]
 Claim = Callable[..., Lease]
@@ -352,38 +352,6 @@ class TestTwo:
         assert len(table(Result)) == 1
 
 
-WORKER = """
-import json, sys
-from service.database.engine import Database
-from service.errors import LeaseLostError, StateError
-from service.queue import driver_reads, leases
-from service.queue.trials import HeldExperiment, ProtocolRecord
-from tests.held import reported, under
-
-point = {point}
-result = {result}
-database = Database(sys.argv[1])
-finished, claims, lost = [], 0, 0
-def write(function, *args):
-    return database.write(lambda session: function(session, *args))
-while (lease := write(leases.claim, sys.argv[2], {{"pid": 1}})) is not None:
-    claims += 1
-    try:
-        for trial in write(driver_reads.unfinished_trials, lease):
-            database.write(under(lease, HeldExperiment.start_trial, trial.id))
-            for epoch in (1, 2):
-                database.write(under(lease, HeldExperiment.add_epoch, trial.id, reported(point | {{"epoch": epoch}})))
-            write(leases.renew, lease)
-            database.write(under(lease, HeldExperiment.finish_trial, trial.id, result, ProtocolRecord("p" * 64, {{}})))
-            finished.append(trial.id)
-        assert write(leases.complete, lease)
-    except LeaseLostError:
-        lost += 1
-database.close()
-print(json.dumps({{"finished": finished, "claims": claims, "lost": lost}}))
-"""
-
-
 class TestCrowd:
     @pytest.mark.parametrize("by_id", [False, True])
     def test_claimers_never_share(self, submit: Submit, database_url: str, table: Table, by_id: bool) -> None:
@@ -428,16 +396,9 @@ class TestCrowd:
     ) -> None:
         """Worker processes at work, while one thread reads, one takes experiments away and one cancels some."""
         ids = [submit(seeds=3) for _ in range(16)]
-        program = WORKER.format(point=epoch_point(), result=trial_result())
-        workers = [
-            subprocess.Popen(
-                [sys.executable, "-c", program, database_url, f"worker-{n}"],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for n in range(3)
-        ]
+        pool = ProcessPoolExecutor(3, mp_context=FRESH)
+        work_as = partial(crowd.work, database_url, point=epoch_point(), result=trial_result())
+        workers = [pool.submit(work_as, f"worker-{n}") for n in range(3)]
         stop, errors, reads = threading.Event(), list[BaseException](), list[int]()
 
         def again(pause: float, work: Callable[[], object]) -> threading.Thread:
@@ -476,28 +437,23 @@ class TestCrowd:
                     database.write(lambda session: actions.cancel(session, experiment_id))
 
         threads = [again(0.005, read), again(0.15, reap), again(0.3, cancel)]
-        reports = []
-        for worker in workers:
-            out, err = worker.communicate(timeout=60)
-            assert (worker.returncode, err) == (0, "")
-            reports.append(json.loads(out))
+        reports = [worker.result(timeout=120) for worker in workers]
         stop.set()
         for thread in threads:
             thread.join()
         assert errors == []
         # What was taken from the last worker at its end.
-        last = subprocess.run(
-            [sys.executable, "-c", program, database_url, "last"], capture_output=True, text=True, check=True
-        )
-        reports.append(json.loads(last.stdout))
+        reports.append(pool.submit(work_as, "last").result(timeout=120))
+        pool.shutdown()
+        assert len({report.process for report in reports[:3]}) == 3
 
         assert all(experiment.state not in OPEN_EXPERIMENTS for experiment in table(Experiment))
-        finished = [trial_id for report in reports for trial_id in report["finished"]]
+        finished = [trial_id for report in reports for trial_id in report.finished]
         results = [result.trial_id for result in table(Result)]
         assert sorted(finished) == sorted(results)
         assert [trial.id for trial in table(Trial) if trial.state == TrialState.SUCCEEDED] == results
         assert reads == sorted(reads)
-        assert sum(report["claims"] for report in reports) >= len(ids) - len(ids[::5])
+        assert sum(report.claims for report in reports) >= len(ids) - len(ids[::5])
         fences = {experiment.id: experiment.fence for experiment in table(Experiment)}
         owner = {trial.id: trial.experiment_id for trial in table(Trial)}
         assert all(result.fence <= fences[owner[result.trial_id]] for result in table(Result))

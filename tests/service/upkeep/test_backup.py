@@ -4,13 +4,10 @@ import contextlib
 import functools
 import hashlib
 import json
-import multiprocessing
 import os
 import shutil
 import signal
 import stat
-import subprocess
-import sys
 import threading
 import zipfile
 from collections.abc import Callable
@@ -39,10 +36,11 @@ from service.upkeep.archive import Manifest, Reader
 from service.upkeep.backup import back_up
 from service.upkeep.files import DataFolder
 from service.upkeep.restore import FENCE_JUMP, GAPS, refuse_half_restored
+from tests.fresh import FRESH
 from tests.held import reported, under
 from tests.migrations import test_schema
 from tests.service.upkeep.conftest import Place, Places, server_of, write_checkpoint
-from tests.service.upkeep.death import restore_and_die
+from tests.service.upkeep.processes import keep_open, restore_and_die
 from workers.cli.__main__ import app
 
 Open = Callable[[Settings], Database]
@@ -550,24 +548,21 @@ class TestRefused:
         database.close()
         restore.restore(target, whole)
 
-    def test_a_service_that_has_it_open(self, whole: Path, target: Settings) -> None:
-        program = (
-            "import sys, time; from service.database.engine import Database; from service.settings import Settings\n"
-            "database = Database(Settings().url); connection = database.engine.connect()\n"
-            "connection.exec_driver_sql('SELECT 1'); print('open', flush=True); time.sleep(600)"
-        )
-        env = {**os.environ, "TTSV_DATA_DIR": str(target.data_dir), "TTSV_DATABASE_URL": target.database_url or ""}
-        if target.database_url is None:
-            del env["TTSV_DATABASE_URL"]
-        child = subprocess.Popen([sys.executable, "-c", program], env=env, stdout=subprocess.PIPE)
+    def test_a_service_that_has_it_open(self, whole: Path, target: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(restore, "_LOOK_SECONDS", 0.02)
+        here, there = FRESH.Pipe()
+        process = FRESH.Process(target=keep_open, args=(target, there))
+        process.start()
         try:
-            assert child.stdout is not None
-            assert child.stdout.readline() == b"open\n"
+            assert here.poll(60)
+            assert here.recv() == "open"
             with pytest.raises(UserError, match="stop the service and its workers"):
                 restore.restore(target, whole, force=True)
         finally:
-            child.kill()
-            child.communicate()
+            process.kill()
+            process.join()
+            here.close()
+            there.close()
 
     def test_no_room(self, whole: Path, target: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
         usage = shutil.disk_usage(whole.parent)
@@ -749,11 +744,6 @@ def restored(backups: Backups, request: pytest.FixtureRequest, tmp_path_factory:
         return place
 
     return restored
-
-
-FRESH = multiprocessing.get_context("forkserver")
-"""Processes that have only imported what a restore needs, and that once for all."""
-FRESH.set_forkserver_preload([restore_and_die.__module__])
 
 
 class TestCutShort:

@@ -1,11 +1,14 @@
-"""A restore that dies at a moment of it, as a process of its own does it."""
+"""What processes beside a test do: a restore that dies at a moment of it, a service that has a database open."""
 
 import os
 import signal
+import time
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from service.database.engine import Database
 from service.settings import Settings
 from service.upkeep import restore
 from service.upkeep.archive import Reader
@@ -26,6 +29,14 @@ def restore_and_die(settings: Settings, file: Path, moment: str) -> None:
     where, function, how = places[name]
     setattr(where, function, how(getattr(where, function)))
     restore.restore(settings, file, force=True)
+
+
+def keep_open(settings: Settings, said: Connection) -> None:
+    """Opens the database, says so, and keeps it open."""
+    connection = Database(settings.url).engine.connect()
+    connection.exec_driver_sql("SELECT 1")
+    said.send("open")
+    time.sleep(600)
 
 
 def _die() -> None:
