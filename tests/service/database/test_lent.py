@@ -15,10 +15,9 @@ def url(postgres: PostgresServer, postgres_template: str) -> str:
     return postgres.lend(postgres_template)
 
 
-def said(url: str, *statements: str) -> None:
+def said(url: str, statement: str) -> None:
     database = Database(url)
-    for statement in statements:
-        database.write(lambda session, statement=statement: session.execute(text(statement)))
+    database.write(lambda session: session.execute(text(statement)))
     database.close()
 
 
