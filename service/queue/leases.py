@@ -56,7 +56,7 @@ def greet(session: Session, worker: str, cpus: float, gpus: float, bf16: bool | 
     insert = upsert(session)(Worker).values(name=worker, cpus=cpus, gpus=gpus, bf16=bf16)
     values = {"seen_at": now(), "cpus": cpus, "gpus": gpus, "bf16": bf16}
     session.execute(insert.on_conflict_do_update(index_elements=[Worker.name], set_=values))
-    session.execute(delete(Worker).where(Worker.name != worker, Worker.seen_at < now() - FORGOTTEN_AFTER))
+    session.execute(delete(Worker).where(Worker.seen_at < now() - FORGOTTEN_AFTER))
 
 
 def part(session: Session, worker: str) -> None:

@@ -465,6 +465,20 @@ class TestReap:
         assert not write(database, leases.reap, seen)
         assert snapshot(table) == before
 
+    def test_that_experiment_and_no_other(self, submit: Submit, claim: Claim, database: Database, table: Table) -> None:
+        """Whatever else runs under the same fence with as many heartbeats."""
+        submit()
+        submit()
+        first, second = claim("alive"), claim("dead")
+        with database.read() as session:
+            (seen,) = (seen for seen in leases.watch(session) if seen.experiment_id == second.experiment_id)
+        assert (seen.fence, seen.heartbeat, seen.worker, seen.process) == (first.fence, 0, "dead", {"pid": 1})
+        assert write(database, leases.reap, seen, by="neighbour")
+        assert [experiment.state for experiment in table(Experiment)] == ["running", "queued"]
+        event = table(Event)[-1]
+        assert (event.experiment_id, event.kind, event.actor) == (second.experiment_id, "reaped", "neighbour")
+        assert event.detail == {"worker": "dead", "fence": second.fence}
+
     @pytest.mark.parametrize("end", ["cancel", "release"])
     def test_not_what_ended_meanwhile(
         self, submit: Submit, claim: Claim, database: Database, table: Table, end: str
@@ -767,6 +781,8 @@ class TestTrials:
             "the trial's process died 10 times in a row without getting on; the last time: signal 10"
         )
         assert trial.finished_at is not None
+        (told,) = (event for event in table(Event) if event.kind == "trial_failed")
+        assert (told.trial_id, told.detail["failure"]) == (trial.id, "crashed")
 
     def test_giving_way_spends_nothing_however_often(
         self, submit: Submit, claim: Claim, database: Database, table: Table, finish: Finish
@@ -885,6 +901,8 @@ class TestTrials:
         database.write(under(lease, HeldExperiment.finish_trial, trial.id, trial_result(), PROTOCOL))
         (trial,) = table(Trial)
         assert (trial.state, trial.epoch, trial.failure) == (TrialState.EARLY_STOPPED, 1, None)
+        (told,) = (event for event in table(Event) if event.kind == "trial_early_stopped")
+        assert (told.trial_id, told.detail["epoch"]) == (trial.id, 1)
         assert trial.finished_at is not None
         assert (len(table(EpochPoint)), table(Result)) == (1, [])
 
@@ -955,6 +973,30 @@ class TestTrials:
         assert TrialConfig.from_dict(trials[2].config) == planned(seed=5, layer="tt", rank=4).config
         assert table(Experiment)[0].trial_count == 4
 
+    def test_what_another_experiment_tried_is_none_of_its_trials(
+        self, submit: Submit, claim: Claim, database: Database, table: Table
+    ) -> None:
+        """Both may try the same: each trains a trial of its own, or one of them would never end."""
+        submit(seeds=2)
+        mine = submit(seeds=1)
+        claim()
+        lease = claim()
+        added = database.write(under(lease, HeldExperiment.add_trial, planned(seed=1)))
+        assert [(trial.experiment_id, trial.number) for trial in table(Trial) if trial.id == added] == [(mine, 1)]
+        assert [experiment.trial_count for experiment in table(Experiment)] == [2, 2]
+
+    def test_what_a_search_tries_is_told_once(
+        self, submit: Submit, claim: Claim, database: Database, table: Table
+    ) -> None:
+        """A search that goes on learns from these events which point each of its trials was."""
+        submit(seeds=1)
+        lease, point = claim(), {"training.weight_decay": 0.5, "seed": 5}
+        for _ in range(2):
+            added = database.write(under(lease, HeldExperiment.add_trial, planned(seed=5), point))
+        database.write(under(lease, HeldExperiment.add_trial, planned(seed=6)))
+        told = [event for event in table(Event) if event.kind == "trial_suggested"]
+        assert [(event.trial_id, event.actor, event.detail["point"]) for event in told] == [(added, "worker", point)]
+
     def test_a_searchers_trial_in_an_experiment_that_stops_never_runs(
         self, submit: Submit, claim: Claim, database: Database, table: Table
     ) -> None:
@@ -965,6 +1007,7 @@ class TestTrials:
         added = database.write(under(lease, HeldExperiment.add_trial, planned(seed=9)))
         assert not database.write(under(lease, HeldExperiment.start_trial, added))
         assert table(Trial)[1].state == TrialState.CANCELLED
+        assert table(Trial)[1].finished_at is not None
 
     def test_many_writes_in_one_transaction(
         self, submit: Submit, claim: Claim, database: Database, table: Table, epoch_point: Make, trial_result: Make
@@ -1075,6 +1118,31 @@ class TestWorkers:
         for _ in range(2):
             write(database, leases.part, "node-1")
         assert [worker.name for worker in table(Worker)] == ["node-2"]
+
+    def test_whether_it_has_bf16_is_known_from_the_first_greeting(self, database: Database, table: Table) -> None:
+        for bf16 in (True, False, None):
+            write(database, leases.greet, "node-1", 1, 0, bf16)
+            assert table(Worker)[0].bf16 is bf16
+
+    def test_what_waits_is_told_once_the_last_has_left(
+        self, submit: Submit, claim: Claim, database: Database, table: Table
+    ) -> None:
+        """One without a sign for a minute is not there; what runs, as a neighbour's, is told nothing."""
+        submit()
+        submit()
+        claim()
+        for name in ("leaving", "here", "silent"):
+            write(database, leases.greet, name, 1, 0)
+
+        def age(session: Session) -> None:
+            session.get_one(Worker, "silent").seen_at = now() - timedelta(seconds=61)
+            session.get_one(Worker, "here").seen_at = now() - timedelta(seconds=30)
+
+        database.write(age)
+        write(database, leases.part, "leaving")
+        assert [experiment.waiting for experiment in table(Experiment)] == [None, None]
+        write(database, leases.part, "here")
+        assert [experiment.waiting for experiment in table(Experiment)] == [None, "no worker is there"]
 
     def test_one_that_was_killed_long_ago_is_forgotten(self, database: Database, table: Table) -> None:
         for name in ("killed", "quiet", "here"):

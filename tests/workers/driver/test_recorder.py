@@ -402,6 +402,38 @@ def test_lost_lease_writes_nothing(bench: Bench) -> None:
     assert bench.lab.points(bench.experiment_id) == []
 
 
+def test_a_driver_that_comes_back_after_its_lease_writes_nothing(bench: Bench) -> None:
+    """It stood still for so long that its experiment runs elsewhere; only what the next one says is stored, once."""
+    first, second, _ = (trial.id for trial in bench.trials())
+    bench.recorder.started(first)
+    bench.recorder.reported(first, epoch(1))
+    assert bench.recorder.flush(5)
+    with bench.database.read() as session:
+        (seen,) = leases.watch(session)
+    assert bench.database.write(lambda session: leases.reap(session, seen))
+    lease = bench.database.write(lambda session: leases.claim(session, "next", None))
+    assert lease is not None
+    lost = threading.Event()
+    following = Recorder(bench.database, lease, lost.set)
+    following.open()
+    following.started(first)
+    assert following.flush(5)
+    bench.recorder.reported(first, epoch(2))
+    bench.recorder.reported(first, result(0.25))
+    bench.recorder.died(second, "signal 9")
+    assert bench.lost.wait(5)
+    assert [(trial.state, trial.epoch, trial.attempts) for trial in bench.trials()] == [
+        ("running", 1, 1),
+        ("queued", 0, 0),
+        ("queued", 0, 0),
+    ]
+    following.reported(first, result(0.5))
+    assert following.flush(5)
+    (stored,) = bench.lab.results(bench.experiment_id)
+    assert (stored.trial_id, stored.fence, stored.accuracy) == (first, lease.fence, 0.5)
+    assert not lost.is_set()
+
+
 def test_keeper_renews_until_the_lease_is_lost(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A database that is away for a while is no reason to stop."""
     read, outages = bench.database.read, iter([True, True])

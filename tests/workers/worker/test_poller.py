@@ -16,19 +16,21 @@ import pytest
 from sqlalchemy import select, update
 from sqlalchemy.exc import OperationalError
 
-from service.database import ClusterNode, Experiment, Trial, TrialState, now
+from service.database import ClusterNode, Event, Experiment, Trial, TrialState, now
 from service.experiments import actions
 from service.queue import leases, nodes
 from service.queue.cluster import Node
 from service.queue.contenders import contenders, say_why
 from service.queue.leases import Lease
 from service.queue.shares import Amount
+from service.queue.trials import HeldExperiment
 from service.settings import Settings
+from tests.held import under
 from ttsv.results import CHECKPOINTS
 from workers.node.processes import identity
 from workers.worker import allocation
 from workers.worker.allocation import Allocation
-from workers.worker.poller import Worker
+from workers.worker.poller import Standstill, Worker
 from workers.worker.ray_cluster import Cluster
 
 if TYPE_CHECKING:
@@ -372,6 +374,24 @@ def test_claims_no_more_than_it_may_run(lab: Lab) -> None:
     assert rig.cluster.stops == 1
 
 
+def test_drain_gives_back_what_runs_and_spends_no_attempt(lab: Lab) -> None:
+    """Its drivers end at once when they are told to, as these do, or are killed: no trial pays for that."""
+    experiment_id = lab.post([0, 1])
+    rig = Rig(lab, SLEEP)
+    rig.turn_until(lambda: lab.experiment(experiment_id).state == "running")
+    lease, trial = Lease(experiment_id, 1), lab.trials(experiment_id)[0]
+    lab.database.write(under(lease, HeldExperiment.start_trial, trial.id))
+    rig.worker._drain()
+    assert (lab.experiment(experiment_id).state, lab.experiment(experiment_id).worker) == ("queued", None)
+    assert [(trial.state, trial.attempts, trial.deaths, trial.turn) for trial in lab.trials(experiment_id)] == [
+        ("queued", 0, 0, -1),
+        ("queued", 0, 0, 0),
+    ]
+    with lab.database.read() as session:
+        released = select(Event.detail).where(Event.experiment_id == experiment_id, Event.kind == "released")
+        assert session.scalars(released).all() == [{"fence": 1, "drained": True}]
+
+
 def test_silent_driver_is_killed(lab: Lab) -> None:
     """No heartbeat for as long as a lease lasts: hung, or stuck in its start."""
     experiment_id = lab.post([0])
@@ -428,6 +448,34 @@ def test_database_away(lab: Lab, monkeypatch: pytest.MonkeyPatch, caplog: pytest
     assert caplog.text.count("does not answer") == 1
     assert lab.experiment(experiment_id).state == "running"
     rig.turn_until(lambda: lab.experiment(experiment_id).fence == 2)
+    rig.worker._drain()
+
+
+def test_an_absence_of_the_database_is_held_against_no_lease(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long it was: nobody could write a heartbeat meanwhile, or see one."""
+    experiment_id = lab.post([0])
+    lease = _claim(lab, "elsewhere", None)
+    rig = Rig(lab, SLEEP, lease_seconds=1.5)
+    clock = [1000.0]
+    rig.worker._standstill = Standstill(1.0, lambda: clock[0])
+
+    def away() -> None:
+        raise OperationalError("BEGIN", {}, ConnectionError("away"))
+
+    def turn(seconds: float) -> None:
+        clock[0] += seconds
+        rig.worker._turn()
+
+    turn(0)
+    for _ in range(2):
+        turn(0.5)
+        with monkeypatch.context() as patched:
+            patched.setattr(lab.database, "read", away)
+            turn(3600)
+        turn(3600)
+    assert (lab.experiment(experiment_id).worker, lab.experiment(experiment_id).fence) == ("elsewhere", lease.fence)
+    turn(0.5)
+    assert lab.experiment(experiment_id).worker == rig.worker.name
     rig.worker._drain()
 
 
