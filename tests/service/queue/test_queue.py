@@ -470,11 +470,15 @@ class TestReap:
         submit()
         submit()
         first, second = claim("alive"), claim("dead")
+        mine, _, lost, _ = (trial.id for trial in table(Trial))
+        database.write(under(first, HeldExperiment.start_trial, mine))
+        database.write(under(second, HeldExperiment.start_trial, lost))
         with database.read() as session:
             (seen,) = (seen for seen in leases.watch(session) if seen.experiment_id == second.experiment_id)
         assert (seen.fence, seen.heartbeat, seen.worker, seen.process) == (first.fence, 0, "dead", {"pid": 1})
         assert write(database, leases.reap, seen, by="neighbour")
         assert [experiment.state for experiment in table(Experiment)] == ["running", "queued"]
+        assert [trial.state for trial in table(Trial)] == ["running", "queued", "queued", "queued"]
         event = table(Event)[-1]
         assert (event.experiment_id, event.kind, event.actor) == (second.experiment_id, "reaped", "neighbour")
         assert event.detail == {"worker": "dead", "fence": second.fence}
@@ -1085,7 +1089,10 @@ class TestComplete:
             database.write(under(lease, HeldExperiment.fail_trial, trial.id, failure, "no"))
         assert write(database, leases.complete, lease)
         (experiment,) = table(Experiment)
-        assert (experiment.state, experiment.error) == (ExperimentState.FAILED, "2 of 4 trials did not succeed")
+        reason = "2 of 4 trials did not succeed"
+        assert (experiment.state, experiment.error) == (ExperimentState.FAILED, reason)
+        told = table(Event)[-1]
+        assert (told.kind, told.actor, told.detail) == ("closed", "worker", {"state": "failed", "error": reason})
         assert len(table(Result)) == 2
 
     def test_early_stopped_trials_are_no_failure(
