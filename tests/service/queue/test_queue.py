@@ -106,6 +106,29 @@ class TestClaim:
         claim()
         assert table(Experiment)[0].started_at == started
 
+    def test_what_was_done_before_is_no_progress_of_the_claim(
+        self, submit: Submit, claim: Claim, database: Database, table: Table, epoch_point: Make
+    ) -> None:
+        """An estimate of what is left counts epochs since the claim, of this experiment's trials alone."""
+        submit(seeds=2)
+        submit(seeds=1)
+        lease = claim()
+        assert [experiment.epochs_at_claim for experiment in table(Experiment)] == [0, 0]
+        for trial, epochs in zip(table(Trial), (2, 1), strict=False):
+            database.write(under(lease, HeldExperiment.start_trial, trial.id))
+            database.write(under(lease, HeldExperiment.add_epoch, trial.id, reported(epoch_point(epochs))))
+        write(database, leases.release, lease, drained=False)
+        before = now()
+        again, other = claim(), claim("other")
+        assert [experiment.epochs_at_claim for experiment in table(Experiment)] == [3, 0]
+        assert all(before <= experiment.claimed_at <= now() for experiment in table(Experiment))
+        told = [(event.experiment_id, event.actor, event.detail) for event in table(Event) if event.kind == "claimed"]
+        assert told == [
+            (lease.experiment_id, "worker", {"fence": 1}),
+            (again.experiment_id, "worker", {"fence": 2}),
+            (other.experiment_id, "other", {"fence": 1}),
+        ]
+
     @pytest.mark.parametrize("state", [state for state in ExperimentState if state != ExperimentState.QUEUED])
     def test_only_queued_experiments_can_be_claimed(
         self, submit: Submit, database: Database, state: ExperimentState
@@ -545,7 +568,7 @@ class TestRelease:
             (TrialState.QUEUED, 0, 0),
             (TrialState.QUEUED, 0, -1),
         ]
-        assert (table(Event)[-1].kind, table(Event)[-1].detail["drained"]) == ("released", drained)
+        assert (table(Event)[-1].kind, table(Event)[-1].detail) == ("released", {"fence": 1, "drained": drained})
 
     def test_final_trials_stay(
         self, submit: Submit, claim: Claim, database: Database, table: Table, finish: Finish
