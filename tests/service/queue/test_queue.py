@@ -895,6 +895,7 @@ class TestTrials:
         (trial,) = table(Trial)
         assert trial.state not in (TrialState.QUEUED, TrialState.RUNNING)
         assert (trial.failure, trial.alone) == (None, False)
+        assert trial.finished_at is not None
 
     def test_a_trials_node_is_that_of_its_newest_attempt(
         self, submit: Submit, claim: Claim, database: Database, table: Table, finish: Finish
@@ -1017,12 +1018,12 @@ class TestTrials:
     ) -> None:
         """A search that goes on learns from these events which point each of its trials was."""
         submit(seeds=1)
-        lease, point = claim(), {"training.weight_decay": 0.5, "seed": 5}
+        lease, point = claim("node-1"), {"training.weight_decay": 0.5, "seed": 5}
         for _ in range(2):
             added = database.write(under(lease, HeldExperiment.add_trial, planned(seed=5), point))
         database.write(under(lease, HeldExperiment.add_trial, planned(seed=6)))
         told = [event for event in table(Event) if event.kind == "trial_suggested"]
-        assert [(event.trial_id, event.actor, event.detail["point"]) for event in told] == [(added, "worker", point)]
+        assert [(event.trial_id, event.actor, event.detail["point"]) for event in told] == [(added, "node-1", point)]
 
     def test_a_searchers_trial_in_an_experiment_that_stops_never_runs(
         self, submit: Submit, claim: Claim, database: Database, table: Table
@@ -1060,6 +1061,22 @@ class TestTrials:
         assert trial.deaths == 2  # the second time its epoch was there already
         assert [point.val_accuracy for point in table(EpochPoint)] == [0.25]
         assert table(Experiment)[0].state == ExperimentState.SUCCEEDED
+
+    def test_many_trials_in_one_transaction(
+        self, submit: Submit, claim: Claim, database: Database, table: Table, trial_result: Make
+    ) -> None:
+        """Reading another trial takes back nothing of what is yet to be sent of the first."""
+        submit(seeds=2)
+        lease, (first, second) = claim(), (trial.id for trial in table(Trial))
+
+        def work(session: Session) -> None:
+            with hold(session, lease) as held:
+                held.start_trial(first)
+                held.start_trial(second)
+                held.finish_trial(first, trial_result(), PROTOCOL)
+
+        database.write(work)
+        assert [(trial.state, trial.attempts) for trial in table(Trial)] == [("succeeded", 1), ("running", 1)]
 
     def test_a_trial_that_succeeded_in_the_end_carries_no_error(
         self, submit: Submit, claim: Claim, database: Database, table: Table, finish: Finish

@@ -177,6 +177,7 @@ def test_settled_is_said_once_what_became_of_a_trial_is_stored(lab: Lab) -> None
     recorder.started(second)
     recorder.reported(second, FailureReport("oom", "too large"))
     assert recorder.flush(5)
+    assert [trial.state for trial in bench.trials()] == ["succeeded", "failed", "early_stopped"]
     assert [(word, trial_id) for word, trial_id, _ in told] == [
         ("ended", third),
         ("settled", third),
