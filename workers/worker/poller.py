@@ -94,10 +94,12 @@ class Worker:
                 while not self._stopping:
                     pause = self._turn()
                     beat()
-                    if self._allocation.is_over() or self._allocation.is_idle(self._busy):
+                    if self._allocation.is_idle(self._busy):
                         break
+                    if self._allocation.is_over():
+                        return True
                     self._sleep(pause)
-                return not self._stopping and not self._allocation.is_idle(self._busy)
+                return False
             finally:
                 self._drain()
 

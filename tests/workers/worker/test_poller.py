@@ -508,7 +508,7 @@ class TestAllocation:
 
     @pytest.fixture(autouse=True)
     def _short(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(allocation, "IDLE_SECONDS", 0.3)
+        monkeypatch.setattr(allocation, "IDLE_SECONDS", 1.0)
         monkeypatch.setattr(allocation, "DRAIN_SECONDS", 1.0)
 
     def test_leaves_when_there_is_nothing_to_run(self, lab: Lab) -> None:
