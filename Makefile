@@ -16,10 +16,11 @@ BENCHMARKS := first_path serving scheduling reporting spectra clipping bounds se
 
 install: $(INSTALLED)
 
+# Python compiles what it imports at its first start; to compile all that comes with torch and Ray takes a minute.
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
 demo: $(INSTALLED)
