@@ -126,5 +126,5 @@ def application() -> FastAPI:
     # What was imported and built stays as long as the process: collections that look through it take 0.1 s each.
     gc.collect()
     gc.freeze()
-    gc.set_threshold(100_000, 20, 20)  # an answer of thousands of numbers is no reason to look for cycles
+    gc.set_threshold(50_000, 20, 20)  # an answer of thousands of numbers is no reason to look for cycles
     return app
