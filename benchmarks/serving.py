@@ -10,6 +10,7 @@ a bound is missed. The record is `serving`; --quick takes 1,000 trials.
 
 import multiprocessing
 import random
+import shlex
 import statistics
 import sys
 import tempfile
@@ -150,7 +151,8 @@ def main() -> int:
             "seeds_per_cell": CELLS_SEEDS,
             "points": chosen.points,
         }
-        keep("serving", "python benchmarks/serving.py", {"versions": about, "figures": figures, "missed": missed})
+        command = shlex.join(["python", "benchmarks/serving.py", *sys.argv[1:]])
+        keep("serving", command, {"versions": about, "figures": figures, "missed": missed})
     print("missed: " + ", ".join(missed) if missed else "every bound is kept")
     return int(bool(missed) and not chosen.quick)
 
