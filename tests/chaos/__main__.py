@@ -80,7 +80,7 @@ def main() -> int:
     options = parser.parse_args()
     print(f"seed {options.seed}, {options.database}", flush=True)
     site = Site(options.database, disk_mib=256, clock=options.clock)
-    database = Database(site.url if site.postgres is None else site.postgres.direct)
+    database = site.database()
     try:
         site.start()
         poster = Poster(site)

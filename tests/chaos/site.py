@@ -158,6 +158,14 @@ class Site:
         command, log = [sys.executable, *self._commands[name]], self.folder / f"{name}.log"
         self._children[name] = spawn(command, env=environment, log=log, death=signal.SIGTERM)
 
+    def database(self) -> Database:
+        """The database as a checker sees it: not through the proxy."""
+        return Database(self.url if self.postgres is None else self.postgres.direct)
+
+    def role(self, pid: int) -> str | None:
+        """What we started this process as, if it was us."""
+        return next((name for name, child in self._children.items() if child.pid == pid), None)
+
     def victims(self, kind: str) -> list[int]:
         """The process ids of this kind that live now."""
         if kind == "postgres":
