@@ -12,7 +12,15 @@ from ray.tune.experiment import Trial
 from workers.driver.recorder import Recorder
 from workers.driver.verification import Verification
 from workers.driver.watchdog import Watchdog
-from workers.trial_process.messages import CrowdedReport, EpochReport, FailureReport, Job, Report, ResultReport
+from workers.trial_process.messages import (
+    CrowdedReport,
+    EpochReport,
+    FailureReport,
+    HinderedReport,
+    Job,
+    Report,
+    ResultReport,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -106,6 +114,8 @@ def _end(report: Report) -> str:
             return f"failed ({failure}): {message.strip().rpartition(chr(10))[2]}"
         case CrowdedReport(message):
             return f"is to run again alone: {message}"
+        case HinderedReport(message):
+            return f"is to run again: {message}"
         case EpochReport(points):
             return f"was stopped by its scheduler after epoch {points[-1].epoch}"
     return "ended without a word"

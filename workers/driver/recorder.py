@@ -20,6 +20,7 @@ from workers.trial_process.messages import (
     CrowdedReport,
     EpochReport,
     FailureReport,
+    HinderedReport,
     Report,
     ResourceReport,
     ResultReport,
@@ -88,6 +89,8 @@ class Recorder:
                 self._put(trial_id, lambda held: held.fail_trial(trial_id, failure, message), final=True)
             case CrowdedReport(message):
                 self._put(trial_id, lambda held: held.crowd_trial(trial_id, message), settles=True)
+            case HinderedReport(message):
+                self._put(trial_id, lambda held: held.lose_trial(trial_id, message, charged=False), settles=True)
             case StartedReport():
                 self._put(trial_id, lambda held: held.place_trial(trial_id, report.place, report.environment))
             case ResourceReport(series):

@@ -87,6 +87,13 @@ class CrowdedReport:
 
 
 @dataclass(frozen=True)
+class HinderedReport:
+    """The trial's files cannot be kept, by no fault of the trial's: a disk is full, or a store away."""
+
+    message: str
+
+
+@dataclass(frozen=True)
 class StartedReport:
     """The trial begins in its process: on this host, with these GPUs of it; `environment` is its `ttsv.provenance`."""
 
@@ -115,6 +122,15 @@ class StageReport:
     further: bool
 
 
-Report = StartedReport | EpochReport | StageReport | ResourceReport | ResultReport | FailureReport | CrowdedReport
+Report = (
+    StartedReport
+    | EpochReport
+    | StageReport
+    | ResourceReport
+    | ResultReport
+    | FailureReport
+    | CrowdedReport
+    | HinderedReport
+)
 GOING_ON = (StartedReport, EpochReport, StageReport, ResourceReport)
 """After these there is more to come."""

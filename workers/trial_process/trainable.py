@@ -1,7 +1,6 @@
 """A trial inside Ray Tune: one process runs many of them, one after the other."""
 
 import dataclasses
-import errno
 import gc
 import logging
 import math
@@ -25,11 +24,13 @@ from ttsv.config.trial import TrialConfig
 from ttsv.errors import DeviceError, DivergedError, OutOfMemoryError, TrialError
 from ttsv.results import EpochMetrics, StageProgress, TrialResult
 from workers.depot.home import Home
+from workers.trial_process.disk import is_disk_trouble, wait_for_disk
 from workers.trial_process.messages import (
     GOING_ON,
     CrowdedReport,
     EpochReport,
     FailureReport,
+    HinderedReport,
     Job,
     Report,
     ResourceReport,
@@ -46,7 +47,6 @@ from workers.trial_process.workplace import Workplace, workplace
 logger = logging.getLogger(__name__)
 
 _LONGEST_LINE = 10_000
-_DISK_TROUBLE = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE}
 _TRACEBACK_CHARACTERS = 4000
 
 REPORT_SECONDS = 0.5
@@ -108,8 +108,9 @@ class TrialTrainable(tune.Trainable):
 
     def _begin(self, config: TuneConfig) -> None:
         pause = 0.0 if config["every_epoch"] else REPORT_SECONDS
+        self._data_dir = Path(config["data_dir"])
         self._reports: Iterator[Report] = _reports(
-            Job(**config["job"]), config["run"], Path(config["data_dir"]), config.get("home"), pause
+            Job(**config["job"]), config["run"], self._data_dir, config.get("home"), pause
         )
 
     def _end(self) -> None:
@@ -136,13 +137,14 @@ class TrialTrainable(tune.Trainable):
             if self._shared:
                 return CrowdedReport(f"{error}{self._shared}")
             return FailureReport(error.failure, str(error))
-        except TrialError as error:
-            return FailureReport(error.failure, str(error))
         except MemoryError:
             return FailureReport("oom", "the trial does not fit into the machine's memory")
         except Exception as error:
-            if isinstance(error, OSError) and error.errno in _DISK_TROUBLE:
-                raise  # the machine's fault, not the trial's: the attempt counts as lost, and another one may succeed
+            if is_disk_trouble(error, self._data_dir):
+                wait_for_disk(self._data_dir)
+                return HinderedReport(f"{socket.gethostname()} cannot keep the trial's files: {error}")
+            if isinstance(error, TrialError):
+                return FailureReport(error.failure, str(error))
             return FailureReport("error", traceback.format_exc()[-_TRACEBACK_CHARACTERS:])  # which nobody foresaw
 
 
@@ -204,8 +206,9 @@ def _told(
         yield StageReport(stage, further=False)
     reported_at = stage_at = -math.inf
     source = {} if job.source is None else {"source": place.network(job.source)}
+    items = run(config, data_dir=place.data_dir, folder=place.folder, **source)
     try:
-        for item in run(config, data_dir=place.data_dir, folder=place.folder, **source):
+        for item in items:
             if isinstance(item, EpochMetrics):
                 _require_finite(item, f"epoch {item.epoch}")
                 journal.append(item)
@@ -236,6 +239,8 @@ def _told(
     except Exception:
         if points:
             yield EpochReport(points)
+        if isinstance(items, Generator):
+            items.close()  # what it was still writing may fail as well, which is heard here
         raise
     raise RuntimeError("the trial ended without a result")
 
@@ -291,7 +296,7 @@ def trial_log(path: Path) -> Iterator[None]:
 
     What is printed goes where it went before, too. One trial at a time in a process.
     """
-    handler = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
+    handler = _LogFile(path, encoding="utf-8", errors="backslashreplace")
     formatter = logging.Formatter("%(asctime)s.%(msecs)03dZ %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S")
     formatter.converter = time.gmtime
     handler.setFormatter(formatter)
@@ -309,6 +314,13 @@ def trial_log(path: Path) -> Iterator[None]:
         root.setLevel(level)
         root.removeHandler(handler)
         handler.close()
+
+
+class _LogFile(logging.FileHandler):
+    """A file that a full disk keeps from taking lines; that it is full the trial hears when it writes itself."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Says nothing: what would be said is printed, and what is printed comes here."""
 
 
 class _Printed(TextIOBase):

@@ -24,6 +24,7 @@ from workers.trial_process.messages import (
     CrowdedReport,
     EpochReport,
     FailureReport,
+    HinderedReport,
     ResultReport,
     StageReport,
     StartedReport,
@@ -132,6 +133,25 @@ def test_who_is_to_run_alone_keeps_its_checkpoints_and_may_be_handed_out_again(l
     assert recorder.flush(5)
     assert bench.trials()[0].failure == "oom"
     assert told == [("settled", first), ("ended", first), ("settled", first)]
+
+
+def test_nothing_is_held_against_a_trial_whose_files_cannot_be_kept(lab: Lab) -> None:
+    """However often: a disk may be full for days."""
+    bench, told = Bench(lab), list[int]()
+    recorder = Recorder(bench.database, bench.lease, bench.lost.set, settled=told.append)
+    recorder.open()
+    first, *_ = (trial.id for trial in bench.trials())
+    recorder.started(first)
+    recorder.reported(first, epoch(1))
+    for _ in range(MAX_DEATHS + 1):
+        recorder.reported(first, HinderedReport("the disk is full"))
+        recorder.started(first)
+    recorder.reported(first, HinderedReport("the disk is full"))
+    assert recorder.flush(5)
+    trial = bench.trials()[0]
+    assert (trial.state, trial.epoch, trial.deaths, trial.attempts) == ("queued", 1, 0, 0)
+    assert trial.error == "the disk is full"
+    assert told == [first] * (MAX_DEATHS + 2)
 
 
 def test_settled_is_said_once_what_became_of_a_trial_is_stored(lab: Lab) -> None:

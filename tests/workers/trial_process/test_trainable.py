@@ -23,10 +23,12 @@ from tests.results import made_epoch, made_result
 from ttsv.config.trial import TrialConfig
 from ttsv.errors import BrokenContextError, DataError, DeviceError, LostDeviceError, OutOfMemoryError
 from ttsv.results import EpochMetrics, StageProgress, TrialResult
+from workers.trial_process.disk import SHORTEST_WAIT
 from workers.trial_process.messages import (
     CrowdedReport,
     EpochReport,
     FailureReport,
+    HinderedReport,
     Job,
     Report,
     ResourceReport,
@@ -166,12 +168,50 @@ def test_failures_are_reported(
     assert message in final.message
 
 
-def test_full_disk_is_not_the_trials_fault(trainable: TrialTrainable, tmp_path: Path) -> None:
-    trainable.reset_config(config(tmp_path, raising(OSError(errno.ENOSPC, "no space left"))))
-    for _ in range(2):
-        trainable.step()
-    with pytest.raises(OSError, match="no space"):
-        trainable.step()
+def unreadable() -> DataError:
+    """As a loader says it whose cache could not be written."""
+    error = DataError("the data set cannot be read")
+    error.__cause__ = OSError(errno.EDQUOT, "quota exceeded")
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "takes", "said"),
+    [
+        (OSError(errno.ENOSPC, "no space left"), [True], "no space left"),
+        (OSError(errno.EIO, "the store is away"), [True], "the store is away"),
+        (unreadable(), [True], "the data set cannot be read"),
+        (RuntimeError("unexpected pos 576"), [False, False, False, True], "unexpected pos 576"),
+    ],
+)
+def test_files_that_cannot_be_kept_are_not_the_trials_fault(
+    trainable: TrialTrainable,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    takes: list[bool],
+    said: str,
+) -> None:
+    """The process waits until its disk takes files again, before it says so."""
+    answers, waited = iter(takes), list[float]()
+    monkeypatch.setattr("workers.trial_process.disk._takes_more", lambda folder: next(answers))
+    monkeypatch.setattr("workers.trial_process.disk.time.sleep", waited.append)
+    trainable.reset_config(config(tmp_path, raising(error)))
+    _, final = reports(trainable)
+    assert final == HinderedReport(f"{socket.gethostname()} cannot keep the trial's files: {error}")
+    assert said in final.message
+    assert waited == [SHORTEST_WAIT, *[1] * (len(takes) - 2)]
+    assert next(answers, None) is None
+    assert trainable.reset_config(config(tmp_path, good, fence=2))
+
+
+def test_what_a_trial_says_of_itself_is_believed_where_the_disk_is_full(
+    trainable: TrialTrainable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.trial_process.disk._takes_more", lambda folder: False)
+    trainable.reset_config(config(tmp_path, raising(DataError("no such data set"))))
+    *_, final = reports(trainable)
+    assert final == FailureReport("bad_data", "no such data set")
 
 
 @pytest.mark.parametrize("error", [BrokenContextError("a kernel failed"), LostDeviceError("the GPU is lost")])

@@ -1,0 +1,125 @@
+"""Real trials on a small disk that is full from some moment on: no failure, no broken file, and the same in the end."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.workers.trial_process.test_trainable import config, good
+from ttsv.config.trial import TrialConfig
+from ttsv.trial import run_trial
+from workers.trial_process.messages import HinderedReport, Report, ResultReport
+from workers.trial_process.trainable import TrialTrainable
+
+DISK_MIB = 16
+TRIAL = TrialConfig.from_dict(
+    {
+        "dataset": "digits",
+        "model": "small-cnn",
+        "layer": "tt",
+        "rank": 4,
+        "constraint": "clip",
+        "delta": 1.0,
+        "training": {"epochs": 3, "lr": 0.1, "spectra_every": 1},
+        "evaluation": {"attack": "pgd", "attack_images": 8},
+    }
+).to_dict()
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder on a disk of its own."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "tmpfs", str(folder)]
+    try:
+        done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    except OSError as error:
+        pytest.skip(f"no disk can be made here: {error}")
+    if done.returncode:
+        pytest.skip(f"no disk can be made here: {done.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.fixture
+def trainable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TrialTrainable]:
+    monkeypatch.setattr("workers.trial_process.disk.SHORTEST_WAIT", 0.0)
+    monkeypatch.setattr("workers.trial_process.disk.LONGEST_WAIT", 0.0)
+    monkeypatch.setattr("workers.trial_process.trainable.REPORT_SECONDS", 0)
+    trainable = TrialTrainable.__new__(TrialTrainable)  # Ray's constructor wants a running cluster
+    trainable.setup(config(tmp_path, good, trial_id=99))
+    yield trainable
+    trainable.cleanup()
+
+
+def last(trainable: TrialTrainable, folder: Path, **changes: Any) -> Report:
+    """What the trial said in the end."""
+    trainable.reset_config(config(folder, run_trial, config=TRIAL, **changes))
+    while True:
+        step = trainable.step()
+        report: Report = step["report"]
+        if step["done"]:
+            return report
+
+
+def free(folder: Path) -> int:
+    """Bytes that still fit on the folder's disk."""
+    state = os.statvfs(folder)
+    return state.f_bavail * state.f_frsize
+
+
+def leave(folder: Path, size: int) -> Path:
+    """Takes all of the disk but so many bytes; the file that does."""
+    filler = folder / "filler"
+    with filler.open("wb", buffering=0) as file:
+        os.posix_fallocate(file.fileno(), 0, free(folder) - size)
+    return filler
+
+
+def figures(report: ResultReport) -> dict[str, Any]:
+    """All of a result that does not tell of time or place."""
+    plain = dataclasses.asdict(report.result) | {"environment": None, "artifacts": None, "peak_memory": None}
+    return {name: untimed(value) for name, value in plain.items() if "seconds" not in name}
+
+
+def untimed(plain: Any) -> Any:
+    if isinstance(plain, list | tuple):
+        return [untimed(value) for value in plain]
+    if isinstance(plain, dict):
+        return {name: untimed(value) for name, value in plain.items() if "seconds" not in name}
+    return plain
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("points", [3, pytest.param(20, marks=pytest.mark.deep)])
+def test_full_from_some_moment_on(trainable: TrialTrainable, disk: Path, points: int) -> None:
+    last(trainable, disk, trial_id=1)  # which leaves what is shared by all
+    before = free(disk)
+    whole = last(trainable, disk, trial_id=2)
+    assert isinstance(whole, ResultReport)
+    needed = before - free(disk)
+    for trial_id in (1, 2):
+        shutil.rmtree(disk / "trials" / str(trial_id))
+    for point in range(points):
+        filler = leave(disk, needed * point // points)
+        hindered = last(trainable, disk, trial_id=3)
+        assert isinstance(hindered, HinderedReport), (point, hindered)
+        assert socket.gethostname() in hindered.message
+        filler.unlink()
+        again = last(trainable, disk, trial_id=3, attempt=1)
+        assert isinstance(again, ResultReport), (point, again)
+        assert figures(again) == figures(whole)
+        for file in again.artifacts:
+            content = (disk / file["path"]).read_bytes()
+            assert (len(content), hashlib.sha256(content).hexdigest()) == (file["size"], file["sha256"])
+        shutil.rmtree(disk / "trials" / "3")
