@@ -218,7 +218,7 @@ class TestPage:
         assert "{{7*7}}" in page.locator("thead").first.inner_text()
 
     @pytest.mark.parametrize(
-        ("scheme", "width"), [("light", 1280), ("dark", 390), deep("dark", 1280), deep("light", 390)]
+        ("scheme", "width"), [("dark", 390), deep("light", 1280), deep("dark", 1280), deep("light", 390)]
     )
     def test_axe_finds_nothing(self, beside: Site, browse: Callable[..., Tab], scheme: str, width: int) -> None:
         tab = browse("about:blank", scheme=scheme, width=width)

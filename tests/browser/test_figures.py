@@ -92,7 +92,7 @@ class TestFigures:
             assert b"SMOKE: NO RESULT" in content
 
     @pytest.mark.parametrize(
-        ("scheme", "width"), [("light", 1280), ("dark", 390), deep("dark", 1280), deep("light", 390)]
+        ("scheme", "width"), [("dark", 390), deep("light", 1280), deep("dark", 1280), deep("light", 390)]
     )
     def test_axe_finds_nothing(self, figures: Site, browse: Callable[..., Tab], scheme: str, width: int) -> None:
         tab = browse("about:blank", scheme=scheme, width=width)

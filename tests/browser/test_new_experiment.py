@@ -450,7 +450,7 @@ class TestEverybody:
         assert spec(tab)["name"] == HOSTILE[:200].strip()
 
     @pytest.mark.parametrize(
-        ("scheme", "width"), [("light", 1280), ("dark", 390), deep("dark", 1280), deep("light", 390)]
+        ("scheme", "width"), [("dark", 390), deep("light", 1280), deep("dark", 1280), deep("light", 390)]
     )
     def test_axe_finds_nothing(self, site: Site, browse: Browse, scheme: str, width: int) -> None:
         """With chips, picks, errors, a list of trials; every group open; in both tabs."""

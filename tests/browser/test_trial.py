@@ -48,7 +48,9 @@ def shown(filled: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Si
         yield running
 
 
-@pytest.mark.parametrize(("scheme", "width"), [("light", 390), ("dark", 1280), deep("light", 1280), deep("dark", 390)])
+@pytest.mark.parametrize(
+    ("scheme", "width"), [("dark", 1280), deep("light", 390), deep("light", 1280), deep("dark", 390)]
+)
 def test_every_picture_is_drawn_and_axe_finds_nothing(
     shown: Site, browse: Callable[..., Tab], scheme: str, width: int
 ) -> None:

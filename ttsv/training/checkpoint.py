@@ -15,7 +15,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from ttsv.config.fields import Plain
-from ttsv.errors import DataError
+from ttsv.errors import ConfigError, DataError
 from ttsv.models import ModelArguments, create_model
 from ttsv.models.build import Normalize
 
@@ -197,7 +197,10 @@ def load_network(path: Path) -> SavedNetwork:
     beside = path.with_suffix(".json")
     try:
         content = path.read_bytes()
-        described: Plain = json.loads(beside.read_bytes() if beside.exists() else _description(path))
+        itself = _description(path)
+        described = json.loads(beside.read_bytes()) if beside.exists() else itself
+        if described is None:
+            raise ValueError("no JSON file is beside it, and it does not say itself how its network is built")
         arguments, expected = dict(described["model"]), described["sha256"]
         tensors = load(content)
     except safetensors.SafetensorError as error:
@@ -206,10 +209,15 @@ def load_network(path: Path) -> SavedNetwork:
         raise DataError(f"{path.parent} holds no whole model ({beside.name}, {path.name}): {error}") from error
     if (_sha256(content) if beside.exists() else _told_sha256(described, tensors)) != expected:
         raise DataError(f"{path} is cut or altered: its SHA-256 is not {expected}")
-    with torch.random.fork_rng(devices=[]):
-        model = create_model(**arguments)
-    told = _normalisations(model)
-    model.load_state_dict(tensors)
+    if itself is not None and itself["model"] != arguments:
+        raise DataError(f"{beside} is altered: its `model` is not that of the weights")
+    try:
+        with torch.random.fork_rng(devices=[]):
+            model = create_model(**arguments)
+        told = _normalisations(model)
+        model.load_state_dict(tensors)
+    except (ConfigError, TypeError, RuntimeError) as error:
+        raise DataError(f"{beside} is altered: the weights are of another network ({error})") from error
     # As near as the least exact type that weights may be kept in.
     if not all(torch.allclose(*both, rtol=2**-8) for both in zip(told, _normalisations(model), strict=True)):
         raise DataError(f"{beside} is altered: its mean and std are not those of the weights")
@@ -222,13 +230,12 @@ def load_network(path: Path) -> SavedNetwork:
     )
 
 
-def _description(path: Path) -> str:
-    """What the file of weights says of its network. Raises `ValueError` for one that says nothing."""
+def _description(path: Path) -> Plain | None:
+    """What the file of weights says of its network; None where it says nothing."""
     with safetensors.safe_open(path, "pt") as file:
         metadata = file.metadata() or {}
-    if _DESCRIPTION not in metadata:
-        raise ValueError("no JSON file is beside it, and it does not say itself how its network is built")
-    return str(metadata[_DESCRIPTION])
+    found: Plain | None = json.loads(metadata[_DESCRIPTION]) if _DESCRIPTION in metadata else None
+    return found
 
 
 def _normalisations(model: nn.Module) -> list[Tensor]:

@@ -1,10 +1,13 @@
 import errno
+import hashlib
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load, save
 from torch import Tensor
 
 from ttsv.errors import DataError
@@ -134,6 +138,81 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path: Path, suffi
     for number in (1, 2):
         damage(tmp_path / f"00000{number}{suffix}", kind)
     assert Checkpoints(tmp_path, IDENTITY).latest() is None
+
+
+many = pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.deep)])
+
+
+def mutated(content: bytes, other: bytes, draw: random.Random) -> bytes:
+    """What a disk, a copy or a crash may make of a file: another content, always."""
+    changed = bytearray(content)
+    at, length = draw.randrange(len(changed)), draw.randrange(1, 65)
+    kind = draw.choice(["flip", "byte", "cut", "lose", "insert", "zeros", "twice", "swap"])
+    if kind == "flip":
+        changed[at] ^= 1 << draw.randrange(8)
+    elif kind == "byte":
+        changed[at] = draw.choice([byte for byte in range(256) if byte != changed[at]])
+    elif kind == "cut":
+        del changed[at:]
+    elif kind == "lose":
+        del changed[at : at + length]
+    elif kind == "insert":
+        changed[at:at] = draw.randbytes(length)
+    elif kind == "zeros":
+        changed[at : at + length] = bytes(len(changed[at : at + length]))
+    elif kind == "twice":
+        changed[at:at] = changed[at : at + length]
+    else:
+        changed[:] = other
+    return bytes(changed)
+
+
+@many
+def test_no_mutated_checkpoint_is_taken_for_another(tmp_path: Path, count: int) -> None:
+    """Of each only what was saved is ever read: the newest where nothing that counts was changed, or the one before."""
+    draw = random.Random(20)
+    states = {1: state(1), 2: state(2)}
+    for number, tree in states.items():
+        Checkpoints(tmp_path, IDENTITY).save(number, tree)
+    whole = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    read = Counter[int]()
+    for _ in range(count):
+        for name, content in whole.items():
+            (tmp_path / name).write_bytes(content)
+        for name in draw.sample(sorted(whole), draw.choice([1, 1, 2])):
+            twin = name.replace("2.", "1.") if "2." in name else name.replace("1.", "2.")
+            (tmp_path / name).write_bytes(mutated(whole[name], whole[twin], draw))
+        found = Checkpoints(tmp_path, IDENTITY).latest()
+        if found is None:
+            read[0] += 1
+            continue
+        number = found["progress"]["epoch"]
+        assert_same(found, states[number])
+        read[number] += 1
+    assert min(read[number] for number in (0, 1, 2)) > count // 20
+
+
+@many
+def test_mutated_networks_are_refused_or_what_they_were(tmp_path: Path, count: int) -> None:
+    draw = random.Random(21)
+    model = small(1)
+    path = save_model(tmp_path, model, ARGUMENTS)
+    told = load_network(path).arguments
+    whole = {name: (tmp_path / name).read_bytes() for name in ("model.json", "model.safetensors")}
+    refused = 0
+    for _ in range(count):
+        for name, content in whole.items():
+            (tmp_path / name).write_bytes(content)
+        name = draw.choice(sorted(whole))
+        (tmp_path / name).write_bytes(mutated(whole[name], b"{}", draw))
+        try:
+            found = load_network(path)
+        except DataError:
+            refused += 1
+        else:
+            assert_same(found.model.state_dict(), model.state_dict())
+            assert found.arguments == told
+    assert refused > 0.9 * count
 
 
 def test_every_byte_of_the_record_counts(tmp_path: Path) -> None:
@@ -345,9 +424,31 @@ def test_a_damaged_model_is_refused(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("changed", [{"mean": [0.0]}, {"std": [0.25]}])
 def test_another_normalisation_than_that_of_the_weights_is_refused(tmp_path: Path, changed: dict[str, Any]) -> None:
-    save_model(tmp_path, small(0), ARGUMENTS)
+    path = save_model(tmp_path, small(0), ARGUMENTS)
     described = json.loads((tmp_path / "model.json").read_text())
     described["model"] |= changed
     (tmp_path / "model.json").write_text(json.dumps(described))
+    with pytest.raises(DataError, match=r"model\.json is altered: its `model` is not that of the weights"):
+        load_network(path)
+    silent = save(load(path.read_bytes()))
+    path.write_bytes(silent)
+    described["sha256"] = hashlib.sha256(silent).hexdigest()
+    (tmp_path / "model.json").write_text(json.dumps(described))
     with pytest.raises(DataError, match=r"model\.json is altered: its mean and std"):
-        load_network(tmp_path / "model.safetensors")
+        load_network(path)
+
+
+@pytest.mark.parametrize("changed", [{"num_classes": 11}, {"widths": [3]}, {"name": "none-such"}])
+def test_a_description_of_another_network_is_refused_beside_weights_that_say_nothing(
+    tmp_path: Path, changed: dict[str, Any]
+) -> None:
+    path = save_model(tmp_path, small(0), ARGUMENTS)
+    silent = save(load(path.read_bytes()))
+    path.write_bytes(silent)
+    described = json.loads((tmp_path / "model.json").read_text()) | {"sha256": hashlib.sha256(silent).hexdigest()}
+    (tmp_path / "model.json").write_text(json.dumps(described))
+    assert_same(load_network(path).model.state_dict(), small(0).state_dict())
+    described["model"] |= changed
+    (tmp_path / "model.json").write_text(json.dumps(described))
+    with pytest.raises(DataError, match=r"model\.json is altered: the weights are of another network"):
+        load_network(path)

@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.deep
 def test_machines_join_work_and_leave_or_are_refused(lab: Lab, machines: Machines) -> None:
     worker = lab.start_worker()
     token = lab.wait_for((lab.data_dir / "token").exists) and lab.data_dir / "token"

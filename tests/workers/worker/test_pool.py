@@ -54,6 +54,7 @@ def test_grids_share_and_urgent_ones_come_first(lab: Lab) -> None:
     assert {trial.deaths for trial in lab.trials(first)} == {0}
 
 
+@pytest.mark.deep
 def test_trials_that_may_be_interrupted_give_way_and_go_on_later(lab: Lab) -> None:
     lab.settings["TTSV_WORKER_CPUS"] = "2"
     patient = lab.post([0, 1], epochs=60, seconds=0.5, preempt=True)
