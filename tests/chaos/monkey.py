@@ -63,8 +63,8 @@ class Monkey:
                 self.site.freeze(pid, seconds)
                 self._say(f"freeze {kind}", f"process {pid} for {seconds:g} s")
         elif mishap == "disk":
-            self.site.fill_disk(3)
-            self._say("disk full", "for 3 s")
+            if self.site.fill_disk(3):
+                self._say("disk full", "for 3 s")
         elif proxy is not None and mishap == "cut":
             proxy.cut(2)
             self._say("database cut", "for 2 s")

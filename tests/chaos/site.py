@@ -218,23 +218,24 @@ class Site:
             timer.daemon = True
             timer.start()
 
-    def fill_disk(self, seconds: float) -> None:
-        """Takes all that is left of the data folder's disk, for so long; only where it has one of its own."""
+    def fill_disk(self, seconds: float) -> bool:
+        """Takes all that is left of the data folder's disk, for so long; whether it was not full so already."""
         assert self.mounted, "the disk of somebody else would be filled"
         filler = self.data / "filler"
+        if filler.exists():
+            return False
 
         def free() -> None:
             filler.unlink(missing_ok=True)
 
-        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
-            while True:
-                file.write(bytes(65536))
-        with contextlib.suppress(OSError), filler.open("ab", buffering=0) as file:
-            while True:
-                file.write(b"0")
+        for size in (65536, 1):  # the last bytes one by one, but not all that somebody else gives back meanwhile
+            with contextlib.suppress(OSError), filler.open("ab", buffering=0) as file:
+                for _ in range(65536):
+                    file.write(bytes(size))
         timer = threading.Timer(seconds, free)
         timer.daemon = True
         timer.start()
+        return True
 
     def close(self) -> None:
         """Ends everything, and removes the folder."""

@@ -4,6 +4,7 @@ python tests/e2e/without_trials.py MODULE... : these, and all below them, are no
 """
 
 import contextlib
+import io
 import json
 import sys
 from collections.abc import Sequence
@@ -39,6 +40,13 @@ def main() -> None:
     sys.argv = ["ttsv", "migrate"]
     with contextlib.suppress(SystemExit):
         ttsv()
+    sys.argv = ["ttsv", "doctor", "--json"]
+    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()) as said:
+        ttsv()
+    findings = json.loads(said.getvalue())["findings"]
+    assert not [finding for finding in findings if "error of ours" in (finding["mend"] or "")], findings
+    assert [finding["status"] for finding in findings if finding["check"] == "trials"] == ["warning"]
+    assert {"database", "disk", "api"} <= {finding["check"] for finding in findings}
     with TestClient(create_app(Settings()), base_url="http://localhost") as client:
         spec = json.loads((ROOT / "examples" / "quickstart.json").read_text())
         assert client.post("/v1/experiments?dry_run=true", json=spec).status_code == 200

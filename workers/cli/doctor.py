@@ -5,6 +5,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Annotated
 
@@ -62,9 +63,24 @@ def examine(*, deep: bool) -> list[Finding]:
         "versions": machine.look_at_versions,
         "api": service.look_at_api,
     }
+    if not _runs_trials():
+        says = "no trial can run here, as in the image of the API, which has neither torch nor Ray: see where they run"
+        findings.append(Check("trials").warning(says, "docker compose exec worker ttsv doctor"))
+        looks = {name: look for name, look in looks.items() if name not in ("data", "ray", "gpus")}
     with ThreadPoolExecutor(len(looks)) as pool:
         pending = [pool.submit(_safely, name, look) for name, look in looks.items()]
         return [*findings, *(finding for done in pending for finding in done.result())]
+
+
+def _runs_trials() -> bool:
+    """Whether anything of what trials need is installed: of a part that is missing the looks say so."""
+    from importlib.util import find_spec
+
+    for name in ("torch", "ray"):
+        with suppress(ModuleNotFoundError):
+            if find_spec(name) is not None:
+                return True
+    return False
 
 
 def _safely(name: str, look: Look) -> list[Finding]:
