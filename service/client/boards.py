@@ -7,7 +7,7 @@ from urllib.parse import quote
 from service.client.connection import Connection, checked, covers, of_paper
 from service.schemas.comparisons import CompareOut
 from service.schemas.experiments import PresetOut
-from service.schemas.leaderboards import BoardOut, LeaderboardOut, RowOut, TableOut
+from service.schemas.leaderboards import BoardOut, LeaderboardOut, PlaneOut, RowOut, TableOut
 from ttsv.config.fields import Plain
 
 if TYPE_CHECKING:
@@ -45,6 +45,25 @@ class BoardQuestion(TypedDict, total=False):
     hide: str | Sequence[str] | None
     limit: int | None
     cursor: str | None
+
+
+class PlaneQuestion(TypedDict, total=False):
+    """Which two metrics are drawn over each other (by default compression and accuracy), and of which cells.
+
+    `x` and `y` are the metrics; the rest is as of `BoardQuestion`.
+    """
+
+    x: str
+    y: str
+    experiment_id: int | None
+    tag: str | None
+    model: str | None
+    layer: str | None
+    constraint: str | None
+    rank: float | str | None
+    protocol: str | None
+    min_seeds: int | None
+    where: str | Sequence[str] | None
 
 
 class CompareQuestion(TypedDict, total=False):
@@ -108,6 +127,11 @@ class Boards(Connection):
             if boards[0].next is None:
                 return
 
+    @covers("getPlane")
+    def plane(self, dataset: str, **question: Unpack[PlaneQuestion]) -> PlaneOut:
+        """All cells of one board in two metrics, by column, with the Pareto front of both."""
+        return self._get(PlaneOut, f"{_board(dataset)}/plane", **_asked(PlaneQuestion, question))
+
     @covers("getComparison")
     def compare(self, **question: Unpack[CompareQuestion]) -> CompareOut:
         """Trials, cells or experiments beside each other: what differs, and the differences of their results."""
@@ -148,7 +172,7 @@ def _board(dataset: str) -> str:
     return f"/v1/leaderboards/{quote(dataset, safe=':')}"
 
 
-def _asked(kind: type, question: BoardQuestion | TableQuestion | CompareQuestion) -> dict[str, object]:
+def _asked(kind: type, question: BoardQuestion | PlaneQuestion | TableQuestion | CompareQuestion) -> dict[str, object]:
     """A question as parameters of the API: several names are one text."""
     asked = checked(kind, question)
     if "experiment_id" in asked:

@@ -117,6 +117,10 @@ class TestAgainstAServer:
         assert client.matrix(experiment.id, trials=ids[3:]).places.state == ["queued"]
         with pytest.raises(TypeError, match="there is no 'z'"):
             client.matrix(experiment.id, z="seed")  # type: ignore[call-arg]
+        plane = client.plane("digits", x="ece", y="loss", experiment_id=experiment.id, where="lr>0.1")
+        assert (plane.x_metric, plane.y_metric, plane.total, plane.cell) == ("ece", "loss", 0, [])
+        with pytest.raises(InvalidError, match="another metric"):
+            client.plane("digits", x="loss", y="loss")
 
     def test_lists_go_over_pages(self, client: Client, stored: Database, monkeypatch: pytest.MonkeyPatch) -> None:
         spec = ExperimentSpec.model_validate(SPEC)

@@ -27,8 +27,8 @@ ELSEWHERE = {
     ("getExperimentLog", "follow"),
 }
 PAGING = {"limit", "cursor"}
-OF_PAGES = {"streamExperiments", "getPlane"}
-"""What pictures are drawn from; the client has tables and frames of the same."""
+OF_PAGES = {"streamExperiments"}
+"""What a list on a page is kept fresh by; the client watches one experiment."""
 
 
 def methods(client: type) -> dict[str, Any]:
