@@ -24,7 +24,7 @@ from ttsv.config.trial import TrialConfig
 from ttsv.errors import DeviceError, DivergedError, OutOfMemoryError, TrialError
 from ttsv.results import EpochMetrics, StageProgress, TrialResult
 from workers.depot.home import Home
-from workers.trial_process.disk import is_disk_trouble, wait_for_disk
+from workers.trial_process import disk
 from workers.trial_process.messages import (
     GOING_ON,
     CrowdedReport,
@@ -108,9 +108,8 @@ class TrialTrainable(tune.Trainable):
 
     def _begin(self, config: TuneConfig) -> None:
         pause = 0.0 if config["every_epoch"] else REPORT_SECONDS
-        self._data_dir = Path(config["data_dir"])
         self._reports: Iterator[Report] = _reports(
-            Job(**config["job"]), config["run"], self._data_dir, config.get("home"), pause
+            Job(**config["job"]), config["run"], Path(config["data_dir"]), config.get("home"), pause
         )
 
     def _end(self) -> None:
@@ -140,8 +139,8 @@ class TrialTrainable(tune.Trainable):
         except MemoryError:
             return FailureReport("oom", "the trial does not fit into the machine's memory")
         except Exception as error:
-            if is_disk_trouble(error, self._data_dir):
-                wait_for_disk(self._data_dir)
+            if disk.is_trouble(error):
+                time.sleep(disk.PAUSE)
                 return HinderedReport(f"{socket.gethostname()} cannot keep the trial's files: {error}")
             if isinstance(error, TrialError):
                 return FailureReport(error.failure, str(error))
@@ -176,6 +175,8 @@ def _reports(job: Job, run: RunTrial, data_dir: Path, home: Home | None, pause: 
                 logger.exception("the trial failed")
             if (series := sampler.series(at_once=True)) is not None:
                 yield ResourceReport(series)
+            if not isinstance(error, TrialError):  # what a trial says of itself is believed
+                disk.require_room(place.folder)
             raise
     assert final is not None, "the trial ends with a result, or an error"
     yield final  # once nothing is left to be done here: whoever hears it may end this process
