@@ -194,7 +194,8 @@ class Site:
             with contextlib.suppress(psutil.Error):
                 environment = process.environ()
                 ours = {environment.get("TTSV_DATA_DIR"), environment.get("RAY_AUTH_TOKEN_PATH")}
-                if ours & marks and process.status() != psutil.STATUS_ZOMBIE:
+                belongs = ours & marks or self.role(process.pid) is not None
+                if belongs and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
         return found
 

@@ -131,6 +131,8 @@ def _name(site: Site, process: psutil.Process) -> str:
     line = process.cmdline()
     if len(line) == 1:  # Ray's own titles: ray::IDLE, ray::DashboardAgent
         return line[0].split()[0]
+    if "-m" in line:
+        return line[line.index("-m") + 1]
     script = next((Path(word).name for word in line[1:] if word.endswith(".py")), None)
     return script or process.name()
 

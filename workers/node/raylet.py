@@ -27,6 +27,13 @@ _PREFIX = "ttsv-ray-"
 _OWNER = "owner.json"
 _OBJECT_STORE_BYTES = 83_886_080  # little more than the least Ray accepts: trials hand over numbers only
 _STOP_SECONDS = 3.0
+_FORGOTTEN = {
+    # What Ray remembers of actors, processes and tasks that are gone (up to 100,000 of each): nobody asks, and a head
+    # that runs small grids for months would grow by a gigabyte.
+    "RAY_maximum_gcs_destroyed_actor_cached_count": "100",
+    "RAY_maximum_gcs_dead_worker_cached_count": "100",
+    "RAY_task_events_max_num_task_in_gcs": "100",
+}
 
 
 class RayProcess:
@@ -72,6 +79,7 @@ class RayProcess:
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",  # a trial without a GPU sees none
             # Processes started in advance fit no trial: Tune gives its actors an environment of their own.
             "RAY_prestart_worker_first_driver": "0",
+            **_FORGOTTEN,
             **environment,
         }
         self._parts, self._deadline = [], time.monotonic() + START_SECONDS
