@@ -14,19 +14,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-class BoardQuestion(TypedDict, total=False):
-    """What may be asked of a data set's leaderboards; what is None is left to the service.
+class CellFilter(TypedDict, total=False):
+    """Which cells are asked for; what is None is left to the service.
 
-    `metric` is what rows are ranked by (by default the accuracy), `metrics` are those to be shown (`all`: every one),
-    `pareto` two or more whose front is marked, `baseline` the cell to which differences are given. `where` are
-    conditions on fields (`lr<=0.1`), all of which must hold; `group_by` is a field of whose values only the best cell
-    is kept, `sort` one to order by (`-` before it: largest first), `pivot` two over which there is a matrix besides.
-    `columns` are the fields that say which cell a row is, by default those that differ; `hide` are not shown. `rank` is
-    a number or `none`.
+    `where` are conditions on fields (`lr<=0.1`), all of which must hold; `rank` is a number or `none`.
     """
 
-    metric: str
-    metrics: str | Sequence[str] | None
     experiment_id: int | None
     tag: str | None
     model: str | None
@@ -36,6 +29,20 @@ class BoardQuestion(TypedDict, total=False):
     protocol: str | None
     min_seeds: int | None
     where: str | Sequence[str] | None
+
+
+class BoardQuestion(CellFilter, total=False):
+    """What may be asked of a data set's leaderboards; what is None is left to the service.
+
+    `metric` is what rows are ranked by (by default the accuracy), `metrics` are those to be shown (`all`: every one),
+    `pareto` two or more whose front is marked, `baseline` the cell to which differences are given. `group_by` is a
+    field of whose values only the best cell is kept, `sort` one to order by (`-` before it: largest first), `pivot` two
+    over which there is a matrix besides. `columns` are the fields that say which cell a row is, by default those that
+    differ; `hide` are not shown.
+    """
+
+    metric: str
+    metrics: str | Sequence[str] | None
     group_by: str | None
     sort: str | None
     pivot: str | Sequence[str] | None
@@ -47,23 +54,11 @@ class BoardQuestion(TypedDict, total=False):
     cursor: str | None
 
 
-class PlaneQuestion(TypedDict, total=False):
-    """Which two metrics are drawn over each other (by default compression and accuracy), and of which cells.
-
-    `x` and `y` are the metrics; the rest is as of `BoardQuestion`.
-    """
+class PlaneQuestion(CellFilter, total=False):
+    """Which two metrics, `x` and `y`, are drawn over each other: by default compression and accuracy."""
 
     x: str
     y: str
-    experiment_id: int | None
-    tag: str | None
-    model: str | None
-    layer: str | None
-    constraint: str | None
-    rank: float | str | None
-    protocol: str | None
-    min_seeds: int | None
-    where: str | Sequence[str] | None
 
 
 class CompareQuestion(TypedDict, total=False):
