@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _THREADS = 4
 _EVENTS_AT_ONCE = 500
+_LAST_LOOK = 5.0  # seconds that a look in progress has once the service ends
 _NEWEST = 0
 """No experiment's number: the feed of those who want to hear of new ones."""
 
@@ -65,6 +66,7 @@ class Subscriptions:
         self._newest: int | None = None
         self._task: asyncio.Task[None] | None = None
         self._limiter: anyio.CapacityLimiter | None = None
+        self._closed = asyncio.Event()
 
     async def changes(self, experiment_id: int) -> AsyncGenerator[Seen, None]:
         """What is seen of the experiment, now and whenever it changes; ends if the experiment is gone."""
@@ -117,8 +119,10 @@ class Subscriptions:
         return await anyio.to_thread.run_sync(work, limiter=self._limiter)
 
     async def close(self) -> None:
-        """Ends the looking."""
+        """Ends the looking, which first gives its connection back unless the database is long in answering."""
         if self._task is not None:
+            self._closed.set()
+            await asyncio.wait([self._task], timeout=_LAST_LOOK)
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
@@ -136,7 +140,7 @@ class Subscriptions:
                 del self._feeds[experiment_id]
 
     async def _look_on(self) -> None:
-        while self._feeds:
+        while self._feeds and not self._closed.is_set():
             try:
                 ids = [i for i in self._feeds if i != _NEWEST]
                 newest = await self.aside(self._look_for_newest) if _NEWEST in self._feeds else self._newest
@@ -156,9 +160,9 @@ class Subscriptions:
                     if seen is None or seen != feed.seen:
                         feed.seen, feed.gone = seen, seen is None
                         feed.tell()
-            await asyncio.sleep(
-                self.every if all(feed.seen for i, feed in self._feeds.items() if i != _NEWEST) else 0.05
-            )
+            seen_all = all(feed.seen for i, feed in self._feeds.items() if i != _NEWEST)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._closed.wait(), self.every if seen_all else 0.05)
 
     def _look_for_newest(self) -> int:
         with self._database.read() as session:
