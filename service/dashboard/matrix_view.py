@@ -37,7 +37,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Chooser:
-    """An axis that is neither x nor y: its values can be chosen one by one, or stand side by side."""
+    """An axis that sets matrices apart: its values can be chosen one by one, or stand side by side."""
 
     name: str
     choices: list[Choice]
@@ -69,6 +69,11 @@ class MatrixView:
         return len(self.matrix.x.values) * len(self.matrix.y.values) > MOST_DRAWN
 
     @property
+    def decided(self) -> str:
+        """The names of the fields that are neither x nor y nor told of each facet, as these decide them."""
+        return ", ".join(axis.name for axis in self.matrix.axes if axis.field in self.matrix.decided)
+
+    @property
     def places(self) -> int:
         """How many there are."""
         return len(self.matrix.places.trial)
@@ -78,8 +83,9 @@ def matrix_view(found: Matrix, asked: AskedMatrix, experiment_id: int) -> Matrix
     """A matrix as the page shows it."""
     conditions = list(asked.where or ())
     choosers, offered = [], set()
+    apart = {path for facet in found.facets for path in facet.fields}
     for axis in found.axes:
-        if axis.field in (found.x.field, found.y.field) or len(axis.values) > _MOST_CHOICES:
+        if axis.field not in apart or len(axis.values) > _MOST_CHOICES:
             continue
         choices = [Choice(_condition(axis, value), axis_text(value), False) for value in axis.values]
         choices = [Choice(one.condition, one.text, one.condition in conditions) for one in choices]

@@ -1,7 +1,7 @@
 """An experiment as a matrix: a metric over two fields, a place for every cell, its seeds put together.
 
-What an experiment varies besides the two fields sets facets apart, so that no place mixes configurations; and a place
-takes the results of one protocol alone.
+What an experiment varies besides the two fields sets facets apart, so that no place mixes configurations, unless these
+fields decide it already; and a place takes the results of one protocol alone.
 """
 
 import statistics
@@ -109,7 +109,7 @@ class Places:
 
 @dataclass(frozen=True)
 class Facet:
-    """One matrix of several: what all of its places share beside the two fields, by path."""
+    """One matrix of several: what all of its places share beside the two fields, by path, but for what is decided."""
 
     fields: dict[str, Value]
 
@@ -118,6 +118,7 @@ class Facet:
 class Matrix:
     """A metric over two fields. `axes` are all that the experiment varies, `newest_event` was its last one then.
 
+    `decided` are the paths of those that x, y and the facets' fields decide, as rank None does that a layer is dense.
     `protocols` are those of the places' results, the commonest first.
     """
 
@@ -127,6 +128,7 @@ class Matrix:
     y: Axis
     axes: list[Axis]
     facets: list[Facet]
+    decided: list[str]
     protocols: list[str]
     places: Places
     newest_event: int
@@ -171,6 +173,8 @@ def matrix(session: Session, question: MatrixQuestion) -> Matrix:
     }
     x, y = (_whole_axis(axes, kept.values(), name) for name in _chosen(question, fields, kept.values()))
     rest = [column.field for column in fields if column.field not in (x.field, y.field)]
+    decided = _decided(list(kept.values()), [name for name in (x.field, y.field) if name], rest)
+    rest = [name for name in rest if name not in decided]
     cells = _numbers(session, question, kept)
     order = _standing(session, question)
     facets = sorted({tuple(kept[cell][name] for name in rest) for cell in cells}, key=lambda row: [*map(in_order, row)])
@@ -190,6 +194,7 @@ def matrix(session: Session, question: MatrixQuestion) -> Matrix:
         y=y,
         axes=axes,
         facets=[Facet(dict(zip(rest, row, strict=True))) for row in facets],
+        decided=decided,
         protocols=list(order),
         places=places,
         newest_event=newest,
@@ -247,6 +252,21 @@ def _chosen(
         return best[1], best[0]
     # A page is wider than it is high.
     return best if question.x is not None or counts[best[0]] >= counts[best[1]] else (best[1], best[0])
+
+
+def _decided(rows: Sequence[Mapping[str, Value]], given: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Those of `names` whose values follow from those of the given fields and of the other names, in every row.
+
+    Of two that decide each other the one with fewer values goes. A field with one value decides and follows nothing.
+    """
+    counts = {name: len({row[name] for row in rows}) for name in names}
+    decided: list[str] = []
+    for name in sorted((name for name in names if counts[name] > 1), key=counts.__getitem__):
+        others = [*given, *(other for other in names if counts[other] > 1 and other not in (name, *decided))]
+        seen: dict[tuple[Value, ...], Value] = {}
+        if all(seen.setdefault(tuple(row[other] for other in others), row[name]) == row[name] for row in rows):
+            decided.append(name)
+    return [name for name in names if name in decided]
 
 
 def _whole_axis(axes: Sequence[Axis], rows: Iterable[Mapping[str, Value]], name: str) -> Axis:

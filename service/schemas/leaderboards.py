@@ -245,6 +245,7 @@ class MatrixOut(Out):
     y: AxisOut | None = Field(None, description="The field along y. Left out with `trials`.")
     axes: list[AxisOut] = Field([], description="All fields in which its trials differ. Left out with `trials`.")
     facets: list[FacetOut] = Field([], description="The matrices side by side. Left out with `trials`.")
+    decided: list[str] = Field([], description="Axes that x, y and the facets decide. Left out with `trials`.")
     protocols: list[str] = Field(description="Fingerprints of how results were measured, the commonest first.")
     places: PlacesOut = Field(description="Its places; with `trials` without `facet`, `x` and `y`.")
     newest_event: int | None = Field(None, description="The experiment's last event then. Left out with `trials`.")

@@ -8,7 +8,7 @@ import { hideTip, showTip } from "/static/tip.js";
 const MOST_FACETS = 24;
 const MOST_HOLES = 20_000; // of larger matrices places without a trial are left empty
 const GAP = 28;
-const TITLE = 22;
+const TITLE = 18;
 const WORDS = { early_stopped: "stopped early", other_protocol: "partly under another protocol", queued: "waiting" };
 const RELOAD = 4000;
 const said = (state) => WORDS[state] ?? state.replaceAll("_", " ");
@@ -96,7 +96,9 @@ class Matrix {
     const longest = Math.min(90, this.measure(texts.x, 12));
     const turned = longest > cell - 6;
     const below = (turned ? Math.min(64, longest * 0.8 + 14) : 22) + (x.field ? 20 : 0);
-    const above = texts.facets.some(Boolean) ? TITLE + 6 : 6;
+    const lines = Math.min(3, Math.ceil((1.15 * this.measure(texts.facets, 12)) / (left + cell * nx - 6)));
+    const over = Math.max(0, (this.measure([y.name], 12) - high * ny) / 2);
+    const above = lines * TITLE + over + 6;
     const boxes = [];
     for (let facet = 0; facet < facets; facet += 1) {
       const [row, column] = [Math.floor(facet / columns), facet % columns];
@@ -108,7 +110,7 @@ class Matrix {
       });
     }
     const last = boxes.at(-1);
-    return { boxes, width, height: last.top + last.height + below, cell, high, turned, left, names };
+    return { boxes, width, height: last.top + last.height + below, cell, high, turned, left, names, lines, over };
   }
 
   /** Least and largest value that is drawn. */
@@ -121,7 +123,7 @@ class Matrix {
 
   options() {
     const { texts, x, y, places } = this.data;
-    const { boxes, cell, high, turned, left, names } = this.layout();
+    const { boxes, cell, high, turned, left, names, lines, over } = this.layout();
     const [low, top] = this.range();
     this.span = [low, top];
     const tiles = new Map();
@@ -235,15 +237,17 @@ class Matrix {
       animation: false,
       title: texts.facets.slice(0, this.facets).map((text, facet) => ({
         text,
-        left: boxes[facet].left - 5,
-        top: boxes[facet].top - TITLE - 3,
+        left: boxes[facet].left - left,
+        top: boxes[facet].top - over - lines * TITLE - 3,
         textStyle: {
           color: colour("text"),
           fontSize: 12,
           fontWeight: 600,
           fontFamily: "system-ui, sans-serif",
-          overflow: "truncate",
-          width: Math.max(60, boxes[facet].width),
+          overflow: "break",
+          lineHeight: TITLE - 2,
+          height: lines * (TITLE - 2),
+          width: left + boxes[facet].width - 6,
         },
       })),
       grid: boxes,

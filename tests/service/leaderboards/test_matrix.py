@@ -88,6 +88,30 @@ def test_a_place_for_each_cell_with_mean_and_deviation(
     assert place(asked(metric=Metric.ECE), 2, 0.0)["value"] == pytest.approx(0.02)
 
 
+def test_what_is_decided_by_the_rest_sets_no_facets_apart(
+    grid: Callable[..., int], asked: Callable[..., Matrix]
+) -> None:
+    """Rank None makes a layer dense, without a penalty; delta None leaves no constraint, and nothing to set of it."""
+    grid(rank=[None, 4], lambda_ort=[0.1, 1.0], delta=[None, 1.0], **{"constraint": ["clip"], "clipping.every": [20]})
+    found = asked(x="rank", y="constraint")
+    assert found.decided == ["layer", "delta", "clipping.every"]
+    assert [facet.fields for facet in found.facets] == [{"lambda_ort": value} for value in (0.0, 0.1, 1.0)]
+    assert [axis.field for axis in found.axes] == [
+        "layer",
+        "rank",
+        "lambda_ort",
+        "constraint",
+        "delta",
+        "clipping.every",
+    ]
+    places = found.places
+    assert len({*zip(places.facet, places.x, places.y, strict=True)}) == len(places.trial) == 6, "none is mixed"
+    assert asked(x="layer", y="delta").decided == ["rank", "constraint", "clipping.every"]
+    one = asked(x="rank", y="lambda_ort", where=[condition("delta=1", field_named=known_field)])
+    assert one.decided == ["layer"]
+    assert [facet.fields for facet in one.facets] == [{"constraint": "clip", "delta": 1.0, "clipping.every": 20}]
+
+
 def test_what_else_is_varied_stands_in_facets_and_is_never_mixed(
     grid: Callable[..., int], claim: Callable[..., Lease], finish: Callable[..., None], asked: Callable[..., Matrix]
 ) -> None:
