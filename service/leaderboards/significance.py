@@ -1,7 +1,8 @@
 """Which means are best beyond their errors: Welch's t-test, from means and spreads alone."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache
 
 from service.leaderboards.metrics import Measure, Metric
@@ -19,33 +20,65 @@ def unbeaten(measured: Sequence[Measure | None], metric: Metric) -> list[int]:
 
     A mean of one seed has no error: nobody can say that it is best, nor that another is where it leads.
     """
-    if not metric.has_best or not any(measured):
+    known = [(index, one) for index, one in enumerate(measured) if one is not None]
+    if not metric.has_best or not known:
         return []
-    best = (max if metric.more_is_better else min)(one.mean for one in measured if one is not None)
-    leaders = {(one.seeds, one.mean, one.std) for one in measured if one is not None and one.mean == best}
-    if any(std is None for _, _, std in leaders):
+    sign = 1 if metric.more_is_better else -1
+    best = max(sign * one.mean for _, one in known)
+    if any(one.std is None for _, one in known if sign * one.mean == best):
         return []
-    rivals = [_error_of(seeds, mean, std) for seeds, mean, std in leaders]
     form, factor = f".{metric.reading.decimals}f", metric.reading.factor
-    shown = format(best * factor, form)
-    tested, found = 0, []
-    for index, one in enumerate(measured):
-        if one is None or (std := one.std) is None:
-            continue
-        tested += 1
-        mine = _error_of(one.seeds, one.mean, std)
-        for rival in rivals:
-            if not _differ(mine, rival):
-                found.append(index)
-                break
-        else:
-            if format(one.mean * factor, form) == shown:
-                found.append(index)
-    return found if len(found) < tested else []
+    rows = [
+        _Row((sign * one.mean, one.std**2 / one.seeds, one.seeds - 1), format(one.mean * factor, form), index)
+        for index, one in known
+        if one.std is not None
+    ]
+    rows.sort(key=lambda row: (-row.error[0], row.error[1]))
+    leading: dict[int, list[_Row]] = {}
+    found = []
+    for place, row in enumerate(rows):
+        if not _is_beaten(row, rows[:place], leading.values()):
+            found.append(row.index)
+        front = leading.setdefault(row.error[2], [])
+        if not front or row.error[1] < front[-1].error[1]:
+            front.append(row)
+    return sorted(found) if len(found) < len(rows) else []
 
 
 _Error = tuple[float, float, int]
 """A mean, the square of its standard error, and its degrees of freedom."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A mean of several seeds, more of which is better; as it is printed; and where it stands in the column."""
+
+    error: _Error
+    printed: str
+    index: int
+
+
+def _is_beaten(row: _Row, before: Sequence[_Row], leading: Iterable[Sequence[_Row]]) -> bool:
+    """Whether one of the rows before it, best first, is better beyond both errors.
+
+    `leading` are those of them, by their degrees of freedom, than which no better one has a smaller error. Where these
+    are too near by the cruder bound, so are the others, which are nearer and have larger errors: a thousand rows alike
+    are not compared each with each.
+    """
+    mean, error, freedom = row.error
+    is_open = False
+    for front in leading:
+        nearest, _ = _bounds(front[0].error[2], freedom)
+        for better in front:
+            apart = better.error[0] - mean
+            if apart * apart > nearest * (better.error[1] + error):
+                is_open = True
+                if better.printed != row.printed and _differ(better.error, row.error):
+                    return True
+    return is_open and any(
+        better.error[0] > mean and better.printed != row.printed and _differ(better.error, row.error)
+        for better in before
+    )
 
 
 def _error_of(seeds: int, mean: float, std: float | None) -> _Error:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from service.leaderboards.metrics import Measure, Metric, spread
-from service.leaderboards.significance import chance, unbeaten
+from service.leaderboards.significance import LEVEL, chance, unbeaten
 
 measured = st.builds(
     lambda seeds, mean, std: Measure(seeds, mean, std, mean, mean),
@@ -36,6 +36,32 @@ class TestUnbeaten:
     def test_those_within_the_error_share_it(self) -> None:
         rows = [of(0.8, 0.82, 0.78), of(0.79, 0.81, 0.8), of(0.3, 0.31, 0.29)]
         assert unbeaten(rows, Metric.ACCURACY) == [0, 1]
+
+    def test_one_that_any_other_beats_does_not(self) -> None:
+        """The leader's error is too large to tell them apart, that of the second is not."""
+        rows = [of(0.9, 0.7), of(0.75, 0.751), of(0.6, 0.601), of(0.2, 0.201)]
+        assert chance(rows[0], rows[2]) > LEVEL > chance(rows[1], rows[2])
+        assert unbeaten(rows, Metric.ACCURACY) == [0, 1]
+
+    @given(
+        st.lists(
+            st.builds(
+                lambda seeds, mean, std: Measure(seeds, mean / 100, std, mean, mean),
+                st.integers(2, 4),
+                st.integers(0, 12),
+                st.sampled_from([0.0, 1e-3, 1e-2, 0.03, 0.1]),
+            ),
+            min_size=1,
+            max_size=12,
+        )
+    )
+    def test_is_each_compared_with_each(self, rows: list[Measure]) -> None:
+        found = [
+            index
+            for index, one in enumerate(rows)
+            if not any(other.mean > one.mean and chance(one, other) < LEVEL for other in rows)
+        ]
+        assert unbeaten(rows, Metric.ACCURACY) == (found if len(found) < len(rows) else [])
 
     def test_nothing_where_all_are_alike(self) -> None:
         assert unbeaten([of(0.5, 0.75), of(0.75, 0.5), of(0.5, 0.7)], Metric.ACCURACY) == []
