@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 
 import pytest
+from sqlalchemy.pool import QueuePool
 
 from service.database.engine import Database
 from service.experiments import store, subscriptions
@@ -36,7 +37,8 @@ async def _closed_in_a_look(database: Database, watched: int) -> None:
 
 
 def _connections(database: Database) -> int:
-    return database.engine.pool.checkedout()  # type: ignore[attr-defined]
+    assert isinstance(database.engine.pool, QueuePool)
+    return database.engine.pool.checkedout()
 
 
 def test_the_end_waits_for_the_look_in_progress(database: Database, submit: Callable[..., int]) -> None:
