@@ -1,11 +1,9 @@
 // Curves of many trials over epochs, a chart for each metric: one cursor, one zoom, seeds as bands.
-import uPlot from "/static/lib/uplot.js";
+import { AROUND, Charts, axis, clear, short } from "/static/charts.js";
 import { element } from "/static/request.js";
 import { csv, fileName, save } from "/static/save.js";
 import { colour, onScheme, palette, viridis } from "/static/theme.js";
-import { hideTip, showTip } from "/static/tip.js";
 
-const HEIGHT = 250;
 const MOST_SAID = 12;
 const POINTS = 300;
 const AGAIN = 5000;
@@ -33,13 +31,6 @@ function style(index, count) {
   const share = index / (count - 1);
   return { stroke: `rgb(${viridis(dark() ? 0.25 + 0.75 * share : 0.85 * share).join(",")})`, dash: [] };
 }
-
-const clear = (rgb, alpha) => {
-  const parts = rgb.startsWith("#")
-    ? [1, 3, 5].map((at) => parseInt(rgb.slice(at, at + 2), 16))
-    : rgb.match(/[\d.]+/g).slice(0, 3).map(Number);
-  return `rgba(${parts.join(",")},${alpha})`;
-};
 
 /** Exponential moving average with the bias of its beginning taken out; gaps stay. */
 function smoothed(values, weight) {
@@ -76,28 +67,19 @@ function spreadAt(columns, index) {
   return [mean, mean - deviation, mean + deviation];
 }
 
-const shortNumber = (value) => {
-  if (value === 0) return "0";
-  const size = Math.abs(value);
-  return size >= 1e5 || size < 1e-3 ? value.toExponential(2).replace("e+", "e") : String(Number(value.toPrecision(4)));
-};
-
 /**
  * Charts of curves in an element: one for each metric or, with `charts`, what these show: {title, metrics}. `sides` are
  * lines with names of their own, {name, trials, style}, in place of cells; `along` is what lies along x.
  */
-export class CurveView {
+export class CurveView extends Charts {
   constructor(figure, { charts = null, sides = null, along = "epoch" } = {}) {
-    this.figure = figure;
-    this.place = figure.querySelector(".charts-live");
+    super(figure, { height: 250, wide: 1700 });
     this.legend = figure.querySelector(".lines");
-    this.readout = figure.querySelector(".readout");
     this.fixed = charts;
     this.sides = sides;
     this.along = along;
     this.options = { smoothing: 0, log: false, bands: true };
     this.hidden = new Set();
-    this.plots = [];
     this.zoom = null;
     this.data = null;
     onScheme(() => this.draw());
@@ -105,7 +87,7 @@ export class CurveView {
     new ResizeObserver(() => {
       if (this.place.clientWidth === width || this.plots.length === 0) return;
       width = this.place.clientWidth;
-      for (const plot of this.plots) plot.setSize({ width: this.widthOf(), height: HEIGHT });
+      this.fit(this.charts().length);
     }).observe(this.place);
   }
 
@@ -160,18 +142,12 @@ export class CurveView {
 
   said(value) {
     if (value === null || value === undefined) return "none";
-    if (typeof value === "number") return shortNumber(value);
+    if (typeof value === "number") return short(value);
     return typeof value === "string" ? value : JSON.stringify(value);
   }
 
   charts() {
     return this.fixed ?? this.data.metrics.map((metric) => ({ title: TITLES[metric] ?? metric, metrics: [metric] }));
-  }
-
-  widthOf() {
-    const room = this.place.clientWidth;
-    const columns = this.charts().length > 1 && room >= 900 ? (this.charts().length > 2 && room >= 1700 ? 3 : 2) : 1;
-    return Math.floor((room - (columns - 1) * 16) / columns);
   }
 
   /** The series of a chart over all epochs: {xs, lines: [{group, label, values, raw, low, high}]}. */
@@ -222,10 +198,7 @@ export class CurveView {
 
   draw() {
     if (this.data === null) return;
-    for (const plot of this.plots) plot.destroy();
-    this.plots = [];
-    this.place.replaceChildren();
-    hideTip();
+    this.empty();
     const groups = this.groups();
     const count = groups.length;
     for (const chart of this.charts()) {
@@ -276,90 +249,41 @@ export class CurveView {
         points: { show: lonely && lines.length <= 4, size: 5, fill: stroke },
       });
     });
-    const axis = {
-      stroke: colour("quiet"),
-      grid: { stroke: colour("line"), width: 1 },
-      ticks: { show: false },
-      font: "12px system-ui, sans-serif",
-    };
     const ten = (value) => Math.abs(Math.log10(value) - Math.round(Math.log10(value))) < 1e-9;
     const only = (plot, splits) => {
       const kept = splits.map((split) => (split !== null && ten(split) ? split : null));
       return kept.filter((split) => split !== null).length > 1 ? kept : splits;
     };
-    const tens = { filter: only, grid: { ...axis.grid, filter: only } };
-    const view = this;
-    const wrap = element("figure", "", [element("figcaption", log ? `${chart.title}, logarithmic` : chart.title)], { class: "plot" });
-    this.place.append(wrap);
+    const tens = { filter: only, grid: { ...axis().grid, filter: only } };
     const options = {
-      width: this.widthOf(),
-      height: HEIGHT,
       cursor: {
         ...(this.along === "epoch" ? { sync: { key: "curves", setSeries: false } } : {}),
-        drag: { x: true, y: false, setScale: false, uni: 10 },
         points: { size: 7 },
         focus: { prox: 24 },
       },
-      legend: { show: false },
-      scales: {
-        x: { time: false, range: (_, low, high) => (low === high ? [low - 0.5, high + 0.5] : [low, high]) },
-        y: { distr: log ? 3 : 1 },
-      },
+      scales: { x: AROUND, y: { distr: log ? 3 : 1 } },
       axes: [
-        { ...axis, size: 34, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 1e4, 1e5, 1e6], values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? String(tick) : "")) },
-        { ...axis, size: 62, ...(log ? tens : {}), values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : shortNumber(tick))) },
+        { ...axis(), size: 34, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 1e4, 1e5, 1e6], values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? String(tick) : "")) },
+        { ...axis(), size: 62, ...(log ? tens : {}), values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : short(tick))) },
       ],
       series,
       bands,
-      hooks: {
-        setSelect: [
-          (plot) => {
-            if (plot.select.width < 8) return;
-            const low = plot.posToVal(plot.select.left, "x");
-            const high = plot.posToVal(plot.select.left + plot.select.width, "x");
-            plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
-            if (view.along === "epoch") view.zoomTo({ min: low, max: high });
-            else plot.setScale("x", { min: low, max: high });
-          },
-        ],
-        setCursor: [(plot) => view.point(plot)],
-      },
     };
-    const plot = new uPlot(options, columns, wrap);
-    plot.lines = lines;
-    plot.chart = chart;
-    plot.styles = styles;
-    plot.log = log;
-    plot.over.addEventListener("dblclick", () => view.zoomTo(null));
-    plot.over.addEventListener("mouseleave", hideTip);
-    const root = plot.root;
-    root.tabIndex = 0;
-    root.setAttribute("role", "application");
-    root.setAttribute("aria-roledescription", "chart");
-    root.setAttribute("aria-label", `${chart.title} over ${this.along === "epoch" ? "epochs" : this.along}, ${lines.length} lines: arrow keys move the cursor`);
-    root.addEventListener("keydown", (event) => view.key(plot, event));
-    return plot;
+    const label = `${chart.title} over ${this.along === "epoch" ? "epochs" : this.along}, ${lines.length} lines`;
+    const title = log ? `${chart.title}, logarithmic` : chart.title;
+    const plot = this.add(title, label, this.charts().length, columns, options);
+    return Object.assign(plot, { lines, chart, styles, log });
   }
 
-  zoomTo(range) {
-    this.zoom = range;
-    for (const plot of this.plots) {
-      const xs = plot.data[0];
-      plot.setScale("x", range ?? { min: xs[0], max: xs.at(-1) });
+  /** Epochs are one for all charts; of what else lies along x each has a range of its own. */
+  zoomTo(range, plot = null) {
+    if (plot !== null && this.along !== "epoch") {
+      plot.setScale("x", range);
+      return;
     }
+    this.zoom = range;
+    super.zoomTo(range);
     this.figure.dataset.zoomed = range === null ? "" : "x";
-  }
-
-  key(plot, event) {
-    const xs = plot.data[0];
-    const now = plot.cursor.idx ?? (event.key === "ArrowLeft" ? xs.length : -1);
-    const step = { ArrowRight: 1, ArrowLeft: -1, Home: -xs.length, End: xs.length }[event.key];
-    if (event.key === "Escape") this.zoomTo(null);
-    if (step === undefined) return;
-    event.preventDefault();
-    const index = Math.min(xs.length - 1, Math.max(0, now + step));
-    plot.setCursor({ left: plot.valToPos(xs[index], "x"), top: plot.over.clientHeight / 3 });
-    this.readout.textContent = this.lines(plot, index, null).join("; ");
   }
 
   /** What is said at an epoch: the lines nearest to the pointer, or the first. */
@@ -373,18 +297,11 @@ export class CurveView {
       found.sort((a, b) => pixels(a.value) - pixels(b.value));
     }
     const said = found.slice(0, MOST_SAID).map(({ line, value, high }) => {
-      const spread = high === null || high === undefined || high === value ? "" : ` ± ${shortNumber(high - value)}`;
-      return `${shortNumber(value)}${spread}  ${line.label}`;
+      const spread = high === null || high === undefined || high === value ? "" : ` ± ${short(high - value)}`;
+      return `${short(value)}${spread}  ${line.label}`;
     });
     const more = found.length - said.length;
     return [`${this.along} ${plot.data[0][index]}`, ...said, more > 0 ? `and ${more} more` : ""];
-  }
-
-  point(plot) {
-    const { idx, left, top, event } = plot.cursor;
-    if (!event || event.type !== "mousemove" || idx === null || idx === undefined || left < 0) return;
-    if (event.target !== plot.over && !plot.over.contains(event.target)) return;
-    showTip(event.clientX, event.clientY, this.lines(plot, idx, top));
   }
 
   drawLegend() {
@@ -420,23 +337,6 @@ export class CurveView {
     this.legend.replaceChildren(...buttons);
   }
 
-  stroke(stroke, dash) {
-    const canvas = document.createElement("canvas");
-    canvas.width = 48;
-    canvas.height = 16;
-    canvas.className = "stroke";
-    canvas.setAttribute("aria-hidden", "true");
-    const pen = canvas.getContext("2d");
-    pen.strokeStyle = stroke;
-    pen.lineWidth = 4;
-    pen.setLineDash(dash.map((length) => 2 * length));
-    pen.beginPath();
-    pen.moveTo(0, 8);
-    pen.lineTo(48, 8);
-    pen.stroke();
-    return canvas;
-  }
-
   /** All epochs that came, as they are. */
   csv() {
     const { curves, columns, metrics } = this.data;
@@ -453,38 +353,9 @@ export class CurveView {
   }
 
   png() {
-    const scale = devicePixelRatio;
-    const plots = this.plots;
     const groups = this.groups();
     const names = groups.map((group, index) => [group.name, this.styleOf(group, index, groups.length)]);
-    const key = this.fixed ? [] : names.filter((_, index) => !this.hidden.has(index)).slice(0, 60);
-    const width = Math.max(...plots.map((plot) => plot.ctx.canvas.width));
-    const each = plots[0].ctx.canvas.height + 28 * scale;
-    const canvas = document.createElement("canvas");
-    canvas.width = width;
-    canvas.height = plots.length * each + (key.length * 18 + 12) * scale;
-    const pen = canvas.getContext("2d");
-    pen.fillStyle = colour("page");
-    pen.fillRect(0, 0, canvas.width, canvas.height);
-    pen.font = `${13 * scale}px system-ui, sans-serif`;
-    plots.forEach((plot, index) => {
-      pen.fillStyle = colour("text");
-      pen.fillText(plot.chart.title, 8 * scale, index * each + 18 * scale);
-      pen.drawImage(plot.ctx.canvas, 0, index * each + 24 * scale);
-    });
-    key.forEach(([text, { stroke, dash }], index) => {
-      const y = plots.length * each + (index * 18 + 10) * scale;
-      pen.strokeStyle = stroke;
-      pen.lineWidth = 2 * scale;
-      pen.setLineDash(dash.map((length) => length * scale));
-      pen.beginPath();
-      pen.moveTo(8 * scale, y);
-      pen.lineTo(36 * scale, y);
-      pen.stroke();
-      pen.fillStyle = colour("text");
-      pen.fillText(text.slice(0, 160), 44 * scale, y + 4 * scale);
-    });
-    return canvas;
+    return super.png(this.fixed ? [] : names.filter((_, index) => !this.hidden.has(index)).slice(0, 60));
   }
 
   svg() {

@@ -1,5 +1,6 @@
 // The tabs of a trial: each reads its numbers when it is first seen, and again when the trial got on.
-import { LineCharts, clear } from "/static/lines.js";
+import { clear } from "/static/charts.js";
+import { LineCharts } from "/static/lines.js";
 import { Picture, certified, corruptions, lipschitz, ranges, reliability } from "/static/pictures.js";
 import { element } from "/static/request.js";
 import { csv, fileName, save } from "/static/save.js";

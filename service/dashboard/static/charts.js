@@ -1,0 +1,162 @@
+// Charts of lines below each other in a figure: drag to zoom, one cursor, arrow keys, what lies under the pointer.
+import uPlot from "/static/lib/uplot.js";
+import { element } from "/static/request.js";
+import { colour } from "/static/theme.js";
+import { hideTip, showTip } from "/static/tip.js";
+
+/** A number as it stands beside an axis. */
+export function short(value) {
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  return size >= 1e5 || size < 1e-3 ? value.toExponential(2).replace("e+", "e") : String(Number(value.toPrecision(4)));
+}
+
+/** A colour, of six digits or of three numbers, see-through. */
+export function clear(rgb, alpha) {
+  const parts = rgb.startsWith("#")
+    ? [1, 3, 5].map((at) => parseInt(rgb.slice(at, at + 2), 16))
+    : rgb.match(/[\d.]+/g).slice(0, 3).map(Number);
+  return `rgba(${parts.join(",")},${alpha})`;
+}
+
+/** How an axis and its grid look. */
+export function axis() {
+  return { stroke: colour("quiet"), grid: { stroke: colour("line"), width: 1 }, ticks: { show: false }, font: "12px system-ui, sans-serif" };
+}
+
+/** From the least to the largest x, and a little beyond where these are one. */
+export const AROUND = { time: false, range: (_, low, high) => (low === high ? [low - 0.5, high + 0.5] : [low, high]) };
+
+/**
+ * What kinds of charts share. Theirs are `draw()`, and `lines(plot, index, near)`: what is said at an x, `near` the
+ * height of the pointer or null. `height` is that of each chart, `wide` the room from which three stand side by side.
+ */
+export class Charts {
+  constructor(figure, { height, wide }) {
+    this.figure = figure;
+    this.place = figure.querySelector(".charts-live");
+    this.readout = figure.querySelector(".readout");
+    this.height = height;
+    this.wide = wide;
+    this.plots = [];
+  }
+
+  /** Takes all charts away. */
+  empty() {
+    for (const plot of this.plots) plot.destroy();
+    this.plots = [];
+    this.place.replaceChildren();
+    hideTip();
+  }
+
+  widthOf(count) {
+    const room = this.place.clientWidth;
+    const columns = count > 1 && room >= 900 ? (count > 2 && room >= this.wide ? 3 : 2) : 1;
+    return Math.floor((room - (columns - 1) * 16) / columns);
+  }
+
+  /** All charts as wide as there is room. */
+  fit(count) {
+    for (const plot of this.plots) plot.setSize({ width: this.widthOf(count), height: this.height });
+  }
+
+  /** Adds a chart of columns, one of so many; `options` are uPlot's beside what all have. */
+  add(title, label, count, columns, { cursor, ...options }) {
+    const wrap = element("figure", "", [element("figcaption", title)], { class: "plot" });
+    this.place.append(wrap);
+    const all = {
+      width: this.widthOf(count),
+      height: this.height,
+      legend: { show: false },
+      cursor: { drag: { x: true, y: false, setScale: false, uni: 10 }, ...cursor },
+      hooks: { setSelect: [(plot) => this.dragged(plot)], setCursor: [(plot) => this.point(plot)] },
+      ...options,
+    };
+    const plot = new uPlot(all, columns, wrap);
+    plot.over.addEventListener("dblclick", () => this.zoomTo(null));
+    plot.over.addEventListener("mouseleave", hideTip);
+    plot.root.tabIndex = 0;
+    plot.root.setAttribute("role", "application");
+    plot.root.setAttribute("aria-roledescription", "chart");
+    plot.root.setAttribute("aria-label", `${label}: arrow keys move the cursor`);
+    plot.root.addEventListener("keydown", (event) => this.key(plot, event));
+    return plot;
+  }
+
+  dragged(plot) {
+    if (plot.select.width < 8) return;
+    const [min, max] = [plot.select.left, plot.select.left + plot.select.width].map((at) => plot.posToVal(at, "x"));
+    plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+    this.zoomTo({ min, max }, plot);
+  }
+
+  zoomTo(range) {
+    for (const plot of this.plots) {
+      const xs = plot.data[0];
+      plot.setScale("x", range ?? { min: xs[0], max: xs.at(-1) });
+    }
+  }
+
+  key(plot, event) {
+    const xs = plot.data[0];
+    const now = plot.cursor.idx ?? (event.key === "ArrowLeft" ? xs.length : -1);
+    const step = { ArrowRight: 1, ArrowLeft: -1, Home: -xs.length, End: xs.length }[event.key];
+    if (event.key === "Escape") this.zoomTo(null);
+    if (step === undefined) return;
+    event.preventDefault();
+    const index = Math.min(xs.length - 1, Math.max(0, now + step));
+    plot.setCursor({ left: plot.valToPos(xs[index], "x"), top: plot.over.clientHeight / 3 });
+    this.readout.textContent = this.lines(plot, index, null).join("; ");
+  }
+
+  point(plot) {
+    const { idx, left, top, event } = plot.cursor;
+    if (!event || event.type !== "mousemove" || idx === null || idx === undefined || left < 0) return;
+    if (event.target !== plot.over && !plot.over.contains(event.target)) return;
+    showTip(event.clientX, event.clientY, this.lines(plot, idx, top));
+  }
+
+  /** A piece of a line, for what explains it. */
+  stroke(stroke, dash) {
+    const canvas = element("canvas", "", [], { class: "stroke", width: 48, height: 16, "aria-hidden": "true" });
+    const pen = canvas.getContext("2d");
+    pen.strokeStyle = stroke;
+    pen.lineWidth = 4;
+    pen.setLineDash(dash.map((length) => 2 * length));
+    pen.beginPath();
+    pen.moveTo(0, 8);
+    pen.lineTo(48, 8);
+    pen.stroke();
+    return canvas;
+  }
+
+  /** All charts below each other, as they are on the screen, and below them [text, {stroke, dash}] of each line. */
+  png(key = []) {
+    const scale = devicePixelRatio;
+    const each = this.plots[0].ctx.canvas.height + 28 * scale;
+    const canvas = document.createElement("canvas");
+    canvas.width = Math.max(...this.plots.map((plot) => plot.ctx.canvas.width));
+    canvas.height = this.plots.length * each + (key.length === 0 ? 0 : (key.length * 18 + 12) * scale);
+    const pen = canvas.getContext("2d");
+    pen.fillStyle = colour("page");
+    pen.fillRect(0, 0, canvas.width, canvas.height);
+    pen.font = `${13 * scale}px system-ui, sans-serif`;
+    pen.fillStyle = colour("text");
+    this.plots.forEach((plot, index) => {
+      pen.fillText(plot.chart.title, 8 * scale, index * each + 18 * scale);
+      pen.drawImage(plot.ctx.canvas, 0, index * each + 24 * scale);
+    });
+    key.forEach(([text, { stroke, dash }], index) => {
+      const y = this.plots.length * each + (index * 18 + 10) * scale;
+      pen.strokeStyle = stroke;
+      pen.lineWidth = 2 * scale;
+      pen.setLineDash(dash.map((length) => length * scale));
+      pen.beginPath();
+      pen.moveTo(8 * scale, y);
+      pen.lineTo(36 * scale, y);
+      pen.stroke();
+      pen.fillText(text.slice(0, 160), 44 * scale, y + 4 * scale);
+    });
+    return canvas;
+  }
+}
