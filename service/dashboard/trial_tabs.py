@@ -211,27 +211,30 @@ def uses(attempts: Sequence[AttemptDetail]) -> list[Use]:
     """What each attempt used, those that were sampled alone."""
     found = []
     for attempt in attempts:
-        stored = attempt.resources or {}
-        if not (seconds := stored.get("seconds")):
+        used = attempt.resources
+        if used is None or not used["seconds"]:
             continue
-        known = {name: [value for value in stored.get(name, ()) if value is not None] for name in _USED}
-        means = {name: sum(values) / len(values) if values else None for name, values in known.items()}
-        peaks = {name: max(values, default=None) for name, values in known.items()}
         found.append(
             Use(
                 attempt=attempt,
-                points=len(seconds),
-                seconds=seconds[-1],
-                cpu=means["cpu"],
-                memory=peaks["memory"],
-                gpu=means["gpu"],
-                gpu_memory=peaks["gpu_memory"],
+                points=len(used["seconds"]),
+                seconds=used["seconds"][-1],
+                cpu=_mean(used["cpu"]),
+                memory=_peak(used["memory"]),
+                gpu=_mean(used["gpu"]),
+                gpu_memory=_peak(used["gpu_memory"]),
             )
         )
     return found
 
 
-_USED = ("cpu", "memory", "gpu", "gpu_memory")
+def _mean(column: Sequence[float | None]) -> float | None:
+    known = [value for value in column if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _peak(column: Sequence[float | None]) -> float | None:
+    return max((value for value in column if value is not None), default=None)
 
 
 def _part(record: Record, name: str) -> Record:
