@@ -16,7 +16,7 @@ SPECTRUM_SHARES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 """The quantiles by which a layer's singular values are kept over training: least, largest, and what lies between."""
 
 
-Record: TypeAlias = Mapping[str, Any]
+AnyRecord: TypeAlias = Mapping[str, Any]
 """How something was measured, or what was measured, JSON-ready: parts by name, which readers take apart."""
 
 
@@ -138,7 +138,7 @@ class TrialResult(_Numbers):  # type: ignore[misc] # whose fields are the catalo
     """
 
     selected_epoch: int = field(metadata=_documented("The epoch whose weights were evaluated.", protocol="weights"))
-    protocol: Record = field(
+    protocol: AnyRecord = field(
         metadata=_documented(
             "How all this was measured; its fingerprint decides what ranks together.",
             source="[protocols](protocols.md)",
@@ -161,7 +161,7 @@ class TrialResult(_Numbers):  # type: ignore[misc] # whose fields are the catalo
         ),
     )
     violations: list[str] = field(default_factory=list, metadata=_documented("What cannot be true, in words."))
-    evaluation: Record = field(
+    evaluation: AnyRecord = field(
         default_factory=dict,
         metadata=_documented(
             "The whole record of the evaluation: histograms, tables by kind and severity, counts per attack, seconds"

@@ -2,13 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from service.database import OPEN_TRIALS, Result, Trial, TrialState
 from service.queue.attempts import AttemptDetail
 from ttsv.config.evaluation import PUBLISHED_CORRUPTIONS
-
-Record = Mapping[str, Any]
+from ttsv.results import AnyRecord
 
 
 @dataclass(frozen=True)
@@ -138,7 +136,7 @@ def threshold(trial: Trial) -> float | None:
 
 def robustness(result: Result | None) -> Robustness:
     """What a result's record has of corruptions, attacks, certificates and Lipschitz constants."""
-    record: Record = (result.evaluation if result is not None else None) or {}
+    record: AnyRecord = (result.evaluation if result is not None else None) or {}
     certified = _part(record, "certified")
     return Robustness(
         corruptions=_corruptions(_part(record, "corruptions")),
@@ -172,7 +170,7 @@ def robustness(result: Result | None) -> Robustness:
 
 def reliabilities(result: Result | None) -> list[Reliability]:
     """The reliability diagrams of a result's record: as the logits are, and at the fitted temperature."""
-    record: Record = (result.evaluation if result is not None else None) or {}
+    record: AnyRecord = (result.evaluation if result is not None else None) or {}
     calibration = _part(record, "calibration")
     found = []
     for name in ("raw", "scaled"):
@@ -237,12 +235,12 @@ def _peak(column: Sequence[float | None]) -> float | None:
     return max((value for value in column if value is not None), default=None)
 
 
-def _part(record: Record, name: str) -> Record:
+def _part(record: AnyRecord, name: str) -> AnyRecord:
     found = record.get(name)
     return found if isinstance(found, Mapping) else {}
 
 
-def _corruptions(record: Record) -> Corruptions | None:
+def _corruptions(record: AnyRecord) -> Corruptions | None:
     table = _part(record, "table")
     if not table or not all(table.values()):
         return None
@@ -250,6 +248,6 @@ def _corruptions(record: Record) -> Corruptions | None:
     return Corruptions(kinds, record["mean"], record.get("mce"))
 
 
-def _radii(certified: Record, assumed: Record) -> list[Radius]:
+def _radii(certified: AnyRecord, assumed: AnyRecord) -> list[Radius]:
     radii = sorted({*certified, *assumed}, key=float)
     return [Radius(float(radius), certified.get(radius), assumed.get(radius)) for radius in radii]

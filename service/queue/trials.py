@@ -184,7 +184,7 @@ class HeldExperiment:
     def finish_trial(
         self,
         trial_id: int,
-        result: Mapping[str, Any],
+        result: Mapping[str, object],
         protocol: ProtocolRecord,
         artifacts: Sequence[ArtifactFile] = (),
     ) -> None:

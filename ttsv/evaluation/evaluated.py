@@ -17,7 +17,7 @@ from ttsv.evaluation.stages import Measured, measure
 from ttsv.evaluation.subject import EvaluationOptions, Subject
 from ttsv.metrics import cost
 from ttsv.precision import full_precision
-from ttsv.results import Record, StageProgress, protocol_fingerprint
+from ttsv.results import AnyRecord, StageProgress, protocol_fingerprint
 from ttsv.runtime import EnvironmentFields, describe_environment, known_failures
 from ttsv.spectral.network import model_spectra
 from ttsv.training.facts import LayerRecord
@@ -68,7 +68,7 @@ class Evaluated:
         return [violation.text for violation in self.measured.violations]
 
     @property
-    def record(self) -> Record:
+    def record(self) -> AnyRecord:
         """The evaluation, JSON-ready.
 
         `protocol` says how it was measured, of a saved network its fingerprint too, `results` what came out.

@@ -18,7 +18,7 @@ from ttsv.layers import Framed, TTConv, layer_kernel
 from ttsv.metrics.attacks.record import AttackRecord
 from ttsv.metrics.corruption import CorruptionRecord
 from ttsv.precision import own_dtype
-from ttsv.results import TRAINING, Record
+from ttsv.results import TRAINING, AnyRecord
 from ttsv.spectral.geometry import Convolution, layer_geometry
 from ttsv.spectral.network import layer_input_sizes, model_spectra, spectral_layers
 from ttsv.spectral.norms import periodic_norm
@@ -32,7 +32,7 @@ LIPSCHITZ_RADIUS = 0.5
 ASCENT_STEPS = 20
 
 
-def evaluation_protocol(subject: Subject, evidence: Evidence, seed: int) -> Record:
+def evaluation_protocol(subject: Subject, evidence: Evidence, seed: int) -> AnyRecord:
     """The protocol of an evaluation's numbers, JSON-ready: results of equal protocols may be compared.
 
     It holds what changes what a number means: the images (data set, its SHA-256, split, how many for each metric),

@@ -30,7 +30,7 @@ from ttsv.metrics.attacks.record import AttackProgress, AttackRecord, Threat, re
 from ttsv.metrics.calibration import CalibrationRecord, calibration_record
 from ttsv.metrics.corruption import CorruptionProgress, CorruptionRecord, corruption_steps
 from ttsv.metrics.lipschitz import Space, empirical_lipschitz
-from ttsv.results import TRAINING, Record, StageProgress
+from ttsv.results import TRAINING, AnyRecord, StageProgress
 
 Stages = Generator[StageProgress, None, Any]
 Step = TypeVar("Step")
@@ -46,8 +46,8 @@ class Measured:
     """
 
     columns: dict[str, float | None]
-    results: Record
-    protocol: Record
+    results: AnyRecord
+    protocol: AnyRecord
     violations: list[Violation]
     evidence: Evidence
 
