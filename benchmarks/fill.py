@@ -13,6 +13,7 @@ from service.database.engine import Database
 from service.leaderboards import cell_scores
 from service.leaderboards.metrics import Metric
 from service.migrate import migrate
+from ttsv.config.fields import plain
 from ttsv.config.trial import TrialConfig
 from ttsv.results import EpochMetrics
 
@@ -106,7 +107,8 @@ def _experiment(session: Any, number: int, rng: random.Random) -> None:
     spec = {"spec_version": 1, "name": f"grid {number}", "base": {}, "grid": {"seed": list(range(CELLS_SEEDS))}}
     session.add(Experiment(id=number, name=f"grid {number}", spec=spec, state=state, **counts))
     session.flush()
-    config = TrialConfig.from_dict({"dataset": DATASET, "model": "vgg11", "layer": "tt", "rank": 2}).to_dict()
+    config = TrialConfig.from_dict({"dataset": DATASET, "model": "vgg11", "layer": "tt", "rank": 2})
+    fields, training = config.to_dict(), plain(config.training)
     rows, results = [], []
     for index in range(PER_EXPERIMENT):
         cell = (number - 1) * PER_EXPERIMENT // CELLS_SEEDS + index // CELLS_SEEDS
@@ -119,8 +121,12 @@ def _experiment(session: Any, number: int, rng: random.Random) -> None:
                 "number": index,
                 "fingerprint": f"{cell:060x}{seed:04x}",
                 "cell": f"{cell:064x}",
-                "config": config
-                | {"rank": rank, "seed": seed, "training": config["training"] | {"lr": 0.001 * (1 + cell % 97)}},
+                "config": {
+                    **fields,
+                    "rank": rank,
+                    "seed": seed,
+                    "training": {**training, "lr": 0.001 * (1 + cell % 97)},
+                },
                 "dataset": DATASET,
                 "model": "vgg11",
                 "layer": "tt",

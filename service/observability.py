@@ -7,16 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import Any
 
 from service.settings import LogFormat, Settings
 
 _IDS = ("request_id", "experiment_id", "trial_id")
-_about: ContextVar[dict[str, Any]] = ContextVar("about", default={})  # noqa: B039 - never changed in place
+_about: ContextVar[dict[str, object]] = ContextVar("about", default={})  # noqa: B039 - never changed in place
 
 
 @contextmanager
-def about(**ids: Any) -> Iterator[None]:
+def about(**ids: object) -> Iterator[None]:
     """Every line logged inside, in this thread or task and those it starts, carries these ids."""
     token = _about.set({**_about.get(), **ids})
     try:
@@ -27,7 +26,8 @@ def about(**ids: Any) -> Iterator[None]:
 
 def request_id() -> str | None:
     """The id of the request that is being answered."""
-    return _about.get().get("request_id")
+    found = _about.get().get("request_id")
+    return None if found is None else str(found)
 
 
 def configure_logging(settings: Settings) -> None:
@@ -44,7 +44,7 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """One line."""
-        line: dict[str, Any] = {
+        line: dict[str, object] = {
             "time": _time(record),
             "level": record.levelname.lower(),
             "logger": record.name,
@@ -76,7 +76,7 @@ def _time(record: logging.LogRecord) -> str:
 _USUAL = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message"}
 
 
-def _extra(record: logging.LogRecord) -> dict[str, Any]:
+def _extra(record: logging.LogRecord) -> dict[str, object]:
     # A leading underscore marks what a library keeps on the record for itself, as Ray its time in nanoseconds.
     return {
         name: value

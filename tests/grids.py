@@ -34,6 +34,7 @@ from service.queue.cluster import Gpu, Machine, Node, Versions
 from service.specs.grid import ExperimentSpec, expand_grid
 from service.specs.states import NodeState
 from tests.results import made_result
+from ttsv.config.trial import TrialConfig
 
 PROTOCOL = "5f" * 32
 AXES: dict[int, dict[str, list[Any]]] = {
@@ -96,7 +97,8 @@ def _run(session: Session, experiment_id: int, epochs: int, curves: int) -> None
         if name in Result.__table__.columns and name not in ("protocol", "environment", "layers")
     }
     for trial_id, number, config in rows:
-        rank, ort, lr = config["rank"] or 64, config["lambda_ort"], config["training"]["lr"]
+        parsed = TrialConfig.from_dict(config)
+        rank, ort, lr = parsed.rank or 64, parsed.lambda_ort, parsed.training.lr
         quality = (
             0.55 + 0.38 * (1 - math.exp(-rank / 10)) - 0.025 * (math.log10(ort + 1e-3) + 1) ** 2 - 0.4 * abs(lr - 0.05)
         )

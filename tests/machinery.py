@@ -23,6 +23,7 @@ from sqlalchemy import Dialect, Engine, create_engine, inspect, make_url, select
 from sqlalchemy.util import LRUCache
 
 from service.database.engine import Database
+from service.database.experiments import ProcessIdentity
 from service.experiments import submission
 from service.experiments.submission import Draft
 from service.main import create_app
@@ -303,12 +304,15 @@ def submit(database: Database) -> Callable[..., int]:
     return submit
 
 
+PROCESS: ProcessIdentity = {"boot": "a kernel", "pids": 1, "pid": 1, "start": 1}
+
+
 @pytest.fixture
 def claim(database: Database) -> Callable[..., Lease]:
     """Claims the first experiment, which must be there."""
 
     def claim(worker: str = "worker") -> Lease:
-        lease = database.write(lambda session: leases.claim(session, worker, {"pid": 1}))
+        lease = database.write(lambda session: leases.claim(session, worker, PROCESS))
         assert lease is not None
         return lease
 

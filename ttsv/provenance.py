@@ -10,11 +10,11 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import torch
 
-from ttsv.runtime import describe_environment
+from ttsv.runtime import EnvironmentFields, describe_environment
 
 MOST_DIFF_BYTES = 64 * 2**10
 """Of a dirty tree's difference so much is kept, from its beginning."""
@@ -25,13 +25,30 @@ _TELLING = ("OMP_NUM_THREADS", "ONEDNN_MAX_CPU_ISA", "CUDA_VISIBLE_DEVICES", "CU
 _HERE = Path(__file__).parent
 
 
-@functools.cache
-def provenance() -> dict[str, Any]:
-    """The record of this process: what `describe_environment` says of the device that it would use, and all around it.
+class ChangeFields(TypedDict):
+    """How tracked files differ from the revision (the first `MOST_DIFF_BYTES`; is there more?), and those untracked."""
 
-    `packages` are those installed, with versions; `gpus` those that this process sees. `git_diff`: how tracked files
-    differ from the revision, its first `MOST_DIFF_BYTES`; `git_diff_cut` says whether there is more.
-    """
+    git_diff: str | None
+    git_diff_cut: bool
+    git_untracked: list[str]
+
+
+class ProvenanceFields(EnvironmentFields, ChangeFields):
+    """Where a process runs, JSON-ready. `packages` are those installed, with versions; `gpus` those that it sees."""
+
+    host: str
+    packages: dict[str, str]
+    cpu: str
+    cpus: int | None
+    gpus: list[str]
+    gpu_driver: str | None
+    cuda: str | None
+    variables: dict[str, str]
+
+
+@functools.cache
+def provenance() -> ProvenanceFields:
+    """The record of this process: `describe_environment` of the device that it would use, and all around it."""
     seen = torch.cuda.is_available()
     return {
         **describe_environment(torch.device("cuda" if seen else "cpu")),
@@ -79,9 +96,9 @@ def _driver() -> str | None:
     return None
 
 
-def _changes(folder: Path) -> dict[str, Any]:
+def _changes(folder: Path) -> ChangeFields:
     """How the checkout that tracks a folder differs from its revision; nothing where none tracks it, or it does not."""
-    empty: dict[str, Any] = {"git_diff": None, "git_diff_cut": False, "git_untracked": []}
+    empty: ChangeFields = {"git_diff": None, "git_diff_cut": False, "git_untracked": []}
     try:
         _git(folder, "ls-files", "--error-unmatch", Path(__file__).name)
         diff, cut = _git(folder, "diff", "HEAD", "--no-color", "--no-ext-diff", "--no-textconv")

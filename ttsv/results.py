@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypeAlias, TypedDict
 
-from ttsv.config.fields import Plain, digest
+from ttsv.config.fields import digest
 from ttsv.metrics.catalog import METRICS, MetricInfo
 
 CHECKPOINTS = "checkpoints"
@@ -14,6 +14,18 @@ CHECKPOINTS = "checkpoints"
 
 SPECTRUM_SHARES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 """The quantiles by which a layer's singular values are kept over training: least, largest, and what lies between."""
+
+
+AnyRecord: TypeAlias = Mapping[str, Any]
+"""How something was measured, or what was measured, JSON-ready: parts by name, which readers take apart."""
+
+
+class SpectrumFields(TypedDict):
+    """A `LayerSpectrum` as JSON has it."""
+
+    name: str
+    values: list[float]
+    before: list[float] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +41,7 @@ class LayerSpectrum:
     before: tuple[float, ...] | None
 
     @classmethod
-    def from_dict(cls, data: Plain) -> "LayerSpectrum":
+    def from_dict(cls, data: SpectrumFields) -> "LayerSpectrum":
         """Inverse of `asdict`, from JSON too."""
         before = data["before"]
         return cls(name=data["name"], values=tuple(data["values"]), before=None if before is None else tuple(before))
@@ -59,7 +71,7 @@ class EpochMetrics:
     spectra: tuple[LayerSpectrum, ...] | None = None
 
     @classmethod
-    def from_dict(cls, data: Plain) -> "EpochMetrics":
+    def from_dict(cls, data: dict[str, Any]) -> "EpochMetrics":
         """Inverse of `asdict`, from JSON too. Raises `TypeError` or `KeyError` for what is none."""
         found = data.get("spectra")
         return cls(**data | {"spectra": None if found is None else tuple(map(LayerSpectrum.from_dict, found))})
@@ -88,6 +100,29 @@ def _documented(definition: str, *, protocol: str = "", source: str = "") -> dic
     return {"definition": definition, "protocol": protocol, "source": source}
 
 
+class NormsFields(TypedDict):
+    """What a projection reported of a layer (`ttsv.constraints.LayerNorms`), as JSON has it."""
+
+    before: float
+    after: float
+    smallest: float | None
+    measure: str
+
+
+class LayerFields(TypedDict):
+    """The record of a layer (`ttsv.training.facts.LayerRecord`), as JSON has it; older ones have no `quantiles`."""
+
+    name: str
+    kind: str
+    shape: dict[str, list[int]]
+    input_size: list[int]
+    largest: float
+    smallest: float | None
+    largest_before_projection: float | None
+    projection: NormsFields | None
+    quantiles: NotRequired[list[float] | None]
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrialResult(_Numbers):  # type: ignore[misc] # whose fields are the catalogue's
     """What a finished trial is worth, on the test split, with the protocol under which it was measured.
@@ -103,16 +138,16 @@ class TrialResult(_Numbers):  # type: ignore[misc] # whose fields are the catalo
     """
 
     selected_epoch: int = field(metadata=_documented("The epoch whose weights were evaluated.", protocol="weights"))
-    protocol: Plain = field(
+    protocol: AnyRecord = field(
         metadata=_documented(
             "How all this was measured; its fingerprint decides what ranks together.",
             source="[protocols](protocols.md)",
         )
     )
-    environment: Mapping[str, str | int | bool | None] = field(
+    environment: Mapping[str, object] = field(
         metadata=_documented("Device, versions, git revision, threads: where it was computed.")
     )
-    layers: list[Plain] = field(
+    layers: list[LayerFields] = field(
         metadata=_documented(
             "One record per convolution: kind, shape, the size it sees, largest and smallest singular value, what the"
             " last projection reached."
@@ -126,7 +161,7 @@ class TrialResult(_Numbers):  # type: ignore[misc] # whose fields are the catalo
         ),
     )
     violations: list[str] = field(default_factory=list, metadata=_documented("What cannot be true, in words."))
-    evaluation: Plain = field(
+    evaluation: AnyRecord = field(
         default_factory=dict,
         metadata=_documented(
             "The whole record of the evaluation: histograms, tables by kind and severity, counts per attack, seconds"
@@ -142,11 +177,11 @@ TRAINING = "training"
 """The part of a protocol that says in words what was done to the network that is compared: it decides nothing."""
 
 
-def deciding(protocol: Plain) -> Plain:
+def deciding(protocol: Mapping[str, object]) -> Mapping[str, object]:
     """The parts of a protocol that decide what may be compared: all but what is said of the training."""
     return {name: part for name, part in protocol.items() if name != TRAINING}
 
 
-def protocol_fingerprint(protocol: Plain) -> str:
+def protocol_fingerprint(protocol: Mapping[str, object]) -> str:
     """SHA-256 (hex) of a JSON-ready protocol, the same for any order of its keys: equal ones may be compared."""
     return digest(deciding(protocol))

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypedDict
 
 import numpy as np
 import torch
@@ -26,8 +27,27 @@ from ttsv.errors import (
 )
 
 
-def describe_environment(device: torch.device) -> dict[str, str | int | bool | None]:
-    """Returns versions, device, threads and the code's git revision, JSON-ready."""
+class RevisionFields(TypedDict):
+    """The code's git revision, and whether tracked files differ from it; None without a checkout that tracks it."""
+
+    git_revision: str | None
+    git_dirty: bool | None
+
+
+class EnvironmentFields(RevisionFields):
+    """Versions, device, threads and the code's git revision, JSON-ready."""
+
+    python: str
+    torch: str
+    numpy: str
+    platform: str
+    device: str
+    device_name: str
+    threads: int
+
+
+def describe_environment(device: torch.device) -> EnvironmentFields:
+    """Returns versions, device, threads and the code's git revision."""
     cuda = device.type == "cuda"
     return {
         "python": platform.python_version(),
@@ -42,7 +62,7 @@ def describe_environment(device: torch.device) -> dict[str, str | int | bool | N
 
 
 @functools.cache
-def _git(folder: Path) -> dict[str, str | bool | None]:
+def _git(folder: Path) -> RevisionFields:
     """Revision of the checkout that tracks the folder, and whether tracked files differ from it; None without one."""
 
     def git(*arguments: str) -> str:

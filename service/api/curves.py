@@ -106,7 +106,7 @@ def show(
     return answer(written(found))
 
 
-def written(found: Curves) -> dict[str, Any]:
+def written(found: Curves) -> dict[str, object]:
     """Curves as `CurvesOut` has them."""
     columns = [{"field": one.field, "name": one.name} for one in found.columns.fields]
     return {"metrics": found.metrics, "columns": columns, "curves": [vars(curve) for curve in found.curves]}

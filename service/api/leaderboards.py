@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query, Response
 from pydantic import Field
@@ -233,13 +233,13 @@ def show_plane(
         found = plane(session, question, x, y)
     about = {"dataset": dataset, "x_metric": x, "y_metric": y}
     if found is None:
-        columns: dict[str, Any] = {name: [] for name in _PLANE_COLUMNS}
+        columns: dict[str, object] = {name: [] for name in _PLANE_COLUMNS}
         return answer(about | {"protocol": None, "total": 0, "columns": [], "fields": {}} | columns)
     named = [{"field": one.field, "name": one.name} for one in found.columns.fields]
     return answer(about | vars(found) | {"columns": named})
 
 
-def _plain(found: Leaderboard, question: Question) -> dict[str, Any]:
+def _plain(found: Leaderboard, question: Question) -> dict[str, object]:
     """The answer as `LeaderboardOut` has it."""
     order = _order(question.metric, question.group_by, question.sort)
     boards = [vars(b) | {"next": None if b.next is None else encoded([order, *b.next])} for b in found.boards]

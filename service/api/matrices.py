@@ -124,9 +124,9 @@ def show(
     return answer({"experiment_id": experiment_id, "metric": question.metric, "seeds": question.seeds} | written(found))
 
 
-def written(found: Matrix | Patch) -> dict[str, Any]:
+def written(found: Matrix | Patch) -> dict[str, object]:
     """A matrix as `MatrixOut` has it. (`asdict` would copy every number.)"""
-    values: dict[str, Any] = {**vars(found), "places": vars(found.places)}
+    values: dict[str, object] = {**vars(found), "places": vars(found.places)}
     if isinstance(found, Patch):
         values["places"] = {name: column for name, column in vars(found.places).items() if name not in _WHERE}
         return values

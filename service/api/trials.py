@@ -196,7 +196,7 @@ def spectra(trial_id: TrialId, answer: Answer, who: Reader, database: Db) -> Any
     """The singular values of a succeeded trial's layers: largest and smallest, and the largest before projection."""
     with database.read() as session:
         found = _result(store.trial_detail(session, trial_id, project_id=who.project_id))
-        largest, layers = found.max_singular_value, found.layers
+        largest, layers = found.max_singular_value, [dict(layer) for layer in found.layers]
     return answer(SpectraOut.model_construct(trial_id=trial_id, max_singular_value=largest, layers=layers))
 
 
@@ -263,17 +263,19 @@ def resources(trial_id: TrialId, answer: Answer, who: Reader, database: Db) -> A
 
 
 def _resources_of(attempt: AttemptDetail) -> AttemptResources:
-    stored = attempt.resources or {}
-    columns = [stored.get(name, []) for name in ResourcePoint.model_fields]
-    points = [
-        ResourcePoint.model_construct(**dict(zip(ResourcePoint.model_fields, values, strict=True)))
-        for values in zip(*columns, strict=True)
-    ]
+    used = attempt.resources
+    points: list[ResourcePoint] = []
+    if used is not None:
+        columns = used["seconds"], used["cpu"], used["memory"], used["gpu"], used["gpu_memory"]
+        points = [
+            ResourcePoint.model_construct(seconds=seconds, cpu=cpu, memory=memory, gpu=gpu, gpu_memory=gpu_memory)
+            for seconds, cpu, memory, gpu, gpu_memory in zip(*columns, strict=True)
+        ]
     return AttemptResources(
         number=attempt.number,
         started_at=attempt.started_at,
         place=attempt.place,
-        interval=stored.get("interval"),
+        interval=None if used is None else used["interval"],
         points=points,
     )
 

@@ -8,7 +8,6 @@ from service.client.connection import Connection, checked, covers, of_paper
 from service.schemas.comparisons import CompareOut
 from service.schemas.experiments import PresetOut
 from service.schemas.leaderboards import BoardOut, LeaderboardOut, PlaneOut, RowOut, TableOut
-from ttsv.config.fields import Plain
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -156,10 +155,10 @@ class Boards(Connection):
         return self._list(PresetOut, "/v1/presets")
 
     @covers("getPreset")
-    def preset(self, name: str, *, scale: str = "full", protocol: str = "code") -> Plain:
+    def preset(self, name: str, *, scale: str = "full", protocol: str = "code") -> dict[str, Any]:
         """A preset as a spec, to be changed and submitted."""
         path = f"/v1/presets/{of_paper(name)}"
-        spec: Plain = self._send("GET", path, params={"scale": scale, "protocol": protocol}).json()
+        spec: dict[str, Any] = self._send("GET", path, params={"scale": scale, "protocol": protocol}).json()
         return spec
 
 

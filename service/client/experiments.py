@@ -1,7 +1,7 @@
 """Experiments: posting, looking, following, and what can be done with them."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypedDict, Unpack
 
@@ -23,7 +23,7 @@ from service.schemas.experiments import (
 )
 from service.schemas.leaderboards import MatrixOut
 from service.specs.states import OPEN_EXPERIMENTS
-from ttsv.config.fields import Plain
+from ttsv.config.fields import FieldValue, FieldValues
 
 _ROOT = "/v1/experiments"
 _ALL_BUT_SPEC = ",".join(name for name in ExperimentOut.model_fields if name != "spec")
@@ -65,12 +65,12 @@ class Experiments(Connection):
     """Posts experiments, asks about them and changes them."""
 
     @covers("createExperiment")
-    def submit(self, spec: Plain, *, idempotency_key: str | None = None) -> NewExperimentOut:
+    def submit(self, spec: Mapping[str, object], *, idempotency_key: str | None = None) -> NewExperimentOut:
         """Posts an experiment; sent again after a lost answer it is still stored once."""
         return self._post(NewExperimentOut, _ROOT, spec, headers=idempotent(idempotency_key))
 
     @covers("createExperiment")
-    def dry_run(self, spec: Plain, *, summary: bool = False) -> DryRunOut:
+    def dry_run(self, spec: Mapping[str, object], *, summary: bool = False) -> DryRunOut:
         """What a spec would become: its trials with sizes, steps and times. Nothing is stored.
 
         `summary`: the trials are counted, and none is listed.
@@ -166,9 +166,9 @@ class Experiments(Connection):
         self,
         experiment_id: int,
         *,
-        grid: dict[str, list[Any]] | None = None,
-        variants: Sequence[Plain] = (),
-        trials: Sequence[Plain] = (),
+        grid: Mapping[str, Sequence[FieldValue]] | None = None,
+        variants: Sequence[Mapping[str, object]] = (),
+        trials: Sequence[Mapping[str, object]] = (),
         repeat: int | None = None,
         idempotency_key: str | None = None,
     ) -> ExperimentOut:
@@ -187,7 +187,7 @@ class Experiments(Connection):
     def reevaluate(
         self,
         experiment_id: int,
-        evaluation: Plain,
+        evaluation: FieldValues,
         *,
         name: str | None = None,
         idempotency_key: str | None = None,
@@ -297,7 +297,9 @@ class Experiments(Connection):
             if shown.state in OPEN_EXPERIMENTS:
                 time.sleep(every)
 
-    def _act(self, experiment_id: int, action: str, body: Plain | None = None, **options: Any) -> ExperimentOut:
+    def _act(
+        self, experiment_id: int, action: str, body: Mapping[str, object] | None = None, **options: Any
+    ) -> ExperimentOut:
         return self._post(ExperimentOut, f"{_ROOT}/{experiment_id}/{action}", body, **options)
 
 

@@ -94,7 +94,7 @@ def page(show: Show, who: Reader, database: Db, chosen: Annotated[_Chosen, Depen
         given = {kind.value: text for kind, text in lists.items()}
         given |= {} if chosen.baseline is None else {"baseline": chosen.baseline}
         return RedirectResponse(f"/compare?{urlencode(given, safe=',')}", status_code=303, headers=HEADERS)
-    values: dict[str, Any] = {"lists": {kind.value: lists.get(kind, "") for kind in Kind}, "most": MOST}
+    values: dict[str, object] = {"lists": {kind.value: lists.get(kind, "") for kind in Kind}, "most": MOST}
     values |= {"metrics": list(Metric), "metric": chosen.metric, "problem": None, "found": None}
     if not lists:
         return show("compare.html", **values)
@@ -119,7 +119,7 @@ def _compared(session: Session, who: Principal, chosen: _Chosen, lists: Mapping[
     return compare(session, AskedComparison(**named, baseline=chosen.baseline, metrics="all").question(who))
 
 
-def _view(found: Comparison, layers: Sequence[SideLayers | None], metric: Metric) -> dict[str, Any]:
+def _view(found: Comparison, layers: Sequence[SideLayers | None], metric: Metric) -> dict[str, object]:
     headings = [
         _Heading(LETTERS[index], side, _address(found.kind, side), index == found.baseline)
         for index, side in enumerate(found.sides)

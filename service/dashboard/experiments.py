@@ -164,7 +164,7 @@ def changes(
     return show("changes.html", **summary, trials=rows, fields=fields, events=list(reversed(events)))
 
 
-def _summary(session: Session, row: Experiment) -> dict[str, Any]:
+def _summary(session: Session, row: Experiment) -> dict[str, object]:
     """What stands above the tabs."""
     (found,) = experiments_out(session, [row])
     return {
@@ -176,7 +176,7 @@ def _summary(session: Session, row: Experiment) -> dict[str, Any]:
     }
 
 
-def _matrix_values(view: MatrixView) -> dict[str, Any]:
+def _matrix_values(view: MatrixView) -> dict[str, object]:
     return {"view": view, "metrics": list(Metric), "seed_ways": SEEDS}
 
 

@@ -2,9 +2,9 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, TypedDict
 from urllib.parse import quote, unquote, urlencode
 
 from fastapi import APIRouter, Depends, Path, Query
@@ -28,6 +28,7 @@ from service.paper.presets import PAPER, presets
 from service.paper.reference import preset_table, references
 from service.paper.sheets import table_sheet
 from service.specs.columns import Columns, columns_of, known_fields
+from ttsv.config.fields import TrialFields
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -198,12 +199,22 @@ def _chart(plot: ScatterPlot | None, x: Metric, y: Metric, dataset: str) -> Scat
     return scatter(x.reading.title, y.reading.title, points)
 
 
-def _named(shape: Columns, config: dict[str, Any]) -> str:
+def _named(shape: Columns, config: TrialFields) -> str:
     """What a cell is among those that are named; its seed is that of one of its trials."""
     return configuration_said(replace(shape, fields=[one for one in shape.fields if one.field != "seed"]), config)
 
 
-def _read(metric: Metric) -> dict[str, Any]:
+class _Read(TypedDict):
+    """How the picture writes a metric."""
+
+    heading: str
+    unit: str
+    factor: float
+    decimals: int
+    best: str
+
+
+def _read(metric: Metric) -> _Read:
     """How the picture writes a metric."""
     reading = metric.reading
     best = "higher" if metric.more_is_better else "lower" if metric.has_best else "near 1"
@@ -218,12 +229,12 @@ def _read(metric: Metric) -> dict[str, Any]:
 
 def _plane_source(question: Question, x: Metric, y: Metric) -> str:
     """Where the picture's numbers are had: of the same cells as the table's."""
-    chosen: dict[str, Any] = {"x": x.value, "y": y.value, **_chosen_filters(question)}
+    chosen: dict[str, object] = {"x": x.value, "y": y.value, **_chosen_filters(question)}
     given = {name: value for name, value in chosen.items() if value not in (None, [])}
     return f"/v1/leaderboards/{quote(question.dataset, safe='')}/plane?{urlencode(given, doseq=True)}"
 
 
-def _chosen_filters(question: Question) -> dict[str, Any]:
+def _chosen_filters(question: Question) -> dict[str, object]:
     """The filters that are not at their defaults, as the API names them."""
     every = vars(Filters())
     filters = {name: value for name, value in vars(question.filters).items() if value not in ((), every[name])}
@@ -232,7 +243,7 @@ def _chosen_filters(question: Question) -> dict[str, Any]:
 
 
 def _downloads(question: Question, columns: Sequence[Metric], front: Sequence[Metric]) -> list[Download]:
-    chosen: dict[str, Any] = {
+    chosen: dict[str, object] = {
         "metric": question.metric.value,
         "metrics": ",".join(columns) or None,
         "pareto": ",".join(front) or None,
@@ -248,7 +259,7 @@ def _downloads(question: Question, columns: Sequence[Metric], front: Sequence[Me
     return _forms(f"/v1/leaderboards/{quote(question.dataset, safe='')}", chosen)
 
 
-def _forms(path: str, chosen: dict[str, Any]) -> list[Download]:
+def _forms(path: str, chosen: Mapping[str, object]) -> list[Download]:
     given = {name: value for name, value in chosen.items() if value not in (None, [])}
     forms = {"CSV": ("csv", "csv"), "Markdown": ("markdown", "md"), "LaTeX": ("latex", "tex"), "JSON": ("json", "json")}
     file = re.sub(r"[^A-Za-z0-9._-]+", "-", unquote(path.removeprefix("/v1/")).replace("/", "-"))

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from service.api.matrices import AskedMatrix, written
 from service.dashboard.wording import NONE, said
-from service.leaderboards.matrix import Axis, Matrix, Seeds, Value
+from service.leaderboards.matrix import Axis, Matrix, Seeds
 from service.leaderboards.metrics import Metric
+from ttsv.config.fields import FieldValue
 
 MOST_IN_TABLE = 2500
 """Places that the table behind the picture has; more are had as CSV."""
@@ -166,7 +167,7 @@ def _sheets(found: Matrix) -> Sequence[Sheet]:
     return [Sheet(facet_text(found, at), list(zip(headings, rows, strict=True))) for at, rows in enumerate(grids)]
 
 
-def axis_text(value: Value) -> str:
+def axis_text(value: FieldValue) -> str:
     """A value beside an axis."""
     if value is None:
         return "none"
@@ -175,7 +176,7 @@ def axis_text(value: Value) -> str:
     return f"{value:.4g}" if isinstance(value, float) else json.dumps(value)
 
 
-def _condition(axis: Axis, value: Value) -> str:
+def _condition(axis: Axis, value: FieldValue) -> str:
     """That the axis has this value, as `service.leaderboards.conditions` reads it."""
     if value is None:
         text = "none"

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
@@ -85,7 +84,7 @@ def shares(experiments: Iterable[ExperimentOut]) -> Sequence[Share]:
     """What each owner's running trials hold, the largest first."""
     found: dict[str, list[float]] = {}
     for experiment in experiments:
-        needs: dict[str, Any] = experiment.spec.get("resources") or {}
+        needs = experiment.spec.get("resources") or {}
         running = experiment.progress.trials[TrialState.RUNNING]
         held = found.setdefault(experiment.owner or "nobody named", [0, 0, 0, 0])
         for index, amount in enumerate(

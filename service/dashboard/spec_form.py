@@ -7,9 +7,8 @@ from functools import cache
 from typing import Any
 
 from service.specs.spec import ExperimentSpec
+from ttsv.config.fields import Schema
 from ttsv.config.trial import field_infos
-
-Schema = Mapping[str, Any]
 
 IN_THE_TEXT = ("variants", "trials", "search")
 """Keys of a spec that the form has no fields for: they are written in the text, and stay when the form changes."""

@@ -67,7 +67,8 @@ def form(
     experiment: Annotated[int | None, Query(ge=1, le=MAX_ID)] = None,
 ) -> HTMLResponse:
     """A spec to be looked at, changed and posted: an example, a preset, or that of an experiment."""
-    spec, origin = START, "An example to begin with."
+    spec: Mapping[str, object] = START
+    origin = "An example to begin with."
     if preset is not None:
         spec = preset_spec(preset, scale=scale, protocol=protocol)
         origin = f"The preset {preset}, scale {scale.value}."
@@ -78,7 +79,7 @@ def form(
     return _shown(show, _Looked(write_yaml(spec)), origin, preset, scale)
 
 
-def without_defaults(spec: Mapping[str, Any]) -> dict[str, Any]:
+def without_defaults(spec: Mapping[str, object]) -> dict[str, object]:
     """A stored spec without the keys that say what is meant without them."""
     default = ExperimentSpec(name="x").model_dump(mode="json")
     return {key: value for key, value in spec.items() if key in _ALWAYS_SAID or value != default.get(key)}

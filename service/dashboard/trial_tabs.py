@@ -2,13 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from service.database import OPEN_TRIALS, Result, Trial, TrialState
 from service.queue.attempts import AttemptDetail
 from ttsv.config.evaluation import PUBLISHED_CORRUPTIONS
-
-Record = Mapping[str, Any]
+from ttsv.results import AnyRecord
 
 
 @dataclass(frozen=True)
@@ -138,7 +136,7 @@ def threshold(trial: Trial) -> float | None:
 
 def robustness(result: Result | None) -> Robustness:
     """What a result's record has of corruptions, attacks, certificates and Lipschitz constants."""
-    record: Record = (result.evaluation if result is not None else None) or {}
+    record: AnyRecord = (result.evaluation if result is not None else None) or {}
     certified = _part(record, "certified")
     return Robustness(
         corruptions=_corruptions(_part(record, "corruptions")),
@@ -172,7 +170,7 @@ def robustness(result: Result | None) -> Robustness:
 
 def reliabilities(result: Result | None) -> list[Reliability]:
     """The reliability diagrams of a result's record: as the logits are, and at the fitted temperature."""
-    record: Record = (result.evaluation if result is not None else None) or {}
+    record: AnyRecord = (result.evaluation if result is not None else None) or {}
     calibration = _part(record, "calibration")
     found = []
     for name in ("raw", "scaled"):
@@ -211,35 +209,38 @@ def uses(attempts: Sequence[AttemptDetail]) -> list[Use]:
     """What each attempt used, those that were sampled alone."""
     found = []
     for attempt in attempts:
-        stored = attempt.resources or {}
-        if not (seconds := stored.get("seconds")):
+        used = attempt.resources
+        if used is None or not used["seconds"]:
             continue
-        known = {name: [value for value in stored.get(name, ()) if value is not None] for name in _USED}
-        means = {name: sum(values) / len(values) if values else None for name, values in known.items()}
-        peaks = {name: max(values, default=None) for name, values in known.items()}
         found.append(
             Use(
                 attempt=attempt,
-                points=len(seconds),
-                seconds=seconds[-1],
-                cpu=means["cpu"],
-                memory=peaks["memory"],
-                gpu=means["gpu"],
-                gpu_memory=peaks["gpu_memory"],
+                points=len(used["seconds"]),
+                seconds=used["seconds"][-1],
+                cpu=_mean(used["cpu"]),
+                memory=_peak(used["memory"]),
+                gpu=_mean(used["gpu"]),
+                gpu_memory=_peak(used["gpu_memory"]),
             )
         )
     return found
 
 
-_USED = ("cpu", "memory", "gpu", "gpu_memory")
+def _mean(column: Sequence[float | None]) -> float | None:
+    known = [value for value in column if value is not None]
+    return sum(known) / len(known) if known else None
 
 
-def _part(record: Record, name: str) -> Record:
+def _peak(column: Sequence[float | None]) -> float | None:
+    return max((value for value in column if value is not None), default=None)
+
+
+def _part(record: AnyRecord, name: str) -> AnyRecord:
     found = record.get(name)
     return found if isinstance(found, Mapping) else {}
 
 
-def _corruptions(record: Record) -> Corruptions | None:
+def _corruptions(record: AnyRecord) -> Corruptions | None:
     table = _part(record, "table")
     if not table or not all(table.values()):
         return None
@@ -247,6 +248,6 @@ def _corruptions(record: Record) -> Corruptions | None:
     return Corruptions(kinds, record["mean"], record.get("mce"))
 
 
-def _radii(certified: Record, assumed: Record) -> list[Radius]:
+def _radii(certified: AnyRecord, assumed: AnyRecord) -> list[Radius]:
     radii = sorted({*certified, *assumed}, key=float)
     return [Radius(float(radius), certified.get(radius), assumed.get(radius)) for radius in radii]

@@ -1,8 +1,8 @@
 """The page of a trial: curves, result, violations, spectra, files and the end of its log."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query
@@ -25,7 +25,7 @@ from service.leaderboards.metrics import Metric
 from service.queue import attempts
 from service.schemas.experiments import ArtifactOut
 from service.schemas.trial_tables import Shown
-from ttsv.results import SPECTRUM_SHARES
+from ttsv.results import SPECTRUM_SHARES, LayerFields
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -41,7 +41,7 @@ _COLUMNS = ("train_loss", "val_loss", "train_accuracy", "val_accuracy", "ort_los
 class LayerRange:
     """A layer's record, and where its singular values lie on a bar of a thousand."""
 
-    record: Mapping[str, Any]
+    record: LayerFields
     start: float
     width: float
     before: float | None
@@ -170,10 +170,10 @@ def curves(epochs: Sequence[epoch_points.Point]) -> list[LineChart]:
     return [chart for chart in charts if chart is not None]
 
 
-def layer_ranges(layers: Sequence[Mapping[str, Any]]) -> list[LayerRange]:
+def layer_ranges(layers: Sequence[LayerFields]) -> list[LayerRange]:
     """Each layer's smallest to largest singular value, all on one scale."""
-    tops = [layer.get(name) or 0 for layer in layers for name in ("largest", "largest_before_projection")]
-    top = max(tops, default=0) or 1
+    tops = [(layer.get("largest"), layer.get("largest_before_projection")) for layer in layers]
+    top = max((value or 0 for pair in tops for value in pair), default=0) or 1
 
     def place(value: float | None) -> float:
         return round(1000 * min(max(value or 0, 0), top) / top, 1)

@@ -60,7 +60,6 @@ class Base(DeclarativeBase):
         datetime: Timestamp,
         dict[str, Any]: Json,
         dict[str, JsonValue]: Json,
-        list[dict[str, JsonValue]]: Json,
         list[str]: Json,
         ExperimentState: _states(ExperimentState, "state"),
         TrialState: _states(TrialState, "state"),

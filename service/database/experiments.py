@@ -3,14 +3,28 @@
 from datetime import datetime
 from typing import Any, TypedDict
 
+from pydantic import JsonValue
 from sqlalchemy import BigInteger, ForeignKey, Index, String, UniqueConstraint, case, false, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from service.database.base import Base, Id, Json, now
 from service.specs.states import OPEN_TRIALS, ExperimentState, TrialState
+from ttsv.config.fields import TrialFields
 
 OUT_OF_MEMORY = "oom"
 """Class of a failure."""
+
+
+class ProcessIdentity(TypedDict):
+    """What tells a process from all others on its host (`boot`: its running kernel, `pids`: its namespace of pids).
+
+    `start` is in ticks since boot.
+    """
+
+    boot: str
+    pids: int
+    pid: int
+    start: int
 
 
 class Experiment(Base):
@@ -54,7 +68,7 @@ class Experiment(Base):
     fence: Mapped[int] = mapped_column(default=0)
     heartbeat: Mapped[int] = mapped_column(default=0)
     worker: Mapped[str | None] = mapped_column(String(200))
-    process: Mapped[dict[str, Any] | None]
+    process: Mapped[ProcessIdentity | None] = mapped_column(Json)
     project_id: Mapped[int | None] = mapped_column(Id, ForeignKey("projects.id"))
     owner: Mapped[str | None] = mapped_column(String(100))
     revision: Mapped[int] = mapped_column(default=0, server_default="0")
@@ -129,7 +143,7 @@ class Trial(Base):
     number: Mapped[int]
     fingerprint: Mapped[str] = mapped_column(String(64))
     cell: Mapped[str] = mapped_column(String(64))
-    config: Mapped[dict[str, Any]]
+    config: Mapped[TrialFields] = mapped_column(Json)
     dataset: Mapped[str] = mapped_column(String(200))
     model: Mapped[str] = mapped_column(String(200))
     layer: Mapped[str] = mapped_column(String(32))
@@ -225,7 +239,22 @@ class Environment(Base):
     __tablename__ = "environments"
 
     fingerprint: Mapped[str] = mapped_column(String(64), primary_key=True)
-    record: Mapped[dict[str, Any]]
+    record: Mapped[dict[str, JsonValue]]
+
+
+class ResourceSeries(TypedDict):
+    """What an attempt's process used, a value in every column for each moment at which it was looked at.
+
+    `interval` are the seconds between two of them, `seconds` those since the attempt began. None: it was not known, or
+    there is no GPU.
+    """
+
+    interval: float
+    seconds: list[float]
+    cpu: list[float | None]
+    memory: list[float | None]
+    gpu: list[float | None]
+    gpu_memory: list[float | None]
 
 
 class Attempt(Base):
@@ -245,7 +274,7 @@ class Attempt(Base):
     started_at: Mapped[datetime]
     place: Mapped[str] = mapped_column(String(200))
     environment: Mapped[str | None] = mapped_column(String(64), ForeignKey("environments.fingerprint"), index=True)
-    resources: Mapped[dict[str, Any] | None]
+    resources: Mapped[ResourceSeries | None] = mapped_column(Json)
 
 
 class Artifact(Base):

@@ -18,8 +18,10 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Mapped, MappedColumn, mapped_column
 
-from service.database.base import Base, Id, now
+from service.database.base import Base, Id, Json, now
+from ttsv.config.fields import FieldValues
 from ttsv.metrics.catalog import METRICS, in_column_order
+from ttsv.results import LayerFields
 
 
 class Protocol(Base):
@@ -65,7 +67,7 @@ class Result(_Numbers, Base):  # type: ignore[misc] # whose columns are the cata
     valid: Mapped[bool] = mapped_column(default=True, server_default=true())
     violations: Mapped[list[str] | None]
     evaluation: Mapped[dict[str, JsonValue] | None]
-    layers: Mapped[list[dict[str, JsonValue]]]
+    layers: Mapped[list[LayerFields]] = mapped_column(Json)
     environment: Mapped[dict[str, JsonValue]]
     created_at: Mapped[datetime] = mapped_column(default=now)
 
@@ -110,8 +112,9 @@ class Score(Base):
     rank: Mapped[float | None]
     seeds: Mapped[int]
     trials: Mapped[int]
-    fields: Mapped[dict[str, Any]]  # before the metrics: SQLite walks through all that stands before a column
-    metrics: Mapped[dict[str, Any]]
+    # Before the metrics: SQLite walks through all that stands before a column.
+    fields: Mapped[FieldValues] = mapped_column(Json)
+    metrics: Mapped[dict[str, list[float | None]]] = mapped_column(Json)
 
 
 class ScoreRank(Base):

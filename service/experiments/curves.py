@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
@@ -11,6 +10,7 @@ from service.database import Experiment, Trial
 from service.errors import NotFoundError
 from service.experiments import epoch_points
 from service.specs.columns import Columns, columns_of
+from ttsv.config.fields import FieldValues
 
 _DIGITS = 7
 
@@ -30,7 +30,7 @@ class Curve:
     state: str
     epochs: int
     best_val_accuracy: float | None
-    fields: dict[str, Any]
+    fields: FieldValues
     epoch: list[int]
     values: list[list[float | None]]
 

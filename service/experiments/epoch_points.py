@@ -1,8 +1,8 @@
 """SQL of epoch points: pages of a trial's epochs, or a selection that draws the same curves."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -12,8 +12,8 @@ from service.database import EpochPoint
 METRICS = tuple(c.key for c in EpochPoint.__table__.columns if c.key not in ("trial_id", "epoch"))
 _READ_AT_ONCE = 1000
 
-Point = dict[str, Any]
-"""One epoch: its number under "epoch", and the metrics asked for."""
+Point: TypeAlias = Mapping[str, Any]
+"""One epoch: its number, whole, under "epoch", and of the metrics asked for numbers, null where there is none."""
 
 
 def page(session: Session, trial_id: int, metrics: Sequence[str], *, limit: int, after: int = 0) -> list[Point]:
@@ -37,7 +37,7 @@ def sample(session: Session, trial_id: int, metrics: Sequence[str], points: int,
     return thin(every + found, metrics, points)
 
 
-def thin(every: list[Point], metrics: Sequence[str], points: int) -> list[Point]:
+def thin(every: Sequence[Point], metrics: Sequence[str], points: int) -> list[Point]:
     """Largest-triangle-three-buckets (Steinarsson 2013): epochs as they are, no means.
 
     The inner epochs are cut into `points` - 2 buckets; of each, the epoch is kept that spans the largest triangle with
@@ -45,7 +45,7 @@ def thin(every: list[Point], metrics: Sequence[str], points: int) -> list[Point]
     that is null at a corner does not count there.
     """
     if len(every) <= points:
-        return every
+        return list(every)
     kept = [every[0]]
     inner = len(every) - 2
     edges = [1 + bucket * inner // (points - 2) for bucket in range(points - 1)]

@@ -8,7 +8,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails, to_json
@@ -25,8 +25,9 @@ from service.experiments.events import EventKind
 from service.leaderboards import cell_scores
 from service.specs.grid import expand_grid, factored
 from service.specs.planner import Plan, PlannedTrial
-from service.specs.spec import LONGEST_NAME, Additions, ExperimentSpec
+from service.specs.spec import LONGEST_NAME, Additions, ExperimentSpec, PartialTrial
 from service.specs.validation_errors import wrong_fields
+from ttsv.config.fields import TrialFields
 from ttsv.config.trial import TrialConfig
 from ttsv.errors import ConfigError
 
@@ -44,7 +45,7 @@ class Draft:
     kind: EventKind = EventKind.SUBMITTED
     origin: int | None = None
     sources: Mapping[str, int] | None = None
-    before: Mapping[str, Any] | None = None
+    before: Mapping[str, object] | None = None
 
 
 def submit(session: Session, draft: Draft, who: Principal = ANYONE) -> Experiment:
@@ -126,7 +127,7 @@ def draft_clone(
 def draft_reevaluation(
     session: Session,
     experiment_id: int,
-    evaluation: Mapping[str, Any],
+    evaluation: Mapping[str, object],
     who: Principal = ANYONE,
     *,
     name: str | None,
@@ -144,10 +145,11 @@ def draft_reevaluation(
         .where(Trial.experiment_id == experiment_id, Trial.state == TrialState.SUCCEEDED)
         .order_by(Trial.number)
     )
-    configs: dict[str, dict[str, Any]] = {}
+    configs: dict[str, TrialFields] = {}
     sources: dict[str, int] = {}
     for trial_id, source, config in session.execute(query):
-        merged = config | {"evaluation": config.get("evaluation", {}) | evaluation}
+        own = config.get("evaluation")
+        merged = {**config, "evaluation": {**(own if isinstance(own, Mapping) else {}), **evaluation}}
         try:
             parsed = TrialConfig.from_dict(merged).canonical()
         except ConfigError as error:
@@ -188,12 +190,21 @@ def draft_extension(
     spec = read_spec(experiment.spec)
     if spec.search is not None:
         raise SpecError([FieldProblem("grid", "this experiment is a search: it has no grid to extend; post another")])
-    merged = read_spec(experiment.spec | _merged(spec, additions))
+    merged = read_spec({**experiment.spec, **_merged(spec, additions)})
     plan = expand_grid(merged, max_trials=max_trials)
     return Draft(merged, plan, EventKind.EXTENDED, experiment_id, before=experiment.spec)
 
 
-def _merged(spec: ExperimentSpec, additions: Additions) -> dict[str, Any]:
+class _Grown(TypedDict):
+    """The parts of a spec that additions may make larger."""
+
+    grid: dict[str, list[Any]]
+    variants: list[PartialTrial]
+    trials: list[PartialTrial]
+    repeat: int
+
+
+def _merged(spec: ExperimentSpec, additions: Additions) -> _Grown:
     """The parts of the spec that become larger. Raises `SpecError`."""
     problems = [
         FieldProblem(
@@ -232,7 +243,7 @@ def _joined(values: Sequence[Any], more: Sequence[Any]) -> list[Any]:
     return joined
 
 
-def read_spec(document: dict[str, Any]) -> ExperimentSpec:
+def read_spec(document: Mapping[str, object]) -> ExperimentSpec:
     """The spec that a document is: a stored one, one made of it, or one from outside. Raises `SpecError`."""
     try:
         return ExperimentSpec.model_validate(document)
@@ -241,15 +252,47 @@ def read_spec(document: dict[str, Any]) -> ExperimentSpec:
         raise SpecError(wrong_fields(found, document)) from error
 
 
-def stored_config(config: TrialConfig) -> dict[str, Any]:
+def stored_config(config: TrialConfig) -> TrialFields:
     """A configuration as trials have it in the database and in answers."""
-    plain = config.to_dict()
-    if config.training.spectra_every is None:
-        del plain["training"]["spectra_every"]  # workers of the version before refuse a field that they do not know
-    return plain
+    fields = config.to_dict()
+    training = fields["training"]
+    if config.training.spectra_every is None and isinstance(training, dict):
+        del training["spectra_every"]  # workers of the version before refuse a field that they do not know
+    return fields
 
 
-def trial_columns(planned: PlannedTrial) -> dict[str, Any]:
+class TrialColumns(TypedDict):
+    """The columns that a trial's configuration decides."""
+
+    fingerprint: str
+    cell: str
+    config: TrialFields
+    dataset: str
+    model: str
+    layer: str
+    rank: float | None
+    lambda_ort: float
+    constraint: str
+    delta: float | None
+    seed: int
+    epochs: int
+
+
+class _NewTrial(TrialColumns):
+    """A row that is to be inserted."""
+
+    experiment_id: int
+    number: int
+    turn: int
+
+
+class _Reevaluation(_NewTrial):
+    """A row of a trial that evaluates what another one left."""
+
+    source_trial_id: int
+
+
+def trial_columns(planned: PlannedTrial) -> TrialColumns:
     """The columns that a trial's configuration decides."""
     config = planned.config
     return {
@@ -298,23 +341,26 @@ def _insert_trials(
 
     `sources`, by fingerprint, makes re-evaluations of them: such a trial has no epochs.
     """
-    rows = [
+    rows: Sequence[_NewTrial] = [
         {"experiment_id": experiment_id, "number": number, "turn": turn, **trial_columns(trial)}
         for number, (trial, turn) in enumerate(zip(planned, turns, strict=True), first)
     ]
     if sources is not None:
-        rows = [row | {"source_trial_id": sources[row["fingerprint"]], "epochs": 0} for row in rows]
+        again: list[_Reevaluation] = [
+            {**row, "source_trial_id": sources[row["fingerprint"]], "epochs": 0} for row in rows
+        ]
+        rows = again
     if rows and is_postgres(session):
         _insert_document(session, rows)
     elif rows:
         session.execute(insert(Trial), rows)
 
 
-def _insert_document(session: Session, rows: Sequence[dict[str, Any]]) -> None:
+def _insert_document(session: Session, rows: Sequence[_NewTrial]) -> None:
     """All rows as one JSON document in one statement: of ten thousand it takes half the time, and triggers run once."""
     fresh = {"state": TrialState.QUEUED.value, "attempts": 0, "deaths": 0, "epoch": 0, "run_seconds": 0.0}
-    names = ", ".join(f'"{name}"' for name in rows[0] | fresh)
-    document = to_json([row | fresh for row in rows]).decode()
+    names = ", ".join(f'"{name}"' for name in {**rows[0], **fresh})
+    document = to_json([{**row, **fresh} for row in rows]).decode()
     session.execute(
         text(
             f"INSERT INTO trials ({names}) SELECT {names} "

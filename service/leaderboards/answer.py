@@ -5,13 +5,14 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from typing_extensions import TypedDict  # that of Python 3.11 cannot be read from JSON (`Leaderboard`)
 
 from service.leaderboards.metrics import Measures
-from service.leaderboards.protocols import Difference
+from service.leaderboards.protocols import Difference, Record
 from service.specs.columns import Columns, FieldColumn
+from ttsv.config.fields import FieldValue, FieldValues, TrialFields
 
 
 class Position(NamedTuple):
@@ -63,7 +64,7 @@ class Group:
     """The cells of a board of which a row is the best."""
 
     field: str
-    value: Any
+    value: FieldValue
     cells: int
 
 
@@ -82,7 +83,7 @@ class PaperReference:
     """A printed row beside ours."""
 
     table: str
-    row: dict[str, Any]
+    row: FieldValues
     values: dict[str, Printed]
     notes: list[str] = field(default_factory=list)
 
@@ -130,7 +131,7 @@ class Row:
 
     place: int
     cell: str
-    config: dict[str, Any]
+    config: TrialFields
     trials: int
     seeds: int
     complete: bool
@@ -140,7 +141,7 @@ class Row:
     on_front: bool | None = None
     difference: dict[str, Change] | None = None
     paper: list[PaperReference] = field(default_factory=list)
-    fields: dict[str, Any] = field(default_factory=dict)
+    fields: FieldValues = field(default_factory=dict)
     missing: list[Missing] = field(default_factory=list)
     best: list[str] = field(default_factory=list)
 
@@ -161,8 +162,8 @@ class Pivot:
 
     down: FieldColumn
     across: FieldColumn
-    rows: list[Any]
-    columns: list[Any]
+    rows: list[FieldValue]
+    columns: list[FieldValue]
     cells: list[list[PivotCell | None]]
 
 
@@ -171,7 +172,7 @@ class Board:
     """Rows measured under one protocol: only these may be ranked together. `next` is where the next page begins."""
 
     protocol: str
-    record: dict[str, Any]
+    record: Record
     rows: list[Row]
     total: int
     unmeasured: int
@@ -179,7 +180,7 @@ class Board:
     front: list[str] | None = None
     next: Position | None = None
     columns: list[FieldColumn] = field(default_factory=list)
-    common: dict[str, Any] = field(default_factory=dict)
+    common: FieldValues = field(default_factory=dict)
     pivot: Pivot | None = None
 
     @property
@@ -193,7 +194,7 @@ class Hole:
     """A cell none of whose trials has a valid result; `missing` are at most `MOST_MISSING`."""
 
     cell: str
-    config: dict[str, Any]
+    config: TrialFields
     trials: int
     missing: list[Missing] = field(default_factory=list)
 
@@ -204,7 +205,7 @@ class Invalid:
 
     trial_id: int
     cell: str
-    config: dict[str, Any]
+    config: TrialFields
     protocol: str
     reasons: list[str]
 
@@ -223,7 +224,7 @@ class Leaderboard:
     invalid: list[Invalid]
     invalid_count: int
     columns: list[FieldColumn] = field(default_factory=list)
-    common: dict[str, Any] = field(default_factory=dict)
+    common: FieldValues = field(default_factory=dict)
 
     @property
     def shape(self) -> Columns:

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any
+from typing import Any, TypedDict
 
 from sqlalchemy import Connection, bindparam, delete, func, insert, select, text, update
 from sqlalchemy.dialects import postgresql, sqlite
@@ -20,8 +20,9 @@ from sqlalchemy.orm import Session
 from service.database import Experiment, Protocol, Result, Score, ScoreBoard, ScoreRank, Trial
 from service.database.engine import is_postgres
 from service.leaderboards.corruption_baselines import BASELINE, with_baseline, without_error
-from service.leaderboards.metrics import Measure, Measures, Metric, from_stored, measures, to_stored
+from service.leaderboards.metrics import Measure, Measures, Metric, Stored, from_stored, measures, to_stored
 from service.specs.columns import told
+from ttsv.config.fields import FieldValues
 from ttsv.results import protocol_fingerprint
 
 EVERYONE = 0
@@ -79,6 +80,25 @@ class Counted:
     """Of its cell, by which rows are filtered."""
 
 
+class _Columns(TypedDict):
+    """What a score's row has of how it was made."""
+
+    trial_id: int
+    seeds: int
+    trials: int
+    metrics: Stored
+    model: str
+    layer: str
+    constraint: str
+    rank: float | None
+
+
+class _ChangedScore(_Columns):
+    """A row of `_CHANGE`."""
+
+    score_id: int
+
+
 @dataclass(frozen=True)
 class _Made:
     """A cell's score as its results make it, of so many different trials."""
@@ -94,11 +114,19 @@ class _Made:
         """Whether every trial has a result."""
         return self.seeds == self.trials
 
-    def columns(self) -> dict[str, Any]:
+    def columns(self) -> _Columns:
         """As they are written."""
-        fields = dict(zip(_FIELDS, self.fields, strict=True))
-        counts = {"seeds": self.seeds, "trials": self.trials}
-        return {"trial_id": self.trial_id, **counts, "metrics": to_stored(self.measures), **fields}
+        model, layer, constraint, rank = self.fields
+        return {
+            "trial_id": self.trial_id,
+            "seeds": self.seeds,
+            "trials": self.trials,
+            "metrics": to_stored(self.measures),
+            "model": model,
+            "layer": layer,
+            "constraint": constraint,
+            "rank": rank,
+        }
 
 
 class _Cell:
@@ -250,7 +278,7 @@ def _refresh(connection: Connection, dataset: str, cells: Sequence[str]) -> None
     if gone := [known[key].id for key in known.keys() - wanted.keys()]:
         connection.execute(delete(Score).where(Score.id.in_(gone)))
     ranks = _Ranks()
-    changed: list[dict[str, Any]] = []
+    changed: list[_ChangedScore] = []
     new: list[tuple[int, str, _Made]] = []
     boards: dict[tuple[int, str], int] = {}
     for (cell, scope, protocol), made in wanted.items():
@@ -308,7 +336,7 @@ def fill_missing(session: Session) -> None:
         refresh_all(session)
 
 
-def _flat_fields(connection: Connection, scores: Iterable[_Made]) -> dict[int, dict[str, Any]]:
+def _flat_fields(connection: Connection, scores: Iterable[_Made]) -> dict[int, FieldValues]:
     """Trial -> the fields of its cell that are not at their defaults, by path."""
     trials = {made.trial_id for made in scores}
     query = select(Trial.id, Trial.config).where(Trial.id.in_(trials))
@@ -349,12 +377,37 @@ def _board(connection: Connection, scope: int, dataset: str, protocol: str) -> i
     return board_id
 
 
+class _RankedMean(TypedDict):
+    """What ranks keep of a measure."""
+
+    mean: float
+    seeds: int
+    std: float | None
+
+
+class _NewRank(_RankedMean):
+    """A row of `_PLACE`."""
+
+    score_id: int
+    metric: str
+    board_id: int
+    standing: int
+    tie: int
+
+
+class _GoneRank(TypedDict):
+    """What `_UNPLACE` names."""
+
+    of_score: int
+    of_metric: str
+
+
 class _Ranks:
     """What changes of the ordered index of means: only that is written."""
 
     def __init__(self) -> None:
-        self._gone: list[dict[str, Any]] = []
-        self._new: list[dict[str, Any]] = []
+        self._gone: list[_GoneRank] = []
+        self._new: list[_NewRank] = []
 
     def change(
         self, score_id: int, board_id: int, cell: str, made: _Made, old: Measures, *, turned: bool = False
@@ -387,8 +440,7 @@ class _Ranks:
             connection.execute(_PLACE, self._new)
 
 
-def _ranked(one: Measure) -> dict[str, Any]:
-    """What ranks keep of a measure."""
+def _ranked(one: Measure) -> _RankedMean:
     return {"mean": one.mean, "seeds": one.seeds, "std": one.std}
 
 

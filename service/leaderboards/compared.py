@@ -5,11 +5,12 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 from service.leaderboards.metrics import Metric
-from service.leaderboards.protocols import Difference
+from service.leaderboards.protocols import Difference, Record
 from service.specs.columns import FieldColumn
+from ttsv.config.fields import FieldValues, Json
+from ttsv.results import LayerFields
 
 
 class Kind(StrEnum):
@@ -54,7 +55,7 @@ class DifferingField:
 
     field: str
     name: str
-    values: list[list[Any]]
+    values: list[list[Json]]
     counts: list[int]
 
 
@@ -89,7 +90,7 @@ class CompareRow:
     `trials` are those of each side, with a result or without; None: it has no such cell.
     """
 
-    fields: dict[str, Any]
+    fields: FieldValues
     trials: list[int | None]
     metrics: dict[str, list[SideMeasure | None]]
 
@@ -99,7 +100,7 @@ class UsedProtocol:
     """A protocol of the numbers shown, and the sides that have some under it."""
 
     protocol: str
-    record: dict[str, Any]
+    record: Record
     sides: list[int]
 
 
@@ -122,7 +123,7 @@ class Comparison:
     sides: list[Side]
     differing: list[DifferingField]
     axes: list[FieldColumn]
-    common: dict[str, Any]
+    common: FieldValues
     metrics: list[Metric]
     protocols: list[UsedProtocol]
     unequal: list[Unequal]
@@ -135,4 +136,4 @@ class SideLayers:
     """The layers of the first trial that stands for a side and has a valid result, as its result records them."""
 
     trial: int
-    layers: list[dict[str, Any]]
+    layers: list[LayerFields]

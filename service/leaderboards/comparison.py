@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session
@@ -35,12 +35,14 @@ from service.leaderboards.corruption_baselines import BASELINE, METRIC, with_bas
 from service.leaderboards.leaderboard import changes_from, tried_datasets
 from service.leaderboards.matrix import in_order, under
 from service.leaderboards.metrics import HEADLINE, Measure, Metric, spread
-from service.leaderboards.protocols import differences
+from service.leaderboards.protocols import Record, differences
 from service.leaderboards.significance import chance, unbeaten
 from service.leaderboards.source import hashable
 from service.leaderboards.text_tables import column_texts
 from service.specs.columns import Columns, FieldColumn, columns_of, flat, value_of
+from ttsv.config.fields import FieldValue, Json, TrialFields
 from ttsv.metrics.catalog import CERTIFIED_RADII
+from ttsv.results import LayerFields
 
 FEWEST, MOST = 2, 10
 """Sides of a comparison."""
@@ -136,9 +138,9 @@ class _Matched:
     """The cells of all sides by what they share: `parts` of each place those of every side, best filled first."""
 
     columns: Columns
-    values: list[dict[str, list[Any]]]
+    values: list[dict[str, list[FieldValue]]]
     axes: list[FieldColumn]
-    parts: dict[tuple[Any, ...], list[_Part | None]]
+    parts: dict[tuple[FieldValue, ...], list[_Part | None]]
 
 
 def compare(session: Session, question: CompareQuestion) -> Comparison:
@@ -207,7 +209,7 @@ def _matched(session: Session, question: CompareQuestion, trials: Mapping[Key, S
         for mine in cells
     ]
     axes = [one for one in columns.fields if any(len(side[one.field]) > 1 for side in told)]
-    parts: dict[tuple[Any, ...], list[_Part | None]] = {}
+    parts: dict[tuple[FieldValue, ...], list[_Part | None]] = {}
     for side, mine in enumerate(cells):
         for rows in mine.values():
             place = tuple(fields[rows[0].id][axis.field] for axis in axes)
@@ -217,7 +219,7 @@ def _matched(session: Session, question: CompareQuestion, trials: Mapping[Key, S
 
 
 def _numbers_of(
-    question: CompareQuestion, found: _Matched, shown: Mapping[tuple[Any, ...], Sequence[_Part | None]]
+    question: CompareQuestion, found: _Matched, shown: Mapping[tuple[FieldValue, ...], Sequence[_Part | None]]
 ) -> list[dict[Metric, _Numbers]]:
     """Of every row shown, by metric, the numbers of its sides; without metrics that no side has."""
     rows: list[dict[Metric, _Numbers]] = [{} for _ in shown]
@@ -231,7 +233,7 @@ def _numbers_of(
 
 
 def _unequal(
-    question: CompareQuestion, rows: Iterable[Mapping[Metric, _Numbers]], records: Mapping[str, dict[str, Any]]
+    question: CompareQuestion, rows: Iterable[Mapping[Metric, _Numbers]], records: Mapping[str, Record]
 ) -> list[Unequal]:
     """Where the numbers of a side are of another protocol than those that it is held to."""
     found: dict[tuple[int, int, str, str], dict[str, None]] = {}
@@ -251,7 +253,7 @@ def _unequal(
 def _left_out(
     question: CompareQuestion,
     side: int,
-    shown: Mapping[tuple[Any, ...], Sequence[_Part | None]],
+    shown: Mapping[tuple[FieldValue, ...], Sequence[_Part | None]],
     used: Mapping[str, set[int]],
     trials: Mapping[Key, Sequence[_Row]],
 ) -> int:
@@ -301,7 +303,7 @@ def _trials(session: Session, question: CompareQuestion) -> dict[Key, list[_Row]
     return found
 
 
-def _refuse_missing(question: CompareQuestion, found: Mapping[Key, Any]) -> None:
+def _refuse_missing(question: CompareQuestion, found: Mapping[Key, object]) -> None:
     if missing := [key for key in question.keys if key not in found]:
         where = " outside of the archive" if question.kind is Kind.CELLS else ""
         raise NotFoundError(f"there is no {question.kind.one} {missing[0]}{where}")
@@ -314,8 +316,8 @@ def _by_cell(rows: Iterable[_Row]) -> dict[str, list[_Row]]:
     return found
 
 
-def _configs(session: Session, trial_ids: Sequence[int]) -> dict[int, dict[str, Any]]:
-    found: dict[int, dict[str, Any]] = {}
+def _configs(session: Session, trial_ids: Sequence[int]) -> dict[int, TrialFields]:
+    found: dict[int, TrialFields] = {}
     for first in range(0, len(trial_ids), _BATCH):
         some = among(session, Trial.id, trial_ids[first : first + _BATCH])
         found |= {row[0]: row[1] for row in session.execute(select(Trial.id, Trial.config).where(some))}
@@ -361,7 +363,7 @@ def _measures(
     row: Sequence[_Part | None],
     baseline: int,
     index: Mapping[str, int],
-    records: Mapping[str, Mapping[str, Any]],
+    records: Mapping[str, Record],
 ) -> list[SideMeasure | None]:
     name = metric.value
     common = Counter(protocol for protocol in numbers.protocols if protocol is not None).most_common(1)[0][0]
@@ -400,10 +402,10 @@ def _measures(
     return found
 
 
-def _images(metric: Metric, record: Mapping[str, Any]) -> int | None:
+def _images(metric: Metric, record: Record) -> int | None:
     """Of how many images a metric is the share, where its protocol says so."""
     images = record.get("images")
-    count = images.get(_OF_IMAGES.get(metric.value)) if isinstance(images, Mapping) else None
+    count = images.get(_OF_IMAGES.get(metric.value, "")) if isinstance(images, dict) else None
     return count if type(count) is int and count > 0 else None
 
 
@@ -414,31 +416,31 @@ def _binomial(one: Measure, images: int | None) -> float | None:
     return math.sqrt(one.mean * (1 - one.mean) / images)
 
 
-def _records(session: Session, used: Iterable[str]) -> dict[str, dict[str, Any]]:
+def _records(session: Session, used: Iterable[str]) -> dict[str, Record]:
     """By protocol (`under`) its record."""
     names = {name: name.partition("+") for name in used}
     query = select(Protocol.fingerprint, Protocol.record).where(
         Protocol.fingerprint.in_({one[0] for one in names.values()})
     )
-    known: dict[str, dict[str, Any]] = {row[0]: row[1] for row in session.execute(query)}
+    known: dict[str, Record] = {row[0]: row[1] for row in session.execute(query)}
     return {
         name: with_baseline(known[own], baseline) if baseline else known[own]
         for name, (own, _, baseline) in names.items()
     }
 
 
-def _differing(fields: Sequence[FieldColumn], told: Sequence[Mapping[str, list[Any]]]) -> list[DifferingField]:
+def _differing(fields: Sequence[FieldColumn], told: Sequence[Mapping[str, list[FieldValue]]]) -> list[DifferingField]:
     """The fields that do not have the same values on all sides."""
     found = []
     for one in fields:
         values = [side[one.field] for side in told]
         if any(mine != values[0] for mine in values):
-            shown = [mine[:MOST_VALUES] for mine in values]
+            shown: list[list[Json]] = [[*mine[:MOST_VALUES]] for mine in values]
             found.append(DifferingField(one.field, one.name, shown, [*map(len, values)]))
     return found
 
 
-def _spec_fields(specs: Sequence[Mapping[str, Any]]) -> list[DifferingField]:
+def _spec_fields(specs: Sequence[Mapping[str, Json]]) -> list[DifferingField]:
     """What differs in specs besides the trials that they ask for, and what is said for people."""
     flats = [
         dict(flat({name: part for name, part in spec.items() if name not in (*_OF_TRIALS, *_OF_PEOPLE)}))
@@ -500,6 +502,6 @@ def side_layers(session: Session, sides: Sequence[Side]) -> list[SideLayers | No
     """Of each side its layers; None where no trial that stands for it has a result."""
     drawn = [trial for side in sides for trial in side.drawn]
     query = select(Result.trial_id, Result.layers).where(Result.trial_id.in_(drawn), Result.valid)
-    known: dict[int, Any] = {row[0]: row[1] for row in session.execute(query)}
+    known: dict[int, list[LayerFields]] = {row[0]: row[1] for row in session.execute(query)}
     firsts = [next((trial for trial in side.drawn if trial in known), None) for side in sides]
     return [None if trial is None else SideLayers(trial, known[trial]) for trial in firsts]

@@ -167,7 +167,8 @@ def comparison_records(found: Comparison) -> tuple[list[str], list[list[Value]]]
     header += ["images", "binomial", "difference", "error", "chance", "best"]
     rows: list[list[Value]] = []
     for row in found.rows:
-        fields = [value_text(list(v)) if isinstance(v := row.fields[path], tuple) else v for path in axes]
+        places = [row.fields[path] for path in axes]
+        fields = [one if one is None or isinstance(one, str | int | float) else value_text(one) for one in places]
         for metric, measures in row.metrics.items():
             for letter, side, one in zip(LETTERS, found.sides, measures, strict=False):
                 if one is None:

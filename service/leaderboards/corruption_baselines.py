@@ -6,12 +6,13 @@ for the metric, or name the board's protocol, are shown it.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from sqlalchemy import ColumnElement, case
 
 from service.database import Protocol, Result
 from service.leaderboards.metrics import Metric
+from service.leaderboards.protocols import Record
+from ttsv.config.fields import Json
 
 METRIC = Metric.MCE
 _CORRUPTIONS, _BASELINE = METRIC.reading.protocol.split(".")
@@ -24,21 +25,25 @@ IN_RECORD: ColumnElement[str] = Protocol.record[_CORRUPTIONS][_BASELINE].as_stri
 """That of a protocol's record."""
 
 
-def baseline_of(record: Mapping[str, Any]) -> str | None:
+def baseline_of(record: Record) -> str | None:
     """The baseline that a board's record names."""
-    part = record.get(_CORRUPTIONS)
-    return part.get(_BASELINE) if isinstance(part, Mapping) else None
+    found = _corruptions(record).get(_BASELINE)
+    return found if isinstance(found, str) else None
 
 
-def with_baseline(record: Mapping[str, Any], baseline: str) -> dict[str, Any]:
+def with_baseline(record: Record, baseline: str) -> Record:
     """The record of the board for this baseline."""
-    return {**record, _CORRUPTIONS: {**(record.get(_CORRUPTIONS) or {}), _BASELINE: baseline}}
+    return {**record, _CORRUPTIONS: {**_corruptions(record), _BASELINE: baseline}}
 
 
-def without_baseline(record: Mapping[str, Any]) -> dict[str, Any]:
+def without_baseline(record: Record) -> Record:
     """The record of the results on a board: what decides all other metrics."""
-    part = {name: value for name, value in record[_CORRUPTIONS].items() if name != _BASELINE}
-    return {**record, _CORRUPTIONS: part}
+    return {**record, _CORRUPTIONS: {name: one for name, one in _corruptions(record).items() if name != _BASELINE}}
+
+
+def _corruptions(record: Record) -> Mapping[str, Json]:
+    part = record.get(_CORRUPTIONS)
+    return part if isinstance(part, dict) else {}
 
 
 def without_error(values: Sequence[float | None], metrics: Sequence[Metric]) -> Sequence[float | None]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from sqlalchemy import ColumnElement, select
 
@@ -38,7 +37,7 @@ class Filters:
 
     def of_cells(self, kept: type[Trial] | type[Score] = Trial) -> list[ColumnElement[bool]]:
         """Conditions on a cell's trial, or on its score: there those that its columns answer."""
-        named: dict[str, Any] = {"model": self.model, "layer": self.layer, "constraint": self.constraint}
+        named = {"model": self.model, "layer": self.layer, "constraint": self.constraint}
         found: list[ColumnElement[bool]] = [
             getattr(kept, name) == value for name, value in named.items() if value is not None
         ]

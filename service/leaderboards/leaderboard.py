@@ -1,7 +1,7 @@
 """Leaderboards: the cells of a data set, ranked by their means over seeds, one board per protocol."""
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -37,13 +37,14 @@ from service.leaderboards.missing import (
     invalid_condition,
 )
 from service.leaderboards.on_demand import ChosenTrials
-from service.leaderboards.protocols import differences
+from service.leaderboards.protocols import Record, differences
 from service.leaderboards.significance import unbeaten
 from service.leaderboards.source import BoardKey, Cell, Entry, ScoreSource
 from service.specs.columns import FieldColumn, columns_of, short_name
+from ttsv.config.fields import FieldValue, TrialFields
 from ttsv.results import protocol_fingerprint
 
-References = Callable[[dict[str, Any], dict[str, Any]], list[PaperReference]]
+References = Callable[[TrialFields, Record], list[PaperReference]]
 """From a cell's configuration and its protocol's record to the printed rows that it corresponds to."""
 
 
@@ -253,7 +254,7 @@ def _at(source: ScoreSource, board: BoardKey, metric: Metric, order: Sequence[in
     raise QueryError([FieldProblem("cursor", "the row that it follows has changed since; begin with the first page")])
 
 
-def _alike(order: Sequence[int], values: Mapping[int, Hashable]) -> dict[Any, list[int]]:
+def _alike(order: Sequence[int], values: Mapping[int, FieldValue]) -> dict[Any, list[int]]:
     """By value, that of the best row first: the rows that have it, best first."""
     found: dict[Any, list[int]] = {}
     for key in order:
@@ -284,7 +285,7 @@ def _pooled(rows: Sequence[Cell]) -> PivotCell:
     return {"mean": mean, "std": std, "seeds": seeds, "trials": trials, "cells": len(rows)}
 
 
-def _in_order(value: Any) -> tuple[bool, bool, Any]:
+def _in_order(value: FieldValue) -> tuple[bool, bool, Any]:
     """None first, then numbers, then texts."""
     return value is not None, isinstance(value, str), value
 

@@ -1,7 +1,7 @@
 """Leaderboards' rows as `cell_scores` keeps them: as many are read as are shown."""
 
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Sequence
 from itertools import compress
 from typing import Any
 
@@ -17,6 +17,7 @@ from service.leaderboards.filters import Question
 from service.leaderboards.metrics import Measures, Metric, from_stored
 from service.leaderboards.source import BoardKey, Cell, Entry, front_of, hashable
 from service.specs.columns import default_of
+from ttsv.config.fields import FieldValue
 
 _MAY_LACK = {metric for metric in Metric if getattr(Result, metric.value).nullable}
 """Metrics that not every result has."""
@@ -156,14 +157,14 @@ class StoredScores:
             rows = [row for row in rows if row[0] in meant]
         return front_of(rows, metrics)
 
-    def values(self, board: BoardKey, field: str) -> dict[int, Hashable]:
+    def values(self, board: BoardKey, field: str) -> dict[int, FieldValue]:
         """All rows' values of a field, tuples for lists."""
         keys, values = self._read(board.id, [field], [Score.id])
         return dict(zip(keys, values, strict=True))
 
     def places(
         self, board: BoardKey, fields: tuple[str, str], metric: Metric
-    ) -> dict[tuple[Hashable, Hashable], list[Cell]]:
+    ) -> dict[tuple[FieldValue, FieldValue], list[Cell]]:
         """By the values of two fields, tuples for lists: all rows that have a metric."""
         spreads = select(ScoreRank.seeds, ScoreRank.mean, ScoreRank.std, ScoreRank.score_id)
         with self._session.connection().execute(self._of(spreads, board.id, metric)) as result:
@@ -172,7 +173,7 @@ class StoredScores:
             }  # the driver's own: half the time for plain rows
         if self._others:
             measured = {key: measured[key] for key in measured.keys() & self._of_others(board.id)}
-        found: defaultdict[tuple[Hashable, Hashable], list[Cell]] = defaultdict(list)
+        found: defaultdict[tuple[FieldValue, FieldValue], list[Cell]] = defaultdict(list)
         keys, *counts, down, across = self._read(board.id, fields, [Score.id, Score.seeds, Score.trials])
         for key, place, seeds, trials in zip(keys, zip(down, across, strict=True), *counts, strict=True):
             if (one := measured.get(key)) is not None:

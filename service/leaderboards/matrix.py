@@ -21,9 +21,7 @@ from service.leaderboards.corruption_baselines import BASELINE, METRIC
 from service.leaderboards.metrics import Metric, spread
 from service.leaderboards.source import hashable
 from service.specs.columns import FieldColumn, columns_of, short_name, value_of
-
-Value = Any
-"""A field's value, a tuple for a list."""
+from ttsv.config.fields import FieldValue, FieldValues, TrialFields
 
 
 class Seeds(StrEnum):
@@ -84,7 +82,7 @@ class Axis:
 
     field: str
     name: str
-    values: list[Value]
+    values: list[FieldValue]
 
 
 @dataclass(frozen=True)
@@ -111,7 +109,7 @@ class Places:
 class Facet:
     """One matrix of several: what all of its places share beside the two fields, by path, but for what is decided."""
 
-    fields: dict[str, Value]
+    fields: FieldValues
 
 
 @dataclass(frozen=True)
@@ -213,22 +211,21 @@ def patch(session: Session, question: MatrixQuestion) -> Patch:
     return Patch(list(order), places)
 
 
-def in_order(value: Value) -> tuple[bool, int, Any]:
+def in_order(value: FieldValue) -> tuple[bool, int, Any]:
     """None first, then truth values and numbers, texts, lists."""
-    kind = 1 if isinstance(value, str) else 2 if isinstance(value, tuple) else 0
-    return value is not None, kind, [in_order(one) for one in value] if kind == 2 else value
+    if isinstance(value, tuple):
+        return True, 2, [in_order(one) for one in value]
+    return value is not None, 1 if isinstance(value, str) else 0, value
 
 
-def _configs(session: Session, question: MatrixQuestion) -> dict[str, dict[str, Any]]:
+def _configs(session: Session, question: MatrixQuestion) -> dict[str, TrialFields]:
     """Cell -> the configuration of its first trial, in the order of these."""
     first = select(func.min(Trial.id)).where(Trial.experiment_id == question.experiment_id).group_by(Trial.cell)
     query = select(Trial.cell, Trial.config).where(Trial.id.in_(first)).order_by(Trial.id)
     return {row[0]: row[1] for row in session.execute(query)}
 
 
-def _chosen(
-    question: MatrixQuestion, fields: Sequence[FieldColumn], rows: Iterable[Mapping[str, Value]]
-) -> tuple[str, str]:
+def _chosen(question: MatrixQuestion, fields: Sequence[FieldColumn], rows: Iterable[FieldValues]) -> tuple[str, str]:
     """The paths of x and y, empty where there is none; raises `QueryError`."""
     names = [column.field for column in fields]
     for parameter, asked in (("x", question.x), ("y", question.y)):
@@ -254,7 +251,7 @@ def _chosen(
     return best if question.x is not None or counts[best[0]] >= counts[best[1]] else (best[1], best[0])
 
 
-def _decided(rows: Sequence[Mapping[str, Value]], given: Sequence[str], names: Sequence[str]) -> list[str]:
+def _decided(rows: Sequence[FieldValues], given: Sequence[str], names: Sequence[str]) -> list[str]:
     """Those of `names` whose values follow from those of the given fields and of the other names, in every row.
 
     Of two that decide each other the one with fewer values goes. A field with one value decides and follows nothing.
@@ -263,13 +260,13 @@ def _decided(rows: Sequence[Mapping[str, Value]], given: Sequence[str], names: S
     decided: list[str] = []
     for name in sorted((name for name in names if counts[name] > 1), key=counts.__getitem__):
         others = [*given, *(other for other in names if counts[other] > 1 and other not in (name, *decided))]
-        seen: dict[tuple[Value, ...], Value] = {}
+        seen: dict[tuple[FieldValue, ...], FieldValue] = {}
         if all(seen.setdefault(tuple(row[other] for other in others), row[name]) == row[name] for row in rows):
             decided.append(name)
     return [name for name in names if name in decided]
 
 
-def _whole_axis(axes: Sequence[Axis], rows: Iterable[Mapping[str, Value]], name: str) -> Axis:
+def _whole_axis(axes: Sequence[Axis], rows: Iterable[FieldValues], name: str) -> Axis:
     """The axis of a field with the values that these rows have; without a field one of a single value, None."""
     if not name:
         return Axis("", "", [None])
@@ -278,7 +275,7 @@ def _whole_axis(axes: Sequence[Axis], rows: Iterable[Mapping[str, Value]], name:
     return Axis(name, short_name(name), [value for value in axis.values if value in there])
 
 
-def _numbers(session: Session, question: MatrixQuestion, kept: Mapping[str, Any] | None) -> dict[str, _Cell]:
+def _numbers(session: Session, question: MatrixQuestion, kept: Mapping[str, FieldValues] | None) -> dict[str, _Cell]:
     """The cells that are meant, with their trials; `kept` None: those that `question.trials` name."""
     baseline = [BASELINE] if question.metric is METRIC else []
     column = getattr(Result, question.metric.value)
@@ -326,7 +323,7 @@ def _standing(session: Session, question: MatrixQuestion) -> dict[str, int]:
     return {name: rank for rank, name in enumerate(sorted(counts, key=lambda name: (-counts[name], name)))}
 
 
-def under(protocol: str, baseline: Any = None) -> str:
+def under(protocol: str, baseline: str | None = None) -> str:
     """A protocol as it is named here: errors relative to unequal baselines are as unequal as protocols are."""
     return protocol if baseline is None else f"{protocol}+{baseline}"
 

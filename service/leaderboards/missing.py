@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from sqlalchemy import ColumnElement, false, func, select
 from sqlalchemy.orm import Session
@@ -13,6 +12,7 @@ from service.leaderboards.answer import MOST_MISSING, Hole, Invalid, Missing
 from service.leaderboards.corruption_baselines import BASELINE
 from service.leaderboards.filters import Question
 from service.specs.states import OPEN_TRIALS
+from ttsv.config.fields import TrialFields
 
 MOST_LISTED = 100
 """Holes and invalid results that an answer names; all are counted."""
@@ -158,5 +158,5 @@ def invalid_condition(session: Session) -> ColumnElement[bool] | None:
     return Trial.id.in_(few if len(few) <= MOST_LISTED else query)
 
 
-def _cell_of(config: dict[str, Any]) -> dict[str, Any]:
+def _cell_of(config: TrialFields) -> TrialFields:
     return {name: value for name, value in config.items() if name != "seed"}

@@ -1,9 +1,8 @@
 """Leaderboards' rows added up from the results of the trials that were asked for."""
 
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -18,6 +17,7 @@ from service.leaderboards.filters import Question
 from service.leaderboards.metrics import Metric, measures, spread
 from service.leaderboards.source import BoardKey, Cell, Contender, Entry, front_of, hashable
 from service.specs.columns import value_of
+from ttsv.config.fields import FieldValue, FieldValues, TrialFields
 
 _BATCH = 10_000
 """Values that one statement names; SQLite takes 32,766."""
@@ -133,15 +133,15 @@ class ChosenTrials:
         ]
         return front_of(rows, metrics)
 
-    def values(self, board: BoardKey, field: str) -> dict[int, Hashable]:
+    def values(self, board: BoardKey, field: str) -> dict[int, FieldValue]:
         """All rows' values of a field, tuples for lists."""
         return {key: one for key, (one,) in self._fields(board, [field]).items()}
 
     def places(
         self, board: BoardKey, fields: tuple[str, str], metric: Metric
-    ) -> dict[tuple[Hashable, Hashable], list[Cell]]:
+    ) -> dict[tuple[FieldValue, FieldValue], list[Cell]]:
         """By the values of two fields, tuples for lists: all rows that have a metric."""
-        found: dict[tuple[Hashable, Hashable], list[Cell]] = {}
+        found: dict[tuple[FieldValue, FieldValue], list[Cell]] = {}
         for key, (down, across) in self._fields(board, fields).items():
             results = self._rows[board.id][key]
             if known := self._values(results, metric):
@@ -151,10 +151,10 @@ class ChosenTrials:
                 found.setdefault((down, across), []).append(cell)
         return found
 
-    def _fields(self, board: BoardKey, fields: Sequence[str]) -> dict[int, tuple[Any, ...]]:
+    def _fields(self, board: BoardKey, fields: Sequence[str]) -> dict[int, tuple[FieldValue, ...]]:
         keys = list(self._rows[board.id])
         configs = self._configs(keys) if any(name not in COLUMNS for name in fields) else {}
-        stored: dict[int, dict[str, Any]] = {}
+        stored: dict[int, FieldValues] = {}
         for first in range(0, len(keys), _BATCH):
             some = select(Trial.id, *(getattr(Trial, name) for name in COLUMNS))
             rows = self._session.execute(some.where(Trial.id.in_(list(map(abs, keys[first : first + _BATCH])))))
@@ -166,8 +166,8 @@ class ChosenTrials:
             for key in keys
         }
 
-    def _configs(self, keys: Sequence[int]) -> dict[int, Any]:
-        found: dict[int, Any] = {}
+    def _configs(self, keys: Sequence[int]) -> dict[int, TrialFields]:
+        found: dict[int, TrialFields] = {}
         for first in range(0, len(keys), _BATCH):
             some = select(Trial.id, Trial.config).where(Trial.id.in_(list(map(abs, keys[first : first + _BATCH]))))
             found |= {row[0]: row[1] for row in self._session.execute(some)}

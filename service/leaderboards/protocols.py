@@ -2,7 +2,12 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
+
+from ttsv.config.fields import Json
+
+Record: TypeAlias = Mapping[str, Json]
+"""How something was measured, part by part: a protocol as it is stored. A configuration is compared as one, too."""
 
 _DATA = ("dataset", "split", "images", "preprocessing", "corruptions")
 """Parts of a protocol that follow from the data set."""
@@ -13,19 +18,19 @@ class Difference:
     """One field (a dotted path) of two records; null: the record has no such field."""
 
     field: str
-    here: Any
-    there: Any
+    here: Json
+    there: Json
 
     def __str__(self) -> str:
         return f"{self.field}: {_shown(self.here)} here, {_shown(self.there)} there"
 
 
-def differences(here: dict[str, Any], there: dict[str, Any]) -> list[Difference]:
+def differences(here: Record, there: Record) -> list[Difference]:
     """The fields in which two records differ, in the order in which the records name them."""
     return list(_walk(here, there, ""))
 
 
-def measured_otherwise(records: Mapping[str, dict[str, Any]]) -> list[str]:
+def measured_otherwise(records: Mapping[str, Record]) -> list[str]:
     """In words: in what the protocols of several data sets (data set -> record) differ from the first's, data aside."""
     first, *rest = records or {"": {}}
     return [
@@ -36,7 +41,7 @@ def measured_otherwise(records: Mapping[str, dict[str, Any]]) -> list[str]:
     ]
 
 
-def _walk(here: dict[str, Any], there: dict[str, Any], path: str) -> Iterator[Difference]:
+def _walk(here: Record, there: Record, path: str) -> Iterator[Difference]:
     for name in dict.fromkeys([*here, *there]):
         a, b = here.get(name), there.get(name)
         if a == b:
@@ -47,5 +52,5 @@ def _walk(here: dict[str, Any], there: dict[str, Any], path: str) -> Iterator[Di
             yield Difference(f"{path}{name}", a, b)
 
 
-def _shown(value: Any) -> str:
+def _shown(value: Json) -> str:
     return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from sqlalchemy.orm import Session
 
@@ -12,6 +11,7 @@ from service.leaderboards.metrics import Metric
 from service.leaderboards.pareto import on_front
 from service.leaderboards.source import BoardKey, Entry, ScoreSource
 from service.specs.columns import Columns, columns_of, value_of
+from ttsv.config.fields import FieldValue
 
 MOST_NAMED = 500
 """Cells of the front that are named; the others are drawn without a name."""
@@ -99,7 +99,7 @@ class Plane:
     y_error: list[float | None]
     seeds: list[int]
     front: list[bool]
-    fields: dict[str, list[Any]]
+    fields: dict[str, list[FieldValue]]
 
 
 def plane(session: Session, question: Question, x: Metric, y: Metric) -> Plane | None:

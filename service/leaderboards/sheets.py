@@ -1,14 +1,14 @@
 """A leaderboard as tables for people, and as flat rows for programs and spreadsheets."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from service.leaderboards.answer import Board, Hole, Leaderboard, Pivot, Row, Spread, missing_said
 from service.leaderboards.metrics import HEADLINE, Metric
 from service.leaderboards.significance import SAID
 from service.leaderboards.text_tables import Cell, Measured, Sheet, column_texts, value_text
 from service.specs.columns import Columns, value_of
+from ttsv.config.fields import FieldValues, TrialFields
 
 FIELDS = ("model", "layer", "rank", "lambda_ort", "constraint", "delta")
 """Of a cell's configuration: the columns that a CSV file has in any case."""
@@ -38,7 +38,7 @@ def hole_said(found: Leaderboard, hole: Hole) -> str:
     return f"{configuration_said(found.shape, hole.config)}: {missing_said(hole.missing)}"
 
 
-def configuration_said(shape: Columns, config: Mapping[str, Any]) -> str:
+def configuration_said(shape: Columns, config: TrialFields) -> str:
     """What a configuration is among those of a table; of a single one what is shared."""
     told = {column.name: value_of(config, column.field) for column in shape.fields}
     return _listed(told or shape.notable)
@@ -49,9 +49,9 @@ def shared_said(shape: Columns) -> str:
     return f"All rows: {_listed(shape.notable)}." if shape.notable else ""
 
 
-def configuration_sheet(shape: Columns, configs: Sequence[Mapping[str, Any]]) -> Sheet:
+def configuration_sheet(shape: Columns, configs: Sequence[TrialFields]) -> Sheet:
     """The columns alone, a row for each configuration; above, what all share."""
-    rows = [[value_of(config, column.field) for column in shape.fields] for config in configs]
+    rows: list[list[Cell]] = [[value_of(config, column.field) for column in shape.fields] for config in configs]
     numeric = [
         all(row[index] is None or type(row[index]) in (int, float) for row in rows)
         for index in range(len(shape.fields))
@@ -158,7 +158,7 @@ def read(
     return Measured(mean, std, shown, best).times(metric.reading.factor)
 
 
-def _listed(values: Mapping[str, Any]) -> str:
+def _listed(values: FieldValues) -> str:
     return ", ".join(f"{name} {value_text(value)}" for name, value in values.items())
 
 
@@ -245,9 +245,9 @@ def _not_ranked(found: Leaderboard, fields: Sequence[str]) -> list[dict[str, Val
     return records
 
 
-def _cell(cell: str, config: Mapping[str, Any], fields: Sequence[str]) -> dict[str, Value]:
+def _cell(cell: str, config: TrialFields, fields: Sequence[str]) -> dict[str, Value]:
     found: dict[str, Value] = {"cell": cell}
     for path in fields:
         value = value_of(config, path)
-        found[path] = value_text(value) if isinstance(value, list) else value
+        found[path] = value if value is None or isinstance(value, str | int | float) else value_text(value)
     return found

@@ -2,13 +2,15 @@
 that were asked for (`on_demand`). Both give the same numbers (`metrics`) in the same order.
 """
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from service.leaderboards.answer import Position
 from service.leaderboards.metrics import Measures, Metric
 from service.leaderboards.pareto import on_front
+from service.leaderboards.protocols import Record
+from ttsv.config.fields import FieldValue, TrialFields
 
 
 @dataclass(frozen=True)
@@ -17,7 +19,7 @@ class BoardKey:
 
     id: int
     protocol: str
-    record: dict[str, Any]
+    record: Record
     ranked: int
     cells: int
 
@@ -27,7 +29,7 @@ class Entry:
     """One cell on one board, with the configuration of one of its trials."""
 
     cell: str
-    config: dict[str, Any]
+    config: TrialFields
     seeds: int
     trials: int
     metrics: Measures
@@ -61,12 +63,12 @@ class ScoreSource(Protocol):
     def front(self, board: BoardKey, metrics: Sequence[Metric]) -> list[int]:
         """Of the rows that have all of these metrics those that no other beats, best in the first metric first."""
 
-    def values(self, board: BoardKey, field: str) -> Mapping[int, Hashable]:
+    def values(self, board: BoardKey, field: str) -> Mapping[int, FieldValue]:
         """All rows' values of a field, tuples for lists."""
 
     def places(
         self, board: BoardKey, fields: tuple[str, str], metric: Metric
-    ) -> Mapping[tuple[Hashable, Hashable], list[Cell]]:
+    ) -> Mapping[tuple[FieldValue, FieldValue], list[Cell]]:
         """By the values of two fields, tuples for lists: all rows that have a metric."""
 
     def entries(self, keys: Sequence[int]) -> dict[int, Entry]:
@@ -91,6 +93,6 @@ def front_of(rows: Sequence[Contender], metrics: Sequence[Metric]) -> list[int]:
     return [row[0] for row in chosen]
 
 
-def hashable(value: Any) -> Any:
+def hashable(value: FieldValue) -> FieldValue:
     """A field's value, a tuple for a list."""
     return tuple(value) if isinstance(value, list) else value

@@ -10,6 +10,8 @@ from decimal import Decimal
 from functools import cached_property
 from typing import Any, Self
 
+from ttsv.config.fields import FieldValue
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -34,7 +36,7 @@ class Measured:
         return f"{self.mean:.{self.decimals}f}", None if self.std is None else f"{self.std:.{self.decimals}f}"
 
 
-Cell = str | int | float | list[Any] | Measured | None
+Cell = FieldValue | Measured
 
 
 @dataclass(frozen=True)

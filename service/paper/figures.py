@@ -3,12 +3,11 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from service.leaderboards.metrics import Metric
 from service.leaderboards.text_tables import escape_latex
 from service.paper.presets import Scale
-from service.paper.reference import RATIOS, PaperTable, printed_of
+from service.paper.reference import RATIOS, Label, PaperTable, printed_of
 from service.paper.reproduction import Reproduction, TableRow
 
 NOT_RUN = "not run"
@@ -93,17 +92,17 @@ class _Layout:
     x: str
     x_title: str
     series: str
-    named: Callable[[Any], str]
+    named: Callable[[Label], str]
     none: str
     log: bool = False
     facet: str | None = None
 
 
-def _rank(value: Any) -> str:
+def _rank(value: Label) -> str:
     return "uncompressed" if value is None else f"rank {_short(value)} of the channels"
 
 
-def _short(value: Any) -> str:
+def _short(value: Label) -> str:
     for numerator, denominator in ((1, 2), (1, 3), (1, 4)):
         if isinstance(value, float) and math.isclose(value, numerator / denominator):
             return f"{numerator}/{denominator}"
@@ -123,9 +122,10 @@ _LAYOUTS = {
 def paper_figure(table: PaperTable, found: Reproduction, scale: Scale) -> PaperFigure:
     """The figure that a table's numbers are of; raises `KeyError` for a table that is no figure."""
     layout = _LAYOUTS[table.name]
-    values = list(dict.fromkeys(row.labels[layout.x] for row in found.rows))
+    values = list(dict.fromkeys(_place(row, layout) for row in found.rows))
     known = sorted(value for value in values if value is not None)
-    positions = {value: math.log10(value) if layout.log else float(place) for place, value in enumerate(known, 1)}
+    positions: dict[float | None, float] = {}
+    positions |= {value: math.log10(value) if layout.log else float(place) for place, value in enumerate(known, 1)}
     if None in values:
         positions[None] = positions[known[0]] - (0.4 if layout.log else 1.0)
     ticks = [(position, layout.none if value is None else _short(value)) for value, position in positions.items()]
@@ -143,7 +143,7 @@ def paper_figure(table: PaperTable, found: Reproduction, scale: Scale) -> PaperF
                 if layout.facet and row.labels[layout.facet] != facet:
                     continue
                 index = series.index(layout.named(row.labels[layout.series]))
-                value = row.labels[layout.x]
+                value = _place(row, layout)
                 aside = 0.0 if layout.log and value is not None else step * (index - (len(series) - 1) / 2)
                 said = [(found.beside, row.paper[column])] if column in row.paper else printed.get(column, [])
                 factor = _factor(column)
@@ -161,6 +161,13 @@ def paper_figure(table: PaperTable, found: Reproduction, scale: Scale) -> PaperF
     return PaperFigure(named, found.title, layout.x_title, *shown, found.beside, smoke)
 
 
+def _place(row: TableRow, layout: _Layout) -> float | None:
+    """What a row has along x: numbers alone, or nothing."""
+    value = row.labels[layout.x]
+    assert not isinstance(value, str), layout.x
+    return value
+
+
 def _point(row: TableRow, column: str, x: float, series: int, printed: tuple[Reference, ...]) -> Point:
     mean, std, seeds, status = None, None, row.seeds, row.status
     if column in RATIOS:
@@ -176,7 +183,7 @@ def _point(row: TableRow, column: str, x: float, series: int, printed: tuple[Ref
     return Point(x, series, where, mean, None if std is None else std * factor, seeds, status, printed)
 
 
-def _said(value: Any) -> str:
+def _said(value: Label) -> str:
     return _short(value) if isinstance(value, float) else str(value)
 
 

@@ -3,13 +3,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import TypedDict
 
 from service.errors import NotFoundError
+from ttsv.config.fields import FieldValue
 
 PAPER = "senderovich2022"
-
-Plain = dict[str, Any]
 
 
 class Scale(StrEnum):
@@ -36,13 +35,53 @@ class Protocol(StrEnum):
     LipConvNets they evaluate the last epoch and keep the one of best certified accuracy."""
 
 
+Part = dict[str, FieldValue]
+"""Fields of a part of a trial, such as `training`."""
+
+
+class PartialTrial(TypedDict, total=False):
+    """The fields of a trial of which presets say something."""
+
+    dataset: str
+    model: str
+    layer: str
+    rank: float | None
+    lambda_ort: float
+    ort_normalizer: str
+    constraint: str
+    delta: float
+    mean: list[float]
+    std: list[float]
+    training: Part
+    augmentation: Part
+    clipping: Part
+    division: Part
+    evaluation: Part
+
+
+class PresetGrid(TypedDict):
+    """What a preset says of its trials: as `service.specs.spec.ExperimentSpec` has it."""
+
+    base: PartialTrial
+    variants: list[PartialTrial]
+    grid: dict[str, list[FieldValue]]
+
+
+class PresetSpec(PresetGrid):
+    """A spec that can be posted."""
+
+    spec_version: int
+    name: str
+    notes: str
+
+
 @dataclass(frozen=True)
 class Preset:
     """One table or figure; `name` is what it is asked for by."""
 
     name: str
     title: str
-    build: Callable[[Protocol], Plain]
+    build: Callable[[Protocol], PresetGrid]
 
 
 def presets() -> list[Preset]:
@@ -50,7 +89,7 @@ def presets() -> list[Preset]:
     return list(_PRESETS)
 
 
-def preset_spec(name: str, *, scale: Scale = Scale.FULL, protocol: Protocol = Protocol.CODE) -> Plain:
+def preset_spec(name: str, *, scale: Scale = Scale.FULL, protocol: Protocol = Protocol.CODE) -> PresetSpec:
     """A preset as a spec to post. Raises `NotFoundError` for an unknown name."""
     found = next((preset for preset in _PRESETS if preset.name == name), None)
     if found is None:
@@ -80,7 +119,7 @@ _NOTES = {
     ),
 }
 
-_SEEDS = [3407, 3408, 3409]
+_SEEDS: list[FieldValue] = [3407, 3408, 3409]
 """The first is the default of the authors' programs."""
 
 _SELECTED_LAMBDA = {5: 5e3, 20: 7e4, 30: 2e5}
@@ -93,11 +132,11 @@ _TABLE3 = {
 }
 
 
-def _frames(protocol: Protocol) -> Plain:
-    return {"ort_normalizer": "paper" if protocol is Protocol.TEXT else "code"}
+def _normalizer(protocol: Protocol) -> str:
+    return "paper" if protocol is Protocol.TEXT else "code"
 
 
-def _choice(protocol: Protocol) -> Plain:
+def _choice(protocol: Protocol) -> Part:
     """All training images are trained on; by the authors' protocol the best epoch on the test images counts, as it is.
 
     What is evaluated is projected once more where the last step was not followed by a projection, but not by theirs.
@@ -106,7 +145,7 @@ def _choice(protocol: Protocol) -> Plain:
     return {"validation": "test", "select": "best" if theirs else "last", "final_projection": not theirs}
 
 
-_EVALUATION = {
+_EVALUATION: Part = {
     "attack": "autoattack",
     "attack_norm": "L2",
     "attack_eps": 0.5,
@@ -117,13 +156,13 @@ _EVALUATION = {
 """The paper's columns, of all test images: AutoAttack (here in pixels), CIFAR-C, and certificates beside its p.r."""
 
 
-def _lipconvnet(protocol: Protocol) -> Plain:
+def _lipconvnet(protocol: Protocol) -> PartialTrial:
     return {
         "dataset": "cifar10",
         "evaluation": _EVALUATION,
         "mean": [0.4914, 0.4822, 0.4465],
         "std": [0.2507],
-        **_frames(protocol),
+        "ort_normalizer": _normalizer(protocol),
         "training": {
             "epochs": 200,
             "batch_size": 128,
@@ -140,7 +179,7 @@ def _lipconvnet(protocol: Protocol) -> Plain:
     }
 
 
-def _lipconvnet_training(protocol: Protocol) -> Plain:
+def _lipconvnet_training(protocol: Protocol) -> Part:
     """The last epoch counts; by the authors' protocol that of best certified accuracy on the test images is kept, too.
 
     Their program for LipConvNets saves both together, and their scripts evaluate the last one. It scales SOC kernels by
@@ -151,11 +190,11 @@ def _lipconvnet_training(protocol: Protocol) -> Plain:
     return {"best_by": "certified", "keep_best": True, "soc_iterations": "code"}
 
 
-def _soc(depth: int) -> Plain:
+def _soc(depth: int) -> PartialTrial:
     return {"model": f"lipconvnet-{depth}", "layer": "soc", "training": {"lr": 0.1, "weight_decay": 5e-4}}
 
 
-def _soc_tt(depth: int, rank: int, lambda_ort: float, protocol: Protocol) -> Plain:
+def _soc_tt(depth: int, rank: int, lambda_ort: float, protocol: Protocol) -> PartialTrial:
     slow = depth == 20 or (depth == 30 and protocol is not Protocol.TEXT)
     return {
         "model": f"lipconvnet-{depth}",
@@ -166,27 +205,27 @@ def _soc_tt(depth: int, rank: int, lambda_ort: float, protocol: Protocol) -> Pla
     }
 
 
-def _table1(protocol: Protocol) -> Plain:
-    variants = []
+def _table1(protocol: Protocol) -> PresetGrid:
+    variants: list[PartialTrial] = []
     for depth, lambda_ort in _SELECTED_LAMBDA.items():
         variants.append(_soc(depth))
         variants += [_soc_tt(depth, rank, lambda_ort, protocol) for rank in (128, 256)]
     return {"base": _lipconvnet(protocol), "variants": variants, "grid": {"seed": _SEEDS}}
 
 
-def _table3(protocol: Protocol) -> Plain:
+def _table3(protocol: Protocol) -> PresetGrid:
     variants = [_soc_tt(depth, 256, value, protocol) for depth, values in _TABLE3.items() for value in values]
     return {"base": _lipconvnet(protocol), "variants": variants, "grid": {"seed": _SEEDS[:1]}}
 
 
-def _figure_lipschitz(protocol: Protocol) -> Plain:
+def _figure_lipschitz(protocol: Protocol) -> PresetGrid:
     """Table 3's networks beside those of SOC layers: their empirical Lipschitz constants are the figure."""
     spec = _table3(protocol)
-    base = spec["base"] | {"evaluation": _EVALUATION | {"lipschitz": "both"}}
-    return spec | {"base": base, "variants": [*map(_soc, _TABLE3), *spec["variants"]]}
+    base: PartialTrial = {**spec["base"], "evaluation": {**_EVALUATION, "lipschitz": "both"}}
+    return {**spec, "base": base, "variants": [*map(_soc, _TABLE3), *spec["variants"]]}
 
 
-def _clip(delta: float) -> Plain:
+def _clip(delta: float) -> PartialTrial:
     """The authors' clip: one round, and what truncation to the kernel's taps leaves above delta stays."""
     return {
         "constraint": "clip",
@@ -195,8 +234,8 @@ def _clip(delta: float) -> Plain:
     }
 
 
-def _divide(conv: float, linear: float, batch_norm: float, iterations: int) -> Plain:
-    division = {
+def _divide(conv: float, linear: float, batch_norm: float, iterations: int) -> PartialTrial:
+    division: Part = {
         "conv": conv,
         "linear": linear,
         "batch_norm": batch_norm,
@@ -207,8 +246,8 @@ def _divide(conv: float, linear: float, batch_norm: float, iterations: int) -> P
     return {"constraint": "divide", "division": division}
 
 
-def _wide_resnet(dataset: str, division: Plain, protocol: Protocol) -> Plain:
-    base = {
+def _wide_resnet(dataset: str, division: PartialTrial, protocol: Protocol) -> PresetGrid:
+    base: PartialTrial = {
         "dataset": dataset,
         "evaluation": _EVALUATION,
         "model": "wrn16-10",
@@ -216,7 +255,7 @@ def _wide_resnet(dataset: str, division: Plain, protocol: Protocol) -> Plain:
         "lambda_ort": 1e5,
         "mean": [0.5],
         "std": [0.5],
-        **_frames(protocol),
+        "ort_normalizer": _normalizer(protocol),
         "training": {
             "epochs": 200,
             "batch_size": 128,
@@ -232,7 +271,7 @@ def _wide_resnet(dataset: str, division: Plain, protocol: Protocol) -> Plain:
         },
         "augmentation": {"flip": True, "pad": 4, "padding": "symmetric"},
     }
-    variants = [{"constraint": "none"}, _clip(1.0), _clip(2.0), division]
+    variants: list[PartialTrial] = [{"constraint": "none"}, _clip(1.0), _clip(2.0), division]
     return {"base": base, "variants": variants, "grid": {"rank": [None, 192, 256, 320], "seed": _SEEDS[:1]}}
 
 
@@ -240,28 +279,29 @@ def _iterations(protocol: Protocol) -> int:
     return 1 if protocol is Protocol.TEXT else 2
 
 
-def _table2(protocol: Protocol) -> Plain:
+def _table2(protocol: Protocol) -> PresetGrid:
     return _wide_resnet("cifar10", _divide(7.0, 7.0, 10.0, _iterations(protocol)), protocol)
 
 
-def _table4(protocol: Protocol) -> Plain:
-    division = _divide(10.0, 3.9, 6.1, _iterations(protocol)) | {"training": {"weight_decay": 5e-5}}
+def _table4(protocol: Protocol) -> PresetGrid:
+    divided = _divide(10.0, 3.9, 6.1, _iterations(protocol))
+    division: PartialTrial = {**divided, "training": {"weight_decay": 5e-5}}
     return _wide_resnet("cifar100", division, protocol)
 
 
-def _figure_vgg(protocol: Protocol) -> Plain:
+def _figure_vgg(protocol: Protocol) -> PresetGrid:
     """The paper's figure names no ranks: 192, 256 and 320 here, as for WRN-16-10.
 
     The programs divide the uncompressed network; the text has all three methods at every rank.
     """
-    base = {
+    base: PartialTrial = {
         "model": "vgg19",
         "evaluation": _EVALUATION,
         "layer": "tt",
         "lambda_ort": 1e5,
         "mean": [0.5],
         "std": [0.5],
-        **_frames(protocol),
+        "ort_normalizer": _normalizer(protocol),
         "training": {
             "epochs": 140,
             "batch_size": 128,
@@ -277,31 +317,32 @@ def _figure_vgg(protocol: Protocol) -> Plain:
         },
         "augmentation": {"flip": True, "pad": 4, "padding": "zeros"},
     }
-    free, clip, division = {"constraint": "none"}, _clip(0.5), _divide(1.5, 1.5, 8.0, _iterations(protocol))
-    variants = [method | {"rank": None} for method in (free, clip, division)]
+    free: PartialTrial = {"constraint": "none"}
+    clip, division = _clip(0.5), _divide(1.5, 1.5, 8.0, _iterations(protocol))
+    variants: list[PartialTrial] = [{**method, "rank": None} for method in (free, clip, division)]
     for rank in (192, 256, 320):
         methods = (clip, free, division) if protocol is Protocol.TEXT else (clip, free)
-        variants += [method | {"rank": rank} for method in methods]
+        variants += [{**method, "rank": rank} for method in methods]
     return {"base": base, "variants": variants, "grid": {"dataset": ["cifar10", "cifar100"], "seed": _SEEDS[:1]}}
 
 
-def _one_layer(layer: str, channels: list[int], ranks: list[float | None]) -> Plain:
+def _one_layer(layer: str, channels: list[int], ranks: list[FieldValue]) -> PresetGrid:
     """One convolution of n = 16 and no training to speak of: what is wanted are the times that every trial records."""
-    base = {
+    base: PartialTrial = {
         "model": "single-conv",
         "layer": layer,
         "training": {"epochs": 1, "steps": 1, "batch_size": 16},
     }
-    variants = [{"dataset": one_layer_images(count)} for count in channels]
+    variants: list[PartialTrial] = [{"dataset": one_layer_images(count)} for count in channels]
     return {"base": base, "variants": variants, "grid": {"rank": ranks}}
 
 
-def _figure_speedup(protocol: Protocol) -> Plain:
+def _figure_speedup(protocol: Protocol) -> PresetGrid:
     """Time and memory of the exact spectrum over channels and ranks."""
     return _one_layer("tt", [128, 192, 256, 384, 512], [None, 0.25, 1 / 3, 0.5])
 
 
-def _figure_soc_speedup(protocol: Protocol) -> Plain:
+def _figure_soc_speedup(protocol: Protocol) -> PresetGrid:
     """Inference time of one SOC-TT layer over channels."""
     return _one_layer("soc-tt", [128, 256, 512, 1024], [None, 0.25, 0.5])
 
@@ -330,10 +371,10 @@ _NETWORKS = {
     "lipconvnet-30": "lipconvnet-5",
 }
 _IMAGES = {"cifar10": "synthetic:3x32x32:10:100", "cifar100": "synthetic:3x32x32:100:1000"}
-_RANKS = {128: 0.125, 192: 0.3, 256: 0.25, 320: 0.5}
+_RANKS: dict[FieldValue, float] = {128: 0.125, 192: 0.3, 256: 0.25, 320: 0.5}
 """As fractions, so that they mean something in smaller networks too."""
 _MOST_VARIANTS = 4
-_SMALL_EVALUATION = {
+_SMALL_EVALUATION: Part = {
     "attack": "pgd",
     "attack_images": 4,
     "corruptions": "generated",
@@ -346,25 +387,28 @@ def one_layer_images(channels: int) -> str:
     return f"synthetic:{channels}x16x16:10:100"
 
 
-def smaller(spec: dict[str, Any]) -> dict[str, Any]:
+def smaller(spec: PresetGrid) -> PresetGrid:
     """Two short epochs, in smaller networks on synthetic images, of the first variants, ranks and seeds."""
     variants = [_smaller(part) for part in spec["variants"]][:_MOST_VARIANTS]
     grid = dict(spec["grid"])
     if "seed" in grid:
         grid["seed"] = grid["seed"][:1]
     if "dataset" in grid:
-        grid["dataset"] = [_IMAGES[name] for name in grid["dataset"]]
+        grid["dataset"] = [_IMAGES[str(name)] for name in grid["dataset"]]
     if "rank" in grid:
         grid["rank"] = [_RANKS.get(rank, rank) for rank in grid["rank"]][:2]
     return {"base": _smaller(spec["base"]), "variants": variants, "grid": grid}
 
 
-def _smaller(fields: dict[str, Any]) -> dict[str, Any]:
-    fields = dict(fields)
-    layers = {one_layer_images(channels): one_layer_images(channels // 8) for channels in range(8, 2048, 8)}
-    for name, values in (("model", _NETWORKS), ("dataset", _IMAGES | layers), ("rank", _RANKS)):
-        if name in fields:
-            fields[name] = values.get(fields[name], fields[name])
+def _smaller(given: PartialTrial) -> PartialTrial:
+    fields = given.copy()
+    if "model" in fields:
+        fields["model"] = _NETWORKS.get(fields["model"], fields["model"])
+    if "dataset" in fields:
+        layers = {one_layer_images(channels): one_layer_images(channels // 8) for channels in range(8, 2048, 8)}
+        fields["dataset"] = (_IMAGES | layers).get(fields["dataset"], fields["dataset"])
+    if "rank" in fields:
+        fields["rank"] = _RANKS.get(fields["rank"], fields["rank"])
     if "lambda_ort" in fields:  # its loss is divided by the sizes of the frames, which are small here
         fields["lambda_ort"] /= 1000
     if "epochs" in fields.get("training", {}):

@@ -1,24 +1,25 @@
 """The paper's tables: what was printed, of which configuration, and how that differs from what was measured here."""
 
+import contextlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import NotRequired, TypeAlias, TypedDict
 
 import yaml
 
 from service.errors import NotFoundError
 from service.leaderboards.answer import PaperReference, Printed
 from service.leaderboards.metrics import Metric
-from service.leaderboards.protocols import differences
-from service.paper.presets import PAPER, Preset, preset_spec, smaller
+from service.leaderboards.protocols import Record, differences
+from service.paper.presets import PAPER, Preset, PresetGrid, preset_spec, smaller
+from service.specs.columns import value_of
 from service.specs.grid import ExperimentSpec, expand_grid
+from ttsv.config.fields import FieldValue, FieldValues, TrialFields
 from ttsv.config.trial import TrialConfig
 from ttsv.errors import ConfigError
-
-Plain = dict[str, Any]
 
 SPEEDUP, SAVING = RATIOS = ("speedup", "memory_saving")
 """Columns of their own: a time, or a memory, of the uncompressed network's row over that of the row."""
@@ -35,17 +36,23 @@ HEADLINE = ("dataset", "model", "layer", "rank", "constraint", "delta", "lambda_
 """Equal fields make a trial one of a printed row; whatever else differs is said."""
 
 
+Label: TypeAlias = str | float | None
+"""What a row is called in one column."""
+Headline: TypeAlias = tuple[FieldValue | FieldValues, ...]
+"""A trial's values of `HEADLINE`."""
+
+
 @dataclass(frozen=True)
 class PrintedRow:
     """One row: its labels, its values, the configuration that it stands for and that one's small stand-in."""
 
-    labels: Plain
+    labels: Mapping[str, Label]
     values: dict[str, Printed]
-    config: Plain
-    smoke: Plain
+    config: TrialFields
+    smoke: TrialFields
 
     @property
-    def key(self) -> tuple[Any, ...]:
+    def key(self) -> Headline:
         """What a trial of the row has in common with it."""
         return headline(self.config)
 
@@ -68,7 +75,7 @@ class PaperTable:
     rows: tuple[PrintedRow, ...]
 
 
-def headline(config: Plain) -> tuple[Any, ...]:
+def headline(config: TrialFields) -> Headline:
     """The fields of a trial by which it belongs to a printed row."""
     return tuple(map(config.get, HEADLINE))
 
@@ -86,7 +93,7 @@ def preset_table(preset: Preset) -> PaperTable | None:
     return _tables().get(preset.name.removeprefix(f"{PAPER}/"))
 
 
-def references(config: Plain, record: Plain) -> list[PaperReference]:
+def references(config: TrialFields, record: Record) -> list[PaperReference]:
     """The printed rows that a cell's configuration corresponds to, with the differences of its protocol's record."""
     found = _by_headline().get(headline(config), [])
     return [
@@ -114,14 +121,14 @@ def printed_notes(table: PaperTable) -> list[str]:
     sources = dict.fromkeys(name for row in table.rows for of in printed_of(row).values() for name, _ in of)
     said = [f"seeds of {name}: {_tables()[name].seeds} in the paper" for name in sources]
     if Metric.LIPSCHITZ_FGSM in printed:
-        said.append(f"empirical Lipschitz constant: {_published()['protocol']['max_empirical_lipschitz']}")
+        said.append(f"empirical Lipschitz constant: {_published().protocol['max_empirical_lipschitz']}")
     return said
 
 
-def notes(table: PaperTable, row: PrintedRow, config: Plain, record: Plain) -> list[str]:
+def notes(table: PaperTable, row: PrintedRow, config: TrialFields, record: Record) -> list[str]:
     """In words: in what a measured cell and its protocol differ from a printed row."""
     said = [str(d).replace(" there", " in the paper") for d in differences(complete(config), row.config)]
-    protocol = _published()["protocol"]
+    protocol = _published().protocol
     # Of LipConvNets the authors' scripts evaluate the last epoch, of other networks the one they chose.
     theirs, told = "best epoch on the test images", protocol["selection"]
     if str(row.config.get("model")).startswith("lipconvnet-"):
@@ -142,27 +149,66 @@ def notes(table: PaperTable, row: PrintedRow, config: Plain, record: Plain) -> l
     return said
 
 
-def _images(record: Plain) -> int | None:
+def _images(record: Record) -> int | None:
     """How many images were attacked, if the record says so."""
     images = record.get("images")
     attacked = images.get("autoattack") if isinstance(images, dict) else None
     return attacked if isinstance(attacked, int) else None
 
 
-def complete(config: Plain) -> Plain:
+def complete(config: TrialFields) -> TrialFields:
     """With the defaults of fields that were added later, without what makes no other network."""
-    try:
+    with contextlib.suppress(ConfigError):  # a field that is no more
         config = TrialConfig.from_dict(config).to_dict()
-    except ConfigError:  # a field that is no more
-        config = dict(config)
     return {name: value for name, value in config.items() if name not in ("seed", "evaluation")}
 
 
+PrintedNumbers: TypeAlias = Mapping[str, float | list[float] | str | None]
+"""A row of the file: its labels, and by name a value, or a mean and what stands behind ±, or null (a dash)."""
+
+
+class _TableFields(TypedDict):
+    """A table or figure in the file."""
+
+    title: str
+    preset: str
+    dataset: NotRequired[str]
+    seeds: str
+    labels: list[str]
+    columns: list[str]
+    rows: NotRequired[list[PrintedNumbers]]
+    beside: NotRequired[str]
+    speedup: NotRequired[str]
+    speedup_note: NotRequired[str]
+    memory_saving: NotRequired[str]
+    memory_saving_note: NotRequired[str]
+
+
+class _ProtocolFields(TypedDict):
+    """How the paper's numbers were measured, as far as it differs from what is measured here."""
+
+    selection: str
+    selection_lipconvnet: str
+    autoattack: str
+    autoattack_images: int
+    certified: str
+    max_empirical_lipschitz: str
+    ece_bins: int
+
+
+@dataclass(frozen=True)
+class _Published:
+    """The file of printed numbers."""
+
+    protocol: _ProtocolFields
+    tables: Mapping[str, _TableFields]
+
+
 @cache
-def _published() -> Plain:
+def _published() -> _Published:
     text = files("service.paper").joinpath(f"{PAPER}.yaml").read_text(encoding="utf-8")
-    data: Plain = yaml.load(text, Loader=_AsPrinted)  # a safe loader
-    return data
+    data = yaml.load(text, Loader=_AsPrinted)  # a safe loader
+    return _Published(data.pop("protocol"), data)
 
 
 class _PrintedNumber(float):
@@ -186,12 +232,12 @@ _AsPrinted.add_constructor("tag:yaml.org,2002:float", _number)
 
 @cache
 def _tables() -> dict[str, PaperTable]:
-    return {name: _table(name, data) for name, data in _published().items() if name != "protocol"}
+    return {name: _table(name, data) for name, data in _published().tables.items()}
 
 
 @cache
-def _by_headline() -> dict[tuple[Any, ...], list[tuple[PaperTable, PrintedRow]]]:
-    found: dict[tuple[Any, ...], list[tuple[PaperTable, PrintedRow]]] = {}
+def _by_headline() -> dict[Headline, list[tuple[PaperTable, PrintedRow]]]:
+    found: dict[Headline, list[tuple[PaperTable, PrintedRow]]] = {}
     for table in _tables().values():
         for row in table.rows:
             if row.values and table.beside == "paper":
@@ -199,33 +245,35 @@ def _by_headline() -> dict[tuple[Any, ...], list[tuple[PaperTable, PrintedRow]]]
     return found
 
 
-def _table(name: str, data: Plain) -> PaperTable:
+def _table(name: str, data: _TableFields) -> PaperTable:
     points = list(_points(data["preset"]))
-    printed = data.get("rows") or [{} for _ in points]
+    printed: Sequence[PrintedNumbers] = data.get("rows") or [{} for _ in points]
     labels = tuple(data["labels"])
     rows = []
     for (config, smoke), values in zip(points, printed, strict=True):
         said = {label: _label(label, config) for label in labels}
         rows.append(PrintedRow(said, _values(values), config, smoke))
+    ratios = {SPEEDUP: data.get("speedup"), SAVING: data.get("memory_saving")}
+    ratio_notes = {SPEEDUP: data.get("speedup_note"), SAVING: data.get("memory_saving_note")}
     return PaperTable(
         name,
         data["title"],
         data["seeds"],
         labels,
         tuple(data["columns"]),
-        {ratio: Metric(data[ratio]) for ratio in RATIOS if ratio in data},
-        tuple(f"{ratio.replace('_', ' ')}: {data[f'{ratio}_note']}" for ratio in RATIOS if ratio in data),
+        {ratio: Metric(metric) for ratio, metric in ratios.items() if metric is not None},
+        tuple(f"{ratio.replace('_', ' ')}: {note}" for ratio, note in ratio_notes.items() if note is not None),
         data.get("beside", "paper"),
         tuple(rows),
     )
 
 
-def _points(preset: str) -> Iterator[tuple[Plain, Plain]]:
+def _points(preset: str) -> Iterator[tuple[TrialFields, TrialFields]]:
     """The preset's rows in order, seeds apart: each configuration with its small stand-in."""
     spec = preset_spec(preset)
     axes = {path: values for path, values in spec["grid"].items() if path != "seed"}
     for variant, point in itertools.product(spec["variants"], itertools.product(*axes.values())):
-        one = {
+        one: PresetGrid = {
             "base": spec["base"],
             "variants": [variant],
             "grid": {path: [value] for path, value in zip(axes, point, strict=True)},
@@ -233,16 +281,16 @@ def _points(preset: str) -> Iterator[tuple[Plain, Plain]]:
         yield _config(one), _config(smaller(one))
 
 
-def _config(spec: Plain) -> Plain:
+def _config(spec: PresetGrid) -> TrialFields:
     plan = expand_grid(ExperimentSpec.model_validate({"name": "row", **spec}), max_trials=1)
     return complete(plan.trials[0].config.to_dict())
 
 
-def _values(printed: Plain) -> dict[str, Printed]:
+def _values(printed: PrintedNumbers) -> dict[str, Printed]:
     found = {}
     for name, value in printed.items():
         metric = name if name in RATIOS else _PRINTED.get(name)
-        if metric is None or value is None:
+        if metric is None or value is None or isinstance(value, str):
             continue
         mean, spread = value if isinstance(value, list) else (value, None)
         factor = 1.0 if metric in RATIOS else Metric(metric).reading.factor
@@ -253,13 +301,15 @@ def _values(printed: Plain) -> dict[str, Printed]:
     return found
 
 
-def _label(label: str, config: Plain) -> Any:
+def _label(label: str, config: TrialFields) -> Label:
     if label == "method":
         if config["constraint"] == "clip":
             return f"clip to {config['delta']:g}"
         return "division" if config["constraint"] == "divide" else "baseline"
     if label == "depth":
-        return int(config["model"].rpartition("-")[2])
+        return int(str(config["model"]).rpartition("-")[2])
     if label == "channels":
-        return int(config["dataset"].split(":")[1].split("x")[0])
-    return config[label] if label != "lambda_ort" else config[label] or None
+        return int(str(config["dataset"]).split(":")[1].split("x")[0])
+    value = value_of(config, label)
+    assert value is None or isinstance(value, str | int | float), label
+    return value if label != "lambda_ort" else value or None

@@ -4,7 +4,6 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from sqlalchemy import select, tuple_
 from sqlalchemy.orm import Session
@@ -17,7 +16,8 @@ from service.leaderboards.filters import Filters
 from service.leaderboards.metrics import Measures, Metric, measures
 from service.leaderboards.protocols import differences, measured_otherwise
 from service.paper import reference
-from service.paper.reference import HEADLINE, RATIOS, SAVING, SPEEDUP, PaperTable, PrintedRow, headline
+from service.paper.reference import HEADLINE, RATIOS, SAVING, SPEEDUP, Headline, Label, PaperTable, PrintedRow, headline
+from ttsv.config.fields import TrialFields
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class TableRow:
     in what the two differ, what all rows share aside.
     """
 
-    labels: dict[str, Any]
+    labels: Mapping[str, Label]
     status: str
     cell: str | None
     seeds: int
@@ -96,7 +96,7 @@ def reproduce(
     chosen: list[tuple[str, _Cell] | None] = []
     for target in targets:
         cells = found.get(headline(target), {})
-        mine = [(name, cell) for name, cell in cells.items() if protocols.get(target["dataset"]) in cell.protocols]
+        mine = [(name, cell) for name, cell in cells.items() if protocols.get(_dataset(target)) in cell.protocols]
         mine.sort(key=lambda item: (distances[item[0]], -item[1].trial_id))
         chosen.append(mine[0] if mine else None)
     results = _results(session, [item[0] for item in chosen if item], protocols, filters, scope)
@@ -106,7 +106,7 @@ def reproduce(
     for row, target, item in zip(table.rows, targets, chosen, strict=True):
         said: list[str] = []
         if item is not None and not smoke:
-            said = reference.notes(table, row, configs[item[1].trial_id], records[target["dataset"]])
+            said = reference.notes(table, row, configs[item[1].trial_id], records[_dataset(target)])
         rows.append(_row(table, row, found.get(headline(target), {}), item, measured, said))
     rows = _with_ratios(table, rows)
     rows, notes = _shared(rows)
@@ -120,13 +120,13 @@ def reproduce(
 
 
 def _cells(
-    session: Session, targets: Sequence[dict[str, Any]], filters: Filters, scope: int
-) -> dict[tuple[Any, ...], dict[str, _Cell]]:
+    session: Session, targets: Sequence[TrialFields], filters: Filters, scope: int
+) -> dict[Headline, dict[str, _Cell]]:
     """Headline -> cell -> what is known of it."""
-    datasets, models = ({target[name] for target in targets} for name in ("dataset", "model"))
+    datasets, models = map(_dataset, targets), {target["model"] for target in targets}
     wanted = {headline(target) for target in targets}
-    found: dict[tuple[Any, ...], dict[str, _Cell]] = {}
-    for dataset in sorted(datasets):
+    found: dict[Headline, dict[str, _Cell]] = {}
+    for dataset in sorted(set(datasets)):
         query = (
             select(Trial.cell, Trial.id, Trial.fingerprint, Trial.state, Result.protocol, Result.valid)
             .add_columns(*(getattr(Trial, name) for name in HEADLINE))
@@ -149,7 +149,7 @@ def _cells(
 
 
 def _protocols(
-    found: Mapping[tuple[Any, ...], Mapping[str, _Cell]], targets: Sequence[dict[str, Any]], asked: str | None
+    found: Mapping[Headline, Mapping[str, _Cell]], targets: Sequence[TrialFields], asked: str | None
 ) -> tuple[dict[str, str], list[str]]:
     """Data set -> the protocol that fills most of its rows, or the one asked for; the other protocols.
 
@@ -159,7 +159,7 @@ def _protocols(
     for target in targets:
         names = {name for cell in found.get(headline(target), {}).values() for name in cell.protocols}
         if names:
-            counts.setdefault(target["dataset"], Counter()).update(names)
+            counts.setdefault(_dataset(target), Counter()).update(names)
     if asked is not None and not any(asked in known for known in counts.values()):
         return {}, list(dict.fromkeys(name for known in counts.values() for name in sorted(known)))
     orders = {d: sorted(known, key=lambda name: (name != asked, -known[name], name)) for d, known in counts.items()}
@@ -168,12 +168,16 @@ def _protocols(
     return chosen, list(dict.fromkeys(others))
 
 
-def _configs(session: Session, trials: Sequence[int]) -> dict[int, dict[str, Any]]:
+def _configs(session: Session, trials: Sequence[int]) -> dict[int, TrialFields]:
     query = select(Trial.id, Trial.config).where(Trial.id.in_(trials))
     return {row[0]: row[1] for row in session.execute(query)}
 
 
-def _distance(config: dict[str, Any], target: dict[str, Any]) -> int:
+def _dataset(target: TrialFields) -> str:
+    return str(target["dataset"])
+
+
+def _distance(config: TrialFields, target: TrialFields) -> int:
     return len(differences(reference.complete(config), target))
 
 
@@ -257,7 +261,7 @@ def _with_ratios(table: PaperTable, rows: list[TableRow]) -> list[TableRow]:
     ]
 
 
-def _others(row: TableRow) -> tuple[Any, ...]:
+def _others(row: TableRow) -> tuple[Label, ...]:
     return tuple(value for name, value in row.labels.items() if name != "rank")
 
 

@@ -6,13 +6,14 @@ Functions take a Session; callers commit, and hold the experiment where they wri
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
+from pydantic import JsonValue
 from sqlalchemy import delete, func, select, update
 from sqlalchemy.orm import Session
 
 from service.database import Attempt, Environment, Trial
 from service.database.engine import upsert
+from service.database.experiments import ResourceSeries
 from ttsv.config.fields import digest
 
 MOST_ATTEMPTS = 50
@@ -26,11 +27,11 @@ class AttemptDetail:
     number: int
     started_at: datetime
     place: str
-    environment: dict[str, Any] | None
-    resources: dict[str, Any] | None
+    environment: Mapping[str, JsonValue] | None = None
+    resources: ResourceSeries | None = None
 
 
-def begin(session: Session, trial: Trial, fence: int, place: str, environment: Mapping[str, Any] | None) -> None:
+def begin(session: Session, trial: Trial, fence: int, place: str, environment: Mapping[str, object] | None) -> None:
     """Writes down where the attempt runs that began last; said again it changes nothing."""
     if trial.started_at is None:
         return
@@ -53,20 +54,19 @@ def begin(session: Session, trial: Trial, fence: int, place: str, environment: M
         session.execute(delete(Attempt).where(Attempt.trial_id == trial.id, Attempt.number <= last - MOST_ATTEMPTS))
 
 
-def record_resources(session: Session, trial: Trial, resources: Mapping[str, Any]) -> None:
+def record_resources(session: Session, trial: Trial, resources: ResourceSeries) -> None:
     """Writes what the attempt that runs has used until now, in place of what it said before."""
     mine = Attempt.trial_id == trial.id, Attempt.started_at == trial.started_at
-    session.execute(update(Attempt).where(*mine).values(resources=dict(resources)))
+    session.execute(update(Attempt).where(*mine).values(resources=resources))
 
 
 def listed(session: Session, trial_id: int, *, resources: bool = False) -> Sequence[AttemptDetail]:
     """A trial's attempts, the oldest first: with their environments, or with what they used."""
-    shown = Attempt.resources if resources else Environment.record
-    query = select(Attempt.number, Attempt.started_at, Attempt.place, shown)
-    if not resources:
-        query = query.outerjoin(Environment, Environment.fingerprint == Attempt.environment)
-    found = session.execute(query.where(Attempt.trial_id == trial_id).order_by(Attempt.number)).all()
-    return [
-        AttemptDetail(number, at, place, None if resources else record, record if resources else None)
-        for number, at, place, record in found
-    ]
+    mine = select(Attempt.number, Attempt.started_at, Attempt.place).where(Attempt.trial_id == trial_id)
+    mine = mine.order_by(Attempt.number)
+    if resources:
+        used = session.execute(mine.add_columns(Attempt.resources)).all()
+        return [AttemptDetail(number, at, place, resources=series) for number, at, place, series in used]
+    joined = mine.outerjoin(Environment, Environment.fingerprint == Attempt.environment)
+    found = session.execute(joined.add_columns(Environment.record)).all()
+    return [AttemptDetail(number, at, place, record) for number, at, place, record in found]

@@ -14,7 +14,7 @@ from service.database import OPEN_TRIALS, Artifact, EpochPoint, Event, Experimen
 from service.experiments.events import EventKind
 from service.queue import leases
 from service.queue.leases import Lease
-from service.specs.planner import Fields
+from ttsv.config.fields import FieldValues
 
 MODEL = "model"
 """Kind of the artifact that a re-evaluation takes up."""
@@ -35,7 +35,7 @@ class Tried:
     trial_id: int
     fingerprint: str
     state: TrialState
-    point: Fields
+    point: FieldValues
     value: float | None
 
 

@@ -6,7 +6,6 @@ lease still lives is told by its heartbeat counter, which the reaper watches on 
 (`workers.worker.poller`), so no clock has to agree with another.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -16,6 +15,7 @@ from sqlalchemy.orm import Session
 
 from service.database import EPOCHS_DONE, OPEN_TRIALS, Experiment, ExperimentState, Trial, TrialState, Worker, now
 from service.database.engine import changed_rows, upsert
+from service.database.experiments import ProcessIdentity
 from service.errors import LeaseLostError
 from service.experiments import events, transitions
 from service.experiments.events import EventKind
@@ -44,8 +44,8 @@ class Watched:
     experiment_id: int
     fence: int
     heartbeat: int
-    worker: str
-    process: dict[str, Any] | None
+    worker: str | None
+    process: ProcessIdentity | None
 
 
 def greet(session: Session, worker: str, cpus: float, gpus: float, bf16: bool | None = None) -> None:
@@ -68,7 +68,7 @@ def part(session: Session, worker: str) -> None:
 
 
 def claim(
-    session: Session, worker: str, process: Mapping[str, Any] | None, experiment_id: int | None = None
+    session: Session, worker: str, process: ProcessIdentity | None, experiment_id: int | None = None
 ) -> Lease | None:
     """Takes that experiment if it is queued, or the first that is (highest priority, then oldest); None if none is.
 
@@ -90,7 +90,7 @@ def claim(
     experiment.claimed_at = now()
     done = session.scalar(select(func.sum(EPOCHS_DONE)).where(Trial.experiment_id == experiment.id))
     experiment.epochs_at_claim = int(done or 0)
-    experiment.worker, experiment.process = worker, None if process is None else dict(process)
+    experiment.worker, experiment.process = worker, process
     experiment.waiting = experiment.unfit_since = None
     events.record(session, EventKind.CLAIMED, worker, experiment, fence=experiment.fence)
     return Lease(experiment.id, experiment.fence)

@@ -7,7 +7,7 @@ writes, and at its end the scores of the cells that they touched are made anew. 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -26,13 +26,15 @@ from service.database import (
     now,
 )
 from service.database.engine import upsert
+from service.database.experiments import ResourceSeries, StoredSpectra
 from service.experiments import epoch_points, epoch_spectra, events, transitions
 from service.experiments.events import EventKind
 from service.experiments.submission import next_number, trial_columns
 from service.leaderboards import cell_scores
 from service.queue import attempts, leases
 from service.queue.leases import Lease
-from service.specs.planner import Fields, PlannedTrial
+from service.specs.planner import PlannedTrial
+from ttsv.config.fields import FieldValues
 from ttsv.results import EpochMetrics
 
 MAX_DEATHS = 10
@@ -61,7 +63,15 @@ class ProtocolRecord:
     """How a result was measured, and the fingerprint of that."""
 
     fingerprint: str
-    record: Mapping[str, Any]
+    record: Mapping[str, object]
+
+
+class _NewSpectra(TypedDict):
+    """A row of `EpochSpectra` that is to be written."""
+
+    trial_id: int
+    epoch: int
+    layers: StoredSpectra
 
 
 class HeldExperiment:
@@ -78,8 +88,8 @@ class HeldExperiment:
         self._over = False
         self._trials: dict[int, Trial] = {}
         self._protocols: set[str] = set()
-        self._points: dict[tuple[int, int], dict[str, Any]] = {}
-        self._spectra: dict[tuple[int, int], dict[str, Any]] = {}
+        self._points: dict[tuple[int, int], dict[str, float | None]] = {}
+        self._spectra: dict[tuple[int, int], _NewSpectra] = {}
         self.touched: set[tuple[str, str]] = set()
 
     @property
@@ -100,7 +110,7 @@ class HeldExperiment:
             with self._session.no_autoflush:  # changes of other trials can wait until all are written together
                 self._trials |= {trial.id: trial for trial in self._session.scalars(query)}
 
-    def add_trial(self, planned: PlannedTrial, point: Fields | None = None) -> int:
+    def add_trial(self, planned: PlannedTrial, point: FieldValues | None = None) -> int:
         """The id of a searcher's trial: queued after the last one, or there already with this fingerprint.
 
         A new one's event has the `point` that the search tries: where the trial's canonical configuration says nothing
@@ -133,14 +143,14 @@ class HeldExperiment:
             return True
         return self._trial(trial_id, TrialState.RUNNING) is not None
 
-    def place_trial(self, trial_id: int, node: str, environment: Mapping[str, Any] | None = None) -> None:
+    def place_trial(self, trial_id: int, node: str, environment: Mapping[str, object] | None = None) -> None:
         """Says where the trial runs, and with what."""
         if trial := self._trial(trial_id, TrialState.RUNNING):
             trial.node = node
             with self._session.no_autoflush:
                 attempts.begin(self._session, trial, self._lease.fence, node, environment)
 
-    def record_resources(self, trial_id: int, resources: Mapping[str, Any]) -> None:
+    def record_resources(self, trial_id: int, resources: ResourceSeries) -> None:
         """Stores what the trial's process has used of its machine until now."""
         if trial := self._trial(trial_id, TrialState.RUNNING):
             with self._session.no_autoflush:
@@ -165,16 +175,16 @@ class HeldExperiment:
         if metrics.epoch > trial.epoch:
             trial.epoch, trial.deaths = metrics.epoch, 0
             self._got_on()
-        key = {"trial_id": trial_id, "epoch": metrics.epoch}
         point = {column: getattr(metrics, column) for column in epoch_points.METRICS}
-        self._points[trial_id, metrics.epoch] = key | point
+        self._points[trial_id, metrics.epoch] = {"trial_id": trial_id, "epoch": metrics.epoch, **point}
         if metrics.spectra:
-            self._spectra[trial_id, metrics.epoch] = key | {"layers": epoch_spectra.stored(metrics.spectra)}
+            layers = epoch_spectra.stored(metrics.spectra)
+            self._spectra[trial_id, metrics.epoch] = {"trial_id": trial_id, "epoch": metrics.epoch, "layers": layers}
 
     def finish_trial(
         self,
         trial_id: int,
-        result: Mapping[str, Any],
+        result: Mapping[str, object],
         protocol: ProtocolRecord,
         artifacts: Sequence[ArtifactFile] = (),
     ) -> None:
@@ -259,14 +269,16 @@ class HeldExperiment:
 
     def _write_points(self) -> None:
         """Sends the epochs to the database, all in one statement, and their spectra in another."""
-        for entity, rows in ((EpochPoint, self._points), (EpochSpectra, self._spectra)):
+        points: list[Mapping[str, object]] = [*self._points.values()]
+        spectra: list[Mapping[str, object]] = [*self._spectra.values()]
+        for entity, rows in ((EpochPoint, points), (EpochSpectra, spectra)):
             if not rows:
                 continue
             table = entity.__table__
             insert = upsert(self._session)(table)
             news = {column.name: insert.excluded[column.name] for column in table.c if not column.primary_key}
             statement = insert.on_conflict_do_update(index_elements=list(table.primary_key), set_=news)
-            self._session.connection().execute(statement, list(rows.values()))
+            self._session.connection().execute(statement, rows)
 
     def _trial(self, trial_id: int, expected: TrialState) -> Trial | None:
         """The trial if it belongs to the experiment and is in the expected state."""

@@ -1,6 +1,6 @@
 """Trials as tables for people and programs: the fields in which they differ, and what became of each."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Self
@@ -10,6 +10,7 @@ from service.leaderboards.sheets import FIELDS, configuration_sheet, read
 from service.leaderboards.text_tables import Cell, Sheet, value_text
 from service.schemas.experiments import ResultOut, TrialOut
 from service.specs.columns import Columns, columns_of, known_fields, value_of
+from ttsv.config.fields import TrialFields
 
 _FACTS = tuple(name for name in TrialOut.model_fields if name not in ("config", "result"))
 _RESULT = tuple(ResultOut.model_fields)
@@ -27,7 +28,7 @@ class Shown:
         """From names, whole or short, separated by commas; raises `QueryError`, which says where they stood."""
         return cls(known_fields(_names(columns), "columns"), known_fields(_names(hide), "hide"))
 
-    def columns(self, configs: Sequence[Mapping[str, Any]]) -> Columns:
+    def columns(self, configs: Sequence[TrialFields]) -> Columns:
         """The columns of a table of such trials."""
         return columns_of(configs, chosen=self.chosen, hidden=self.hidden)
 

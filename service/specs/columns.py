@@ -9,9 +9,8 @@ from itertools import chain
 from typing import Any
 
 from service.errors import FieldProblem, QueryError
+from ttsv.config.fields import FieldValue, FieldValues, Json, TrialFields
 from ttsv.config.trial import field_infos
-
-Plain = Mapping[str, Any]
 
 _ALWAYS_SAID = ("model", "layer")
 """Fields that are worth saying whatever their value is."""
@@ -30,14 +29,14 @@ class Columns:
     """The fields in which configurations differ, in the order of a trial's, and by path what all of them share."""
 
     fields: list[FieldColumn]
-    common: dict[str, Any]
+    common: FieldValues
 
-    def of(self, config: Plain) -> dict[str, Any]:
+    def of(self, config: TrialFields) -> FieldValues:
         """A configuration's values in these columns, by path."""
         return {column.field: value_of(config, column.field) for column in self.fields}
 
     @property
-    def notable(self) -> dict[str, Any]:
+    def notable(self) -> FieldValues:
         """What is shared by short name, without what is as everywhere: fields at their defaults."""
         return {
             short_name(path): value
@@ -46,7 +45,7 @@ class Columns:
         }
 
 
-def columns_of(configs: Sequence[Plain], *, chosen: Sequence[str] = (), hidden: Sequence[str] = ()) -> Columns:
+def columns_of(configs: Sequence[TrialFields], *, chosen: Sequence[str] = (), hidden: Sequence[str] = ()) -> Columns:
     """The columns of a table of such configurations: `chosen` fields or, without any, those that differ.
 
     `hidden` fields are neither columns nor shared. A field that an older configuration lacks is at its default.
@@ -57,7 +56,7 @@ def columns_of(configs: Sequence[Plain], *, chosen: Sequence[str] = (), hidden: 
     return Columns([FieldColumn(path, short_name(path)) for path in fields], shared)
 
 
-def value_of(config: Plain, path: str) -> Any:
+def value_of(config: TrialFields, path: str) -> FieldValue:
     """The field at a dotted path, lists for tuples; its default where the configuration lacks it."""
     found: Any = config
     for part in path.split("."):
@@ -67,16 +66,16 @@ def value_of(config: Plain, path: str) -> Any:
     return list(found) if type(found) is tuple else found
 
 
-def told(config: Plain) -> dict[str, Any]:
+def told(config: TrialFields) -> FieldValues:
     """The fields of a cell that are not at their defaults, by path: all that is needed to know the others."""
     paths = [path for name, part in config.items() for path in _paths(name, [part])]
     values = {path: value_of(config, path) for path in paths if path not in ("seed", "dataset")}
     return {path: value for path, value in values.items() if value != default_of(path) or path in _ALWAYS_SAID}
 
 
-def flat(record: Mapping[str, Any], path: str = "") -> list[tuple[str, Any]]:
+def flat(record: Mapping[str, Json], path: str = "") -> list[tuple[str, Json]]:
     """A nested record as dotted paths with their values, in its order."""
-    found: list[tuple[str, Any]] = []
+    found: list[tuple[str, Json]] = []
     for name, value in record.items():
         if isinstance(value, Mapping) and value:
             found += flat(value, f"{path}{name}.")
@@ -117,10 +116,10 @@ def _last_parts() -> dict[str, str]:
     return {last: path for path in infos if counts[last := path.rpartition(".")[2]] == 1 or last == path}
 
 
-def _compared(configs: Sequence[Plain]) -> tuple[list[str], dict[str, Any]]:
+def _compared(configs: Sequence[TrialFields]) -> tuple[list[str], FieldValues]:
     """The paths in which configurations differ, and by path what they share."""
     differing: list[str] = []
-    common: dict[str, Any] = {}
+    common: dict[str, FieldValue] = {}
     for name in dict.fromkeys(chain.from_iterable(configs)):
         parts = [config.get(name) for config in configs]
         if _alike(parts):
@@ -177,11 +176,11 @@ def _ordered(paths: Iterable[str]) -> list[str]:
 
 
 @cache
-def _defaults() -> dict[str, Any]:
+def _defaults() -> FieldValues:
     found = {path: info.default for path, info in field_infos().items() if info.default is not MISSING}
     return {path: list(value) if isinstance(value, tuple) else value for path, value in found.items()}
 
 
-def default_of(path: str) -> Any:
+def default_of(path: str) -> FieldValue:
     """A field's default, lists for tuples; None where it has none."""
     return _defaults().get(path)

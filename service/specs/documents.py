@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from service.errors import FieldProblem
+from ttsv.config.fields import Json, JsonObject
 
 MAX_DEPTH = 20
 
@@ -108,7 +109,7 @@ class _RepeatedKeyError(ValueError):
         self.key = key
 
 
-def _refuse_repeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _refuse_repeated(pairs: list[tuple[str, Json]]) -> JsonObject:
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
@@ -197,9 +198,9 @@ _Dumper.add_representer(str, _word)
 
 def write_yaml(value: Any) -> str:
     """The document of plain data: blocks, the innermost lists and objects in one line each."""
-    options: dict[str, Any] = {"sort_keys": False, "allow_unicode": True, "default_flow_style": None}
-    text: str = yaml.dump(value, Dumper=_Dumper, width=100, **options)
-    return text
+    # (Its types know no default_flow_style of None: blocks outside, lines inside.)
+    block: Any = None
+    return yaml.dump(value, Dumper=_Dumper, width=100, sort_keys=False, allow_unicode=True, default_flow_style=block)
 
 
 def yaml_in_line(value: Any) -> str:
@@ -226,7 +227,7 @@ class _Reader:
             raise ValueError(_where(following.start_mark) + "a second document begins; send one")
         return value
 
-    def _value(self, event: yaml.Event, depth: int) -> Any:
+    def _value(self, event: yaml.Event, depth: int) -> Json:
         where = _where(event.start_mark)
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
             raise ValueError(where + "anchors and aliases (& and *) are not read; write the value out")
@@ -238,14 +239,14 @@ class _Reader:
             raise ValueError(where + f"the document is nested deeper than {MAX_DEPTH} levels")
         return self._mapping(depth) if isinstance(event, yaml.MappingStartEvent) else self._sequence(depth)
 
-    def _sequence(self, depth: int) -> list[Any]:
-        found = []
+    def _sequence(self, depth: int) -> list[Json]:
+        found: list[Json] = []
         while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
             found.append(self._value(event, depth + 1))
         return found
 
-    def _mapping(self, depth: int) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+    def _mapping(self, depth: int) -> JsonObject:
+        found: JsonObject = {}
         while not isinstance(event := next(self._events), yaml.MappingEndEvent):
             where = _where(event.start_mark)
             key = self._value(event, depth + 1)
@@ -257,7 +258,7 @@ class _Reader:
         return found
 
 
-def _scalar(event: yaml.ScalarEvent, where: str) -> Any:
+def _scalar(event: yaml.ScalarEvent, where: str) -> Json:
     text: str = event.value
     if not event.implicit[0]:  # quoted, or a block
         return text

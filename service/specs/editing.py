@@ -22,6 +22,7 @@ from service.specs.documents import (
     write_yaml,
     yaml_in_line,
 )
+from ttsv.config.fields import Json, JsonObject
 
 WHAT = "the text"
 
@@ -31,7 +32,7 @@ class Edit:
     """A value is set at a path of keys, with the objects on the way; or taken away, with those that it leaves empty."""
 
     path: tuple[str, ...]
-    value: Any = None
+    value: Json = None
     remove: bool = False
 
 
@@ -40,7 +41,7 @@ def is_json(text: str) -> bool:
     return text.lstrip().startswith("{")
 
 
-def read_text(text: str) -> dict[str, Any]:
+def read_text(text: str) -> JsonObject:
     """The object that a text says. Raises `DocumentError` saying what is wrong with it."""
     if is_json(text):
         value = read_json(text, WHAT)
@@ -55,7 +56,7 @@ def read_text(text: str) -> dict[str, Any]:
     return value
 
 
-def edited(text: str, edits: Sequence[Edit]) -> tuple[str, dict[str, Any]]:
+def edited(text: str, edits: Sequence[Edit]) -> tuple[str, JsonObject]:
     """The changed text, and what it says.
 
     Raises `DocumentError` for a text that cannot be read, `SpecError` where something other than an object is in the
@@ -69,7 +70,7 @@ def edited(text: str, edits: Sequence[Edit]) -> tuple[str, dict[str, Any]]:
     return text, value
 
 
-def _set(value: Mapping[str, Any], edit: Edit, path: Sequence[str]) -> dict[str, Any]:
+def _set(value: Mapping[str, Json], edit: Edit, path: Sequence[str]) -> JsonObject:
     name, *rest = path
     if not rest:
         return {**value, name: edit.value}
@@ -80,7 +81,7 @@ def _set(value: Mapping[str, Any], edit: Edit, path: Sequence[str]) -> dict[str,
     return {**value, name: _set(inner or {}, edit, rest)}
 
 
-def _removed(value: Mapping[str, Any], path: Sequence[str]) -> dict[str, Any]:
+def _removed(value: Mapping[str, Json], path: Sequence[str]) -> JsonObject:
     name, *rest = path
     inner = value.get(name)
     if name not in value or (rest and not isinstance(inner, dict)):
@@ -92,12 +93,12 @@ def _removed(value: Mapping[str, Any], path: Sequence[str]) -> dict[str, Any]:
     return {key: left if key == name else one for key, one in value.items()} if left else others
 
 
-def _same(one: Any, other: Any) -> bool:
+def _same(one: Json, other: Json) -> bool:
     """Whether two values are written the same: 1, 1.0 and true are three."""
     return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
-def _rewritten(text: str, edit: Edit, wanted: dict[str, Any]) -> str:
+def _rewritten(text: str, edit: Edit, wanted: JsonObject) -> str:
     try:
         root = yaml.compose(text, Loader=LOADER)
         found = _Patch(text, is_json(text)).made(root, edit)

@@ -3,16 +3,17 @@
 import itertools
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import cast
 
 from service.errors import FieldProblem, SpecError
 from service.specs.json_schema import value_fix
-from service.specs.planner import CellCount, Fields, Plan, PlannedCell, PlannedTrial, Planner, Tally
+from service.specs.planner import CellCount, Plan, PlannedCell, PlannedTrial, Planner, Tally
 from service.specs.search import best_direction, domains, space_problems
 from service.specs.spec import PRINTABLE, ExperimentSpec, PartialTrial, Resources
 from service.specs.validation_errors import shown
+from ttsv.config.fields import FieldValue, FieldValues, Json, JsonObject
 from ttsv.config.trial import field_infos
 from ttsv.errors import ConfigError
 
@@ -33,9 +34,9 @@ class _Parts:
     """A spec's base, variants and listed trials, their fields by dotted path."""
 
     spec: ExperimentSpec
-    base: Fields
-    variants: Sequence[Fields]
-    trials: Sequence[Fields]
+    base: FieldValues
+    variants: Sequence[FieldValues]
+    trials: Sequence[FieldValues]
 
 
 _PROBES = 32
@@ -113,7 +114,7 @@ def _at_odds(error: ConfigError) -> SpecError:
     return SpecError([FieldProblem(error.field, f"{error.fix}, not {shown(error.value)}")])
 
 
-def search_base(spec: ExperimentSpec) -> Fields:
+def search_base(spec: ExperimentSpec) -> FieldValues:
     """What all trials of a search share, by dotted path."""
     return _flatten(spec.base, "base", [])
 
@@ -153,19 +154,19 @@ def _sum(spec: ExperimentSpec) -> str:
     return f"{product} = {_count(spec)}"
 
 
-def _points(parts: _Parts) -> Iterator[Fields]:
+def _points(parts: _Parts) -> Iterator[FieldValues]:
     """The fields of every point."""
     repeat = parts.spec.repeat
     for fields in itertools.chain(_product(parts), ({**parts.base, **trial} for trial in parts.trials)):
         if repeat == 1:
             yield fields
         else:
-            first = fields.get("seed", 0)
+            first = _seed(fields)
             for seed in range(first, first + repeat):
                 yield {**fields, "seed": seed}
 
 
-def _product(parts: _Parts, without: str = "") -> Iterator[Fields]:
+def _product(parts: _Parts, without: str = "") -> Iterator[FieldValues]:
     """The product of variants and axes, one of which may be left out."""
     if not _has_grid(parts.spec):
         return
@@ -176,7 +177,7 @@ def _product(parts: _Parts, without: str = "") -> Iterator[Fields]:
             yield shared | dict(zip(grid, combination, strict=True))
 
 
-def _seeded(parts: _Parts) -> Iterator[tuple[Fields, Sequence[int]]]:
+def _seeded(parts: _Parts) -> Iterator[tuple[FieldValues, Sequence[int]]]:
     """The fields of every point but for the seed, in the points' order, each with its seeds."""
     axis = parts.spec.grid.get("seed")
     for fields in _product(parts, without="seed"):
@@ -185,10 +186,15 @@ def _seeded(parts: _Parts) -> Iterator[tuple[Fields, Sequence[int]]]:
         yield _apart({**parts.base, **trial}, None, parts.spec.repeat)
 
 
-def _apart(fields: Fields, axis: Sequence[int] | None, repeat: int) -> tuple[Fields, Sequence[int]]:
+def _apart(fields: FieldValues, axis: Sequence[int] | None, repeat: int) -> tuple[FieldValues, Sequence[int]]:
     rest = {path: value for path, value in fields.items() if path != "seed"}
-    first = fields.get("seed", 0)
+    first = _seed(fields)
     return rest, axis if axis is not None else range(first, first + repeat)
+
+
+def _seed(fields: FieldValues) -> int:
+    """That of a point whose values were checked."""
+    return cast(int, fields.get("seed", 0))
 
 
 def _check_axes(parts: _Parts, problems: list[FieldProblem]) -> None:
@@ -218,7 +224,7 @@ def _check_required(parts: _Parts, problems: list[FieldProblem]) -> None:
             problems.append(FieldProblem(f"base.{path}", f"is required, here, {where}; {_choices(path)}"))
 
 
-def _check_search(spec: ExperimentSpec, base: Fields, problems: list[FieldProblem]) -> None:
+def _check_search(spec: ExperimentSpec, base: FieldValues, problems: list[FieldProblem]) -> None:
     assert spec.search is not None
     given = (("grid", spec.grid), ("variants", spec.variants), ("trials", spec.trials), ("repeat", spec.repeat > 1))
     problems += [
@@ -237,7 +243,7 @@ def _check_search(spec: ExperimentSpec, base: Fields, problems: list[FieldProble
         problems.append(FieldProblem("search.mode", f"must be {better} for {spec.search.metric}, or null"))
 
 
-def _probe(spec: ExperimentSpec, base: Fields) -> Planner:
+def _probe(spec: ExperimentSpec, base: FieldValues) -> Planner:
     """Has planned some points of the space. Raises `SpecError` where one has fields that do not go together."""
     assert spec.search is not None
     source, planner = random.Random(0), Planner(_chooser(spec))
@@ -265,11 +271,11 @@ def _choices(path: str) -> str:
     return (check and check.fix(None)) or ""
 
 
-def _flatten(part_of_spec: PartialTrial, where: str, problems: list[FieldProblem]) -> Fields:
+def _flatten(part_of_spec: PartialTrial, where: str, problems: list[FieldProblem]) -> FieldValues:
     """Nested fields as dotted paths; unknown ones and wrong values as problems."""
     infos = field_infos()
     parts = {path.partition(".")[0] for path in infos if "." in path}
-    flat: dict[str, Any] = {}
+    flat: dict[str, FieldValue] = {}
     for key, value in part_of_spec.items():
         if key in infos and "." not in key:
             flat[key] = value
@@ -292,14 +298,15 @@ def _flatten(part_of_spec: PartialTrial, where: str, problems: list[FieldProblem
     return flat
 
 
-def factored(configs: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def factored(configs: Sequence[Mapping[str, Json]]) -> tuple[JsonObject, list[JsonObject]]:
     """(base, trials): the fields that all configurations share, and the others of each. Objects are shared by part."""
-    base: dict[str, Any] = {}
-    trials: list[dict[str, Any]] = [{} for _ in configs]
+    base: JsonObject = {}
+    trials: list[JsonObject] = [{} for _ in configs]
     for name in configs[0]:
         values = [config[name] for config in configs]
-        if all(isinstance(value, dict) for value in values):
-            shared, rests = factored(values)
+        parts = [value for value in values if isinstance(value, dict)]
+        if len(parts) == len(values):
+            shared, rests = factored(parts)
             if shared:
                 base[name] = shared
             for trial, rest in zip(trials, rests, strict=True):

@@ -6,17 +6,13 @@ An axis of such a field is a mistake that would go unseen.
 import dataclasses
 import json
 import operator
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from service.specs.spec import ExperimentSpec
-from ttsv.config.fields import Checked, build, digest
+from ttsv.config.fields import Checked, FieldValue, FieldValues, TrialFields, build, digest
 from ttsv.config.trial import TrialConfig, field_infos
 from ttsv.errors import ConfigError
-
-Fields = Mapping[str, Any]
-"""Values of a trial's fields by dotted path (`training.lr`), as a grid, a listed trial or a search's point has them."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +29,7 @@ class PlannedCell:
     """A canonical trial with seed 0, the fields that decide (`TrialConfig.deciding`), and the cell of all its seeds."""
 
     config: TrialConfig
-    different: Mapping[str, Any]
+    different: TrialFields
     digest: str
 
 
@@ -94,29 +90,30 @@ class Planner:
         """Fields that were set, and are at their default in every canonical trial so far: they have no effect."""
         return tuple(sorted(self._given - self._effective))
 
-    def plan(self, fields: Fields) -> PlannedTrial:
+    def plan(self, fields: FieldValues) -> PlannedTrial:
         """Raises `ConfigError` for fields that do not go together."""
         cell = self.cell({path: value for path, value in fields.items() if path != "seed"})
-        config = dataclasses.replace(cell.config, seed=fields["seed"]) if "seed" in fields else cell.config
+        # (The seed is checked where the configuration is made, as any field is.)
+        config = dataclasses.replace(cell.config, seed=cast(int, fields["seed"])) if "seed" in fields else cell.config
         if not config.seed:
             return PlannedTrial(config, cell.digest, cell.digest)
         return PlannedTrial(config, digest({**cell.different, "seed": config.seed}), cell.digest)
 
-    def cell(self, fields: Fields) -> PlannedCell:
+    def cell(self, fields: FieldValues) -> PlannedCell:
         """What all seeds of such trials share; `fields` name none. Raises `ConfigError`."""
         key = _key(fields)
         if key not in self._cells:
             self._cells[key] = self._made(fields)
         return self._cells[key]
 
-    def _made(self, fields: Fields) -> PlannedCell:
-        top: dict[str, Any] = {}
-        nested: dict[str, dict[str, Any]] = {}
+    def _made(self, fields: FieldValues) -> PlannedCell:
+        top: dict[str, FieldValue] = {}
+        nested: dict[str, dict[str, FieldValue]] = {}
         for path, value in fields.items():
             part, _, name = path.rpartition(".")
             (nested.setdefault(part, {}) if part else top)[name] = value
-        parts: dict[str, Any] = {name: self._part(name, inner) for name, inner in nested.items()}
-        given = TrialConfig(**top, **parts)
+        values: dict[str, Any] = {**top, **{name: self._part(name, inner) for name, inner in nested.items()}}
+        given = TrialConfig(**values)
         config = given.canonical()
         self._given |= {path for path in fields.keys() - self._given if _is_set(given, path)}
         self._effective |= {path for path in self._given - self._effective if _is_set(config, path)}
@@ -130,7 +127,7 @@ class Planner:
         different = config.deciding()
         return PlannedCell(config, different, digest(different))
 
-    def _part(self, name: str, fields: Mapping[str, Any]) -> Checked:
+    def _part(self, name: str, fields: FieldValues) -> Checked:
         key = name + _key(fields)
         if key not in self._parts:
             self._parts[key] = build(_PARTS[name], fields)
@@ -153,7 +150,7 @@ def _is_set(config: TrialConfig, path: str) -> bool:
     return bool(operator.attrgetter(path)(config) != _DEFAULTS[path])
 
 
-def _key(fields: Mapping[str, Any]) -> str:
+def _key(fields: FieldValues) -> str:
     """Tells fields apart: by order and type too, which costs a duplicate and no more."""
     return json.dumps(fields)
 

@@ -4,7 +4,7 @@ import math
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from pydantic.json_schema import JsonSchemaValue
@@ -12,7 +12,7 @@ from pydantic.json_schema import JsonSchemaValue
 from service.errors import FieldProblem
 from service.specs.json_schema import LARGEST, value_fix, value_schema
 from service.specs.validation_errors import shown
-from ttsv.config.fields import FieldInfo
+from ttsv.config.fields import FieldInfo, FieldValues
 from ttsv.config.trial import field_infos
 
 _MOST_CHOICES = 1000
@@ -39,6 +39,8 @@ def _space_schema() -> JsonSchemaValue:
     }
 
 
+Space: TypeAlias = Mapping[str, Mapping[str, Any]]
+"""By dotted path one way of drawing a value, which stands beside its bounds or choices (`Domain`)."""
 Metric = Literal["val_accuracy", "val_loss"]
 """What trials are compared by while they train."""
 
@@ -96,12 +98,12 @@ class Domain:
                 return source.uniform(low, high)
 
 
-def domains(space: Mapping[str, Mapping[str, Any]]) -> dict[str, Domain]:
+def domains(space: Space) -> dict[str, Domain]:
     """Path -> how its values are drawn, of a space without problems."""
     return {path: Domain(kind, tuple(values)) for path, drawn in space.items() for kind, values in drawn.items()}
 
 
-def space_problems(space: Mapping[str, Mapping[str, Any]], base: Mapping[str, Any]) -> list[FieldProblem]:
+def space_problems(space: Space, base: FieldValues) -> list[FieldProblem]:
     """What is wrong with a space over a base (by dotted path)."""
     problems = []
     if not space:

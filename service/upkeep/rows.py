@@ -17,6 +17,7 @@ from sqlalchemy import (
     JSON,
     URL,
     Column,
+    ColumnElement,
     Connection,
     DateTime,
     MetaData,
@@ -144,7 +145,7 @@ def write_rows(connection: Connection, rows: Rows, lines: Iterable[bytes]) -> in
         raise ValueError(f"table {rows.name} has no column {', '.join(sorted(unknown))} here")
     kinds = {name: described.c[name].type for name in rows.columns}
     moments = [index for index, name in enumerate(rows.columns) if isinstance(kinds[name], DateTime)]
-    values: dict[str, Any] = {}
+    values: dict[str, ColumnElement[Any]] = {}
     for index, name in enumerate(rows.columns):
         # Parameters have names of their own: a column's may be a word of SQL.
         given = bindparam(f"p{index}", type_=_type_of(kinds[name]))
@@ -153,7 +154,7 @@ def write_rows(connection: Connection, rows: Rows, lines: Iterable[bytes]) -> in
     statement = insert(plain).values(values)
     count = 0
     for batch in _batches(lines):
-        parameters: list[dict[str, Any]] = []
+        parameters: list[dict[str, object]] = []
         for line in batch:
             row = json.loads(line)
             if not isinstance(row, list) or len(row) != len(rows.columns):

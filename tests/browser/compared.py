@@ -81,6 +81,15 @@ def _spectra(session: Session, data_dir: Path) -> None:
         digest = hashlib.sha256(text).hexdigest()
         session.add(Artifact(trial_id=trial.id, kind="spectra", path=path, sha256=digest, size=len(text)))
         result.layers = [
-            {"name": one["name"], "kind": "TTConv2d", "largest": one["values"][0], "smallest": one["values"][-1]}
+            {
+                "name": one["name"],
+                "kind": "TTConv2d",
+                "shape": {},
+                "input_size": [8, 8],
+                "largest": one["values"][0],
+                "smallest": one["values"][-1],
+                "largest_before_projection": None,
+                "projection": None,
+            }
             for one in layers
         ]

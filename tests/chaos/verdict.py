@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 
 from service.database import Artifact, EpochPoint, Experiment, Result, Trial, TrialState
 from tests.chaos.program import STARTS, TRAINED, first_link, next_link, reported
+from ttsv.config.trial import TrialConfig
 
 
 @dataclass
@@ -69,7 +70,7 @@ def _judge_trial(
     if trial.state != TrialState.SUCCEEDED:
         verdict.blame(trial, f"{trial.state.value} ({trial.failure}: {trial.error})")
         return
-    links = chain(trial.seed, trial.config["training"]["weight_decay"], trial.epochs)
+    links = chain(trial.seed, TrialConfig.from_dict(trial.config).training.weight_decay, trial.epochs)
     if points != [(epoch, reported(link)) for epoch, link in enumerate(links, 1)]:
         verdict.blame(trial, f"its epochs are not the chain: {points}")
     results = session.scalars(select(Result).where(Result.trial_id == trial.id)).all()

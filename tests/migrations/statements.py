@@ -24,6 +24,7 @@ from service.access import keys
 from service.access.security import ANYONE, Scope, new_key
 from service.database import Experiment, Trial
 from service.database.engine import Database
+from service.database.experiments import ProcessIdentity
 from service.experiments import actions, epoch_points, events, store, webhooks
 from service.experiments.events import EventKind
 from service.experiments.listing import ExperimentFilter, TrialFilter, list_experiments, list_trials
@@ -191,7 +192,8 @@ class Installation:
         self.database.write(work)
 
     def _claim(self, number: int) -> Lease:
-        lease = self.database.write(lambda session: leases.claim(session, "worker", {"pid": 1}, number))
+        process: ProcessIdentity = {"boot": "a kernel", "pids": 1, "pid": 1, "start": 1}
+        lease = self.database.write(lambda session: leases.claim(session, "worker", process, number))
         assert lease is not None
         return lease
 

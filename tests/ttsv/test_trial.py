@@ -105,7 +105,7 @@ def test_the_result_holds_for_the_saved_model(unbroken: tuple[list[EpochMetrics]
         values = conv_singular_values(kernel, shape.input_size, stride=shape.stride)
         assert record["largest"] == pytest.approx(values.max().item(), rel=1e-4)
         assert record["largest"] <= 1.5 * (1 + 1e-5)
-        assert record["largest_before_projection"] >= record["largest"] * (1 - 1e-4)
+        assert (record["largest_before_projection"] or 0) >= record["largest"] * (1 - 1e-4)
         assert record["kind"] == "TTConv2d"
         assert record["shape"]["core"] == list(layer.core.shape)
         assert record["input_size"] == [shape.input_size] * 2

@@ -165,7 +165,7 @@ class Lab:
         assert self.points(experiment_id) == expected
         assert self.experiment(experiment_id).state == "succeeded"
         for trial in trials:
-            assert self.model(trial.id) == self.weights(trial.config["seed"], trial.epochs)
+            assert self.model(trial.id) == self.weights(trial.seed, trial.epochs)
 
     @staticmethod
     def weights(seed: int, epochs: int) -> str:

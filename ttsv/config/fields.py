@@ -11,21 +11,34 @@ import itertools
 import json
 import math
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, TypeVar
 
 from ttsv.errors import ConfigError
 
-Plain: TypeAlias = dict[str, Any]
-"""An object of JSON: a configuration as plain data, or a JSON schema."""
+if TYPE_CHECKING:
+    Json: TypeAlias = "Sequence[Json] | Mapping[str, Json] | str | bool | int | float | None"
+else:
+    Json = Any  # what reads annotations, as pydantic does, takes what it finds there as it is
+"""Any value of JSON, to be read. Who makes one may keep lists and dicts of any such values in it."""
+JsonObject: TypeAlias = dict[str, Json]
+"""An object of JSON that says what its maker chose: a record that is stored, and passed on as it is."""
+Schema: TypeAlias = dict[str, Any]
+"""A JSON schema, or a part of one."""
+FieldValue: TypeAlias = bool | int | float | str | Sequence[int | float] | None
+"""What a field of a configuration is: a list, in JSON, where the configuration itself has a tuple."""
+FieldValues: TypeAlias = Mapping[str, FieldValue]
+"""Fields by their names, or by their dotted paths (`training.lr`)."""
+TrialFields: TypeAlias = Mapping[str, FieldValue | FieldValues]
+"""A configuration as plain data: its fields by name, those of each part (`training`) by the part's."""
 
 
 class Check(Protocol):
     """Tells what would be right for a wrong value (None for a right one), and the same as JSON schema."""
 
     def fix(self, value: Any) -> str | None: ...  # noqa: D102 - the class says it
-    def schema(self) -> Plain: ...  # noqa: D102 - the class says it
+    def schema(self) -> Schema: ...  # noqa: D102 - the class says it
 
 
 @dataclass(frozen=True)
@@ -38,7 +51,7 @@ class OneOf:
         """What would be right, or None."""
         return None if value in self.names else f"must be one of {', '.join(self.names)}"
 
-    def schema(self) -> Plain:
+    def schema(self) -> Schema:
         """As JSON schema."""
         return {"enum": list(self.names)}
 
@@ -60,7 +73,7 @@ class Number:
             return f"must be finite and {lower} and at most {self.high:.15g}"
         return f"must be {lower} and below 1e301" if value == math.inf else f"must be finite and {lower}"
 
-    def schema(self) -> Plain:
+    def schema(self) -> Schema:
         """As JSON schema."""
         bounds = {"exclusiveMinimum" if self.above else "minimum": self.low}
         return bounds | ({"maximum": self.high} if math.isfinite(self.high) else {})
@@ -75,7 +88,7 @@ class Ascending:
         right = all(v >= 1 for v in value) and all(a < b for a, b in itertools.pairwise(value))
         return None if right else "must be ascending epochs, each at least 1"
 
-    def schema(self) -> Plain:
+    def schema(self) -> Schema:
         """As JSON schema (which cannot say "ascending")."""
         return {"items": {"type": "integer", "minimum": 1}}
 
@@ -90,7 +103,7 @@ class Each:
         """What would be right, or None."""
         return next((fix.replace("must be", "must each be", 1) for v in value if (fix := self.check.fix(v))), None)
 
-    def schema(self) -> Plain:
+    def schema(self) -> Schema:
         """As JSON schema."""
         return {"items": {"type": "number", **self.check.schema()}}
 
@@ -137,10 +150,10 @@ class FieldInfo:
             raise ConfigError(self.path, value, fix + (", or null" if type(None) in self.types else ""))
         return value
 
-    def schema(self) -> Plain:
+    def schema(self) -> Schema:
         """JSON schema of the field's values."""
         types = [_SCHEMA_NAMES[kind] for kind in self.types]
-        schema: Plain = {"type": types[0] if len(types) == 1 else types, "description": self.doc}
+        schema: Schema = {"type": types[0] if len(types) == 1 else types, "description": self.doc}
         if self.default is not dataclasses.MISSING:
             schema["default"] = list(self.default) if isinstance(self.default, tuple) else self.default
         if self.element is not None:
@@ -243,7 +256,7 @@ def build(cls: type[_Part], data: Any) -> _Part:
     known = _parts_and_fields(cls)
     if not isinstance(data, dict):
         raise ConfigError(cls.path.rstrip("."), data, f"must be an object with {', '.join(known)}")
-    values: Plain = {}
+    values: dict[str, object] = {}
     for name, value in data.items():
         if name not in known:
             raise ConfigError(f"{cls.path}{name}", value, f"unknown; the fields here are {', '.join(known)}")
@@ -277,9 +290,9 @@ def _defaults(cls: type[Checked]) -> Mapping[str, Any]:
     return _DEFAULTS[cls]
 
 
-def plain(part: Checked) -> Plain:
+def plain(part: Checked) -> TrialFields:
     """Every field as nested plain data, JSON-ready."""
-    found: Plain = {}
+    found: dict[str, Any] = {}  # as deep as the parts are
     for name, field in _parts_and_fields(type(part)).items():
         value = getattr(part, name)
         if not isinstance(field, FieldInfo):
@@ -290,9 +303,9 @@ def plain(part: Checked) -> Plain:
     return found
 
 
-def differing(part: Checked) -> Plain:
+def differing(part: Checked) -> TrialFields:
     """The fields whose values are not their defaults, as nested plain data."""
-    found: Plain = {}
+    found: dict[str, Any] = {}  # as deep as the parts are
     for name, default in _defaults(type(part)).items():
         value = getattr(part, name)
         if value is default:
@@ -305,7 +318,7 @@ def differing(part: Checked) -> Plain:
     return found
 
 
-def digest(data: Plain) -> str:
+def digest(data: Mapping[str, object]) -> str:
     """SHA-256 (hex) of plain data, whatever the order of its keys."""
     text = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -17,7 +17,8 @@ from ttsv.config.fields import (
     FieldInfo,
     Number,
     OneOf,
-    Plain,
+    Schema,
+    TrialFields,
     at_default,
     build,
     changed,
@@ -208,7 +209,7 @@ class ModelName:
         """What would be right, or None."""
         return name_fix(value if isinstance(value, str) else "")
 
-    def schema(self) -> Plain:
+    def schema(self) -> Schema:
         """As JSON schema (which cannot say that a depth is 6 n + 4)."""
         return {"anyOf": [{"enum": list(list_models())}, *({"pattern": f"^({p})$"} for p in name_patterns())]}
 
@@ -223,7 +224,7 @@ class Rank:
         fix = f"must be a whole number of at least 1 and at most {_LARGEST_RANK}, or a fraction above 0 and below 1"
         return None if right else fix
 
-    def schema(self) -> Plain:
+    def schema(self) -> Schema:
         """As JSON schema."""
         whole = {"type": "integer", "minimum": 1, "maximum": _LARGEST_RANK}
         fraction = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}
@@ -362,16 +363,16 @@ class TrialConfig(Checked):
         """The fingerprint without the seed: trials of one cell are averaged on a leaderboard."""
         return digest({k: v for k, v in self.canonical().deciding().items() if k != "seed"})
 
-    def deciding(self) -> Plain:
+    def deciding(self) -> TrialFields:
         """The fields that differ from their defaults, as nested plain data, without those that only look on."""
         return differing(changed(self, training=at_default(self.training, LOOKING_ON)))
 
-    def to_dict(self) -> Plain:
+    def to_dict(self) -> TrialFields:
         """Plain data (JSON-ready) with every field."""
         return plain(self)
 
     @classmethod
-    def from_dict(cls, data: Plain) -> "TrialConfig":
+    def from_dict(cls, data: Mapping[str, object]) -> "TrialConfig":
         """Inverse of `to_dict`; fields left out take their defaults. Raises `ConfigError`."""
         return build(cls, data)
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from ttsv.checks import check_number
-from ttsv.config.fields import plain
 from ttsv.config.trial import TrialConfig
 from ttsv.constraints.clip import Clip
 from ttsv.constraints.divide import Divide
@@ -120,8 +119,8 @@ def make_constraint(config: TrialConfig) -> Constraint:
     """The orthogonal loss with the trial's weight, and its clipping or division if it has one."""
     parts: list[Constraint] = [Orthogonal(config.lambda_ort, normalizer=config.ort_normalizer)]
     if config.constraint == "clip" and config.delta is not None:
-        parts.append(Clip(config.delta, **plain(config.clipping)))
+        parts.append(Clip(config.delta, **vars(config.clipping)))
     if config.constraint == "divide":
-        options = plain(config.division)
+        options = vars(config.division)
         parts.append(Divide(**options | {"power_iterations": options["power_iterations"] or "exact"}))
     return Compose(*parts)

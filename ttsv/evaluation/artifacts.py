@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,13 +13,14 @@ from ttsv.data.loading import as_pixels
 from ttsv.evaluation.plots import plot_corruptions, plot_lipschitz, plot_reliability, plot_spectra
 from ttsv.evaluation.stages import Measured
 from ttsv.metrics.accuracy import confusion_matrix
+from ttsv.results import AnyRecord
 
 MOST_SINGULAR_VALUES = 257
 """Of a layer with more so many are kept as a file, evenly by their index."""
 _DIGITS = 7
 
 
-def write_evaluation(folder: Path, measured: Measured, record: Mapping[str, Any]) -> dict[str, Path]:
+def write_evaluation(folder: Path, measured: Measured, record: AnyRecord) -> dict[str, Path]:
     """Writes the files of an evaluation but its plots; kind -> file.
 
     `evaluation`: `record` (JSON-ready, None for what is infinite, which JSON has no number for: it becomes null) as

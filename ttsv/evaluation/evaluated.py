@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ttsv.config.fields import Plain
 from ttsv.constraints import ConstraintReport
 from ttsv.data.loading import as_pixels
 from ttsv.evaluation.artifacts import write_evaluation, write_plots, write_spectra
@@ -18,8 +17,8 @@ from ttsv.evaluation.stages import Measured, measure
 from ttsv.evaluation.subject import EvaluationOptions, Subject
 from ttsv.metrics import cost
 from ttsv.precision import full_precision
-from ttsv.results import StageProgress, protocol_fingerprint
-from ttsv.runtime import describe_environment, known_failures
+from ttsv.results import AnyRecord, StageProgress, protocol_fingerprint
+from ttsv.runtime import EnvironmentFields, describe_environment, known_failures
 from ttsv.spectral.network import model_spectra
 from ttsv.training.facts import LayerRecord
 
@@ -57,7 +56,7 @@ class Evaluated:
 
     subject: Subject
     measured: Measured
-    environment: Plain
+    environment: EnvironmentFields
     cost: NetworkCost | None
     layers: LayerSpectra | None
     saved: Mapping[str, str] = field(default_factory=dict)
@@ -69,14 +68,14 @@ class Evaluated:
         return [violation.text for violation in self.measured.violations]
 
     @property
-    def record(self) -> Plain:
+    def record(self) -> AnyRecord:
         """The evaluation, JSON-ready.
 
         `protocol` says how it was measured, of a saved network its fingerprint too, `results` what came out.
         """
         protocol, results = self.measured.protocol, self.measured.results
         if self.cost is not None and self.training is not None:
-            results = results | {"cost": asdict(self.cost) | {"training": dict(self.training)}}
+            results = {**results, "cost": asdict(self.cost) | {"training": dict(self.training)}}
         return {
             **self.saved,
             "protocol": protocol,

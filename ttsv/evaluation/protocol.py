@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from ttsv.config.fields import Plain
 from ttsv.config.trial import TrialConfig
 from ttsv.constraints import ConstraintReport, LayerNorms
 from ttsv.data.loading import Dataset
@@ -19,7 +18,7 @@ from ttsv.layers import Framed, TTConv, layer_kernel
 from ttsv.metrics.attacks.record import AttackRecord
 from ttsv.metrics.corruption import CorruptionRecord
 from ttsv.precision import own_dtype
-from ttsv.results import TRAINING
+from ttsv.results import TRAINING, AnyRecord
 from ttsv.spectral.geometry import Convolution, layer_geometry
 from ttsv.spectral.network import layer_input_sizes, model_spectra, spectral_layers
 from ttsv.spectral.norms import periodic_norm
@@ -33,7 +32,7 @@ LIPSCHITZ_RADIUS = 0.5
 ASCENT_STEPS = 20
 
 
-def evaluation_protocol(subject: Subject, evidence: Evidence, seed: int) -> Plain:
+def evaluation_protocol(subject: Subject, evidence: Evidence, seed: int) -> AnyRecord:
     """The protocol of an evaluation's numbers, JSON-ready: results of equal protocols may be compared.
 
     It holds what changes what a number means: the images (data set, its SHA-256, split, how many for each metric),
@@ -49,18 +48,17 @@ def evaluation_protocol(subject: Subject, evidence: Evidence, seed: int) -> Plai
     data, count, trained = subject.data, len(evidence.labels), subject.trained
     images: dict[str, int] = {"accuracy": count, "calibration": count, "temperature": len(data.validation.labels)}
     split: dict[str, object] = {**data.split, "evaluated": "test"}
-    metrics: Plain = {
+    by_test = trained is not None and trained.training.validation == "test"
+    metrics: dict[str, object] = {
         "accuracy": "top-1",
         "loss": "mean cross-entropy, nats",
         "ece": {"bins": ECE_BINS, "edges": "equal width, right-closed"},
-        "temperature": "least loss on the validation images",
+        "temperature": "least loss on the validation images" + (", which were trained on" if by_test else ""),
     }
     if trained is not None:
-        by_test = trained.training.validation == "test"
         split["trained"] = "train and validation" if by_test else "train"
-        metrics["temperature"] += ", which were trained on" if by_test else ""
         metrics["singular_values"] = "periodic"
-    protocol: Plain = {
+    protocol: dict[str, object] = {
         "dataset": data.info.name,
         "dataset_sha256": data.sha256,
         "split": split,
@@ -104,11 +102,11 @@ def _weights(trained: TrialConfig | None) -> str:
     return best_epoch(trained.training)
 
 
-def _attack(attack: AttackRecord) -> Plain:
+def _attack(attack: AttackRecord) -> dict[str, object]:
     return {name: value for name, value in attack.protocol().items() if name != "images"}
 
 
-def _corruptions(record: CorruptionRecord) -> Plain:
+def _corruptions(record: CorruptionRecord) -> dict[str, object]:
     """Published files by one SHA-256 over theirs; generated ones by what they were made of, and with."""
     found = {name: value for name, value in record.protocol.items() if name not in ("files", "images")}
     if found["corruptions"] == "published":

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from ttsv.certification.certificates import assumed_lipschitz, certificates, lipschitz_bound
 from ttsv.config.evaluation import ATTACK_BATCH, PUBLISHED_CORRUPTIONS, EvaluationConfig
-from ttsv.config.fields import Plain
 from ttsv.data.corruptions import SEVERITIES, CorruptionSource, PublishedCorruptions
 from ttsv.data.generated_corruptions import GeneratedCorruptions
 from ttsv.data.loading import Dataset, Split
@@ -31,7 +30,7 @@ from ttsv.metrics.attacks.record import AttackProgress, AttackRecord, Threat, re
 from ttsv.metrics.calibration import CalibrationRecord, calibration_record
 from ttsv.metrics.corruption import CorruptionProgress, CorruptionRecord, corruption_steps
 from ttsv.metrics.lipschitz import Space, empirical_lipschitz
-from ttsv.results import TRAINING, StageProgress
+from ttsv.results import TRAINING, AnyRecord, StageProgress
 
 Stages = Generator[StageProgress, None, Any]
 Step = TypeVar("Step")
@@ -47,8 +46,8 @@ class Measured:
     """
 
     columns: dict[str, float | None]
-    results: Plain
-    protocol: Plain
+    results: AnyRecord
+    protocol: AnyRecord
     violations: list[Violation]
     evidence: Evidence
 

@@ -6,6 +6,7 @@ from dataclasses import asdict
 
 from ttsv.certification.certificates import LipschitzBound, assumed_certified_accuracy, shares_beyond
 from ttsv.config.evaluation import EvaluationConfig
+from ttsv.config.fields import JsonObject
 from ttsv.evaluation.baseline import Baseline
 from ttsv.evaluation.evidence import Evidence
 from ttsv.evaluation.sanity import checks
@@ -49,12 +50,12 @@ def columns(evidence: Evidence, baseline: Baseline | None) -> dict[str, float | 
     return found | evidence.numbers
 
 
-def results(evidence: Evidence, config: EvaluationConfig, baseline: Baseline | None) -> dict[str, object]:
+def results(evidence: Evidence, config: EvaluationConfig, baseline: Baseline | None) -> JsonObject:
     """`ttsv.evaluation.stages.Measured.results`: what was asked for, JSON-ready, with all checks and stages' seconds.
 
     The median radius is None where it is infinite: a constant network is certified at any distance.
     """
-    found: dict[str, object] = {
+    found: JsonObject = {
         "images": len(evidence.labels),
         "accuracy": accuracy(evidence.logits, evidence.labels),
         "top5_accuracy": top_accuracy(evidence.logits, evidence.labels),
@@ -76,7 +77,7 @@ def results(evidence: Evidence, config: EvaluationConfig, baseline: Baseline | N
     return found | evidence.numbers | {"checks": checks(evidence), "seconds": evidence.seconds}
 
 
-def _attack(attack: AttackRecord) -> dict[str, object]:
+def _attack(attack: AttackRecord) -> JsonObject:
     return {
         **attack.protocol(),
         "clean_accuracy": attack.clean_accuracy,
@@ -89,9 +90,9 @@ def _attack(attack: AttackRecord) -> dict[str, object]:
     }
 
 
-def _certificates(evidence: Evidence, config: EvaluationConfig) -> dict[str, object]:
+def _certificates(evidence: Evidence, config: EvaluationConfig) -> JsonObject:
     if evidence.bound is None:
-        found: dict[str, object] = {"bound": None, "why": evidence.no_bound}
+        found: JsonObject = {"bound": None, "why": evidence.no_bound}
     else:
         factors = [asdict(factor) for factor in evidence.bound.factors]
         found = {"bound": evidence.bound.value, "pairs_by": evidence.bound.pairs_by, "factors": factors}
@@ -122,7 +123,7 @@ def _named(values: dict[float, float]) -> dict[str, float]:
     return {f"{radius:.15g}": value for radius, value in values.items()}
 
 
-def _empirical(one: EmpiricalLipschitz, bound: LipschitzBound | None) -> dict[str, object]:
+def _empirical(one: EmpiricalLipschitz, bound: LipschitzBound | None) -> JsonObject:
     counts, edges = one.histogram(HISTOGRAM_BINS)
     return {
         "space": one.space,

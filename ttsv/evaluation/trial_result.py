@@ -77,7 +77,7 @@ def evaluate_trial(
         spectrum_memory=found.layers.memory,
         protocol=found.measured.protocol,
         environment=found.environment,
-        layers=[asdict(layer) for layer in layers],
+        layers=[layer.to_dict() for layer in layers],
         valid=not found.violations,
         violations=found.violations,
         evaluation=found.measured.results,

@@ -7,14 +7,14 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import safetensors
 import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from ttsv.config.fields import Plain
+from ttsv.config.fields import JsonObject, TrialFields
 from ttsv.errors import ConfigError, DataError
 from ttsv.models import ModelArguments, create_model
 from ttsv.models.build import Normalize
@@ -26,6 +26,10 @@ _DESCRIPTION = "ttsv"
 """The entry of a network's file that says how to build it."""
 
 _TENSOR, _STRIDES = "$tensor", "$strides"
+
+
+State: TypeAlias = dict[str, Any]
+"""What a training goes on from, as it was given to `Checkpoints.start`: its owner knows what is in it."""
 
 
 class Checkpoints:
@@ -94,7 +98,7 @@ class Checkpoints:
         self.start(number, state)
         self.wait()
 
-    def _write(self, number: int, body: Plain, tensors: dict[str, Tensor]) -> None:
+    def _write(self, number: int, body: Mapping[str, object], tensors: dict[str, Tensor]) -> None:
         content = save(tensors)
         _write(self._tensors(number), content)
         record = {"body": body, "body_sha256": _sha256(_json(body)), "tensors_sha256": _sha256(content)}
@@ -102,7 +106,7 @@ class Checkpoints:
         for old in self._numbers()[:-KEPT]:
             self._delete(old)
 
-    def latest(self) -> Plain | None:
+    def latest(self) -> State | None:
         """The newest state that is whole and has this identity, its tensors on the CPU; None without one.
 
         Newer ones, damaged or of another identity, are deleted: their numbers are written again.
@@ -119,7 +123,7 @@ class Checkpoints:
         self._record(number).unlink()
         self._tensors(number).unlink(missing_ok=True)
 
-    def _read(self, number: int) -> Plain | None:
+    def _read(self, number: int) -> State | None:
         try:
             record = json.loads(self._record(number).read_bytes())
             body = record["body"]
@@ -128,7 +132,7 @@ class Checkpoints:
                 return None
             if record["tensors_sha256"] != _sha256(content):
                 return None
-            state: Plain = _unpack(body["state"], load(content))
+            state: State = _unpack(body["state"], load(content))
         except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError):
             return None
         return state
@@ -153,8 +157,8 @@ class SavedNetwork:
 
     model: nn.Module
     arguments: ModelArguments
-    config: Plain | None = None
-    training: Plain = field(default_factory=dict)
+    config: TrialFields | None = None
+    training: Mapping[str, Any] = field(default_factory=dict)
 
 
 def save_model(
@@ -167,7 +171,7 @@ def save_model(
     which are the same whenever the weights are.
     """
     tensors = _copies(model.state_dict())
-    told: Plain = {"model": dict(arguments)}
+    told: JsonObject = {"model": dict(arguments)}
     if "config" in facts:
         told["config"] = {name: value for name, value in facts["config"].items() if name != "evaluation"}
     told["sha256"] = _told_sha256(told, tensors)
@@ -230,11 +234,11 @@ def load_network(path: Path) -> SavedNetwork:
     )
 
 
-def _description(path: Path) -> Plain | None:
+def _description(path: Path) -> dict[str, Any] | None:
     """What the file of weights says of its network; None where it says nothing."""
     with safetensors.safe_open(path, "pt") as file:
         metadata = file.metadata() or {}
-    found: Plain | None = json.loads(metadata[_DESCRIPTION]) if _DESCRIPTION in metadata else None
+    found: dict[str, Any] | None = json.loads(metadata[_DESCRIPTION]) if _DESCRIPTION in metadata else None
     return found
 
 

@@ -4,20 +4,21 @@ import json
 from collections.abc import Iterable
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ttsv.config.evaluation import EVALUATION
-from ttsv.config.fields import Plain
+from ttsv.config.fields import TrialFields
 from ttsv.config.trial import TrainingConfig, TrialConfig
 from ttsv.constraints import LayerNorms
 from ttsv.data.loading import Dataset
 from ttsv.errors import DataError
 from ttsv.models import ModelArguments
+from ttsv.results import LayerFields
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerRecord:
-    """What `ttsv.results.TrialResult.layers` keeps of one layer; `asdict` of it is JSON-ready.
+    """What `ttsv.results.TrialResult.layers` keeps of one layer.
 
     `shape`: that of each factor by name. `input_size`: pixels along each axis; empty for a layer that is no
     convolution. `largest` and `smallest`: singular values; `quantiles`: all of them in short, at `SPECTRUM_SHARES` of
@@ -34,9 +35,16 @@ class LayerRecord:
     projection: LayerNorms | None
     quantiles: list[float] | None = None
 
+    def to_dict(self) -> LayerFields:
+        """As results keep it."""
+        return cast(LayerFields, asdict(self))
+
     @classmethod
-    def from_dict(cls, data: Plain) -> "LayerRecord":
-        """Inverse of `asdict`; what another version notes besides is left out. Raises `DataError` naming what lacks."""
+    def from_dict(cls, data: dict[str, Any]) -> "LayerRecord":
+        """Inverse of `to_dict`; what another version notes besides is left out.
+
+        Raises `DataError` naming what lacks.
+        """
         if missing := [one.name for one in fields(cls) if one.name not in data and one.default is MISSING]:
             raise DataError(f"the record of a layer lacks {', '.join(missing)}")
         known = {field.name: data[field.name] for field in fields(cls) if field.name in data}
@@ -85,7 +93,7 @@ def best_epoch(training: TrainingConfig) -> str:
     return f"best epoch on the {images} images{by}"
 
 
-def describe_training(config: TrialConfig, data: Dataset, facts: TrainingFacts) -> Plain:
+def describe_training(config: TrialConfig, data: Dataset, facts: TrainingFacts) -> dict[str, Any]:
     """What goes into a model's JSON file, for `read_training`."""
     return {"config": config.to_dict(), "dataset_sha256": data.sha256, "training": asdict(facts)}
 
@@ -118,11 +126,11 @@ def read_training(path: Path, config: TrialConfig, arguments: ModelArguments, da
     return facts
 
 
-def _trained(config: TrialConfig) -> Plain:
+def _trained(config: TrialConfig) -> TrialFields:
     """What differs from the defaults, but for the evaluation."""
     return replace(config, evaluation=EVALUATION).deciding()
 
 
-def _require(path: Path, name: str, found: Any, wanted: Any) -> None:
+def _require(path: Path, name: str, found: object, wanted: object) -> None:
     if found != wanted:
         raise DataError(f"{path} is another network than the trial's: its {name} is {found!r}, wanted is {wanted!r}")

@@ -4,7 +4,7 @@
 """
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -218,7 +218,7 @@ def code_of_transform(matrix: list[list[float]], framed: str, apart: bool, add: 
         first = build.add(build.mul(place, given["step"]), given[corner])
         return [build.icmp_unsigned("<", build.add(first, number(k)), given[size]) for k in edge]
 
-    def tile(starts: dict[str, Any], visible: tuple[list[Any], list[Any]] | None, width: int) -> None:
+    def tile(starts: Mapping[str, Any], visible: tuple[list[Any], list[Any]] | None, width: int) -> None:
         def address(side: str, y: int, x: int) -> Any:
             steps = [build.mul(given[f"{side}_{axis}"], number(k)) for axis, k in (("y", y), ("x", x))]
             found = code.place(given[side], code.sum(starts[side], *steps))

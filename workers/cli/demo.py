@@ -10,12 +10,11 @@ from service.errors import UserError
 from service.schemas.experiments import ExperimentOut
 from service.settings import Settings
 from service.specs.versions import upgrade
-from ttsv.config.fields import Plain
 from workers.cli.tables import LiveLine, duration, show_leaderboard
 from workers.worker.single_machine import LocalStack
 
 
-def run(settings: Settings, spec: Plain, console: Console, spec_path: str) -> None:
+def run(settings: Settings, spec: dict[str, object], console: Console, spec_path: str) -> None:
     """Starts the stack on a free port, posts the spec, follows it, prints the leaderboard, stops everything.
 
     An unfinished experiment of the same spec (an earlier demo was interrupted) is followed instead of posted again.
@@ -53,7 +52,7 @@ def run(settings: Settings, spec: Plain, console: Console, spec_path: str) -> No
         raise UserError(f"experiment {experiment.id} is {experiment.state.value}: {experiment.error}")
 
 
-def _unfinished(client: Client, spec: Plain) -> ExperimentOut | None:
+def _unfinished(client: Client, spec: dict[str, object]) -> ExperimentOut | None:
     """The newest open experiment whose spec says what this one says."""
     spec = upgrade(spec)
     for state in OPEN_EXPERIMENTS:

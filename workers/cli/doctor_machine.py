@@ -10,13 +10,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 from urllib.parse import urlsplit
 
 from workers.cli.findings import Check, Finding, size
 
 if TYPE_CHECKING:
     from service.settings import Settings
+    from ttsv.runtime import EnvironmentFields
 
 _LITTLE_BYTES = 5 * 2**30
 _NETWORK = (
@@ -51,6 +52,16 @@ seen = {"cuda": torch.version.cuda, "available": there, "gpus": torch.cuda.devic
 print(json.dumps(seen | {"environment": describe_environment(find_device("auto"))}))
 """
 """Run in a process of its own: torch takes seconds to import, and a wedged driver makes it wait for ever."""
+
+
+class _Seen(TypedDict):
+    """What `_PROBE` says: the version of CUDA that torch is built for, and what it sees."""
+
+    cuda: str | None
+    available: bool
+    gpus: int
+    environment: "EnvironmentFields"
+
 
 _disk, _ray, _gpus, _data, _versions = map(Check, ("disk", "ray", "gpus", "data", "versions"))
 
@@ -201,7 +212,7 @@ def _torch(cards: list[str]) -> Iterator[Finding]:
         return
     words = " ".join(done.stderr.split())
     try:
-        seen: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        seen: _Seen = json.loads(done.stdout.splitlines()[-1])
     except (ValueError, IndexError):
         last = (done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[-1]
         yield _gpus.wrong(f"torch cannot compute: {last}", by_hand if cards else _PINNED)
@@ -220,7 +231,7 @@ def _torch(cards: list[str]) -> Iterator[Finding]:
     yield from _environment(seen["environment"])
 
 
-def _environment(environment: dict[str, Any]) -> Iterator[Finding]:
+def _environment(environment: "EnvironmentFields") -> Iterator[Finding]:
     revision = environment["git_revision"]
     code = "no git checkout"
     if revision is not None:

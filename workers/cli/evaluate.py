@@ -1,10 +1,10 @@
 """`ttsv evaluate`: metrics of a saved network."""
 
 import json
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ttsv.evaluation import Evaluated
-    from ttsv.results import StageProgress
+    from ttsv.results import AnyRecord, StageProgress
 
 EVALUATIONS = ("calibration", "certified", "lipschitz", "autoattack", "pgd", "corruption", "cost")
 
@@ -168,7 +168,7 @@ def _store_baseline(found: "Evaluated", data_dir: Path, model: str) -> None:
     Baseline.store(data_dir / "datasets", found.subject.data.info.name, record, model)
 
 
-def _table(record: Mapping[str, Any]) -> "Table":
+def _table(record: "AnyRecord") -> "Table":
     from rich.table import Table
 
     results = record["results"]
@@ -181,7 +181,7 @@ def _table(record: Mapping[str, Any]) -> "Table":
     return table
 
 
-def _rows(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _rows(results: "AnyRecord") -> Iterator[tuple[str, str]]:
     yield "accuracy", f"{results['accuracy']:.2%}"
     yield "loss", f"{results['loss']:.4f}"
     calibration = results["calibration"]

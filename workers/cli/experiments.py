@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,7 +15,6 @@ from service.errors import UserError
 from service.paper.presets import Protocol, Scale, preset_spec, presets
 from service.specs.documents import read_json, yaml_as_json
 from service.specs.states import ExperimentState, TrialState
-from ttsv.config.fields import Plain
 from workers.cli.client_options import ExperimentId, Json, TrialId, connected, console, print_json, print_table
 from workers.cli.errors import plain_errors
 
@@ -178,13 +177,14 @@ def watch(
     _watch(client, experiment_id, as_json, columns, hide)
 
 
-def _tagged(spec: Plain, tags: Sequence[str]) -> Plain:
+def _tagged(spec: dict[str, object], tags: Sequence[str]) -> dict[str, object]:
     """The spec with these tags besides its own."""
     from service.specs.versions import upgrade
 
     try:
-        newest: Plain = upgrade(spec)  # the first version has none
-        return newest | {"tags": list(dict.fromkeys([*newest.get("tags", ()), *tags]))}
+        newest = upgrade(spec)  # the first version has none
+        own: Any = newest.get("tags", ())  # whatever the file says
+        return newest | {"tags": list(dict.fromkeys([*own, *tags]))}
     except (ValueError, TypeError) as error:
         raise UserError(f"tags: {error}") from None
 
@@ -273,7 +273,7 @@ def submit_preset(
     _say_posted(client.submit_preset(name, scale=scale, protocol=protocol), quiet)
 
 
-def read_spec(path: Path) -> Plain:
+def read_spec(path: Path) -> dict[str, object]:
     """The spec in a file, read as the API reads it; `-` is standard input.
 
     Raises `UserError` with the file's name and what is wrong.

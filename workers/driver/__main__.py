@@ -32,9 +32,10 @@ from service.queue.leases import Lease
 from service.queue.trials import hold
 from service.settings import Settings
 from service.specs.grid import ExperimentSpec, search_base
-from service.specs.planner import Fields, PlannedTrial
+from service.specs.planner import PlannedTrial
 from service.specs.spec import Asha
 from service.storage import remove_checkpoints
+from ttsv.config.fields import FieldValues
 from ttsv.trial import run_trial
 from workers.depot.home import light_beacon, open_kept
 from workers.driver.lease_keeper import LeaseKeeper
@@ -227,7 +228,7 @@ class Driver:
         )
         return None if search.exhausted else search
 
-    def _add(self, planned: PlannedTrial, point: Fields) -> Job:
+    def _add(self, planned: PlannedTrial, point: FieldValues) -> Job:
         def work(session: Session) -> int:
             with hold(session, self._lease) as held:
                 return held.add_trial(planned, point)

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +13,9 @@ from ray.tune.search.sample import Domain as TuneDomain
 
 from service.database import TrialState
 from service.queue.driver_reads import Tried
-from service.specs.planner import Fields, PlannedTrial, Planner
+from service.specs.planner import PlannedTrial, Planner
 from service.specs.search import Domain, Search, domains
+from ttsv.config.fields import FieldValue, FieldValues
 from ttsv.errors import ConfigError
 from workers.driver.feed import Feed, NextJob, Slots
 from workers.trial_process.messages import EpochReport, Job, ResultReport
@@ -33,20 +34,20 @@ class _Candidate:
 
     name: str
     trial: PlannedTrial
-    point: Fields
+    point: FieldValues
 
 
 class _Source:
     """Where points come from: an algorithm, which may learn from what it is told."""
 
-    def next(self) -> tuple[str, Fields]:
+    def next(self) -> tuple[str, FieldValues]:
         """A name and a point."""
         raise NotImplementedError
 
     def tell(self, name: str, value: float | None) -> None:
         """What the point was worth; None where its trial gave nothing."""
 
-    def remember(self, point: Fields, value: float) -> None:
+    def remember(self, point: FieldValues, value: float) -> None:
         """A point that an earlier driver tried."""
 
 
@@ -60,9 +61,9 @@ class SearchTrials(Feed):
     def __init__(
         self,
         search: Search,
-        base: Fields,
+        base: FieldValues,
         history: Sequence[Tried],
-        add: Callable[[PlannedTrial, Fields], Job],
+        add: Callable[[PlannedTrial, FieldValues], Job],
         next_job: NextJob,
         slots: Slots,
         over: Callable[[], None],
@@ -104,7 +105,7 @@ class SearchTrials(Feed):
             self._remember(point, value)
         super().on_trial_complete(trial_id, result, error)
 
-    def _remember(self, point: Fields, value: float) -> None:
+    def _remember(self, point: FieldValues, value: float) -> None:
         try:
             self._source.remember(point, value)
         except ValueError as error:
@@ -144,7 +145,7 @@ class SearchTrials(Feed):
         return None
 
 
-def any_trial(search: Search, base: Fields) -> PlannedTrial:
+def any_trial(search: Search, base: FieldValues) -> PlannedTrial:
     """Some trial of the space. Raises `ConfigError` where its fields do not go together."""
     _, point = _Random(domains(search.space), search.seed).next()
     return Planner("search").plan({**base, **point})
@@ -161,7 +162,7 @@ class _Random(_Source):
         self._space = {path: _tune_domain(domain) for path, domain in space.items()}
         self._domains, self._seed, self._count = space, seed, 0
 
-    def next(self) -> tuple[str, Fields]:
+    def next(self) -> tuple[str, FieldValues]:
         state = np.random.RandomState([self._seed, self._count])
         self._count += 1
         drawn = {path: domain.sample(random_state=state) for path, domain in self._space.items()}
@@ -181,7 +182,7 @@ class _Optuna(_Source):
             space=converted, metric=search.metric, mode=search.direction, seed=(search.seed + tried) % 2**32
         )
 
-    def next(self) -> tuple[str, Fields]:
+    def next(self) -> tuple[str, FieldValues]:
         self._count += 1
         name = str(self._count)
         drawn = self._searcher.suggest(name)
@@ -192,7 +193,7 @@ class _Optuna(_Source):
         result = None if value is None else {self._metric: value}
         self._searcher.on_trial_complete(name, result, error=value is None)
 
-    def remember(self, point: Fields, value: float) -> None:
+    def remember(self, point: FieldValues, value: float) -> None:
         drawn = {
             path: _place(domain, point[path]) if domain.kind == "choice" else point[path]
             for path, domain in self._domains.items()
@@ -215,12 +216,13 @@ def _tune_domain(domain: Domain) -> TuneDomain:
     return made
 
 
-def _plain(drawn: Fields, space: dict[str, Domain]) -> Fields:
+def _plain(drawn: Mapping[str, float], space: dict[str, Domain]) -> FieldValues:
     """Values as JSON has them."""
 
-    def value(path: str, domain: Domain) -> Any:
+    def value(path: str, domain: Domain) -> FieldValue:
         if domain.kind == "choice":
-            return domain.values[int(drawn[path])]
+            chosen: FieldValue = domain.values[int(drawn[path])]
+            return chosen
         return int(drawn[path]) if domain.kind == "int" else float(drawn[path])
 
     return {path: value(path, domain) for path, domain in space.items()}

@@ -13,9 +13,12 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING
 
 import psutil
+
+if TYPE_CHECKING:
+    from service.database.experiments import ProcessIdentity
 
 _PR_SET_PDEATHSIG = 1
 
@@ -31,36 +34,23 @@ def die_with_parent(parent: int, death: signal.Signals) -> None:
         sys.exit("the parent process is gone")
 
 
-class Host(TypedDict):
-    """Where a pid means something: the running kernel and the pid namespace."""
-
-    boot: str
-    pids: int
-
-
-class Identity(Host):
-    """What tells a process from all others on its host, JSON-ready; `start` is in ticks since boot."""
-
-    pid: int
-    start: int
-
-
-def identity() -> Identity | None:
+def identity() -> "ProcessIdentity | None":
     """This process's; None without Linux's /proc."""
     try:
         start = _start_ticks(os.getpid())
         assert start is not None, "we are no zombie"
-        return {**_host(), "pid": os.getpid(), "start": start}
+        boot, pids = _host()
+        return {"boot": boot, "pids": pids, "pid": os.getpid(), "start": start}
     except OSError:
         return None
 
 
-def is_dead(process: Mapping[str, Any] | None) -> bool:
+def is_dead(process: "ProcessIdentity | None") -> bool:
     """Whether the process with that identity has certainly ended. False for a process of another host."""
     if process is None:
         return False
     try:
-        if any(process[key] != value for key, value in _host().items()):
+        if (process["boot"], process["pids"]) != _host():
             return False
         return bool(_start_ticks(process["pid"]) != process["start"])
     except FileNotFoundError:
@@ -140,10 +130,10 @@ def _members(session: int | None, marks: Sequence[str]) -> list[psutil.Process]:
     return found
 
 
-def _host() -> Host:
-    """Raises `OSError` without Linux's /proc."""
+def _host() -> tuple[str, int]:
+    """Where a pid means something: the running kernel and the pid namespace. Raises `OSError` without Linux's /proc."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return {"boot": boot, "pids": Path("/proc/self/ns/pid").stat().st_ino}
+    return boot, Path("/proc/self/ns/pid").stat().st_ino
 
 
 def _start_ticks(pid: int) -> int | None:

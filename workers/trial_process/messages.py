@@ -1,12 +1,15 @@
 """What goes from the driver to a trial's process, and back: plain data, light to import."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NotRequired, TypedDict
+from typing import TYPE_CHECKING, NotRequired, TypedDict
 
-from ttsv.config.fields import Plain
+from ttsv.config.fields import TrialFields
 from ttsv.results import EpochMetrics, StageProgress, TrialResult
 from workers.depot.home import Home
+
+if TYPE_CHECKING:
+    from service.database.experiments import ResourceSeries
 
 RunTrial = Callable[..., Iterator[EpochMetrics | TrialResult | StageProgress]]
 """The shape of `ttsv.trial.run_trial`."""
@@ -23,21 +26,33 @@ class Job:
     trial_id: int
     fence: int
     stored_epochs: int
-    config: Plain
+    config: TrialFields
     source: str | None = None
     attempt: int = 0
     alone: bool = False
 
 
+class JobFields(TypedDict):
+    """The fields of a `Job`, as Tune hands them on."""
+
+    trial_id: int
+    fence: int
+    stored_epochs: int
+    config: TrialFields
+    source: str | None
+    attempt: int
+    alone: bool
+
+
 class TuneConfig(TypedDict):
     """What Tune hands to a trial's process.
 
-    `job` has the fields of a `Job`, and `shunned` are nodes on which it must not begin; all else is common to a pass:
+    `shunned` are nodes on which it must not begin; all else is common to a pass:
     `run` has the shape of `run_trial`, `cpus` and `gpus` are reserved, and `every_epoch` says whether each is reported
     for itself. `home`: where files belong, which without it is `data_dir`.
     """
 
-    job: NotRequired[Plain]
+    job: NotRequired[JobFields]
     shunned: NotRequired[Sequence[str]]
     run: RunTrial
     data_dir: str
@@ -99,7 +114,7 @@ class StartedReport:
 
     host: str
     gpus: list[str]
-    environment: Plain | None = field(default=None, compare=False)
+    environment: Mapping[str, object] | None = field(default=None, compare=False)
 
     @property
     def place(self) -> str:
@@ -111,7 +126,7 @@ class StartedReport:
 class ResourceReport:
     """What the process has used since the trial began (`workers.trial_process.resources.Sampler.series`)."""
 
-    series: Plain
+    series: "ResourceSeries"
 
 
 @dataclass(frozen=True)

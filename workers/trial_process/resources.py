@@ -7,9 +7,12 @@ import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import psutil
+
+if TYPE_CHECKING:
+    from service.database.experiments import ResourceSeries
 
 MOST_POINTS = 300
 """Of one attempt: where there are more every other one goes, and from then on the thread looks half as often."""
@@ -17,7 +20,7 @@ FIRST_SECONDS = 1.0
 REPORT_SECONDS = 30.0
 """Between two reports; the last comes with the trial's end."""
 _MIB = 2**20
-_COLUMNS = ("seconds", "cpu", "memory", "gpu", "gpu_memory")
+
 
 Look = Callable[[], tuple[float | None, ...]]
 
@@ -35,7 +38,7 @@ class Sampler:
         self._look, self._clock, self.interval = look or Process().look, clock, first
         self._begun = clock()
         self._reported = self._begun
-        self._points: list[tuple[float | None, ...]] = []
+        self._points: list[tuple[float, *tuple[float | None, ...]]] = []
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="resources", daemon=True)
@@ -48,23 +51,29 @@ class Sampler:
         self._over.set()
         self._thread.join(5)
 
-    def series(self, *, at_once: bool = False) -> dict[str, Any] | None:
+    def series(self, *, at_once: bool = False) -> "ResourceSeries | None":
         """All points until now, a list for each column: every `REPORT_SECONDS` and `at_once`, else None."""
         with self._lock:
             moment = self._clock()
             if not self._points or not (at_once or moment - self._reported >= REPORT_SECONDS):
                 return None
             self._reported = moment
-            columns = zip(*self._points, strict=True)
-            return {"interval": self.interval} | {
-                name: list(column) for name, column in zip(_COLUMNS, columns, strict=True)
+            cpu, memory, gpu, gpu_memory = map(list, zip(*(point[1:] for point in self._points), strict=True))
+            return {
+                "interval": self.interval,
+                "seconds": [point[0] for point in self._points],
+                "cpu": cpu,
+                "memory": memory,
+                "gpu": gpu,
+                "gpu_memory": gpu_memory,
             }
 
     def take(self) -> None:
         """Looks once."""
-        point = (round(self._clock() - self._begun, 1), *(_short(value) for value in self._look()))
+        at = round(self._clock() - self._begun, 1)
+        seen = tuple(_short(value) for value in self._look())
         with self._lock:
-            self._points.append(point)
+            self._points.append((at, *seen))
             if len(self._points) >= MOST_POINTS:
                 self._points = self._points[1::2]
                 self.interval *= 2

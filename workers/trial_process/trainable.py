@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing, contextmanager, redirect_stderr, redirect_stdout
 from io import TextIOBase
 from pathlib import Path
@@ -19,7 +19,6 @@ import ray
 from ray import tune
 
 from service.storage.attempts import LOG
-from ttsv.config.fields import Plain
 from ttsv.config.trial import TrialConfig
 from ttsv.errors import DeviceError, DivergedError, OutOfMemoryError, TrialError
 from ttsv.results import EpochMetrics, StageProgress, TrialResult
@@ -182,7 +181,7 @@ def _reports(job: Job, run: RunTrial, data_dir: Path, home: Home | None, pause: 
     yield final  # once nothing is left to be done here: whoever hears it may end this process
 
 
-def _environment() -> Plain | None:
+def _environment() -> Mapping[str, object] | None:
     """Where and with what this process runs; None where that cannot be told, which ends no trial."""
     from ttsv.provenance import provenance
 

@@ -10,13 +10,13 @@ from sqlalchemy.orm import Session
 
 from service.database import now
 from service.database.engine import Database
+from service.database.experiments import ProcessIdentity
 from service.queue import leases
 from service.queue.contenders import MOST_OF_A_PERSON, Contender, Specs, contenders, give_up_unfit, say_why
 from service.queue.nodes import rooms_of_others
 from service.queue.shares import NEEDS, Amount, Usage, allocate, on_whole_cards, shortage
 from service.queue.trials import ALONE
 from service.settings import Settings
-from workers.node.processes import Identity
 from workers.worker.drivers import Drivers
 
 LOOK_AGAIN_SECONDS = 60.0
@@ -27,7 +27,7 @@ class Scheduler:
     """Divides one cluster among the experiments that could use it. `worker` claims them, as the process that it is."""
 
     def __init__(
-        self, settings: Settings, database: Database, drivers: Drivers, worker: str, process: Identity | None
+        self, settings: Settings, database: Database, drivers: Drivers, worker: str, process: ProcessIdentity | None
     ) -> None:
         self._settings, self._database, self._drivers = settings, database, drivers
         self._worker, self._process = worker, process

@@ -28,7 +28,7 @@ VALIDATORS = ("ETag", "Cache-Control", "Vary")
 """Headers of answers that may be kept and asked for again."""
 
 
-def headers_of(*names: str) -> dict[str, Any]:
+def headers_of(*names: str) -> dict[str, object]:
     """The part of a response, in OpenAPI's form, that says which headers it has."""
     named = {name: {"description": _HEADERS[name], "schema": {"type": "string"}} for name in names}
     return {"headers": named} if named else {}

@@ -109,7 +109,7 @@ VARY = "Accept, Authorization"
 
 def forms(example: Example, text: Mapping[Format, str], *headers: str) -> Responses:
     """A route's `responses` for status 200, with an example of every form; `headers` besides `Vary`."""
-    content: dict[str, Any] = {"application/json": {"example": example}}
+    content: dict[str, object] = {"application/json": {"example": example}}
     for form, shown in text.items():
         content[MEDIA_TYPES[form]] = {"schema": {"type": "string"}, "example": shown}
     return {

@@ -30,7 +30,7 @@ class Reply:
 
     def __call__(
         self,
-        answer: BaseModel | Mapping[str, Any] | Sequence[BaseModel],
+        answer: BaseModel | Mapping[str, object] | Sequence[BaseModel],
         *,
         following: str | int | None = None,
         page_parameter: str = "cursor",

@@ -20,6 +20,7 @@ from service.queue import driver_reads
 from service.queue.leases import Lease
 from service.queue.trials import ProtocolRecord, hold
 from service.schemas.leaderboards import LeaderboardOut, TableOut
+from ttsv.config.trial import TrialConfig
 
 Submit = Callable[..., int]
 Claim = Callable[..., Lease]
@@ -345,7 +346,7 @@ class TestTables:
         with database.read() as session:
             trials = [(t.id, t.config) for t in driver_reads.unfinished_trials(session, lease)]
         for trial_id, config in trials:
-            share = config["rank"] or 1.0
+            share = TrialConfig.from_dict(config).rank or 1.0
             numbers = {"spectrum_seconds": 3 * share**2, "spectrum_memory": round(2**20 * share)}
             finish(lease, trial_id, 0.9, under=config["dataset"], **numbers)  # a protocol is one of a data set
         query = f"/v1/tables/{PAPER}/figure-speedup?experiment={experiment_id}"

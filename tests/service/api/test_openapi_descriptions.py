@@ -65,7 +65,7 @@ def trial(sqlite_api: TestClient, trial_result: Callable[..., dict[str, Any]], t
     database: Database = sqlite_api.app.state.database  # type: ignore[attr-defined]
 
     def work(session: Session) -> None:
-        lease = leases.claim(session, "worker", {"pid": 1})
+        lease = leases.claim(session, "worker", {"boot": "a kernel", "pids": 1, "pid": 1, "start": 1})
         assert lease is not None
         with hold(session, lease) as held:
             held.start_trial(1)

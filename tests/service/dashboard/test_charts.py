@@ -25,6 +25,7 @@ from service.leaderboards.metrics import Metric
 from service.queue.leases import Lease
 from service.specs.columns import flat
 from service.specs.grid import ExperimentSpec, expand_grid
+from ttsv.results import LayerFields
 
 VALUES = st.floats(-1e12, 1e12, allow_nan=False).filter(lambda value: value == 0 or abs(value) > 1e-9)
 
@@ -97,16 +98,25 @@ class TestScatter:
         assert scatter("x", "y", []) is None
 
 
+def _layer(smallest: float, largest: float, before: float | None = None) -> LayerFields:
+    return {
+        "name": "conv",
+        "kind": "Conv2d",
+        "shape": {},
+        "input_size": [8, 8],
+        "largest": largest,
+        "smallest": smallest,
+        "largest_before_projection": before,
+        "projection": None,
+    }
+
+
 class TestLayers:
     def test_ranges_are_on_one_scale(self) -> None:
-        layers: list[dict[str, Any]] = [
-            {"smallest": 0.0, "largest": 1.0, "largest_before_projection": 4.0},
-            {"smallest": 1.0, "largest": 2.0, "largest_before_projection": None},
-        ]
-        first, second = layer_ranges(layers)
+        first, second = layer_ranges([_layer(0.0, 1.0, before=4.0), _layer(1.0, 2.0)])
         assert (first.start, first.width, first.before) == (0, 250, 1000)
         assert (second.start, second.width, second.before) == (250, 250, None)
-        assert [found.width for found in layer_ranges([{"smallest": 0.0, "largest": 0.0}])] == [4]
+        assert [found.width for found in layer_ranges([_layer(0.0, 0.0)])] == [4]
 
 
 class TestWords:

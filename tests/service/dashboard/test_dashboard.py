@@ -846,7 +846,7 @@ def test_a_search_s_many_values_make_no_matrix(
 
     def scatter(session: Session) -> None:
         for trial in session.query(Trial):
-            trial.config = trial.config | {"lambda_ort": 0.001 * trial.number}
+            trial.config = {**trial.config, "lambda_ort": 0.001 * trial.number}
 
     assert "matrix-data" in str(show(f"/experiments/{made}").all("pre"))
     database.write(scatter)

@@ -88,7 +88,13 @@ def test_what_holds_singular_values() -> None:
 
 
 def test_what_an_attempt_used() -> None:
-    stored = {"interval": 1.0, "seconds": [1.0, 2.0], "cpu": [90.0, 110.0], "memory": [5.0, 7.0], "gpu": [None, 50.0]}
+    stored = {
+        "interval": 1.0,
+        "seconds": [1.0, 2.0],
+        "cpu": [90.0, 110.0],
+        "memory": [5.0, 7.0],
+        "gpu": [None, 50.0],
+    } | {"gpu_memory": [None, None]}
     both = [
         AttemptDetail(1, None, "a", None, None),  # type: ignore[arg-type] # when it began does not matter
         AttemptDetail(2, None, "b", None, stored),  # type: ignore[arg-type]

@@ -86,7 +86,7 @@ class TestCreate:
         for trial, planned in zip(trials, plan.trials, strict=True):
             assert (trial.fingerprint, trial.cell) == (planned.fingerprint, planned.cell)
             assert TrialConfig.from_dict(trial.config) == planned.config
-            whole = planned.config.to_dict()
+            whole: dict[str, Any] = dict(planned.config.to_dict())
             del whole["training"]["spectra_every"]  # not asked for: what workers of the version before do not know
             assert trial.config == whole
             for name in ("dataset", "model", "layer", "rank", "lambda_ort", "constraint", "delta", "seed"):
@@ -436,7 +436,8 @@ values = st.none() | st.booleans() | st.integers(0, 2) | st.floats(0, 2, allow_n
     )
 )
 def test_factoring_loses_nothing(configs: list[dict[str, Any]]) -> None:
-    base, trials = factored(configs)
+    found: tuple[dict[str, Any], list[dict[str, Any]]] = factored(configs)
+    base, trials = found
     rebuilt = [base | trial | {"part": base.get("part", {}) | trial.get("part", {})} for trial in trials]
     assert [[(k, repr(v)) for k, v in sorted(one.items())] for one in map(flat, rebuilt)] == [
         [(k, repr(v)) for k, v in sorted(one.items())] for one in map(flat, configs)

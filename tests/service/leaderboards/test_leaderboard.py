@@ -4,7 +4,7 @@ import itertools
 import math
 import random
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,6 +21,7 @@ from service.database.engine import Database
 from service.errors import NotFoundError, QueryError
 from service.leaderboards import cell_scores
 from service.leaderboards.answer import Board, Change, Group, Hole, Leaderboard, Missing, PaperReference, Row
+from service.leaderboards.corruption_baselines import baseline_of
 from service.leaderboards.filters import Filters, Question
 from service.leaderboards.leaderboard import leaderboard, measured_datasets
 from service.leaderboards.metrics import Metric
@@ -417,7 +418,7 @@ class TestCorruptionBaselines:
         assert sorted(ranked.values()) == [[], [("cell 0", 0.625)], [("cell 1", 0.25)]]
         assert ranked[CORRUPTED] == []
         assert [board.unmeasured for board in boards if board.protocol == CORRUPTED] == [3]
-        named = [(board.record.get("corruptions") or {}).get("mce_baseline") for board in boards]
+        named = [baseline_of(board.record) for board in boards]
         assert sorted(map(str, named)) == ["None", "x", "y"]
         for board in boards:
             assert all(not row.missing for row in board.rows)
@@ -657,8 +658,8 @@ class TestQuestions:
         rank([Run(0, 0), Run(1, 0)])
         question = Question(dataset="digits", filters=Filters(tag=tag))
 
-        def printed(config: dict[str, Any], record: dict[str, Any]) -> list[PaperReference]:
-            return [PaperReference("table 1", config | record, {})]
+        def printed(config: Mapping[str, Any], record: Mapping[str, Any]) -> list[PaperReference]:
+            return [PaperReference("table 1", {**config, **record}, {})]
 
         rows = only_board(leaderboard(session, question, printed)).rows
         assert {row.cell: row.paper[0].row for row in rows} == {

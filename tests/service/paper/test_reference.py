@@ -7,7 +7,7 @@ import pytest
 
 from service.errors import NotFoundError
 from service.leaderboards.metrics import Metric
-from service.leaderboards.protocols import measured_otherwise
+from service.leaderboards.protocols import Record, measured_otherwise
 from service.paper import reference
 from service.paper.presets import PAPER, presets
 from service.paper.reference import RATIOS, SPEEDUP, paper_table, references
@@ -30,7 +30,7 @@ def test_every_preset_has_its_table(name: str) -> None:
 @pytest.mark.parametrize(("name", "rows"), [("table1", 9), ("table2", 16), ("table3", 18), ("table4", 16)])
 def test_printed_rows_belong_to_their_configurations(name: str, rows: int) -> None:
     """The file's labels, entered by hand, are those that the presets' configurations give."""
-    printed = reference._published()[name]["rows"]
+    printed = reference._published().tables[name]["rows"]
     table = paper_table(PAPER, name)
     assert len(table.rows) == len(printed) == rows
     for row, entered in zip(table.rows, printed, strict=True):
@@ -71,7 +71,7 @@ def clipped() -> Config:
 
 
 class TestReferences:
-    RECORD = {"weights": "last epoch", "images": {"autoattack": 1000}}  # noqa: RUF012 - nobody changes it
+    RECORD: Record = {"weights": "last epoch", "images": {"autoattack": 1000}}  # noqa: RUF012 - nobody changes it
 
     def test_a_cell_of_the_paper_is_found(self, clipped: Config) -> None:
         (found,) = references(clipped, self.RECORD)

@@ -9,13 +9,14 @@ from sqlalchemy import func, select
 
 from service.database import Attempt, Environment
 from service.database.engine import Database
+from service.database.experiments import ResourceSeries
 from service.queue import attempts
 from service.queue.leases import Lease
 from service.queue.trials import HeldExperiment
 from tests.held import under
 
 ENVIRONMENT = {"host": "node-1", "packages": {"torch": "2"}, "git_diff": "+one\n"}
-SERIES = {
+SERIES: ResourceSeries = {
     "interval": 1.0,
     "seconds": [1.0, 2.0],
     "cpu": [99.0, 101.5],

@@ -23,6 +23,7 @@ from service.database import (
     now,
 )
 from service.database.engine import Database
+from service.database.experiments import ResourceSeries
 from service.errors import LeaseLostError
 from service.experiments import actions, store, submission
 from service.experiments.submission import Draft, trial_columns
@@ -53,6 +54,14 @@ def write(database: Database, function: Callable[Concatenate[Session, P], T], *a
 
 
 PROTOCOL = ProtocolRecord("p" * 64, {"split": "test"})
+SERIES: ResourceSeries = {
+    "interval": 1.0,
+    "seconds": [1.0],
+    "cpu": [99.0],
+    "memory": [100.0],
+    "gpu": [None],
+    "gpu_memory": [None],
+}
 
 
 def planned(**fields: Any) -> PlannedTrial:
@@ -92,7 +101,7 @@ class TestClaim:
         (experiment,) = table(Experiment)
         assert lease == Lease(experiment.id, 1)
         assert (experiment.state, experiment.fence) == (ExperimentState.RUNNING, 1)
-        assert (experiment.worker, experiment.process) == ("first", {"pid": 1})
+        assert (experiment.worker, experiment.process and experiment.process["pid"]) == ("first", 1)
         assert experiment.started_at is not None
         assert {trial.state for trial in table(Trial)} == {TrialState.QUEUED}
 
@@ -272,9 +281,7 @@ WRITES: dict[str, Callable[[Lease, int, dict[str, Any], dict[str, Any]], Callabl
     "crowd_trial": lambda lease, trial, *_: under(lease, HeldExperiment.crowd_trial, trial, "alone"),
     "yield_trial": lambda lease, trial, *_: under(lease, HeldExperiment.yield_trial, trial),
     "place_trial": lambda lease, trial, *_: under(lease, HeldExperiment.place_trial, trial, "node-2"),
-    "record_resources": lambda lease, trial, *_: under(
-        lease, HeldExperiment.record_resources, trial, {"interval": 1.0}
-    ),
+    "record_resources": lambda lease, trial, *_: under(lease, HeldExperiment.record_resources, trial, SERIES),
     "progress": lambda lease, trial, *_: under(lease, HeldExperiment.progress, trial),
     "early_stop_trial": lambda lease, trial, *_: under(lease, HeldExperiment.early_stop_trial, trial),
     "add_trial": lambda lease, *_: under(lease, HeldExperiment.add_trial, planned(seed=77)),
@@ -405,7 +412,7 @@ class TestFence:
             "lose_trial": lambda held: held.lose_trial(trial_id, "gone"),
             "yield_trial": lambda held: held.yield_trial(trial_id),
             "place_trial": lambda held: held.place_trial(trial_id, "node-2"),
-            "record_resources": lambda held: held.record_resources(trial_id, {"interval": 1.0}),
+            "record_resources": lambda held: held.record_resources(trial_id, SERIES),
             "progress": lambda held: held.progress(trial_id),
             "early_stop_trial": lambda held: held.early_stop_trial(trial_id),
             "add_trial": lambda held: held.add_trial(planned(seed=77)),
@@ -498,7 +505,12 @@ class TestReap:
         database.write(under(second, HeldExperiment.start_trial, lost))
         with database.read() as session:
             (seen,) = (seen for seen in leases.watch(session) if seen.experiment_id == second.experiment_id)
-        assert (seen.fence, seen.heartbeat, seen.worker, seen.process) == (first.fence, 0, "dead", {"pid": 1})
+        assert (seen.fence, seen.heartbeat, seen.worker, seen.process) == (
+            first.fence,
+            0,
+            "dead",
+            {"boot": "a kernel", "pids": 1, "pid": 1, "start": 1},
+        )
         assert write(database, leases.reap, seen, by="neighbour")
         assert [experiment.state for experiment in table(Experiment)] == ["running", "queued"]
         assert [trial.state for trial in table(Trial)] == ["running", "queued", "queued", "queued"]

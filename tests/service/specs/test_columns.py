@@ -1,5 +1,7 @@
 """Which fields tell configurations apart, and what they are called."""
 
+from typing import Any
+
 import pytest
 
 from service.errors import QueryError
@@ -7,8 +9,8 @@ from service.specs.columns import columns_of, known_field, short_name, told
 from ttsv.config.trial import TrialConfig, field_infos
 
 
-def config(**fields: object) -> dict[str, object]:
-    return TrialConfig.from_dict({"dataset": "digits", "model": "small-cnn", **fields}).to_dict()
+def config(**fields: object) -> dict[str, Any]:
+    return dict(TrialConfig.from_dict({"dataset": "digits", "model": "small-cnn", **fields}).to_dict())
 
 
 def test_names_are_short_and_no_two_alike() -> None:

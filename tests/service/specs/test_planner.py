@@ -1,5 +1,6 @@
 """Fields of a spec that have no effect are named: an axis of one would be a mistake that nobody sees."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -33,8 +34,8 @@ AXES: dict[str, list[Any]] = {
 }
 
 
-def _warned(spec: dict[str, Any]) -> list[str]:
-    parsed = ExperimentSpec.model_validate({"name": "idle"} | spec)
+def _warned(spec: Mapping[str, Any]) -> list[str]:
+    parsed = ExperimentSpec.model_validate({"name": "idle", **spec})
     return warnings(parsed, expand_grid(parsed, max_trials=10_000))
 
 

@@ -18,7 +18,7 @@ from service.specs.planner import Planner
 from service.specs.versions import NEWEST, upgrade
 
 SPECS = Path(__file__).with_name("golden")
-BASE = {"dataset": "digits", "model": "small-cnn"}
+BASE: dict[str, Any] = {"dataset": "digits", "model": "small-cnn"}
 SCHEMA = ExperimentSpec.model_json_schema()
 
 

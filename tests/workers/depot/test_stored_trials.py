@@ -34,7 +34,7 @@ def test_a_killed_trial_goes_on_and_the_api_gives_its_files(quick_lab: Lab) -> N
     with TestClient(create_app(Settings(data_dir=lab.data_dir, storage=str(place)))) as api:
         for trial in lab.trials(experiment_id):
             (artifact,) = api.get(f"/v1/trials/{trial.id}/artifacts").json()["items"]
-            assert api.get(f"/v1/artifacts/{artifact['id']}").text == lab.weights(trial.config["seed"], 6)
+            assert api.get(f"/v1/artifacts/{artifact['id']}").text == lab.weights(trial.seed, 6)
             assert "the trial succeeded" in api.get(f"/v1/trials/{trial.id}/logs").text
     (file,) = (place / "trials" / str(first.id)).glob("*/trained")
     trained = [int(line) for line in file.read_text().split()]

@@ -97,7 +97,7 @@ def assert_served(lab: Lab, experiment_id: int) -> None:
             (artifact,) = api.get(f"/v1/trials/{trial.id}/artifacts").json()["items"]
             content = api.get(f"/v1/artifacts/{artifact['id']}").content
             assert hashlib.sha256(content).hexdigest() == artifact["sha256"]
-            assert content.decode() == lab.weights(trial.config["seed"], trial.epochs)
+            assert content.decode() == lab.weights(trial.seed, trial.epochs)
 
 
 def save_images(path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from service.experiments import actions
+from service.specs.columns import value_of
 from workers.trial_process.trial_folder import tune_folder
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def test_search_survives_its_driver(quick_lab: Lab) -> None:
     assert quick_lab.experiment(experiment_id).fence == 2
     for trial in trials:
         point = quick_lab.suggested(trial.id)
-        assert point == {DECAY: trial.config["training"]["weight_decay"], "seed": trial.seed}
+        assert point == {DECAY: value_of(trial.config, DECAY), "seed": trial.seed}
 
 
 @pytest.mark.deep

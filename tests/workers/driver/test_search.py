@@ -14,9 +14,10 @@ from sqlalchemy.exc import OperationalError
 from service.database import TrialState
 from service.errors import LeaseLostError
 from service.queue.driver_reads import Curve, Tried
-from service.specs.planner import Fields, PlannedTrial
+from service.specs.planner import PlannedTrial
 from service.specs.search import Search
 from service.specs.spec import Asha, Fifo
+from ttsv.config.fields import FieldValues
 from workers.driver.feed import Feed, Slots
 from workers.driver.search import SearchTrials, any_trial
 from workers.driver.tuner import make_scheduler
@@ -37,7 +38,7 @@ class Rows:
         self.errors: list[Exception] = []
         self.over: list[bool] = []
 
-    def add(self, planned: PlannedTrial, point: Fields) -> Job:
+    def add(self, planned: PlannedTrial, point: FieldValues) -> Job:
         if self.errors:
             raise self.errors.pop(0)
         trial_id = len(self.tried) + 1
@@ -64,8 +65,14 @@ def search_of(algorithm: str = "random", trials: int = 8, space: dict[str, Any] 
     return Search.model_validate({"algorithm": algorithm, "trials": trials, "space": space} | fields)
 
 
-def worth(point: Fields) -> float:
-    return 1 - abs(float(point[DECAY]) - 0.3)
+def worth(point: FieldValues) -> float:
+    return 1 - abs(decay_of(point) - 0.3)
+
+
+def decay_of(point: FieldValues) -> float:
+    drawn = point[DECAY]
+    assert isinstance(drawn, float)
+    return drawn
 
 
 def run(trials: SearchTrials, rows: Rows, count: int | None = None) -> list[int]:
@@ -99,7 +106,7 @@ class TestSearch:
         assert len({tried.fingerprint for tried in rows.tried}) == 8
         for tried in rows.tried:
             assert set(tried.point) == set(SPACE)
-            assert 0 <= tried.point[DECAY] <= 1
+            assert 0 <= decay_of(tried.point) <= 1
             assert type(tried.point["seed"]) is int
             assert tried.point["training.milestones"] in ([1], [1, 2])
 

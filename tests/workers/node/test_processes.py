@@ -4,10 +4,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import cast
 
 import psutil
 import pytest
 
+from service.database.experiments import ProcessIdentity
 from workers.node.processes import identity, is_dead, spawn, stop
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="identities and death signals need Linux")
@@ -25,7 +27,7 @@ def test_is_dead_only_if_certain() -> None:
     assert is_dead({**alive, "pid": free})
     assert not is_dead({**alive, "pid": free, "boot": "another machine"})
     assert not is_dead({**alive, "pid": free, "pids": 1})  # another container
-    assert not is_dead({"pid": free})
+    assert not is_dead(cast(ProcessIdentity, {"pid": free}))
 
 
 def test_zombie_is_dead() -> None:
@@ -33,7 +35,7 @@ def test_zombie_is_dead() -> None:
     alive = identity()
     assert alive is not None
     ticks = int(Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[19])
-    theirs = {**alive, "pid": child.pid, "start": ticks}
+    theirs: ProcessIdentity = {**alive, "pid": child.pid, "start": ticks}
     assert not is_dead(theirs)
     child.kill()
     while psutil.Process(child.pid).status() != psutil.STATUS_ZOMBIE:

@@ -8,7 +8,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from sqlalchemy import select, update
 from sqlalchemy.exc import OperationalError
 
 from service.database import ClusterNode, Event, Experiment, Trial, TrialState, now
+from service.database.experiments import ProcessIdentity
 from service.experiments import actions
 from service.queue import leases, nodes
 from service.queue.cluster import Node
@@ -535,7 +536,7 @@ class TestAllocation:
         timer.join()
 
 
-def _claim(lab: Lab, worker: str, process: Mapping[str, Any] | None) -> Lease:
+def _claim(lab: Lab, worker: str, process: ProcessIdentity | None) -> Lease:
     lease = lab.database.write(lambda session: leases.claim(session, worker, process))
     assert lease is not None
     return lease

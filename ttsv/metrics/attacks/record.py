@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ttsv.checks import check_choice, check_count, check_positive, check_seed
 from ttsv.config.evaluation import ATTACK_BATCH, ATTACK_NORMS
+from ttsv.config.fields import JsonObject
 from ttsv.data.loading import as_pixels
 from ttsv.errors import ConfigError
 
@@ -102,7 +103,7 @@ class AttackRecord:
     warnings: tuple[str, ...]
     seconds: float
 
-    def protocol(self) -> dict[str, object]:
+    def protocol(self) -> JsonObject:
         """How it was measured, JSON-ready: numbers of equal protocols, over the same images, may be compared."""
         return {
             "attack": self.attack,
