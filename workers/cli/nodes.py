@@ -44,6 +44,9 @@ def node(
         int | None, typer.Option(min=0, envvar="TTSV_WORKER_GPUS", help="GPUs it gives; all by default.")
     ] = None,
     ports: Annotated[str, typer.Option(envvar="TTSV_NODE_PORTS", help="Ports the others reach it at.")] = "6380-6879",
+    mps: Annotated[
+        bool, typer.Option("--mps", envvar="TTSV_WORKER_MPS", help="Run trials that share a GPU under NVIDIA's MPS.")
+    ] = False,
 ) -> None:
     """Join a head's cluster with this machine, and leave it on Ctrl-C or SIGTERM.
 
@@ -56,6 +59,7 @@ def node(
     from workers.node.cards import Cards
     from workers.node.machine import local_cpus
     from workers.node.membership import Membership, Offer
+    from workers.node.mps import Mps
 
     settings = Settings()
     configure_logging(settings)
@@ -72,6 +76,7 @@ def node(
         ports=chosen,
         environment=cards.environment,
         data_dir=settings.data_dir if "data_dir" in settings.model_fields_set else None,
+        mps=Mps(cards.names) if mps else None,
     )
     Membership(address_of_head, token_file, offer).run()
 
