@@ -1,6 +1,7 @@
 """`ttsv nodes` and `ttsv node`: the machines on which trials run, and making this one such."""
 
 import os
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -68,17 +69,17 @@ def node(
         chosen = ports_of(ports)
     except ValueError as error:
         raise UserError(f"--ports {ports}: {error}") from None
-    cards = Cards(gpus, os.environ)
-    offer = Offer(
-        cpus=local_cpus() if cpus is None else cpus,
-        gpus=cards.count,
-        address=address,
-        ports=chosen,
-        environment=cards.environment,
-        data_dir=settings.data_dir if "data_dir" in settings.model_fields_set else None,
-        mps=Mps(cards.names) if mps else None,
-    )
-    Membership(address_of_head, token_file, offer).run()
+    with closing(Cards(gpus, os.environ)) as cards:
+        offer = Offer(
+            cpus=local_cpus() if cpus is None else cpus,
+            gpus=cards.count,
+            address=address,
+            ports=chosen,
+            environment=cards.environment,
+            data_dir=settings.data_dir if "data_dir" in settings.model_fields_set else None,
+            mps=Mps(cards.names) if mps else None,
+        )
+        Membership(address_of_head, token_file, offer).run()
 
 
 def head_address(head: str) -> str:

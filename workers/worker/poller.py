@@ -67,7 +67,11 @@ class Worker:
         self._identity = identity()
         self._cpus = settings.worker_cpus or local_cpus()
         self._cards = Cards(settings.worker_gpus, os.environ)
-        self._cluster = cluster or self._choose_cluster()
+        try:
+            self._cluster = cluster or self._choose_cluster()
+        except UserError:
+            self._cards.close()
+            raise
         self._cluster_backoff = Backoff(first=1, longest=LONGEST_PAUSE)
         self._drivers = Drivers(settings, self._cluster, driver)
         self._scheduler = Scheduler(settings, database, self._drivers, self.name, self._identity)

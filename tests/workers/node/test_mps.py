@@ -22,6 +22,8 @@ from tests.mps import write_stand_ins
 from ttsv.mps import PIPES, PROGRAM, answers, told
 from workers.node import mps
 from workers.node.mps import Mps, is_answering, remove_daemons, serving_elsewhere
+from workers.node.processes import identity
+from workers.node.raylet import RayProcess
 
 CARDS = ["GPU-1111", "GPU-2222"]
 
@@ -42,8 +44,8 @@ class Machine:
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
-    """A machine with MPS installed and nobody's daemon."""
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    """A machine with MPS installed and nobody's daemon. (`tmp_path` is made before temporary files go elsewhere.)"""
     short = Path(tempfile.mkdtemp(prefix="m"))  # a test's own folder is too long for sockets
     (short / "t").mkdir()
     write_stand_ins(short)
@@ -260,3 +262,64 @@ class TestSomebodyElses:
         ((_, env),) = machine.daemons()
         assert env[PIPES] == service.environment[PIPES] == f"{machine.folders()[0]}/pipe"
         service.stop()
+
+
+class TestRay:
+    @pytest.fixture
+    def environments(self, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
+        """In place of Ray a program that waits; what it is given."""
+        found = []
+
+        def spawn(command: list[str], *, env: dict[str, str], **_: object) -> subprocess.Popen[bytes]:
+            found.append(env)
+            return subprocess.Popen(["sleep", "60"], start_new_session=True)
+
+        monkeypatch.setattr("workers.node.raylet.spawn", spawn)
+        return found
+
+    def test_it_starts_after_the_daemon_and_ends_before_it(
+        self, machine: Machine, tmp_path: Path, environments: list[dict[str, str]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+        service = Mps(CARDS)
+        ray = RayProcess({"raylet"}, tmp_path / "token", mps=service)
+        ray.start(options={}, environment={"CUDA_VISIBLE_DEVICES": "GPU-1111"})
+        assert service.environment.items() <= environments[0].items()
+        assert answers(environments[0])
+        assert not ray.failed()
+        ray.stop()
+        assert running(machine) == machine.folders() == []
+
+    def test_it_goes_with_the_daemon(
+        self, machine: Machine, tmp_path: Path, environments: list[dict[str, str]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        ray = RayProcess({"raylet"}, tmp_path / "token", mps=Mps(CARDS))
+        ray.start(options={})
+        os.kill(machine.daemons()[0][0], signal.SIGKILL)
+        until(ray.failed)
+        assert "the MPS control daemon ended: " in ray.last_words()
+        ray.stop()
+        monkeypatch.setenv("STAND_IN_MPS", "die")
+        ray.start(options={})
+        assert ray.failed()
+        assert not ray.ready()
+        assert len(environments) == 1, "no trial begins without the daemon"
+        assert "the MPS control daemon ended at once: " in ray.last_words()
+        ray.stop()
+        monkeypatch.delenv("STAND_IN_MPS")
+        ray.start(options={})
+        assert not ray.failed()
+        assert environments[0][PIPES] != environments[1][PIPES]
+        ray.stop()
+        assert running(machine) == machine.folders() == []
+
+    def test_what_is_left_is_swept_by_one_without_it(
+        self, machine: Machine, tmp_path: Path, environments: list[dict[str, str]]
+    ) -> None:
+        left = machine.temporary / "ttsv-mps-left"
+        left.mkdir()
+        (left / "owner.json").write_text(json.dumps({**(identity() or {}), "start": 1}))
+        ray = RayProcess({"raylet"}, tmp_path / "token")
+        ray.start(options={})
+        ray.stop()
+        assert machine.folders() == []
