@@ -21,13 +21,14 @@ from ray import tune
 from service.storage.attempts import LOG
 from ttsv.config.fields import Plain
 from ttsv.config.trial import TrialConfig
-from ttsv.errors import DeviceError, DivergedError, OutOfMemoryError, TrialError
+from ttsv.errors import BrokenContextError, DeviceError, DivergedError, OutOfMemoryError, TrialError
 from ttsv.mps import PIPES
 from ttsv.results import EpochMetrics, StageProgress, TrialResult
 from workers.depot.home import Home
 from workers.trial_process import disk
 from workers.trial_process.messages import (
     GOING_ON,
+    NOT_TAKEN,
     CrowdedReport,
     EpochReport,
     FailureReport,
@@ -133,7 +134,7 @@ class TrialTrainable(tune.Trainable):
         if self._refused is not None:
             self._broken = True
             time.sleep(disk.PAUSE)
-            return HinderedReport(f"NVIDIA's MPS does not take a process on {socket.gethostname()}: {self._refused}")
+            raise BrokenContextError(f"{NOT_TAKEN} on {socket.gethostname()}: {self._refused}")
         try:
             return next(self._reports)
         except DeviceError:
