@@ -18,6 +18,7 @@ takes ttsv, its dependencies and, for the part `tests`, pytest and hypothesis.
 - resume: whether a training that was killed and resumed leaves the bytes of one that was not.
 - attack: AutoAttack's images a second, on images that the network gets right.
 - sharing: 1, 2, 4 and 8 processes side by side, each with its share of the memory: trials an hour.
+- mps: the same as clients of NVIDIA's MPS, where that is installed; its control daemon is the part's own.
 
 The share of the time in which the card is busy is asked for twice a second while each part runs.
 """
@@ -56,6 +57,15 @@ from ttsv.data.loading import Dataset
 from ttsv.layers import TTConv, layer_kernel
 from ttsv.metrics.attacks.autoattack import autoattack
 from ttsv.models import create_model
+from ttsv.mps import (
+    FOREGROUND,
+    PIPES,
+    PROGRAM,
+    comes_up,
+    control_environment,
+    quit_daemon,
+)
+from ttsv.mps import environment as client_environment
 from ttsv.results import EpochMetrics
 from ttsv.spectral.geometry import Convolution
 from ttsv.spectral.network import layer_input_sizes, model_spectra, spectral_layers
@@ -73,6 +83,7 @@ PARTS = {
     "resume": 0.15,
     "attack": 0.15,
     "sharing": 0.25,
+    "mps": 0.25,
 }
 """Each part, and the most of the time that it may take."""
 
@@ -226,6 +237,7 @@ def _run_part(options: argparse.Namespace) -> int:
             "resume": resume,
             "attack": attack,
             "sharing": sharing,
+            "mps": mps,
         }
         bench.keep(parts[options.part](bench))
     return 0
@@ -558,13 +570,52 @@ def attack(bench: Bench) -> dict[str, Any]:
 
 
 def sharing(bench: Bench) -> dict[str, Any]:
+    """Without MPS: where no daemon is, a process does without, even if one serves this machine."""
+    return _side_by_side(bench, {**_environment(), PIPES: str(bench.folder / "nobody")}, str(bench.device))
+
+
+def mps(bench: Bench) -> dict[str, Any]:
+    """With MPS, as clients of a daemon that is started for this."""
+    if shutil.which(PROGRAM) is None:
+        return {"left_out": f"not measured: {PROGRAM} is not installed"}
+    if bench.device.type == "cpu":  # a toy, to see that it works
+        with _served([]) as clients:
+            return _side_by_side(bench, clients, "cpu")
+    with _served([f"GPU-{torch.cuda.get_device_properties(bench.device).uuid}"]) as clients:
+        return _side_by_side(bench, clients, "cuda")  # of which they see this one alone
+
+
+@contextmanager
+def _served(cards: list[str]) -> Iterator[dict[str, str]]:
+    """The environment of clients, while the control daemon lives."""
+    with tempfile.TemporaryDirectory(prefix="mps-") as folder:  # a short path, for the daemon's sockets
+        pipes, logs, log = (Path(folder) / name for name in ("pipe", "log", "said"))
+        pipes.mkdir()
+        logs.mkdir()
+        clients = {**_environment(), **client_environment(pipes, logs, cards)}
+        control = control_environment(clients, {})
+        with log.open("w") as said:
+            daemon = subprocess.Popen(
+                FOREGROUND, env=control, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT
+            )
+        try:
+            if not comes_up(daemon, control, 15):
+                raise RuntimeError(f"{PROGRAM} does not serve: {log.read_text()[-1000:]}")
+            yield clients
+        finally:
+            quit_daemon(daemon, control, 10)
+            daemon.kill()
+            daemon.wait()
+
+
+def _side_by_side(bench: Bench, environment: Mapping[str, str], device: str) -> dict[str, Any]:
     """Trials an hour of so many processes side by side. They begin together, once all have loaded everything."""
     found: dict[str, Any] = {}
     for count in (1, 2) if bench.toy else (1, 2, 4, 8):
-        command = [*_command("share", str(bench.device), toy=bench.toy), "--share", str(1 / count)]
+        command = [*_command("share", device, toy=bench.toy), "--share", str(1 / count)]
         started = [
             subprocess.Popen(
-                command, cwd=ROOT, env=_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+                command, cwd=ROOT, env=dict(environment), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
             )
             for _ in range(count)
         ]

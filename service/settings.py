@@ -121,6 +121,9 @@ class Settings(BaseSettings):
         None, ge=0, description="Workers remove the oldest networks until all together have no more GiB."
     )
     worker_gpus: int | None = Field(None, ge=0, description="GPUs a worker's Ray cluster offers; all by default.")
+    worker_mps: bool = Field(
+        False, description="Run trials that share a GPU under NVIDIA's MPS, whose daemon the worker starts and ends."
+    )
 
     head_address: str | None = Field(
         None, description="Address of this machine at which further nodes join a worker's cluster; unset, none can."

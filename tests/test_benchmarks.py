@@ -5,6 +5,7 @@ import json
 import os
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,8 @@ from types import ModuleType
 
 import pytest
 import torch
+
+from tests.mps import write_stand_ins
 
 ROOT = Path(__file__).parent.parent
 BENCHMARKS = ROOT / "benchmarks"
@@ -197,7 +200,36 @@ def test_no_part_is_begun_without_time(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert called(script, monkeypatch, "--toy", "--device", "cpu", "--minutes", "0.01") == 0
-    assert capsys.readouterr().out.count('{"left_out": "no time was left"}') == 7
+    assert capsys.readouterr().out.count('{"left_out": "no time was left"}') == 8
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("script", ["gpu"], indirect=True)
+def test_processes_share_a_card_under_mps_where_that_is_installed(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its programs are stand-ins, and the card is the processor."""
+    arguments = ("--toy", "--device", "cpu", "--parts", "mps")
+    monkeypatch.setenv("PATH", os.defpath)
+    if shutil.which("nvidia-cuda-mps-control") is None:
+        assert called(script, monkeypatch, *arguments) == 0
+        assert '{"left_out": "not measured: nvidia-cuda-mps-control is not installed"' in capsys.readouterr().out
+    write_stand_ins(tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.defpath}")
+    monkeypatch.setenv("STAND_IN_JOURNAL", str(tmp_path / "journal"))
+    assert called(script, monkeypatch, *arguments) == 0
+    (printed,) = re.findall(r"^== mps: (.*)$", capsys.readouterr().out, re.MULTILINE)
+    found = json.loads(printed)
+    assert {"1", "2", "best"} <= found.keys()
+    assert all(found[count]["trials_an_hour"] > 0 for count in "12")
+    ((pid, env),) = map(json.loads, (tmp_path / "journal").read_text().splitlines())
+    assert not Path(env["CUDA_MPS_PIPE_DIRECTORY"]).exists()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    monkeypatch.setenv("STAND_IN_MPS", "die")
+    assert called(script, monkeypatch, *arguments) == 1
+    assert "nvidia-cuda-mps-control does not serve: [" in capsys.readouterr().out
 
 
 def test_a_gpu_without_the_service_is_enough() -> None:

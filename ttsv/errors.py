@@ -57,7 +57,7 @@ class DeviceError(TrialError):
 
 
 class BrokenContextError(DeviceError):
-    """A kernel failed, and with it the process's CUDA context."""
+    """A kernel failed, and with it the process's CUDA context, or a server of NVIDIA's MPS that had it."""
 
     failure = "broken_context"
 

@@ -151,6 +151,12 @@ _LOST = re.compile(
     r"|system not yet initialized",
     re.I,
 )
+_SERVED = re.compile(
+    r"\bMPS (client|server|control daemon)\b"
+    r"|hardware resources required to (create MPS client|support device connections)",
+    re.I,
+)
+"""Of a client of NVIDIA's MPS, whose server ended, gave it up, or does not take it (CUDA's errors 805 to 810)."""
 _REFUSED = re.compile(r"invalid (argument|configuration|device ordinal)|STATUS_(INVALID_VALUE|BAD_PARAM|NOT_SUPPORTED)")
 """A call that was refused: a bug, after which the context goes on."""
 _BROKEN = re.compile(r"CUDA error:|cuDNN error|CU\w+_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR)|device-side assert", re.I)
@@ -164,6 +170,11 @@ def _device_failure(error: Exception) -> TrialError | None:
     if _OTHER_BUILD.search(text):
         return ConfigError(
             "device", "cuda", f"is a GPU that this torch was not built for ({line}): install one that is"
+        )
+    if _SERVED.search(text):
+        return BrokenContextError(
+            f"the server of NVIDIA's MPS does not serve this process ({line}), as when a kernel of another process on "
+            "the card failed: the trial is tried again in another process; see the daemon's log if it stays so"
         )
     if _LOST.search(text):
         return LostDeviceError(
@@ -190,6 +201,15 @@ def _nearly_full() -> bool:
     except (RuntimeError, AssertionError):
         return False
     return free < total / 16
+
+
+def why_no_card() -> str | None:
+    """Why this process cannot use the GPU that it was given, in CUDA's words; None where it can."""
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except (RuntimeError, AssertionError) as error:
+        return _first_line(error)
+    return None
 
 
 CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"

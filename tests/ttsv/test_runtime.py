@@ -90,6 +90,17 @@ ADVICE = "\nCUDA kernel errors might be asynchronously reported at some other AP
         (ACCELERATOR("CUDA error: no CUDA-capable device is detected"), LostDeviceError, "the GPU is lost"),
         (ACCELERATOR("CUDA error: uncorrectable ECC error encountered"), LostDeviceError, "the GPU is lost"),
         (RuntimeError("CUDA error: CUDA-capable device(s) is/are busy or unavailable"), LostDeviceError, "is lost"),
+        *(
+            (RuntimeError(f"Unexpected error from cudaGetDeviceCount(). Error {code}"), BrokenContextError, code)
+            for code in (
+                "805: MPS client failed to connect to the MPS control daemon or the MPS server",
+                "806: the remote procedural call between the MPS server and the MPS client failed",
+                "807: MPS server is not ready to accept new MPS client requests",
+                "808: the hardware resources required to create MPS client have been exhausted",
+                "809: the hardware resources required to support device connections have been exhausted",
+                "810: the MPS client has been terminated by the server",
+            )
+        ),
         (
             RuntimeError("CUDA error: no kernel image is available for execution on the device"),
             ConfigError,

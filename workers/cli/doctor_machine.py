@@ -151,9 +151,10 @@ def _token(path: Path) -> Iterator[Finding]:
 
 
 def _leftovers() -> Iterator[Finding]:
-    from workers.node.raylet import leftovers
+    from workers.node import mps, raylet
+    from workers.node.processes import ownerless
 
-    if left := leftovers():
+    if left := [*ownerless(raylet.PREFIX), *ownerless(mps.PREFIX)]:
         says = f"killed workers left clusters behind: {_some([str(folder) for folder in left])}"
         yield _ray.warning(says, "ttsv worker  # ends and removes them when it starts")
 
@@ -175,7 +176,7 @@ def _elsewhere() -> Iterator[Finding]:
 def look_at_gpus(settings: "Settings | None") -> list[Finding]:
     """NVIDIA's driver and GPUs, whether torch can use them, and what the settings ask of them."""
     cards, findings = _cards()
-    return [*findings, *_torch(cards), *_asked(settings)]
+    return [*findings, *_torch(cards), *_asked(settings), *_mps(settings)]
 
 
 def _cards() -> tuple[list[str], list[Finding]]:
@@ -252,6 +253,31 @@ def _asked(settings: "Settings | None") -> Iterator[Finding]:
             name = f"TTSV_WORKER_{what.upper()}"
             offers = f"{name} = {wanted}, and there are {there}: trials would be started for which there are no {what}"
             yield (_gpus.wrong if what == "GPUs" else _gpus.warning)(offers, f"unset {name}")
+
+
+def _mps(settings: "Settings | None") -> Iterator[Finding]:
+    """Whether NVIDIA's MPS is asked for, installed, and answers."""
+    from ttsv.mps import PROGRAM
+    from workers.node.mps import PREFIX, is_answering, serving_elsewhere
+    from workers.node.processes import owned
+
+    asked, installed = settings is not None and settings.worker_mps, shutil.which(PROGRAM) is not None
+    if not installed:
+        if asked:
+            says = f"TTSV_WORKER_MPS = true, and {PROGRAM} is not installed: no worker starts"
+            yield _gpus.wrong(says, "sudo apt-get install nvidia-compute-utils-580  # of the driver's own version")
+        return
+    for folder in owned(PREFIX):
+        if is_answering(folder):
+            yield _gpus.ok(f"MPS: the daemon of a worker or node answers in {folder}")
+        else:
+            says = f"MPS: the daemon of a worker or node does not answer in {folder}"
+            yield _gpus.warning(says, f"tail {quote(str(folder / 'log'))}/*.log")
+    if (pipes := serving_elsewhere(os.environ)) is not None:
+        says = f"MPS: a daemon that is not ours answers in {pipes}: trials are its clients"
+        yield _gpus.ok(says if asked else f"{says}, although TTSV_WORKER_MPS is not set")
+    elif asked and not owned(PREFIX):
+        yield _gpus.ok("MPS is asked for and installed: a worker starts it")
 
 
 def look_at_data(settings: "Settings", *, deep: bool) -> list[Finding]:

@@ -1,6 +1,7 @@
 """`ttsv nodes` and `ttsv node`: the machines on which trials run, and making this one such."""
 
 import os
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -44,6 +45,9 @@ def node(
         int | None, typer.Option(min=0, envvar="TTSV_WORKER_GPUS", help="GPUs it gives; all by default.")
     ] = None,
     ports: Annotated[str, typer.Option(envvar="TTSV_NODE_PORTS", help="Ports the others reach it at.")] = "6380-6879",
+    mps: Annotated[
+        bool, typer.Option("--mps", envvar="TTSV_WORKER_MPS", help="Run trials that share a GPU under NVIDIA's MPS.")
+    ] = False,
 ) -> None:
     """Join a head's cluster with this machine, and leave it on Ctrl-C or SIGTERM.
 
@@ -56,6 +60,7 @@ def node(
     from workers.node.cards import Cards
     from workers.node.machine import local_cpus
     from workers.node.membership import Membership, Offer
+    from workers.node.mps import Mps
 
     settings = Settings()
     configure_logging(settings)
@@ -64,16 +69,17 @@ def node(
         chosen = ports_of(ports)
     except ValueError as error:
         raise UserError(f"--ports {ports}: {error}") from None
-    cards = Cards(gpus, os.environ)
-    offer = Offer(
-        cpus=local_cpus() if cpus is None else cpus,
-        gpus=cards.count,
-        address=address,
-        ports=chosen,
-        environment=cards.environment,
-        data_dir=settings.data_dir if "data_dir" in settings.model_fields_set else None,
-    )
-    Membership(address_of_head, token_file, offer).run()
+    with closing(Cards(gpus, os.environ)) as cards:
+        offer = Offer(
+            cpus=local_cpus() if cpus is None else cpus,
+            gpus=cards.count,
+            address=address,
+            ports=chosen,
+            environment=cards.environment,
+            data_dir=settings.data_dir if "data_dir" in settings.model_fields_set else None,
+            mps=Mps(cards.names) if mps else None,
+        )
+        Membership(address_of_head, token_file, offer).run()
 
 
 def head_address(head: str) -> str:

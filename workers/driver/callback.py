@@ -13,6 +13,7 @@ from workers.driver.recorder import Recorder
 from workers.driver.verification import Verification
 from workers.driver.watchdog import Watchdog
 from workers.trial_process.messages import (
+    NOT_TAKEN,
     CrowdedReport,
     EpochReport,
     FailureReport,
@@ -88,7 +89,8 @@ class TuneCallback(tune.Callback):
         if self._watchdog.ended(trial_id):
             reason = reason_of(trial)
             logger.warning("trial %d lost its process: %s", trial_id, reason)
-            self._recorder.died(trial_id, reason, charged=not _NODE_DIED.search(reason))
+            blameless = NOT_TAKEN in reason or _NODE_DIED.search(reason)
+            self._recorder.died(trial_id, reason, charged=not blameless)
 
 
 def _not_here(report: ResultReport, data_dir: Path) -> str | None:

@@ -18,9 +18,10 @@ _NAME = "\0ttsv-card-{}"
 class Cards:
     """The cards that this process has booked, until it closes them or ends, however it ends.
 
-    `count` is how many, `environment` what Ray must be told of them: nothing where it may take every card it sees. A
-    card is booked by an abstract Unix socket with its UUID in its name, which lives as long as the process and counts
-    for all users of the machine; a container with a network of its own has names of its own.
+    `count` is how many, `names` their UUIDs where they are known, `environment` what Ray must be told of them: nothing
+    where it may take every card it sees. A card is booked by an abstract Unix socket with its UUID in its name, which
+    lives as long as the process and counts for all users of the machine; a container with a network of its own has
+    names of its own.
     """
 
     def __init__(self, wanted: int | None, environment: Mapping[str, str]) -> None:
@@ -30,6 +31,7 @@ class Cards:
         believed.
         """
         self._sockets: list[socket.socket] = []
+        self.names: tuple[str, ...] = ()
         self.environment: Mapping[str, str] = MappingProxyType({})
         visible = local_gpus(environment)
         if not visible and wanted and "CUDA_VISIBLE_DEVICES" in environment:
@@ -42,7 +44,7 @@ class Cards:
             return
         most = len(visible) if wanted is None else wanted
         booked = [uuid for uuid in visible if len(self._sockets) < most and self._book(uuid)]
-        self.count = len(booked)
+        self.count, self.names = len(booked), tuple(booked)
         if wanted is not None and len(booked) < wanted:
             self.close()
             raise UserError(_too_few(wanted, visible, len(booked)))

@@ -16,6 +16,7 @@ from types import FrameType
 
 from service.errors import UserError
 from workers.node.machine import describe, usable_instructions, without_settings
+from workers.node.mps import Mps
 from workers.node.notes import NodeNote, name_here
 from workers.node.probe import CLOCK_SECONDS, NOTE, VERDICT, Outcome, Verdict
 from workers.node.processes import ask
@@ -39,7 +40,7 @@ class Offer:
     """What this machine gives to the cluster. `address`: at which the others reach it, by default Ray's guess.
 
     `ports` (of step 1): those that it uses, by default any. `environment` says which GPUs are meant, where not all are.
-    `data_dir`: its data folder, by default at the same path as the head's.
+    `data_dir`: its data folder, by default at the same path as the head's. `mps`: of which its trials are clients.
     """
 
     cpus: int
@@ -48,6 +49,7 @@ class Offer:
     ports: range | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     data_dir: Path | None = None
+    mps: Mps | None = None
 
 
 class Membership:
@@ -58,7 +60,7 @@ class Membership:
 
     def __init__(self, head: str, token: Path, offer: Offer, *, probe: tuple[str, ...] = PROBE) -> None:
         self.head, self._token, self._offer, self._probe_command = head, token.absolute(), offer, probe
-        self._ray = RayProcess({"raylet"}, self._token)
+        self._ray = RayProcess({"raylet"}, self._token, mps=offer.mps)
         self._failures = 0
 
     def run(self) -> None:
@@ -91,11 +93,15 @@ class Membership:
         began = time.monotonic()
         self._start(name)
         joined = self._stay(name)
-        words = self._ray.last_words()
+        words, mps = self._ray.last_words(), self._offer.mps
+        if mps is not None and mps.failed():
+            reason = words
+        else:
+            reason = "the connection to the head is lost" if joined else f"Ray did not start here:\n{words}\n"
         self._ray.stop()
         if time.monotonic() - began > _HEALTHY_SECONDS:
             self._failures = 0
-        self._pause("the connection to the head is lost" if joined else f"Ray did not start here:\n{words}\n")
+        self._pause(reason)
 
     def _start(self, name: str) -> None:
         offer = self._offer

@@ -6,12 +6,14 @@ it, because code between fork and exec (`preexec_fn`) can deadlock where threads
 
 import contextlib
 import ctypes
+import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from service.database.experiments import ProcessIdentity
 
 _PR_SET_PDEATHSIG = 1
+_OWNER = "owner.json"
 
 
 def die_with_parent(parent: int, death: signal.Signals) -> None:
@@ -109,14 +112,62 @@ def stop(child: subprocess.Popen[bytes], grace: float) -> None:
 
 def kill_session(session: int | None, marks: Sequence[str] = (), patience: float = 5.0) -> None:
     """SIGKILL to every process of a session, and to every one with a mark in its command line, until none is left."""
+    _kill_all(lambda: _members(session, marks), patience)
+
+
+def kill_programs(name: str, variable: str, value: str, patience: float = 5.0) -> None:
+    """SIGKILL to every program whose name begins so, of those that were started with that variable."""
+    _kill_all(lambda: _programs(name, variable, value), patience)
+
+
+def own_folder(prefix: str) -> Path:
+    """Makes a folder for this process among the system's temporary ones; `ownerless` has it once the process is gone.
+
+    Its path is short, as Unix sockets may be put into it, whose own paths end at 107 characters.
+    """
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    (folder / _OWNER).write_text(json.dumps(identity()))
+    return folder
+
+
+def owned(prefix: str) -> list[Path]:
+    """The folders of such processes of this user as live, or are not known to have ended."""
+    return [folder for folder, dead in _folders(prefix) if not dead]
+
+
+def ownerless(prefix: str) -> list[Path]:
+    """The folders of processes, of this user, that died without a chance to remove them."""
+    return [folder for folder, dead in _folders(prefix) if dead]
+
+
+def _folders(prefix: str) -> Iterator[tuple[Path, bool]]:
+    """Every folder with whether its owner is dead."""
+    for owner in sorted(Path(tempfile.gettempdir()).glob(f"{prefix}*/{_OWNER}")):
+        with contextlib.suppress(OSError, ValueError):
+            if owner.stat().st_uid == os.getuid():
+                yield owner.parent, is_dead(json.loads(owner.read_text()))
+
+
+def _kill_all(found: Callable[[], list[psutil.Process]], patience: float) -> None:
     deadline = time.monotonic() + patience
-    while found := _members(session, marks):
-        for process in found:
+    while processes := found():
+        for process in processes:
             with contextlib.suppress(psutil.Error):
                 process.kill()
         if time.monotonic() > deadline:
             return
         time.sleep(0.02)  # not psutil's wait: it would take a child's exit status away from its Popen
+
+
+def _programs(name: str, variable: str, value: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, ProcessLookupError):
+            if not process.name().startswith(name) or process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            if process.environ().get(variable) == value:
+                found.append(process)
+    return found
 
 
 def _members(session: int | None, marks: Sequence[str]) -> list[psutil.Process]:

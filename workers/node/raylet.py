@@ -1,15 +1,12 @@
 """Ray's processes on this machine: `ray start --block` as a child that the kernel ends when this process ends."""
 
 import contextlib
-import json
 import logging
-import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Set
 from pathlib import Path
@@ -18,13 +15,14 @@ from types import MappingProxyType
 import psutil
 
 from workers.node.machine import usable_instructions, without_settings
-from workers.node.processes import identity, is_dead, kill_session, spawn
+from workers.node.mps import Mps, remove_daemons
+from workers.node.processes import kill_session, own_folder, ownerless, spawn
 
 logger = logging.getLogger(__name__)
 
 START_SECONDS = 60.0
-_PREFIX = "ttsv-ray-"
-_OWNER = "owner.json"
+PREFIX = "ttsv-ray-"
+"""How the folders of Ray's processes begin."""
 _OBJECT_STORE_BYTES = 83_886_080  # little more than the least Ray accepts: trials hand over numbers only
 _STOP_SECONDS = 3.0
 _FORGOTTEN = {
@@ -40,11 +38,12 @@ class RayProcess:
     """Ray on this machine, as a head or as a further node, as `start` is told.
 
     `parts` are the names of the processes without which it is gone, `token` the file with the cluster's; what it says
-    goes to `log`, or into its folder.
+    goes to `log`, or into its folder. Trials are clients of `mps`, which starts before it, ends after it, and
+    without which it is gone, too.
     """
 
-    def __init__(self, parts: Set[str], token: Path, log: Path | None = None) -> None:
-        self._names, self._token, self._log = parts, token, log
+    def __init__(self, parts: Set[str], token: Path, log: Path | None = None, mps: Mps | None = None) -> None:
+        self._names, self._token, self._log, self._mps = parts, token, log, mps
         self._child: subprocess.Popen[bytes] | None = None
         self._folder: Path | None = None
         self._deadline = 0.0
@@ -53,14 +52,18 @@ class RayProcess:
     def start(
         self, *flags: str, options: Mapping[str, object], environment: Mapping[str, str] = MappingProxyType({})
     ) -> None:
-        """Starts in a fresh folder; first removes what killed processes left. Does not wait.
+        """Starts in a fresh folder; first removes what killed processes left. Does not wait, but for MPS.
 
         `flags` and `options` of `ray start` and variables of its `environment` are added to those that all have.
+        Raises `UserError` where MPS is wanted and does not start the first time.
         """
         remove_leftovers()
-        # Short, because Ray puts Unix sockets into it, whose paths end at 107 characters.
-        self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        (self._folder / _OWNER).write_text(json.dumps(identity()))
+        if self._mps is not None:
+            self._mps.start()
+            if self._mps.failed():
+                return
+            environment = {**environment, **self._mps.environment}
+        self._folder = own_folder(PREFIX)
         all_options = {
             **options,
             "dashboard-agent-listen-port": 0,
@@ -94,34 +97,40 @@ class RayProcess:
         return bool(self._parts) and not self.failed()
 
     def failed(self) -> bool:
-        """Whether a part of it died or it takes too long to start.
+        """Whether a part of it died or it takes too long to start, or the MPS daemon of its trials ended.
 
         `ray start --block` exits when a part of its cluster dies by accident, but not when it ends in order, as the
         raylet does when it loses its agent: so the parts are looked at too.
         """
-        if self._child is None or self._child.poll() is not None:
+        if self._child is None or self._child.poll() is not None or self._has_lost_mps():
             return True
         if not self._parts:
             return time.monotonic() > self._deadline
         return not all(map(_is_alive, self._parts))
 
     def last_words(self) -> str:
-        """The end of what it said, as far as its log is still there."""
+        """Why there is no MPS, where that is so; else the end of what it said, as far as its log is still there."""
+        if self._mps is not None and self._mps.failed():
+            return self._mps.last_words()
         log = self._log or (self._folder and self._folder / "log")
         if log is None or not log.is_file():
             return ""
         return "\n".join(log.read_text(errors="replace").splitlines()[-20:])
 
     def stop(self) -> None:
-        """SIGTERM, then SIGKILL to whatever is left, and no folder stays."""
-        if self._child is None or self._folder is None:
-            return
-        self._child.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._child.wait(_STOP_SECONDS)
-        _sweep(self._folder, self._child.pid)
-        self._child.wait()
-        self._child = self._folder = None
+        """SIGTERM, then SIGKILL to whatever is left, and no folder stays; nor does MPS."""
+        if self._child is not None and self._folder is not None:
+            self._child.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._child.wait(_STOP_SECONDS)
+            _sweep(self._folder, self._child.pid)
+            self._child.wait()
+            self._child = self._folder = None
+        if self._mps is not None:
+            self._mps.stop()
+
+    def _has_lost_mps(self) -> bool:
+        return self._mps is not None and self._mps.failed()
 
 
 def token_environment(token: Path) -> dict[str, str]:
@@ -152,20 +161,11 @@ def free_ports(count: int) -> list[int]:
 
 
 def remove_leftovers() -> None:
-    """Ends and removes what processes of Ray leave whose owners died without a chance to do so."""
-    for folder in leftovers():
+    """Ends and removes what processes of Ray, and of MPS, leave whose owners died without a chance to do so."""
+    for folder in ownerless(PREFIX):
         logger.info("removing %s, which a killed worker left", folder)
         _sweep(folder, None)
-
-
-def leftovers() -> list[Path]:
-    """The folders of Ray's processes whose owners, of this user, died without a chance to remove them."""
-    found = []
-    for owner in sorted(Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_OWNER}")):
-        with contextlib.suppress(OSError, ValueError):
-            if owner.stat().st_uid == os.getuid() and is_dead(json.loads(owner.read_text())):
-                found.append(owner.parent)
-    return found
+    remove_daemons()
 
 
 def _parts(parent: int, names: Set[str]) -> list[psutil.Process]:

@@ -108,6 +108,10 @@ class HinderedReport:
     message: str
 
 
+NOT_TAKEN = "NVIDIA's MPS does not take a process"
+"""How a process says why it ends that MPS refused, by no fault of its trial's: only another one may be taken."""
+
+
 @dataclass(frozen=True)
 class StartedReport:
     """The trial begins in its process: on this host, with these GPUs of it; `environment` is its `ttsv.provenance`."""

@@ -20,12 +20,14 @@ from ray import tune
 
 from service.storage.attempts import LOG
 from ttsv.config.trial import TrialConfig
-from ttsv.errors import DeviceError, DivergedError, OutOfMemoryError, TrialError
+from ttsv.errors import BrokenContextError, DeviceError, DivergedError, OutOfMemoryError, TrialError
+from ttsv.mps import PIPES
 from ttsv.results import EpochMetrics, StageProgress, TrialResult
 from workers.depot.home import Home
 from workers.trial_process import disk
 from workers.trial_process.messages import (
     GOING_ON,
+    NOT_TAKEN,
     CrowdedReport,
     EpochReport,
     FailureReport,
@@ -77,12 +79,14 @@ class TrialTrainable(tune.Trainable):
             os.environ["CUDA_VISIBLE_DEVICES"] = ""
         import torch  # here, as drivers import this module, and compute nothing
 
-        from ttsv.runtime import CUBLAS_WORKSPACE, DETERMINISTIC_WORKSPACE, keep_freed_memory
+        from ttsv.runtime import CUBLAS_WORKSPACE, DETERMINISTIC_WORKSPACE, keep_freed_memory, why_no_card
 
         # Before the GPU is used: one of this process's later trials may have to be deterministic.
         os.environ.setdefault(CUBLAS_WORKSPACE, DETERMINISTIC_WORKSPACE)
 
         torch.set_num_threads(math.ceil(config["cpus"]))
+        # Whom MPS does not take, as while its server recovers, sees no card, and would compute on the processor.
+        self._refused = why_no_card() if gpus > 0 and PIPES in os.environ else None
         if shares and torch.cuda.is_available():
             torch.cuda.set_per_process_memory_fraction(gpus)
         keep_freed_memory()
@@ -126,6 +130,10 @@ class TrialTrainable(tune.Trainable):
             torch.cuda.empty_cache()
 
     def _next_report(self) -> Report:
+        if self._refused is not None:
+            self._broken = True
+            time.sleep(disk.PAUSE)
+            raise BrokenContextError(f"{NOT_TAKEN} on {socket.gethostname()}: {self._refused}")
         try:
             return next(self._reports)
         except DeviceError:

@@ -17,7 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from service.database import now
 from service.database.engine import Database
 from service.database.outages import Backoff
-from service.errors import LeaseLostError
+from service.errors import LeaseLostError, UserError
 from service.queue import driver_reads, leases, nodes
 from service.queue.cluster import Node
 from service.queue.leases import Lease, Watched
@@ -27,6 +27,7 @@ from service.storage import remove_checkpoints
 from workers.depot.home import open_kept
 from workers.node.cards import Cards
 from workers.node.machine import local_cpus
+from workers.node.mps import Mps
 from workers.node.processes import identity, is_dead, stop
 from workers.node.pulse import beat
 from workers.worker.allocation import Allocation
@@ -66,7 +67,11 @@ class Worker:
         self._identity = identity()
         self._cpus = settings.worker_cpus or local_cpus()
         self._cards = Cards(settings.worker_gpus, os.environ)
-        self._cluster = cluster or self._choose_cluster()
+        try:
+            self._cluster = cluster or self._choose_cluster()
+        except UserError:
+            self._cards.close()
+            raise
         self._cluster_backoff = Backoff(first=1, longest=LONGEST_PAUSE)
         self._drivers = Drivers(settings, self._cluster, driver)
         self._scheduler = Scheduler(settings, database, self._drivers, self.name, self._identity)
@@ -107,6 +112,11 @@ class Worker:
         settings = self._settings
         observation = Observation(settings.data_dir, shared=settings.shared_data, storage=settings.storage)
         if address := os.environ.get("RAY_ADDRESS"):
+            if settings.worker_mps:
+                raise UserError(
+                    f"TTSV_WORKER_MPS = true, and RAY_ADDRESS = {address}: whoever starts that cluster starts MPS for "
+                    "it; unset one of the two"
+                )
             return Cluster(address, observation)
         return LocalCluster(
             settings.data_dir,
@@ -115,6 +125,7 @@ class Worker:
             environment=self._cards.environment,
             door=Door.of(settings),
             observation=observation,
+            mps=Mps(self._cards.names) if settings.worker_mps else None,
         )
 
     def _turn(self) -> float:

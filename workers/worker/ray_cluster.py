@@ -15,6 +15,7 @@ from service.queue.cluster import Node
 from service.settings import Settings
 from ttsv.processor import computes_bf16
 from workers.node.machine import memory_bytes, usable_instructions, without_settings
+from workers.node.mps import Mps
 from workers.node.raylet import RayProcess, free_ports, port_options, token_environment
 from workers.worker.observation import Observation
 
@@ -111,7 +112,7 @@ class Cluster:
 class LocalCluster(Cluster):
     """The head of a cluster, which lives and dies with this worker; further nodes may join through its `door`.
 
-    `environment` says which GPUs are ours, where that is not all that this process sees.
+    `environment` says which GPUs are ours, where that is not all that this process sees; `mps` is for trials on them.
     """
 
     def __init__(
@@ -123,12 +124,13 @@ class LocalCluster(Cluster):
         environment: Mapping[str, str] = MappingProxyType({}),
         door: Door | None = None,
         observation: Observation | None = None,
+        mps: Mps | None = None,
     ) -> None:
         super().__init__("", observation)
         self._cpus, self._gpus, self._environment, self._door = cpus, gpus, environment, door
         self._token = data_dir / "token"
         log = data_dir / "logs" / f"ray-{os.getpid()}.log"
-        self._ray = RayProcess({"gcs_server", "raylet"}, self._token, log)
+        self._ray = RayProcess({"gcs_server", "raylet"}, self._token, log, mps)
 
     def start(self) -> None:
         """Starts in a fresh folder, on fresh ports where no door is open."""

@@ -504,6 +504,26 @@ class TestGpus:
         torch_says(monkeypatch, SEEN | {"available": True, "gpus": 1})
         is_warning(self.look(), "torch sees 1 of 2 GPUs", "unset CUDA_VISIBLE_DEVICES")
 
+    def test_mps(self, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked = Settings(worker_mps=True)
+        is_wrong(self.look(asked), "nvidia-cuda-mps-control is not installed", "install nvidia-compute-utils-")
+        assert not [one for one in self.look() if "MPS" in one.says]
+        answers = 'read command; case "$CUDA_MPS_PIPE_DIRECTORY" in *good*) exit 0;; *) exit 1;; esac'
+        program(machine, "nvidia-cuda-mps-control", answers)
+        assert not [one for one in self.look() if "MPS" in one.says]
+        is_ok(self.look(asked), "MPS is asked for and installed: a worker starts it")
+        monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/good/pipes")
+        is_ok(self.look(asked), "MPS: a daemon that is not ours answers in /good/pipes: trials are its clients")
+        is_ok(self.look(Settings()), "trials are its clients, although TTSV_WORKER_MPS is not set")
+        monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY")
+        for name in ("good", "gone"):
+            folder = machine / "temporary" / f"ttsv-mps-{name}"
+            folder.mkdir()
+            (folder / "owner.json").write_text(json.dumps(identity()))
+        found = self.look(asked)
+        is_ok(found, f"MPS: the daemon of a worker or node answers in {machine}/temporary/ttsv-mps-good")
+        is_warning(found, "MPS: the daemon of a worker or node does not answer in", "ttsv-mps-gone/log/*.log")
+
     def test_torch_fails(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(doctor_machine, "_PROBE", "raise ImportError('libcudart.so.13: no such file')")
         is_wrong(self.look(), "torch cannot compute: ImportError: libcudart.so.13", "pip install")

@@ -18,6 +18,7 @@ from service.specs.states import NodeState
 from workers.cli.__main__ import app
 from workers.node import membership
 from workers.node.membership import Offer
+from workers.node.mps import Mps
 
 MACHINE = Machine(Versions("0.1.0+abc", "3.11.9", "2.60.0", "2.9.1"), (Gpu("L4", 22.5),) * 2, 64.0, 10.0, True)
 NODE = Node("a" * 56, "gpu2", "10.0.0.2", cpus=8, gpus=2, memory_gib=20.5, machine=MACHINE)
@@ -92,6 +93,20 @@ class TestNode:
         }
         self.command(environment=environment)
         assert joined == ["10.0.0.1:7777", Path("t"), Offer(3, 1, "10.0.0.2", range(7000, 7101))]
+
+    @pytest.mark.parametrize("environment", [{}, {"TTSV_WORKER_MPS": "true"}])
+    def test_mps_is_asked_for(
+        self, joined: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]
+    ) -> None:
+        arguments = ["--head", "gpu1", "--token-file", "t", *([] if environment else ["--mps"])]
+        monkeypatch.setenv("PATH", str(tmp_path))
+        said = self.command(*arguments, environment=environment, code=1)
+        assert "TTSV_WORKER_MPS = true, and nvidia-cuda-mps-control is not installed" in said
+        for name in ("nvidia-smi", "nvidia-cuda-mps-control"):
+            (tmp_path / name).write_text("#!/bin/sh\necho GPU-8c3d, H100, 81559\n")
+            (tmp_path / name).chmod(0o755)
+        self.command(*arguments, environment=environment)
+        assert isinstance(joined[2].mps, Mps)
 
     @pytest.mark.parametrize("head", ["", ":6379", "gpu1:", "gpu1:http", "http://gpu1:6379"])
     def test_a_head_that_is_none(self, head: str, joined: list[Any]) -> None:

@@ -13,6 +13,7 @@ from tests.results import made_epoch, made_result
 from ttsv.results import StageProgress
 from workers.driver.callback import TuneCallback, reason_of
 from workers.trial_process.messages import (
+    NOT_TAKEN,
     EpochReport,
     FailureReport,
     FileFields,
@@ -92,6 +93,11 @@ NODE_DIED = [
     "Could not create the actor because its associated placement group was removed.",
 ]
 """What the installed Ray says where a node, its raylet or the way to it is gone."""
+REFUSED = (
+    "ray.exceptions.RayTaskError(BrokenContextError): ray::ResourceTrainable.train() (pid=1)\n"
+    '  File "trainable.py", line 1, in _next_report\n'
+    f"ttsv.errors.BrokenContextError: {NOT_TAKEN} on gpu1: Error 807: MPS server is not ready"
+)
 PROCESS_DIED = [
     "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: Worker "
     "unexpectedly exits with a connection error code 2. End of file.",
@@ -103,7 +109,8 @@ PROCESS_DIED = [
 
 
 @pytest.mark.parametrize(
-    ("words", "charged"), [(words, False) for words in NODE_DIED] + [(words, True) for words in PROCESS_DIED]
+    ("words", "charged"),
+    [(words, False) for words in (*NODE_DIED, REFUSED)] + [(words, True) for words in PROCESS_DIED],
 )
 def test_only_a_process_that_died_alone_is_charged_to_its_trial(tmp_path: Path, words: str, charged: bool) -> None:
     file = tmp_path / "error.txt"

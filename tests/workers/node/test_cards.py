@@ -29,7 +29,7 @@ def cards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_all_that_is_there(cards: list[str]) -> None:
     booked = Cards(None, os.environ)
-    assert (booked.count, dict(booked.environment)) == (2, {})
+    assert (booked.count, dict(booked.environment), list(booked.names)) == (2, {}, cards)
     booked.close()
 
 
@@ -38,6 +38,7 @@ def test_what_is_left_and_nothing_twice(cards: list[str], caplog: pytest.LogCapt
     assert (first.count, dict(first.environment)) == (1, {"CUDA_VISIBLE_DEVICES": cards[0]})
     second = Cards(None, os.environ)
     assert (second.count, dict(second.environment)) == (1, {"CUDA_VISIBLE_DEVICES": cards[1]})
+    assert (list(first.names), list(second.names)) == (cards[:1], cards[1:])
     assert "other workers on this machine offer 1 of its GPUs" in caplog.text
     with pytest.raises(UserError, match="of 2 GPUs 0 are free: other workers on this machine"):
         Cards(1, os.environ)

@@ -18,6 +18,7 @@ import pytest
 from service.errors import UserError
 from workers.node import membership
 from workers.node.membership import Membership, Offer
+from workers.node.mps import Mps
 from workers.node.probe import VERDICT, Outcome, Verdict
 
 FITS = Verdict(Outcome.FITS)
@@ -30,7 +31,8 @@ class StandInRay:
     looks = 2
     starts_up = True
 
-    def __init__(self, *_: Any) -> None:
+    def __init__(self, *_: Any, mps: Mps | None = None) -> None:
+        self.mps = mps
         self.options: list[dict[str, object]] = []
         self.stops = 0
         self.environments: list[Mapping[str, str]] = []
@@ -138,6 +140,29 @@ def test_the_pause_is_short_again_after_a_long_stay(
     with pytest.raises(UserError):
         found.run()
     assert pauses == [2, 4, 8, 2]
+
+
+def test_a_daemon_of_mps_that_ended_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It goes with Ray's part, and both start again."""
+
+    class Ended(Mps):
+        def __init__(self) -> None:
+            """There is nothing to be started."""
+
+        def failed(self) -> bool:
+            return True
+
+    monkeypatch.setattr(StandInRay, "last_words", lambda _: "the MPS control daemon ended: no more")
+    (tmp_path / "token").write_text("x")
+    found = Membership("head:6379", tmp_path / "token", Offer(3, 1, mps=Ended()))
+    answers = iter([FITS, Verdict(Outcome.REFUSED)])
+    monkeypatch.setattr(found, "_probe", lambda name: next(answers))
+    with pytest.raises(UserError):
+        found.run()
+    assert ray(found).mps is found._offer.mps
+    assert "the MPS control daemon ended: no more; trying head:6379 again in 2 s" in caplog.text
 
 
 def test_ray_that_does_not_start_is_quoted(

@@ -25,6 +25,7 @@ from ttsv.errors import BrokenContextError, DataError, DeviceError, LostDeviceEr
 from ttsv.results import EpochMetrics, StageProgress, TrialResult
 from workers.trial_process.disk import PAUSE
 from workers.trial_process.messages import (
+    NOT_TAKEN,
     CrowdedReport,
     EpochReport,
     FailureReport,
@@ -219,6 +220,47 @@ def test_what_a_trial_says_of_itself_is_believed_where_the_disk_is_full(
     trainable.reset_config(config(tmp_path, raising(DataError("no such data set"))))
     *_, final = reports(trainable)
     assert final == FailureReport("bad_data", "no such data set")
+
+
+@pytest.mark.parametrize("gpus", [0.0, 0.5, 1.0])
+def test_a_process_that_mps_does_not_take_ends_before_it_computes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: float
+) -> None:
+    """torch would find no card, and the trial would compute on the processor."""
+
+    def refuse() -> None:
+        raise RuntimeError("Error 807: MPS server is not ready to accept new MPS client requests")
+
+    waited = list[float]()
+    monkeypatch.setattr("workers.trial_process.trainable.time.sleep", waited.append)
+    monkeypatch.setattr("torch.cuda.init", refuse)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1")
+    trainable = TrialTrainable.__new__(TrialTrainable)
+    trainable.setup({**config(tmp_path, good), "gpus": gpus})
+    if gpus == 0:
+        assert isinstance(reports(trainable)[-1], ResultReport), "it needs no card"
+    else:
+        words = f"{NOT_TAKEN} on {socket.gethostname()}: Error 807: MPS server is not ready to accept new MPS client"
+        with pytest.raises(BrokenContextError, match=words):
+            trainable.step()
+        assert waited == [PAUSE]
+        assert not trainable.reset_config(config(tmp_path, good)), "another process may be taken"
+    trainable.cleanup()
+
+
+def test_a_client_of_mps_has_its_share_of_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shares = list[float]()
+    monkeypatch.setattr("torch.cuda.init", lambda: None)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.set_per_process_memory_fraction", shares.append)
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    trainable = TrialTrainable.__new__(TrialTrainable)
+    trainable.setup({**config(tmp_path, good), "gpus": 0.25})
+    assert shares == [0.25]
+    assert isinstance(reports(trainable)[-1], ResultReport)
+    trainable.cleanup()
 
 
 @pytest.mark.parametrize("error", [BrokenContextError("a kernel failed"), LostDeviceError("the GPU is lost")])

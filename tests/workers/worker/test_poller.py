@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import os
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,6 +21,7 @@ from sqlalchemy.exc import OperationalError
 
 from service.database import ClusterNode, Event, Experiment, Trial, TrialState, now
 from service.database.experiments import ProcessIdentity
+from service.errors import UserError
 from service.experiments import actions
 from service.queue import leases, nodes
 from service.queue.cluster import Node
@@ -32,7 +36,7 @@ from workers.node.processes import identity
 from workers.worker import allocation
 from workers.worker.allocation import Allocation
 from workers.worker.poller import Standstill, Worker
-from workers.worker.ray_cluster import Cluster
+from workers.worker.ray_cluster import Cluster, LocalCluster
 
 if TYPE_CHECKING:
     from tests.workers.conftest import Lab
@@ -134,6 +138,34 @@ class TestNodes:
 
 
 SLEEP = "import time; time.sleep(60)"
+
+
+class TestMps:
+    """Whether a worker has a daemon for its trials."""
+
+    @pytest.fixture(autouse=True)
+    def _card(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name, says in (("nvidia-smi", f"GPU-{uuid.uuid4()}, H100, 81559"), ("nvidia-cuda-mps-control", "")):
+            (tmp_path / name).write_text(f"#!/bin/sh\necho '{says}'\n")
+            (tmp_path / name).chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    def test_only_where_it_is_asked_for(self, lab: Lab) -> None:
+        for wanted in (False, True):
+            worker = Worker(Settings(data_dir=lab.data_dir, worker_mps=wanted), lab.database)
+            assert isinstance(worker._cluster, LocalCluster)
+            assert (worker._cluster._ray._mps is not None) == wanted
+            worker._cards.close()
+
+    def test_where_no_card_is_offered(self, lab: Lab) -> None:
+        with pytest.raises(UserError, match="TTSV_WORKER_MPS = true, and no GPU that nvidia-smi lists is offered"):
+            Worker(Settings(data_dir=lab.data_dir, worker_mps=True, worker_gpus=0), lab.database)
+
+    def test_a_cluster_of_somebody_else_has_somebody_elses(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+        with pytest.raises(UserError, match="RAY_ADDRESS = head:6379: whoever starts that cluster starts MPS"):
+            Worker(Settings(data_dir=lab.data_dir, worker_mps=True), lab.database)
 
 
 @pytest.fixture(autouse=True)
