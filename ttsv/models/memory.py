@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ttsv.models.conv_shape import SOC_TERMS, ConvShape, core_kind
-from ttsv.models.counts import COUNTED_KINDS, network_cost
+from ttsv.models.counts import network_cost
 from ttsv.models.registry import find
 from ttsv.models.shapes import largest_rank, layer_shapes
 from ttsv.tt.ranks import cheapest_merge
@@ -191,7 +191,9 @@ class _Walk:
         rows, columns = (shape.out_channels if merge_out else c_out), (shape.in_channels if merge_in else c_in)
         if self.half or merge_in or merge_out:
             self._keep_weights(rows * columns * taps)
-        if (merge_in or merge_out) and not self.evaluating:  # the core as the product takes it, and what one frame made of it
+        if (
+            merge_in or merge_out
+        ) and not self.evaluating:  # the core as the product takes it, and what one frame made of it
             self._keep_weights(kernel + (min(rows * c_in, c_out * columns) * taps if merge_in and merge_out else 0))
         hidden = taken
         if not merge_in:
