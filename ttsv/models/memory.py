@@ -209,6 +209,7 @@ class _Walk:
         """What is made of the frames: copies in half precision, and what a frame held orthonormal is factored into."""
         r1, r2 = ranks
         entries = shape.in_channels * r1 + r2 * shape.out_channels
+        self.largest = max(self.largest, shape.in_channels * r1 * _SINGLE, r2 * shape.out_channels * _SINGLE)
         if self.half or self.frames == "orthonormal":
             self._keep_weights(entries)
         if self.frames == "orthonormal" and not self.evaluating:
