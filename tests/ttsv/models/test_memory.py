@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -211,6 +212,6 @@ def test_more_images_or_precision_take_more() -> None:
 
 
 def test_what_is_known_only_of_the_built_network_is_not_guessed() -> None:
-    sizes = {"in_channels": 3, "image_size": 32, "num_classes": 10, "batch_size": 8}
+    sizes: dict[str, Any] = {"in_channels": 3, "image_size": 32, "num_classes": 10, "batch_size": 8}
     assert network_memory("torchvision:resnet18", layer="dense", rank=None, frames="free", **sizes) is None
     assert network_memory("lipconvnet-5", layer="cayley", rank=None, frames="free", **sizes) is None
