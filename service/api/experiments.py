@@ -22,10 +22,12 @@ from service.errors import FieldProblem, QueryError, SpecError
 from service.experiments import store
 from service.experiments.estimate import Estimator
 from service.experiments.listing import list_experiments
+from service.experiments.memory import GIB, Advice, Memory, MemoryEstimator, advise, shares
 from service.experiments.submission import Draft, stored_config, submit
 from service.queue import census, nodes
 from service.schemas.experiments import (
     SHOWN,
+    DryMemory,
     DryRange,
     DryRanges,
     DryRunOut,
@@ -56,7 +58,18 @@ _EXAMPLE = {
         "compression": {"least": 1.0, "largest": 35.5},
         "seconds": None,
     },
+    "memory": {
+        "gib": 0.2,
+        "basis": "worked out of its layers, batch and training; nothing like it was measured on a GPU yet",
+        "needed_gib": 0.72,
+        "card_gib": 79.6,
+        "gpus": 0.0091,
+    },
     "reasons": ["nothing was measured yet from which the time could be told"],
+    "notes": [
+        "each of these trials needs up to about 0.7 GiB of a card: resources.gpus: 0.0091 would run 109 side by side "
+        "on a card of 80 GiB, as far as memory goes"
+    ],
     "warnings": [],
     "trials": [
         {name: TRIAL[name] for name in ("fingerprint", "cell", "config")}
@@ -68,6 +81,8 @@ _EXAMPLE = {
             "steps": 252,
             "seconds": None,
             "basis": None,
+            "memory_gib": 0.2,
+            "memory_basis": "worked out of its layers, batch and training; nothing like it was measured on a GPU yet",
             "reasons": ["nothing was measured yet from which the time could be told"],
         }
     ],
@@ -156,6 +171,8 @@ class SpecSubmission(Submission):
             return JSONResponse(self.looked_at(spec).model_dump(mode="json"))
         draft = Draft(spec, expand_grid(spec, max_trials=self.settings.max_trials))
         said = self._said(spec, draft.plan)
+        if shares(spec.resources.gpus):
+            said += self._of_cards(spec, _cells(draft.plan))[1].warnings
         return self.store(draft, spec.model_dump(mode="json")) | {"warnings": said}
 
     def looked_at(self, spec: ExperimentSpec) -> DryRunOut:
@@ -164,7 +181,7 @@ class SpecSubmission(Submission):
         plan: Plan | Tally = expand(spec, max_trials=self.settings.max_trials)
         said = self._said(spec, plan)
         _refuse_absent(_absent_data(spec, _cells(plan), self.settings), self.settings)
-        return self._estimated(plan, said)
+        return self._estimated(spec, plan, said)
 
     def _said(self, spec: ExperimentSpec, plan: Plan | Tally) -> list[str]:
         """What has no effect, what is lacking, and what the processors that are there cannot do."""
@@ -196,8 +213,17 @@ class SpecSubmission(Submission):
         )
         return [refused]
 
-    def _estimated(self, plan: Plan | Tally, said: list[str]) -> DryRunOut:
+    def _of_cards(self, spec: ExperimentSpec, cells: Sequence[CellCount]) -> tuple[list[Memory | None], Advice]:
+        """What each takes of a card, and what is said of it."""
+        with self.database.read() as session:
+            estimator = MemoryEstimator(session, (cell.config for cell in cells), self.who.project_id)
+            card = nodes.smallest_card(session)
+        memories = [estimator.estimate(cell.config) for cell in cells]
+        return memories, advise(memories, card, spec.resources.gpus)
+
+    def _estimated(self, spec: ExperimentSpec, plan: Plan | Tally, said: list[str]) -> DryRunOut:
         cells = _cells(plan)
+        memories, advice = self._of_cards(spec, cells)
         with self.database.read() as session:
             estimator = Estimator(session, (cell.config for cell in cells), self.who.project_id)
         estimates = [estimator.estimate(cell.config) for cell in cells]
@@ -208,8 +234,10 @@ class SpecSubmission(Submission):
                 cell=planned.cell,
                 config=stored_config(planned.config),
                 **asdict(estimate) | {"reasons": list(estimate.reasons)},
+                memory_gib=None if memory is None else memory.most / GIB,
+                memory_basis=None if memory is None else memory.basis,
             )
-            for number, (planned, estimate) in enumerate(zip(_listed(plan), estimates, strict=False))
+            for number, (planned, estimate, memory) in enumerate(zip(_listed(plan), estimates, memories, strict=False))
         ]
         counts = [cell.trials for cell in cells]
         return DryRunOut(
@@ -224,8 +252,10 @@ class SpecSubmission(Submission):
                 compression=_range(estimate.compression for estimate in estimates),
                 seconds=_range(estimate.seconds for estimate in estimates),
             ),
+            memory=_memory(advice),
             reasons=list(dict.fromkeys(reason for estimate in estimates for reason in estimate.reasons)),
-            warnings=said,
+            notes=list(advice.notes),
+            warnings=[*said, *advice.warnings],
             trials=trials,
         )
 
@@ -265,6 +295,18 @@ def _total(values: Sequence[_Number | None], counts: Sequence[int]) -> _Number |
     """The sum of values, each counted so many times, where there are values and all of them are known."""
     known = [value * count for value, count in zip(values, counts, strict=True) if value is not None]
     return sum(known[1:], known[0]) if known and len(known) == len(values) else None
+
+
+def _memory(advice: Advice) -> DryMemory | None:
+    if (largest := advice.largest) is None:
+        return None
+    return DryMemory(
+        gib=largest.most / GIB,
+        basis=largest.basis,
+        needed_gib=largest.of_card / GIB,
+        card_gib=None if advice.card is None else advice.card / GIB,
+        gpus=advice.gpus,
+    )
 
 
 def _range(values: Iterable[float | None]) -> DryRange | None:

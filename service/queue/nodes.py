@@ -116,6 +116,13 @@ def gpus_there(session: Session) -> float:
     return float(session.scalar(select(func.sum(ClusterNode.gpus)).where(*_there())) or 0)
 
 
+def smallest_card(session: Session) -> float | None:
+    """GiB of the GPU with the least memory on nodes that are there, fit and give GPUs to trials; None: none known."""
+    rows = session.scalars(select(ClusterNode).where(*_there(), ClusterNode.gpus > 0))
+    machines = [machine for row in rows if (machine := machine_of(row)) is not None]
+    return min((gpu.memory_gib for machine in machines for gpu in machine.gpus if gpu.memory_gib > 0), default=None)
+
+
 def _there() -> tuple[ColumnElement[bool], ...]:
     """Nodes on which trials may run."""
     return (

@@ -69,7 +69,9 @@ class ExperimentOut(Out):
 class NewExperimentOut(ExperimentOut):
     """An experiment as it was stored."""
 
-    warnings: list[str] = Field([], description="Fields of the spec that have no effect, and why.")
+    warnings: list[str] = Field(
+        [], description="Fields that have no effect, what is lacking, and what would not fit, with why."
+    )
 
 
 class ExperimentUpdate(Out):
@@ -427,6 +429,10 @@ class DryTrialOut(Out):
     steps: int | None = Field(description="Of the optimizer, over all epochs.")
     seconds: float | None = Field(description="Of training, without evaluation.")
     basis: str | None = Field(description="How `seconds` came about.")
+    memory_gib: float | None = Field(
+        None, description="The most that it has on a GPU at any moment, in GiB, without CUDA's own."
+    )
+    memory_basis: str | None = Field(None, description="How `memory_gib` came about.")
     reasons: list[str] = Field(description="Why something is null.")
 
 
@@ -452,6 +458,21 @@ class DryRanges(Out):
     seconds: DryRange | None = Field(description="Of training, without evaluation.")
 
 
+class DryMemory(Out):
+    """What the trial with the largest known memory takes of a GPU, and the fraction of one that is enough."""
+
+    gib: float = Field(description="Its `memory_gib`.")
+    basis: str = Field(description="How that came about.")
+    needed_gib: float = Field(
+        description="What its process takes of a card: that, what the allocator holds over it, and a CUDA context."
+    )
+    card_gib: float | None = Field(description="The smallest GPU of the nodes that are there; null: none is known.")
+    gpus: float | None = Field(
+        description="A fraction for `resources.gpus` that is enough there, 1/n for the most trials side by side; null "
+        "without a known card, where the spec asks for no GPU or for several, or where none is enough."
+    )
+
+
 class DryRunOut(Out):
     """What a spec would become. A search finds its trials only while it runs: it lists none."""
 
@@ -459,6 +480,10 @@ class DryRunOut(Out):
     trial_count: int = Field(description="Trials that would be made.")
     totals: DryTotals = Field(description="What all trials together would cost.")
     ranges: DryRanges | None = Field(None, description="The least and the largest of all trials.")
+    memory: DryMemory | None = Field(None, description="Of a GPU, the largest trial's; null: not known of any.")
     reasons: list[str] = Field([], description="Why something is null of some trial, each reason once.")
-    warnings: list[str] = Field([], description="Fields of the spec that have no effect, and why.")
+    notes: list[str] = Field([], description="What might be chosen otherwise; nothing of the spec is changed.")
+    warnings: list[str] = Field(
+        [], description="Fields that have no effect, what is lacking, and what would not fit, with why."
+    )
     trials: list[DryTrialOut] = Field(description=f"The first {SHOWN}; none with `summary`.")

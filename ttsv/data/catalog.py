@@ -8,6 +8,7 @@ known only once they are loaded.
 import math
 import re
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from ttsv.errors import ConfigError
@@ -184,11 +185,25 @@ _CLASS_COUNTS: dict[str, tuple[list[int], bool]] = {
 """Images of each class, and whether they are the publisher's training images (else test images are drawn of them)."""
 
 
+_PUBLISHED_TEST = {"cifar10": 10_000, "cifar100": 10_000, "fashion-mnist": 10_000, "svhn": 26_032}
+"""Images of the test sets that publishers made."""
+
+
 def training_images(name: str, validation: str = "held-out") -> int | None:
     """Images of a pass over the training images; None where they are known only once they are read.
 
     `validation`: with "test" those are trained on that are held out else.
     """
+    parts = part_images(name)
+    if parts is None:
+        return None
+    train, held_out, _ = parts
+    return train + held_out if validation == "test" else train
+
+
+@cache
+def part_images(name: str) -> tuple[int, int, int] | None:
+    """Training, held-out and test images of a data set; None where they are known only once they are read."""
     if (shape := synthetic_shape(name)) is not None:
         whole, rest = divmod(shape.images, shape.classes)
         counts, published = [whole + (label < rest) for label in range(shape.classes)], False
@@ -196,8 +211,8 @@ def training_images(name: str, validation: str = "held-out") -> int | None:
         counts, published = _CLASS_COUNTS[name]
     else:
         return None
+    test = _PUBLISHED_TEST[name] if published else sum(round(TEST_SHARE * count) for count in counts)
     if not published:
         counts = [count - round(TEST_SHARE * count) for count in counts]
-    if validation == "test":
-        return sum(counts)
-    return sum(count - round(VALIDATION_SHARE * count) for count in counts)
+    held_out = sum(round(VALIDATION_SHARE * count) for count in counts)
+    return sum(counts) - held_out, held_out, test

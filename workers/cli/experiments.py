@@ -226,6 +226,10 @@ def _warn(warnings: Sequence[str]) -> None:
         typer.echo(f"ttsv: warning: {warning}", err=True)
 
 
+def _which(would: "DryRunOut") -> str:
+    return "the trial" if would.trial_count == 1 else "the largest trial"
+
+
 def _show_dry_run(would: "DryRunOut", columns: str | None, hide: str | None) -> None:
     from workers.cli.tables import dry_run_table, duration, shown_fields
 
@@ -235,6 +239,10 @@ def _show_dry_run(would: "DryRunOut", columns: str | None, hide: str | None) -> 
     typer.echo(f"{would.grid_points} grid points, {would.trial_count} different trials; nothing was stored")
     typer.echo(f"steps of all trials: {'unknown' if steps is None else steps}")
     typer.echo(f"training, one trial after another: {'unknown' if seconds is None else duration(seconds)}")
+    if would.memory is not None:
+        typer.echo(f"GPU memory of {_which(would)}: {would.memory.gib:.2f} GiB, {would.memory.basis}")
+    for note in would.notes:
+        typer.echo(note)
     for reason in sorted({reason for trial in would.trials for reason in trial.reasons}):
         typer.echo(reason)
 

@@ -62,10 +62,10 @@ function flatten(config, path = "") {
   return found;
 }
 
-/** What the service says of fields without effect: nothing, or one element. */
+/** What the service warns of, such as fields without effect: nothing, or one element. */
 function warned(sentences) {
   if (!sentences || sentences.length === 0) return [];
-  const title = sentences.length === 1 ? "A field has no effect:" : "Some fields have no effect:";
+  const title = sentences.length === 1 ? "A warning:" : "Warnings:";
   const items = sentences.map((sentence) => element("li", sentence));
   const parts = [element("p", "", [element("strong", title)]), element("ul", "", items)];
   return [element("div", "", parts, { class: "warning", role: "note" })];
@@ -81,10 +81,13 @@ function show(answer) {
     ["steps of all trials", number(answer.totals.steps)],
     ["training of one trial", answer.ranges.seconds && span(answer.ranges.seconds, time)],
     ["training, one trial after another", time(answer.totals.seconds)],
+    ["GPU memory of the largest trial", answer.memory && `${number(answer.memory.gib, 2)} GiB`],
   ]
     .filter(([, value]) => value)
     .map(([name, value]) => element("div", "", [element("dt", name), element("dd", value)]));
   const parts = [head, element("dl", "", facts, { class: "record" }), ...warned(answer.warnings)];
+  if (answer.memory) parts.push(element("p", `GPU memory: ${answer.memory.basis}.`, [], { class: "quiet" }));
+  parts.push(...answer.notes.map((note) => element("p", `${note}.`, [], { class: "quiet" })));
   if (answer.reasons.length > 0) {
     parts.push(element("p", `Not known: ${answer.reasons.join("; ")}.`, [], { class: "quiet" }));
   }

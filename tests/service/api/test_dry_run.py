@@ -1,5 +1,6 @@
 """Dry runs: what a spec would become and cost, with nothing stored."""
 
+import dataclasses
 import math
 import time
 from collections.abc import Callable
@@ -11,7 +12,8 @@ from fastapi.testclient import TestClient
 
 from service.database.engine import Database
 from service.experiments.estimate import Estimator
-from service.queue import leases
+from service.queue import leases, nodes
+from service.queue.cluster import Gpu, Machine, Node, Versions
 from service.queue.leases import Lease
 from ttsv.config.trial import TrialConfig
 from ttsv.data import load_dataset
@@ -218,6 +220,93 @@ def test_networks_that_are_known_only_once_built(sqlite_api: TestClient) -> None
     assert (trial["parameters"], trial["steps"], trial["seconds"]) == (None, None, None)
     assert len(trial["reasons"]) == 2
     assert all("npz:mine" in reason for reason in trial["reasons"])
+
+
+GPU = Machine(
+    versions=Versions(package="0.1.0+abc", python="3.11.9", ray="2.60.0", torch="2.9.1"),
+    gpus=(Gpu("H100", 79.6), Gpu("L4", 22.5)),
+    memory_gib=64.0,
+    free_disk_gib=100.0,
+    bf16=True,
+)
+
+
+class TestCards:
+    """What trials take of a card, and the fraction that is suggested."""
+
+    def join(self, database: Database, host: str = "one", machine: Machine | None = GPU, **fields: Any) -> None:
+        node = Node(
+            host[0] * 56, host, "10.0.0.1", **{"cpus": 8, "gpus": 2, "memory_gib": 64} | fields, machine=machine
+        )
+        database.write(lambda session: nodes.record(session, host, [node]))
+
+    def dry(self, api: TestClient, gpus: float, **change: Any) -> dict[str, Any]:
+        spec = SPEC | {"resources": {"cpus": 1, "gpus": gpus}} | change
+        found: dict[str, Any] = api.post("/v1/experiments?dry_run=true", json=spec).json()
+        return found
+
+    def test_without_a_known_card_the_memory_alone_is_said(self, api: TestClient, database: Database) -> None:
+        for machine in (None, dataclasses.replace(GPU, gpus=())):
+            self.join(database, machine=machine)
+            found = self.dry(api, 0.25)
+            assert (found["memory"]["card_gib"], found["memory"]["gpus"], found["notes"]) == (None, None, [])
+            largest = max(found["trials"], key=lambda trial: trial["memory_gib"])
+            assert found["memory"]["gib"] == largest["memory_gib"] > 0.1
+            assert found["memory"]["basis"] == largest["memory_basis"]
+            assert found["memory"]["needed_gib"] == pytest.approx(1.1 * largest["memory_gib"] + 0.5)
+            assert "worked out of its layers" in largest["memory_basis"]
+
+    def test_the_smallest_card_decides(self, api: TestClient, database: Database) -> None:
+        self.join(database)
+        found = self.dry(api, 0.25)
+        memory = found["memory"]
+        assert memory["card_gib"] == 22.5
+        count = int(1 / memory["gpus"])
+        assert memory["gpus"] * 22.5 >= memory["needed_gib"] > 22.5 / (count + 1)
+        (note,) = found["notes"]
+        assert f"resources.gpus: {memory['gpus']:g} would run {count} side by side on a card of 22 GiB" in note
+        assert found["warnings"] == []
+        assert found["trials"][0]["config"] == self.dry(api, 0)["trials"][0]["config"]
+        self.join(database, "two", dataclasses.replace(GPU, gpus=(Gpu("small", 4.0),)), gpus=1)
+        assert self.dry(api, 0.25)["memory"]["card_gib"] == 4.0
+        self.join(database, "two", dataclasses.replace(GPU, gpus=(Gpu("small", 4.0),)), gpus=0)
+        assert self.dry(api, 0.25)["memory"]["card_gib"] == 22.5, "a node that gives no GPU to trials"
+
+    def test_nothing_is_suggested_to_whom_asks_for_no_share(self, api: TestClient, database: Database) -> None:
+        self.join(database)
+        for gpus in (0, 2):
+            found = self.dry(api, gpus)
+            assert (found["memory"]["gpus"], found["notes"]) == (None, [])
+            assert found["memory"]["gib"] > 0
+
+    def test_a_fraction_that_is_too_small_is_warned_of(self, api: TestClient, database: Database) -> None:
+        """In a dry run and where it is posted; nothing of the spec is changed."""
+        self.join(database)
+        found = self.dry(api, 0.01)
+        (warning,) = found["warnings"]
+        assert "resources.gpus: 0.01 of the smallest one there, of 22 GiB, is 0.2 GiB: it would run out of" in warning
+        assert warning.endswith(f"ask for {found['memory']['gpus']:g} or more")
+        stored = api.post("/v1/experiments", json=SPEC | {"resources": {"cpus": 1, "gpus": 0.01}}).json()
+        assert stored["warnings"] == [warning]
+        assert stored["spec"]["resources"]["gpus"] == 0.01
+
+    def test_networks_that_are_known_only_once_built_are_left_out(self, api: TestClient, database: Database) -> None:
+        self.join(database)
+        unknown = {"base": {"model": "torchvision:resnet18", "dataset": "cifar10"}, "grid": {}}
+        found = self.dry(api, 0.5, **unknown)
+        assert (found["memory"], found["notes"], found["warnings"]) == (None, [], [])
+        assert found["trials"][0]["memory_gib"] is None
+        assert "once it is built" in found["reasons"][0]
+        both = {"base": {"dataset": "cifar10"}, "grid": {"model": ["torchvision:resnet18", "small-cnn"]}}
+        assert self.dry(api, 0.5, **both)["notes"][0].startswith(
+            "the largest of the trials whose memory is known needs"
+        )
+
+    def test_of_a_search_there_are_none_yet(self, api: TestClient, database: Database) -> None:
+        self.join(database)
+        search = {"algorithm": "random", "trials": 50, "space": {"training.lr": {"loguniform": [1e-3, 1]}}}
+        found = self.dry(api, 0.5, grid={}, search=search)
+        assert (found["memory"], found["notes"]) == (None, [])
 
 
 def test_time_from_what_was_measured(

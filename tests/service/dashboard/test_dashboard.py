@@ -468,6 +468,8 @@ class TestForm:
         page = Page(answer.text)
         sound(page)
         assert "8 trials of 8 points" in re.sub(r"\s+", " ", page.text)
+        assert "GPU memory of the largest trial" in page.text
+        assert "GPU memory: worked out of its layers" in page.text
         (looked,) = [found["value"] for found in page.all("input") if found.get("name") == "spec"]
         (key,) = [found["value"] for found in page.all("input") if found.get("name") == "key"]
         assert api.get("/v1/experiments").json()["items"] == []

@@ -17,7 +17,8 @@ from typer.testing import CliRunner, Result
 from service.client import Client
 from service.database import Attempt, now
 from service.database.engine import Database
-from service.queue import driver_reads, leases
+from service.queue import driver_reads, leases, nodes
+from service.queue.cluster import Gpu, Machine, Node, Versions
 from service.queue.trials import ArtifactFile, ProtocolRecord, hold
 from tests.held import reported
 from workers.cli.__main__ import app
@@ -120,6 +121,8 @@ class TestSubmit:
         assert (first[1], second[1]) == ("0", "1")
         assert total == ["2 grid points, 2 different trials; nothing was stored"]
         would = json.loads(run("submit", file, "--dry-run", "--json").stdout)
+        memory = would["memory"]
+        assert f"GPU memory of the largest trial: {memory['gib']:.2f} GiB, {memory['basis']}" in done.stdout
         assert str(would["trials"][0]["parameters"]) == first[2]
         hidden = rows(run("submit", file, "--dry-run", "--columns", "lr,seed", "--hide", "rank"))
         assert hidden[0] == ["All rows: model small-cnn, layer tt."]
@@ -135,6 +138,17 @@ class TestSubmit:
         for arguments in (["--dry-run"], ["--quiet"]):
             said = run("submit", "-", *arguments, stdin=spec).stderr.splitlines()
             assert "ttsv: warning: delta has an effect in no trial: it needs constraint: clip" in said
+
+    def test_a_fraction_of_a_card_is_suggested(self, run: Run, stored: Database) -> None:
+        machine = Machine(Versions("0.1.0", "3.11", "2.60", "2.9"), (Gpu("H100", 80.0),), 64.0, 100.0, True)
+        node = Node("a" * 56, "one", "10.0.0.1", cpus=8, gpus=1, memory_gib=64, machine=machine)
+        stored.write(lambda session: nodes.record(session, "w", [node]))
+        spec = json.dumps(SPEC | {"resources": {"gpus": 0.001}})
+        done = run("submit", "-", "--dry-run", stdin=spec)
+        (note,) = [line for line in done.stdout.splitlines() if "side by side on a card of 80 GiB" in line]
+        assert note.startswith("each of these trials needs ")
+        (warning,) = [line for line in done.stderr.splitlines() if "it would run out of memory" in line]
+        assert warning.startswith("ttsv: warning: each of these trials needs ")
 
     def test_what_is_wrong_is_said(self, run: Run, tmp_path: Path) -> None:
         wrong = json.dumps(SPEC | {"grid": {"rank": [0]}, "base": {"dataset": "digits", "model": "?"}})
