@@ -26,7 +26,7 @@ class Part(BaseModel):
 
 
 class Resources(Part):
-    """What Ray reserves for one trial. A GPU fraction shares a GPU between trials; each may take that share of its memory."""
+    """What Ray reserves for one trial. A fraction of a GPU shares it between trials, its memory, too."""
 
     cpus: float = Field(1, gt=0, le=1024, allow_inf_nan=False, description="Cores, or a fraction of one.")
     gpus: float = Field(0, ge=0, le=1024, allow_inf_nan=False, description="A fraction of one, or whole ones.")
