@@ -54,10 +54,7 @@ from ttsv.config.trial import TrainingConfig, TrialConfig
 from ttsv.constraints import Clip, Constraint, Orthogonal
 from ttsv.data import load_dataset
 from ttsv.data.loading import Dataset
-from ttsv.layers import TTConv, layer_kernel
-from ttsv.metrics.attacks.autoattack import autoattack
-from ttsv.models import create_model
-from ttsv.mps import (
+from ttsv.hardware.mps import (
     FOREGROUND,
     PIPES,
     PROGRAM,
@@ -65,7 +62,10 @@ from ttsv.mps import (
     control_environment,
     quit_daemon,
 )
-from ttsv.mps import environment as client_environment
+from ttsv.hardware.mps import environment as client_environment
+from ttsv.layers import TTConv, layer_kernel
+from ttsv.metrics.attacks.autoattack import autoattack
+from ttsv.models import create_model
 from ttsv.results import EpochMetrics
 from ttsv.spectral.geometry import Convolution
 from ttsv.spectral.network import layer_input_sizes, model_spectra, spectral_layers

@@ -14,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from ttsv.processor import instruction_set
+from ttsv.hardware.processor import instruction_set
 
 _LOAD = os.getloadavg()
 """Of the machine before the benchmark."""

@@ -41,9 +41,9 @@ from ttsv.config.trial import AugmentationConfig, TrainingConfig, TrialConfig
 from ttsv.constraints import Clip, Constraint, Orthogonal
 from ttsv.data import load_dataset
 from ttsv.data.loading import Dataset
+from ttsv.hardware.processor import computes_bf16, instruction_set
 from ttsv.layers import SOC, SOCTT
 from ttsv.models import create_model
-from ttsv.processor import computes_bf16, instruction_set
 from ttsv.runtime import keep_freed_memory, random_state
 from ttsv.training.feed import batches
 from ttsv.training.loop import fit

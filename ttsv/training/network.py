@@ -11,8 +11,8 @@ from ttsv.config.trial import TrialConfig
 from ttsv.constraints import ConstraintReport, make_constraint
 from ttsv.data.loading import Dataset
 from ttsv.errors import ConfigError
+from ttsv.hardware.processor import computes_bf16, instruction_set
 from ttsv.models import ModelArguments, create_model
-from ttsv.processor import computes_bf16, instruction_set
 from ttsv.results import CHECKPOINTS, EpochMetrics
 from ttsv.runtime import derived_seed, known_failures, measured_convolutions, random_state
 from ttsv.training.checkpoint import Checkpoints

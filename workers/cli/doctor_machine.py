@@ -257,7 +257,7 @@ def _asked(settings: "Settings | None") -> Iterator[Finding]:
 
 def _mps(settings: "Settings | None") -> Iterator[Finding]:
     """Whether NVIDIA's MPS is asked for, installed, and answers."""
-    from ttsv.mps import PROGRAM
+    from ttsv.hardware.mps import PROGRAM
     from workers.node.mps import PREFIX, is_answering, serving_elsewhere
     from workers.node.processes import owned
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 
 from service.queue.cluster import Gpu, Machine, Versions
-from ttsv.processor import computes_bf16
+from ttsv.hardware.processor import computes_bf16
 
 logger = logging.getLogger(__name__)
 

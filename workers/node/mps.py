@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from service.errors import UserError
-from ttsv.mps import (
+from ttsv.hardware.mps import (
     DEFAULT_PIPES,
     FOREGROUND,
     LOGS,

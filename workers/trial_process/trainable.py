@@ -21,7 +21,7 @@ from ray import tune
 from service.storage.attempts import LOG
 from ttsv.config.trial import TrialConfig
 from ttsv.errors import BrokenContextError, DeviceError, DivergedError, OutOfMemoryError, TrialError
-from ttsv.mps import PIPES
+from ttsv.hardware.mps import PIPES
 from ttsv.results import EpochMetrics, StageProgress, TrialResult
 from workers.depot.home import Home
 from workers.trial_process import disk

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from service.errors import UserError
 from service.queue.cluster import Node
 from service.settings import Settings
-from ttsv.processor import computes_bf16
+from ttsv.hardware.processor import computes_bf16
 from workers.node.machine import memory_bytes, usable_instructions, without_settings
 from workers.node.mps import Mps
 from workers.node.raylet import RayProcess, free_ports, port_options, token_environment

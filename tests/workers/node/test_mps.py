@@ -19,7 +19,7 @@ import pytest
 
 from service.errors import UserError
 from tests.mps import write_stand_ins
-from ttsv.mps import PIPES, PROGRAM, answers, told
+from ttsv.hardware.mps import PIPES, PROGRAM, answers, told
 from workers.node import mps
 from workers.node.mps import Mps, is_answering, remove_daemons, serving_elsewhere
 from workers.node.processes import identity
@@ -148,7 +148,7 @@ def test_one_that_does_not_listen_any_more_is_killed(machine: Machine, monkeypat
 def test_what_a_killed_owner_leaves(machine: Machine, monkeypatch: pytest.MonkeyPatch, manner: str) -> None:
     monkeypatch.setenv("STAND_IN_MPS", manner)
     code = (
-        "import os; from ttsv.mps import told; from workers.node.mps import Mps; service = Mps(['GPU-1']);"
+        "import os; from ttsv.hardware.mps import told; from workers.node.mps import Mps; service = Mps(['GPU-1']);"
         "service.start(); told('start_server -uid 0', {**os.environ, **service.environment}, 5); print(); input()"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as owner:

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from ttsv import processor
 from ttsv.config.trial import TrialConfig
 from ttsv.errors import ConfigError
-from ttsv.processor import computes_bf16, instruction_set
+from ttsv.hardware import processor
+from ttsv.hardware.processor import computes_bf16, instruction_set
 from ttsv.trial import run_trial
 
 AVX2 = "fpu sse4_2 avx avx2 fma"
