@@ -432,7 +432,9 @@ def test_a_kernel_laid_out_once_gives_the_numbers_of_one_laid_out_for_every_term
     found = series(lambda images, weight: exponential_series(images, skew_part(weight), terms))
     expected = series(lambda images, weight: term_by_term(images, weight, terms))
     for got, wanted in zip(found, expected, strict=True):
-        assert torch.equal(got, wanted)
+        # A kernel laid out otherwise is, on some processors, summed in another order.
+        rounding = 8 * torch.finfo(precision).eps * max(1.0, wanted.abs().max().item())
+        assert (got - wanted).abs().max() <= rounding
 
 
 def test_the_kernel_is_cast_and_laid_out_once_for_all_terms() -> None:
