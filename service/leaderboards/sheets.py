@@ -7,7 +7,7 @@ from service.leaderboards.answer import Board, Hole, Leaderboard, Pivot, Row, Sp
 from service.leaderboards.metrics import HEADLINE, Metric
 from service.leaderboards.significance import SAID
 from service.leaderboards.text_tables import Cell, Measured, Sheet, column_texts, value_text
-from service.specs.columns import Columns, value_of
+from service.specs.columns import Columns, short_name, value_of
 from ttsv.config.fields import FieldValues, TrialFields
 
 FIELDS = ("model", "layer", "rank", "lambda_ort", "constraint", "delta")
@@ -117,6 +117,10 @@ def _notes(board: Board, paper: bool) -> list[str]:
         number = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
         seeds = "seed" if counts == [1] else "seeds"
         notes.append(f"Mean ± sample standard deviation over {number} {seeds}. {SAID}")
+    groups = [row.group for row in board.rows if row.group is not None]
+    if groups:
+        of = ", ".join(f"{value_text(one.value)} (of {one.cells})" for one in groups)
+        notes.append(f"Each row is the best cell of a value of {short_name(groups[0].field)}: {of}.")
     lacking = [
         f"{configuration_said(board.shape, row.config)}: {missing_said(row.missing)}"
         for row in board.rows

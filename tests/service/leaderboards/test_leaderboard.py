@@ -26,6 +26,7 @@ from service.leaderboards.filters import Filters, Question
 from service.leaderboards.leaderboard import leaderboard, measured_datasets
 from service.leaderboards.metrics import Metric
 from service.leaderboards.scatter import scatter_plot
+from service.leaderboards.sheets import board_sheets
 from service.paper.reference import references
 from tests.examples import examples
 from ttsv.results import protocol_fingerprint
@@ -609,12 +610,15 @@ class TestQuestions:
     def test_groups_show_their_best_cell(self, rank: Rank, session: Session, tag: str | None) -> None:
         runs = [Run(0, 0, "a", 0.5, model="vgg11"), Run(1, 0, "a", 0.75, model="vgg11"), Run(2, 0, "a", 0.625)]
         rank(runs)
-        board = only_board(ask(session, filters=Filters(tag=tag), group_by="model"))
+        found = ask(session, filters=Filters(tag=tag), group_by="model")
+        board = only_board(found)
         assert [(row.place, row.cell, row.group) for row in board.rows] == [
             (1, "cell 1", Group("model", "vgg11", 2)),
             (2, "cell 2", Group("model", "small-cnn", 1)),
         ]
         assert board.total == 2
+        notes = board_sheets(found, "digits", Metric.ACCURACY)[0].notes
+        assert "Each row is the best cell of a value of model: vgg11 (of 2), small-cnn (of 1)." in notes
 
     @MODES
     def test_the_front_is_marked(self, rank: Rank, session: Session, tag: str | None) -> None:
