@@ -20,7 +20,14 @@ from ray import tune
 
 from service.storage.attempts import LOG
 from ttsv.config.trial import TrialConfig
-from ttsv.errors import BrokenContextError, DeviceError, DivergedError, OutOfMemoryError, TrialError
+from ttsv.errors import (
+    BrokenContextError,
+    DeviceError,
+    DivergedError,
+    LostDeviceError,
+    OutOfMemoryError,
+    TrialError,
+)
 from ttsv.hardware.mps import PIPES
 from ttsv.results import EpochMetrics, StageProgress, TrialResult
 from workers.depot.home import Home
@@ -47,6 +54,7 @@ from workers.trial_process.workplace import Workplace, workplace
 
 logger = logging.getLogger(__name__)
 
+_DEVICES = Path("/dev")
 _LONGEST_LINE = 10_000
 _TRACEBACK_CHARACTERS = 4000
 
@@ -85,8 +93,10 @@ class TrialTrainable(tune.Trainable):
         os.environ.setdefault(CUBLAS_WORKSPACE, DETERMINISTIC_WORKSPACE)
 
         torch.set_num_threads(math.ceil(config["cpus"]))
-        # Whom MPS does not take, as while its server recovers, sees no card, and would compute on the processor.
-        self._refused = why_no_card() if gpus > 0 and PIPES in os.environ else None
+        # Whom MPS does not take, as while its server recovers, or whose driver is broken, sees no card: it would compute
+        # on the processor.
+        expected = PIPES in os.environ or any(_DEVICES.glob("nvidia[0-9]*"))
+        self._refused = why_no_card() if gpus > 0 and expected else None
         if shares and torch.cuda.is_available():
             torch.cuda.set_per_process_memory_fraction(gpus)
         keep_freed_memory()
@@ -133,7 +143,9 @@ class TrialTrainable(tune.Trainable):
         if self._refused is not None:
             self._broken = True
             time.sleep(disk.PAUSE)
-            raise BrokenContextError(f"{NOT_TAKEN} on {socket.gethostname()}: {self._refused}")
+            if PIPES in os.environ:
+                raise BrokenContextError(f"{NOT_TAKEN} on {socket.gethostname()}: {self._refused}")
+            raise LostDeviceError(f"torch cannot use the GPU that {socket.gethostname()} offers: {self._refused}")
         try:
             return next(self._reports)
         except DeviceError:

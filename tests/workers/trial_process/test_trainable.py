@@ -250,6 +250,25 @@ def test_a_process_that_mps_does_not_take_ends_before_it_computes(
     trainable.cleanup()
 
 
+def test_a_process_whose_card_torch_cannot_use_does_not_compute_on_the_processor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise RuntimeError("Unexpected error from cudaGetDeviceCount(): Error 804: forward compatibility was attempted")
+
+    monkeypatch.setattr("workers.trial_process.trainable.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("torch.cuda.init", refuse)
+    monkeypatch.setattr("workers.trial_process.trainable._DEVICES", tmp_path)
+    (tmp_path / "nvidia0").touch()
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+    trainable = TrialTrainable.__new__(TrialTrainable)
+    trainable.setup({**config(tmp_path, good), "gpus": 1.0})
+    with pytest.raises(LostDeviceError, match=f"torch cannot use the GPU that {socket.gethostname()} offers: .* 804"):
+        trainable.step()
+    assert not trainable.reset_config(config(tmp_path, good))
+    trainable.cleanup()
+
+
 def test_a_client_of_mps_has_its_share_of_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shares = list[float]()
     monkeypatch.setattr("torch.cuda.init", lambda: None)
