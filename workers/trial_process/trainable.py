@@ -93,8 +93,8 @@ class TrialTrainable(tune.Trainable):
         os.environ.setdefault(CUBLAS_WORKSPACE, DETERMINISTIC_WORKSPACE)
 
         torch.set_num_threads(math.ceil(config["cpus"]))
-        # Whom MPS does not take, as while its server recovers, or whose driver is broken, sees no card: it would compute
-        # on the processor.
+        # Whom MPS does not take, as while its server recovers, or whose driver is broken, sees no card: it would
+        # compute on the processor.
         expected = PIPES in os.environ or any(_DEVICES.glob("nvidia[0-9]*"))
         self._refused = why_no_card() if gpus > 0 and expected else None
         if shares and torch.cuda.is_available():
