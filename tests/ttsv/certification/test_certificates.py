@@ -721,6 +721,12 @@ def test_a_gradient_shows_what_drawn_directions_do_not() -> None:
     assert (seen[-1] - seen[-2]).norm().item() == pytest.approx(1e-3)
 
 
+def test_two_images_show_what_is_flat_around_each() -> None:
+    """A stair, whose gradient is 0 wherever it has one."""
+    with pytest.raises(ConfigError, match=r"bound came out as 0\.1"):
+        lipschitz_bound(unseen(lambda x: 0.1 * x, lambda x: (8 * x).floor() / 8), 2, in_channels=1)
+
+
 class Misled(torch.autograd.Function):
     """Leaves values as they are; its gradient is the same number everywhere."""
 

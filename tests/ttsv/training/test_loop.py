@@ -985,10 +985,11 @@ def test_a_network_in_evaluation_mode_is_trained_all_the_same() -> None:
 
 
 def test_images_of_two_dimensions_are_computed_channels_last() -> None:
-    model = network()
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 6, 3), nn.Flatten(), nn.Linear(96, 10))
     run(model, trial(optimizer="adam"))
-    weight = model[0].get_parameter("weight")
+    weight = model[1].get_parameter("weight")
     assert weight.is_contiguous(memory_format=torch.channels_last)
+    assert not weight.is_contiguous(), "the case must tell the two apart"
 
 
 @pytest.mark.slow
@@ -1135,6 +1136,24 @@ def test_a_weight_that_is_not_finite_under_a_constraint() -> None:
     images.images[5] = math.nan
     with pytest.raises(DivergedError, match="non-finite weights at step"):
         run(network(), trial(batch_size=4), Clip(1.0, every=1), dataset(images))
+
+
+@pytest.mark.parametrize(("select", "last"), [("last", 1), ("last", 3 * STEPS + 1), ("best", 3 * STEPS + 2)])
+def test_what_fails_over_weights_that_are_not_finite_has_diverged(select: str, last: int) -> None:
+    """In a step, or in a projection for the evaluation: of the last epoch's weights, or of the best one's."""
+
+    class Failing(Unconstrained):
+        projections = 0
+
+        def project(self, model: nn.Module, step: int, *, force: bool = False) -> None:
+            self.projections += 1
+            if self.projections == last:
+                with torch.no_grad():
+                    next(model.parameters()).fill_(math.nan)
+                raise RuntimeError("of a decomposition")
+
+    with pytest.raises(DivergedError, match="a weight is not finite"):
+        run(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), trial(epochs=3, lr=1e-12, select=select), Failing())
 
 
 def test_other_errors_over_weights_that_are_not_finite() -> None:
