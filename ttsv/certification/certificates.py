@@ -191,8 +191,7 @@ def _pair_bounds(output: Traced, value: float) -> tuple[Tensor | None, str]:
         return None, "whole"
     classes, reach = output.shape[1], output.reach
     whole = torch.full((classes, classes), rounded_up(math.sqrt(2) * value), dtype=torch.float64)
-    matrix = reach.linear.matrix() if isinstance(reach, Affine) else None
-    if not isinstance(reach, Affine) or matrix is None:
+    if not isinstance(reach, Affine) or (matrix := reach.linear.matrix()) is None:
         return whole, "whole"
     largest = 1.0
     if reach.source.scale is not None:
@@ -262,7 +261,7 @@ def _uphill(model: nn.Module, image: Tensor, generator: torch.Generator) -> Tens
         with torch.enable_grad():
             output = model(leaf.clone())
         direction = torch.randn(output.shape, generator=generator, dtype=torch.float64).to(output)
-        (gradient,) = torch.autograd.grad(output, leaf, direction, materialize_grads=True)
+        (gradient,) = torch.autograd.grad(output, leaf, direction)
     except RuntimeError:
         gradient = drawn
     chosen = gradient if 0 < gradient.norm() < math.inf else drawn

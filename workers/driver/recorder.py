@@ -149,14 +149,16 @@ class Recorder:
                 self._lost()
                 return
             except Exception as error:
+                with self._changed:
+                    waiting = [event.trial_id for event in self._events]  # not those of the batch that are stored
                 stuck = 0 if is_away(error) else stuck + 1
                 if stuck >= MOST_FAILURES:
-                    trials = sorted({event.trial_id for event in batch})
+                    trials = sorted(set(waiting))
                     logger.exception("the database fails for good; given up with reports of trials %s", trials)
                     self._lost()
                     return
                 pause = backoff.failed()
-                logger.warning("%d events wait for the database: %s", len(batch), error)
+                logger.warning("%d events wait for the database: %s", len(waiting), error)
                 time.sleep(pause)
 
     def _write(self, batch: list[_Event]) -> None:

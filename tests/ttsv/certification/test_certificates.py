@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from types import MethodType
 from typing import Any
@@ -23,8 +24,9 @@ from ttsv.certification.certificates import (
     certificates,
     certified_accuracy,
     lipschitz_bound,
+    shares_beyond,
 )
-from ttsv.certification.reach import Reach
+from ttsv.certification.reach import SHORTEST_STEP, Reach
 from ttsv.certification.rules import FUNCTIONS
 from ttsv.certification.trace import Traced
 from ttsv.errors import ConfigError, DataError
@@ -478,6 +480,106 @@ def test_a_linear_classifier_may_be_a_convolution_over_the_whole_image(std: tupl
     assert (found.pairs >= exact).all()
 
 
+def test_rows_that_are_near_each_other_are_told_apart() -> None:
+    """A head of as many classes for which torch takes distances by a product, which would lose theirs."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(8, 30)).double()
+    weight = model[1].get_parameter("weight")
+    with torch.no_grad():
+        weight.copy_(torch.ones(8) + 1e-9 * drawn(30, 8))
+    found = lipschitz_bound(model, 2, in_channels=2)
+    assert found.pairs is not None
+    exact = (weight[:, None] - weight[None]).norm(dim=2)
+    torch.testing.assert_close(found.pairs, exact, rtol=1e-4, atol=1e-12)
+
+
+def test_pairs_of_a_head_behind_a_bend() -> None:
+    """The bound before it times the rows' distance; of a network that bends in the end, `sqrt(2)` times the whole's."""
+    first, last = nn.Linear(4, 4, bias=False), nn.Linear(4, 3)
+    nn.init.orthogonal_(first.weight, 3.0)
+    model = nn.Sequential(nn.Flatten(), first, nn.ReLU(), last).double()
+    found, weight = lipschitz_bound(model, 2, in_channels=1), last.weight.detach()
+    assert found.pairs_by == "head"
+    torch.testing.assert_close(found.pairs, 3 * (weight[:, None] - weight[None]).norm(dim=2), rtol=1e-6, atol=1e-9)
+    found = lipschitz_bound(model.append(nn.ReLU()), 2, in_channels=1)
+    assert found.pairs_by == "whole"
+    largest = math.sqrt(2) * found.value
+    torch.testing.assert_close(found.pairs, torch.full((3, 3), largest, dtype=torch.float64), rtol=1e-12, atol=0)
+
+
+def test_no_pairs_without_logits() -> None:
+    found = lipschitz_bound(nn.Conv2d(1, 2, 3), 5)
+    assert (found.pairs, found.pairs_by) == (None, "whole")
+    found = lipschitz_bound(Applied(lambda x: torch.tensor(1.0)), 5, in_channels=1)
+    assert (found.value, found.pairs, found.pairs_by) == (0, None, "whole")
+
+
+def test_a_bound_that_is_given_is_what_radii_come_from() -> None:
+    model, _ = linear_classifier(0)
+    images = torch.rand(20, 2, 3, 3)
+    labels = model(images).argmax(1)
+    own = lipschitz_bound(model, 3)
+    assert own.pairs is not None
+    looser = replace(own, pairs=4 * own.pairs)
+    found, expected = certificates(model, images, labels, bound=looser), certificates(model, images, labels)
+    assert found.bound is looser
+    torch.testing.assert_close(found.radii, expected.radii / 4, rtol=1e-12, atol=SHORTEST_STEP)
+    radii = [radius + 1e-4 for radius in expected.radii.tolist()]
+    shares = certified_accuracy(model, images, labels, [radius / 4 for radius in radii], bound=looser)
+    assert list(shares.values()) == list(certified_accuracy(model, images, labels, radii).values())
+    fewer = lipschitz_bound(linear_classifier(0, 3)[0], 3)
+    for bound, by in ((fewer, "head"), (replace(own, pairs=None, pairs_by="whole"), "whole")):
+        with pytest.raises(ConfigError, match=rf"^bound = '{by}': must be that of a network with 4 logits$"):
+            certificates(model, images, labels, bound=bound)
+
+
+def test_no_more_images_at_once_than_were_asked_for() -> None:
+    seen: list[int] = []
+
+    def count(images: Tensor) -> Tensor:
+        seen.append(len(images))
+        return images.flatten(1)
+
+    model, images, labels = Applied(count), torch.rand(7, 1, 2, 2), torch.zeros(7, dtype=torch.long)
+    bound = lipschitz_bound(model, 2, in_channels=1)
+    for measure in (certificates, certified_accuracy):
+        seen.clear()
+        measure(model, images, labels, bound=bound, batch_size=3)
+        assert seen == [3, 3, 1] * 2
+    with pytest.raises(ConfigError, match=r"^batch_size = 0: "):
+        certificates(model, images, labels, bound=bound, batch_size=0)
+
+
+def test_rounding_is_that_of_each_image() -> None:
+    """Twice what float32 moved any of its logits by, at least 1e-12 of its largest; margins are without it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+    images, labels = torch.rand(9, 1, 2, 2), torch.zeros(9, dtype=torch.long)
+    images[8] = 0  # whose logits are the biases, without rounding
+    found = certificates(model, images, labels)
+    with torch.no_grad():
+        own, exact = model(images).double(), in_float64(model)(images.double())
+    expected = torch.maximum(2 * (own - exact).abs().amax(1), 1e-12 * exact.abs().amax(1))
+    torch.testing.assert_close(found.rounding, expected, rtol=1e-12, atol=0)
+    assert found.rounding[8].item() == pytest.approx(1e-12 * model[1].get_parameter("bias").abs().max().item())
+    margins = exact[:, 0] - exact[:, 1:].amax(1) - expected
+    torch.testing.assert_close(found.margins, margins, rtol=1e-12, atol=1e-15)
+
+
+def test_a_radius_below_the_shortest_step_is_none() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(2, 2, bias=False)).double()
+    nn.init.eye_(model[1].get_parameter("weight"))
+    images = torch.full((2, 1, 1, 2), 0.5, dtype=torch.float64)
+    images[:, 0, 0, 1] -= math.sqrt(2) * SHORTEST_STEP * torch.tensor([0.9, 1.1]).double()
+    found = certificates(model, images, torch.tensor([0, 0]))
+    assert found.radii.tolist() == [0, pytest.approx(1.1 * SHORTEST_STEP, rel=1e-6)]
+    assert found.correct.all()
+
+
+def test_a_share_is_of_radii_beyond() -> None:
+    certified = torch.tensor([0.0, 0.1, 0.1, 0.3], dtype=torch.float64)
+    assert shares_beyond(certified, (0.05, 0.1, 0.2)) == {0.05: 0.75, 0.1: 0.25, 0.2: 0.25}
+
+
 def test_margins_of_an_orthogonal_network() -> None:
     """MinMax between rotations of a flat image: f = R2 minmax(R1 x), pairs of logits with distance sqrt(2)."""
     torch.manual_seed(0)
@@ -507,7 +609,10 @@ def test_constant_networks() -> None:
     with torch.no_grad():
         model[2].get_parameter("bias").zero_()
     # A tie is no certificate.
-    assert certified_accuracy(model, images, torch.zeros(3, dtype=torch.long), (0.1,)) == {0.1: 0}
+    found = certificates(model, images, torch.zeros(3, dtype=torch.long))
+    assert found.correct.all()
+    assert found.radii.tolist() == [0, 0, 0]
+    assert found.bound.pairs_by == "whole"
 
 
 @pytest.mark.parametrize(
@@ -538,7 +643,7 @@ def test_weights_that_a_hook_makes() -> None:
     assert layer.weight_g.grad is not None
 
 
-@pytest.mark.parametrize("slope", [0.1, -1.0, math.nan])
+@pytest.mark.parametrize("slope", [0.1, 0.9999, -1.0, math.inf, math.nan])
 def test_a_bound_that_a_gradient_refutes_is_not_given(slope: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """What stands for any rule that is wrong: relu() taken for flatter than it is."""
     monkeypatch.setitem(FUNCTIONS, "relu", lambda trace, _, features: Reach(features.reach.total * slope))
@@ -551,6 +656,109 @@ def test_a_constant_that_is_none_is_not_taken_for_one() -> None:
     model = Applied(lambda x: torch.zeros(1, 3) if isinstance(x, Traced) else x.detach().flatten(1)[:, :3])
     with pytest.raises(ConfigError, match="report"):
         lipschitz_bound(model, 2, in_channels=1)
+
+
+def unseen(traced: Callable[[Tensor], Tensor], function: Callable[[Tensor], Tensor]) -> nn.Module:
+    """What gets past the trace: it follows one function, and numbers are another's."""
+    return Applied(lambda x: traced(x) if isinstance(x, Traced) else function(x))
+
+
+def fail(_images: Tensor) -> Tensor:
+    raise RuntimeError("no kernel for it")
+
+
+DRAWS = "gives one image two outputs: it draws random numbers in evaluation mode"
+MIXES = "gives an image another output beside another image: it mixes those of a batch"
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (fail, "fails in float64: no kernel for it"),
+        (lambda x: x * (1 + 1e-7 * random.random()), DRAWS),
+        (lambda x: 1e-9 * x * random.random(), DRAWS),
+        (lambda x: x * (1 + 8e-6 * len(x)), MIXES),
+        (lambda x: torch.zeros(1, 3), MIXES),
+        (lambda x: 3 * x, "has the slope 3 or more, its bound came out as 1: please report it"),
+    ],
+)
+def test_what_values_refute_is_said(function: Callable[[Tensor], Tensor], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^model = 'Applied': {message}$"):
+        lipschitz_bound(unseen(lambda x: x, function), 2, in_channels=1)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x + 1e12,
+        lambda x: (x + 1e9) * (1 + 1e-8 * len(x)),
+        lambda x: x.view(1, 1, 4)[:, 0],
+    ],
+    ids=["far from 0", "in another order", "of one image at a time"],
+)
+def test_what_rounding_does_refutes_nothing(function: Callable[[Tensor], Tensor]) -> None:
+    assert float(lipschitz_bound(unseen(lambda x: x.flatten(1), function), 2, in_channels=1)) == 1
+
+
+def test_what_is_not_finite_is_not_taken_for_random() -> None:
+    model = Applied(lambda x: x.flatten(1) + torch.tensor([0.0, math.nan, 0.0, 0.0]))
+    with pytest.raises(DataError, match="2 of 2 images have logits that are not finite"):
+        certificates(model, torch.rand(2, 1, 2, 2), torch.tensor([0, 1]))
+
+
+def test_a_gradient_shows_what_drawn_directions_do_not() -> None:
+    """Of 400 pixels two matter: between drawn images, or along a drawn step, the output moves by a tenth of that."""
+    weight = torch.zeros(2, 400, dtype=torch.float64)
+    weight[0, 7] = weight[1, 3] = 0.1
+    seen = []
+
+    def twice(images: Tensor) -> Tensor:
+        seen.append(images)
+        return functional.linear(images.flatten(1), 2 * weight)
+
+    with pytest.raises(ConfigError, match=r"slope 0\.2 or more, its bound came out as 0\.1"):
+        lipschitz_bound(unseen(lambda x: functional.linear(x.flatten(1), weight), twice), 20, in_channels=1)
+    assert (seen[-1] - seen[-2]).norm().item() == pytest.approx(1e-3)
+
+
+def test_two_images_show_what_is_flat_around_each() -> None:
+    """A stair, whose gradient is 0 wherever it has one."""
+    with pytest.raises(ConfigError, match=r"bound came out as 0\.1"):
+        lipschitz_bound(unseen(lambda x: 0.1 * x, lambda x: (8 * x).floor() / 8), 2, in_channels=1)
+
+
+class Misled(torch.autograd.Function):
+    """Leaves values as they are; its gradient is the same number everywhere."""
+
+    @staticmethod
+    def forward(ctx: Any, images: Tensor, gradient: float) -> Tensor:
+        ctx.gradient = gradient
+        return images.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return torch.full_like(gradients[0], ctx.gradient), None
+
+
+@pytest.mark.parametrize("gradient", [0.0, math.inf, math.nan, None])
+def test_where_a_gradient_says_nothing_a_drawn_step_speaks(gradient: float | None) -> None:
+    """A saw between 0 and 1, flat between two images and steep at each."""
+
+    def saw(images: Tensor) -> Tensor:
+        return (100 * (images.detach() if gradient is None else Misled.apply(images, gradient))).frac()
+
+    with pytest.raises(ConfigError, match="has the slope 1"):
+        lipschitz_bound(unseen(lambda x: 10 * x, saw), 2, in_channels=1)
+
+
+def test_a_bound_neither_reads_nor_changes_the_processs_random_state() -> None:
+    model, bounds = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3)), []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        bounds.append(lipschitz_bound(model, 4).value)
+        assert torch.equal(before, torch.get_rng_state())
+    assert bounds[0] == bounds[1]
 
 
 @pytest.mark.slow
@@ -608,11 +816,13 @@ def test_own_precision_counts() -> None:
     with torch.no_grad():
         model[1].get_parameter("weight").copy_(torch.tensor([[0.0], [1e-9]]))
         model[1].get_parameter("bias").copy_(torch.tensor([1.0, 1.0]))
-    found = certificates(model, torch.ones(1, 1, 1), torch.tensor([1]), bound=lipschitz_bound(model, (1,)))
-    assert in_float64(model)(torch.ones(1, 1, 1).double()).argmax() == 1
-    assert not found.correct.item()
-    assert found.radii.item() == 0
-    assert found.rounding.item() >= 1e-9
+    images, labels = torch.ones(2, 1, 1), torch.tensor([1, 0])
+    found = certificates(model, images, labels, bound=lipschitz_bound(model, (1,)))
+    assert in_float64(model)(images.double()).argmax(1).tolist() == [1, 1]
+    assert model(images).argmax(1).tolist() == [0, 0]
+    assert found.correct.tolist() == [False, False]
+    assert found.radii.tolist() == [0, 0]
+    assert (found.rounding >= 1e-9).all()
 
 
 def test_assumed_accuracy_is_the_papers_formula() -> None:
@@ -861,7 +1071,8 @@ class Noisy(nn.Module):
 def test_random_weights_have_no_bound() -> None:
     layer = nn.Conv2d(2, 4, 1)
     nn.utils.parametrize.register_parametrization(layer, "weight", Noisy())
-    with pytest.raises(ConfigError, match="random"):
+    fix = "draws random numbers: the weights are other ones each time"
+    with pytest.raises(ConfigError, match=rf"^model = '.*randn_like.* in a parametrization': {fix}$"):
         lipschitz_bound(layer, 3)
 
 
@@ -895,10 +1106,15 @@ IMAGES, LABELS = torch.rand(2, 2, 3, 3), torch.tensor([0, 1])
 @pytest.mark.parametrize(
     ("images", "labels", "radii", "message"),
     [
-        (IMAGES, LABELS, (0.1, 0.0), "radii = 0.0"),
+        (
+            IMAGES,
+            LABELS,
+            (0.1, 0.0),
+            r"^radii = 0.0: must be finite numbers above 0: L2 distances in pixels of \[0, 1\]$",
+        ),
         (IMAGES, LABELS, (-1.0,), "radii = -1.0"),
         (IMAGES, LABELS, (math.inf,), "radii = inf"),
-        (IMAGES, LABELS, (), r"radii = \(\): must be one"),
+        (IMAGES, LABELS, (), r"^radii = \(\): must be one L2 distance at least, in pixels of \[0, 1\]$"),
         (IMAGES, LABELS, 0.1, "radii = 0.1: must be one"),
         (IMAGES, LABELS, [True], "radii = True"),
         (IMAGES, LABELS, ["a"], "radii = 'a'"),

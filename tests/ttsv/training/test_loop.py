@@ -310,7 +310,9 @@ def test_a_backward_pass_of_the_caller_steps_nothing() -> None:
 
 
 def test_metrics_say_where_they_are() -> None:
+    started = time.perf_counter()
     metrics, progress = run(network(), trial(epochs=3, schedule="multistep", milestones=[1], gamma=0.5))
+    assert sum(m.seconds for m in metrics) <= time.perf_counter() - started
     assert [m.epoch for m in metrics] == [1, 2, 3]
     assert [m.epochs for m in metrics] == [3, 3, 3]
     assert [m.lr for m in metrics] == [0.1, 0.05, 0.05]
@@ -324,10 +326,45 @@ def test_seconds_of_a_step_are_without_those_of_the_first_epoch() -> None:
     progress, (epoch, *_) = Progress(), run(network(), trial(epochs=1))[0]
     progress.add(replace(epoch, epoch=1, seconds=9.0, constraint_seconds=5.0))
     assert progress.per_step(3) == (3.0, 5 / 3)
-    for number, seconds in ((2, 3.0), (3, 1.0)):
-        progress.add(replace(epoch, epoch=number, seconds=seconds, constraint_seconds=seconds / 2))
+    progress.add(replace(epoch, epoch=2, seconds=3.0, constraint_seconds=1.5))
+    assert progress.per_step(3) == (1.0, 0.5)
+    progress.add(replace(epoch, epoch=3, seconds=1.0, constraint_seconds=0.5))
     assert (progress.train_seconds, progress.constraint_seconds) == (13.0, 7.0)
     assert progress.per_step(2) == (1.0, 0.5)
+
+
+class Noting(nn.Module):
+    """Notes what holds while it computes, and what it draws."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = network()
+        self.images: list[tuple[bool, int]] = []
+        self.autocast: set[tuple[bool, object]] = set()
+        self.drawn: list[float] = []
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.images.append((self.training, len(images)))
+        self.autocast.add((self.training, torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")))
+        if self.training:
+            self.drawn.append(torch.rand(()).item())
+        logits: Tensor = self.network(images)
+        return logits
+
+
+def test_a_batch_is_the_most_images_that_are_computed_at_once() -> None:
+    model = Noting()
+    run(model, trial(epochs=1))
+    assert model.images == [(True, 8), (True, 8), (True, 6), (False, 8), (False, 2)]
+
+
+@pytest.mark.parametrize(
+    ("precision", "steps"), [("float32", False), ("bf16", torch.bfloat16), ("fp16", torch.float16)]
+)
+def test_the_steps_alone_are_in_less_precision(precision: str, steps: object) -> None:
+    model = Noting()
+    run(model, trial(epochs=1, precision=precision))
+    assert model.autocast == {(True, steps), (False, False)}
 
 
 def test_uint8_images_are_scaled() -> None:
@@ -381,6 +418,21 @@ def test_random_numbers_follow_from_the_seed_alone() -> None:
     assert_equal_models(models[0], models[1])
     other, _ = run(models[2], trial(seed=6))
     assert timeless(first) != timeless(other)
+
+
+def test_each_epoch_draws_its_own_numbers_and_for_ever_the_same() -> None:
+    """Also where statistics are taken anew of another epoch than the last."""
+    drawn = []
+    for seed in (5, 6):
+        model = Noting()
+        _, progress = run(model, trial(seed, epochs=3, lr=1e-12, recalibrate=True, select="best"))
+        assert progress.selected_epoch == 1
+        drawn += model.drawn
+    assert len(set(drawn)) == len(drawn)
+    beginnings = [("epoch", 0), ("epoch", 1), ("epoch", 2), ("selected",)]
+    for place, words in zip((0, STEPS, 2 * STEPS, 4 * STEPS), beginnings, strict=True):
+        with random_state(derived_seed(5, *words), CPU):
+            assert drawn[place] == torch.rand(()).item()
 
 
 @given(count=st.integers(1, 50), seed=st.integers(0, 2**32 - 1), epoch=st.integers(0, 10_000))
@@ -690,6 +742,16 @@ def test_the_best_epoch_is_taken_up_and_constrained() -> None:
     assert conv_norm(model[0].weight, 8, stride=2) <= delta * (1 + 1e-6)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("select", ["last", "best"])
+def test_of_epochs_alike_the_first_is_the_best(select: str) -> None:
+    """By as many right answers; its weights are kept, though a later one's loss may be smaller."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    metrics, progress = run(model, trial(epochs=3, lr=1e-12, select=select, keep_best=True))
+    assert len({m.val_accuracy for m in metrics}) == 1
+    assert (progress.best_epoch, progress.best_accuracy) == (1, metrics[0].val_accuracy)
+    assert progress.selected_epoch == (1 if select == "best" else 3)
+
+
 def test_statistics_are_taken_anew() -> None:
     model, data = network(), dataset()
     run(model, trial(recalibrate=True), Clip(0.5, every=1), data)
@@ -911,7 +973,8 @@ def test_certified_accuracy_is_refused_of_networks_without_an_assumed_constant()
     with pytest.raises(ConfigError, match=r"training\.best_by.*nobody assumes a Lipschitz constant"):
         trial(select="best", best_by="certified")
     assert trial(best_by="certified").canonical() == trial().canonical(), "without a best epoch it has no effect"
-    with pytest.raises(ConfigError, match=r"training\.best_by.*convolutions are all SOC"):
+    fix = "must be accuracy: a Lipschitz constant is assumed of networks whose convolutions are all SOC or SOC-TT"
+    with pytest.raises(ConfigError, match=rf"^training\.best_by = 'certified': {fix}$"):
         run(network(), lipschitz_trial(keep_best=True, best_by="certified"))
 
 
@@ -922,10 +985,11 @@ def test_a_network_in_evaluation_mode_is_trained_all_the_same() -> None:
 
 
 def test_images_of_two_dimensions_are_computed_channels_last() -> None:
-    model = network()
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 6, 3), nn.Flatten(), nn.Linear(96, 10))
     run(model, trial(optimizer="adam"))
-    weight = model[0].get_parameter("weight")
+    weight = model[1].get_parameter("weight")
     assert weight.is_contiguous(memory_format=torch.channels_last)
+    assert not weight.is_contiguous(), "the case must tell the two apart"
 
 
 @pytest.mark.slow
@@ -1053,11 +1117,43 @@ def test_a_loss_that_is_not_finite() -> None:
         run(network(), trial(lr=1e30, epochs=3))
 
 
+def test_an_orthogonal_loss_that_is_not_finite() -> None:
+    """Where the loss is: of frames that the last step left large."""
+
+    class Enlarging(Unconstrained):
+        def project(self, model: nn.Module, step: int, *, force: bool = False) -> None:
+            if step == STEPS and not force:
+                with torch.no_grad():
+                    for parameter in model[0].parameters():  # type: ignore[index]
+                        parameter.mul_(1e10)
+
+    with pytest.raises(DivergedError, match=r"^ort_loss is inf after epoch 1$"):
+        run(network(rank=2), trial(epochs=1), Enlarging())
+
+
 def test_a_weight_that_is_not_finite_under_a_constraint() -> None:
     images = noise(COUNT, 1)
     images.images[5] = math.nan
     with pytest.raises(DivergedError, match="non-finite weights at step"):
         run(network(), trial(batch_size=4), Clip(1.0, every=1), dataset(images))
+
+
+@pytest.mark.parametrize(("select", "last"), [("last", 1), ("last", 3 * STEPS + 1), ("best", 3 * STEPS + 2)])
+def test_what_fails_over_weights_that_are_not_finite_has_diverged(select: str, last: int) -> None:
+    """In a step, or in a projection for the evaluation: of the last epoch's weights, or of the best one's."""
+
+    class Failing(Unconstrained):
+        projections = 0
+
+        def project(self, model: nn.Module, step: int, *, force: bool = False) -> None:
+            self.projections += 1
+            if self.projections == last:
+                with torch.no_grad():
+                    next(model.parameters()).fill_(math.nan)
+                raise RuntimeError("of a decomposition")
+
+    with pytest.raises(DivergedError, match="a weight is not finite"):
+        run(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), trial(epochs=3, lr=1e-12, select=select), Failing())
 
 
 def test_other_errors_over_weights_that_are_not_finite() -> None:
@@ -1091,12 +1187,49 @@ def test_out_of_memory(gpu: bool) -> None:
         run(Hungry(gpu=gpu), trial())
 
 
-def test_a_stopwatch_adds_up() -> None:
-    watch = Stopwatch(CPU)
+def test_a_stopwatch_adds_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch, times = Stopwatch(CPU), iter([1.0, 1.5, 8.0, 8.25, 9.0, 10.0])
+    monkeypatch.setattr("ttsv.training.loop.time.perf_counter", lambda: next(times))
     assert watch.read() == 0
     for _ in range(2):
         with watch:
-            sum(range(20_000))
-    first = watch.read()
-    assert first > 0
+            pass
+    assert watch.read() == 0.75
     assert watch.read() == 0
+    with watch:
+        pass
+    assert watch.read() == 1
+
+
+def test_a_stopwatch_of_a_card_takes_its_streams_time_and_waits_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In milliseconds of events around each part; none is waited for before the time is read."""
+    times, waited = iter([1000.0, 1500.0, 8000.0, 8250.0, 9000.0, 10000.0]), list[float]()
+
+    class Event:
+        def __init__(self, *, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self, stream: str) -> None:
+            assert stream == "the stream of cuda:1"
+            self.at = next(times)
+
+        def synchronize(self) -> None:
+            waited.append(self.at)
+
+        def elapsed_time(self, end: "Event") -> float:
+            return end.at - self.at
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"the stream of {device}")
+    watch = Stopwatch(torch.device("cuda", 1))
+    assert watch.read() == 0
+    for _ in range(2):
+        with watch:
+            pass
+    assert waited == []
+    assert watch.read() == 0.75
+    assert watch.read() == 0
+    with watch:
+        pass
+    assert watch.read() == 1
+    assert waited == [8250.0, 10000.0]

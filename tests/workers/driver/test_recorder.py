@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 import threading
 import time
@@ -13,7 +14,7 @@ from sqlalchemy.exc import OperationalError
 from service.database import Result, Trial
 from service.database.outages import MOST_FAILURES
 from service.experiments import actions
-from service.queue import leases
+from service.queue import attempts, leases
 from service.queue.leases import Lease
 from service.queue.trials import MAX_DEATHS, HeldExperiment
 from tests.results import made_epoch, made_result
@@ -25,6 +26,7 @@ from workers.trial_process.messages import (
     EpochReport,
     FailureReport,
     HinderedReport,
+    ResourceReport,
     ResultReport,
     StageReport,
     StartedReport,
@@ -127,6 +129,7 @@ def test_who_is_to_run_alone_keeps_its_checkpoints_and_may_be_handed_out_again(l
     assert recorder.flush(5)
     trial = bench.trials()[0]
     assert (trial.state, trial.epoch, trial.alone, trial.attempts) == ("queued", 1, True, 0)
+    assert trial.error == "alone after out of memory on a shared card: no room"
     assert told == [("settled", first)]
     recorder.started(first)
     recorder.reported(first, FailureReport("oom", "no room at all"))
@@ -237,6 +240,21 @@ def test_where_trials_run_and_whose_fault_their_deaths_are(bench: Bench) -> None
     assert bench.lab.experiment(bench.experiment_id).progressed_at is not None
 
 
+def test_an_attempt_has_its_environment_and_what_it_used(bench: Bench) -> None:
+    first, second, _ = (trial.id for trial in bench.trials())
+    environment, series = {"host": "node-1", "packages": {"torch": "2"}}, {"interval": 1.0, "cpu": [99.0, 101.5]}
+    for trial_id in (first, second):
+        bench.recorder.started(trial_id)
+        bench.recorder.reported(trial_id, StartedReport("node-1", [], environment if trial_id == first else None))
+    bench.recorder.reported(first, ResourceReport(series))
+    assert bench.recorder.flush(5)
+    with bench.database.read() as session:
+        assert [one.environment for one in attempts.listed(session, first)] == [environment]
+        assert [one.resources for one in attempts.listed(session, first, resources=True)] == [series]
+        assert [one.environment for one in attempts.listed(session, second)] == [None]
+        assert [one.resources for one in attempts.listed(session, second, resources=True)] == [None]
+
+
 def test_one_that_dies_before_it_could_begin_is_charged_as_well(bench: Bench) -> None:
     """Else one whose process never comes up would be tried for ever."""
     first = bench.trials()[0].id
@@ -283,6 +301,42 @@ def test_one_bad_event_spoils_no_other(bench: Bench) -> None:
     assert "could not be stored" in (bad.error or "")
     assert good.state == "succeeded"
     assert not bench.lost.is_set()
+
+
+def test_what_has_queued_up_is_written_in_one_transaction(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, writes = bench.database.write, list[int]()
+
+    def counted(work: Any) -> Any:
+        writes.append(1)
+        return write(work)
+
+    monkeypatch.setattr(bench.database, "write", counted)
+    recorder = Recorder(bench.database, bench.lease, bench.lost.set)
+    for trial in bench.trials():
+        recorder.started(trial.id)
+        recorder.reported(trial.id, epoch(1))
+    recorder.open()
+    assert recorder.flush(5)
+    assert writes == [1]
+    assert len(bench.lab.points(bench.experiment_id)) == 3
+
+
+def test_a_flush_waits_no_longer_than_it_may(bench: Bench) -> None:
+    recorder = Recorder(bench.database, bench.lease, bench.lost.set)
+    assert recorder.flush(0)
+    recorder.started(bench.trials()[0].id)
+    late = threading.Timer(5, recorder.open)
+    late.start()
+    assert not recorder.flush(0.01)
+    late.cancel()
+
+
+def test_a_driver_may_end_while_its_recorder_waits(bench: Bench) -> None:
+    """Else one whose experiment is done would go on for ever."""
+    before = set(threading.enumerate())
+    Recorder(bench.database, bench.lease, bench.lost.set).open()
+    (thread,) = set(threading.enumerate()) - before
+    assert (thread.name, thread.daemon) == ("recorder", True)
 
 
 def test_database_away(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -396,6 +450,52 @@ class TestTrouble:
         again.reported(first, result())
         assert again.flush(5)
         assert (bench.trials()[0].state, bench.trials()[0].attempts) == ("succeeded", 1)
+
+    def test_that_stays_names_all_whose_reports_go_with_the_lease(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Whatever it is that they said."""
+        trials = [trial.id for trial in bench.trials()]
+        self.fail(bench, monkeypatch, 10**6)
+        recorder = Recorder(bench.database, bench.lease, bench.lost.set)
+        recorder.started(trials[2])
+        recorder.reported(trials[1], StartedReport("node-1", []))
+        recorder.reported(trials[1], ResourceReport({"interval": 1.0}))
+        recorder.reported(trials[0], epoch(1))
+        recorder.reported(trials[0], stage())
+        recorder.open()
+        assert bench.lost.wait(10)
+        (line,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+        assert line.endswith(f"given up with reports of trials {trials}")
+
+    def test_amid_a_batch_fails_no_trial(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """One result is refused, so each event is written for itself, and the disk is full at the good one's turn."""
+        first, second, _ = (trial.id for trial in bench.trials())
+        ended = list[int]()
+        recorder = Recorder(bench.database, bench.lease, bench.lost.set, ended.append)
+        recorder.started(first)
+        recorder.started(second)
+        recorder.reported(first, result(accuracy=7.0))
+        recorder.reported(second, result())
+        write, writes = bench.database.write, 0
+
+        def full(work: Any) -> Any:
+            nonlocal writes
+            writes += 1
+            if writes == 6:  # after the batch, three events of it and the failure
+                raise disk_full()
+            return write(work)
+
+        monkeypatch.setattr(bench.database, "write", full)
+        recorder.open()
+        assert recorder.flush(10)
+        assert [trial.state for trial in bench.trials()] == ["failed", "succeeded", "queued"]
+        assert ended == [first, second]
+        refused, waiting = (one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING)
+        assert refused == f"trial {first}: what it reported cannot be stored"
+        assert waiting.startswith("1 events wait for the database: (sqlite3.OperationalError) database or disk is full")
 
     def test_a_failure_that_cannot_be_recorded_gives_the_lease_up(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
