@@ -361,7 +361,7 @@ class _Run:
 
 
 def _require_finite(metrics: EpochMetrics) -> None:
-    for name in ("train_loss", "ort_loss"):  # a loss of validation is that of logits that were found finite
+    for name in ("train_loss", "val_loss", "ort_loss"):
         value = getattr(metrics, name)
         if value is not None and not math.isfinite(value):
             raise DivergedError(f"{name} is {value} after epoch {metrics.epoch}")

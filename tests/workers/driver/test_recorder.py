@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from service.database import Result, Trial
+from service.database.experiments import ResourceSeries
 from service.database.outages import MOST_FAILURES
 from service.experiments import actions
 from service.queue import attempts, leases
@@ -40,6 +41,14 @@ if TYPE_CHECKING:
 
 def epoch(number: int) -> EpochReport:
     return EpochReport([made_epoch(number, val_accuracy=number / 10)])
+
+
+def used(*cpu: float | None) -> ResourceSeries:
+    absent: list[float | None] = [None] * len(cpu)
+    seconds = [float(moment) for moment in range(len(cpu))]
+    return {
+        "interval": 1.0, "seconds": seconds, "cpu": list(cpu), "memory": absent, "gpu": absent, "gpu_memory": absent,
+    }  # fmt: skip
 
 
 def result(accuracy: float = 0.5) -> ResultReport:
@@ -242,7 +251,7 @@ def test_where_trials_run_and_whose_fault_their_deaths_are(bench: Bench) -> None
 
 def test_an_attempt_has_its_environment_and_what_it_used(bench: Bench) -> None:
     first, second, _ = (trial.id for trial in bench.trials())
-    environment, series = {"host": "node-1", "packages": {"torch": "2"}}, {"interval": 1.0, "cpu": [99.0, 101.5]}
+    environment, series = {"host": "node-1", "packages": {"torch": "2"}}, used(99.0, 101.5)
     for trial_id in (first, second):
         bench.recorder.started(trial_id)
         bench.recorder.reported(trial_id, StartedReport("node-1", [], environment if trial_id == first else None))
@@ -460,7 +469,7 @@ class TestTrouble:
         recorder = Recorder(bench.database, bench.lease, bench.lost.set)
         recorder.started(trials[2])
         recorder.reported(trials[1], StartedReport("node-1", []))
-        recorder.reported(trials[1], ResourceReport({"interval": 1.0}))
+        recorder.reported(trials[1], ResourceReport(used()))
         recorder.reported(trials[0], epoch(1))
         recorder.reported(trials[0], stage())
         recorder.open()
