@@ -1,3 +1,4 @@
+import copy
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -320,6 +321,13 @@ def test_metrics_say_where_they_are() -> None:
     assert progress.epoch == 3
     assert progress.train_seconds == pytest.approx(sum(m.seconds for m in metrics))
     assert progress.constraint_seconds == pytest.approx(sum(m.constraint_seconds for m in metrics))
+
+
+def test_a_network_may_make_channels_of_pixels_before_its_first_convolution() -> None:
+    """What looks at its layers' inputs asks for images of the data's channels, not of the convolution's."""
+    layers = [nn.PixelUnshuffle(2), nn.Conv2d(4, 6, 3, padding=1), nn.Flatten(), nn.Linear(96, 10)]
+    metrics, _ = run(nn.Sequential(*layers), trial(epochs=1, spectra_every=1), Clip(1.0, every=1))
+    assert [layer.name for layer in metrics[0].spectra or ()] == ["1"]
 
 
 def test_seconds_of_a_step_are_without_those_of_the_first_epoch() -> None:
@@ -712,12 +720,23 @@ def test_averaged_weights_are_what_is_evaluated() -> None:
             if not force:
                 history.append([parameter.detach().clone() for parameter in model.parameters()])
 
-    model = network()
-    run(model, trial(epochs=2, ema=decay), Watch())
-    expected = history[0]
-    for weights in history[1:]:
-        expected = [decay * old + (1 - decay) * new for old, new in zip(expected, weights, strict=True)]
-    for found, wanted in zip(model.parameters(), expected, strict=True):
+    def average(model: nn.Module) -> nn.Module:
+        expected = history[0]
+        for weights in history[1:]:
+            expected = [decay * old + (1 - decay) * new for old, new in zip(expected, weights, strict=True)]
+        averaged = copy.deepcopy(model)
+        with torch.no_grad():
+            for parameter, value in zip(averaged.parameters(), expected, strict=True):
+                parameter.copy_(value)
+        return averaged
+
+    model, data = network(), dataset()
+    training = fit(model, data, trial(epochs=2, ema=decay), Watch(), device=CPU)
+    for metrics in training:  # those of the first epoch, too, though its training goes on from other weights
+        expected = average(model)
+        logits = predict(expected, data.validation.images)
+        assert metrics.val_loss == pytest.approx(functional.cross_entropy(logits, data.validation.labels).item(), 1e-4)
+    for found, wanted in zip(model.parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
 
 
