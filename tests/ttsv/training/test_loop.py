@@ -590,8 +590,12 @@ def test_convolutions_of_training_steps(tmp_path: Path, monkeypatch: pytest.Monk
     data = dataset(noise(64, 1))
     configs = {kind: trial(epochs=3, batch_size=32, lr=0.01, convolutions=kind) for kind in CONVOLUTIONS}
     models = {kind: wide_network() for kind in CONVOLUTIONS}
-    found = {kind: run(models[kind], config, data=data)[0] for kind, config in configs.items()}
-    assert calls == [True] * 6  # two steps in each of three epochs, of one run; no validation
+    found, called = {}, {}
+    for kind, config in configs.items():
+        found[kind], _ = run(models[kind], config, data=data)
+        called[kind] = calls[:]
+        calls.clear()
+    assert called == {"winograd": [True] * 6, "direct": []}  # two steps in each of three epochs; no validation
     for ours, plain in zip(found["winograd"], found["direct"], strict=True):
         assert ours.val_loss != plain.val_loss
         assert ours.train_loss == pytest.approx(plain.train_loss, rel=1e-4)
