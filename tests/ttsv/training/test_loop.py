@@ -1,3 +1,4 @@
+import copy
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -322,6 +323,13 @@ def test_metrics_say_where_they_are() -> None:
     assert progress.constraint_seconds == pytest.approx(sum(m.constraint_seconds for m in metrics))
 
 
+def test_a_network_may_make_channels_of_pixels_before_its_first_convolution() -> None:
+    """What looks at its layers' inputs asks for images of the data's channels, not of the convolution's."""
+    layers = [nn.PixelUnshuffle(2), nn.Conv2d(4, 6, 3, padding=1), nn.Flatten(), nn.Linear(96, 10)]
+    metrics, _ = run(nn.Sequential(*layers), trial(epochs=1, spectra_every=1), Clip(1.0, every=1))
+    assert [layer.name for layer in metrics[0].spectra or ()] == ["1"]
+
+
 def test_seconds_of_a_step_are_without_those_of_the_first_epoch() -> None:
     progress, (epoch, *_) = Progress(), run(network(), trial(epochs=1))[0]
     progress.add(replace(epoch, epoch=1, seconds=9.0, constraint_seconds=5.0))
@@ -582,8 +590,12 @@ def test_convolutions_of_training_steps(tmp_path: Path, monkeypatch: pytest.Monk
     data = dataset(noise(64, 1))
     configs = {kind: trial(epochs=3, batch_size=32, lr=0.01, convolutions=kind) for kind in CONVOLUTIONS}
     models = {kind: wide_network() for kind in CONVOLUTIONS}
-    found = {kind: run(models[kind], config, data=data)[0] for kind, config in configs.items()}
-    assert calls == [True] * 6  # two steps in each of three epochs, of one run; no validation
+    found, called = {}, {}
+    for kind, config in configs.items():
+        found[kind], _ = run(models[kind], config, data=data)
+        called[kind] = calls[:]
+        calls.clear()
+    assert called == {"winograd": [True] * 6, "direct": []}  # two steps in each of three epochs; no validation
     for ours, plain in zip(found["winograd"], found["direct"], strict=True):
         assert ours.val_loss != plain.val_loss
         assert ours.train_loss == pytest.approx(plain.train_loss, rel=1e-4)
@@ -712,12 +724,23 @@ def test_averaged_weights_are_what_is_evaluated() -> None:
             if not force:
                 history.append([parameter.detach().clone() for parameter in model.parameters()])
 
-    model = network()
-    run(model, trial(epochs=2, ema=decay), Watch())
-    expected = history[0]
-    for weights in history[1:]:
-        expected = [decay * old + (1 - decay) * new for old, new in zip(expected, weights, strict=True)]
-    for found, wanted in zip(model.parameters(), expected, strict=True):
+    def average(model: nn.Module) -> nn.Module:
+        expected = history[0]
+        for weights in history[1:]:
+            expected = [decay * old + (1 - decay) * new for old, new in zip(expected, weights, strict=True)]
+        averaged = copy.deepcopy(model)
+        with torch.no_grad():
+            for parameter, value in zip(averaged.parameters(), expected, strict=True):
+                parameter.copy_(value)
+        return averaged
+
+    model, data = network(), dataset()
+    training = fit(model, data, trial(epochs=2, ema=decay), Watch(), device=CPU)
+    for metrics in training:  # those of the first epoch, too, though its training goes on from other weights
+        expected = average(model)
+        logits = predict(expected, data.validation.images)
+        assert metrics.val_loss == pytest.approx(functional.cross_entropy(logits, data.validation.labels).item(), 1e-4)
+    for found, wanted in zip(model.parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
 
 

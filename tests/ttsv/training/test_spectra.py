@@ -153,6 +153,13 @@ def test_they_are_those_before_and_after_the_last_projection_of_the_epoch(every:
             assert max(layer.before[-1] for layer in one.spectra if layer.before) > DELTA * (1 + 1e-4)
 
 
+def test_of_every_epoch_that_is_looked_at_both_sides_of_a_projection_are() -> None:
+    found = trained(network(), config(3, epochs=5), Clip(DELTA, every=1))
+    watched = {one.epoch: one.spectra for one in found if one.spectra is not None}
+    assert list(watched) == [1, 3, 5]
+    assert all(layer.before is not None for layers in watched.values() for layer in layers)
+
+
 def test_a_training_that_was_killed_gives_the_same_spectra(tmp_path: Path) -> None:
     whole = trained(network(), config(2), Clip(DELTA, every=2))
     with Checkpoints(tmp_path, {}) as checkpoints:
