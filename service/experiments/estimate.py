@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import ColumnElement, Select, func, select
 from sqlalchemy.orm import Session
 
 from service.database import Experiment, Result, Trial
@@ -20,7 +20,7 @@ from ttsv.models.counts import Cost, network_cost
 _PASSES = 3
 """A step takes about three times the multiply-accumulates of a forward pass: backward has two products for each."""
 
-_Key = tuple[str, str, str, float | None]
+Key = tuple[str, str, str, float | None]
 """Data set, network, layer and rank: what decides the time of a step, batch and machine aside."""
 
 
@@ -50,13 +50,13 @@ class Estimator:
     """Estimates the trials of one spec, from what the trials of a project (None: of all) measured."""
 
     def __init__(self, session: Session, trials: Iterable[TrialConfig], project_id: int | None = None) -> None:
-        wanted = {_key(config) for config in trials}
+        wanted = {key_of(config) for config in trials}
         self._measured = _newest(session, wanted, project_id)
         self._any = _largest_of_all(session, project_id)
 
     def estimate(self, config: TrialConfig) -> Estimate:
         """One trial's."""
-        cost = _cost(*_key(config))
+        cost = _cost(*key_of(config))
         reasons = [cost.reason] if cost.reason else []
         images = training_images(config.dataset, config.training.validation)
         steps = None
@@ -77,7 +77,7 @@ class Estimator:
 
     def _step_seconds(self, config: TrialConfig, cost: Cost) -> tuple[float | None, str | None]:
         batch = config.training.batch_size
-        if found := self._measured.get(_key(config)):
+        if found := self._measured.get(key_of(config)):
             basis = f"the steps of trial {found.trial_id}, the newest of this data set, network, layer and rank"
             if found.batch_size != batch:
                 basis += f", of {found.batch_size} images each"
@@ -95,7 +95,8 @@ class Estimator:
         return cost.multiply_accumulates * batch * _PASSES / rate, basis
 
 
-def _key(config: TrialConfig) -> _Key:
+def key_of(config: TrialConfig) -> Key:
+    """A trial's."""
     return config.dataset, config.model, config.layer, config.rank
 
 
@@ -121,20 +122,25 @@ def _cost(dataset: str, model: str, layer: str, rank: float | None) -> Cost:
         return Cost(reason=str(error))
 
 
-def _newest(session: Session, wanted: set[_Key], project_id: int | None) -> dict[_Key, _Measured]:
-    """The newest measured trial of each key."""
-    columns = (Trial.dataset, Trial.model, Trial.layer, Trial.rank)
-    newest = (
+def newest_measured(measured: ColumnElement[bool], wanted: Iterable[Key], project_id: int | None) -> Select[int]:
+    """The newest trials, one of each key, of whose results something holds."""
+    keys = set(wanted)
+    return (
         select(func.max(Trial.id))
         .join(Result, Result.trial_id == Trial.id)
         .where(
-            Result.step_seconds > 0,
-            Trial.dataset.in_({key[0] for key in wanted}),
-            Trial.model.in_({key[1] for key in wanted}),
+            measured,
+            Trial.dataset.in_({key[0] for key in keys}),
+            Trial.model.in_({key[1] for key in keys}),
             *_visible(project_id),
         )
-        .group_by(*columns)
+        .group_by(Trial.dataset, Trial.model, Trial.layer, Trial.rank)
     )
+
+
+def _newest(session: Session, wanted: set[Key], project_id: int | None) -> dict[Key, _Measured]:
+    """The newest measured trial of each key."""
+    newest = newest_measured(Result.step_seconds > 0, wanted, project_id)
     rows = session.execute(_MEASURED.where(Trial.id.in_(newest)))
     return {(row.dataset, row.model, row.layer, row.rank): _measured(row) for row in rows}
 

@@ -5,12 +5,12 @@ Functions take a Session and change nothing.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from service.database import Experiment, Result, Trial
+from service.database import Result, Trial
+from service.experiments.estimate import Key, key_of, newest_measured
 from ttsv.config.memory import TrialMemory, trial_memory
 from ttsv.config.trial import TrialConfig
 from ttsv.errors import ConfigError
@@ -21,8 +21,6 @@ CONTEXT_BYTES = GIB // 2
 HELD_IN_PIECES = 1.1
 """What torch's allocator holds over what tensors take at most: it keeps whole blocks, which count in a share."""
 
-_Key = tuple[str, str, str, float | None]
-"""Data set, network, layer and rank."""
 _Scale = tuple[int, bool]
 """Images of a batch, and whether they are computed in half precision: what the memory of an unknown network goes by."""
 
@@ -59,17 +57,17 @@ class MemoryEstimator:
     """Estimates what trials of one spec take of a card, from what trials of a project (None: of all) took."""
 
     def __init__(self, session: Session, trials: Iterable[TrialConfig], project_id: int | None = None) -> None:
-        self._measured = _newest(session, {_key(config) for config in trials}, project_id)
-        self._found: dict[tuple[_Key, _Scale, TrialMemory | None], Memory | None] = {}
+        self._measured = _newest(session, {key_of(config) for config in trials}, project_id)
+        self._found: dict[tuple[Key, _Scale, TrialMemory | None], Memory | None] = {}
 
     def estimate(self, config: TrialConfig) -> Memory | None:
         """One trial's; None where nothing like it was measured, and its network is known only once it is built."""
-        key = _key(config), _scale(config), trial_memory(config)
+        key = key_of(config), _scale(config), trial_memory(config)
         if key not in self._found:
             self._found[key] = self._estimated(*key)
         return self._found[key]
 
-    def _estimated(self, key: _Key, scale: _Scale, computed: TrialMemory | None) -> Memory | None:
+    def _estimated(self, key: Key, scale: _Scale, computed: TrialMemory | None) -> Memory | None:
         measured = self._measured.get(key)
         if measured is None:
             return None if computed is None else Memory(computed.most, _COMPUTED, computed)
@@ -93,30 +91,13 @@ class MemoryEstimator:
 _COMPUTED = "worked out of its layers, batch and training; nothing like it was measured on a GPU yet"
 
 
-def _key(config: TrialConfig) -> _Key:
-    return config.dataset, config.model, config.layer, config.rank
-
-
 def _scale(config: TrialConfig) -> _Scale:
     return config.training.batch_size, config.training.precision != "float32"
 
 
-def _newest(session: Session, wanted: set[_Key], project_id: int | None) -> dict[_Key, _Measured]:
+def _newest(session: Session, wanted: set[Key], project_id: int | None) -> dict[Key, _Measured]:
     """The newest trial of each key whose training on a GPU was measured."""
-    visible: tuple[Any, ...] = ()
-    if project_id is not None:
-        visible = (Trial.experiment_id.in_(select(Experiment.id).where(Experiment.project_id == project_id)),)
-    newest = (
-        select(func.max(Trial.id))
-        .join(Result, Result.trial_id == Trial.id)
-        .where(
-            Result.peak_memory > 0,
-            Trial.dataset.in_({key[0] for key in wanted}),
-            Trial.model.in_({key[1] for key in wanted}),
-            *visible,
-        )
-        .group_by(Trial.dataset, Trial.model, Trial.layer, Trial.rank)
-    )
+    newest = newest_measured(Result.peak_memory > 0, wanted, project_id)
     columns = (Trial.id, Trial.dataset, Trial.model, Trial.layer, Trial.rank, Trial.config, Result.peak_memory)
     rows = session.execute(select(*columns).join(Result, Result.trial_id == Trial.id).where(Trial.id.in_(newest)))
     found = {}
