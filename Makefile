@@ -18,12 +18,12 @@ BENCHMARKS := first_path serving scheduling reporting spectra clipping bounds se
 install: $(INSTALLED)
 
 # Python compiles what it imports at its first start; to compile all that comes with torch and Ray takes a minute. The pip
-# of older Pythons takes another minute to unpack them.
+# of older Pythons takes another minute to unpack them; the newer one passes on that an editable installation is one.
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'pip>=26'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[dev]'
+	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
 demo: $(INSTALLED)
