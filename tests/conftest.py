@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.examples import PROFILE, SHARES, examples
+from tests.examples import PROFILE, ROWS, SHARES, examples
 
 for _profile in SHARES:
     settings.register_profile(_profile, examples(), derandomize=_profile != "explore", print_blob=True)
@@ -33,14 +33,38 @@ def pytest_collectstart(collector: pytest.Collector) -> None:
         collector.config.pluginmanager.import_plugin("tests.machinery")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks what starts more than its own room; slow files come first, that none is left to one process alone."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    """Marks what starts more than its own room; slow files come first, that none is left to one process alone.
+
+    Of what is then chosen by its marks, a profile may run some rows of each table only.
+    """
     for item in items:
         callspec = getattr(item, "callspec", None)
         if (callspec and "postgres" in callspec.params.values()) or MACHINERY & set(getattr(item, "fixturenames", ())):
             item.add_marker("machinery")
     items.sort(key=lambda item: not _is_slow_throughout(item))
+    yield
+    if ROWS is not None:
+        chosen = _of_each_table(items, ROWS)
+        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+        items[:] = [item for item in items if item in chosen]
+
+
+def _of_each_table(items: list[pytest.Item], rows: int) -> set[pytest.Item]:
+    """So many rows of each parametrized test, evenly spread, and all of those at the root, which hold for all rooms."""
+    tables: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        tables.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    return {
+        item
+        for table in tables.values()
+        for item in (
+            table
+            if len(table) <= rows or table[0].path.parent == Path(__file__).parent
+            else (table[place * (len(table) - 1) // (rows - 1)] for place in range(rows))
+        )
+    }
 
 
 def _is_slow_throughout(item: pytest.Item) -> bool:

@@ -9,6 +9,7 @@ numbers. What a real card would wait for is noted (`Sync`, with the place in `tt
 It is no card: kernels are the processor's, streams run at once, and nothing is said of time, memory and rounding.
 """
 
+import importlib
 import sys
 import warnings
 from collections import Counter
@@ -22,7 +23,6 @@ from typing import Any
 from unittest import mock
 
 import torch
-import torch._dynamo  # which a mode imports at its first operation, and which looks at what is replaced here
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._device import _device_constructors
@@ -135,6 +135,8 @@ class PretendedCards(TorchDispatchMode):
         return False  # nothing here is compiled
 
     def __enter__(self) -> "PretendedCards":
+        # A mode imports it at its first operation, and it looks at what is replaced here.
+        importlib.import_module("torch._dynamo")
         with ExitStack() as stack:
             for patch in self._replaced():
                 stack.enter_context(patch)

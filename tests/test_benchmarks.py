@@ -232,6 +232,7 @@ def test_processes_share_a_card_under_mps_where_that_is_installed(
     assert "nvidia-cuda-mps-control does not serve: [" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_gpu_without_the_service_is_enough() -> None:
     """Nor a server, a database or a cluster."""
     loads = "import sys; sys.path.insert(0, 'benchmarks'); import gpu; print(*sys.modules)"

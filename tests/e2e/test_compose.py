@@ -147,6 +147,7 @@ def _project() -> dict[str, Any]:
     return tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
+@pytest.mark.slow
 def test_the_image_of_the_api_needs_no_torch(tmp_path: Path) -> None:
     """Its group of dependencies is a part of the project's, and the API and its pages get along with it alone."""
     project = _project()

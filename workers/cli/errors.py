@@ -1,8 +1,10 @@
 """What a command says where it fails, and with which code it ends.
 
 0: done. 1: it failed, or what was asked for is invalid or refused. 2: the command line is wrong. 3: no service answers.
+75: a worker's time was over before its work.
 """
 
+import os
 from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec
@@ -12,6 +14,7 @@ import typer
 _P = ParamSpec("_P")
 
 FAILED, UNREACHABLE = 1, 3
+UNFINISHED = os.EX_TEMPFAIL
 
 
 def plain_errors(command: Callable[_P, None]) -> Callable[_P, None]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from workers.cli.client_options import asking, console
-from workers.cli.errors import plain_errors
+from workers.cli.errors import UNFINISHED, plain_errors
 
 if TYPE_CHECKING:
     from service.client import Client
@@ -97,7 +97,10 @@ def worker(
         bool, typer.Option("--requeue", help="Have Slurm run this job again if the time was too short.")
     ] = False,
 ) -> None:
-    """Claim experiments and run them on Ray, until SIGTERM or Ctrl-C. Tells webhooks, where they are configured."""
+    """Claim experiments and run them on Ray, until SIGTERM or Ctrl-C. Tells webhooks, where they are configured.
+
+    Ends with 75 where its time was over before the work, unless the job was queued again.
+    """
     from service.database.engine import Database
     from service.observability import configure_logging
     from service.settings import Settings
@@ -114,7 +117,9 @@ def worker(
     database = Database(settings.url)
     with WebhookSender(settings, database), Upkeep(settings, database):
         unfinished = Worker(settings, database, allocation=time_given).run()
-    if unfinished and requeue:
+    if unfinished:
+        if not requeue:
+            raise typer.Exit(UNFINISHED)
         allocation.requeue(os.environ)
 
 

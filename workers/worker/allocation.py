@@ -16,16 +16,25 @@ DRAIN_SECONDS = 60.0
 IDLE_SECONDS = 60.0
 """So long there is nothing to run before a worker that stays until then leaves: somebody may post the next grid."""
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_CLOCK = re.compile(r"(?:(?P<d>\d+)-)?(?P<h>\d+):(?P<m>\d\d):(?P<s>\d\d)")
+_CLOCK = re.compile(r"(?:\d+-)?\d+:\d\d:\d\d")
 
 
 def seconds_of(text: str) -> float:
     """A time such as `90s`, `30m`, `4h`, `2d`, or `1-12:00:00` as Slurm writes it. Raises `ValueError`."""
-    if clock := _CLOCK.fullmatch(text):
-        return float(sum(int(value or 0) * _UNITS[unit] for unit, value in clock.groupdict().items()))
+    if _CLOCK.fullmatch(text):
+        return _seconds_of_clock(text)
     if found := re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text):
         return float(found[1]) * _UNITS[found[2]]
     raise ValueError(f"{text!r} is no time; write it as 90s, 30m, 4h, 2d or 1-12:00:00")
+
+
+def _seconds_of_clock(text: str) -> float:
+    """A time as Slurm writes it: `1-12:00:00`, `12:00:00`, or `1:58` where little is left. Raises `ValueError`."""
+    days, _, clock = text.rpartition("-")
+    seconds = 0
+    for part in clock.split(":"):
+        seconds = seconds * 60 + int(part)
+    return float(int(days or 0) * 86400 + seconds)
 
 
 @dataclass(frozen=True)
@@ -59,12 +68,29 @@ def allocation(limit: str | None, environment: Mapping[str, str], *, until_idle:
             raise UserError(
                 f"--time-limit {limit}: must be more than {DRAIN_SECONDS:g} s, which a worker takes to leave"
             )
-    elif (end := environment.get("SLURM_JOB_END_TIME", "")).isdecimal():
-        left = int(end) - time.time()
+    elif (given := _left_of_job(environment)) is not None:
+        left = given
     else:
         return Allocation(until_idle=until_idle)
     logger.info("this worker leaves in %.0f min", (left - DRAIN_SECONDS) / 60)
     return Allocation(time.monotonic() + left, until_idle)
+
+
+def _left_of_job(environment: Mapping[str, str]) -> float | None:
+    """Seconds until Slurm ends the job that we are in; None where we are in none, or it has no end."""
+    if (end := environment.get("SLURM_JOB_END_TIME", "")).isdecimal():
+        return int(end) - time.time()
+    job = environment.get("SLURM_JOB_ID")
+    if job is None:
+        return None
+    # A job of Slurm before 23.02 is not told when it ends.
+    try:
+        said = _slurm("squeue", "--noheader", "--job", job, "--format", "%L")
+        return None if said == "UNLIMITED" else _seconds_of_clock(said)
+    except (UserError, ValueError) as error:
+        logger.warning("when job %s ends is not known, so this worker stays until it is killed (%s)", job, error)
+        logger.warning("give --time-limit with the time that the job has")
+        return None
 
 
 def requeue(environment: Mapping[str, str]) -> None:
@@ -73,9 +99,18 @@ def requeue(environment: Mapping[str, str]) -> None:
     if job is None:
         raise UserError("--requeue: there is no SLURM_JOB_ID here; start the worker by sbatch")
     try:
-        done = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True, check=False, timeout=60)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise UserError(f"scontrol requeue {job}: {error}") from None
-    if done.returncode:
-        raise UserError(f"scontrol requeue {job}: {done.stderr.strip()} (submit the job with sbatch --requeue)")
+        _slurm("scontrol", "requeue", job)
+    except UserError as error:
+        raise UserError(f"{error} (submit the job with sbatch --requeue)") from None
     logger.info("job %s is queued again", job)
+
+
+def _slurm(*command: str) -> str:
+    """What a program of Slurm prints. Raises `UserError` where it is not there, fails, or takes over a minute."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UserError(f"{' '.join(command)}: {error}") from None
+    if done.returncode:
+        raise UserError(f"{' '.join(command)}: {done.stderr.strip()}")
+    return done.stdout.strip()

@@ -22,6 +22,7 @@ from service.queue.cluster import Gpu, Machine, Node, Versions
 from service.queue.trials import ArtifactFile, ProtocolRecord, hold
 from tests.held import reported
 from workers.cli.__main__ import app
+from workers.worker.poller import Worker
 
 Run = Callable[..., Result]
 Make = Callable[..., dict[str, Any]]
@@ -313,6 +314,16 @@ class TestEnds:
         monkeypatch.setenv("TTSV_WEBHOOK_URL", "https://example.com")
         done = CliRunner().invoke(app, ["worker"])
         assert (done.exit_code, "TTSV_WEBHOOK_SECRET_FILE" in done.stderr) == (1, True)
+
+    @pytest.mark.parametrize(("unfinished", "code"), [(True, 75), (False, 0)])
+    def test_a_worker_says_whether_it_should_come_back(
+        self, unfinished: bool, code: int, sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("TTSV_DATA_DIR", str(tmp_path))
+        monkeypatch.setenv("TTSV_DATABASE_URL", sqlite_url)
+        monkeypatch.setattr(Worker, "run", lambda worker: unfinished)
+        done = CliRunner().invoke(app, ["worker", "--until-idle", "--time-limit", "2m"])
+        assert done.exit_code == code, done.output
 
     def test_completion_is_offered(self) -> None:
         assert "--install-completion" in CliRunner().invoke(app, ["--help"]).stdout

@@ -13,6 +13,15 @@ from service.errors import UserError
 from workers.worker.allocation import Allocation, allocation, requeue, seconds_of
 
 
+def program(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> Path:
+    """Puts a stand-in for a program of Slurm on the path; the file into which it writes its arguments."""
+    path = folder / name
+    path.write_text(f'#!/bin/sh\necho "$@" > {folder}/said\n{text}\n')
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    return folder / "said"
+
+
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [("90s", 90), ("1.5m", 90), ("4h", 14400), ("2d", 172800), ("0:30:00", 1800), ("1-12:00:00", 129600)],
@@ -50,6 +59,37 @@ def test_by_the_option_before_the_job() -> None:
     assert allocation(None, {"SLURM_JOB_END_TIME": "Unknown"}, until_idle=False) == Allocation()
 
 
+@pytest.mark.parametrize(
+    ("printed", "seconds"), [("1:58", 118), ("0:05", 5), ("3:59:02", 14342), ("1-00:00:00", 86400)]
+)
+def test_a_slurm_that_has_to_be_asked(
+    printed: str, seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = program(tmp_path, monkeypatch, "squeue", f"echo ' {printed}'")
+    given_by_slurm = allocation(None, {"SLURM_JOB_ID": "4711"}, until_idle=True)
+    assert given_by_slurm.ends is not None
+    assert abs(given_by_slurm.ends - time.monotonic() - seconds) < 5
+    assert said.read_text() == "--noheader --job 4711 --format %L\n"
+
+
+def test_a_job_without_an_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    program(tmp_path, monkeypatch, "squeue", "echo UNLIMITED")
+    assert allocation(None, {"SLURM_JOB_ID": "1"}, until_idle=True) == Allocation(until_idle=True)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("text", ["echo INVALID", "echo", "echo 'slurm_load_jobs error' >&2; exit 1"])
+def test_a_slurm_that_does_not_say_when_a_job_ends(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    program(tmp_path, monkeypatch, "squeue", text)
+    assert allocation(None, {"SLURM_JOB_ID": "1"}, until_idle=True) == Allocation(until_idle=True)
+    assert "stays until it is killed" in caplog.text
+    assert "give --time-limit" in caplog.text
+
+
 def test_it_is_over_in_time_to_leave() -> None:
     assert not Allocation().is_over()
     assert not Allocation(time.monotonic() + 65).is_over()
@@ -57,20 +97,13 @@ def test_it_is_over_in_time_to_leave() -> None:
 
 
 class TestRequeue:
-    def scontrol(self, folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> Path:
-        program = folder / "scontrol"
-        program.write_text(f'#!/bin/sh\necho "$@" > {folder}/said\n{text}\n')
-        program.chmod(0o755)
-        monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
-        return folder / "said"
-
     def test_the_job_that_we_are_in(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        said = self.scontrol(tmp_path, monkeypatch, "exit 0")
+        said = program(tmp_path, monkeypatch, "scontrol", "exit 0")
         requeue({"SLURM_JOB_ID": "4711"})
         assert said.read_text() == "requeue 4711\n"
 
     def test_slurm_will_not(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.scontrol(tmp_path, monkeypatch, "echo 'Requested operation is presently disabled' >&2; exit 1")
+        program(tmp_path, monkeypatch, "scontrol", "echo 'Requested operation is presently disabled' >&2; exit 1")
         with pytest.raises(UserError, match=r"requeue 4711: Requested operation is presently disabled \(submit"):
             requeue({"SLURM_JOB_ID": "4711"})
 
