@@ -38,7 +38,7 @@ test: $(INSTALLED)
 # Before each commit: a part of every room, without processes of its own, databases other than SQLite, or training.
 test-quick: export HYPOTHESIS_PROFILE = quick
 test-quick: $(INSTALLED)
-	$(PYTEST) -m "not (gpu or deep or slow or machinery)" $(ARGS)
+	$(PYTEST) -m "not (gpu or deep or slow or machinery)" --ignore tests/browser $(ARGS)
 
 # Before a release, or after a change to the mathematics or to what runs in processes: twice as many examples as were
 # ever drawn, every parameter, and each way in which a process can die, by itself.

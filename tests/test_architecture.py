@@ -89,12 +89,14 @@ def light(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
 
 
 class TestImports:
+    @pytest.mark.slow
     @pytest.mark.parametrize("statement", LIGHT)
     def test_light_modules_stay_light(self, light: dict[str, dict[str, Any]], statement: str) -> None:
         found = light[statement]
         assert {"torch", "torchvision", "ray", "sklearn", "numpy"}.isdisjoint(found["modules"])
         assert found["seconds"] < 4  # one on a processor that has nothing else to do
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("module", ["workers.worker.poller", "workers.node.membership", "workers.node.notes"])
     def test_workers_and_nodes_leave_ray_to_their_children(self, module: str) -> None:
         assert {"torch", "ray"}.isdisjoint(after(f"import {module}")["modules"])

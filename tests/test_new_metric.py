@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parent.parent
+pytestmark = pytest.mark.slow
 
 ENTRY = """
 from ttsv.metrics.catalog import METRICS, MetricInfo

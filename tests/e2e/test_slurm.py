@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 SCRIPTS = Path(__file__).parents[2] / "docker" / "slurm"
+pytestmark = pytest.mark.slow
 
 
 class Allocation:

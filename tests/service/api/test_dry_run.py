@@ -144,6 +144,7 @@ class TestSummary:
         spec = SPEC | {"grid": {"rank": [2, 4]}, "repeat": 5000}
         assert sqlite_api.post("/v1/experiments?dry_run=true&summary=true", json=spec).json()["trial_count"] == 10_000
 
+    @pytest.mark.slow
     def test_twenty_thousand_trials_are_counted_quickly(self, sqlite_api: TestClient) -> None:
         """At a fraction of what the listing takes: the processor's time, whatever else runs."""
         grid = {"rank": list(range(1, 21)), "delta": [k / 10 for k in range(1, 21)], "seed": list(range(50))}

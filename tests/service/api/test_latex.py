@@ -73,6 +73,7 @@ def filled(sqlite_api: TestClient, trial_result: Make) -> int:
     return int(posted.json()["id"])
 
 
+@pytest.mark.slow
 def test_leaderboards(sqlite_api: TestClient, filled: int, tmp_path: Path) -> None:
     documents = {}
     for index, question in enumerate(QUESTIONS):

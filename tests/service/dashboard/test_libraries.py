@@ -50,6 +50,7 @@ def test_no_page_loads_anything_from_elsewhere() -> None:
             pytest.fail(f"{path.name}: {found}")
 
 
+@pytest.mark.slow
 def test_pages_and_scripts_come_compressed_to_who_takes_it(sqlite_api: TestClient) -> None:
     for path in ("/static/lib/echarts.js", "/static/style.css", "/presets", "/openapi.json"):
         packed = sqlite_api.get(path, headers={"Accept-Encoding": "gzip", "Accept": "text/html"})

@@ -674,6 +674,7 @@ class TestHostile:
         said = refused(lambda manifest: manifest["files"].append(entry), {"files/trials/9/9/bomb": bytes(2**20)})
         assert "its manifest says 10" in said
 
+    @pytest.mark.slow
     def test_tables_that_are_none_of_ours(self, refused: Callable[..., str]) -> None:
         empty = {"columns": ["id"], "rows": 0, "size": 0, "sha256": hashlib.sha256(b"").hexdigest()}
         for name in ("alembic_version", "tallies", "pg_class", "sqlite_master"):
@@ -746,6 +747,7 @@ def restored(backups: Backups, request: pytest.FixtureRequest, tmp_path_factory:
     return restored
 
 
+@pytest.mark.slow
 class TestCutShort:
     """A restore that ends at any moment: nothing of it, or all of it."""
 
@@ -894,6 +896,7 @@ class TestCommands:
 
         return run
 
+    @pytest.mark.slow
     def test_there_and_back(
         self, run: Callable[..., Any], lived: Database, source: Settings, target: Settings, file: Path
     ) -> None:

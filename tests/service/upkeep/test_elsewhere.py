@@ -226,6 +226,7 @@ class TestRestore:
         store = store_of(place)
         assert {path: store.read(f"{aside}/{path}", 0, 99) for path in old} == old
 
+    @pytest.mark.slow
     def test_cut_short_what_was_there_is_there_again(
         self, file: Path, place: Settings, monkeypatch: pytest.MonkeyPatch
     ) -> None:

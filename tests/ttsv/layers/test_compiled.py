@@ -79,6 +79,7 @@ def compiles(layer: nn.Module, sides: tuple[int, ...], backend: str = "eager") -
         torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "frames"), kinds())
 def test_every_kind_of_layer_is_one_graph_for_all_batches(kind: str, frames: FrameKind) -> None:
     compiles(layer_of(kind, frames), (6, 6, 6))

@@ -244,6 +244,7 @@ def test_the_authors_schedule_of_power_iterations() -> None:
     assert {soc_iterations("one", step) for step in range(401)} == {1}
 
 
+@pytest.mark.slow
 def test_training_follows_the_norms_and_evaluation_changes_nothing() -> None:
     torch.manual_seed(0)
     layer = SOC(4, 4, 3)
@@ -263,6 +264,7 @@ def test_training_follows_the_norms_and_evaluation_changes_nothing() -> None:
     assert layer.weight.grad.abs().max() > 0
 
 
+@pytest.mark.slow
 def test_gradients() -> None:
     torch.manual_seed(0)
     layer = SOCTT(3, 4, 3, 2, frames="orthonormal", dtype=torch.float64).eval()

@@ -70,7 +70,9 @@ class Case:
             model = self.model()
         images = torch.rand(self.batch, 3, *[self.size] * self.dims, device=device, requires_grad=self.evaluating)
         model.train(not self.evaluating).requires_grad_(not self.evaluating)
-        own = {value.untyped_storage()._cdata for value in (*model.parameters(), *model.buffers())}
+        # Held, as one that a pass replaces would leave its place to what autograd keeps.
+        held = [value.untyped_storage() for value in (*model.parameters(), *model.buffers())]
+        own = {storage._cdata for storage in held}
         found: dict[int, torch.UntypedStorage] = {}
 
         def keep(tensor: Tensor) -> Tensor:

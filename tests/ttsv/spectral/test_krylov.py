@@ -158,6 +158,7 @@ def test_clips_on_a_device_are_those_of_the_processor(
     assert (found.cpu() - expected).abs().max() <= tolerance * expected.abs().max()
 
 
+@pytest.mark.slow
 def test_a_device_is_not_waited_for_once_per_frequency(dense: "Dense", card: "Cards") -> None:
     kernel = low_rank(dense, 100, 100, 4.0, torch.float32).cuda()
     few, many = (card.synchronizations(lambda n=n: clip_conv(kernel, 2.0, n)) for n in (8, 16))  # type: ignore[misc]

@@ -635,6 +635,7 @@ def test_an_epoch_whose_checkpoint_was_lost_is_trained_again(tmp_path: Path) -> 
     assert timeless(rest) == timeless(expected[2:])
 
 
+@pytest.mark.slow
 def test_an_epoch_is_handed_over_once_the_checkpoint_before_is_on_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -203,6 +203,7 @@ def test_optuna_learns_from_what_an_earlier_driver_tried() -> None:
     assert sum(later) / len(later) > sum(first) / len(first) + 0.1
 
 
+@pytest.mark.slow
 def test_failures_teach_nothing() -> None:
     """A diverged trial's last accuracy is no outcome."""
     rows = Rows()

@@ -81,6 +81,7 @@ def test_however_much_it_says(killer: Killer) -> None:
     assert killer.said == [(1, Verdict.TIMEOUT, 0.3)]
 
 
+@pytest.mark.slow
 def test_what_says_nothing(killer: Killer) -> None:
     watchdog = killer.watchdog(hung_after=0.5)
     watchdog.began(1, "actor 1")
@@ -92,6 +93,7 @@ def test_what_says_nothing(killer: Killer) -> None:
     assert killer.killed == ["actor 1", "actor 2"]
 
 
+@pytest.mark.slow
 def test_by_its_own_pace_where_nobody_says_how_long(killer: Killer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten times its longest pause, and never less than the least."""
     monkeypatch.setattr("workers.driver.watchdog.LEAST_HUNG_SECONDS", 0.3)

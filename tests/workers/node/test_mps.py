@@ -131,6 +131,7 @@ def test_it_ends_with_its_server_and_leaves_nothing(machine: Machine, started: M
     assert len(machine.daemons()) == 2
 
 
+@pytest.mark.slow
 def test_one_that_does_not_listen_any_more_is_killed(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mps, "_STOP_SECONDS", 0.5)
     monkeypatch.setenv("STAND_IN_MPS", "stubborn")
@@ -195,6 +196,7 @@ class TestWhereThereCanBeNone:
             service.start()
         assert running(machine) == machine.folders() == []
 
+    @pytest.mark.slow
     def test_one_that_never_answers(self, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("STAND_IN_MPS", "deaf")
         monkeypatch.setattr(mps, "START_SECONDS", 1.0)

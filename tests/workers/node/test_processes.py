@@ -62,6 +62,7 @@ def test_stop_ends_the_whole_session(tmp_path: Path) -> None:
     assert not psutil.pid_exists(int(grandchild)) or psutil.Process(int(grandchild)).status() == psutil.STATUS_ZOMBIE
 
 
+@pytest.mark.slow
 def test_spawned_child_dies_with_its_parent(tmp_path: Path) -> None:
     code = (
         "import os, pathlib, signal, time; from workers.node.processes import spawn;"

@@ -236,6 +236,7 @@ def interrupted(*arguments: Any, **settings: Any) -> AttackRecord:
     raise AssertionError("it gets nowhere")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("shortened")
 @pytest.mark.parametrize(
     ("version", "norm", "eps"), [("standard", "L2", 0.5), ("plus", "Linf", 0.06), ("standard", "L1", 1.5)]
