@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 from urllib.parse import parse_qs
 
@@ -16,6 +16,7 @@ from service.access.security import Scope
 from service.api.experiments import SpecSubmission
 from service.api.http.authentication import Reader
 from service.api.http.dependencies import MAX_ID, Config, Db
+from service.api.http.problems import MAX_ERRORS, summary
 from service.dashboard.rendering import HEADERS, PageRoute, Show
 from service.dashboard.spec_form import IN_THE_TEXT, spec_form
 from service.errors import FieldProblem, ScopeError, SpecError
@@ -155,20 +156,52 @@ class _Change(BaseModel):
 
 
 class _Text(BaseModel):
-    """A spec as it is written, and what is to be changed in it."""
+    """A spec as it is written."""
 
     model_config = ConfigDict(extra="forbid")
 
     text: str
+
+
+class _Look(_Text):
+    """A spec to be looked at; `listed`: with its trials, one by one."""
+
+    listed: bool = False
+
+
+class _Edits(_Text):
+    """A spec, and what is to be changed in it."""
+
     edits: list[_Change] = Field(default=[], max_length=_MOST_EDITS)
 
 
+def _refused(problems: Sequence[FieldProblem]) -> dict[str, object]:
+    """While somebody writes, that the text is wrong is an answer (200): browsers note each 422 as a page's error."""
+    return {"refused": {"detail": summary(problems), "errors": [asdict(problem) for problem in problems[:MAX_ERRORS]]}}
+
+
+@router.post(f"{FORM}/look")
+def looked_at(
+    asked: Annotated[_Look, Body()], database: Db, settings: Config, who: Reader
+) -> dict[str, object] | DryRunOut:
+    """What a dry run of the text says, or what is wrong in it as `refused`."""
+    submission = SpecSubmission(Response(), database, settings, who, None, dry_run=True, summary=not asked.listed)
+    try:
+        return submission.looked_at(read_spec(read_text(asked.text)))
+    except DocumentError as error:
+        return _refused([error.problem or FieldProblem("spec", str(error))])
+    except SpecError as error:
+        return _refused(error.problems)
+
+
 @router.post(f"{FORM}/text")
-def text_with(asked: Annotated[_Text, Body()], who: Reader) -> dict[str, Any]:
-    """A text with some values changed, and what it says: how the form and the text stay in step."""
+def text_with(asked: Annotated[_Edits, Body()], who: Reader) -> dict[str, object]:
+    """A text with some values changed, and what it says, or what is wrong in it: so form and text stay in step."""
     edits = [Edit(tuple(one.path), one.value, one.remove) for one in asked.edits]
     try:
         text, document = edited(asked.text, edits)
     except DocumentError as error:
-        raise SpecError([FieldProblem("text", str(error))]) from error
+        return _refused([FieldProblem("text", str(error))])
+    except SpecError as error:
+        return _refused(error.problems)
     return {"text": text, "document": document}

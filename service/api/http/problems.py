@@ -155,7 +155,7 @@ def install(app: FastAPI) -> None:
 
 def _answer(request: Request, problems: Iterable[FieldProblem]) -> JSONResponse:
     fields = [ProblemField(field=problem.field, message=problem.message) for problem in problems]
-    return problem(422, _summary(fields), instance=request.url.path, errors=fields)
+    return problem(422, summary(fields), instance=request.url.path, errors=fields)
 
 
 def _allowed(request: Request) -> list[str]:
@@ -166,7 +166,8 @@ def _allowed(request: Request) -> list[str]:
     return sorted(taken | {"HEAD"} if "GET" in taken else taken)
 
 
-def _summary(fields: Sequence[ProblemField]) -> str:
+def summary(fields: Sequence[ProblemField | FieldProblem]) -> str:
+    """What is wrong in a sentence: of one field all, of several their names."""
     if len(fields) == 1:
         return f"{fields[0].field}: {fields[0].message}"
     more = ", ..." if len(fields) > 10 else ""

@@ -159,14 +159,18 @@ function settle() {
   if (submit) submit.disabled = posting || looked === null || looked.text !== text.value || ahead();
 }
 
+/** Asks about a text; that it is wrong is an answer, which is told from others by `ok` as elsewhere. */
+async function ask(path, said, signal = undefined) {
+  const result = await send("POST", path, { body: JSON.stringify(said), signal });
+  return result.ok && result.answer.refused ? { ok: false, status: 422, answer: result.answer.refused } : result;
+}
+
 /** Has the API look at the text, and shows its answer if the text is still the same. */
 async function look() {
   if (ahead()) return;
   const asked = text.value;
   const { signal } = looking;
-  const query = list.open ? "" : "&summary=true";
-  const options = { body: asked, type: typeOf(asked), signal };
-  const result = await send("POST", `/v1/experiments?dry_run=true${query}`, options);
+  const result = await ask("/submit/look", { text: asked, listed: list.open }, signal);
   if (signal.aborted || asked !== text.value || ahead()) return;
   const errors = result.ok ? [] : (result.answer?.errors ?? []);
   const known = form.blame(errors);
@@ -210,8 +214,7 @@ function refuse(result, errors = [], known = []) {
 async function pull() {
   const asked = text.value;
   const { signal } = looking;
-  const body = JSON.stringify({ text: asked });
-  const result = await send("POST", "/submit/text", { body, signal });
+  const result = await ask("/submit/text", { text: asked }, signal);
   if (signal.aborted || asked !== text.value || ahead()) return;
   follow(result);
 }
@@ -230,8 +233,7 @@ async function push() {
   text.readOnly = true; // for the moment of the request: what is typed now would be lost
   let result = null;
   while (form.dirty) {
-    const body = JSON.stringify({ text: text.value, edits: form.take() });
-    result = await send("POST", "/submit/text", { body });
+    result = await ask("/submit/text", { text: text.value, edits: form.take() });
     if (!result.ok) break;
     text.value = result.answer.text;
     form.fill(result.answer.document);

@@ -498,6 +498,24 @@ class TestForm:
             assert page.inside.get("spec", "").strip() == text.strip()
         assert sqlite_api.get("/v1/experiments").json()["items"] == []
 
+    @pytest.mark.parametrize("listed", [False, True])
+    def test_looked_at_while_somebody_writes_it_is_what_a_dry_run_says(
+        self, sqlite_api: TestClient, listed: bool
+    ) -> None:
+        query = "dry_run=true" if listed else "dry_run=true&summary=true"
+        for wrong in ({}, {"grid": {"rank": [0], "lambda": [1]}}, {"name": ""}, {"base": {"dataset": "nix"}}):
+            spec = START | wrong
+            told = sqlite_api.post(f"/v1/experiments?{query}", json=spec)
+            looked = sqlite_api.post("/submit/look", json={"text": write_yaml(spec), "listed": listed})
+            assert looked.status_code == 200
+            if told.status_code == 200:
+                assert looked.json() == told.json()
+                assert bool(looked.json()["trials"]) is listed
+            else:
+                assert looked.json() == {"refused": {name: told.json()[name] for name in ("detail", "errors")}}
+        assert sqlite_api.post("/submit/look", json={"text": "- x"}).json()["refused"]["errors"]
+        assert sqlite_api.get("/v1/experiments").json()["items"] == []
+
     def test_a_text_and_its_changes(self, sqlite_api: TestClient) -> None:
         text = "name: x  # mine\nbase: {rank: 4}\n"
         edits = [{"path": ["base", "rank"], "remove": True}, {"path": ["grid", "rank"], "value": [4, 8]}]
@@ -510,12 +528,20 @@ class TestForm:
             ({"text": "a: .inf"}, "Infinity"),
             ({"text": "{" * 50}, "not JSON"),
             ({"text": "base: 5", "edits": [{"path": ["base", "x"], "value": 1}]}, "must be an object"),
-            ({"text": "a: 1", "edits": [{"path": []}]}, "at least 1"),
-            ({"text": "a: 1", "nix": 1}, "unknown"),
         ):
             answer = sqlite_api.post("/submit/text", json=body)
-            assert answer.status_code == 422, body
-            assert said in answer.text, body
+            assert answer.status_code == 200, body
+            (problem,) = answer.json()["refused"]["errors"]
+            assert problem["field"] == ("base" if "edits" in body else "text")
+            assert said in problem["message"], body
+        malformed: list[tuple[dict[str, object], str]] = [
+            ({"text": "a: 1", "edits": [{"path": []}]}, "at least 1"),
+            ({"text": "a: 1", "nix": 1}, "unknown"),
+        ]
+        for request, said in malformed:
+            answer = sqlite_api.post("/submit/text", json=request)
+            assert answer.status_code == 422, request
+            assert said in answer.text, request
 
 
 class TestBoards:
@@ -816,7 +842,7 @@ class TestKeys:
         posted = site.post("/submit", data={"spec": write_yaml(START), "do": "post"}, headers=ours)
         assert posted.status_code == 403
         others = {"Origin": "https://evil.example"}
-        for path in ("/submit", "/submit/text"):
+        for path in ("/submit", "/submit/text", "/submit/look"):
             assert site.post(path, data={"spec": "x"} if path == "/submit" else None, headers=others).status_code == 401
         assert len(site.get("/v1/experiments").json()["items"]) == 1
 
