@@ -19,6 +19,7 @@ from sqlalchemy import (
     ColumnElement,
     CursorResult,
     Engine,
+    Select,
     UpdateBase,
     any_,
     create_engine,
@@ -43,6 +44,8 @@ _RETRIED_STATES = {"40001", "40P01"}  # serialization failure, deadlock
 _DISK_FULL = "53100"
 _READ_ONLY_TRANSACTION = "25006"
 _WRITE_ATTEMPTS = 5
+_IN_BINARY = "ttsv_binary"
+"""An execution option of statements whose rows the driver is to receive in binary."""
 
 
 def _newest_sqlite() -> ModuleType:
@@ -143,6 +146,16 @@ def among(
     return column.in_(values)
 
 
+def driver_rows(session: Session, query: Select[Any]) -> list[tuple[Any, ...]]:
+    """A query's rows as the driver makes them, JSON as text: tens of thousands in a third of the time.
+
+    PostgreSQL sends them in binary, so that neither side writes or reads a number's digits.
+    """
+    with session.connection().execute(query, execution_options={_IN_BINARY: True}) as result:
+        assert isinstance(result, CursorResult), "of such a statement it always is"
+        return list(result.cursor.fetchall())
+
+
 def upsert(session: Session) -> Any:
     """The database's own INSERT, which knows what to do with a row that exists."""
     return postgresql.insert if is_postgres(session) else sqlite.insert
@@ -222,4 +235,11 @@ def _patiently(change: Callable[[], object]) -> None:
 def _postgres(url: URL) -> Engine:
     limits = "-c statement_timeout=30s -c lock_timeout=10s -c idle_in_transaction_session_timeout=60s"
     connect = {"options": limits, "connect_timeout": 5}
-    return create_engine(url, pool_pre_ping=True, connect_args=connect, **_JSON)
+    engine = create_engine(url, pool_pre_ping=True, connect_args=connect, **_JSON)
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def _choose_format(_connection: Any, cursor: Any, _text: str, _values: Any, context: Any, _many: bool) -> None:
+        if context is not None and context.execution_options.get(_IN_BINARY):
+            cursor.format = 1  # psycopg.pq.Format.BINARY
+
+    return engine

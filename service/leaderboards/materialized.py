@@ -10,7 +10,7 @@ from sqlalchemy import JSON, ColumnElement, Text, cast, column, func, literal_co
 from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
 
 from service.database import Protocol, Result, Score, ScoreBoard, ScoreRank, Trial
-from service.database.engine import among, is_postgres
+from service.database.engine import among, driver_rows, is_postgres
 from service.leaderboards.answer import Position
 from service.leaderboards.conditions import COLUMNS
 from service.leaderboards.filters import Question
@@ -151,7 +151,7 @@ class StoredScores:
         if len(others) == 1 and not self._conditions and not self._others:
             # A whole board comes in half the time from PostgreSQL; where few rows are chosen this would take longer.
             query = _unbeaten(query, first, others[0], means[0])
-        rows = self._session.connection().execute(query).all()
+        rows = driver_rows(self._session, query)
         if self._others:
             meant = self._of_others(board.id)
             rows = [row for row in rows if row[0] in meant]
@@ -167,17 +167,15 @@ class StoredScores:
     ) -> dict[tuple[FieldValue, FieldValue], list[Cell]]:
         """By the values of two fields, tuples for lists: all rows that have a metric."""
         spreads = select(ScoreRank.seeds, ScoreRank.mean, ScoreRank.std, ScoreRank.score_id)
-        with self._session.connection().execute(self._of(spreads, board.id, metric)) as result:
-            measured = {
-                row[-1]: row for row in result.cursor.fetchall()
-            }  # the driver's own: half the time for plain rows
+        measured = {row[-1]: row for row in driver_rows(self._session, self._of(spreads, board.id, metric))}
         if self._others:
             measured = {key: measured[key] for key in measured.keys() & self._of_others(board.id)}
         found: defaultdict[tuple[FieldValue, FieldValue], list[Cell]] = defaultdict(list)
         keys, *counts, down, across = self._read(board.id, fields, [Score.id, Score.seeds, Score.trials])
-        for key, place, seeds, trials in zip(keys, zip(down, across, strict=True), *counts, strict=True):
-            if (one := measured.get(key)) is not None:
-                found[place].append((seeds, trials, one))
+        cells = zip(*counts, map(measured.get, keys), strict=True)
+        for place, cell in zip(zip(down, across, strict=True), cells, strict=True):
+            if cell[2] is not None:
+                found[place].append(cell)
         return found
 
     def _read(
@@ -189,12 +187,11 @@ class StoredScores:
             stored = select(*columns, *(getattr(Score, field) for field in fields)).where(*mine)
             rows = self._session.connection().execute(stored).all()
             return list(zip(*rows, strict=True)) if rows else [()] * (len(columns) + len(fields))
-        gathered = [*columns, *map(self._field, fields)]
-        # Each as one text: of tens of thousands of rows that takes half the time.
-        texts = self._session.connection().execute(
-            select(*(cast(self._listed(one), Text) for one in gathered)).where(*mine)
-        )
-        lists = [from_json(one) if one else [] for one in texts.one()]
+        # Each as one array or text: of tens of thousands of rows that takes half the time.
+        arrays = list(map(func.array_agg if is_postgres(self._session) else self._listed, columns))
+        told = [cast(self._listed(self._field(field)), Text) for field in fields]
+        (gathered,) = driver_rows(self._session, select(*arrays, *told).where(*mine))
+        lists = [from_json(one) if type(one) is str else one or [] for one in gathered]
         for index, field in enumerate(fields, len(columns)):
             default = hashable(default_of(field))
             if dict in (kinds := set(map(type, lists[index]))):

@@ -1,8 +1,7 @@
 """Which means are best beyond their errors: Welch's t-test, from means and spreads alone."""
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
 from functools import cache
 
 from service.leaderboards.metrics import Measure, Metric
@@ -20,65 +19,72 @@ def unbeaten(measured: Sequence[Measure | None], metric: Metric) -> list[int]:
 
     A mean of one seed has no error: nobody can say that it is best, nor that another is where it leads.
     """
-    known = [(index, one) for index, one in enumerate(measured) if one is not None]
+    known = [one for one in measured if one is not None]
     if not metric.has_best or not known:
         return []
-    sign = 1 if metric.more_is_better else -1
-    best = max(sign * one.mean for _, one in known)
-    if any(one.std is None for _, one in known if sign * one.mean == best):
+    best = (max if metric.more_is_better else min)([one.mean for one in known])
+    if any(one.std is None for one in known if one.mean == best):
         return []
-    form, factor = f".{metric.reading.decimals}f", metric.reading.factor
-    rows = [
-        _Row((sign * one.mean, one.std**2 / one.seeds, one.seeds - 1), format(one.mean * factor, form), index)
-        for index, one in known
-        if one.std is not None
+    sign = 1 if metric.more_is_better else -1
+    form, factor = f".{metric.reading.decimals}f", sign * metric.reading.factor
+
+    def printed(row: _Row) -> str:
+        return format(row[0] * factor, form)
+
+    # Plain tuples, and printed only where it decides: a page of a board has forty columns.
+    rows: list[_Row] = [
+        (sign * one.mean, one.std**2 / one.seeds, one.seeds - 1, index)
+        for index, one in enumerate(measured)
+        if one is not None and one.std is not None
     ]
-    rows.sort(key=lambda row: (-row.error[0], row.error[1]))
+    rows.sort(key=lambda row: (-row[0], row[1]))
     leading: dict[int, list[_Row]] = {}
     found = []
     for place, row in enumerate(rows):
-        if not _is_beaten(row, rows[:place], leading.values()):
-            found.append(row.index)
-        front = leading.setdefault(row.error[2], [])
-        if not front or row.error[1] < front[-1].error[1]:
+        if not _is_beaten(row, rows[:place], leading.values(), printed):
+            found.append(row[3])
+        front = leading.setdefault(row[2], [])
+        if not front or row[1] < front[-1][1]:
             front.append(row)
     return sorted(found) if len(found) < len(rows) else []
 
 
 _Error = tuple[float, float, int]
 """A mean, the square of its standard error, and its degrees of freedom."""
+_Row = tuple[float, float, int, int]
+"""An `_Error` of several seeds, more of which is better, and where it stands in the column."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """A mean of several seeds, more of which is better; as it is printed; and where it stands in the column."""
-
-    error: _Error
-    printed: str
-    index: int
-
-
-def _is_beaten(row: _Row, before: Sequence[_Row], leading: Iterable[Sequence[_Row]]) -> bool:
+def _is_beaten(
+    row: _Row, before: Sequence[_Row], leading: Collection[Sequence[_Row]], printed: Callable[[_Row], str]
+) -> bool:
     """Whether one of the rows before it, best first, is better beyond both errors.
 
     `leading` are those of them, by their degrees of freedom, than which no better one has a smaller error. Where these
     are too near by the cruder bound, so are the others, which are nearer and have larger errors: a thousand rows alike
     are not compared each with each.
     """
-    mean, error, freedom = row.error
+    mean, error, freedom, _ = row
     is_open = False
     for front in leading:
-        nearest, _ = _bounds(front[0].error[2], freedom)
+        nearest, _ = _bounds(front[0][2], freedom)
         for better in front:
-            apart = better.error[0] - mean
-            if apart * apart > nearest * (better.error[1] + error):
+            apart = better[0] - mean
+            if apart * apart > nearest * (better[1] + error):
                 is_open = True
-                if better.printed != row.printed and _differ(better.error, row.error):
+                if _differ(better, row) and printed(better) != printed(row):
                     return True
-    return is_open and any(
-        better.error[0] > mean and better.printed != row.printed and _differ(better.error, row.error)
-        for better in before
-    )
+    if not is_open:
+        return False
+    least = min(front[-1][1] for front in leading) + error
+    nearest = min(_bounds(front[0][2], freedom)[0] for front in leading)
+    for better in before:
+        apart = better[0] - mean
+        if apart * apart <= nearest * least:
+            return False  # those that follow are nearer
+        if _differ(better, row) and printed(better) != printed(row):
+            return True
+    return False
 
 
 def _error_of(seeds: int, mean: float, std: float | None) -> _Error:
@@ -86,7 +92,7 @@ def _error_of(seeds: int, mean: float, std: float | None) -> _Error:
     return mean, std**2 / seeds, seeds - 1
 
 
-def _differ(one: _Error, other: _Error) -> bool:
+def _differ(one: _Error | _Row, other: _Error | _Row) -> bool:
     """Whether two means are told apart; the chance itself is computed only where cruder bounds leave it open."""
     apart, error = (one[0] - other[0]) ** 2, one[1] + other[1]
     # Welch's degrees of freedom lie between the fewer of both and their sum.
@@ -128,7 +134,7 @@ def chance(one: Measure, other: Measure) -> float:
     return _chance(*_statistic(*(_error_of(each.seeds, each.mean, each.std) for each in (one, other))))
 
 
-def _statistic(one: _Error, other: _Error) -> tuple[float, float]:
+def _statistic(one: _Error | _Row, other: _Error | _Row) -> tuple[float, float]:
     """The square of Welch's t, and its degrees of freedom."""
     apart, error = one[0] - other[0], one[1] + other[1]
     if apart == 0:
