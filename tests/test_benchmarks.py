@@ -23,7 +23,10 @@ SCRIPTS = [path for path in MODULES if '__name__ == "__main__"' in path.read_tex
 RECORDS = BENCHMARKS / "records.jsonl"
 TAKE_LONGEST = ("first_path", "gpu", "reporting", "scheduling", "serving")
 """Those that start services, servers, or a process for each part."""
-STARTED_BY_OTHER_TESTS = {"docs/notebook.py": "tests/test_doc_blocks.py"}
+STARTED_BY_OTHER_TESTS = {
+    "docs/notebook.py": "tests/test_doc_blocks.py",
+    "docs/pictures.py": "tests/browser/test_pages.py",
+}
 
 
 def started(*arguments: str) -> subprocess.CompletedProcess[str]:

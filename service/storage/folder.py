@@ -133,13 +133,25 @@ class Folder:
         # Under a name of its own first: a copy that a kill cuts short is never taken for a whole one, and two that are
         # made at once, as an answer was late, do not meet.
         partial = place.with_name(f"{place.name}.{secrets.token_hex(4)}{PARTIAL}")
+        refused: list[OSError] = []
+
+        def copy_file(source: str, target: str) -> None:
+            try:
+                shutil.copy2(source, target)
+            except OSError as error:
+                refused.append(error)
+                raise
+
         try:
-            shutil.copytree(self.path(source), partial)
+            shutil.copytree(self.path(source), partial, copy_function=copy_file)
             partial.rename(place)
         except OSError:
             shutil.rmtree(partial, ignore_errors=True)
-            if not place.is_dir():
-                raise
+            if place.is_dir():
+                return
+            if refused:  # the tree's own error has no number, by which a full disk is told from a trial's fault
+                raise refused[0] from None
+            raise
 
     def make(self, folder: str) -> None:
         """As `Store.make`."""

@@ -1,10 +1,14 @@
 """The pages in a browser: curves, a trial watched to its end, lists, print, names that mean harm, accessibility."""
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image, ImageStat
 from sqlalchemy.orm import Session
 
 from service.database import EpochPoint, Event, Experiment, Trial, TrialState
@@ -387,3 +391,16 @@ class TestEveryPage:
                 tab.settle()
                 assert page.evaluate("() => document.documentElement.scrollWidth - innerWidth") <= 0, path
             assert page.locator("b[onclick]").count() == 0
+
+
+def test_pictures_are_taken_of_a_page_in_light_and_in_dark(site: Site, tmp_path: Path) -> None:
+    script = Path(__file__).parents[2] / "docs" / "pictures.py"
+    wanted = ["--url", site.url, "--experiment", "1", "--into", str(tmp_path), "--only", "leaderboard"]
+    done = subprocess.run([sys.executable, str(script), *wanted], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    light, dark = tmp_path / "leaderboard.png", tmp_path / "leaderboard-dark.png"
+    with Image.open(light) as bright, Image.open(dark) as dim:
+        assert bright.size == dim.size == (1280, 900)
+        brightness = [ImageStat.Stat(one.convert("L")).mean[0] for one in (bright, dim)]
+    assert brightness[0] > 200
+    assert brightness[1] < 80

@@ -1,7 +1,7 @@
 """Chaos: a grid on two nodes of Ray while everything that can die does, and a verdict on what is left.
 
-    python -m tests.chaos [--database sqlite|postgresql] [--seconds N | --kills N] [--every SECONDS] [--seed N]
-                          [--kills-only] [--record]
+    python -m tests.chaos [--database sqlite|postgresql] [--seconds N | --count N] [--every SECONDS] [--seed N]
+                          [--only kill|freeze] [--record]
 
 Experiments are posted through the API as long as things are broken, so that there is always work; then all is left in
 peace until everything has ended. The seed is printed: the same one draws the same mishaps, if not at the same moments.
@@ -69,9 +69,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--database", choices=("sqlite", "postgresql"), default="postgresql")
     parser.add_argument("--seconds", type=float, default=120, help="how long things break")
-    parser.add_argument("--kills", type=int, help="so many SIGKILLs instead")
+    parser.add_argument("--count", type=int, help="until so many were killed instead, or frozen where --only says so")
     parser.add_argument("--every", type=float, default=3.0, help="mean pause between two mishaps, in seconds")
-    parser.add_argument("--kills-only", action="store_true")
+    parser.add_argument("--only", choices=("kill", "freeze"), help="no other mishap; who is frozen wakes as a zombie")
     parser.add_argument(
         "--clock", type=float, default=3600, help="by how much the drivers' clocks are wrong, in seconds"
     )
@@ -90,8 +90,8 @@ def main() -> int:
             site.mend()
             time.sleep(0.5)
         began = time.monotonic()
-        monkey = Monkey(site, options.seed, options.every, options.kills_only)
-        while not _enough(monkey, began, options.seconds, options.kills):
+        monkey = Monkey(site, options.seed, options.every, options.only)
+        while not _enough(monkey, began, options.seconds, options.count):
             monkey.turn()
             site.mend()
             if poster.pending or _open(database) < MOST_OPEN:
@@ -139,8 +139,8 @@ def main() -> int:
     return 1 if verdict.faults else 0
 
 
-def _enough(monkey: Monkey, began: float, seconds: float, kills: int | None) -> bool:
-    return time.monotonic() - began > seconds if kills is None else monkey.kills >= kills
+def _enough(monkey: Monkey, began: float, seconds: float, count: int | None) -> bool:
+    return time.monotonic() - began > seconds if count is None else monkey.met(monkey.only or "kill") >= count
 
 
 def _open(database: Database) -> int:

@@ -14,29 +14,33 @@ FREEZES = ("driver", "trial", "worker")
 
 @dataclass
 class Monkey:
-    """Draws one mishap after another. `done` counts them; `every` is the mean pause between two, in seconds."""
+    """Draws one mishap after another. `done` counts them; `every` is the mean pause between two, in seconds.
+
+    `only` is `kill`, `freeze`, or None for any.
+    """
 
     site: Site
     seed: int
     every: float
-    kills_only: bool = False
+    only: str | None = None
     done: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
         self._next = time.monotonic()
 
-    @property
-    def kills(self) -> int:
-        """How many processes it has killed."""
-        return sum(count for name, count in self.done.items() if name.startswith("kill "))
+    def met(self, mishap: str) -> int:
+        """How many processes a `kill` or `freeze` has met."""
+        return sum(count for name, count in self.done.items() if name.startswith(f"{mishap} "))
 
     def turn(self) -> None:
         """Does what is due."""
         if time.monotonic() < self._next:
             return
         self._next = time.monotonic() + self._random.expovariate(1 / self.every)
-        if self.kills_only or self._random.random() < 0.7:
+        if self.only == "freeze":
+            self._freeze()
+        elif self.only == "kill" or self._random.random() < 0.7:
             self._kill()
         else:
             self._hinder()
@@ -48,6 +52,13 @@ class Monkey:
             self.site.kill(pid)
             self._say(f"kill {kind}", f"process {pid}")
 
+    def _freeze(self) -> None:
+        kind = self._random.choice(FREEZES)
+        if victims := self.site.victims(kind):
+            pid, seconds = self._random.choice(victims), LEASE_SECONDS + 3.0
+            self.site.freeze(pid, seconds)
+            self._say(f"freeze {kind}", f"process {pid} for {seconds:g} s")
+
     def _hinder(self) -> None:
         mishaps = ["freeze"]
         if self.site.postgres is not None:
@@ -57,11 +68,7 @@ class Monkey:
         mishap = self._random.choice(mishaps)
         proxy = None if self.site.postgres is None else self.site.postgres.proxy
         if mishap == "freeze":
-            kind = self._random.choice(FREEZES)
-            if victims := self.site.victims(kind):
-                pid, seconds = self._random.choice(victims), LEASE_SECONDS + 3.0
-                self.site.freeze(pid, seconds)
-                self._say(f"freeze {kind}", f"process {pid} for {seconds:g} s")
+            self._freeze()
         elif mishap == "disk":
             if self.site.fill_disk(3):
                 self._say("disk full", "for 3 s")

@@ -125,7 +125,9 @@ class RayProcess:
                 self._child.wait(_STOP_SECONDS)
             _sweep(self._folder, self._child.pid)
             self._child.wait()
-            self._child = self._folder = None
+        elif self._folder is not None:  # it could not be started
+            _sweep(self._folder, None)
+        self._child = self._folder = None
         if self._mps is not None:
             self._mps.stop()
 

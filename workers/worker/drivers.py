@@ -65,6 +65,7 @@ class Drivers:
         self._settings, self._cluster, self._command = settings, cluster, command
         self._drivers: dict[Lease, Driver] = {}
         self._troubles: dict[int, _Trouble] = {}
+        self._refused: list[Lease] = []
 
     def __iter__(self) -> Iterator[Driver]:
         return iter(list(self._drivers.values()))
@@ -76,18 +77,27 @@ class Drivers:
         """The driver that holds a lease."""
         return self._drivers.get(lease)
 
-    def start(self, lease: Lease) -> Driver:
-        """Runs the experiment of a lease; call it in a thread that lives as long as the driver is wanted."""
+    def start(self, lease: Lease) -> Driver | None:
+        """Runs the experiment of a lease; call it in a thread that lives as long as the driver is wanted.
+
+        None where the machine refuses, such as for want of room on its disk: `collect` gives the lease back.
+        """
         number, fence = str(lease.experiment_id), str(lease.fence)
         log = self._settings.data_dir / "logs" / f"experiment-{number}-{fence}.log"
         command = [*self._command, "--experiment", number, "--fence", fence]
-        child = spawn(command, env=self._environment(), log=log, death=signal.SIGTERM, stdin=subprocess.PIPE)
+        try:
+            child = spawn(command, env=self._environment(), log=log, death=signal.SIGTERM, stdin=subprocess.PIPE)
+        except OSError as error:
+            pause = self._trouble_of(lease.experiment_id).failed()
+            logger.error("no driver can be started for experiment %s: %s; another try in %.1f s", number, error, pause)
+            self._refused.append(lease)
+            return None
         self._drivers[lease] = driver = Driver(lease, child)
         logger.info("running experiment %s (fence %s, log %s)", number, fence, log)
         return driver
 
     def collect(self) -> list[Lease]:
-        """What drivers had that ended meanwhile; those that died of themselves are started anew ever more slowly."""
+        """What drivers had that ended meanwhile, or had none; after a death or a refusal the next comes more slowly."""
         ended = [driver for driver in self if driver.child.poll() is not None]
         for driver in ended:
             self._clean_up(driver)
@@ -95,9 +105,9 @@ class Drivers:
             if code == 0 or time.monotonic() - driver.started > _HEALTHY_SECONDS:
                 self._troubles.pop(number, None)
             if code != 0 and not driver.unwanted:
-                pause = self._troubles.setdefault(number, _Trouble()).failed()
+                pause = self._trouble_of(number).failed()
                 logger.error("the driver of experiment %d ended with code %d; another in %.1f s", number, code, pause)
-        return [driver.lease for driver in ended]
+        return self._without_driver() + [driver.lease for driver in ended]
 
     def drain(self, grace: float) -> list[Lease]:
         """Lets all write what they know, for so many seconds, and ends them; what they had."""
@@ -110,7 +120,7 @@ class Drivers:
                 driver.child.wait(max(0.0, deadline - time.monotonic()))
             driver.kill()
             self._clean_up(driver)
-        return [driver.lease for driver in ended]
+        return self._without_driver() + [driver.lease for driver in ended]
 
     def trouble(self, experiment_id: int) -> str | None:
         """Why an experiment's next driver must wait, or None."""
@@ -118,7 +128,14 @@ class Drivers:
         if trouble is None or time.monotonic() >= trouble.until:
             return None
         times = "once" if trouble.deaths == 1 else f"{trouble.deaths} times"
-        return f"its driver died {times} (see the worker's logs) and is started again soon"
+        return f"its driver died or could not start {times} (see the worker's logs) and is started again soon"
+
+    def _without_driver(self) -> list[Lease]:
+        refused, self._refused = self._refused, []
+        return refused
+
+    def _trouble_of(self, experiment_id: int) -> "_Trouble":
+        return self._troubles.setdefault(experiment_id, _Trouble())
 
     def _clean_up(self, driver: Driver) -> None:
         lease = driver.lease

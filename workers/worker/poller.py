@@ -95,7 +95,7 @@ class Worker:
         logger.info("worker %s: %d CPUs, %d GPUs", self.name, self._cpus, self._cards.count)
         with self._signals():
             try:
-                self._cluster.start()
+                self._start_cluster()
                 while not self._stopping:
                     pause = self._turn()
                     beat()
@@ -161,7 +161,14 @@ class Worker:
                 driver.kill()
             self._cluster.stop()
             self._sleep(self._cluster_backoff.failed())
+            self._start_cluster()
+
+    def _start_cluster(self) -> None:
+        """Begins to start it; where the machine refuses, such as for want of room on its disk, it counts as failed."""
+        try:
             self._cluster.start()
+        except OSError as error:
+            logger.error("the Ray cluster cannot be started, trying again: %s", error)
 
     def _release_ended(self, *, drained: bool) -> None:
         """Gives back what ended drivers still hold: those that completed or released hold nothing."""

@@ -196,6 +196,8 @@ def _is_taken(port: int) -> bool:
 
 def _write_token(path: Path) -> None:
     """Creates the token, readable by its owner only, unless it is there; several workers may try at once."""
+    if path.exists():
+        return  # and no room on the disk is needed for one more
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f"{path.name}-{secrets.token_hex(4)}")
     with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:  # noqa: PTH123

@@ -149,8 +149,8 @@ class Scheduler:
     def _claim(self, experiment_id: int, slots: int, shunned: Sequence[str]) -> None:
         claim = partial(leases.claim, worker=self._worker, process=self._process, experiment_id=experiment_id)
         lease = self._database.write(claim)
-        if lease is not None:
-            self._drivers.start(lease).tell(slots, sys.maxsize, shunned)
+        if lease is not None and (driver := self._drivers.start(lease)) is not None:
+            driver.tell(slots, sys.maxsize, shunned)
 
     def _complete(self, session: Session, experiment_id: int) -> None:
         """Ends an experiment of which nothing is left to do; whoever had it could not."""

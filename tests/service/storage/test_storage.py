@@ -4,6 +4,7 @@ import errno
 import hashlib
 import io
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -178,6 +179,28 @@ class TestAttempts:
         put(store, "trials/7/2/file", b"22")
         store.copy("trials/7/1", "trials/7/2")
         assert store.files("trials/7") == {"1/file": 1, "2/file": 2}
+
+    def test_a_copy_for_which_there_is_no_room_says_so_by_its_number(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store = Folder(tmp_path / "store")
+        first = begin(store, 7, Attempt(1))
+        for number in range(3):
+            put(store, f"{first}/checkpoints/{number}", b"1")
+        copy = shutil.copy2
+
+        def full(source: str, target: str) -> None:
+            if not source.endswith("/0"):
+                raise OSError(errno.ENOSPC, "No space left on device", target)
+            copy(source, target)
+
+        monkeypatch.setattr(shutil, "copy2", full)
+        with pytest.raises(OSError, match="No space left") as refused:
+            begin(store, 7, Attempt(2))
+        assert refused.value.errno == errno.ENOSPC, "not the tree's own error, which has none"
+        assert store.folders("trials/7", partial=True) == store.folders("trials/7")
+        monkeypatch.undo()
+        assert len(store.files(begin(store, 7, Attempt(2)))) == 3
 
     def test_checkpoints_go_and_artifacts_stay(self, store: Store) -> None:
         path = begin(store, 7, Attempt(1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import logging
 import os
@@ -32,6 +33,7 @@ from service.queue.trials import HeldExperiment
 from service.settings import Settings
 from tests.held import under
 from ttsv.results import CHECKPOINTS
+from workers.node import processes
 from workers.node.processes import identity
 from workers.worker import allocation
 from workers.worker.allocation import Allocation
@@ -189,9 +191,64 @@ def test_who_waits_for_a_driver_that_dies_is_told_so(lab: Lab, monkeypatch: pyte
     rig = Rig(lab, "import sys; sys.exit(3)")
     rig.turn_until(lambda: lab.experiment(experiment_id).waiting)
     reason = lab.experiment(experiment_id).waiting
-    assert reason == "its driver died once (see the worker's logs) and is started again soon"
+    assert reason == "its driver died or could not start once (see the worker's logs) and is started again soon"
     assert lab.experiment(experiment_id).state == "queued"
     rig.worker._drain()
+
+
+def test_a_disk_without_room_costs_no_worker(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No driver and no cluster can be started while it is full; afterwards all goes on."""
+    monkeypatch.setattr("service.database.outages.random.uniform", lambda low, high: 0.2)
+    full = True
+
+    def spawn(*arguments: Any, **options: Any) -> Any:
+        if full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return processes.spawn(*arguments, **options)
+
+    monkeypatch.setattr("workers.worker.drivers.spawn", spawn)
+    rig = Rig(lab, SLEEP)
+    start = rig.cluster.start
+
+    def start_where_there_is_room() -> None:
+        rig.cluster.broken = True
+        if full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        start()
+
+    monkeypatch.setattr(rig.cluster, "start", start_where_there_is_room)
+    experiment_id = lab.post([0, 1])
+    rig.turn_until(lambda: lab.experiment(experiment_id).waiting)
+    experiment = lab.experiment(experiment_id)
+    assert experiment.waiting == (
+        "its driver died or could not start once (see the worker's logs) and is started again soon"
+    )
+    assert (experiment.state, len(rig.worker._drivers)) == ("queued", 0)
+    rig.cluster.broken = True
+    rig.worker._turn()
+    assert rig.cluster.failed()
+    assert "the Ray cluster cannot be started, trying again: [Errno 28] No space left" in caplog.text
+    assert "no driver can be started for experiment 1: [Errno 28] No space left" in caplog.text
+    full = False
+    rig.turn_until(lambda: len(rig.worker._drivers) == 1)
+    assert not rig.cluster.failed()
+    rig.turn_until(lambda: lab.experiment(experiment_id).state == "running")
+    assert {(trial.attempts, trial.deaths) for trial in lab.trials(experiment_id)} == {(0, 0)}
+    rig.worker._drain()
+
+
+def test_a_lease_without_a_driver_is_given_back_by_who_stops(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    def spawn(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("workers.worker.drivers.spawn", spawn)
+    rig = Rig(lab, SLEEP)
+    experiment_id = lab.post([0])
+    rig.turn_until(lambda: lab.experiment(experiment_id).fence == 1)
+    rig.worker._drain()
+    assert (lab.experiment(experiment_id).state, lab.experiment(experiment_id).worker) == ("queued", None)
 
 
 def test_what_fits_no_node_waits_and_says_why(lab: Lab) -> None:

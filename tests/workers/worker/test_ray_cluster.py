@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import socket
 import subprocess
@@ -14,7 +15,7 @@ from service.settings import Settings
 from service.specs.states import NodeState
 from workers.node.processes import identity
 from workers.worker.observation import Observation
-from workers.worker.ray_cluster import Cluster, Door, LocalCluster
+from workers.worker.ray_cluster import Cluster, Door, LocalCluster, _write_token
 
 
 @pytest.fixture
@@ -59,6 +60,33 @@ def test_failed_start_is_noticed_and_leaves_nothing(tmp_path: Path, fast_death: 
     assert cluster.last_words() == "no port left"
     cluster.stop()
     assert not list((tmp_path / "tmp").iterdir())
+
+
+def test_a_start_that_the_machine_refuses_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def spawn(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("workers.node.raylet.spawn", spawn)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    cluster = LocalCluster(tmp_path, cpus=1, gpus=0)
+    with pytest.raises(OSError, match="No space left"):
+        cluster.start()
+    assert cluster.failed()
+    cluster.stop()
+    assert not list((tmp_path / "tmp").iterdir())
+
+
+def test_a_token_that_is_there_takes_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "token").write_text("there")
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("workers.worker.ray_cluster.os.open", full)
+    _write_token(tmp_path / "token")
+    with pytest.raises(OSError, match="No space left"):
+        _write_token(tmp_path / "another")
 
 
 def test_start_removes_what_killed_workers_left(tmp_path: Path, fast_death: list[list[str]]) -> None:
