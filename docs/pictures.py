@@ -110,7 +110,8 @@ def main() -> int:
         if experiment is None:
             experiment = client.submit(SPEC).id
             for seen in client.watch(experiment):
-                print(f"experiment {experiment}: {seen.state}", flush=True)
+                sys.stdout.write(f"\rexperiment {experiment}: {seen.state}, {seen.progress.epochs_done} epochs done")
+            print(flush=True)
         found = addresses(client, experiment)
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
         for name in options.only:
