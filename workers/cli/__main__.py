@@ -19,7 +19,8 @@ from workers.cli.spectrum import spectrum
 
 app = typer.Typer(
     help="Experiments on networks with controlled singular values.",
-    epilog="Ends with 0: done; 1: failed, invalid or refused; 2: wrong command line; 3: no service answers.",
+    epilog="Ends with 0: done; 1: failed, invalid or refused; 2: wrong command line; 3: no service answers; "
+    "75: a worker's time was over before its work.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
