@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-from sqlalchemy import select
-from sqlalchemy.orm import Session
+from sqlalchemy import bindparam, select
+from sqlalchemy.orm import Session, defer
 
 from service.database import (
     OUT_OF_MEMORY,
@@ -25,7 +25,7 @@ from service.database import (
     TrialState,
     now,
 )
-from service.database.engine import upsert
+from service.database.engine import insert_rows, upsert
 from service.database.experiments import ResourceSeries, StoredSpectra
 from service.experiments import epoch_points, epoch_spectra, events, transitions
 from service.experiments.events import EventKind
@@ -46,6 +46,14 @@ Not fewer: whoever kills processes at random, as a machine short of memory does,
 
 ALONE = "alone after out of memory on a shared card"
 """Why such a trial waits for a whole card, or has one."""
+
+
+_TRIALS = (
+    select(Trial)
+    .where(Trial.experiment_id == bindparam("of_experiment"), Trial.id.in_(bindparam("trials", expanding=True)))
+    .options(defer(Trial.config))
+    .execution_options(populate_existing=True)
+)
 
 
 @dataclass(frozen=True)
@@ -104,11 +112,11 @@ class HeldExperiment:
 
     def read_trials(self, trial_ids: Iterable[int]) -> None:
         """Reads those trials in one statement that were not read yet; writes read theirs one by one."""
-        mine = Trial.experiment_id == self.experiment.id
+        experiment_id = self.experiment.id
         if missing := [trial_id for trial_id in trial_ids if trial_id not in self._trials]:
-            query = select(Trial).where(mine, Trial.id.in_(missing)).execution_options(populate_existing=True)
             with self._session.no_autoflush:  # changes of other trials can wait until all are written together
-                self._trials |= {trial.id: trial for trial in self._session.scalars(query)}
+                found = self._session.scalars(_TRIALS, {"of_experiment": experiment_id, "trials": missing})
+                self._trials |= {trial.id: trial for trial in found}
 
     def add_trial(self, planned: PlannedTrial, point: FieldValues | None = None) -> int:
         """The id of a searcher's trial: queued after the last one, or there already with this fingerprint.
@@ -272,13 +280,8 @@ class HeldExperiment:
         points: list[Mapping[str, object]] = [*self._points.values()]
         spectra: list[Mapping[str, object]] = [*self._spectra.values()]
         for entity, rows in ((EpochPoint, points), (EpochSpectra, spectra)):
-            if not rows:
-                continue
-            table = entity.__table__
-            insert = upsert(self._session)(table)
-            news = {column.name: insert.excluded[column.name] for column in table.c if not column.primary_key}
-            statement = insert.on_conflict_do_update(index_elements=list(table.primary_key), set_=news)
-            self._session.connection().execute(statement, rows)
+            if rows:
+                insert_rows(self._session.connection(), entity, rows, replace=True)
 
     def _trial(self, trial_id: int, expected: TrialState) -> Trial | None:
         """The trial if it belongs to the experiment and is in the expected state."""
