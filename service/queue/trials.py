@@ -4,9 +4,10 @@ A transaction's unit of work is `with hold(session, lease) as held`: it begins b
 writes, and at its end the scores of the cells that they touched are made anew. A stale worker writes nothing.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, TypedDict
 
 from sqlalchemy import bindparam, select
@@ -140,16 +141,19 @@ class HeldExperiment:
             self._tell(EventKind.TRIAL_SUGGESTED, trial, point=point)
         return trial.id
 
-    def start_trial(self, trial_id: int) -> bool:
-        """Marks a queued trial as running and counts the attempt; whether it may run.
+    def start_trial(self, trial_id: int, at: datetime | None = None, later: Collection[datetime] = ()) -> bool:
+        """Marks a queued trial as running and counts the attempt that began at that moment; whether it may run.
 
-        A trial that is final, as it was cancelled meanwhile, may not.
+        Said again (a lost reply to COMMIT) it changes nothing, though the attempt's end may be stored by then, and
+        attempts that began `later`. A trial that is final, as it was cancelled meanwhile, may not run.
         """
-        if trial := self._trial(trial_id, TrialState.QUEUED):
-            trial.state, trial.started_at, trial.node = TrialState.RUNNING, now(), None
+        trial = self._trial(trial_id, TrialState.QUEUED)
+        if trial is None:
+            return self._trial(trial_id, TrialState.RUNNING) is not None
+        if trial.started_at is None or trial.started_at not in (at, *later):
+            trial.state, trial.started_at, trial.node = TrialState.RUNNING, at or now(), None
             trial.attempts += 1
-            return True
-        return self._trial(trial_id, TrialState.RUNNING) is not None
+        return True
 
     def place_trial(self, trial_id: int, node: str, environment: Mapping[str, object] | None = None) -> None:
         """Says where the trial runs, and with what."""
@@ -232,12 +236,13 @@ class HeldExperiment:
             self._got_on()
             self._tell(EventKind.TRIAL_FAILED, trial, failure=failure)
 
-    def lose_trial(self, trial_id: int, error: str, *, charged: bool = True) -> None:
+    def lose_trial(self, trial_id: int, error: str, *, charged: bool = True, began: datetime | None = None) -> None:
         """The trial's process died: it is queued again.
 
         `charged`: alone, on a node that lives; the trial fails when it died so `MAX_DEATHS` times without getting on.
+        `began`: the attempt that this is about, if it is known; said again once the next one runs it changes nothing.
         """
-        trial = self._trial(trial_id, TrialState.RUNNING)
+        trial = self._attempt(trial_id, began)
         if trial is None:
             return
         error = _storable(error)
@@ -254,12 +259,12 @@ class HeldExperiment:
             )
             self._tell(EventKind.TRIAL_FAILED, trial, failure=trial.failure)
 
-    def crowd_trial(self, trial_id: int, error: str) -> None:
+    def crowd_trial(self, trial_id: int, error: str, *, began: datetime | None = None) -> None:
         """The trial found too little memory on a card that it shared: it is queued again, to run alone, and once.
 
-        Nothing is held against it: what was missing others may have had.
+        Nothing is held against it: what was missing others may have had. `began` as in `lose_trial`.
         """
-        trial = self._trial(trial_id, TrialState.RUNNING)
+        trial = self._attempt(trial_id, began)
         if trial is None:
             return
         if trial.alone:
@@ -269,9 +274,9 @@ class HeldExperiment:
         transitions.requeue_trial(trial, charged=False)
         trial.failure, trial.error = OUT_OF_MEMORY, _storable(f"{ALONE}: {error}")
 
-    def yield_trial(self, trial_id: int) -> None:
-        """The trial gives way to others, and goes on later."""
-        if trial := self._trial(trial_id, TrialState.RUNNING):
+    def yield_trial(self, trial_id: int, *, began: datetime | None = None) -> None:
+        """The trial gives way to others, and goes on later; `began` as in `lose_trial`."""
+        if trial := self._attempt(trial_id, began):
             transitions.requeue_trial(trial, charged=False)
             self._tell(EventKind.TRIAL_YIELDED, trial)
 
@@ -288,6 +293,11 @@ class HeldExperiment:
         self.read_trials([trial_id])
         trial = self._trials.get(trial_id)
         return trial if trial is not None and trial.state is expected else None
+
+    def _attempt(self, trial_id: int, began: datetime | None) -> Trial | None:
+        """The trial if it runs, and runs the attempt that began then."""
+        trial = self._trial(trial_id, TrialState.RUNNING)
+        return trial if trial is not None and began in (None, trial.started_at) else None
 
     def _got_on(self) -> None:
         """More is done than before."""

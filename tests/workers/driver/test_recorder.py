@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+import operator
 import sqlite3
 import threading
 import time
@@ -34,7 +36,7 @@ from workers.trial_process.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
     from tests.workers.conftest import Lab
 
@@ -370,6 +372,33 @@ def test_database_away(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     assert bench.trials()[0].state == "succeeded"
     assert [trial.attempts for trial in bench.trials()] == [1, 0, 0]
     assert bench.lab.points(bench.experiment_id) == [(first, 1)]
+
+
+def test_what_is_written_twice_counts_once(lab: Lab) -> None:
+    """The reply to a COMMIT was lost: the same batch is written again, whatever ends of attempts and starts it has."""
+    says: dict[str, Callable[[Recorder, int], None]] = {
+        "start": lambda recorder, trial_id: recorder.started(trial_id),
+        "death": lambda recorder, trial_id: recorder.died(trial_id, "killed"),
+        "crowd": lambda recorder, trial_id: recorder.reported(trial_id, CrowdedReport("no room")),
+        "way": lambda recorder, trial_id: recorder.gave_way(trial_id),
+        "hindrance": lambda recorder, trial_id: recorder.reported(trial_id, HinderedReport("the disk is full")),
+    }
+    stories = [("start", *words) for words in itertools.product(says, repeat=2)]
+    experiment_id = lab.post(list(range(2 * len(stories))))
+    lease = lab.database.write(lambda session: leases.claim(session, "worker", None))
+    assert lease is not None
+    recorder = Recorder(lab.database, lease, lambda: None)  # whose thread never begins: batches are stored by hand
+    became = operator.attrgetter("state", "attempts", "deaths", "turn", "failure", "error")
+    ids = [trial.id for trial in lab.trials(experiment_id)]
+    for story, *pair in zip(stories, ids[::2], ids[1::2], strict=True):
+        for trial_id, times in zip(pair, (1, 2), strict=True):
+            for word in story:
+                says[word](recorder, trial_id)
+            for _ in range(times):
+                recorder._store(recorder._events)
+            recorder._events.clear()
+        once, twice = (trial for trial in lab.trials(experiment_id) if trial.id in pair)
+        assert became(once) == became(twice), story
 
 
 def is_gone() -> OperationalError:
