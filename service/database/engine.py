@@ -80,7 +80,7 @@ class Database:
     def __init__(self, url: str | URL) -> None:
         parsed = make_url(url)
         self.engine = _sqlite(parsed) if parsed.get_backend_name() == "sqlite" else _postgres(parsed)
-        self.writer = self.engine.execution_options(ttsv_begin="BEGIN IMMEDIATE")
+        self.writer = self.engine.execution_options(ttsv_writes=True)
         self._reader = self.engine
         if self.engine.dialect.name == "postgresql":  # SQLite's readers see one moment anyhow
             self._reader = self.engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
@@ -231,9 +231,35 @@ def _sqlite(url: URL) -> Engine:
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Any) -> None:
-        connection.exec_driver_sql(connection.get_execution_options().get("ttsv_begin", "BEGIN"))
+        if connection.get_execution_options().get("ttsv_writes"):
+            _begin_writing(connection)
+        else:
+            connection.exec_driver_sql("BEGIN")
 
     return engine
+
+
+def _begin_writing(connection: Connection) -> None:
+    """Takes the lock of writers, as soon as it is free: SQLite itself would look ever more rarely, ten times a second.
+
+    Of many writers the same one might then miss its turn for seconds.
+    """
+    driver, last = connection.connection.driver_connection, time.monotonic() + _PATIENCE
+    assert driver is not None, "a connection that is in use is open"
+    driver.execute("PRAGMA busy_timeout=0")
+    try:
+        while True:
+            try:
+                driver.execute("BEGIN IMMEDIATE")
+            except sqlite_driver.OperationalError as error:
+                if getattr(error, "sqlite_errorcode", 0) & 0xFF != SQLITE_BUSY or time.monotonic() > last:
+                    connection.exec_driver_sql("BEGIN IMMEDIATE")  # which says so as others expect it
+                    return
+                time.sleep(random.uniform(0.001, 0.005))
+            else:
+                return
+    finally:
+        driver.execute(f"PRAGMA busy_timeout={1000 * _PATIENCE}")
 
 
 def _make_folder(file: Path) -> None:

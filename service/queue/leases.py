@@ -12,7 +12,7 @@ from datetime import timedelta
 from sqlalchemy import ColumnElement, bindparam, delete, func, select, update
 from sqlalchemy.orm import Session, defer
 
-from service.database import EPOCHS_DONE, OPEN_TRIALS, Experiment, ExperimentState, Trial, TrialState, Worker, now
+from service.database import EPOCHS_DONE, OPEN_TRIALS, Experiment, ExperimentState, Tally, TrialState, Worker, now
 from service.database.engine import changed_rows, upsert
 from service.database.experiments import ProcessIdentity
 from service.errors import LeaseLostError
@@ -106,7 +106,7 @@ def claim(
     experiment.state = ExperimentState.RUNNING
     experiment.started_at = experiment.started_at or now()
     experiment.claimed_at = now()
-    done = session.scalar(select(func.sum(EPOCHS_DONE)).where(Trial.experiment_id == experiment.id))
+    done = session.scalar(select(func.sum(EPOCHS_DONE)).where(Tally.experiment_id == experiment.id))
     experiment.epochs_at_claim = int(done or 0)
     experiment.worker, experiment.process = worker, process
     experiment.waiting = experiment.unfit_since = None
@@ -179,7 +179,7 @@ def complete(session: Session, lease: Lease) -> bool:
     One that was asked to stop is `stopped`. Else it succeeded if every trial did or was stopped early by its scheduler.
     """
     experiment = lock(session, lease)
-    states = select(Trial.state, func.count()).where(Trial.experiment_id == experiment.id).group_by(Trial.state)
+    states = select(Tally.state, Tally.trials).where(Tally.experiment_id == experiment.id)
     counts: dict[TrialState, int] = {row[0]: row[1] for row in session.execute(states)}
     if any(counts.get(state) for state in OPEN_TRIALS):
         return False

@@ -39,6 +39,7 @@ from workers.worker import allocation
 from workers.worker.allocation import Allocation
 from workers.worker.poller import Standstill, Worker
 from workers.worker.ray_cluster import Cluster, LocalCluster
+from workers.worker.upkeep import Upkeep
 
 if TYPE_CHECKING:
     from tests.workers.conftest import Lab
@@ -631,9 +632,8 @@ def _claim(lab: Lab, worker: str, process: ProcessIdentity | None) -> Lease:
     return lease
 
 
-def test_checkpoints_of_cancelled_trials_go_and_others_stay(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoints_of_cancelled_trials_go_and_others_stay(lab: Lab) -> None:
     """Cancelled while nobody ran them; what waits, or is paused, goes on from its checkpoints."""
-    monkeypatch.setattr("workers.worker.poller.SWEEP_SECONDS", 0)
     cancelled, paused, queued, later = (lab.post([seed]) for seed in range(4))
     folders = {}
     for experiment_id in (cancelled, paused, queued, later):
@@ -643,10 +643,10 @@ def test_checkpoints_of_cancelled_trials_go_and_others_stay(lab: Lab, monkeypatc
         folders[experiment_id].with_name("model").touch()
     lab.database.write(lambda session: actions.cancel(session, cancelled))
     lab.database.write(lambda session: actions.pause(session, paused))
-    rig = Rig(lab, SLEEP)
-    rig.worker._sweep()
+    upkeep = Upkeep(Settings(data_dir=lab.data_dir), lab.database)
+    upkeep.sweep()
     assert {experiment_id for experiment_id, folder in folders.items() if folder.exists()} == {paused, queued, later}
     assert folders[cancelled].with_name("model").exists()
     lab.database.write(lambda session: actions.cancel(session, later))
-    rig.worker._sweep()
+    upkeep.sweep()
     assert not folders[later].exists()
