@@ -400,6 +400,8 @@ killed() {
     check "the grid ends" within 1800 has_state "$killed" succeeded
     note "grid of 20 trials, with both kills" "$((SECONDS - step)) s"
     check "20 of 20 trials succeeded, once each: results, networks, epochs" all_once "$killed" 20
+    check "each was recorded under the image's revision" test "$(sql "SELECT DISTINCT record->>'git_revision'
+        FROM environments")" = "$revision"
     check "doctor, in the worker's container, finds nothing broken" \
         docker exec --env TTSV_URL=http://api:8000 "$worker" ttsv doctor
 }

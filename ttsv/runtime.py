@@ -26,9 +26,16 @@ from ttsv.errors import (
     TrialError,
 )
 
+REVISION = "TTSV_REVISION"
+"""The variable of the environment by which an image, which has no checkout, says of which revision its code is."""
+
 
 class RevisionFields(TypedDict):
-    """The code's git revision, and whether tracked files differ from it; None without a checkout that tracks it."""
+    """The code's git revision, and whether tracked files differ from it.
+
+    Without a checkout that tracks the code the revision is what the image says of itself, and None where none does;
+    whether files differ nobody knows then: None.
+    """
 
     git_revision: str | None
     git_dirty: bool | None
@@ -61,9 +68,13 @@ def describe_environment(device: torch.device) -> EnvironmentFields:
     }
 
 
+_IS_REVISION = re.compile(r"[0-9a-f]{7,64}")
+"""An image that was built without being told says `unknown`."""
+
+
 @functools.cache
 def _git(folder: Path) -> RevisionFields:
-    """Revision of the checkout that tracks the folder, and whether tracked files differ from it; None without one."""
+    """Revision of the checkout that tracks the folder, and whether tracked files differ from it; else the image's."""
 
     def git(*arguments: str) -> str:
         run = subprocess.run(
@@ -76,7 +87,8 @@ def _git(folder: Path) -> RevisionFields:
         dirty = bool(git("status", "--porcelain", "--untracked-files=no"))
         return {"git_revision": git("rev-parse", "HEAD"), "git_dirty": dirty}
     except (OSError, subprocess.SubprocessError):
-        return {"git_revision": None, "git_dirty": None}
+        told = os.environ.get(REVISION, "")
+        return {"git_revision": told if _IS_REVISION.fullmatch(told) else None, "git_dirty": None}
 
 
 def find_device(name: str) -> torch.device:

@@ -73,8 +73,12 @@ def usable_instructions() -> dict[str, str]:
 
 
 def without_settings() -> dict[str, str]:
-    """Our environment for processes that hold no credentials: nothing of our settings."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(("TTSV_", "RAY_ADDRESS"))}
+    """Our environment for processes that hold no credentials: nothing of our settings, but the image's revision."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name == "TTSV_REVISION" or not name.startswith(("TTSV_", "RAY_ADDRESS"))
+    }
 
 
 def _shows_amx() -> bool:

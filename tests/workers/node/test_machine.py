@@ -24,6 +24,14 @@ from workers.node.machine import (
 )
 
 
+def test_a_process_without_our_settings_knows_the_images_revision(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TTSV_REVISION", "TTSV_DATABASE_URL", "RAY_ADDRESS"):
+        monkeypatch.setenv(name, "x")
+    kept = machine.without_settings()
+    assert "TTSV_REVISION" in kept
+    assert kept.keys().isdisjoint({"TTSV_DATABASE_URL", "RAY_ADDRESS"})
+
+
 def test_what_this_machine_has() -> None:
     assert 1 <= local_cpus() <= (psutil.cpu_count() or 1)
     assert local_gpus({"CUDA_VISIBLE_DEVICES": ""}) == []
