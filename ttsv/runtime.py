@@ -148,7 +148,10 @@ def measured_convolutions(device: torch.device) -> Iterator[None]:
         torch.backends.cudnn.benchmark = before
 
 
-_NO_MEMORY = re.compile(r"CUDA error: out of memory|CU\w+_ALLOC_FAILED|cudaErrorMemoryAllocation")
+_NO_MEMORY = re.compile(
+    r"CUDA (driver )?error: out of memory|CU\w+_ALLOC(ATION)?_FAILED|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY"
+    r"|CUDA ran out of memory outside PyTorch's allocator"
+)
 """Of a library that allocates by itself, for the handles and workspaces that are not torch's."""
 _NO_ROOM_FOR_A_WAY = re.compile(
     r"unable to find an engine to execute|Unable to find a valid cuDNN algorithm"
@@ -158,7 +161,7 @@ _NO_ROOM_FOR_A_WAY = re.compile(
 """What cuDNN and cuBLAS say where no workspace could be had, and for other reasons too."""
 _OTHER_BUILD = re.compile(r"no kernel image is available|cudaErrorNoKernelImageForDevice")
 _LOST = re.compile(
-    r"no CUDA-capable device|device not ready|busy or unavailable|unspecified launch failure"
+    r"no CUDA-capable device|device not ready|busy or unavailable"
     r"|\bXid\b|GPU (is|has been) lost|fallen off the bus|uncorrectable|NVLink error|unknown error|driver shutting down"
     r"|system not yet initialized",
     re.I,
@@ -171,7 +174,9 @@ _SERVED = re.compile(
 """Of a client of NVIDIA's MPS, whose server ended, gave it up, or does not take it (CUDA's errors 805 to 810)."""
 _REFUSED = re.compile(r"invalid (argument|configuration|device ordinal)|STATUS_(INVALID_VALUE|BAD_PARAM|NOT_SUPPORTED)")
 """A call that was refused: a bug, after which the context goes on."""
-_BROKEN = re.compile(r"CUDA error:|cuDNN error|CU\w+_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR)|device-side assert", re.I)
+_BROKEN = re.compile(
+    r"CUDA (driver )?error:|cuDNN error|CU\w+_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR)|device-side assert", re.I
+)
 
 
 def _device_failure(error: Exception) -> TrialError | None:
