@@ -17,11 +17,15 @@ from torch.nn import functional
 from tests.examples import deep
 from tests.pretended import PretendedCards, UnexpectedSync, WrongDevice, counted
 from ttsv.config.trial import TrialConfig
+from ttsv.constraints import Unconstrained
+from ttsv.data import load_dataset
 from ttsv.evaluation.saved import evaluate
 from ttsv.metrics import cost
 from ttsv.metrics.accuracy import run_to_end
+from ttsv.models import create_model
 from ttsv.models.shapes import LAYERS
 from ttsv.results import EpochMetrics, TrialResult
+from ttsv.training.loop import fit
 from ttsv.trial import run_trial
 
 STEPS = 3
@@ -259,6 +263,28 @@ def test_a_trial_on_the_second_card_stays_there(tmp_path: Path) -> None:
         assert cards.allocated(0) <= before
         assert cards.allocated(1) > 0
         run.close()
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_convolutions_of_steps_are_chosen_by_measuring(
+    cards: PretendedCards, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deterministic: bool
+) -> None:
+    """By whoever trains, the benchmarks too; and not where other ones may win next time."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    seen, real = set[bool](), functional.cross_entropy
+
+    def noted(*arguments: Any, **options: Any) -> Tensor:
+        if "label_smoothing" in options:  # not of the validation
+            seen.add(torch.backends.cudnn.benchmark)
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(functional, "cross_entropy", noted)
+    config = trial(layer="dense", training={"epochs": 1, "deterministic": deterministic})
+    data = load_dataset(config.dataset, tmp_path)
+    model = create_model(config.model, num_classes=4, image_size=8)
+    for _ in fit(model, data, config, Unconstrained(), device=torch.device("cuda", 0)):
+        assert not torch.backends.cudnn.benchmark, "between epochs it is the caller's"
+    assert seen == {not deterministic}
 
 
 # --- what a pretended card is worth ---
