@@ -28,6 +28,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ttsv.spectral.symbol import forget_tables
+
 CPU = torch.device("cpu")
 UNPLACED = torch.device("meta", 7)
 """Of what an operation made for itself, of sizes alone: on whatever device its user is."""
@@ -135,6 +137,7 @@ class PretendedCards(TorchDispatchMode):
         return False  # nothing here is compiled
 
     def __enter__(self) -> "PretendedCards":
+        forget_tables()  # of a real card of the same name; and those of this one in the end
         # A mode imports it at its first operation, and it looks at what is replaced here.
         importlib.import_module("torch._dynamo")
         with ExitStack() as stack:
@@ -148,6 +151,7 @@ class PretendedCards(TorchDispatchMode):
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
         assert self._patches is not None
         self._patches.close()
+        forget_tables()
 
     def take(self) -> Counter[Sync]:
         """What was waited for since the last call."""

@@ -17,7 +17,7 @@ from torch.nn import functional
 from tests.examples import deep
 from tests.pretended import PretendedCards, UnexpectedSync, WrongDevice, counted
 from ttsv.config.trial import TrialConfig
-from ttsv.constraints import Unconstrained
+from ttsv.constraints import Clip, Unconstrained
 from ttsv.data import load_dataset
 from ttsv.evaluation.saved import evaluate
 from ttsv.metrics import cost
@@ -285,6 +285,27 @@ def test_convolutions_of_steps_are_chosen_by_measuring(
     for _ in fit(model, data, config, Unconstrained(), device=torch.device("cuda", 0)):
         assert not torch.backends.cudnn.benchmark, "between epochs it is the caller's"
     assert seen == {not deterministic}
+
+
+@pytest.mark.parametrize(("layer", "most"), [("dense", 60), ("tt", 75)])
+def test_a_second_clip_waits_for_what_it_finds_alone(cards: PretendedCards, layer: str, most: int) -> None:
+    """Tables of geometries are on the card since the first; kernels of one shape are waited for together.
+
+    It found 54 and 68, in thirteen layers: one more a layer is too many. What is waited for are norms,
+    Cholesky tests and what these leave to decompose.
+    """
+    torch.manual_seed(0)
+    network = create_model("wrn16-1", num_classes=4, image_size=16, layer=layer, rank=6)
+    cards.allowed = None
+    network.to("cuda")
+    clip = Clip(1.0)
+    clip.bind(network, 16, in_channels=3)
+    clip.project(network, 1, force=True)
+    cards.take()
+    clip.project(network, 2, force=True)
+    syncs = cards.take()
+    assert [sync for sync in syncs if sync.why == "host to device"] == []
+    assert sum(syncs.values()) <= most
 
 
 # --- what a pretended card is worth ---
