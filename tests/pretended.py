@@ -458,8 +458,10 @@ class PretendedCards(TorchDispatchMode):
 
     def _deepcopy(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def copied(tensor: Tensor, memo: Any) -> Any:
-            found = real(tensor, memo)  # the copy of its storage is no operation
-            self._mark(found, self._place(tensor))
+            place = self._place(tensor)
+            with self._made_on(place):  # it copies on the storage's device, of which it has no name
+                found = real(tensor, memo)
+            self._mark(found, place)
             return found
 
         return copied
