@@ -25,8 +25,9 @@ logger = logging.getLogger(__name__)
 _CODE = ("ttsv", "workers")
 """Packages of which a trial's results depend."""
 _GIB = 2**30
-_CONTROL_GROUP = Path("/sys/fs/cgroup")
-"""Of a container, as it sees itself. Files of the kernel's version 2 are named first, then those of version 1."""
+_CONTROL_GROUPS = Path("/sys/fs/cgroup")
+"""Where they are mounted: those of the kernel's version 2, or those of version 1 in a folder for each controller."""
+_OUR_GROUPS = Path("/proc/self/cgroup")
 _ASKING_SECONDS = 60.0
 _BF16_PRODUCT = """
 import resource, torch
@@ -37,12 +38,13 @@ matrix @ matrix
 
 
 def local_cpus() -> int:
-    """CPUs this process may use, at most what its control group allows."""
+    """CPUs this process may use, at most what its control group and those around it allow."""
     count = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    for files in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
-        with contextlib.suppress(OSError, ValueError):
-            quota, period = map(int, " ".join((_CONTROL_GROUP / name).read_text() for name in files).split())
-            count = min(count, max(1, quota // period)) if quota > 0 else count
+    for group in _groups("cpu"):
+        for files in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+            with contextlib.suppress(OSError, ValueError):
+                quota, period = map(int, " ".join((group / name).read_text() for name in files).split())
+                count = min(count, max(1, quota // period)) if quota > 0 else count
     return count
 
 
@@ -73,8 +75,12 @@ def usable_instructions() -> dict[str, str]:
 
 
 def without_settings() -> dict[str, str]:
-    """Our environment for processes that hold no credentials: nothing of our settings."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(("TTSV_", "RAY_ADDRESS"))}
+    """Our environment for processes that hold no credentials: nothing of our settings, but the image's revision."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name == "TTSV_REVISION" or not name.startswith(("TTSV_", "RAY_ADDRESS"))
+    }
 
 
 def _shows_amx() -> bool:
@@ -158,9 +164,28 @@ def _shown(environment: Mapping[str, str], listed: Mapping[str, Gpu]) -> list[st
 
 
 def memory_bytes() -> int:
-    """The machine's memory, at most what this control group allows."""
+    """The machine's memory, at most what our control group and those around it allow."""
     total = psutil.virtual_memory().total
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        with contextlib.suppress(OSError, ValueError):
-            total = min(total, int((_CONTROL_GROUP / name).read_text()))
+    for group in _groups("memory"):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            with contextlib.suppress(OSError, ValueError):
+                total = min(total, int((group / name).read_text()))
     return total
+
+
+def _groups(controller: str) -> list[Path]:
+    """Control groups that hold this process, each with those around it, in either version of the kernel's.
+
+    A container sees its own one where all others have their root. A job of Slurm is in one further down, which is
+    where its limits stand.
+    """
+    roots = {"": _CONTROL_GROUPS, controller: _CONTROL_GROUPS / controller}
+    found = list(roots.values())
+    with contextlib.suppress(OSError, ValueError):
+        for line in _OUR_GROUPS.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            for name in {*controllers.split(",")} & roots.keys():
+                parts = Path(path.lstrip("/")).parts
+                if ".." not in parts:  # out of what this process can see
+                    found += [roots[name].joinpath(*parts[:depth]) for depth in range(1, len(parts) + 1)]
+    return found
