@@ -9,11 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ttsv.certification import certificates, certified_accuracy, lipschitz_bound
+from ttsv.certification import certificates, certified_accuracy, linear_maps, lipschitz_bound
+from ttsv.certification.linear_maps import Convolution, TTConvolution
 from ttsv.certification.reach import Reach
 from ttsv.certification.rules import FUNCTIONS
 from ttsv.errors import ConfigError
 from ttsv.precision import in_float64
+from ttsv.spectral.bounds import NormBounds
 
 
 class Applied(nn.Module):
@@ -175,3 +177,71 @@ def test_a_tie_of_a_constant_network_is_no_certificate() -> None:
     found = certificates(model, torch.rand(1, 1, 2, 2, dtype=torch.float64), torch.tensor([0]))
     assert found.bound.value == 0
     assert (found.correct.item(), found.margins.item(), found.radii.item()) == (True, 0.0, 0.0)
+
+
+def test_scales_of_channels_are_rounded_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every tap's two products are rounded the same way, and the taps cancel but for a few: eight roundings would not do.
+
+    The bound of the scaled kernel has no slack of its own here; it is the sum of all taps, the gain of an even image.
+    """
+    taps, before, behind = coherently_rounded(2**14 - 1, seed=0)
+    kernel = torch.tensor(taps, dtype=torch.float64)[None, None]
+    scaled = kernel * before * behind
+    gains = torch.fft.fft(scaled.flatten()).abs()
+    assert gains.argmax() == 0  # hence the norm is the sum's
+    monkeypatch.setattr(
+        linear_maps,
+        "conv_norm_bounds",
+        lambda given, *_, **__: NormBounds(0, abs(math.fsum(given.flatten().tolist()))),
+    )
+    half = (len(taps) - 1) // 2
+    linear = Convolution(kernel, (len(taps),), (1,), ((half, half),), (1,), 1, "circular")
+    factors = torch.tensor([before], dtype=torch.float64), torch.tensor([behind], dtype=torch.float64)
+    exact = abs(sum(map(Fraction, taps), Fraction(0)) * Fraction(before) * Fraction(behind))
+    found = Fraction(linear.norm(*factors))
+    assert exact <= found <= exact * (1 + Fraction(1, 10**13))
+    # As if each of both were the only one, and without one there is nothing to round.
+    for one in ((factors[0], None), (None, factors[1])):
+        product = abs(sum(map(Fraction, taps), Fraction(0)) * Fraction(before if one[1] is None else behind))
+        assert product <= Fraction(linear.norm(*one)) <= product * (1 + Fraction(1, 10**13))
+    assert linear.norm() == abs(math.fsum(taps))
+
+
+def coherently_rounded(count: int, seed: int) -> tuple[list[float], float, float]:
+    """Taps whose products with two factors are rounded towards 0 where they are positive, away from it elsewhere."""
+    generator = np.random.default_rng(seed)
+    before, behind = 1.1, 1.3
+    tried = 1 + generator.random(60 * count) / 4
+    off = (tried * before) * behind / (tried.astype(np.longdouble) * np.longdouble(before) * np.longdouble(behind)) - 1
+    order = np.argsort(off.astype(float))
+    sign = generator.permutation(np.arange(count) < count / 2 + 2 * math.sqrt(count))
+    positive = int(sign.sum())
+    taps = np.empty(count)
+    taps[sign], taps[~sign] = tried[order[:positive]], -tried[order[positive - count :]]
+    return taps.tolist(), before, behind
+
+
+@pytest.mark.parametrize("larger", ["k1", "k3"])
+@pytest.mark.parametrize("mode", ["zeros", "replicate"])
+def test_what_frames_round_away_counts(larger: str, mode: str) -> None:
+    """Two nearly parallel vectors of a frame, whose difference the core takes: 1e-11 is left of numbers around 1."""
+    for seed in range(12):
+        generator = torch.Generator().manual_seed(seed)
+        wide, narrow = (5, 2) if larger == "k1" else (2, 5)
+        k1 = torch.randn(wide, 2, generator=generator, dtype=torch.float64)
+        k3 = torch.randn(2, narrow, generator=generator, dtype=torch.float64)
+        core = torch.tensor([[1.0, -1.0], [-1.0, 1.0]], dtype=torch.float64)
+        k1[:, 1] = k1[:, 0] + 1e-6 * k1[:, 1]
+        k3[1] = k3[0] + 1e-6 * k3[1]
+        # On one pixel, which replication shows to each of three taps: one of them is not 0.
+        taps = torch.zeros(2, 2, 3, dtype=torch.float64)
+        taps[:, :, 1] = core
+        convolution = Convolution(taps, (1,), (1,), ((1, 1),), (1,), 1, mode)
+        found = Fraction(TTConvolution(k1, convolution, k3).norm())
+        inputs = [Fraction(a) - Fraction(b) for a, b in k1.tolist()]
+        outputs = [Fraction(a) - Fraction(b) for a, b in zip(*k3.tolist(), strict=True)]
+        square = sum(v**2 for v in inputs) * sum(v**2 for v in outputs)  # of a matrix of rank 1
+        assert found**2 >= square
+        sizes = (k1.norm() * k3.norm() * 2).item()
+        # For zeros; replicated padding is bounded by its own norm times that of the convolution, root 3 here.
+        assert found <= Fraction(math.sqrt(3 * square)) * 2 + Fraction(1e3 * linear_maps.EPS * sizes)
