@@ -80,7 +80,7 @@ class TestAlone:
         used = [usage.of(Demand(number, 1, self.SHARED).group) for number in (1, 2, 3)]
         assert used == pytest.approx([0.5, 0.5, 1.0], rel=1e-3)
 
-    @pytest.mark.parametrize("cards", [4, 7])
+    @pytest.mark.parametrize("cards", [4, 8])
     def test_a_whole_card_counts_as_one_in_its_share(self, cards: int) -> None:
         """Of two projects each has half: two trials of one have a card each, the rest half a card."""
         rival = Demand(1, 99, self.SHARED, project_id=1)
