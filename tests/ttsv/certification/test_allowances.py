@@ -2,16 +2,18 @@
 
 import math
 from collections.abc import Callable
+from decimal import Decimal, localcontext
 from fractions import Fraction
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from ttsv.certification import certificates, certified_accuracy, linear_maps, lipschitz_bound
 from ttsv.certification.linear_maps import Convolution, TTConvolution
-from ttsv.certification.reach import Reach
+from ttsv.certification.reach import SHORTEST_STEP, Reach
 from ttsv.certification.rules import FUNCTIONS
 from ttsv.errors import ConfigError
 from ttsv.precision import in_float64
@@ -245,3 +247,103 @@ def test_what_frames_round_away_counts(larger: str, mode: str) -> None:
         sizes = (k1.norm() * k3.norm() * 2).item()
         # For zeros; replicated padding is bounded by its own norm times that of the convolution, root 3 here.
         assert found <= Fraction(math.sqrt(3 * square)) * 2 + Fraction(1e3 * linear_maps.EPS * sizes)
+
+
+def drawn(generator: np.random.Generator, count: int = 1) -> list[float]:
+    return [float(value) for value in 0.3 + 2 * generator.random(count)]
+
+
+def per_channel(values: list[float]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64).reshape(-1, 1, 1)
+
+
+Rounded = tuple[Callable[[Tensor], Tensor], Fraction]
+"""A function of images (2, 3, 5), and the square of what its rule says."""
+
+
+def batch_normed(generator: np.random.Generator) -> Rounded:
+    variances, weights = ([*drawn(generator, 2)] for _ in range(2))
+    mean, (var, weight) = torch.zeros(2).double(), (torch.tensor(v, dtype=torch.float64) for v in (variances, weights))
+    square = max(Fraction(w) ** 2 / (Fraction(v) + Fraction(1e-5)) for v, w in zip(variances, weights, strict=True))
+    return lambda x: functional.batch_norm(x, mean, var, weight), square
+
+
+def normed(kind: str, generator: np.random.Generator) -> Rounded:
+    (eps,), weights = drawn(generator), drawn(generator, 2)
+    weight = torch.tensor(weights, dtype=torch.float64)
+    square = Fraction(max(weights)) ** 2 / Fraction(eps)
+    if kind == "layer":
+        each = weight[:, None, None].expand(2, 3, 5)
+        return lambda x: functional.layer_norm(x, (2, 3, 5), each, eps=eps), square
+    return lambda x: functional.group_norm(x, 2, weight, eps=eps), square
+
+
+def times(generator: np.random.Generator, make: Callable[[float, float], Rounded]) -> Rounded:
+    first, second = drawn(generator, 2)
+    return make(first, second)
+
+
+def constant(function: Callable[[Tensor], Tensor], square: Fraction | int) -> Callable[[np.random.Generator], Rounded]:
+    return lambda _: (function, Fraction(square))
+
+
+def of_channels(generator: np.random.Generator) -> Rounded:
+    one, other = drawn(generator, 2), drawn(generator, 2)
+    square = max(Fraction(a) * Fraction(b) for a, b in zip(one, other, strict=True)) ** 2
+    return lambda x: x * per_channel(one) * per_channel(other), square
+
+
+ROUNDED: dict[str, Callable[[np.random.Generator], Rounded]] = {
+    "product": lambda g: times(g, lambda a, b: (lambda x: x * a * b, (Fraction(a) * Fraction(b)) ** 2)),
+    "quotient": lambda g: times(g, lambda a, b: (lambda x: x / a / b, 1 / (Fraction(a) * Fraction(b)) ** 2)),
+    "factors of channels": of_channels,
+    "broadcast": lambda g: times(
+        g, lambda a, b: (lambda x: x[:, :1] * per_channel([a, b, a]), 3 * Fraction(max(a, b)) ** 2)
+    ),
+    "sum": lambda g: times(g, lambda a, b: (lambda x: x * a + x * b, (Fraction(a) + Fraction(b)) ** 2)),
+    "weighted sum": lambda g: times(g, lambda a, _: (lambda x: torch.add(x, x, alpha=a), (1 + Fraction(a)) ** 2)),
+    "concatenation": lambda g: times(
+        g, lambda a, b: (lambda x: torch.cat([x * a, x * b], 1), Fraction(a) ** 2 + Fraction(b) ** 2)
+    ),
+    "slopes": lambda g: times(g, lambda a, _: (lambda x: functional.leaky_relu(x, 1 + a), Fraction(1 + a) ** 2)),
+    "mean": constant(lambda x: x.mean((2, 3)), Fraction(1, 15)),
+    "total": constant(lambda x: x.sum((2, 3)), 15),
+    "copies": constant(lambda x: x[:, [0, 1, 0, 0]], 3),
+    "max pooling": constant(lambda x: functional.max_pool2d(x, (1, 3), 1), 3),
+    "adaptive max pooling": constant(lambda x: functional.adaptive_max_pool2d(x, (3, 2)), 2),
+    "average pooling": constant(lambda x: functional.avg_pool2d(x, (3, 1)), Fraction(1, 3)),
+    "average pooling by a divisor": constant(
+        lambda x: functional.avg_pool2d(x, (3, 1), divisor_override=7), Fraction(3, 49)
+    ),
+    "adaptive average pooling": constant(lambda x: functional.adaptive_avg_pool2d(x, (1, 5)), Fraction(1, 3)),
+    "interpolation": constant(lambda x: functional.interpolate(x, scale_factor=(1, 3)), 3),
+    "padding": constant(lambda x: functional.pad(x, (2, 2, 0, 0), "replicate"), 3),
+    "batch norm": batch_normed,
+    "group norm": lambda g: normed("group", g),
+    "layer norm": lambda g: normed("layer", g),
+}
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_each_rule_rounds_up(name: str) -> None:
+    """Behind a factor, so that the product of two steps is rounded too: against rational numbers."""
+    generator = np.random.default_rng(0)
+    for _ in range(10):
+        (factor,) = drawn(generator)
+        function, square = ROUNDED[name](generator)
+        exact = square * Fraction(factor) ** 2
+        found = Fraction(lipschitz_bound(Applied(lambda x: function(x * factor)), (3, 5), in_channels=2).value)  # noqa: B023
+        assert exact <= found**2 <= exact * (1 + Fraction(1, 10**12))
+
+
+def test_the_jump_of_softplus_is_rounded_up() -> None:
+    """30 values may move by it, over the shortest step, beside what their arguments do."""
+    generator = np.random.default_rng(0)
+    for _ in range(10):
+        factor, threshold, beta = drawn(generator, 3)
+        with localcontext(prec=50):
+            jump = Fraction((1 + (-Decimal(threshold)).exp()).ln()) / Fraction(beta)
+        exact = Fraction(factor) ** 2 + 30 * (jump / Fraction(SHORTEST_STEP)) ** 2
+        model = Applied(lambda x: functional.softplus(x * factor, beta, threshold))  # noqa: B023
+        found = Fraction(lipschitz_bound(model, (3, 5), in_channels=2).value)
+        assert exact <= found**2 <= exact * (1 + Fraction(1, 10**12))
