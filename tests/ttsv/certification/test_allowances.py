@@ -182,7 +182,7 @@ def test_a_tie_of_a_constant_network_is_no_certificate() -> None:
 
 
 def test_scales_of_channels_are_rounded_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every tap's two products are rounded the same way, and the taps cancel but for a few: eight roundings would not do.
+    """Every tap's two products are rounded the same way, and nearly all taps cancel: eight roundings would not do.
 
     The bound of the scaled kernel has no slack of its own here; it is the sum of all taps, the gain of an even image.
     """
