@@ -3,6 +3,8 @@
 `evaluate_network` is that path: it measures (`measure`), takes cost and spectra, says how (`protocol`) and where, and
 its result writes the files (`artifacts`, `plots`). `trial_result` takes a trial's network through it, `evaluate` a
 saved one; `sanity` looks for what cannot be true.
+
+Every room of the library but `trial` may be imported.
 """
 
 from ttsv.evaluation.evaluated import Evaluated, evaluate_network

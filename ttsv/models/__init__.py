@@ -1,4 +1,7 @@
-"""Networks that take pixels in [0, 1]. Importing this package loads no torch; `create_model` does."""
+"""Networks that take pixels in [0, 1]. Importing this package loads no torch; `create_model` does.
+
+Layers, spectral, tt, checks and errors may be imported, once a network is asked for.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,4 +4,6 @@
 `ray_cluster` is what it starts, `observation` what it knows of the cluster's nodes, `allocation` how long it may stay,
 `single_machine` it and the API together; `webhooks` tells others what happened, `upkeep` removes what was deleted. No
 torch and no Ray is imported in this process.
+
+Every room below the command may be imported but `driver`, which it starts, and of the service all but API and pages.
 """
