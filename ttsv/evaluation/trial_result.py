@@ -11,7 +11,7 @@ import torch
 from ttsv.config.trial import TrialConfig
 from ttsv.data.loading import Dataset
 from ttsv.evaluation.evaluated import NetworkCost, evaluate_network
-from ttsv.evaluation.saved_spectra import load_saved
+from ttsv.evaluation.saved import load_saved
 from ttsv.evaluation.subject import EvaluationOptions, Subject
 from ttsv.models import create_model
 from ttsv.results import CHECKPOINTS, StageProgress, TrialResult

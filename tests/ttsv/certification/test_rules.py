@@ -326,5 +326,5 @@ MASK = torch.tensor([True, False, True])
     ids=["tensor", "list", "numpy", "whole"],
 )
 def test_boolean_masks_are_refused_in_words(function: Callable[[Tensor], Tensor]) -> None:
-    with pytest.raises(ConfigError, match="an index by a boolean mask in the model itself.*list of the places"):
+    with pytest.raises(ConfigError, match=r"an index by a boolean mask in the model itself.*list of the places"):
         bounded(Applied(function), (2, 3, 5))

@@ -50,7 +50,7 @@ def autoattack(
     state_path: Path | str | None = None,
     progress: Progress | None = None,
 ) -> AttackRecord:
-    """Which images withstand every attack of AutoAttack (Croce, Hein, 2020; L1: 2021).
+    """Finds which images withstand every attack of AutoAttack (Croce, Hein, 2020; L1: 2021).
 
     With equal seed and batch size it is the authors' `run_standard_evaluation`, image for image and, on one CPU, bit
     for bit; where the network is randomised, after `torch.manual_seed(seed)` there. An image that is misclassified or
