@@ -48,7 +48,7 @@ from ttsv.data.catalog import DATASETS
 from ttsv.data.corruptions import KINDS
 from ttsv.data.loading import Dataset, Split
 from ttsv.evaluation import EvaluationOptions, Subject, measure
-from ttsv.evaluation.saved_spectra import load_saved
+from ttsv.evaluation import load_saved
 from ttsv.metrics.accuracy import run_to_end
 from ttsv.metrics.attacks.autoattack import autoattack
 from ttsv.results import TrialResult

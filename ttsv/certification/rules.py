@@ -118,7 +118,7 @@ def _taken(name: str) -> Rule:
     return rule
 
 
-def _expanded_as(trace: Trace, result: Tensor, features: Tensor, other: Tensor) -> Reach:
+def _expanded_as(trace: Trace, result: Tensor, features: Tensor, other: Tensor) -> Reach | Affine:
     """Of the second tensor the shape alone counts, which depends on no pixel."""
     return _taken("expand")(trace, result, features, *result.shape) if isinstance(features, Traced) else Reach(0.0)
 
