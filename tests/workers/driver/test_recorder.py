@@ -33,6 +33,8 @@ from workers.trial_process.messages import (
     StartedReport,
 )
 
+pytestmark = pytest.mark.here
+
 if TYPE_CHECKING:
     from collections.abc import Collection
 

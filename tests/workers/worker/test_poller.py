@@ -40,6 +40,8 @@ from workers.worker.allocation import Allocation
 from workers.worker.poller import Standstill, Worker
 from workers.worker.ray_cluster import Cluster, LocalCluster
 
+pytestmark = pytest.mark.here
+
 if TYPE_CHECKING:
     from tests.workers.conftest import Lab
 
@@ -606,6 +608,7 @@ class TestAllocation:
         assert Rig(lab, SLEEP, Allocation(until_idle=True)).worker.run() is False
         assert lab.experiment(unfit).state == "queued"
 
+    @pytest.mark.slow
     def test_leaves_in_time_and_gives_back_what_it_runs(self, lab: Lab) -> None:
         experiment_id = lab.post([0])
         rig = Rig(lab, SLEEP, Allocation(ends=time.monotonic() + 4, until_idle=True))
@@ -613,6 +616,7 @@ class TestAllocation:
         assert (lab.experiment(experiment_id).state, lab.experiment(experiment_id).fence) == ("queued", 1)
         assert [trial.attempts for trial in lab.trials(experiment_id)] == [0]
 
+    @pytest.mark.slow
     def test_stays_as_long_as_something_runs(self, lab: Lab) -> None:
         experiment_id = lab.post([0])
         finish = update(Trial).values(state=TrialState.FAILED)
