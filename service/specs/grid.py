@@ -19,7 +19,6 @@ from ttsv.errors import ConfigError
 
 __all__ = [
     "PRINTABLE",
-    "ExperimentSpec",
     "Plan",
     "PlannedTrial",
     "Resources",

@@ -20,7 +20,7 @@ from ttsv.config.trial import TrialConfig
 from ttsv.evaluation.saved import evaluate
 from ttsv.metrics import cost
 from ttsv.metrics.accuracy import run_to_end
-from ttsv.models.shapes import LAYERS
+from ttsv.models.conv_shape import LAYERS
 from ttsv.results import EpochMetrics, TrialResult
 from ttsv.trial import run_trial
 

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from service.errors import SpecError
-from service.specs.grid import ExperimentSpec, Plan, count_grid, expand_grid
+from service.specs.grid import Plan, count_grid, expand_grid
 from service.specs.planner import Tally
+from service.specs.spec import ExperimentSpec
 from tests.examples import examples
 from ttsv.config.trial import TrialConfig, field_infos
 from ttsv.data.catalog import DatasetName
