@@ -36,7 +36,7 @@ from ttsv.results import CHECKPOINTS
 from workers.node import processes
 from workers.node.processes import identity
 from workers.worker import allocation
-from workers.worker.allocation import Allocation
+from workers.worker.job_time import Allocation
 from workers.worker.poller import Standstill, Worker
 from workers.worker.ray_cluster import Cluster, LocalCluster
 
