@@ -35,7 +35,7 @@ from tests.held import under
 from ttsv.results import CHECKPOINTS
 from workers.node import processes
 from workers.node.processes import identity
-from workers.worker import allocation
+from workers.worker import job_time
 from workers.worker.job_time import Allocation
 from workers.worker.poller import Standstill, Worker
 from workers.worker.ray_cluster import Cluster, LocalCluster
@@ -600,8 +600,8 @@ class TestAllocation:
 
     @pytest.fixture(autouse=True)
     def _short(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(allocation, "IDLE_SECONDS", 1.0)
-        monkeypatch.setattr(allocation, "DRAIN_SECONDS", 1.0)
+        monkeypatch.setattr(job_time, "IDLE_SECONDS", 1.0)
+        monkeypatch.setattr(job_time, "DRAIN_SECONDS", 1.0)
 
     def test_leaves_when_there_is_nothing_to_run(self, lab: Lab) -> None:
         unfit = lab.post([0], resources={"gpus": 3})
