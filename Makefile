@@ -48,9 +48,10 @@ test-deep: $(INSTALLED)
 	$(PYTEST) -m "not gpu" --timeout 3600 $(ARGS)
 
 # make mutants MODULE=service/leaderboards/leaderboard.py: which changes to the module do its tests not see?
-# A copy of the tree is changed, and never the tree. TESTS are those of the same name unless others are given.
+# A copy of the tree is changed, and never the tree. TESTS are those of the same name, or where there are none all of the
+# room, unless others are given.
 MODULE ?= ttsv/spectral/clipping.py
-TESTS ?= tests/$(dir $(MODULE))test_$(notdir $(MODULE))
+TESTS ?= $(or $(wildcard tests/$(dir $(MODULE))test_$(notdir $(MODULE))),tests/$(patsubst %/,%,$(dir $(MODULE))))
 MUTANTS := build/mutants/$(basename $(subst /,-,$(MODULE)))
 
 mutants: $(INSTALLED)

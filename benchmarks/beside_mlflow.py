@@ -22,7 +22,8 @@ from service.leaderboards.leaderboard import leaderboard
 from service.leaderboards.metrics import Metric
 from service.migrate import migrate
 from service.queue import driver_reads, leases
-from service.specs.grid import ExperimentSpec, expand_grid
+from service.specs.grid import expand_grid
+from service.specs.spec import ExperimentSpec
 from ttsv.results import TrialResult
 from workers.driver.recorder import Recorder
 from workers.trial_process.messages import ResultReport

@@ -47,8 +47,7 @@ from ttsv.data import load_dataset
 from ttsv.data.catalog import DATASETS
 from ttsv.data.corruptions import KINDS
 from ttsv.data.loading import Dataset, Split
-from ttsv.evaluation import EvaluationOptions, Subject, measure
-from ttsv.evaluation.saved_spectra import load_saved
+from ttsv.evaluation import EvaluationOptions, Subject, load_saved, measure
 from ttsv.metrics.accuracy import run_to_end
 from ttsv.metrics.attacks.autoattack import autoattack
 from ttsv.results import TrialResult

@@ -33,7 +33,8 @@ from service.experiments.submission import Draft
 from service.migrate import migrate
 from service.queue import leases
 from service.queue.leases import Lease
-from service.specs.grid import ExperimentSpec, expand_grid
+from service.specs.grid import expand_grid
+from service.specs.spec import ExperimentSpec
 from workers.driver.recorder import Recorder
 from workers.trial_process.messages import EpochReport
 

@@ -41,7 +41,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     for item in items:
         callspec = getattr(item, "callspec", None)
-        if (callspec and "postgres" in callspec.params.values()) or MACHINERY & set(getattr(item, "fixturenames", ())):
+        started = MACHINERY & set(getattr(item, "fixturenames", ()))
+        if item.get_closest_marker("here"):
+            started -= {"api", "server", "lab"}
+        if started or (callspec and "postgres" in callspec.params.values()):
             item.add_marker("machinery")
     items.sort(key=lambda item: not _is_slow_throughout(item))
     yield

@@ -31,7 +31,8 @@ from service.leaderboards import cell_scores
 from service.migrate import migrate
 from service.queue import nodes
 from service.queue.cluster import Gpu, Machine, Node, Versions
-from service.specs.grid import ExperimentSpec, expand_grid
+from service.specs.grid import expand_grid
+from service.specs.spec import ExperimentSpec
 from service.specs.states import NodeState
 from tests.results import made_result
 from ttsv.config.trial import TrialConfig

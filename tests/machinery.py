@@ -32,7 +32,8 @@ from service.queue import leases
 from service.queue.leases import Lease
 from service.queue.trials import ProtocolRecord, hold
 from service.settings import Settings
-from service.specs.grid import ExperimentSpec, expand_grid
+from service.specs.grid import expand_grid
+from service.specs.spec import ExperimentSpec
 from ttsv.results import protocol_fingerprint
 
 # The name under which the test client asks.

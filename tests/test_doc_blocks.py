@@ -26,7 +26,8 @@ import pytest
 from service.client import Client
 from service.database import ExperimentState
 from service.specs.documents import read_yaml
-from service.specs.grid import ExperimentSpec, expand_grid
+from service.specs.grid import expand_grid
+from service.specs.spec import ExperimentSpec
 from service.specs.states import OPEN_EXPERIMENTS
 from tests.examples import deep
 from workers.node.processes import spawn, stop

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from service.specs.documents import read_yaml
-from service.specs.grid import ExperimentSpec, expand_grid
+from service.specs.grid import expand_grid
+from service.specs.spec import ExperimentSpec
 
 ROOT = Path(__file__).parent.parent
 

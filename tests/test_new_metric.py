@@ -48,7 +48,8 @@ from service.migrate import migrate
 from service.queue import leases
 from service.queue.trials import HeldExperiment, hold
 from service.settings import Settings
-from service.specs.grid import ExperimentSpec, expand_grid
+from service.specs.grid import expand_grid
+from service.specs.spec import ExperimentSpec
 from tests.held import under
 from tests.results import made_result
 from workers.driver import recorder

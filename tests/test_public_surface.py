@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from collections.abc import Iterator
 from importlib import import_module
 from math import prod
 from typing import Any
@@ -40,7 +41,8 @@ DOORS = {
     "ttsv.metrics": "autoattack compression corruption_accuracy empirical_lipschitz expected_calibration_error",
     "ttsv.metrics.cost": "compression",
     "ttsv.certification": "certified_accuracy lipschitz_bound",
-    "ttsv.evaluation": "evaluate measure",
+    "ttsv.evaluation": "evaluate load_saved measure",
+    "ttsv.data": "list_datasets load_dataset",
 }
 """Package -> what it must give; it may give more."""
 
@@ -62,17 +64,41 @@ def test_a_door_gives_what_it_lists(door: str) -> None:
         package.no_such_name  # noqa: B018
 
 
-@pytest.mark.parametrize(
-    ("door", "name"),
-    [(door, name) for door in DOORS for name in getattr(import_module(door), "__all__", DOORS[door].split())],
-)
-def test_each_name_says_what_it_is(door: str, name: str) -> None:
-    found = getattr(import_module(door), name)
-    if not (inspect.isclass(found) or inspect.isroutine(found)):
-        return  # an alias of types says nothing of its own
+def first_paragraph(found: Any) -> str:
     text = vars(found).get("__doc__") if inspect.isclass(found) else found.__doc__
-    paragraph = " ".join((text or "").split("\n\n")[0].split())
-    assert re.match(r"[A-Z].*[.](\s|$)", paragraph), f"{door}.{name}: {paragraph!r}"
+    return " ".join((text or "").split("\n\n")[0].split())
+
+
+def public(door: str) -> Iterator[tuple[str, Any]]:
+    """Each name that a door gives, and the public methods of its classes, those of their bases here included."""
+    package = import_module(door)
+    for name in getattr(package, "__all__", DOORS[door].split()):
+        found = getattr(package, name)
+        yield f"{door}.{name}", found
+        for kind in found.__mro__ if inspect.isclass(found) else ():
+            for method, value in vars(kind).items() if kind.__module__.startswith("ttsv") else ():
+                function = value.__func__ if isinstance(value, classmethod | staticmethod) else value
+                if inspect.isfunction(function) and not method.startswith("_"):
+                    yield f"{door}.{name}.{method}", function
+
+
+NO_VERBS = {"Arguments", "As", "Bounds", "Channels", "Images", "Its", "Norms", "Radius", "Shares", "This", "Values"}
+"""Words that would pass for a verb in the third person, and begin fragments."""
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_each_name_says_in_a_sentence_what_it_is(door: str) -> None:
+    """Functions and methods say it by a verb: `Returns`, not the name of what they return."""
+    wrong = []
+    for name, found in public(door):
+        if not (inspect.isclass(found) or inspect.isroutine(found)):
+            continue  # an alias of types says nothing of its own
+        said = first_paragraph(found)
+        word = re.match(r"([A-Z][a-z-]*s)\b", said)
+        acts = inspect.isclass(found) or (word is not None and word[1] not in NO_VERBS)
+        if not (re.match(r"[A-Z].*[.:](\s|$)", said) and acts):
+            wrong.append(f"{name}: {said}")
+    assert not wrong, "\n".join(wrong)
 
 
 class TestNumbers:

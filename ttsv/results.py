@@ -110,7 +110,7 @@ class NormsFields(TypedDict):
 
 
 class LayerFields(TypedDict):
-    """The record of a layer (`ttsv.training.facts.LayerRecord`), as JSON has it; older ones have no `quantiles`."""
+    """The record of a layer (`ttsv.training.record.LayerRecord`), as JSON has it; older ones have no `quantiles`."""
 
     name: str
     kind: str

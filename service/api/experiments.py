@@ -43,7 +43,7 @@ from service.schemas.experiments import (
 from service.schemas.field_selection import Fields
 from service.settings import Settings
 from service.specs.grid import count_grid, expand_grid, search_base
-from service.specs.planner import CellCount, Plan, PlannedTrial, Tally, warnings
+from service.specs.planner import CellCount, GridCount, Plan, PlannedTrial, warnings
 from service.specs.spec import PRINTABLE, ExperimentSpec
 from ttsv.data.catalog import own_set
 
@@ -178,19 +178,19 @@ class SpecSubmission(Submission):
     def looked_at(self, spec: ExperimentSpec) -> DryRunOut:
         """What the spec would become. Raises `SpecError`."""
         expand = count_grid if self.summary else expand_grid
-        plan: Plan | Tally = expand(spec, max_trials=self.settings.max_trials)
+        plan: Plan | GridCount = expand(spec, max_trials=self.settings.max_trials)
         said = self._said(spec, plan)
         _refuse_absent(_absent_data(spec, _cells(plan), self.settings), self.settings)
         return self._estimated(spec, plan, said)
 
-    def _said(self, spec: ExperimentSpec, plan: Plan | Tally) -> list[str]:
+    def _said(self, spec: ExperimentSpec, plan: Plan | GridCount) -> list[str]:
         """What has no effect, what is lacking, and what the processors that are there cannot do."""
         absent = _absent_data(spec, _cells(plan), self.settings)
         where = "this service's data folder has none; every node that runs a trial must have it"
         of_data = [f"dataset {name}: {place} is needed: {where}" for name, place in absent.items()]
         return [*warnings(spec, plan), *of_data, *self._of_processors(spec, plan)]
 
-    def _of_processors(self, spec: ExperimentSpec, plan: Plan | Tally) -> list[str]:
+    def _of_processors(self, spec: ExperimentSpec, plan: Plan | GridCount) -> list[str]:
         """What the processors of the workers that are there cannot do, or need not; a later worker's may differ."""
         if not spec.resources.gpus:
             with self.database.read() as session:
@@ -200,7 +200,7 @@ class SpecSubmission(Submission):
                 return [f"{idle}; reserve 1 or a fraction of one", *self._of_bf16(spec, plan)]
         return self._of_bf16(spec, plan)
 
-    def _of_bf16(self, spec: ExperimentSpec, plan: Plan | Tally) -> list[str]:
+    def _of_bf16(self, spec: ExperimentSpec, plan: Plan | GridCount) -> list[str]:
         count = sum(cell.trials for cell in _cells(plan) if cell.config.training.precision == "bf16")
         if not count or spec.resources.gpus:
             return []
@@ -221,7 +221,7 @@ class SpecSubmission(Submission):
         memories = [estimator.estimate(cell.config) for cell in cells]
         return memories, advise(memories, card, spec.resources.gpus)
 
-    def _estimated(self, spec: ExperimentSpec, plan: Plan | Tally, said: list[str]) -> DryRunOut:
+    def _estimated(self, spec: ExperimentSpec, plan: Plan | GridCount, said: list[str]) -> DryRunOut:
         cells = _cells(plan)
         memories, advice = self._of_cards(spec, cells)
         with self.database.read() as session:
@@ -260,13 +260,13 @@ class SpecSubmission(Submission):
         )
 
 
-def _cells(plan: Plan | Tally) -> list[CellCount]:
+def _cells(plan: Plan | GridCount) -> list[CellCount]:
     """Configurations that stand for all trials: of a plan every trial, of a tally every cell."""
-    return plan.cells if isinstance(plan, Tally) else [CellCount(planned.config, 1) for planned in plan.trials]
+    return plan.cells if isinstance(plan, GridCount) else [CellCount(planned.config, 1) for planned in plan.trials]
 
 
-def _listed(plan: Plan | Tally) -> Sequence[PlannedTrial]:
-    return () if isinstance(plan, Tally) else plan.trials[:SHOWN]
+def _listed(plan: Plan | GridCount) -> Sequence[PlannedTrial]:
+    return () if isinstance(plan, GridCount) else plan.trials[:SHOWN]
 
 
 _PLACES = {"npz": "datasets/{}.npz", "folder": "datasets/{}/train"}

@@ -16,7 +16,7 @@ from service.api.http.dependencies import MAX_ID, Cursor, Db
 from service.api.http.examples import kept
 from service.api.http.formats import AskedFormat, forms
 from service.api.http.problems import RESPONSES, refusals
-from service.api.http.query_filters import Rank
+from service.api.http.query_filters import FieldColumns, HiddenFields, Rank
 from service.api.http.responses import Answer
 from service.api.openapi_examples.leaderboards import LEADERBOARD, LEADERBOARD_TEXT, PLANE
 from service.database.engine import Database
@@ -33,7 +33,7 @@ from service.leaderboards.scatter import plane
 from service.leaderboards.sheets import board_records, board_sheets
 from service.paper.reference import references
 from service.schemas.leaderboards import LeaderboardOut, PlaneOut
-from service.specs.columns import known_fields
+from service.schemas.trial_tables import Shown
 from service.specs.spec import PRINTABLE
 from ttsv.data.catalog import DatasetName
 
@@ -45,7 +45,6 @@ _NAMES = r"^[a-z0-9_]+(,[a-z0-9_]+)*$"
 _PATH = r"^[A-Za-z0-9_.]+$"
 _SORT = r"^-?[A-Za-z0-9_.]+$"
 _PAIR = r"^[A-Za-z0-9_.]+,[A-Za-z0-9_.]+$"
-_PATHS = r"^[A-Za-z0-9_.]+(,[A-Za-z0-9_.]+)*$"
 Text = Annotated[str | None, Query(max_length=200, pattern=PRINTABLE)]
 
 
@@ -92,16 +91,8 @@ class _Ranking:
             description=f"Metrics to be shown, separated by commas; all: every one; by default {', '.join(HEADLINE)}.",
         ),
     ] = None
-    columns: Annotated[
-        str | None,
-        Query(
-            max_length=1000,
-            pattern=_PATHS,
-            description="Fields that say which cell a row is, separated by commas; by default those that differ.",
-            examples=["lr,rank"],
-        ),
-    ] = None
-    hide: Annotated[str | None, Query(max_length=1000, pattern=_PATHS, description="Fields that are not shown.")] = None
+    columns: FieldColumns = None
+    hide: HiddenFields = None
     group_by: Annotated[
         str | None,
         Query(max_length=100, pattern=_PATH, description="Only the best cell of every value of this field."),
@@ -149,6 +140,7 @@ class _Ranking:
         group_by = None if self.group_by is None else cell_field(self.group_by, "group_by")
         sort = None if self.sort is None else sorting(self.sort)
         after = None if self.cursor is None else _decoded(self.cursor, _order(self.metric, group_by, sort))
+        fields = Shown.named(self.columns, self.hide)
         return Question(
             dataset=dataset,
             metric=self.metric,
@@ -159,8 +151,8 @@ class _Ranking:
             group_by=group_by,
             sort=sort,
             pivot=None if self.pivot is None else pivoting(self.pivot),
-            fields=_fields("columns", self.columns),
-            hidden=_fields("hide", self.hide),
+            fields=fields.chosen,
+            hidden=fields.hidden,
             front=front,
             baseline=self.baseline,
             scope=scope,
@@ -255,11 +247,6 @@ def metrics_named(field: str, names: str | None) -> tuple[Metric, ...]:
             fix = "`all` stands alone: it has every metric"
         raise QueryError([FieldProblem(field, fix)])
     return tuple(Metric(name) for name in listed)
-
-
-def _fields(parameter: str, names: str | None) -> tuple[str, ...]:
-    """The fields that a parameter names, by path; raises `QueryError`."""
-    return known_fields(names.split(","), parameter) if names else ()
 
 
 def sorting(name: str) -> str:

@@ -1,4 +1,7 @@
-"""A typed client of the API: what `ttsv` and notebooks use."""
+"""A typed client of the API: what `ttsv` and notebooks use.
+
+Schemas, specs and what they rest on may be imported, no other room of the service: it knows the API by HTTP alone.
+"""
 
 from service.client.access import Access
 from service.client.boards import Boards

@@ -1,4 +1,7 @@
-"""The pages: the same store as the API's, read by people. Plain HTML that needs no script to be read."""
+"""The pages: the same store as the API's, read by people. Plain HTML that needs no script to be read.
+
+Whatever the API may import may be imported, and the API's own resources; nothing imports the pages but the application.
+"""
 
 from pathlib import Path
 

@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from operator import attrgetter
 from typing import Any, TypedDict
 
 from sqlalchemy import Connection, bindparam, delete, func, insert, select, text, update
@@ -184,8 +185,9 @@ class BaselineProtocols:
 
 def newest(results: Iterable[Counted]) -> list[Counted]:
     """Of results that share fingerprint and protocol the newest, in the order of their trials."""
-    ordered = sorted(results, key=lambda counted: counted.trial_id)
-    return list({(counted.fingerprint, counted.protocol): counted for counted in ordered}.values())
+    of_trial = attrgetter("trial_id")
+    found = {(counted.fingerprint, counted.protocol): counted for counted in sorted(results, key=of_trial)}
+    return sorted(found.values(), key=of_trial)  # a dictionary keeps the place of the oldest
 
 
 def tie_of(cell: str) -> int:

@@ -83,7 +83,7 @@ MOST_CELLS = 5000
 
 
 @dataclass(frozen=True)
-class Plane:
+class Scatter:
     """All cells of one leaderboard in two metrics, by column; `fields` are those in which they differ, by path.
 
     `front`: whether no other is better in both. `total` cells have both metrics, of which `MOST_CELLS` are here.
@@ -102,7 +102,7 @@ class Plane:
     fields: dict[str, list[FieldValue]]
 
 
-def plane(session: Session, question: Question, x: Metric, y: Metric) -> Plane | None:
+def plane(session: Session, question: Question, x: Metric, y: Metric) -> Scatter | None:
     """The cells of the board with most rows, or of the question's protocol; None where none has both metrics."""
     question = replace(question, metric=x, columns=(x, y), front=(x, y))
     source = source_of(session, question)
@@ -122,7 +122,7 @@ def plane(session: Session, question: Question, x: Metric, y: Metric) -> Plane |
     configs = [{name: value for name, value in row.config.items() if name != "seed"} for row in rows]
     shape = columns_of(configs, chosen=question.fields, hidden=question.hidden)
     measured = [(row.metrics[x.value], row.metrics[y.value]) for row in rows]
-    return Plane(
+    return Scatter(
         protocol=board.protocol,
         total=len(keys),
         columns=shape,

@@ -9,6 +9,7 @@ from service.leaderboards.text_tables import escape_latex
 from service.paper.presets import Scale
 from service.paper.reference import RATIOS, Label, PaperTable, printed_of
 from service.paper.reproduction import Reproduction, TableRow
+from service.paper.sheets import title_of
 
 NOT_RUN = "not run"
 WATERMARK = "SMOKE: NO RESULT"
@@ -152,7 +153,7 @@ def paper_figure(table: PaperTable, found: Reproduction, scale: Scale) -> PaperF
                     for source, one in said
                 )
                 points.append(_point(row, column, positions[value] + aside, index, references))
-            title = _title(column) if facet is None else f"{facet}: {_title(column)}"
+            title = title_of(column) if facet is None else f"{facet}: {title_of(column)}"
             panels.append(Panel(title, column, tuple(points)))
     room = 0.2 if layout.log else 0.5
     reach = min(positions.values()) - room, max(positions.values()) + room
@@ -189,10 +190,6 @@ def _said(value: Label) -> str:
 
 def _factor(column: str) -> float:
     return 1.0 if column in RATIOS else Metric(column).reading.factor
-
-
-def _title(column: str) -> str:
-    return column.replace("_", " ") if column in RATIOS else Metric(column).reading.title
 
 
 def figure_latex(figure: PaperFigure) -> str:

@@ -16,7 +16,8 @@ from service.leaderboards.metrics import Metric
 from service.leaderboards.protocols import Record, differences
 from service.paper.presets import PAPER, Preset, PresetGrid, preset_spec, smaller
 from service.specs.columns import value_of
-from service.specs.grid import ExperimentSpec, expand_grid
+from service.specs.grid import expand_grid
+from service.specs.spec import ExperimentSpec
 from ttsv.config.fields import FieldValue, FieldValues, TrialFields
 from ttsv.config.trial import TrialConfig
 from ttsv.errors import ConfigError

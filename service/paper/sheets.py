@@ -16,7 +16,7 @@ def table_sheet(found: Reproduction) -> Sheet:
     headings = [label.replace("_", " ") for label in found.labels]
     numeric = [label not in ("method", "dataset", "layer") for label in found.labels]
     for column in found.columns:
-        headings += [_title(column), *([found.beside] if column in printed else [])]
+        headings += [title_of(column), *([found.beside] if column in printed else [])]
         numeric += [True, *([True] if column in printed else [])]
     best = {column: _best(found, column) for column in found.columns}
     rows: list[list[Cell]] = []
@@ -64,7 +64,8 @@ def table_records(found: Reproduction) -> tuple[list[str], list[list[Value]]]:
     return header, rows
 
 
-def _title(column: str) -> str:
+def title_of(column: str) -> str:
+    """What a table or a figure of the paper calls a column."""
     return column.replace("_", " ") if column in RATIOS else Metric(column).reading.title
 
 

@@ -9,7 +9,7 @@ from typing import cast
 
 from service.errors import FieldProblem, SpecError
 from service.specs.json_schema import value_fix
-from service.specs.planner import CellCount, Plan, PlannedCell, PlannedTrial, Planner, Tally
+from service.specs.planner import CellCount, GridCount, Plan, PlannedCell, PlannedTrial, Planner
 from service.specs.search import best_direction, domains, space_problems
 from service.specs.spec import PRINTABLE, ExperimentSpec, PartialTrial, Resources
 from service.specs.validation_errors import shown
@@ -19,7 +19,6 @@ from ttsv.errors import ConfigError
 
 __all__ = [
     "PRINTABLE",
-    "ExperimentSpec",
     "Plan",
     "PlannedTrial",
     "Resources",
@@ -64,11 +63,11 @@ def expand_grid(spec: ExperimentSpec, *, max_trials: int) -> Plan:
     return Plan(list(planned.values()), points, planner.idle())
 
 
-def count_grid(spec: ExperimentSpec, *, max_trials: int) -> Tally:
+def count_grid(spec: ExperimentSpec, *, max_trials: int) -> GridCount:
     """Counts what `expand_grid` would list: each cell is planned once, whatever its seeds. Raises the same."""
     parts, points = _checked(spec, max_trials)
     if spec.search is not None:
-        return Tally([], points, _probe(spec, parts.base).idle())
+        return GridCount([], points, _probe(spec, parts.base).idle())
 
     planner = Planner(_chooser(spec))
     cells: dict[str, PlannedCell] = {}
@@ -83,7 +82,7 @@ def count_grid(spec: ExperimentSpec, *, max_trials: int) -> Tally:
         cells[cell.digest] = cell
         seeds.setdefault(cell.digest, set()).update(own)
     counts = [CellCount(cell.config, len(seeds[digest])) for digest, cell in cells.items()]
-    return Tally(counts, points, planner.idle())
+    return GridCount(counts, points, planner.idle())
 
 
 def _checked(spec: ExperimentSpec, max_trials: int) -> tuple[_Parts, int]:

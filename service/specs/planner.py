@@ -57,7 +57,7 @@ class CellCount:
 
 
 @dataclass(frozen=True)
-class Tally:
+class GridCount:
     """The trials of a spec, counted and not listed. `points` and `idle` are those of its `Plan`."""
 
     cells: list[CellCount]
@@ -168,7 +168,7 @@ _NEEDS = {
 }
 
 
-def warnings(spec: ExperimentSpec, plan: Plan | Tally) -> list[str]:
+def warnings(spec: ExperimentSpec, plan: Plan | GridCount) -> list[str]:
     """A sentence for every field of the spec that has no effect in any of its trials, with what it would need."""
     found = []
     for path in plan.idle:

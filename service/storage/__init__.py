@@ -1,6 +1,8 @@
 """Where the files of trials are kept: one small interface (`store`) over a folder and over an object store.
 
 `attempts` says how the files of a trial lie there, the same in every store. pyarrow is loaded for object stores alone.
+
+Of `ttsv` only results may be imported, of the service only errors.
 """
 
 from service.storage.attempts import Attempt, begin, logs_of, remove_checkpoints

@@ -20,6 +20,7 @@ from typing import IO, Annotated, BinaryIO, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from service.errors import UserError
+from service.storage.store import sync_folder
 from service.upkeep.files import copy, is_safe
 from service.upkeep.rows import LONGEST_ROW, Rows
 
@@ -190,15 +191,6 @@ def _refuse_present(target: Path) -> None:
         raise UserError(f"FILE {target} exists: name another file, or remove it first")
     if not target.parent.is_dir():
         raise UserError(f"FILE {target}: there is no folder {target.parent}; make it first")
-
-
-def sync_folder(folder: Path) -> None:
-    """Makes renames in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class Reader:

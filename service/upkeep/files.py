@@ -152,7 +152,7 @@ class Disk:
 
     def there(self, paths: Sequence[str]) -> list[str]:
         """As `Place.there`."""
-        return [path for path in paths if self._has(path)]
+        return [path for path in paths if _opens(self, path)]
 
     def checkpointed(self) -> set[int]:
         """As `Place.checkpointed`."""
@@ -182,13 +182,6 @@ class Disk:
     def is_ours(self, folder: Path) -> bool:
         """Whether a folder below this one is where it says, without a link on the way."""
         return (self.path / folder).resolve() == self.path.resolve() / folder
-
-    def _has(self, path: str) -> bool:
-        try:
-            self.open(path).close()
-        except OSError:
-            return False
-        return True
 
 
 class Bucket:
@@ -300,11 +293,7 @@ class DataFolder:
 
     def exists(self, path: str) -> bool:
         """Whether the file is there."""
-        try:
-            self.open(path).close()
-        except OSError:
-            return False
-        return True
+        return _opens(self, path)
 
     def there(self, paths: Sequence[str]) -> list[str]:
         """Those of these files of trials that are there, and can be seen."""
@@ -394,6 +383,15 @@ def copy(
             target.write(piece)
         step(len(piece))
     return total, digest.hexdigest()
+
+
+def _opens(place: "Disk | DataFolder", path: str) -> bool:
+    """Whether a file is there and can be read."""
+    try:
+        place.open(path).close()
+    except OSError:
+        return False
+    return True
 
 
 def _in_checkpoints(path: str) -> bool:

@@ -43,8 +43,9 @@ from service.experiments.events import EventKind
 from service.migrate import bring_up, changing_schema, make_schema, refuse_newer
 from service.settings import Settings
 from service.storage import Objects, open_storage
+from service.storage.store import sync_folder
 from service.upkeep import rows
-from service.upkeep.archive import FileEntry, Manifest, Reader, sync_folder
+from service.upkeep.archive import FileEntry, Manifest, Reader
 from service.upkeep.backup import Progress, Say
 from service.upkeep.files import removed
 

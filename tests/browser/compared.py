@@ -14,7 +14,8 @@ from service.database import Artifact, EpochPoint, Experiment, Protocol, Result,
 from service.database.engine import Database
 from service.experiments.submission import Draft, submit
 from service.leaderboards import cell_scores
-from service.specs.grid import ExperimentSpec, expand_grid
+from service.specs.grid import expand_grid
+from service.specs.spec import ExperimentSpec
 from tests import grids
 from tests.results import made_result
 

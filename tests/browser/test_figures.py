@@ -13,7 +13,8 @@ from sqlalchemy.orm import Session
 from service.database import Protocol, Trial
 from service.experiments.submission import Draft, submit
 from service.paper.presets import PAPER, Scale, preset_spec
-from service.specs.grid import ExperimentSpec, expand_grid
+from service.specs.grid import expand_grid
+from service.specs.spec import ExperimentSpec
 from tests import grids
 from tests.browser.accessibility import violations
 from tests.browser.conftest import Site, Tab, served

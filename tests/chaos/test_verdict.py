@@ -13,7 +13,8 @@ from service.database import EpochPoint, Experiment, Result, Trial
 from service.database.engine import Database
 from service.experiments.submission import Draft, submit
 from service.queue import leases
-from service.specs.grid import ExperimentSpec, expand_grid
+from service.specs.grid import expand_grid
+from service.specs.spec import ExperimentSpec
 from service.storage import Attempt, Folder, begin
 from tests.chaos.program import STARTS, TRAINED, read_checkpoint, run_trial
 from tests.chaos.verdict import Verdict, judge

@@ -37,8 +37,8 @@ from service.queue.cluster import Node
 from service.queue.contenders import Specs, contenders, say_why
 from service.queue.leases import Lease
 from service.queue.trials import ArtifactFile, HeldExperiment, ProtocolRecord, hold
-from service.specs.grid import ExperimentSpec, expand_grid
-from service.specs.spec import Changes
+from service.specs.grid import expand_grid
+from service.specs.spec import Changes, ExperimentSpec
 from ttsv.metrics.catalog import METRICS
 from ttsv.results import EpochMetrics, protocol_fingerprint
 

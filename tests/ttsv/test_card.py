@@ -25,7 +25,7 @@ from ttsv.evaluation.saved import evaluate
 from ttsv.metrics import cost
 from ttsv.metrics.accuracy import run_to_end
 from ttsv.models import create_model
-from ttsv.models.shapes import LAYERS
+from ttsv.models.conv_shape import LAYERS
 from ttsv.results import EpochMetrics, TrialResult
 from ttsv.training import checkpoint, network
 from ttsv.training.loop import fit

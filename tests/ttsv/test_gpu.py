@@ -19,7 +19,7 @@ from ttsv.certification.certificates import lipschitz_bound
 from ttsv.config.trial import TrialConfig
 from ttsv.metrics import cost
 from ttsv.models import create_model
-from ttsv.models.shapes import LAYERS
+from ttsv.models.conv_shape import LAYERS
 from ttsv.results import EpochMetrics, TrialResult
 from ttsv.runtime import CUBLAS_WORKSPACE, DETERMINISTIC_WORKSPACE
 from ttsv.spectral import conv_norm_bounds, model_spectra

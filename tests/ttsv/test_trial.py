@@ -23,7 +23,8 @@ from ttsv.layers import TTConv2d
 from ttsv.metrics import cost
 from ttsv.metrics.accuracy import accuracy, predict
 from ttsv.models import layer_shapes
-from ttsv.models.shapes import LAYERS, shape_compression
+from ttsv.models.conv_shape import LAYERS
+from ttsv.models.shapes import shape_compression
 from ttsv.results import EpochMetrics, TrialResult, protocol_fingerprint
 from ttsv.spectral.network import model_spectra, spectral_layers
 from ttsv.spectral.singular_values import conv_singular_values

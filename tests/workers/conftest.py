@@ -21,7 +21,8 @@ from service.experiments import store, submission
 from service.experiments.submission import Draft
 from service.queue import nodes
 from service.settings import Settings
-from service.specs.grid import ExperimentSpec, expand_grid
+from service.specs.grid import expand_grid
+from service.specs.spec import ExperimentSpec
 from service.specs.states import NodeState
 from workers.node.raylet import free_ports
 from workers.worker.ray_cluster import LocalCluster

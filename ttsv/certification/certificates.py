@@ -72,7 +72,7 @@ class Certificates:
 
 
 def lipschitz_bound(model: nn.Module, input_size: Size, *, in_channels: int | None = None) -> LipschitzBound:
-    """A rigorous upper bound of the network's L2 Lipschitz constant in evaluation mode, with respect to pixels.
+    """Proves an upper bound of the network's L2 Lipschitz constant in evaluation mode, with respect to pixels.
 
     For images `(batch, in_channels, *input_size)`; `in_channels` defaults to those of the first convolution. The
     network is followed function by function: layers multiply by an upper bound of their norm (`ttsv.spectral.bounds`,
@@ -103,7 +103,7 @@ def lipschitz_bound(model: nn.Module, input_size: Size, *, in_channels: int | No
 def certificates(
     model: nn.Module, images: Tensor, labels: Tensor, *, bound: LipschitzBound | None = None, batch_size: int = 100
 ) -> Certificates:
-    """The L2 radius, in pixels, within which each image's label is certain to win.
+    """Certifies the L2 radius, in pixels, within which each image's label is certain to win.
 
     `images` (count, channels, ...) uint8 or floats in [0, 1], `labels` (count,), on any device. `bound`
     defaults to `lipschitz_bound` at the images' size. The radius is the least over the other classes of their margin
@@ -145,7 +145,9 @@ def certified_accuracy(
     bound: LipschitzBound | None = None,
     batch_size: int = 100,
 ) -> dict[float, float]:
-    """Radius (L2, in pixels) -> share of the images with a certificate for more than it; arguments as `certificates`.
+    """Returns radius (L2, in pixels) -> share of the images with a certificate for more than it.
+
+    Arguments are as those of `certificates`.
 
     Raises `ConfigError` for no radii, and one that is not a finite number above 0.
     """
@@ -155,7 +157,7 @@ def certified_accuracy(
 
 
 def assumed_certified_accuracy(logits: Tensor, labels: Tensor, radii: Radii, lipschitz: float) -> dict[float, float]:
-    """Radius (L2, in pixels) -> share of the images that an *assumed* Lipschitz constant would certify: no proof.
+    """Returns radius (L2, in pixels) -> share of the images that an *assumed* constant would certify: no proof.
 
     The paper's p.r. (provable robustness): predicted correctly and `margin / (sqrt(2) lipschitz) > radius`, where
     `lipschitz` is that with respect to pixels, see `assumed_lipschitz`. `logits` (count, classes), `labels` (count,).
@@ -169,7 +171,7 @@ def assumed_certified_accuracy(logits: Tensor, labels: Tensor, radii: Radii, lip
 
 
 def assumed_lipschitz(model: nn.Module, std: Sequence[float]) -> float | None:
-    """The Lipschitz constant, with respect to pixels, that the paper takes for granted: 1 / min(std).
+    """Returns the Lipschitz constant, with respect to pixels, that the paper takes for granted: 1 / min(std).
 
     That is 1 in coordinates normalised by `std`, and is assumed of networks of which every convolution is SOC or
     SOC-TT (table 1). None for others: nobody takes them for 1-Lipschitz.

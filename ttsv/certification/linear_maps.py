@@ -185,11 +185,12 @@ class TTConvolution(LinearMap):
         k3 = self.k3 if behind is None else self.k3 * behind
         core = orthogonalize(k1, self.core.kernel, k3).core
         merged = replace(self.core, kernel=core)
-        # Higham, Accuracy and Stability, theorem 19.4, for the factorizations, and the products that follow.
+        # Higham, Accuracy and Stability, theorem 19.4, for the factorizations, and the products that follow: what each
+        # rounds is a share of the three sizes' product, which is no smaller than the merged kernel's norm.
         steps = 4 * (k1.numel() + k3.numel()) + 4 * sum(core.shape[:2]) + 8
         sizes = _length(k1) * _length(k3) * _taps(self.core.kernel)
         rounded = steps * EPS * sizes * padding_norm(self.core.size, self.core.sides, self.core.mode)
-        return merged.norm() * (1 + steps * EPS) + rounded
+        return rounded_up(merged.norm() + rounded)
 
     def magnitude(self) -> float:
         """As `LinearMap` has it."""

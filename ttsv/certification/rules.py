@@ -118,6 +118,20 @@ def _taken(name: str) -> Rule:
     return rule
 
 
+def _expanded_as(trace: Trace, result: Tensor, features: Tensor, other: Tensor) -> Reach | Affine:
+    """Of the second tensor the shape alone counts, which depends on no pixel."""
+    return _taken("expand")(trace, result, features, *result.shape) if isinstance(features, Traced) else Reach(0.0)
+
+
+def _sorted(trace: Trace, _: Tensor, features: Traced, dim: int = -1, *__: Any, **___: Any) -> Reach:
+    """Of two vectors, sorting both makes the sum of products of their values no smaller (rearrangement inequality).
+
+    So it brings no two of them further apart.
+    """
+    how = "no two vectors are further apart when both are sorted"
+    return trace.channelwise(_along(trace, features, dim, "sort"), 1.0, how, "sort")
+
+
 def _softmax(trace: Trace, _: Tensor, features: Traced, dim: int | None = None, *__: Any, **___: Any) -> Reach:
     """The Jacobian is diag(p) - p p^T, where p are the probabilities: symmetric and positive.
 
@@ -204,6 +218,7 @@ def _reduced(power: float, kind: str) -> Rule:
 JOINS: dict[str, Rule] = {
     **dict.fromkeys(("cat", "concat", "concatenate", "stack"), _concatenated),
     **dict.fromkeys(("add", "sub", "__add__", "__radd__", "__sub__", "__rsub__"), _added),
+    "expand_as": _expanded_as,
 }
 """As `FUNCTIONS`, for those of which several arguments may depend on the input."""
 
@@ -218,6 +233,7 @@ FUNCTIONS: dict[str, Rule] = {
     **dict.fromkeys(("div", "true_divide", "__truediv__"), _divided),
     **{name: _taken(name) for name in _COPIES},
     "softmax": _softmax,
+    "sort": _sorted,
     "mean": _reduced(-0.5, "mean"),
     "sum": _reduced(0.5, "sum over axes"),
     "amax": _reduced(0.0, "maximum"),

@@ -169,6 +169,8 @@ class Trace:
             raise self.refuse(f"an argument of {name}()", "comes from the input in a way that cannot be followed")
         if name not in self.joins and len(list(traced_in((args, kwargs)))) > 1:
             raise self.refuse(f"{name}() of several tensors that depend on the input", "has no bound")
+        if name == "__getitem__" and _is_mask(args[1]):
+            raise self.refuse("an index by a boolean mask", "has no rule: index by a list of the places it takes")
         kwargs = {key: value for key, value in kwargs.items() if key != "inplace"}
         plain = _meta(function, args, kwargs)
         if isinstance(plain, Tensor) and plain.dtype != torch.float64:
@@ -195,7 +197,9 @@ class Trace:
             found.append(self.wrap(part, rule(self, part, *args, **kwargs) if exact else Reach(math.inf)))
             if isinstance(first, Traced) and (name in _VIEWS_AT_TIMES or _storage(part) == _storage(first)):
                 found[-1].group = first.group
-        return found[0] if isinstance(plain, Tensor) else tuple(found)
+        if isinstance(plain, Tensor):
+            return found[0]
+        return type(plain)(found) if isinstance(plain, tuple) else tuple(found)  # some have names, such as sort()'s
 
     def _forward(self, name: str, module: nn.Module) -> Callable[..., Any]:
         rule, forward = self.modules(module), module.forward
@@ -258,6 +262,13 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, tuple | list | dict):
         for part in value.values() if isinstance(value, dict) else value:
             yield from _tensors(part)
+
+
+def _is_mask(index: Any) -> bool:
+    """Whether an index chooses by true and false, in any of its axes."""
+    if isinstance(index, tuple | list):
+        return any(map(_is_mask, index))
+    return isinstance(index, bool) or str(getattr(index, "dtype", "")) in ("bool", "torch.bool")
 
 
 def _meta(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -8,6 +8,7 @@ from ttsv.config.evaluation import ATTACK_BATCH
 from ttsv.config.trial import TrialConfig
 from ttsv.data.catalog import DatasetInfo, dataset_info, part_images
 from ttsv.errors import ConfigError
+from ttsv.models import ModelArguments
 from ttsv.models.memory import NetworkMemory, network_memory
 
 WORKSPACES = 128 << 20
@@ -138,15 +139,13 @@ def _memory(of: _Decides) -> TrialMemory | None:
 def _network(
     of: _Decides, info: DatasetInfo, batch_size: int, *, half: bool = False, evaluating: bool = False
 ) -> NetworkMemory | None:
-    return network_memory(
-        of.model,
+    network = ModelArguments(
+        name=of.model,
+        num_classes=info.classes,
+        in_channels=info.channels,
+        image_size=info.image_size,
         layer=of.layer,
         rank=of.rank,
         frames=of.frames,
-        in_channels=info.channels,
-        image_size=info.image_size,
-        num_classes=info.classes,
-        batch_size=batch_size,
-        half=half,
-        evaluating=evaluating,
     )
+    return network_memory(network, batch_size, half=half, evaluating=evaluating)

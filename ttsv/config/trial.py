@@ -32,7 +32,9 @@ from ttsv.config.fields import (
 from ttsv.data.catalog import DatasetInfo, DatasetName, dataset_info
 from ttsv.errors import ConfigError
 from ttsv.models import ModelArguments
-from ttsv.models.shapes import LAYERS, SMALLEST_STD, ConvShape, layer_shapes, list_models, name_fix, name_patterns
+from ttsv.models.conv_shape import LAYERS, ConvShape
+from ttsv.models.registry import name_fix, name_patterns
+from ttsv.models.shapes import SMALLEST_STD, layer_shapes, list_models
 
 CONSTRAINTS = ("none", "clip", "divide")
 OPERATORS = ("periodic", "zero-padded")

@@ -4,6 +4,8 @@ A constraint is bound once, before the optimizer exists; its penalty is added to
 after an optimizer step and once more, forced, before evaluation, so that what is reported holds. The training
 loop calls all three unconditionally. Projections write into the parameters in place and leave the optimizer's
 state (momentum) as it is.
+
+Layers, spectral, tt, configurations and what they rest on may be imported, nothing of metrics or training.
 """
 
 from ttsv.constraints.clip import Clip

@@ -48,7 +48,7 @@ class Compose:
         return total
 
     def projects_after(self, step: int) -> bool:
-        """Whether a part is known to project after the step."""
+        """Tells whether a part is known to project after the step."""
         return any(projects_after(part, step) for part in self.constraints)
 
     def project(self, model: nn.Module, step: int, *, force: bool = False) -> None:
@@ -116,7 +116,7 @@ class Orthogonal(Unconstrained):
 
 
 def make_constraint(config: TrialConfig) -> Constraint:
-    """The orthogonal loss with the trial's weight, and its clipping or division if it has one."""
+    """Composes the orthogonal loss with the trial's weight, and its clipping or division if it has one."""
     parts: list[Constraint] = [Orthogonal(config.lambda_ort, normalizer=config.ort_normalizer)]
     if config.constraint == "clip" and config.delta is not None:
         parts.append(Clip(config.delta, **vars(config.clipping)))

@@ -30,7 +30,7 @@ class Projection(Unconstrained, ABC):
         self._sizes: Mapping[str, tuple[int, ...]] | None = None
 
     def projects_after(self, step: int) -> bool:
-        """Whether the step is one after which it projects."""
+        """Tells whether the step is one after which it projects."""
         return step % self.every == 0
 
     @torch.no_grad()

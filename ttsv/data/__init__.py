@@ -3,6 +3,8 @@
 Everything lies in `data_dir/datasets`: published files as torchvision lays them out below its root, the user's own
 (`NAME.npz`, `NAME/`), `SET.sha256.json`, what each set was at its first use, and `cache/`, the copies that processes
 share. Importing this package loads no torch: what is asked of it does.
+
+Runtime, checks and errors may be imported, and nothing that knows of networks.
 """
 
 from importlib import import_module

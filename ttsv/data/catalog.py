@@ -102,7 +102,7 @@ def check_name(name: str) -> None:
 
 
 def dataset_info(name: str) -> DatasetInfo | None:
-    """The facts that follow from a name; None for `npz:` and `folder:` sets. Raises `ConfigError` as `check_name`."""
+    """Returns the facts that follow from a name; None for `npz:` and `folder:` sets. Raises as `check_name`."""
     check_name(name)
     if name in DATASETS:
         return DATASETS[name]

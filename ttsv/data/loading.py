@@ -46,7 +46,7 @@ def as_pixels(images: Tensor) -> Tensor:
 
 
 def load_dataset(name: str, data_dir: Path) -> Dataset:
-    """The data set, checked and split.
+    """Loads a data set, checked and split.
 
     The first load on a machine checks and reads the set and makes a copy, which all processes share; later ones
     map that copy. The tensors are views of it: what is written to them alters neither the file nor what others see,

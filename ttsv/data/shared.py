@@ -124,7 +124,7 @@ class Listed(NamedTuple):
 
 
 def list_datasets(data_dir: Path) -> list[Listed]:
-    """Every set with a name of its own, and the user's own that lie in `data_dir/datasets`. Raises `DataError`."""
+    """Lists every set with a name of its own, and the user's that lie in `data_dir/datasets`. Raises `DataError`."""
     found, folder = [], Path(data_dir) / "datasets"
     for name in [*DATASETS, *own_names(folder)]:
         copy = find_shared(name, folder)

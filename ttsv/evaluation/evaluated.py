@@ -20,7 +20,7 @@ from ttsv.precision import full_precision
 from ttsv.results import AnyRecord, StageProgress, protocol_fingerprint
 from ttsv.runtime import EnvironmentFields, describe_environment, known_failures
 from ttsv.spectral.network import model_spectra
-from ttsv.training.facts import LayerRecord
+from ttsv.training.record import LayerRecord
 
 
 @dataclass(frozen=True, kw_only=True)

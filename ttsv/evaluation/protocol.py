@@ -22,7 +22,7 @@ from ttsv.results import TRAINING, AnyRecord
 from ttsv.spectral.geometry import Convolution, layer_geometry
 from ttsv.spectral.network import layer_input_sizes, model_spectra, spectral_layers
 from ttsv.spectral.norms import periodic_norm
-from ttsv.training.facts import LayerRecord, best_epoch
+from ttsv.training.record import LayerRecord, best_epoch
 from ttsv.training.spectra import quantiles
 from ttsv.tt.decomposition import orthogonalize
 

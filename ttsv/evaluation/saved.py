@@ -1,10 +1,12 @@
-"""The evaluation of a network that a trial saved."""
+"""Networks that trials saved: read, and evaluated."""
 
 import hashlib
 import json
 from collections.abc import Generator
 from dataclasses import asdict, replace
 from pathlib import Path
+
+import torch
 
 from ttsv.checks import check_count
 from ttsv.config.evaluation import EVALUATION, EvaluationConfig
@@ -13,15 +15,42 @@ from ttsv.data import load_dataset
 from ttsv.data.loading import Dataset
 from ttsv.errors import ConfigError, DataError, DivergedError
 from ttsv.evaluation.evaluated import Evaluated, evaluate_network
-from ttsv.evaluation.saved_spectra import load_described
 from ttsv.evaluation.stages import check_evaluation
 from ttsv.evaluation.subject import EvaluationOptions, Subject
 from ttsv.models import ModelArguments
 from ttsv.results import StageProgress
 from ttsv.runtime import find_device
+from ttsv.training.checkpoint import SavedNetwork, load_network
 
 _TRAINING = ("train_seconds", "constraint_seconds", "step_seconds", "constraint_step_seconds")
 """What a trial notes of its training beside the network."""
+
+
+def load_saved(path: Path, *, device: torch.device | None = None) -> torch.nn.Module:
+    """Reads the network in `path`, a `model.safetensors` that a trial left, by that name or another.
+
+    With a `device`, it is there, and laid out in memory as training leaves it: with channels last for images of two
+    dimensions, so that every sum is rounded as it was for the trial.
+
+    Raises `DataError` for any other file, for one that is missing, cut or altered, and for a description that does not
+    fit its weights.
+    """
+    return load_described(path, device=device).model
+
+
+def load_described(path: Path, *, device: torch.device | None = None) -> SavedNetwork:
+    """Reads what `load_saved` does, and what was written of the network."""
+    if path.suffix != ".safetensors":
+        raise DataError(f"{path}: give the model.safetensors that a trial left")
+    try:
+        saved = load_network(path)
+    except (RuntimeError, TypeError, KeyError) as error:
+        raise DataError(f"what is said of {path} does not describe it: {error}") from error
+    if device is not None:
+        saved.model.to(device)
+        if any(parameter.ndim == 4 for parameter in saved.model.parameters()):
+            saved.model.to(memory_format=torch.channels_last)
+    return saved
 
 
 def evaluate(

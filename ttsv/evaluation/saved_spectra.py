@@ -4,14 +4,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.nn.utils import parametrize
 
-from ttsv.errors import ConfigError, DataError
+from ttsv.errors import ConfigError
+from ttsv.evaluation.saved import load_described
 from ttsv.spectral.network import layer_input_sizes, model_spectra, spectral_layers
 from ttsv.spectral.symbol import Size
-from ttsv.training.checkpoint import SavedNetwork, load_network
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,30 +91,3 @@ def saved_spectra(path: Path, input_size: Size | None = None) -> SavedSpectra:
         for name, values in spectra.items()
     ]
     return SavedSpectra(path=path, input_size=size, layers=found)
-
-
-def load_saved(path: Path, *, device: torch.device | None = None) -> torch.nn.Module:
-    """The network in `path`, a `model.safetensors` that a trial left, by that name or another.
-
-    With a `device`, it is there, and laid out in memory as training leaves it: with channels last for images of two
-    dimensions, so that every sum is rounded as it was for the trial.
-
-    Raises `DataError` for any other file, for one that is missing, cut or altered, and for a description that does not
-    fit its weights.
-    """
-    return load_described(path, device=device).model
-
-
-def load_described(path: Path, *, device: torch.device | None = None) -> SavedNetwork:
-    """`load_saved`, and what was written of the network."""
-    if path.suffix != ".safetensors":
-        raise DataError(f"{path}: give the model.safetensors that a trial left")
-    try:
-        saved = load_network(path)
-    except (RuntimeError, TypeError, KeyError) as error:
-        raise DataError(f"what is said of {path} does not describe it: {error}") from error
-    if device is not None:
-        saved.model.to(device)
-        if any(parameter.ndim == 4 for parameter in saved.model.parameters()):
-            saved.model.to(memory_format=torch.channels_last)
-    return saved

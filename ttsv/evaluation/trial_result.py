@@ -11,13 +11,13 @@ import torch
 from ttsv.config.trial import TrialConfig
 from ttsv.data.loading import Dataset
 from ttsv.evaluation.evaluated import NetworkCost, evaluate_network
-from ttsv.evaluation.saved_spectra import load_saved
+from ttsv.evaluation.saved import load_saved
 from ttsv.evaluation.subject import EvaluationOptions, Subject
 from ttsv.models import create_model
 from ttsv.results import CHECKPOINTS, StageProgress, TrialResult
 from ttsv.training.checkpoint import save_model
-from ttsv.training.facts import describe_training, read_training
 from ttsv.training.network import TrainedNetwork, model_arguments
+from ttsv.training.record import describe_training, read_training
 
 ATTACK_STATE = "autoattack.safetensors"
 """In the folder of checkpoints: what AutoAttack has found so far."""

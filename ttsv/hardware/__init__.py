@@ -1,4 +1,4 @@
 """What is known of this machine without torch: what its processor computes, and how processes share its cards.
 
-Workers ask before any trial runs. Nothing of the library enters.
+Workers ask before any trial runs. No other room may be imported.
 """

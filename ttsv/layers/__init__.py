@@ -1,6 +1,8 @@
 """Layers whose singular values can be controlled, and what turns a network's convolutions into them.
 
 Prior art to compare with is in `ttsv.layers.prior_art`.
+
+Spectral, tt, precision, checks and errors may be imported: no network and no data.
 """
 
 from ttsv.layers.convert import densify, tensorize

@@ -138,12 +138,12 @@ class FramedConv2d(Framed):
         return positive_qr(k1)[1], positive_qr(k3.T)[1].T
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images `(batch, c_in, height, width)` to images with c_out channels, of the size that the core gives."""
+        """Takes images `(batch, c_in, height, width)` to images of c_out channels, of the size that the core gives."""
         hidden = self.core(functional.conv2d(images, self.k1.T[..., None, None]))
         return functional.conv2d(hidden, self.k3.T[..., None, None], self.bias)
 
     def extra_repr(self) -> str:
-        """Channels, ranks and what differs from the defaults."""
+        """Names channels, ranks and what differs from the defaults."""
         text = f"{self.in_channels}, {self.out_channels}, rank={self.rank}"
         text = text if self.bias is not None else text + ", bias=False"
         return text if self.frames == "free" else text + f", frames={self.frames!r}"
@@ -160,7 +160,7 @@ class Stiefel(nn.Module):
     """
 
     def forward(self, free: Tensor) -> Tensor:
-        """The orthonormal factor of the free matrix, of its shape; differentiable where that has full rank.
+        """Returns the orthonormal factor of the free matrix, of its shape; differentiable where that has full rank.
 
         In half precision factored in float32, then rounded.
         """
@@ -169,7 +169,7 @@ class Stiefel(nn.Module):
         return frame.to(free.dtype)
 
     def right_inverse(self, matrix: Tensor) -> Tensor:
-        """The free matrix that stands for an orthonormal one: itself. Others are orthonormalized when read."""
+        """Returns the free matrix that stands for an orthonormal one: itself. Others are orthonormalized when read."""
         return matrix
 
 

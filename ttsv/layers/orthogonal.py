@@ -35,13 +35,13 @@ class OrthogonalConv2d(SpectralLayer):
         self.stride = stride
 
     def extra_repr(self) -> str:
-        """Arguments, as torch's convolutions print them."""
+        """Names the arguments, as torch's convolutions print them."""
         named = "".join(f", {name}={getattr(self, name)}" for name in self._printed)
         return f"{self.in_channels}, {self.out_channels}{named}{'' if self.bias is not None else ', bias=False'}"
 
     @abstractmethod
     def singular_values(self, input_size: Size, *, frames: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        """All singular values, its padding taken as periodic, as `ttsv.spectral.conv_singular_values` gives them.
+        """Returns all singular values, its padding taken as periodic, as `ttsv.spectral.conv_singular_values` does.
 
         `(h w, min(out_channels, s^2 in_channels))` for images of `input_size`, `s h x s w` pixels, one row per
         frequency, each descending. With `frames`, `k1 (c_in, in_channels)` and `k3 (out_channels, c_out)`: those of
@@ -49,7 +49,7 @@ class OrthogonalConv2d(SpectralLayer):
         """
 
     def spectrum(self, input_size: Size) -> Tensor:
-        """`singular_values` at the smallest size that the stride divides."""
+        """Returns `singular_values` at the smallest size that the stride divides."""
         return self.singular_values(periodic_size(input_size, (self.stride,) * 2))
 
 

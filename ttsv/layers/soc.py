@@ -97,15 +97,15 @@ class SOC(OrthogonalConv2d):
         return self.train_terms if self.training else self.eval_terms
 
     def skew_kernel(self) -> Tensor:
-        """The weight's skew part `(c, c, k, k)`: its zero-padded convolution A has `A^T = -A`."""
+        """Returns the weight's skew part `(c, c, k, k)`: its zero-padded convolution A has `A^T = -A`."""
         return skew_part(self.weight)
 
     def scaled_kernel(self) -> Tensor:
-        """The kernel of the operator that is exponentiated; differentiable, the estimated norm included."""
+        """Returns the kernel of the operator that is exponentiated; differentiable, the estimated norm included."""
         return self._scaled(self.skew_kernel())
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images `(batch, c_in, s h, s w)` to images `(batch, c_out, h, w)`."""
+        """Takes images `(batch, c_in, s h, s w)` to images `(batch, c_out, h, w)`."""
         s = self.stride
         if images.shape[-3] != self.in_channels:
             raise ConfigError("images.shape", tuple(images.shape), f"must have {self.in_channels} channels")
@@ -144,7 +144,7 @@ class SOC(OrthogonalConv2d):
 
     @torch.no_grad()
     def singular_values(self, input_size: Size, *, frames: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        """All singular values of the layer in its present mode, its padding taken as periodic.
+        """Returns all singular values of the layer in its present mode, its padding taken as periodic.
 
         As `OrthogonalConv2d` has it: of the series of each block of the symbol, cut to the channels in use.
         """

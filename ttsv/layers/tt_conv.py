@@ -136,7 +136,7 @@ class TTConv(Framed):
         return layer.train(conv.training)
 
     def extra_repr(self) -> str:
-        """Arguments that differ from their defaults, as torch's convolutions print them."""
+        """Names the arguments that differ from their defaults, as torch's convolutions print them."""
         one, zero = (1,) * self.spatial_dims, (0,) * self.spatial_dims
         text = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, rank={self.rank}"
         defaults = {"stride": one, "padding": zero, "dilation": one, "padding_mode": "zeros", "frames": "free"}

@@ -66,7 +66,7 @@ def empirical_lipschitz(
     batch_size: int = 100,
     precision: Literal["model", "float64"] = "model",
 ) -> EmpiricalLipschitz:
-    """Empirical Lipschitz constants of a network in evaluation mode, one per image; it stays as it is.
+    """Searches empirical Lipschitz constants of a network in evaluation mode, one per image; it stays as it is.
 
     `images` (count, channels, ...) uint8 or floats in [0, 1] and `labels` (count,), these on the model's device.
 

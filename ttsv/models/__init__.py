@@ -1,10 +1,14 @@
-"""Networks that take pixels in [0, 1]. Importing this package loads no torch; `create_model` does."""
+"""Networks that take pixels in [0, 1]. Importing this package loads no torch; `create_model` does.
+
+Layers, spectral, tt, checks and errors may be imported, once a network is asked for.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ttsv.models.shapes import ConvShape, layer_shapes, list_models
+from ttsv.models.conv_shape import ConvShape
+from ttsv.models.shapes import layer_shapes, list_models
 
 if TYPE_CHECKING:
     from torch import nn
@@ -45,7 +49,7 @@ def create_model(
     `name`: one of `list_models()` or like `wrn{6n+4}-{k}`, `lipconvnet-{5n}`, or `torchvision:NAME` for a classifier of
     torchvision, untrained (dense or tt). `image_size`: pixels along each axis.
 
-    `layer`: what the convolutions are, one of `ttsv.models.shapes.LAYERS`. Those that end in "tt" have frames around
+    `layer`: what the convolutions are, of `ttsv.models.conv_shape.LAYERS`. Those that end in "tt" have frames around
     cores of largest TT rank `rank`: a whole number, or a fraction in (0, 1] of the largest channel count among the
     convolutions other than 1x1 (of torchvision's networks: among all); a layer whose rank reaches both channel counts
     is not decomposed. Without a rank they are the kind of layer without frames ("tt" is dense, "soc-tt" is soc), and

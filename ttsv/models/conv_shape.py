@@ -59,7 +59,7 @@ class ConvShape:
             raise ConfigError("layer", layer, fix)
 
     def ranks(self, rank: int | None) -> tuple[int, int] | None:
-        """TT ranks (r1, r2) under a largest rank, or None where the layer stays undecomposed.
+        """Returns the TT ranks (r1, r2) under a largest rank, or None where the layer stays undecomposed.
 
         `r1 = min(in_channels, rank)`, `r2 = min(out_channels, rank)`; a rank that reaches both channel counts
         would only add two square frames, so such a layer is not decomposed.
@@ -69,7 +69,7 @@ class ConvShape:
         return min(self.in_channels, rank), min(self.out_channels, rank)
 
     def weights(self, rank: int | None = None, layer: str = "tt") -> int:
-        """Number of weights, without bias, of a kind of layer: of its kernel, or of frame, core and frame.
+        """Counts the weights, without bias, of a kind of layer: of its kernel, or of frame, core and frame.
 
         A kernel from r1 to r2 channels has `r1 r2 k^d` weights; one behind space-to-depth (bcop, cayley)
         `s^2 r1 r2 k^2`; the square one of SOC `max(s^2 r1, r2)^2 k^2`. Of an orthogonal parametrization this counts
@@ -83,7 +83,7 @@ class ConvShape:
         return self.in_channels * r1 + core + r2 * self.out_channels
 
     def macs(self, rank: int | None = None, layer: str = "tt") -> int:
-        """Multiply-accumulates for one image in evaluation mode, with the weights of orthogonal kinds ready made.
+        """Counts multiply-accumulates for one image in evaluation mode, the weights of orthogonal kinds ready made.
 
         A TT layer merges frames into its core where that takes fewer, as `ttsv.layers.TTConv` does. A SOC takes
         `SOC_TERMS` convolutions. Of "cayley" only the products at its frequencies are counted, one for two complex

@@ -7,6 +7,7 @@ of a batch norm, the output of a ReLU, each power of a skew operator), each tens
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ttsv.models import ModelArguments
 from ttsv.models.conv_shape import SOC_TERMS, ConvShape, core_kind
 from ttsv.models.counts import network_cost
 from ttsv.models.registry import find
@@ -39,31 +40,26 @@ class NetworkMemory:
 
 
 def network_memory(
-    name: str,
-    *,
-    layer: str,
-    rank: float | None,
-    frames: str,
-    in_channels: int,
-    image_size: int,
-    num_classes: int,
-    batch_size: int,
-    half: bool = False,
-    evaluating: bool = False,
+    network: ModelArguments, batch_size: int, *, half: bool = False, evaluating: bool = False
 ) -> NetworkMemory | None:
-    """What the network that `create_model` makes of the same arguments takes; None where `network_cost` says why.
+    """What the network that `create_model` makes of these arguments takes; None where `network_cost` says why.
 
     `half`: the forward pass is under autocast, in bf16 or fp16. `evaluating`: of a pass in evaluation mode whose
     gradients are those of the images, as attacks take them. Raises `ConfigError` as `create_model` does.
     """
-    family, _ = find(name)
-    sizes = {"in_channels": in_channels, "image_size": image_size, "num_classes": num_classes}
-    cost = network_cost(name, layer=layer, rank=rank, **sizes)
+    family, _ = find(network.name)
+    sizes = {
+        "in_channels": network.in_channels,
+        "image_size": network.image_size,
+        "num_classes": network.num_classes,
+    }
+    cost = network_cost(network.name, layer=network.layer, rank=network.rank, **sizes)
     if cost.parameters is None:
         return None
-    shapes = layer_shapes(name, **sizes)
-    walk = _Walk(layer, largest_rank(shapes, rank), frames, batch_size, half=half, evaluating=evaluating)
-    _WALKS[family.pattern](walk, shapes, num_classes)
+    shapes = layer_shapes(network.name, **sizes)
+    rank = largest_rank(shapes, network.rank)
+    walk = _Walk(network.layer, rank, network.frames, batch_size, half=half, evaluating=evaluating)
+    _WALKS[family.pattern](walk, shapes, network.num_classes)
     first = shapes[0]
     pixels = batch_size * first.in_channels * first.input_size**first.dims
     return NetworkMemory(

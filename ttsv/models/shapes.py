@@ -7,21 +7,9 @@ from typing import Any
 from ttsv.checks import check_counts
 from ttsv.errors import ConfigError
 from ttsv.models import architectures  # noqa: F401 - registers the networks
-from ttsv.models.conv_shape import LAYERS, ConvShape
-from ttsv.models.registry import families, find, name_fix, name_patterns
+from ttsv.models.conv_shape import ConvShape
+from ttsv.models.registry import families, find
 from ttsv.tt.ranks import absolute_rank
-
-__all__ = [
-    "LAYERS",
-    "ConvShape",
-    "largest_rank",
-    "layer_shapes",
-    "list_models",
-    "name_fix",
-    "name_patterns",
-    "shape_compression",
-    "shape_macs",
-]
 
 SMALLEST_STD = 1e-6
 """Of a normalisation, in pixels: smaller ones send what differs in rounding alone far apart."""

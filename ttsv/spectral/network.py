@@ -32,7 +32,7 @@ class SpectralLayer(nn.Module, ABC):
 
     @abstractmethod
     def spectrum(self, input_size: Size) -> Tensor:
-        """The singular values where the layer sees images of `input_size` pixels, see `layer_singular_values`."""
+        """Returns the singular values for images of `input_size` pixels, see `layer_singular_values`."""
 
 
 def spectral_layers(model: nn.Module, *, linear: bool = False) -> dict[str, nn.Module]:
@@ -60,7 +60,7 @@ def check_model(model: object) -> None:
 
 
 def is_spectral(module: nn.Module) -> bool:
-    """Whether a module is a convolution whose singular values are known."""
+    """Tells whether a module is a convolution whose singular values are known."""
     if isinstance(module, SpectralLayer):
         return module.has_spectrum
     return isinstance(module, Convolution | TransposedConvolution)

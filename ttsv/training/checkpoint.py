@@ -152,7 +152,7 @@ class SavedNetwork:
     """A network that `save_model` wrote, and what was written of it.
 
     `config`: the configuration that it was trained by, as plain data; None where that was not written. `training`: what
-    was noted of its training by the names of `ttsv.training.facts.TrainingFacts`, empty where nothing was.
+    was noted of its training by the names of `ttsv.training.record.TrainingFacts`, empty where nothing was.
     """
 
     model: nn.Module

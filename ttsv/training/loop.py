@@ -1,4 +1,4 @@
-"""Training: the loop on one screen, and what it needs."""
+"""Training: the loop, from the first step to the weights that are chosen, and what it needs."""
 
 import math
 import time

@@ -16,8 +16,8 @@ from ttsv.models import ModelArguments, create_model
 from ttsv.results import CHECKPOINTS, EpochMetrics
 from ttsv.runtime import derived_seed, known_failures, random_state
 from ttsv.training.checkpoint import Checkpoints
-from ttsv.training.facts import TrainingFacts, best_epoch
 from ttsv.training.loop import Progress, fit, steps_per_epoch, training_splits
+from ttsv.training.record import TrainingFacts, best_epoch
 
 
 @dataclass(frozen=True, kw_only=True)

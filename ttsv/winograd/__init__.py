@@ -1,7 +1,7 @@
 """What makes float32 training on a CPU faster, and nothing else: Winograd's convolutions, by machine code of our own.
 
 The training loop enters here, by one line, and nothing else does. Without this room and that line networks are trained
-by torch's convolutions. Nothing of the other rooms is imported but errors.
+by torch's convolutions. Of the other rooms only errors may be imported.
 """
 
 from contextlib import AbstractContextManager

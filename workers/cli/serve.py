@@ -105,14 +105,14 @@ def worker(
     from service.observability import configure_logging
     from service.settings import Settings
     from service.upkeep.restore import refuse_half_restored
-    from workers.worker import allocation
+    from workers.worker import job_time
     from workers.worker.poller import Worker
     from workers.worker.upkeep import Upkeep
     from workers.worker.webhooks import WebhookSender
 
     settings = Settings()
     configure_logging(settings)
-    time_given = allocation.allocation(time_limit, os.environ, until_idle=until_idle)
+    time_given = job_time.allocation(time_limit, os.environ, until_idle=until_idle)
     refuse_half_restored(settings)
     database = Database(settings.url)
     with WebhookSender(settings, database), Upkeep(settings, database):
@@ -120,7 +120,7 @@ def worker(
     if unfinished:
         if not requeue:
             raise typer.Exit(UNFINISHED)
-        allocation.requeue(os.environ)
+        job_time.requeue(os.environ)
 
 
 @serve_app.command()

@@ -31,9 +31,9 @@ from service.queue import driver_reads, leases
 from service.queue.leases import Lease
 from service.queue.trials import hold
 from service.settings import Settings
-from service.specs.grid import ExperimentSpec, search_base
+from service.specs.grid import search_base
 from service.specs.planner import PlannedTrial
-from service.specs.spec import Asha
+from service.specs.spec import Asha, ExperimentSpec
 from service.storage import remove_checkpoints
 from ttsv.config.fields import FieldValues
 from ttsv.trial import run_trial

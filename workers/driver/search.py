@@ -145,12 +145,6 @@ class SearchTrials(Feed):
         return None
 
 
-def any_trial(search: Search, base: FieldValues) -> PlannedTrial:
-    """Some trial of the space. Raises `ConfigError` where its fields do not go together."""
-    _, point = _Random(domains(search.space), search.seed).next()
-    return Planner("search").plan({**base, **point})
-
-
 class _Random(_Source):
     """Independent points from Tune's own distributions.
 

@@ -18,9 +18,8 @@ from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
 from service.queue.contenders import amount
 from service.queue.driver_reads import Curve
 from service.queue.shares import on_whole_cards
-from service.specs.grid import ExperimentSpec
 from service.specs.search import best_direction
-from service.specs.spec import Asha, Fifo, Resources
+from service.specs.spec import Asha, ExperimentSpec, Fifo, Resources
 from service.storage import open_storage
 from workers.depot.home import Home
 from workers.driver.callback import TuneCallback, job_of

@@ -4,4 +4,6 @@
 eye on all nodes, `notes` is what they leave for each other in Ray's head. `raylet` starts Ray, here and for the worker;
 `cards` are the GPUs that one process books, `pulse` is by what a health check knows that it turns.
 No database is known here, and Ray is imported by the children `probe` and `observer` alone.
+
+Hardware, the service's storage and errors, and what the queue says of nodes as plain data may be imported.
 """

@@ -26,8 +26,8 @@ from workers.node.machine import local_cpus
 from workers.node.mps import Mps
 from workers.node.processes import identity, is_dead, stop
 from workers.node.pulse import beat
-from workers.worker.allocation import Allocation
 from workers.worker.drivers import DRIVER, LONGEST_PAUSE, Drivers
+from workers.worker.job_time import Allocation
 from workers.worker.observation import Observation
 from workers.worker.ray_cluster import Cluster, Door, LocalCluster
 from workers.worker.scheduler import Scheduler

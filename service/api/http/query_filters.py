@@ -123,20 +123,21 @@ def _trials(who: Reader, asked: Annotated[_Trials, Depends()]) -> TrialFilter:
 _FIELDS = r"^ *[A-Za-z0-9_.]+( *, *[A-Za-z0-9_.]+)* *$"
 
 
-def _shown(
-    columns: Annotated[
-        str | None,
-        Query(
-            max_length=1000,
-            pattern=_FIELDS,
-            description="Fields that say which trial a row is, separated by commas; by default those that differ.",
-            examples=["lr,rank"],
-        ),
-    ] = None,
-    hide: Annotated[
-        str | None, Query(max_length=1000, pattern=_FIELDS, description="Fields that are not shown.")
-    ] = None,
-) -> Shown:
+FieldColumns = Annotated[
+    str | None,
+    Query(
+        max_length=1000,
+        pattern=_FIELDS,
+        description="Fields that say which trial or cell a row is, separated by commas; by default those that differ.",
+        examples=["lr,rank"],
+    ),
+]
+HiddenFields = Annotated[
+    str | None, Query(max_length=1000, pattern=_FIELDS, description="Fields that are not shown, separated by commas.")
+]
+
+
+def _shown(columns: FieldColumns = None, hide: HiddenFields = None) -> Shown:
     return Shown.named(columns, hide)
 
 

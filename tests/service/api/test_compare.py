@@ -19,7 +19,8 @@ from service.leaderboards.compared import Kind
 from service.leaderboards.comparison import CompareQuestion, compare
 from service.queue.leases import Lease
 from service.queue.trials import ProtocolRecord, hold
-from service.specs.grid import ExperimentSpec, expand_grid
+from service.specs.grid import expand_grid
+from service.specs.spec import ExperimentSpec
 
 SLOW = [0.90, 0.93, 0.91]
 FAST = [0.80, 0.87, 0.82]

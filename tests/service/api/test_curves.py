@@ -10,6 +10,8 @@ from sqlalchemy.orm import Session
 from service.database import EpochPoint, Trial
 from service.database.engine import Database
 
+pytestmark = pytest.mark.here
+
 
 @pytest.fixture
 def trained(submit: Callable[..., int], database: Database, epoch_point: Callable[..., dict[str, Any]]) -> int:

@@ -116,8 +116,9 @@ class TestForms:
             (1, "queued", None)
         ]
         assert [(one["seed"], one["state"]) for one in hole["missing"]] == [(0, "queued"), (1, "diverged")]
-        (board,) = api.get(f"{BOARD}?columns=rank,lr&hide=lr").json()["boards"]
-        assert board["columns"] == [{"field": "rank", "name": "rank"}]
+        for asked in ("columns=rank,lr&hide=lr", "columns=rank, lr &hide= lr"):  # blanks as for lists of trials
+            (board,) = api.get(f"{BOARD}?{asked}").json()["boards"]
+            assert board["columns"] == [{"field": "rank", "name": "rank"}]
         assert [row["fields"] for row in board["rows"]] == [{"rank": None}] * 2
         header = api.get(f"{BOARD}?format=csv&columns=epochs").text.split("\r\n")[0]
         assert ",cell,training.epochs,seeds," in header

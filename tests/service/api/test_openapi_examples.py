@@ -20,7 +20,7 @@ from service.schemas.experiments import (
 )
 from service.schemas.leaderboards import LeaderboardOut, TableOut
 from service.schemas.service import Problem, Readiness
-from service.specs.grid import ExperimentSpec
+from service.specs.spec import ExperimentSpec
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,8 @@ from service.experiments import artifacts
 from service.experiments.submission import Draft, submit
 from service.main import create_app
 from service.settings import Settings
-from service.specs.grid import ExperimentSpec, expand_grid
+from service.specs.grid import expand_grid
+from service.specs.spec import ExperimentSpec
 from service.storage import Folder, open_storage
 
 CONTENT = bytes(range(256)) * 20

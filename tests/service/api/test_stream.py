@@ -32,6 +32,8 @@ from service.queue.trials import ArtifactFile, ProtocolRecord, hold
 from service.schemas.experiments import EventOut, ExperimentUpdate
 from service.settings import Settings
 
+pytestmark = pytest.mark.here
+
 Submit = Callable[..., int]
 Claim = Callable[..., Lease]
 Finish = Callable[..., None]

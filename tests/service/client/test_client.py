@@ -20,7 +20,8 @@ from service.experiments.submission import Draft
 from service.queue import driver_reads, leases
 from service.queue.leases import Lease
 from service.queue.trials import ProtocolRecord, hold
-from service.specs.grid import ExperimentSpec, expand_grid
+from service.specs.grid import expand_grid
+from service.specs.spec import ExperimentSpec
 from tests.held import reported
 
 Make = Callable[..., dict[str, Any]]

@@ -24,7 +24,8 @@ from service.leaderboards.leaderboard import MeasuredDataset, measured_datasets
 from service.leaderboards.metrics import Metric
 from service.queue.leases import Lease
 from service.specs.columns import flat
-from service.specs.grid import ExperimentSpec, expand_grid
+from service.specs.grid import expand_grid
+from service.specs.spec import ExperimentSpec
 from ttsv.results import LayerFields
 
 VALUES = st.floats(-1e12, 1e12, allow_nan=False).filter(lambda value: value == 0 or abs(value) > 1e-9)

@@ -28,7 +28,8 @@ from service.queue.leases import Lease
 from service.queue.trials import ProtocolRecord, hold
 from service.settings import Settings
 from service.specs.documents import read_yaml, write_yaml
-from service.specs.grid import ExperimentSpec, expand_grid
+from service.specs.grid import expand_grid
+from service.specs.spec import ExperimentSpec
 from tests.held import reported
 
 BROWSER = {"Accept": "text/html,application/xhtml+xml;q=0.9,*/*;q=0.8"}

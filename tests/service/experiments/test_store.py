@@ -15,7 +15,8 @@ from service.experiments import store, submission
 from service.experiments.submission import Draft
 from service.queue.leases import Lease
 from service.queue.trials import ArtifactFile, ProtocolRecord, hold
-from service.specs.grid import ExperimentSpec, Plan, expand_grid
+from service.specs.grid import Plan, expand_grid
+from service.specs.spec import ExperimentSpec
 from tests.held import reported
 
 Submit = Callable[..., int]

@@ -19,8 +19,8 @@ from service.experiments.submission import Draft
 from service.queue import driver_reads, leases
 from service.queue.leases import Lease
 from service.queue.trials import HeldExperiment
-from service.specs.grid import ExperimentSpec, Plan, expand_grid, factored
-from service.specs.spec import Additions
+from service.specs.grid import Plan, expand_grid, factored
+from service.specs.spec import Additions, ExperimentSpec
 from tests.held import under
 from ttsv.config.trial import TrialConfig
 

@@ -1,5 +1,6 @@
 """Stored scores are what plain Python makes of all results, whatever happened before."""
 
+import itertools
 import statistics
 import threading
 from collections.abc import Callable
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
-from sqlalchemy import delete, select, text
+from sqlalchemy import delete, func, select, text
 from sqlalchemy.orm import Session
 
 from service.database import (
@@ -26,6 +27,7 @@ from service.database import (
 )
 from service.database.engine import Database
 from service.leaderboards import cell_scores
+from service.leaderboards.cell_scores import Counted, newest
 from service.leaderboards.metrics import Metric
 from service.migrate import migrate
 from service.queue import driver_reads, leases
@@ -181,6 +183,44 @@ def test_any_history(database: Database, trial_result: Make, history: list[tuple
         cell_scores.refresh_experiment(session, 1)
         same(session)
         session.rollback()
+
+
+def test_trials_of_archived_experiments_are_not_counted_anew(database: Database, trial_result: Make) -> None:
+    """Of a cell with a result of one seed: another seed was archived, a third one is posted."""
+    history = [
+        ("finish", 0, 0, 0, "a", 0.5, None, True),
+        ("queue", 1, 0, 1),
+        ("archive", 1),
+        ("queue", 2, 0, 2),
+    ]
+    with Session(database.writer) as session:
+        play(session, history, trial_result)
+        same(session)
+        assert [(score.seeds, score.trials) for score in session.scalars(select(Score))] == [(1, 2)]
+        session.rollback()
+
+
+def test_a_score_names_its_newest_trial(database: Database, trial_result: Make) -> None:
+    """Be it one that ran before, while another seed came between."""
+    history = [("finish", *where, "a", 0.5, None, True) for where in ((0, 0, 0), (0, 0, 1), (1, 0, 0))]
+    with Session(database.writer) as session:
+        play(session, history, trial_result)
+        named = {session.get_one(ScoreBoard, score.board_id).scope: score for score in session.scalars(select(Score))}
+        newest_trial = session.scalars(select(func.max(Trial.id))).one()
+        assert {scope: (score.seeds, score.trial_id) for scope, score in named.items()} == {
+            0: (2, newest_trial),
+            1: (1, newest_trial),
+        }
+        session.rollback()
+
+
+def test_of_results_in_any_order_the_newest_trials_count() -> None:
+    def counted(trial_id: int, fingerprint: str, protocol: str = "p") -> Counted:
+        return Counted(trial_id, fingerprint, None, protocol, [float(trial_id)])
+
+    results = [counted(7, "b"), counted(3, "a"), counted(9, "a"), counted(5, "b"), counted(4, "a", "q")]
+    for order in itertools.permutations(results):
+        assert [one.trial_id for one in newest(order)] == [4, 7, 9]
 
 
 def test_a_finished_trial_has_its_score_at_once(

@@ -19,7 +19,8 @@ from service.leaderboards.metrics import Metric
 from service.queue.leases import Lease
 from service.queue.trials import hold
 from service.specs.columns import known_field
-from service.specs.grid import ExperimentSpec, expand_grid
+from service.specs.grid import expand_grid
+from service.specs.spec import ExperimentSpec
 
 BASE = {"dataset": "digits", "model": "small-cnn", "layer": "tt", "training": {"epochs": 3}}
 

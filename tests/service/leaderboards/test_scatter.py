@@ -3,9 +3,12 @@
 import statistics
 from collections.abc import Callable
 
+import pytest
 from fastapi.testclient import TestClient
 
 from service.queue.leases import Lease
+
+pytestmark = pytest.mark.here
 
 
 def test_every_cell_is_a_point_however_near_another(

@@ -7,7 +7,8 @@ from starlette.testclient import TestClient
 
 from service.errors import NotFoundError
 from service.paper.presets import Protocol, Scale, preset_spec, presets
-from service.specs.grid import ExperimentSpec, Plan, expand_grid
+from service.specs.grid import Plan, expand_grid
+from service.specs.spec import ExperimentSpec
 from ttsv.config.evaluation import EVALUATION
 from ttsv.config.trial import TrialConfig
 from ttsv.data.catalog import dataset_info

@@ -112,7 +112,8 @@ class TestReferences:
 
 def test_small_stand_ins_are_what_smoke_presets_post() -> None:
     from service.paper.presets import Scale, preset_spec
-    from service.specs.grid import ExperimentSpec, expand_grid
+    from service.specs.grid import expand_grid
+    from service.specs.spec import ExperimentSpec
 
     for name in NAMES:
         spec = ExperimentSpec.model_validate(preset_spec(f"{PAPER}/{name}", scale=Scale.SMOKE))

@@ -20,8 +20,8 @@ from service.queue.contenders import MOST_OF_A_PERSON, Contender, Specs, contend
 from service.queue.leases import Lease
 from service.queue.shares import Amount
 from service.queue.trials import HeldExperiment
-from service.specs.grid import ExperimentSpec, expand_grid
-from service.specs.spec import Changes
+from service.specs.grid import expand_grid
+from service.specs.spec import Changes, ExperimentSpec
 from tests.held import under
 
 Claim = Callable[..., Lease]

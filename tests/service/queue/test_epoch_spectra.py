@@ -16,7 +16,8 @@ from service.experiments.submission import trial_columns
 from service.queue import driver_reads
 from service.queue.leases import Lease
 from service.queue.trials import HeldExperiment
-from service.specs.grid import ExperimentSpec, expand_grid
+from service.specs.grid import expand_grid
+from service.specs.spec import ExperimentSpec
 from tests.held import under
 from tests.results import made_epoch
 from ttsv.results import SPECTRUM_SHARES, LayerSpectrum

@@ -31,7 +31,8 @@ from service.queue import driver_reads, leases
 from service.queue.contenders import say_why
 from service.queue.leases import Lease, Watched
 from service.queue.trials import MAX_DEATHS, ArtifactFile, HeldExperiment, ProtocolRecord, hold
-from service.specs.grid import ExperimentSpec, PlannedTrial, expand_grid
+from service.specs.grid import PlannedTrial, expand_grid
+from service.specs.spec import ExperimentSpec
 from tests.held import reported, under
 from ttsv.config.trial import TrialConfig
 

@@ -38,8 +38,8 @@ from service.queue import driver_reads, leases
 from service.queue.contenders import give_up_unfit, say_why
 from service.queue.leases import Lease, Watched
 from service.queue.trials import MAX_DEATHS, HeldExperiment, ProtocolRecord, hold
-from service.specs.grid import ExperimentSpec, PlannedTrial, expand_grid
-from service.specs.spec import Additions
+from service.specs.grid import PlannedTrial, expand_grid
+from service.specs.spec import Additions, ExperimentSpec
 from tests.examples import examples
 from tests.held import reported, under
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.queue.shares import Amount, Demand, Usage, allocate, on_whole_cards, shortage
+from service.queue.shares import Amount, Demand, Group, Usage, allocate, on_whole_cards, shortage
 
 ONE = Amount(1)
 
@@ -79,6 +79,16 @@ class TestAlone:
         usage.add([Demand(3, 9, self.SHARED, running=1, alone=1, running_alone=1)], room, 1)
         used = [usage.of(Demand(number, 1, self.SHARED).group) for number in (1, 2, 3)]
         assert used == pytest.approx([0.5, 0.5, 1.0], rel=1e-3)
+
+    @pytest.mark.parametrize(("cards", "given"), [(8, {1: 8, 2: 6}), (3, {1: 4, 2: 1})])
+    def test_a_whole_card_counts_as_one_in_its_share(self, cards: int, given: dict[int, int]) -> None:
+        """Two projects share alike: two trials of one have a card each if they can, the rest half a card.
+
+        Of three cards the older project's third trial splits the last one, as both have a third by then.
+        """
+        rival = Demand(1, 99, self.SHARED, project_id=1)
+        asks = Demand(2, 99, self.SHARED, project_id=2, alone=2)
+        assert self.given([Amount(64, 1)] * cards, rival, asks) == given
 
     def test_whole_cards_stay_what_they_are(self) -> None:
         for needs in (Amount(1), Amount(2, 1, 3), Amount(1, 4)):
@@ -155,6 +165,34 @@ def test_turns_are_taken_where_there_are_fewer_slots_than_projects() -> None:
         assert count == 1
         ran[holder] += 1
     assert max(ran.values()) - min(ran.values()) <= 3
+
+
+def of_project(number: int, *, weight: float = 1.0, running: int = 0) -> Demand:
+    return Demand(number, 99, ONE, project_id=number, owner="ada", weight=weight, running=running)
+
+
+def test_what_was_used_counts_half_after_six_hours() -> None:
+    usage, nodes = Usage(), [Amount(2)]
+    one, other = of_project(1, running=1), of_project(2, running=1)
+    usage.add([one], nodes, 60)
+    assert usage.of(one.group) == usage.of(Group(1)) == 30
+    usage.add([], nodes, 6 * 3600)
+    assert usage.of(one.group) == usage.of(Group(1)) == pytest.approx(15)
+    usage.add([other], nodes, 40)  # of less in all, but just now
+    assert allocate([one, other], [ONE], most_experiments=9, usage=usage) == {1: 1}
+    usage.add([], nodes, 30 * 24 * 3600)
+    usage.add([], nodes, 1)
+    assert usage.of(one.group) == usage.of(other.group) == 0, "so little is forgotten"
+
+
+def test_turns_go_by_what_was_used_for_its_weight() -> None:
+    usage, nodes = Usage(), [ONE]
+    heavy, light = of_project(2, weight=3, running=1), of_project(1, running=1)
+    usage.add([heavy], nodes, 20)
+    usage.add([light], nodes, 10)
+    assert allocate([heavy, light], nodes, most_experiments=9, usage=usage) == {2: 1}
+    usage.add([heavy], nodes, 20)
+    assert allocate([heavy, light], nodes, most_experiments=9, usage=usage) == {1: 1}
 
 
 def test_without_usage_nothing_changes_hands_without_a_reason() -> None:

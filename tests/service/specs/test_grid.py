@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from service.errors import SpecError
-from service.specs.grid import ExperimentSpec, Plan, count_grid, expand_grid
-from service.specs.planner import Tally
+from service.specs.grid import Plan, count_grid, expand_grid
+from service.specs.planner import GridCount
+from service.specs.spec import ExperimentSpec
 from tests.examples import examples
 from ttsv.config.trial import TrialConfig, field_infos
 from ttsv.data.catalog import DatasetName
@@ -473,7 +474,7 @@ def test_counting_is_expanding(data: st.DataObject) -> None:
     if not isinstance(plan, Plan):
         assert tally == plan
         return
-    assert isinstance(tally, Tally)
+    assert isinstance(tally, GridCount)
     assert (tally.points, tally.idle, tally.trials) == (plan.points, plan.idle, len(plan.trials))
     counts = Counter(planned.cell for planned in plan.trials)
     assert {cell.config.cell(): cell.trials for cell in tally.cells} == counts

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.paper.presets import Protocol, Scale, preset_spec, presets
-from service.specs.grid import ExperimentSpec, expand_grid
+from service.specs.grid import expand_grid
 from service.specs.planner import warnings
+from service.specs.spec import ExperimentSpec
 
 BASE = {"dataset": "digits", "model": "small-cnn"}
 AXES: dict[str, list[Any]] = {

@@ -13,8 +13,9 @@ from fastapi.testclient import TestClient
 from pydantic import ValidationError
 
 from service.errors import SpecError
-from service.specs.grid import ExperimentSpec, Plan, expand_grid
+from service.specs.grid import Plan, expand_grid
 from service.specs.planner import Planner
+from service.specs.spec import ExperimentSpec
 from service.specs.versions import NEWEST, upgrade
 
 SPECS = Path(__file__).with_name("golden")

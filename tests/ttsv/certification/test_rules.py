@@ -274,3 +274,57 @@ def test_what_writes_into_a_copy_that_is_none_is_refused() -> None:
     assert bounded(Applied(lambda x: x[:, [0, 0]].mul_(3) + x), (1, 2, 2)) == pytest.approx(
         (3 + 1) * math.sqrt(2), rel=1e-9
     )
+
+
+@pytest.mark.parametrize("axis", [1, 2, 3, -1, -3])
+@pytest.mark.parametrize("descending", [False, True])
+def test_sorting_brings_nothing_further_apart(axis: int, descending: bool) -> None:
+    """Between any two images, with scales of channels before it, which count apart where it does not mix channels."""
+    scale = torch.tensor([4.0, 0.5, 1.0], dtype=torch.float64).reshape(3, 1, 1)
+    generator = torch.Generator().manual_seed(0)
+    functions: list[Callable[[Tensor], Tensor]] = [
+        lambda x: (x * scale).sort(axis, descending=descending).values,
+        lambda x: torch.sort(x * scale, stable=True, dim=axis, descending=descending)[0] / scale,
+    ]
+    for function, apart in zip(functions, (4.0, 1.0 if axis in (2, 3, -1) else 8.0), strict=True):
+        model, bound = Applied(function), bounded(Applied(function), (3, 4, 2))
+        assert bound == pytest.approx(apart, rel=1e-12)
+        for spread in (1e-3, 1.0, 1e3):
+            first = torch.rand(1, 3, 4, 2, generator=generator, dtype=torch.float64)
+            second = first + spread * torch.randn(1, 3, 4, 2, generator=generator, dtype=torch.float64)
+            assert (model(first) - model(second)).norm() <= bound * (first - second).norm() * (1 + 1e-12)
+
+
+def test_sorting_over_the_images_is_refused_and_so_are_the_places() -> None:
+    with pytest.raises(ConfigError, match="mixes the images of a batch"):
+        bounded(Applied(lambda x: x.sort(0).values), (1, 2, 2))
+    with pytest.raises(ConfigError):
+        bounded(Applied(lambda x: x.sort(2).indices.double()), (1, 2, 2))
+
+
+def test_of_expand_as_the_second_tensor_is_a_shape() -> None:
+    gate = Applied(lambda x: x.mean((2, 3), keepdim=True).expand_as(x))
+    assert bounded(gate, (2, 3, 5)) == pytest.approx(1, rel=1e-12)
+    assert linear_norm(gate, (2, 3, 5)) == pytest.approx(1, rel=1e-12)
+    doubled = Applied(lambda x: x[:, :1].expand_as(torch.zeros(1, 2, 3, 5)))
+    assert bounded(doubled, (1, 3, 5)) == pytest.approx(math.sqrt(2), rel=1e-12)
+    constant = Applied(lambda x: torch.ones(1, 1, 1, 1, dtype=x.dtype).expand_as(x))
+    assert bounded(constant, (2, 3, 5)) == 0
+
+
+MASK = torch.tensor([True, False, True])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x[:, :, MASK],
+        lambda x: x[:, [True, False]],
+        lambda x: x[..., MASK.numpy(), :],
+        lambda x: x[torch.ones(1, 2, 3, 5, dtype=torch.bool)],
+    ],
+    ids=["tensor", "list", "numpy", "whole"],
+)
+def test_boolean_masks_are_refused_in_words(function: Callable[[Tensor], Tensor]) -> None:
+    with pytest.raises(ConfigError, match=r"an index by a boolean mask in the model itself.*list of the places"):
+        bounded(Applied(function), (2, 3, 5))

@@ -22,7 +22,7 @@ from ttsv.config.trial import (
 from ttsv.data import DATASETS
 from ttsv.errors import ConfigError
 from ttsv.models import list_models
-from ttsv.models.shapes import LAYERS
+from ttsv.models.conv_shape import LAYERS
 
 GOLDEN = json.loads((Path(__file__).parent / "golden_fingerprints.json").read_text())
 REQUIRED: dict[str, Any] = {"dataset": "digits", "model": "small-cnn"}

@@ -28,7 +28,7 @@ from ttsv.errors import ConfigError, DataError, DivergedError, OutOfMemoryError
 from ttsv.evaluation import EvaluationOptions, Measured, Subject, evaluate, measure
 from ttsv.evaluation.artifacts import write_evaluation
 from ttsv.evaluation.baseline import Baseline
-from ttsv.evaluation.saved_spectra import load_saved
+from ttsv.evaluation.saved import load_saved
 from ttsv.evaluation.stages import check_evaluation
 from ttsv.metrics import cost
 from ttsv.metrics.accuracy import predict, run_to_end

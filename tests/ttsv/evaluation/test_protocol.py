@@ -14,7 +14,7 @@ from ttsv.evaluation.protocol import layer_records
 from ttsv.layers import tensorize
 from ttsv.models import create_model
 from ttsv.spectral.network import model_spectra
-from ttsv.training.facts import LayerRecord
+from ttsv.training.record import LayerRecord
 
 
 def plain(records: list[LayerRecord]) -> list[dict[str, Any]]:

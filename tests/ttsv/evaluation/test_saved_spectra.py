@@ -9,8 +9,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from ttsv.errors import ConfigError, DataError
+from ttsv.evaluation import load_saved
 from ttsv.evaluation.plots import plot_spectra
-from ttsv.evaluation.saved_spectra import load_saved, saved_spectra
+from ttsv.evaluation.saved_spectra import saved_spectra
 from ttsv.models import ModelArguments, create_model
 from ttsv.spectral.network import model_spectra
 from ttsv.training.checkpoint import SavedNetwork, load_network, save_model
@@ -96,7 +97,7 @@ def test_the_file_of_weights_is_enough_under_any_name(saved: Path, tmp_path: Pat
 def test_a_size_that_the_network_cannot_take(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Sequential(nn.Conv2d(1, 1, 5), nn.Conv2d(1, 1, 5))
     network = SavedNetwork(model=model, arguments=ModelArguments(**ARGUMENTS))  # type: ignore[arg-type]
-    monkeypatch.setattr("ttsv.evaluation.saved_spectra.load_network", lambda path: network)
+    monkeypatch.setattr("ttsv.evaluation.saved.load_network", lambda path: network)
     with pytest.raises(ConfigError, match="input_size = 8: must leave the kernel of layer '1'"):
         saved_spectra(saved)
     assert len(saved_spectra(saved, 9).layers) == 2

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -19,7 +18,7 @@ from ttsv.data.loading import as_pixels
 from ttsv.layers import SOC
 from ttsv.layers.skew import by_convolutions
 from ttsv.metrics import cost
-from ttsv.models import create_model, list_models
+from ttsv.models import ModelArguments, create_model, list_models
 from ttsv.models.memory import SOC_TRAINING_TERMS, NetworkMemory, network_memory
 from ttsv.training import optimizers
 from ttsv.training.optimizers import backward_and_step, make_optimizer
@@ -45,18 +44,15 @@ class Case:
         return SIZES.get(self.name, 32)
 
     def counted(self) -> NetworkMemory:
-        found = network_memory(
-            self.name,
+        network = ModelArguments(
+            name=self.name,
+            num_classes=10,
+            image_size=self.size,
             layer=self.layer,
             rank=self.rank,
             frames=self.frames,
-            in_channels=3,
-            image_size=self.size,
-            num_classes=10,
-            batch_size=self.batch,
-            half=self.half,
-            evaluating=self.evaluating,
         )
+        found = network_memory(network, self.batch, half=self.half, evaluating=self.evaluating)
         assert found is not None
         return found
 
@@ -214,6 +210,5 @@ def test_more_images_or_precision_take_more() -> None:
 
 
 def test_what_is_known_only_of_the_built_network_is_not_guessed() -> None:
-    sizes: dict[str, Any] = {"in_channels": 3, "image_size": 32, "num_classes": 10, "batch_size": 8}
-    assert network_memory("torchvision:resnet18", layer="dense", rank=None, frames="free", **sizes) is None
-    assert network_memory("lipconvnet-5", layer="cayley", rank=None, frames="free", **sizes) is None
+    for name, layer in (("torchvision:resnet18", "dense"), ("lipconvnet-5", "cayley")):
+        assert network_memory(ModelArguments(name=name, num_classes=10, layer=layer), 8) is None

@@ -12,7 +12,9 @@ from ttsv.layers import SOC, SOCTT, FramedConv2d, OrthogonalConv2d, TTConv
 from ttsv.metrics.accuracy import predict
 from ttsv.models import create_model, layer_shapes, list_models, registry
 from ttsv.models.build import BUILDERS
-from ttsv.models.shapes import LAYERS, largest_rank, name_fix
+from ttsv.models.conv_shape import LAYERS
+from ttsv.models.registry import name_fix
+from ttsv.models.shapes import largest_rank
 from ttsv.spectral.network import layer_input_sizes, spectral_layers
 
 TORCHVISION = "torchvision:{NAME}"

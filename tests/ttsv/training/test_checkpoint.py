@@ -229,6 +229,23 @@ def test_another_trial_is_not_resumed(tmp_path: Path) -> None:
     assert Checkpoints(tmp_path, {**IDENTITY, "trial": "c"}).latest() is None
 
 
+@pytest.mark.parametrize("kind", ["another trial", "damaged"])
+def test_what_is_newer_and_not_resumed_makes_room(tmp_path: Path, kind: str) -> None:
+    """Else the numbers that are written again would be the older ones, and be deleted at once."""
+    earlier = Checkpoints(tmp_path, {**IDENTITY, "trial": "c"} if kind == "another trial" else IDENTITY)
+    for number in (7, 8):
+        earlier.save(number, state(number))
+    if kind == "damaged":
+        for number in (7, 8):
+            damage(tmp_path / f"00000{number}.safetensors", "0.5")
+    checkpoints = Checkpoints(tmp_path, IDENTITY)
+    assert checkpoints.latest() is None
+    assert list(tmp_path.iterdir()) == []
+    for number in (1, 2, 3):
+        checkpoints.save(number, state(number))
+        assert_same(Checkpoints(tmp_path, IDENTITY).latest(), state(number))
+
+
 @pytest.mark.parametrize("operation", ["fsync", "replace"])
 def test_a_crash_at_any_moment_leaves_a_whole_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str

@@ -25,7 +25,7 @@ from ttsv.errors import ConfigError, DataError, DivergedError, OutOfMemoryError
 from ttsv.layers import SOC, TTConv2d, orthogonal_loss
 from ttsv.metrics.accuracy import accuracy, predict
 from ttsv.models import create_model
-from ttsv.models.shapes import LAYERS
+from ttsv.models.conv_shape import LAYERS
 from ttsv.results import EpochMetrics
 from ttsv.runtime import derived_seed, epoch_order, known_failures, random_state
 from ttsv.spectral.network import model_spectra

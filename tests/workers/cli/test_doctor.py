@@ -27,7 +27,8 @@ from service.experiments.submission import Draft
 from service.queue import nodes
 from service.queue.cluster import Node
 from service.settings import Settings
-from service.specs.grid import ExperimentSpec, expand_grid
+from service.specs.grid import expand_grid
+from service.specs.spec import ExperimentSpec
 from service.specs.states import NodeState
 from ttsv.data import verify_dataset
 from workers.cli import doctor, doctor_machine, doctor_service

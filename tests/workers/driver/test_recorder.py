@@ -35,6 +35,8 @@ from workers.trial_process.messages import (
     StartedReport,
 )
 
+pytestmark = pytest.mark.here
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 

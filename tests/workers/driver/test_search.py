@@ -19,7 +19,7 @@ from service.specs.search import Search
 from service.specs.spec import Asha, Fifo
 from ttsv.config.fields import FieldValues
 from workers.driver.feed import Feed, Slots
-from workers.driver.search import SearchTrials, any_trial
+from workers.driver.search import SearchTrials
 from workers.driver.tuner import make_scheduler
 from workers.trial_process.messages import EpochReport, FailureReport, Job
 from workers.trial_process.trainable import COMPARED_EPOCH
@@ -215,12 +215,6 @@ def test_failures_teach_nothing() -> None:
     trials.on_trial_complete("b", error=True)
     study = trials._source._searcher._ot_study  # type: ignore[attr-defined]
     assert [trial.state.name for trial in study.trials] == ["FAIL", "FAIL"]
-
-
-def test_any_trial_is_one_of_the_space() -> None:
-    planned = any_trial(search_of(), BASE)
-    assert planned.config.training.milestones in ((), (1,), (1, 2))
-    assert 0 <= planned.config.seed <= 99
 
 
 def test_points_that_would_choose_by_the_test_images_are_not_tried() -> None:

@@ -35,11 +35,13 @@ from tests.held import under
 from ttsv.results import CHECKPOINTS
 from workers.node import processes
 from workers.node.processes import identity
-from workers.worker import allocation
-from workers.worker.allocation import Allocation
+from workers.worker import job_time
+from workers.worker.job_time import Allocation
 from workers.worker.poller import Standstill, Worker
 from workers.worker.ray_cluster import Cluster, LocalCluster
 from workers.worker.upkeep import Upkeep
+
+pytestmark = pytest.mark.here
 
 if TYPE_CHECKING:
     from tests.workers.conftest import Lab
@@ -599,14 +601,15 @@ class TestAllocation:
 
     @pytest.fixture(autouse=True)
     def _short(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(allocation, "IDLE_SECONDS", 1.0)
-        monkeypatch.setattr(allocation, "DRAIN_SECONDS", 1.0)
+        monkeypatch.setattr(job_time, "IDLE_SECONDS", 1.0)
+        monkeypatch.setattr(job_time, "DRAIN_SECONDS", 1.0)
 
     def test_leaves_when_there_is_nothing_to_run(self, lab: Lab) -> None:
         unfit = lab.post([0], resources={"gpus": 3})
         assert Rig(lab, SLEEP, Allocation(until_idle=True)).worker.run() is False
         assert lab.experiment(unfit).state == "queued"
 
+    @pytest.mark.slow
     def test_leaves_in_time_and_gives_back_what_it_runs(self, lab: Lab) -> None:
         experiment_id = lab.post([0])
         rig = Rig(lab, SLEEP, Allocation(ends=time.monotonic() + 4, until_idle=True))
@@ -614,6 +617,7 @@ class TestAllocation:
         assert (lab.experiment(experiment_id).state, lab.experiment(experiment_id).fence) == ("queued", 1)
         assert [trial.attempts for trial in lab.trials(experiment_id)] == [0]
 
+    @pytest.mark.slow
     def test_stays_as_long_as_something_runs(self, lab: Lab) -> None:
         experiment_id = lab.post([0])
         finish = update(Trial).values(state=TrialState.FAILED)

@@ -16,6 +16,8 @@ from service.settings import Settings
 from workers.worker import webhooks
 from workers.worker.webhooks import WebhookSender
 
+pytestmark = pytest.mark.here
+
 if TYPE_CHECKING:
     from tests.workers.conftest import Lab
 

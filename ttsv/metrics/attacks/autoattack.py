@@ -50,7 +50,7 @@ def autoattack(
     state_path: Path | str | None = None,
     progress: Progress | None = None,
 ) -> AttackRecord:
-    """Which images withstand every attack of AutoAttack (Croce, Hein, 2020; L1: 2021).
+    """Finds which images withstand every attack of AutoAttack (Croce, Hein, 2020; L1: 2021).
 
     With equal seed and batch size it is the authors' `run_standard_evaluation`, image for image and, on one CPU, bit
     for bit; where the network is randomised, after `torch.manual_seed(seed)` there. An image that is misclassified or
@@ -61,7 +61,8 @@ def autoattack(
     in pixels; `version`: standard, plus or rand (for randomised networks). Where the targeted attacks' 9 other classes
     (5 for APGD under L1) are more than there are, they try all. `batch_size`: None takes 256; random numbers
     depend on it. `state_path`: the file that has everything found after each batch, and from which the same
-    call goes on to the same record. `progress` is called after each batch, its state saved.
+    call goes on to the same record; give each network one of its own, as hooks and functions that it holds are not
+    compared with what the file was made with. `progress` is called after each batch, its state saved.
 
     Raises `ConfigError` naming the argument: unknown norm or version, eps that is not positive, images outside [0, 1],
     labels that are no class, a logit that is not finite, fewer classes than the DLR loss needs (four, or three for

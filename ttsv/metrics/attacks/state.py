@@ -4,17 +4,12 @@ import hashlib
 import json
 import math
 import os
-import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from importlib.metadata import version as package_version
 from pathlib import Path
-from types import CellType, CodeType
-from typing import Any
 
-import numpy as np
 import safetensors
 import torch
 from safetensors.torch import load, save
@@ -216,79 +211,25 @@ def fingerprint(*tensors: Tensor) -> str:
 
 
 def model_fingerprint(model: nn.Module) -> str:
-    """SHA-256 (hex) of what a module computes, as far as it is known without calling it.
+    """SHA-256 (hex) of what tells one of our networks from another, the same in every process.
 
-    By name: parameters and buffers, those that are not saved too; of every submodule, its class, its `extra_repr`,
-    whether it is training, its hooks, and its attributes: plain values, arrays, functions with what they close over,
-    and lists and the like of these; of any other object its class. Not the source of classes.
+    By name: parameters and buffers, those that are not saved too; of every submodule its class, its `extra_repr`, and
+    its attributes that are plain values. Nothing is known of hooks, functions and tensors that are plain attributes: a
+    trial's state lies in its own folder, and `ttsv evaluate` names its file by the network's.
     """
-    digest = hashlib.sha256(_ADDRESS.sub("", repr(model)).encode())
+    digest = hashlib.sha256()
     for path, module in model.named_modules(remove_duplicate=False):
         lines = [f"{path} {type(module).__module__}.{type(module).__qualname__} {module.extra_repr()}"]
-        attributes = {name: value for name, value in vars(module).items() if name not in _NAMED}
-        lines += [f"{path}.{name} = {_described(value)}" for name, value in sorted(attributes.items())]
-        digest.update(_ADDRESS.sub("", "\n".join(lines)).encode())
-    tensors = model.state_dict() | dict(model.named_buffers())
-    for name, value in tensors.items():
+        lines += [f"{path}.{name} = {value!r}" for name, value in sorted(vars(module).items()) if _is_plain(value)]
+        digest.update("\n".join(lines).encode())
+    for name, value in (model.state_dict() | dict(model.named_buffers())).items():
         if isinstance(value, Tensor):
             digest.update(f"{name} {fingerprint(value)}\n".encode())
     return digest.hexdigest()
 
 
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-"""Where an object lies in memory, which is another place in every process."""
-
-
-_NAMED = ("_parameters", "_buffers", "_modules")
-"""Of a module's attributes, those whose contents are looked at by name."""
-
-_DEPTH = 6
-"""How deep lists in lists, and functions in functions, are looked into: some hold themselves."""
-
-
-def _described(value: Any, depth: int = _DEPTH) -> str:
-    """A value as text that is the same in every process: its content where that is plain, else its class."""
-    if value is None or isinstance(value, bool | int | float | complex | str | bytes | np.generic):
-        return repr(value)
-    kind = f"{type(value).__module__}.{type(value).__qualname__}"
-    if not depth:
-        return kind
-    parts: list[str] = []
-    if isinstance(value, Tensor):
-        # One without data has its shape alone; a view of its conjugate, or a sparse one, has no bytes of its own.
-        plain = None if value.is_meta else value.detach().to_dense().resolve_conj().resolve_neg()
-        parts = [str(tuple(value.shape)) if plain is None else fingerprint(plain)]
-    elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
-        parts = [f"{value.dtype} {value.shape}", hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()]
-    elif isinstance(value, Mapping):
-        # Hooks have numbers for keys, which count those of the whole process.
-        parts = [
-            f"{'' if isinstance(key, int) else _described(key, depth - 1)}: {_described(part, depth - 1)}"
-            for key, part in value.items()
-        ]
-    elif isinstance(value, set | frozenset):
-        parts = sorted(_described(part, depth - 1) for part in value)
-    elif isinstance(value, list | tuple):
-        parts = [_described(part, depth - 1) for part in value]
-    elif isinstance(value, partial):
-        parts = [_described(part, depth - 1) for part in (value.func, value.args, value.keywords)]
-    elif isinstance(value, CodeType):
-        # Lambdas of one place share a name.
-        parts = [value.co_code.hex(), str(value.co_names), _described(value.co_consts, depth - 1)]
-    elif isinstance(value, CellType):
-        parts = [_described(part, depth - 1) for part in _held(value)]
-    elif callable(value) and hasattr(value, "__qualname__"):
-        inner = ("__code__", "__closure__", "__defaults__", "__kwdefaults__")
-        parts = [f"{getattr(value, '__module__', '')}.{value.__qualname__}"]
-        parts += [_described(getattr(value, name, None), depth - 1) for name in inner]
-    return f"{kind}({', '.join(parts)})"
-
-
-def _held(cell: CellType) -> list[Any]:
-    try:
-        return [cell.cell_contents]
-    except ValueError:  # of a name that has no value yet
-        return []
+def _is_plain(value: object) -> bool:
+    return value is None or isinstance(value, bool | int | float | str)
 
 
 def _digest(body: str, tensors: dict[str, Tensor]) -> str:

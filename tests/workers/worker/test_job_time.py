@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.errors import UserError
-from workers.worker.allocation import Allocation, allocation, requeue, seconds_of
+from workers.worker.job_time import Allocation, allocation, requeue, seconds_of
 
 
 def program(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> Path:
