@@ -2,7 +2,11 @@
 
 import re
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
+from xml.etree import ElementTree
+
+from PIL import Image
 
 from service.experiments import actions
 from tests import grids
@@ -27,6 +31,31 @@ def test_it_is_drawn_and_a_table_stands_behind_it(site: Site, browse: Callable[.
     legend = page.locator("#matrix .scale").inner_text()
     assert "accuracy, mean over seeds" in legend
     assert "running" in legend
+
+
+def test_a_saved_picture_says_what_it_shows(site: Site, browse: Callable[..., Tab]) -> None:
+    tab = drawn(browse(f"{site.url}/experiments/1?where=rank%3E2"))
+    legend = tab.page.locator("#matrix .scale")
+    name, content = tab.saved("#matrix button[data-save=svg]")
+    assert name == "matrix-1-accuracy.svg"
+    drawing = ElementTree.fromstring(content)
+    said = " ".join(text.strip() for text in drawing.itertext())
+    for words in (
+        "Rank against lambda, VGG (experiment 1)",
+        "where rank>2",
+        "accuracy, mean over seeds:",
+        "not all seeds",
+    ):
+        assert words in said, words
+    for part in (*legend.locator(".key").all_inner_texts(), *legend.locator(".end").all_inner_texts()):
+        assert part in said, part
+    assert drawing.findall(".//{*}pattern/{*}image")  # what waits or failed, by its pattern
+    assert len(drawing.findall(".//{*}linearGradient/{*}stop")) > 2
+    name, content = tab.saved("#matrix button[data-save=png]")
+    with Image.open(BytesIO(content)) as picture:
+        shown = tab.page.locator("#matrix .canvas").bounding_box()
+        assert picture.width == 2 * shown["width"]
+        assert picture.height > 2 * (shown["height"] + 40)  # the head is above the matrices
 
 
 def test_arrow_keys_move_and_enter_opens(site: Site, browse: Callable[..., Tab]) -> None:

@@ -84,12 +84,9 @@ class TestCurves:
         assert "logarithmic" in page.locator(".curves-panel .plot figcaption").first.inner_text()
 
     def test_they_are_saved(self, tab: Tab) -> None:
-        page = tab.page
         for kind, begins in (("csv", b"trial,experiment,"), ("svg", b"<svg xmlns"), ("png", b"\x89PNG")):
-            with page.expect_download() as saved:
-                page.locator(f".curves-panel button[data-save={kind}]").click()
-            assert saved.value.suggested_filename == f"curves-experiment-1.{kind}"
-            content = saved.value.path().read_bytes()
+            name, content = tab.saved(f".curves-panel button[data-save={kind}]")
+            assert name == f"curves-experiment-1.{kind}"
             assert content.startswith(begins), kind
             assert len(content) > 1000
 
@@ -191,9 +188,7 @@ class TestPlane:
         page.locator("button[data-brush]").click()
         tab.until("before => document.querySelectorAll('tr[data-cell]:not([hidden])').length === before", before)
         for kind, begins in (("svg", b"<svg"), ("png", b"\x89PNG")):
-            with page.expect_download() as saved:
-                page.locator(f".plane-figure button[data-save={kind}]").click()
-            assert saved.value.path().read_bytes().startswith(begins)
+            assert tab.saved(f".plane-figure button[data-save={kind}]")[1].startswith(begins)
 
     def test_a_rectangle_chooses_among_all_pages(self, site: Site, browse: Callable[..., Tab]) -> None:
         tab = browse(f"{site.url}/leaderboards/cifar10?limit=4")

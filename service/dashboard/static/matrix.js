@@ -13,6 +13,16 @@ const WORDS = { early_stopped: "stopped early", other_protocol: "partly under an
 const RELOAD = 4000;
 const said = (state) => WORDS[state] ?? state.replaceAll("_", " ");
 
+/** A tile as a pattern. Its size is told beside, as what writes SVG does not ask a canvas for it. */
+const filling = (image) => ({
+  image,
+  imageWidth: image.width,
+  imageHeight: image.height,
+  repeat: "repeat",
+  scaleX: 0.5,
+  scaleY: 0.5,
+});
+
 let shown = null; // what is drawn now
 let panel = document.getElementById("matrix");
 
@@ -81,10 +91,10 @@ class Matrix {
     return Math.max(0, ...words.map((text) => this.pen.measureText(text).width));
   }
 
-  layout() {
+  /** Where the matrices stand in so wide a picture, below what takes so much of its top. */
+  layout(width = Math.max(280, this.place.clientWidth), head = 0) {
     const { texts, x, y } = this.data;
     const [nx, ny, facets] = [x.values.length, y.values.length, this.facets];
-    const width = Math.max(280, this.place.clientWidth);
     const names = Math.min(110, Math.ceil(this.measure(texts.y, 12)) + 2);
     const left = names + 12 + (y.field ? 20 : 0);
     const least = nx > 60 ? 6 : 22;
@@ -104,7 +114,7 @@ class Matrix {
       const [row, column] = [Math.floor(facet / columns), facet % columns];
       boxes.push({
         left: Math.round(left + column * (left + cell * nx + GAP)),
-        top: Math.round(above + row * (above + high * ny + below + 8)),
+        top: Math.round(head + above + row * (above + high * ny + below + 8)),
         width: Math.round(cell * nx),
         height: Math.round(high * ny),
       });
@@ -121,14 +131,13 @@ class Matrix {
     return [known.reduce((a, b) => Math.min(a, b)), known.reduce((a, b) => Math.max(a, b))];
   }
 
-  options() {
+  options({ boxes, cell, high, turned, left, names, lines, over } = this.layout(), above = null) {
     const { texts, x, y, places } = this.data;
-    const { boxes, cell, high, turned, left, names, lines, over } = this.layout();
     const [low, top] = this.range();
     this.span = [low, top];
     const tiles = new Map();
     const tileOf = (state) => {
-      if (!tiles.has(state)) tiles.set(state, { image: tile(state), repeat: "repeat", scaleX: 0.5, scaleY: 0.5 });
+      if (!tiles.has(state)) tiles.set(state, filling(tile(state)));
       return tiles.get(state);
     };
     const label = { color: colour("quiet"), fontSize: 12, fontFamily: "system-ui, sans-serif" };
@@ -231,8 +240,11 @@ class Matrix {
           ],
         };
       },
-      data: this.cursor ? [[this.cursor.x, this.cursor.y]] : [],
+      data: this.cursor && above === null ? [[this.cursor.x, this.cursor.y]] : [],
     });
+    if (above !== null) {
+      series.push({ id: "head", type: "custom", coordinateSystem: "none", silent: true, renderItem: () => above, data: [[0]] });
+    }
     return {
       animation: false,
       title: texts.facets.slice(0, this.facets).map((text, facet) => ({
@@ -301,9 +313,24 @@ class Matrix {
     this.figure.dataset.drawn = String(this.data.places.trial.length);
   }
 
+  /** What is said beside the picture: which metric, and each pattern that is in it. */
+  said() {
+    const { places, reading, texts } = this.data;
+    const states = new Set(places.state);
+    states.delete("succeeded");
+    const known = places.value.some((value) => value !== null);
+    const partly = places.state.some((state, index) => state !== "succeeded" && places.value[index] !== null);
+    return {
+      metric: known ? `${reading.heading}, ${texts.seeds} over seeds: ` : "",
+      unit: reading.unit ? ` ${reading.unit}` : "",
+      states: [...states],
+      notes: partly ? ["a marked corner: not all seeds have a result"] : [],
+    };
+  }
+
   drawLegend() {
     const [low, top] = this.span;
-    const { places, reading, texts } = this.data;
+    const { metric, unit, states, notes } = this.said();
     const bar = document.createElement("canvas");
     bar.width = 160;
     bar.height = 12;
@@ -314,29 +341,23 @@ class Matrix {
     }
     bar.setAttribute("aria-hidden", "true");
     const parts = [];
-    if (places.value.some((value) => value !== null)) {
-      const how = texts.seeds === "mean" ? "mean" : texts.seeds;
-      const unit = reading.unit ? ` ${reading.unit}` : "";
+    if (metric) {
       parts.push(
         element("span", "", [
-          element("span", `${reading.heading}, ${how} over seeds: `, [], { class: "quiet" }),
+          element("span", metric, [], { class: "quiet" }),
           element("span", this.format(low), [], { class: "end" }),
           bar,
           element("span", `${this.format(top)}${unit}`, [], { class: "end" }),
         ], { class: "ramp" }),
       );
     }
-    const states = new Set(places.state);
-    states.delete("succeeded");
     for (const state of states) {
       const swatch = tile(state);
       swatch.className = "tile";
       swatch.setAttribute("aria-hidden", "true");
       parts.push(element("span", "", [swatch, said(state)], { class: "key" }));
     }
-    if (places.state.some((state, index) => state !== "succeeded" && places.value[index] !== null)) {
-      parts.push(element("span", "a marked corner: not all seeds have a result", [], { class: "quiet" }));
-    }
+    for (const note of notes) parts.push(element("span", note, [], { class: "quiet" }));
     this.legend.replaceChildren(...parts);
   }
 
@@ -434,13 +455,62 @@ class Matrix {
     cell.className = state;
   }
 
+  /** What a saved picture says above its matrices, as shapes: whose they are, the scale, the patterns. */
+  head(width) {
+    const [low, top] = this.span;
+    const { metric, unit, states, notes } = this.said();
+    const conditions = [...panel.querySelectorAll("[name=where]")].map(({ value }) => value).filter(Boolean);
+    const name = document.querySelector("h1")?.textContent.trim() ?? "";
+    const children = [];
+    const row = 22;
+    let [x, y] = [8, 16];
+    const room = (wide) => {
+      if (x > 8 && x + wide > width - 8) [x, y] = [8, y + row];
+    };
+    const write = (text, { weight = 400, role = "text", after = 6 } = {}) => {
+      const font = `${weight} 12px system-ui, sans-serif`;
+      const wide = Math.min(this.measure([text], 12) * (weight > 400 ? 1.1 : 1), width - 16);
+      room(wide);
+      children.push({ type: "text", style: { text, x, y, fill: colour(role), font, verticalAlign: "middle", width: width - 16, overflow: "truncate" } });
+      x += wide + after;
+    };
+    const rect = (wide, high, style, after = 6) => {
+      children.push({ type: "rect", shape: { x, y: y - high / 2, width: wide, height: high }, style });
+      x += wide + after;
+    };
+    write(`${name} (experiment ${this.data.experiment})`, { weight: 600, after: 16 });
+    if (conditions.length > 0) write(`where ${conditions.join(", ")}`, { role: "quiet" });
+    if (metric) {
+      [x, y] = [8, y + row];
+      write(metric);
+      write(this.format(low));
+      room(160);
+      const colorStops = Array.from({ length: 11 }, (_, at) => ({ offset: at / 10, color: `rgb(${viridis(at / 10).join(",")})` }));
+      rect(160, 12, { fill: { type: "linear", x: 0, y: 0, x2: 1, y2: 0, colorStops } });
+      write(`${this.format(top)}${unit}`, { after: 20 });
+    }
+    if (states.length + notes.length > 0) [x, y] = [8, y + row];
+    for (const state of states) {
+      room(24 + this.measure([said(state)], 12));
+      rect(14, 14, { fill: filling(tile(state)), stroke: colour("line"), lineWidth: 1 });
+      write(said(state), { after: 16 });
+    }
+    for (const note of notes) write(note, { role: "quiet", after: 16 });
+    return { shapes: { type: "group", children }, height: y + row };
+  }
+
+  /** A picture that says by itself what it shows: an SVG as text, or a canvas. */
   picture(renderer) {
-    const { width, height } = this.layout();
-    const aside = init(null, null, { renderer: "svg", ssr: true, width, height });
-    aside.setOption({ ...this.options(), backgroundColor: colour("page") });
-    const text = aside.renderToSVGString();
+    const wide = Math.max(420, this.place.clientWidth);
+    const head = this.head(wide);
+    const layout = this.layout(wide, head.height);
+    const size = { width: wide, height: layout.height };
+    const text = renderer === "svg";
+    const aside = init(text ? null : document.createElement("div"), null, { renderer, ssr: text, ...size });
+    aside.setOption({ ...this.options(layout, head.shapes), backgroundColor: colour("page") });
+    const made = text ? aside.renderToSVGString() : aside.renderToCanvas({ pixelRatio: 2 });
     aside.dispose();
-    return renderer === "svg" ? text : null;
+    return made;
   }
 
   dispose() {
@@ -534,7 +604,7 @@ if (panel) {
     if (!kind || shown === null) return;
     const name = fileName("matrix", shown.data.experiment, shown.data.metric);
     if (kind === "svg") save(`${name}.svg`, shown.picture("svg"), "image/svg+xml");
-    else save(`${name}.png`, shown.chart.renderToCanvas({ pixelRatio: 2, backgroundColor: colour("page") }));
+    else save(`${name}.png`, shown.picture("canvas"));
   });
   panel.addEventListener("shown", () => {
     if (shown === null) draw();
