@@ -301,6 +301,30 @@ PAGES: dict[str, tuple[str, ...]] = {
 """Addresses, each with the panels of its page that are chosen one after the other."""
 
 
+# Words of headings that stand in more than one line.
+_BROKEN = r"""
+heads => {
+  const found = [];
+  for (const head of heads) {
+    const texts = document.createTreeWalker(head, NodeFilter.SHOW_TEXT);
+    while (texts.nextNode()) {
+      for (const word of texts.currentNode.data.matchAll(/[A-Za-z]+/g)) {
+        const range = document.createRange();
+        range.setStart(texts.currentNode, word.index);
+        range.setEnd(texts.currentNode, word.index + word[0].length);
+        if (range.getClientRects().length > 1) found.push(word[0]);
+      }
+    }
+  }
+  return found;
+}
+"""
+_NOT_EXACT = """
+all => all.map(one => getComputedStyle(one, one.matches(".state") ? "::before" : null))
+  .filter(one => one.printColorAdjust !== "exact").length
+"""
+
+
 class TestEveryPage:
     @pytest.mark.parametrize(
         ("scheme", "widths"),
@@ -346,6 +370,7 @@ class TestEveryPage:
         for path in (
             "/leaderboards/cifar10",
             "/experiments/1",
+            "/compare?trials=1,2",
             "/trials",
             "/tables/senderovich2022/table1",
             FIGURE,
@@ -355,12 +380,20 @@ class TestEveryPage:
             page.emulate_media(media="screen")
             page.wait_for_timeout(300)
             page.emulate_media(media="print")
-            cells = page.locator("th, td")
+            tab.until("() => document.documentElement.classList.contains('paper')")
+            tab.settle()
+            cells = page.locator("th, td, canvas, .u-wrap").locator("visible=true")
             right = max(cells.evaluate_all("all => all.map(one => one.getBoundingClientRect().right)"))
             assert right <= 1031, path
+            assert page.locator("thead").evaluate_all(_BROKEN) == [], path
+            assert page.locator("details:not([open])").count() == 0, path
+            exact = page.locator(".swatch, .state").evaluate_all(_NOT_EXACT)
+            assert exact == 0, path
             if path == "/experiments/1":
-                for name in ("matrix", "trials-panel", "events-panel", "spec-panel"):
+                for name in ("matrix", "curves-panel", "trials-panel", "events-panel", "spec-panel"):
                     assert page.locator(f"#{name}").is_visible()
+                assert page.locator("#matrix .sheet").count() == 1
+                assert page.locator("#curves-panel .curves-figure").get_attribute("data-drawn") == "4"
             assert len(page.pdf(landscape=True)) > 10_000
 
     def test_names_that_mean_harm_are_names(self, live: Site, browse: Callable[..., Tab]) -> None:

@@ -196,13 +196,52 @@ def test_without_scripts_every_part_stands_below_the_other(shown: Site, browse: 
     assert page.locator(".picture:visible, .fans-figure:visible, .resources-figure:visible").count() == 0
 
 
-def test_on_paper_there_are_all_parts(shown: Site, browse: Callable[..., Tab]) -> None:
-    page = browse(f"{shown.url}/trials/1", width=1031).page
+_HAS_COLOUR = """
+(canvas, rgb) => {
+  const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  for (let at = 0; at < data.length; at += 4) if (rgb.every((value, part) => data[at + part] === value)) return true;
+  return false;
+}
+"""
+LIGHT_BLUE, DARK_BLUE = [0, 114, 178], [86, 180, 233]
+
+
+def test_on_paper_there_are_all_parts_and_pictures_in_light_colours(shown: Site, browse: Callable[..., Tab]) -> None:
+    """A browser prints what stands there as `beforeprint` is over: tabs that nobody opened are drawn by then."""
+    tab = browse(f"{shown.url}/trials/1", scheme="dark")
+    page = tab.page
+    page.wait_for_selector(".trial-curves[data-drawn='4']")
+    page.evaluate("() => import('/static/pictures.js').then(({load}) => load())")  # what is loaded when it is idle
+    drawn = page.locator(".picture[data-drawn], .fans-figure[data-drawn='8'], .resources-figure[data-drawn='4']")
+    curves, fans = page.locator(".trial-curves canvas:not(.stroke)").first, page.locator(".fans-figure canvas").last
+    assert drawn.count() == 0
+    page.evaluate("() => { dispatchEvent(new Event('beforeprint')); }")
+    assert drawn.count() == 7
+    sheets = page.locator(".picture .sheet")
+    assert sheets.evaluate_all("all => all.map(one => one.width > 2000)") == [True] * 5
+    for canvas in (curves, fans):
+        assert canvas.evaluate(_HAS_COLOUR, LIGHT_BLUE)
+        assert not canvas.evaluate(_HAS_COLOUR, DARK_BLUE)
     page.emulate_media(media="print")
-    for panel in PANELS:
-        assert page.locator(f"#{panel}").is_visible(), panel
-    right = page.locator("th, td").evaluate_all("all => Math.max(...all.map(one => one.getBoundingClientRect().right))")
-    assert right <= 1031
+    for width in (1031, 640):  # a sheet across, and another that somebody chose
+        page.set_viewport_size({"width": width, "height": 900})
+        for panel in PANELS:
+            assert page.locator(f"#{panel}").is_visible(), panel
+        right = "all => Math.max(...all.map(one => one.getBoundingClientRect().right))"
+        seen = page.locator("canvas, .u-wrap" if width == 640 else "th, td, canvas, .u-wrap").locator("visible=true")
+        assert seen.evaluate_all(right) <= width
+    breaks = "all => all.map(one => getComputedStyle(one)).map(one => one.breakInside + ' ' + one.breakAfter)"
+    assert set(page.locator("h2:visible, h3:visible").evaluate_all(breaks)) == {"auto avoid"}
+    assert set(page.locator(".charts-live, .trial-curves, .fans-figure").evaluate_all(breaks)) == {"auto auto"}
+    page.emulate_media(media="screen", color_scheme="dark")
+    page.set_viewport_size({"width": 1280, "height": 900})
+    tab.until("() => !document.documentElement.classList.contains('paper')")
+    assert sheets.count() == 0
+    assert curves.evaluate(_HAS_COLOUR, DARK_BLUE)
+    assert page.locator("details[open]").count() == 0
+    page.locator("#tabs a[href='#robustness']").click()
+    page.locator(".picture[data-picture=lipschitz] canvas").wait_for()
+    tab.until("() => document.querySelector('[data-picture=lipschitz] canvas').clientWidth > 1200")
 
 
 def test_one_that_ends_while_it_is_watched_fills_its_tabs(live: Site, browse: Callable[..., Tab]) -> None:

@@ -1,7 +1,7 @@
 // Charts of lines below each other in a figure: drag to zoom, one cursor, arrow keys, what lies under the pointer.
 import uPlot from "/static/lib/uplot.js";
 import { element } from "/static/request.js";
-import { colour } from "/static/theme.js";
+import { colour, onScheme } from "/static/theme.js";
 import { hideTip, showTip } from "/static/tip.js";
 
 /** A number as it stands beside an axis. */
@@ -28,7 +28,7 @@ export function axis() {
 export const AROUND = { time: false, range: (_, low, high) => (low === high ? [low - 0.5, high + 0.5] : [low, high]) };
 
 /**
- * What kinds of charts share. Theirs are `draw()`, and `lines(plot, index, near)`: what is said at an x, `near` the
+ * What kinds of charts share. Theirs are `drawAll()`, and `lines(plot, index, near)`: what is said at an x, `near` the
  * height of the pointer or null. `height` is that of each chart, `wide` the room from which three stand side by side.
  */
 export class Charts {
@@ -39,6 +39,23 @@ export class Charts {
     this.height = height;
     this.wide = wide;
     this.plots = [];
+    this.width = 0;
+    this.stale = false;
+    onScheme(() => this.draw());
+    new ResizeObserver(() => {
+      const width = this.place.clientWidth;
+      if (width === 0) return;
+      if (this.stale) this.draw();
+      else if (width !== this.width) this.fit(this.plots.length);
+      this.width = width;
+    }).observe(this.place);
+  }
+
+  /** Draws what there is; where nothing is to be seen now, once it is. */
+  draw() {
+    this.width = this.place.clientWidth;
+    this.stale = this.width === 0;
+    if (!this.stale) this.drawAll();
   }
 
   /** Takes all charts away. */

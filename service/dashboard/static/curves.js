@@ -1,8 +1,9 @@
 // Curves of many trials over epochs, a chart for each metric: one cursor, one zoom, seeds as bands.
 import { AROUND, Charts, axis, clear, short } from "/static/charts.js";
+import { onPaper, read } from "/static/paper.js";
 import { element } from "/static/request.js";
 import { csv, fileName, save } from "/static/save.js";
-import { colour, onScheme, palette, viridis } from "/static/theme.js";
+import { colour, isDark, palette, viridis } from "/static/theme.js";
 
 const MOST_SAID = 12;
 const POINTS = 300;
@@ -20,8 +21,6 @@ export const TITLES = {
   constraint_seconds: "seconds per epoch for the constraint",
 };
 
-const dark = () => matchMedia("(prefers-color-scheme: dark)").matches;
-
 /** The colour and dashes of the line numbered so among so many. */
 function style(index, count) {
   const colours = palette();
@@ -29,7 +28,7 @@ function style(index, count) {
     return { stroke: colours[index % colours.length], dash: DASHES[Math.floor(index / colours.length)] };
   }
   const share = index / (count - 1);
-  return { stroke: `rgb(${viridis(dark() ? 0.25 + 0.75 * share : 0.85 * share).join(",")})`, dash: [] };
+  return { stroke: `rgb(${viridis(isDark() ? 0.25 + 0.75 * share : 0.85 * share).join(",")})`, dash: [] };
 }
 
 /** Exponential moving average with the bias of its beginning taken out; gaps stay. */
@@ -82,13 +81,6 @@ export class CurveView extends Charts {
     this.hidden = new Set();
     this.zoom = null;
     this.data = null;
-    onScheme(() => this.draw());
-    let width = this.place.clientWidth;
-    new ResizeObserver(() => {
-      if (this.place.clientWidth === width || this.plots.length === 0) return;
-      width = this.place.clientWidth;
-      this.fit(this.charts().length);
-    }).observe(this.place);
   }
 
   show(data) {
@@ -196,7 +188,7 @@ export class CurveView extends Charts {
     return { xs: of(xs), lines: own };
   }
 
-  draw() {
+  drawAll() {
     if (this.data === null) return;
     this.empty();
     const groups = this.groups();
@@ -425,11 +417,11 @@ export class CurveView extends Charts {
   }
 }
 
-/** Reads curves; null where there are none to be had now. */
-export async function readCurves(query) {
-  const response = await fetch(`/v1/curves?${query}`, { headers: { Accept: "application/json" }, credentials: "same-origin" });
-  const answer = await response.json();
-  if (!response.ok) throw new Error(answer.detail ?? "The service refused.");
+/** Reads curves, or says why there are none to be had now. */
+async function readCurves(query) {
+  const { status, answer } = await read(`/v1/curves?${query}`);
+  if (status === 0) throw new Error("The service does not answer. Does it run?");
+  if (status !== 200) throw new Error(answer?.detail ?? "The service refused.");
   return answer;
 }
 
@@ -472,7 +464,7 @@ function setUp(panel) {
       if (epochs) view.show(data);
     } catch (error) {
       problem.hidden = false;
-      problem.textContent = error instanceof TypeError ? "The service does not answer. Does it run?" : error.message;
+      problem.textContent = error.message;
     } finally {
       if (mine === wanted) panel.removeAttribute("aria-busy");
     }
@@ -503,6 +495,7 @@ function setUp(panel) {
   });
   const here = () => !panel.classList.contains("panel") || panel.classList.contains("current");
   panel.addEventListener("shown", () => load());
+  onPaper((on) => on && load());
   document.addEventListener("curves-of", ({ detail }) => {
     form.elements.trials.value = detail.join(",");
     load();

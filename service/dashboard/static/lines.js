@@ -1,6 +1,5 @@
 // Lines over time or epochs with bands and levels: a chart for each quantity, one cursor and one zoom over all.
 import { AROUND, Charts, axis, short } from "/static/charts.js";
-import { onScheme } from "/static/theme.js";
 
 /**
  * Charts in a figure. `make()` gives them, anew for each scheme: {title, xs, series: [{label, values, stroke, width,
@@ -13,15 +12,6 @@ export class LineCharts extends Charts {
     this.say = say;
     this.sync = key;
     this.make = null;
-    onScheme(() => this.make !== null && this.draw());
-    let width = 0;
-    new ResizeObserver(() => {
-      if (this.place.clientWidth === width || this.place.clientWidth === 0) return;
-      const first = width === 0;
-      width = this.place.clientWidth;
-      if (first && this.make !== null) this.draw();
-      else this.fit(this.plots.length);
-    }).observe(this.place);
   }
 
   show(make) {
@@ -29,8 +19,8 @@ export class LineCharts extends Charts {
     this.draw();
   }
 
-  draw() {
-    if (this.place.clientWidth === 0) return;
+  drawAll() {
+    if (this.make === null) return;
     this.empty();
     const charts = this.make();
     this.plots = charts.map((chart) => this.plot(chart, charts.length));

@@ -1,5 +1,6 @@
 // An experiment as matrices side by side. The table behind it says the same; the server chose what is in it.
 import { init } from "/static/lib/echarts.js";
+import { onSheet, printing } from "/static/paper.js";
 import { element } from "/static/request.js";
 import { fileName, save } from "/static/save.js";
 import { colour, onScheme, readable, tile, viridis } from "/static/theme.js";
@@ -102,7 +103,8 @@ class Matrix {
     const rows = Math.ceil(facets / Math.min(facets, fits));
     const columns = Math.ceil(facets / rows);
     const cell = Math.min(84, Math.max(2, (width - columns * left - (columns - 1) * GAP - 8) / columns / nx));
-    const high = ny > 60 ? 8 : cell >= 56 ? 36 : Math.min(28, Math.max(16, cell * 0.8));
+    const dense = printing() && ny > 10; // two such matrices fit on a sheet
+    const high = ny > 60 ? 8 : dense ? 13 : cell >= 56 ? 36 : Math.min(28, Math.max(16, cell * 0.8));
     const longest = Math.min(90, this.measure(texts.x, 12));
     const turned = longest > cell - 6;
     const below = (turned ? Math.min(64, longest * 0.8 + 14) : 22) + (x.field ? 20 : 0);
@@ -120,7 +122,8 @@ class Matrix {
       });
     }
     const last = boxes.at(-1);
-    return { boxes, width, height: last.top + last.height + below, cell, high, turned, left, names, lines, over };
+    const cuts = Array.from({ length: rows - 1 }, (_, row) => Math.round(head + (row + 1) * (above + high * ny + below + 8) - 4));
+    return { cuts, dense, boxes, width, height: last.top + last.height + below, cell, high, turned, left, names, lines, over };
   }
 
   /** Least and largest value that is drawn. */
@@ -131,7 +134,7 @@ class Matrix {
     return [known.reduce((a, b) => Math.min(a, b)), known.reduce((a, b) => Math.max(a, b))];
   }
 
-  options({ boxes, cell, high, turned, left, names, lines, over } = this.layout(), above = null) {
+  options({ boxes, dense, cell, high, turned, left, names, lines, over } = this.layout(), above = null) {
     const { texts, x, y, places } = this.data;
     const [low, top] = this.range();
     this.span = [low, top];
@@ -154,7 +157,7 @@ class Matrix {
       ...more,
     });
     const gap = cell < 10 || high < 12 ? 0.5 : 1;
-    const numbers = cell >= 40 && high >= 20;
+    const numbers = cell >= 40 && high >= (dense ? 13 : 20);
     const both = cell >= 56 && high >= 34;
     const draw = (facet) => (params, api) => {
       const index = api.value(2);
@@ -188,7 +191,7 @@ class Matrix {
             fill: readable(rgb),
             align: "center",
             verticalAlign: "middle",
-            font: "12px system-ui, sans-serif",
+            font: `${dense ? 10 : 12}px system-ui, sans-serif`,
           },
         });
       }
@@ -291,8 +294,12 @@ class Matrix {
     return rows;
   }
 
+  /** Draws it; where it is not to be seen now, once it is. */
   draw() {
-    const { height } = this.layout();
+    this.stale = this.place.clientWidth === 0;
+    if (this.stale) return;
+    const layout = this.layout();
+    const { width, height } = layout;
     this.place.style.height = `${height}px`;
     if (this.chart === null) {
       this.chart = init(this.place, null, { renderer: "canvas" });
@@ -306,9 +313,10 @@ class Matrix {
         this.open(value[2], event.event.ctrlKey || event.event.metaKey || event.event.shiftKey);
       });
     } else {
-      this.chart.resize({ height });
+      this.chart.resize({ width, height });
     }
-    this.chart.setOption(this.options(), { notMerge: true });
+    this.chart.setOption(this.options(layout), { notMerge: true });
+    onSheet(this.place, this.chart, layout.cuts);
     this.drawLegend();
     this.figure.dataset.drawn = String(this.data.places.trial.length);
   }
@@ -523,7 +531,7 @@ function draw() {
   const data = panel?.querySelector(".matrix-data");
   shown?.dispose();
   shown = null;
-  if (!figure || !data || !panel.classList.contains("current")) return;
+  if (!figure || !data || !(printing() || panel.classList.contains("current"))) return;
   const read = JSON.parse(data.textContent);
   if (read.places.trial.length > 0) shown = new Matrix(figure, read);
 }
@@ -608,6 +616,7 @@ if (panel) {
   });
   panel.addEventListener("shown", () => {
     if (shown === null) draw();
+    else if (shown.stale) shown.draw();
   });
   addEventListener("popstate", (event) => {
     if (event.state?.matrix || location.hash === "") choose(new URL(location.href), { push: false });
@@ -618,7 +627,7 @@ if (panel) {
     width = innerWidth;
     shown?.draw();
   });
-  onScheme(() => shown?.draw());
+  onScheme(() => (shown === null && printing() ? draw() : shown?.draw()));
 
   const waiting = new Set();
   let timer = null;

@@ -1,4 +1,5 @@
 // Pictures of what was measured of a network: places, marks and bars that are hovered and walked over by keys.
+import { onSheet } from "/static/paper.js";
 import { csv, save } from "/static/save.js";
 import { colour, onScheme, palette, readable, viridis } from "/static/theme.js";
 import { hideTip, showTip } from "/static/tip.js";
@@ -8,7 +9,18 @@ const percent = (value) => `${(100 * value).toFixed(1)} %`;
 const short = (value) => String(Number(Number(value).toPrecision(4)));
 const spoken = (name) => name.replaceAll("_", " ");
 
-/** A figure whose `kind` says how data are drawn; ECharts is loaded when the first is to be seen. */
+let library = null;
+let coming = null;
+
+/** Loads what pictures are drawn with: when the first is to be seen, or before, as paper waits for nothing. */
+export function load() {
+  coming ??= import("/static/lib/echarts.js").then((found) => {
+    library = found;
+  });
+  return coming;
+}
+
+/** A figure whose `kind` says how data are drawn. */
 export class Picture {
   constructor(figure, kind, name) {
     this.figure = figure;
@@ -19,12 +31,11 @@ export class Picture {
     this.data = null;
     this.chart = null;
     this.at = -1;
+    this.width = 0;
     onScheme(() => this.data !== null && this.draw());
-    let width = 0;
     new ResizeObserver(() => {
-      if (this.chart === null || this.place.clientWidth === width || this.place.clientWidth === 0) return;
-      width = this.place.clientWidth;
-      this.draw();
+      const width = this.place.clientWidth;
+      if (this.data !== null && width !== this.width && width !== 0) this.draw();
     }).observe(this.place);
     this.place.addEventListener("keydown", (event) => this.key(event));
     this.place.addEventListener("blur", () => this.mark(-1));
@@ -35,15 +46,17 @@ export class Picture {
   async show(data) {
     this.figure.hidden = data === null;
     if (data === null) return;
-    const { init } = await import("/static/lib/echarts.js");
-    this.init = init;
+    if (library === null) await load();
+    this.init = library.init;
     this.data = data;
     this.draw();
   }
 
+  /** Draws it; where it is not to be seen now, once it is. */
   draw() {
-    if (this.place.clientWidth === 0) return;
-    const drawn = this.kind(this.data, this.place.clientWidth);
+    this.width = this.place.clientWidth;
+    if (this.width === 0) return;
+    const drawn = this.kind(this.data, this.width);
     this.items = drawn.items;
     this.columns = drawn.columns ?? 1;
     this.rows = drawn.rows;
@@ -59,9 +72,10 @@ export class Picture {
       this.chart.on("mouseout", hideTip);
       this.chart.on("globalout", hideTip);
     } else {
-      this.chart.resize({ height: drawn.height });
+      this.chart.resize({ width: this.width, height: drawn.height });
     }
     this.chart.setOption({ animation: false, ...drawn.option }, { notMerge: true });
+    onSheet(this.place, this.chart);
     this.figure.dataset.drawn = String(this.items.length);
   }
 

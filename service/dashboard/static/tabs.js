@@ -1,4 +1,4 @@
-// Sections of a page as tabs. Without scripts they stand below each other, and on paper.
+// Sections of a page as tabs. Without scripts they stand below each other, as on paper (`paper.js`).
 
 function setUp(list) {
   const links = [...list.querySelectorAll("a")];
@@ -50,17 +50,3 @@ function setUp(list) {
 }
 
 for (const list of document.querySelectorAll(".tabs")) setUp(list);
-
-// On paper everything is to be seen.
-addEventListener("beforeprint", () => {
-  for (const closed of document.querySelectorAll("details:not([open])")) {
-    closed.dataset.closed = "";
-    closed.open = true;
-  }
-});
-addEventListener("afterprint", () => {
-  for (const opened of document.querySelectorAll("details[data-closed]")) {
-    opened.open = false;
-    delete opened.dataset.closed;
-  }
-});
