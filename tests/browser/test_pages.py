@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from PIL import Image, ImageStat
@@ -82,6 +83,7 @@ class TestCurves:
         page.keyboard.press("End")
         page.locator("input[name=log]").check()
         assert "logarithmic" in page.locator(".curves-panel .plot figcaption").first.inner_text()
+        assert tab.saved(".curves-panel button[data-save=svg]")[1].count(b", logarithmic<") == 4
 
     def test_they_are_saved(self, tab: Tab) -> None:
         for kind, begins in (("csv", b"trial,experiment,"), ("svg", b"<svg xmlns"), ("png", b"\x89PNG")):
@@ -89,6 +91,9 @@ class TestCurves:
             assert name == f"curves-experiment-1.{kind}"
             assert content.startswith(begins), kind
             assert len(content) > 1000
+            if kind == "svg":
+                texts = [text.text for text in ElementTree.fromstring(content).iter("{http://www.w3.org/2000/svg}text")]
+                assert texts.count("epoch") == 4  # below each chart
 
     def test_those_of_checked_trials(self, site: Site, browse: Callable[..., Tab]) -> None:
         page = browse(f"{site.url}/experiments/1#trials-panel").page

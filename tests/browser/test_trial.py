@@ -129,6 +129,47 @@ def test_certificates_stand_beside_attacks(shown: Site, browse: Callable[..., Ta
     assert re.match(r"pixels, fgsm: .*; \d+ of 10000 images; certified bound 11.4", said)
 
 
+_BOUNDS = """
+() => {
+  const round = document.querySelector("svg").getBoundingClientRect();
+  const boxes = [...document.querySelectorAll("svg text")].map(one => [one.textContent, one.getBoundingClientRect()]);
+  const bars = [...document.querySelectorAll("svg path[fill='#0072b2']")].map(one => one.getBoundingClientRect());
+  return {
+    cut: boxes.filter(([, box]) => box.left < round.left - 1 || box.right > round.right + 1).map(([text]) => text),
+    texts: boxes.map(([text]) => text),
+    spread: Math.max(...bars.map(one => one.right)) - Math.min(...bars.map(one => one.left)),
+  };
+}
+"""
+
+
+def test_nothing_is_cut_off_on_a_telephone(shown: Site, browse: Callable[..., Tab]) -> None:
+    tab, aside = browse(f"{shown.url}/trials/1#robustness", width=390), browse("about:blank", width=390)
+    found = {}
+    for panel, names in PICTURES.items():
+        tab.page.locator(f"#tabs a[href='#{panel}']").click()
+        tab.settle()
+        strip = tab.page.locator("#tabs").bounding_box()
+        chosen = tab.page.locator("#tabs [aria-selected=true]").bounding_box()
+        assert strip["x"] <= chosen["x"]
+        assert chosen["x"] + chosen["width"] <= strip["x"] + strip["width"]
+        for name in names:
+            _, content = tab.saved(f".picture[data-picture={name}] button[data-save=svg]")
+            aside.page.set_content(content.decode())
+            found[name] = aside.page.evaluate(_BOUNDS)
+            assert found[name]["cut"] == [], name
+    assert {"1", "2", "5"} <= set(found["lipschitz"]["texts"])  # the axis is logarithmic
+    assert found["lipschitz"]["spread"] > 90
+    tab.page.locator("#tabs a[href='#training']").click()
+    tab.settle()
+    _, content = tab.saved(".trial-curves button[data-save=svg]")
+    texts = re.findall(r">([^<>]+)</text>", content.decode())
+    assert "orthogonal loss, logarithmic" in texts
+    assert texts.count("epoch") == 4
+    assert {"1e-4", "0.001"} - set(texts)  # one way of writing beside an axis
+    assert not any(re.search(r"\.0+e", text) for text in texts)
+
+
 def test_spectra_over_training_are_a_fan_for_each_layer(shown: Site, browse: Callable[..., Tab]) -> None:
     tab = browse(f"{shown.url}/trials/1#singular-values")
     page = tab.page

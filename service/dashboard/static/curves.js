@@ -1,5 +1,5 @@
 // Curves of many trials over epochs, a chart for each metric: one cursor, one zoom, seeds as bands.
-import { AROUND, Charts, axis, clear, short } from "/static/charts.js";
+import { AROUND, Charts, axis, clear, short, ticks } from "/static/charts.js";
 import { onPaper, read } from "/static/paper.js";
 import { element } from "/static/request.js";
 import { csv, fileName, save } from "/static/save.js";
@@ -72,7 +72,7 @@ function spreadAt(columns, index) {
  */
 export class CurveView extends Charts {
   constructor(figure, { charts = null, sides = null, along = "epoch" } = {}) {
-    super(figure, { height: 250, wide: 1700 });
+    super(figure, { height: 264, wide: 1700 });
     this.legend = figure.querySelector(".lines");
     this.fixed = charts;
     this.sides = sides;
@@ -255,8 +255,8 @@ export class CurveView extends Charts {
       },
       scales: { x: AROUND, y: { distr: log ? 3 : 1 } },
       axes: [
-        { ...axis(), size: 34, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 1e4, 1e5, 1e6], values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? String(tick) : "")) },
-        { ...axis(), size: 62, ...(log ? tens : {}), values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : short(tick))) },
+        { ...axis(this.along), size: 34, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 1e4, 1e5, 1e6], values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? String(tick) : "")) },
+        { ...axis(), size: 62, ...(log ? tens : {}), values: (_, splits) => ticks(splits) },
       ],
       series,
       bands,
@@ -359,7 +359,7 @@ export class CurveView extends Charts {
       const [left, width, height] = [plot.over.offsetLeft, plot.over.clientWidth, plot.over.clientHeight];
       const [shift, id] = [top + 28 + plot.over.offsetTop, `clip${top}`];
       wide = Math.max(wide, plot.width);
-      parts.push(`<text x="8" y="${top + 18}" fill="${colour("text")}" font-size="13">${escape(plot.chart.title)}</text>`);
+      parts.push(`<text x="8" y="${top + 18}" fill="${colour("text")}" font-size="13">${escape(plot.heading)}</text>`);
       parts.push(`<g transform="translate(${left} ${shift})"><clipPath id="${id}"><rect width="${width}" height="${height}"/></clipPath>`);
       for (const [which, scale] of [[0, "x"], [1, "y"]]) {
         const { _splits: splits, _values: values } = plot.axes[which];
@@ -372,6 +372,7 @@ export class CurveView extends Charts {
           parts.push(`<line ${line} stroke="${colour("line")}"/><text ${where} fill="${colour("quiet")}" font-size="12">${escape(text)}</text>`);
         });
       }
+      parts.push(`<text x="${width / 2}" y="${height + 38}" text-anchor="middle" fill="${colour("quiet")}" font-size="12">${escape(this.along)}</text>`);
       parts.push(`<g clip-path="url(#${id})" fill="none" stroke-linejoin="round">`);
       const path = (values) => {
         let pen = "M";

@@ -110,7 +110,7 @@ class Matrix {
     const below = (turned ? Math.min(64, longest * 0.8 + 14) : 22) + (x.field ? 20 : 0);
     const lines = Math.min(3, Math.ceil((1.15 * this.measure(texts.facets, 12)) / (left + cell * nx - 6)));
     const over = Math.max(0, (this.measure([y.name], 12) - high * ny) / 2);
-    const above = lines * TITLE + over + 6;
+    const above = lines * TITLE + over + (over > 0 ? 12 : 6);
     const boxes = [];
     for (let facet = 0; facet < facets; facet += 1) {
       const [row, column] = [Math.floor(facet / columns), facet % columns];
@@ -253,7 +253,7 @@ class Matrix {
       title: texts.facets.slice(0, this.facets).map((text, facet) => ({
         text,
         left: boxes[facet].left - left,
-        top: boxes[facet].top - over - lines * TITLE - 3,
+        top: boxes[facet].top - over - lines * TITLE - (over > 0 ? 9 : 3),
         textStyle: {
           color: colour("text"),
           fontSize: 12,

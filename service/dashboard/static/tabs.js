@@ -19,6 +19,9 @@ function setUp(list) {
       link.tabIndex = current ? 0 : -1;
       panels[index].classList.toggle("current", current);
     });
+    // Of a narrow window's tabs the chosen one is in sight, and what lies beside it.
+    const [strip, tab] = [list.getBoundingClientRect(), links[chosen].getBoundingClientRect()];
+    list.scrollLeft += tab.left + tab.width / 2 - strip.left - strip.width / 2;
     panels[chosen].dispatchEvent(new CustomEvent("shown"));
   }
 

@@ -109,7 +109,7 @@ async function spectra() {
 
 const MOST_FANS = 12;
 const fans = document.querySelector(".fans-figure");
-const fan = new LineCharts(fans, { key: "fans", say: (epoch) => `epoch ${epoch}` });
+const fan = new LineCharts(fans, { key: "fans", along: "epoch", say: (epoch) => `epoch ${epoch}` });
 const every = fans.querySelector("button[data-every]");
 const NAMES = ["least", "5 %", "25 %", "median", "75 %", "95 %", "largest"];
 const BANDS = [[6, 0, 0.14], [5, 1, 0.2], [4, 2, 0.3]];
@@ -184,7 +184,7 @@ onScheme(() => history !== null && drawFanKeys());
 
 const used = document.querySelector(".resources-figure");
 const chooser = used.querySelector("select");
-const usage = new LineCharts(used, { key: "resources", say: (seconds) => `${seconds.toFixed(0)} s after the attempt began` });
+const usage = new LineCharts(used, { key: "resources", along: "s", say: (seconds) => `${seconds.toFixed(0)} s after the attempt began` });
 const QUANTITIES = [
   ["cpu", "CPU (% of one core)"],
   ["memory", "memory (MiB)"],
