@@ -1,6 +1,6 @@
 // An experiment as matrices side by side. The table behind it says the same; the server chose what is in it.
 import { init } from "/static/lib/echarts.js";
-import { onSheet, printing } from "/static/paper.js";
+import { onSheet, printing, read } from "/static/paper.js";
 import { element } from "/static/request.js";
 import { fileName, save } from "/static/save.js";
 import { colour, onScheme, readable, tile, viridis } from "/static/theme.js";
@@ -10,8 +10,9 @@ const MOST_FACETS = 24;
 const MOST_HOLES = 20_000; // of larger matrices places without a trial are left empty
 const GAP = 28;
 const TITLE = 18;
-const WORDS = { early_stopped: "stopped early", other_protocol: "partly under another protocol", queued: "waiting" };
+const WORDS = { early_stopped: "stopped early", other_protocol: "partly under another protocol", queued: "waiting", missing: "no trial" };
 const RELOAD = 4000;
+const [FEWEST, MOST] = [2, 10]; // that are compared
 const said = (state) => WORDS[state] ?? state.replaceAll("_", " ");
 
 /** A tile as a pattern. Its size is told beside, as what writes SVG does not ask a canvas for it. */
@@ -38,7 +39,10 @@ class Matrix {
     this.at = new Map(data.places.trial.map((trial, index) => [trial, index]));
     this.facets = Math.min(data.facets.length, MOST_FACETS);
     this.grid = this.facetGrids();
+    this.holes = this.grid.some((places) => places.includes(-1)) && this.facets * (this.grid[0]?.length ?? 0) <= MOST_HOLES;
     this.cursor = null;
+    this.chosen = new Map(); // from places to the fingerprints of their cells, where these are known
+    this.bar = figure.querySelector(".chosen");
     this.chart = null;
     this.listen();
     this.draw();
@@ -79,6 +83,7 @@ class Matrix {
       const how = texts.seeds === "mean" ? "" : `${texts.seeds} `;
       lines.push(`${how}${reading.heading} ${this.format(value[index])}${spread}${unit}`);
     }
+    if (this.chosen.has(index)) lines.push("chosen");
     lines.push(`${places.seeds[index]} of ${places.trials[index]} seeds, ${said(state[index])}`);
     if (protocols.length > 1 && places.protocol[index] !== null) {
       lines.push(`protocol ${protocols[places.protocol[index]].slice(0, 12)}`);
@@ -165,13 +170,21 @@ class Matrix {
       const [w, h] = api.size([1, 1]);
       const shape = { x: middle[0] - w / 2 + gap / 2, y: middle[1] - h / 2 + gap / 2, width: w - gap, height: h - gap };
       if (index < 0) {
-        return { type: "rect", shape, style: { fill: "transparent", stroke: colour("line"), lineWidth: 0.5, lineDash: [2, 3] } };
+        const style = { fill: "transparent", stroke: colour("quiet"), lineWidth: 0.6 };
+        const stroke = { x1: shape.x, y1: shape.y + shape.height, x2: shape.x + shape.width, y2: shape.y };
+        return { type: "group", children: [{ type: "rect", shape, style }, { type: "line", shape: stroke, style }] };
       }
       const state = places.state[index];
       const value = places.value[index];
-      if (value === null) return { type: "rect", shape, style: { fill: tileOf(state) } };
+      const marks = above === null && this.chosen.has(index) ? this.marked(shape) : [];
+      if (value === null) return { type: "group", children: [{ type: "rect", shape, style: { fill: tileOf(state) } }, ...marks] };
       const rgb = viridis(top > low ? (value - low) / (top - low) : 0.5);
       const children = [{ type: "rect", shape, style: { fill: `rgb(${rgb.join(",")})` } }];
+      const write = (text, size, shift) => {
+        const font = `${size}px system-ui, sans-serif`;
+        const [x, y] = [middle[0], middle[1] + shift];
+        children.push({ type: "text", style: { text, x, y, fill: readable(rgb), align: "center", verticalAlign: "middle", font } });
+      };
       if (state !== "succeeded") {
         const size = Math.min(shape.width * 0.5, shape.height * 0.5, 12);
         const right = shape.x + shape.width;
@@ -181,34 +194,13 @@ class Matrix {
           style: { fill: tileOf(state), stroke: colour("page"), lineWidth: 1 },
         });
       }
-      if (numbers) {
-        children.push({
-          type: "text",
-          style: {
-            text: this.format(value),
-            x: middle[0],
-            y: middle[1] - (both ? 6 : 0),
-            fill: readable(rgb),
-            align: "center",
-            verticalAlign: "middle",
-            font: `${dense ? 10 : 12}px system-ui, sans-serif`,
-          },
-        });
-      }
-      if (both) {
-        children.push({
-          type: "text",
-          style: {
-            text: `${places.seeds[index]} of ${places.trials[index]}`,
-            x: middle[0],
-            y: middle[1] + 9,
-            fill: readable(rgb),
-            align: "center",
-            verticalAlign: "middle",
-            font: "10px system-ui, sans-serif",
-          },
-        });
-      }
+      // How many seeds are said wherever there is room, and where some lack also in little of it.
+      const [seeds, trials] = [places.seeds[index], places.trials[index]];
+      const lacks = !both && seeds < trials && (numbers ? high >= 24 : cell >= 22 && high >= 13);
+      if (numbers) write(this.format(value), dense ? 10 : 12, both ? -6 : lacks ? -5 : 0);
+      if (both) write(`${seeds} of ${trials}`, 10, 9);
+      else if (lacks) write(`${seeds}/${trials}`, 9, numbers ? 7 : 0);
+      children.push(...marks);
       return { type: "group", children };
     };
     const series = boxes.map((_, facet) => ({
@@ -284,12 +276,20 @@ class Matrix {
     };
   }
 
+  /** What lies over a place that is chosen. */
+  marked({ x, y, width, height }) {
+    const shape = { x: x + 1.5, y: y + 1.5, width: width - 3, height: height - 3 };
+    return [
+      { type: "rect", shape, style: { fill: null, stroke: colour("page"), lineWidth: 4 } },
+      { type: "rect", shape, style: { fill: null, stroke: colour("text"), lineWidth: 2, lineDash: [4, 2] } },
+    ];
+  }
+
   rows(facet) {
     const width = this.data.x.values.length;
-    const holes = this.facets * this.grid[facet].length <= MOST_HOLES;
     const rows = [];
     this.grid[facet].forEach((index, at) => {
-      if (index >= 0 || holes) rows.push([at % width, Math.floor(at / width), index]);
+      if (index >= 0 || this.holes) rows.push([at % width, Math.floor(at / width), index]);
     });
     return rows;
   }
@@ -310,7 +310,8 @@ class Matrix {
       this.chart.on("globalout", hideTip);
       this.chart.on("mouseout", hideTip);
       this.chart.on("click", ({ seriesIndex, value, event }) => {
-        this.open(value[2], event.event.ctrlKey || event.event.metaKey || event.event.shiftKey);
+        if (event.event.shiftKey) this.choose(seriesIndex, value[0], value[1]);
+        else this.open(value[2], event.event.ctrlKey || event.event.metaKey);
       });
     } else {
       this.chart.resize({ width, height });
@@ -331,7 +332,7 @@ class Matrix {
     return {
       metric: known ? `${reading.heading}, ${texts.seeds} over seeds: ` : "",
       unit: reading.unit ? ` ${reading.unit}` : "",
-      states: [...states],
+      states: [...states, ...(this.holes ? ["missing"] : [])],
       notes: partly ? ["a marked corner: not all seeds have a result"] : [],
     };
   }
@@ -376,6 +377,47 @@ class Matrix {
     else location.assign(address);
   }
 
+  /** Chooses a place for comparison, or no longer. */
+  async choose(facet, x, y) {
+    const index = this.grid[facet][y * this.data.x.values.length + x];
+    if (index < 0) return;
+    if (this.chosen.has(index)) this.chosen.delete(index);
+    else this.chosen.set(index, null);
+    this.moveTo(facet, x, y);
+    this.redraw([facet]);
+    if (!this.chosen.has(index)) return;
+    const { answer } = await read(`/v1/trials/${this.data.places.trial[index]}?fields=cell`);
+    if (answer?.cell && this.chosen.has(index)) this.chosen.set(index, answer.cell);
+    this.count();
+  }
+
+  chooseNone() {
+    const facets = new Set([...this.chosen.keys()].map((index) => this.data.places.facet[index]));
+    this.chosen.clear();
+    this.redraw([...facets]);
+    this.place.focus();
+  }
+
+  redraw(facets) {
+    const drawn = facets.filter((facet) => facet < this.facets);
+    this.chart.setOption({ series: drawn.map((facet) => ({ id: `facet${facet}`, data: this.rows(facet) })) });
+    this.count();
+  }
+
+  /** Says how many places are chosen, and leads to their comparison. */
+  count() {
+    const cells = [...this.chosen.values()];
+    const right = cells.length >= FEWEST && cells.length <= MOST;
+    const fix = cells.length < FEWEST ? `choose ${FEWEST} to ${MOST} to compare them` : `at most ${MOST} are compared`;
+    this.bar.hidden = cells.length === 0;
+    this.bar.querySelector(".count").textContent = `${cells.length} chosen${right ? "" : `: ${fix}`}`;
+    const link = this.bar.querySelector(".compare");
+    const ready = right && cells.every((cell) => cell !== null);
+    link.toggleAttribute("hidden", !right);
+    if (ready) link.href = `/compare?cells=${cells.join(",")}`;
+    else link.removeAttribute("href");
+  }
+
   moveTo(facet, x, y) {
     this.cursor = { facet, x, y };
     this.chart.setOption({ series: [{ id: "cursor", xAxisIndex: facet, yAxisIndex: facet, data: [[x, y]] }] });
@@ -403,6 +445,11 @@ class Matrix {
       };
       if (event.key === "Enter") {
         this.open(this.grid[facet][row * x.values.length + column], false);
+        return;
+      }
+      if (event.key === " ") {
+        event.preventDefault();
+        this.choose(facet, column, row);
         return;
       }
       const step = steps[event.key];
@@ -608,6 +655,7 @@ if (panel) {
     choose(addressOf(event.target));
   });
   panel.addEventListener("click", (event) => {
+    if (event.target.closest("button[data-none]")) shown?.chooseNone();
     const kind = event.target.closest("button[data-save]")?.dataset.save;
     if (!kind || shown === null) return;
     const name = fileName("matrix", shown.data.experiment, shown.data.metric);

@@ -67,9 +67,9 @@ const LINES = {
   early_stopped: [[0, 0, 8, 8]],
   other_protocol: [[0, 6, 8, 6]],
   unmeasured: [[0, 4, 3, 4]],
-  missing: [],
+  missing: [[0, 8, 8, 0]],
 };
-const ROLES = { early_stopped: "early", invalid: "failed", other_protocol: "front", unmeasured: "quiet", missing: "line" };
+const ROLES = { early_stopped: "early", invalid: "failed", other_protocol: "front", unmeasured: "quiet", missing: "quiet" };
 
 /** The role of a state's colour. */
 export function roleOf(state) {
@@ -86,7 +86,7 @@ export function tile(state) {
   pen.fillStyle = colour(state === "missing" ? "page" : "raised");
   pen.fillRect(0, 0, 8, 8);
   pen.strokeStyle = colour(roleOf(state));
-  pen.lineWidth = state === "queued" ? 2.4 : 1.6;
+  pen.lineWidth = state === "queued" ? 2.4 : state === "missing" ? 0.7 : 1.6;
   pen.lineCap = state === "queued" ? "round" : "square";
   for (const [x1, y1, x2, y2] of LINES[state] ?? []) {
     pen.beginPath();
