@@ -413,9 +413,8 @@ class Matrix {
     this.bar.querySelector(".count").textContent = `${cells.length} chosen${right ? "" : `: ${fix}`}`;
     const link = this.bar.querySelector(".compare");
     const ready = right && cells.every((cell) => cell !== null);
-    link.toggleAttribute("hidden", !right);
+    link.hidden = !ready;
     if (ready) link.href = `/compare?cells=${cells.join(",")}`;
-    else link.removeAttribute("href");
   }
 
   moveTo(facet, x, y) {
