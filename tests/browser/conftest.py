@@ -22,7 +22,10 @@ from tests import grids
 CHROMIUM = "/usr/bin/chromium"
 # There is no GPU to draw with, and a process that pretends to be one is one more to start.
 OPTIONS = ("--no-sandbox", "--disable-gpu", "--in-process-gpu")
-PICTURES = ".matrix-figure, .curves-figure, .trial-curves, .fans-figure, .resources-figure, .plane-figure, .picture"
+PICTURES = (
+    ".matrix-figure, .curves-figure, .trial-curves, .fans-figure, .values-figure, .resources-figure, .plane-figure,"
+    " .picture"
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

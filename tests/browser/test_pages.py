@@ -77,6 +77,21 @@ class TestCurves:
         page.keyboard.press("ArrowRight")
         assert page.locator(".curves-panel .readout").inner_text().startswith("epoch 2;")
 
+    def test_a_table_stands_behind_them(self, tab: Tab) -> None:
+        page = tab.page
+        tables = page.locator(".curves-panel .behind table")
+        assert tables.count() == 0
+        page.locator(".curves-panel .behind summary").click()
+        tables.nth(3).wait_for()
+        assert tables.locator("caption").first.inner_text() == "validation accuracy (%)"
+        epochs = tables.first.locator("thead th").all_inner_texts()
+        assert len(epochs) == 11
+        assert (epochs[0], epochs[1], epochs[10]) == ("epoch", "1", "80")
+        rows = tables.first.locator("tbody tr")
+        assert rows.count() == page.locator(".lines li").count()
+        assert re.search(r"\(5 seeds\)\s[\d.]+ ± [\d.]+\s", rows.first.inner_text())
+        assert violations(tab) == []
+
     def test_they_are_smoothed_and_logarithmic(self, tab: Tab) -> None:
         page = tab.page
         page.locator("input[name=smoothing]").focus()

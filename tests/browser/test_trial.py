@@ -1,5 +1,6 @@
 """A trial's tabs in a browser: pictures from the API's numbers, tables behind them, keys, live ends, what lacks."""
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy.orm import Session
 
-from service.database import Trial, TrialState
+from service.database import Artifact, Trial, TrialState
 from service.database.engine import Database
 from tests import grids, measured
 from tests.browser.accessibility import violations
@@ -32,6 +33,7 @@ PICTURES: dict[str, dict[str, str | None]] = {
     "calibration": {"reliability": None},
 }
 RUNNING = 90
+VALUES = [min(1.0, 1.3 - index / 25) for index in range(27)]
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +44,16 @@ def shown(filled: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Si
     file = tmp_path_factory.mktemp("shown") / "ttsv.db"
     shutil.copyfile(filled, file)
     database = Database(f"sqlite:///{file}")
-    database.write(lambda session: measured.dress(session, 1))
+    text = json.dumps({"layers": [{"name": "features.0", "count": 27, "index": [*range(27)], "values": VALUES}]})
+    path = "trials/1/1/spectra.json"
+    (file.parent / "data" / path).parent.mkdir(parents=True)
+    (file.parent / "data" / path).write_text(text)
+
+    def dress(session: Session) -> None:
+        measured.dress(session, 1)
+        session.add(Artifact(trial_id=1, kind="spectra", path=path, sha256="0" * 64, size=len(text)))
+
+    database.write(dress)
     database.close()
     with served(file) as running:
         yield running
@@ -137,6 +148,8 @@ _BOUNDS = """
   return {
     cut: boxes.filter(([, box]) => box.left < round.left - 1 || box.right > round.right + 1).map(([text]) => text),
     texts: boxes.map(([text]) => text),
+    under: boxes.filter(([text]) => text.startsWith("δ")).map(([, box]) => box.bottom)[0],
+    top: Math.min(...bars.map(one => one.top)),
     spread: Math.max(...bars.map(one => one.right)) - Math.min(...bars.map(one => one.left)),
   };
 }
@@ -160,6 +173,7 @@ def test_nothing_is_cut_off_on_a_telephone(shown: Site, browse: Callable[..., Ta
             assert found[name]["cut"] == [], name
     assert {"1", "2", "5"} <= set(found["lipschitz"]["texts"])  # the axis is logarithmic
     assert found["lipschitz"]["spread"] > 90
+    assert found["ranges"]["under"] <= found["ranges"]["top"]  # what the threshold is stands above the first bar
     tab.page.locator("#tabs a[href='#training']").click()
     tab.settle()
     _, content = tab.saved(".trial-curves button[data-save=svg]")
@@ -187,6 +201,12 @@ def test_spectra_over_training_are_a_fan_for_each_layer(shown: Site, browse: Cal
     with page.expect_download() as saved:
         page.locator(".fans-figure button[data-save=csv]").click()
     assert saved.value.path().read_text().startswith("layer,epoch,projection,least,5 %,25 %,median,75 %,95 %,largest")
+    page.wait_for_selector(".values-figure[data-drawn='1']")
+    page.locator(".values-figure .uplot").focus()
+    page.keyboard.press("End")
+    assert page.locator(".values-figure .readout").inner_text() == "index 26; 0.26 singular value; 1 δ"
+    _, content = tab.saved(".values-figure button[data-save=csv]")
+    assert content.startswith(b"layer,index,singular value\r\nfeatures.0,0,1\r\n")
     ranges = page.locator(".picture[data-picture=ranges]")
     ranges.locator(".canvas").focus()
     page.keyboard.press("ArrowDown")
@@ -253,11 +273,14 @@ def test_on_paper_there_are_all_parts_and_pictures_in_light_colours(shown: Site,
     page = tab.page
     page.wait_for_selector(".trial-curves[data-drawn='4']")
     page.evaluate("() => import('/static/pictures.js').then(({load}) => load())")  # what is loaded when it is idle
-    drawn = page.locator(".picture[data-drawn], .fans-figure[data-drawn='8'], .resources-figure[data-drawn='4']")
+    drawn = page.locator(
+        ".picture[data-drawn], .fans-figure[data-drawn='8'], .resources-figure[data-drawn='4'],"
+        " .values-figure[data-drawn='1']"
+    )
     curves, fans = page.locator(".trial-curves canvas:not(.stroke)").first, page.locator(".fans-figure canvas").last
     assert drawn.count() == 0
     page.evaluate("() => { dispatchEvent(new Event('beforeprint')); }")
-    assert drawn.count() == 7
+    assert drawn.count() == 8
     sheets = page.locator(".picture .sheet")
     assert sheets.evaluate_all("all => all.map(one => one.width > 2000)") == [True] * 5
     for canvas in (curves, fans):
@@ -375,8 +398,6 @@ def test_radii_of_every_image_are_read_from_their_file(live: Site, browse: Calla
     save_file({"labels": torch.zeros(1001, dtype=torch.int64), "certified_radii": radii}, file)
 
     def dress(session: Session) -> None:
-        from service.database import Artifact
-
         measured.dress(session, 1)
         path = "trials/1/1/predictions.safetensors"
         size = file.stat().st_size

@@ -8,6 +8,7 @@ import { colour, isDark, palette, viridis } from "/static/theme.js";
 const MOST_SAID = 12;
 const POINTS = 300;
 const AGAIN = 5000;
+const IN_TABLE = 10; // epochs in a line of the table behind a chart
 const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3]];
 const PERCENT = new Set(["train_accuracy", "val_accuracy"]);
 export const TITLES = {
@@ -74,6 +75,8 @@ export class CurveView extends Charts {
   constructor(figure, { charts = null, sides = null, along = "epoch" } = {}) {
     super(figure, { height: 264, wide: 1700 });
     this.legend = figure.querySelector(".lines");
+    this.behind = figure.querySelector(".behind");
+    this.behind?.addEventListener("toggle", () => this.write());
     this.fixed = charts;
     this.sides = sides;
     this.along = along;
@@ -171,6 +174,7 @@ export class CurveView extends Charts {
           group: index,
           label,
           raw,
+          spread: spreads && spreads.map(([mean, , high]) => (high === null || high === mean ? null : high - mean)),
           values: smoothed(raw, weight),
           low: spreads && smoothed(spreads.map(([, low]) => low), weight),
           high: spreads && smoothed(spreads.map(([, , high]) => high), weight),
@@ -184,7 +188,7 @@ export class CurveView extends Charts {
   trimmed(xs, lines) {
     const kept = xs.map((_, at) => at).filter((at) => lines.some(({ raw }) => raw[at] !== null));
     const of = (values) => values && kept.map((at) => values[at]);
-    const own = lines.map((line) => ({ ...line, raw: of(line.raw), values: of(line.values), low: of(line.low), high: of(line.high) }));
+    const own = lines.map((line) => ({ ...line, raw: of(line.raw), spread: of(line.spread), values: of(line.values), low: of(line.low), high: of(line.high) }));
     return { xs: of(xs), lines: own };
   }
 
@@ -204,6 +208,7 @@ export class CurveView extends Charts {
     this.place.classList.toggle("single", this.plots.length === 1);
     if (this.zoom) for (const plot of this.plots) plot.setScale("x", this.zoom);
     this.drawLegend();
+    this.write();
     this.figure.dataset.drawn = String(this.plots.length);
   }
 
@@ -327,6 +332,37 @@ export class CurveView extends Charts {
       return element("li", "", [button, trials]);
     });
     this.legend.replaceChildren(...buttons);
+  }
+
+  /** The tables behind the charts, where they are to be seen: some epochs, as no table has room for all. */
+  write() {
+    if (!this.behind?.open) return;
+    const tables = this.plots.map((plot) => {
+      const xs = plot.data[0];
+      const last = xs.length - 1;
+      const count = Math.min(IN_TABLE, xs.length);
+      const shown = Array.from({ length: count }, (_, at) => (count === 1 ? 0 : Math.round((at / (count - 1)) * last)));
+      const cell = (line, at) => {
+        const [value, high] = [line.raw[at], line.spread?.[at] ?? null];
+        if (value === null || value === undefined) return "–";
+        return high === null ? short(value) : `${short(value)} ± ${short(high)}`;
+      };
+      const heads = shown.map((at) => element("th", String(xs[at]), [], { scope: "col", class: "number" }));
+      const rows = plot.lines.map((line) =>
+        element("tr", "", [
+          element("th", line.label, [], { scope: "row", dir: "auto" }),
+          ...shown.map((at) => element("td", cell(line, at), [], { class: "number" })),
+        ]),
+      );
+      const table = element("table", "", [
+        element("caption", plot.chart.title),
+        element("thead", "", [element("tr", "", [element("th", this.along, [], { scope: "col" }), ...heads])]),
+        element("tbody", "", rows),
+      ], { class: "rows" });
+      const label = `${plot.chart.title}, at some of the ${this.along === "epoch" ? "epochs" : "places"}`;
+      return element("div", "", [table], { class: "wide", tabindex: "0", role: "region", "aria-label": label });
+    });
+    this.behind.querySelector(".tables").replaceChildren(...tables);
   }
 
   /** All epochs that came, as they are. */

@@ -206,8 +206,9 @@ function level(id, from, to, words, role, dash = [6, 4], { above = false, ...mor
     z: 8,
     data: [[...from, ...to]],
     renderItem: (params, api) => {
-      const [x1, y1] = api.coord([api.value(0), api.value(1)]);
-      const [x2, y2] = api.coord([api.value(2), api.value(3)]);
+      let [x1, y1] = api.coord([api.value(0), api.value(1)]);
+      let [x2, y2] = api.coord([api.value(2), api.value(3)]);
+      if (above) [y1, y2] = [params.coordSys.y, params.coordSys.y + params.coordSys.height]; // rows have no edges
       const upright = Math.abs(x1 - x2) < 1;
       const right = x2 > params.coordSys.x + params.coordSys.width * 0.6;
       const text = above

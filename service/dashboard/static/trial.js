@@ -102,6 +102,7 @@ async function calibration() {
 
 async function spectra() {
   await overTraining();
+  await atTheEnd();
   const found = measured() ? await read("spectra") : null;
   const layers = (found?.layers ?? []).filter(({ largest }) => Number.isFinite(largest));
   await pictures.get("ranges").show(layers.length > 0 ? { layers, delta } : null);
@@ -162,6 +163,51 @@ async function overTraining() {
   history = found;
   drawFans();
 }
+
+const ends = document.querySelector(".values-figure");
+const end = new LineCharts(ends, { key: "values", along: "index", say: (index) => `index ${index}` });
+const everyEnd = ends.querySelector("button[data-every]");
+let final = [];
+let allEnds = false;
+
+/** A chart for each layer: its singular values by their index, and the threshold. */
+function endCharts() {
+  const log = ends.querySelector("[name=log]").checked;
+  return final.slice(0, allEnds ? undefined : MOST_FANS).map(({ name, index, values }) => {
+    const series = [{ label: "singular value", values, stroke: palette()[0] }];
+    if (delta !== null) series.push({ label: "δ", values: index.map(() => delta), stroke: paint("text"), width: 1.5, dash: [8, 4] });
+    return { title: name || "(model)", xs: index, series, log, whole: true, points: false, ...(log ? {} : { from: 0 }) };
+  });
+}
+
+function drawEnds() {
+  everyEnd.hidden = allEnds || final.length <= MOST_FANS;
+  everyEnd.textContent = `All ${final.length} layers`;
+  end.show(endCharts);
+}
+
+/** Of the file that trials leave: older ones have none, and their least and largest values are below. */
+async function atTheEnd() {
+  const link = document.querySelector("#files a[data-kind=spectra]");
+  const { answer } = link === null ? { answer: null } : await ask(link.getAttribute("href"));
+  final = answer?.layers ?? [];
+  ends.hidden = final.length === 0;
+  if (!ends.hidden) drawEnds();
+}
+
+ends.addEventListener("change", drawEnds);
+ends.addEventListener("click", (event) => {
+  if (event.target === everyEnd) {
+    allEnds = true;
+    drawEnds();
+  }
+  const kind = event.target.closest("button[data-save]")?.dataset.save;
+  const name = fileName("trial", trialId, "singular-values");
+  if (kind === "png") save(`${name}.png`, end.png());
+  if (kind !== "csv") return;
+  const rows = final.flatMap(({ name: layer, index, values }) => index.map((place, at) => [layer, place, values[at]]));
+  save(`${name}.csv`, csv([["layer", "index", "singular value"], ...rows]), "text/csv");
+});
 
 fans.addEventListener("change", drawFans);
 fans.addEventListener("click", (event) => {
