@@ -25,7 +25,7 @@ from service.dashboard.wording import CURVE_METRICS
 from service.database import OPEN_EXPERIMENTS, Experiment, ExperimentState, Trial, TrialState
 from service.experiments import store
 from service.experiments.events import list_events
-from service.experiments.listing import TrialFilter, list_experiments, list_trials, trials_by_id
+from service.experiments.listing import TrialFilter, experiments_by_id, list_experiments, list_trials, trials_by_id
 from service.experiments.logs import experiment_log, tail
 from service.leaderboards.matrix import matrix
 from service.leaderboards.metrics import Metric
@@ -79,13 +79,29 @@ def index(
     with database.read() as session:
         found = list_experiments(session, which, limit=limit, sort=sort, cursor=cursor, with_spec=False)
         experiments = experiments_out(session, found.rows, _LISTED)
+        newest = store.newest_experiment(session, project_id=which.project_id)
     return show(
         "experiments.html",
+        newest=newest,
         experiments=[(experiment, shares(experiment.progress)) for experiment in experiments],
         next=found.next,
         sort=sort,
         states=list(ExperimentState),
     )
+
+
+@router.get("/changes")
+def listed(
+    show: Show,
+    who: Reader,
+    database: Db,
+    experiment: Annotated[list[int] | None, Query(max_length=_MOST_ROWS)] = None,
+) -> HTMLResponse:
+    """The rows of some experiments, as the list has them."""
+    with database.read() as session:
+        rows = experiments_by_id(session, experiment or (), project_id=who.project_id)
+        found = experiments_out(session, rows, _LISTED)
+    return show("experiments_changes.html", experiments=[(one, shares(one.progress)) for one in found])
 
 
 @router.get("/experiments/{experiment_id}")

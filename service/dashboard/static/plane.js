@@ -2,7 +2,7 @@
 import { init } from "/static/lib/echarts.js";
 import { element } from "/static/request.js";
 import { fileName, save } from "/static/save.js";
-import { colour, onScheme, palette, viridis } from "/static/theme.js";
+import { colour, isDark, onScheme, palette, viridis } from "/static/theme.js";
 import { hideTip, showTip } from "/static/tip.js";
 
 const FONT = "system-ui, sans-serif";
@@ -45,7 +45,7 @@ function words(index) {
 
 /** Of each cell its colour and mark by the chosen field, and what they mean. */
 function paint() {
-  const dark = matchMedia("(prefers-color-scheme: dark)").matches;
+  const dark = isDark();
   const colours = palette();
   const field = byField.value;
   if (!field) return { of: () => ({ colour: colours[0], symbol: "circle" }), keys: [] };
@@ -379,7 +379,11 @@ async function load() {
   draw();
 }
 
-onScheme(draw);
+onScheme(() => {
+  chart?.resize();
+  lines?.resize();
+  draw();
+});
 let width = innerWidth;
 addEventListener("resize", () => {
   if (innerWidth === width) return;

@@ -808,7 +808,9 @@ class TestKeys:
         for path in (
             "/",
             "/trials",
+            "/changes?experiment=1",
             "/pool",
+            "/pool/changes?experiment=1",
             "/curves?trials=1",
             "/leaderboards",
             "/leaderboards/digits",
