@@ -45,8 +45,14 @@ def configuration_said(shape: Columns, config: TrialFields) -> str:
 
 
 def shared_said(shape: Columns) -> str:
-    """What all rows of a table have in common; what is as everywhere is left out."""
-    return f"All rows: {_listed(shape.notable)}." if shape.notable else ""
+    """What all rows of a table have in common, without what is as everywhere; and what follows from its columns."""
+    shared = f"All rows: {_listed(shape.notable)}." if shape.notable else ""
+    return " ".join(filter(None, (shared, decided_said(shape))))
+
+
+def decided_said(shape: Columns) -> str:
+    """Which fields are no columns, as those that are decide them."""
+    return f"Decided by the other fields: {', '.join(one.name for one in shape.decided)}." if shape.decided else ""
 
 
 def configuration_sheet(shape: Columns, configs: Sequence[TrialFields]) -> Sheet:
@@ -174,15 +180,16 @@ def board_records(
 ) -> tuple[list[str], list[list[Value]]]:
     """Header and rows for CSV, all numbers in the API's units. `chosen`: no fields but the leaderboard's columns.
 
-    The column `status` is `ranked` or, on a board beside the first, `apart`: one row per cell and board. Then come
-    `unmeasured` (cells of a board that lack the ranked metric), `no result` (a cell without any) and `invalid` (a
-    result that cannot be true), whose numbers are empty. `reason` says why a row is not simply ranked.
+    Fields that others decide are columns, too. `status` is `ranked` or, on a board beside the first, `apart`: one row
+    per cell and board. Then come `unmeasured` (cells of a board that lack the ranked metric), `no result` (a cell
+    without any) and `invalid` (a result that cannot be true), whose numbers are empty. `reason` says why a row is not
+    simply ranked.
     """
     measured = {name for board in found.boards for row in board.rows for name in row.metrics}
     metrics = [m for m in Metric if m in (wanted or measured)]
     papers = {name for board in found.boards for row in board.rows for ref in row.paper for name in ref.values}
     printed = [m for m in metrics if m in papers]
-    fields = [column.field for column in found.columns]
+    fields = [column.field for column in (*found.columns, *found.decided)]
     fields = fields if chosen else [*FIELDS, *(path for path in fields if path not in FIELDS)]
     header = ["status", "reason", "protocol", "place", "cell", *fields, "seeds", "trials", "missing_seeds", "on_front"]
     header.append("best")
