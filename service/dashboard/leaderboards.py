@@ -190,7 +190,8 @@ def _chart(plot: ScatterPlot | None, x: Metric, y: Metric, dataset: str) -> Scat
     shape = columns_of([point.entry.config for point in plot.points if point.entry is not None])
     for point in plot.points:
         scaled = point.x * x.reading.factor, point.y * y.reading.factor
-        text = f"{x.reading.title} {scaled[0]:.4g}, {y.reading.title} {scaled[1]:.4g}"
+        told = zip((x, y), scaled, strict=True)
+        text = ", ".join(f"{one.reading.title} {value:.{one.reading.decimals}f}" for one, value in told)
         href = None
         if point.entry is not None:
             text = f"{_named(shape, point.entry.config)}: {text}"
