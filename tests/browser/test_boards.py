@@ -1,11 +1,14 @@
 """Leaderboards and lists of trials of many kinds in a browser: columns in sight, the plane, the paper's values."""
 
 import random
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from PIL import Image
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -88,3 +91,106 @@ class TestColumns:
         page = browse(f"{boards.url}/trials", width=2560).page
         assert page.locator(".wide").evaluate(CUT) == 0
         assert page.locator("main").evaluate("one => one.clientWidth") > 2500
+
+
+class TestPlane:
+    def test_it_stands_above_the_table_with_tools_of_its_own(self, boards: Site, browse: Callable[..., Tab]) -> None:
+        page = browse(f"{boards.url}/leaderboards/cifar10?experiment=2&sort=-rank").page
+        page.wait_for_selector(".plane-figure[data-drawn='16']")
+        plane, table = page.locator(".plane-figure").bounding_box(), page.locator("table.rows").first.bounding_box()
+        assert plane["y"] + plane["height"] < table["y"]
+        page.locator(".plane-axes select[name=x]").select_option("ece")
+        page.locator(".plane-axes button").click()
+        page.wait_for_selector(".plane-figure[data-drawn='16']")
+        assert page.locator("h2#plane").inner_text() == "ECE and accuracy"
+        assert {"experiment=2", "sort=-rank", "x=ece"} <= {*page.url.partition("?")[2].partition("#")[0].split("&")}
+
+    def test_cells_are_chosen_without_a_pointer(self, boards: Site, browse: Callable[..., Tab]) -> None:
+        tab = browse(f"{boards.url}/leaderboards/cifar10?experiment=2")
+        page = tab.page
+        page.wait_for_selector(".plane-figure[data-drawn='16']")
+        page.locator(".ranges summary").focus()
+        page.keyboard.press("Enter")
+        page.locator("input[name=x_from]").fill("2.5")
+        page.keyboard.press("Tab")
+        tab.until("() => document.querySelector('.plane-figure .readout').textContent.includes(' chosen; ')")
+        rows = page.locator("tr[data-cell]:visible")
+        at = page.locator("thead th").all_inner_texts().index("compression")
+        left = [float(row.locator("th, td").nth(at).inner_text()) for row in rows.all()]
+        assert 0 < len(left) < 16
+        assert min(left) >= 2.5
+        page.locator(".ranges button[type=reset]").click()
+        tab.until("() => document.querySelectorAll('tr[data-cell]:not([hidden])').length === 16")
+
+    def test_where_deviations_are_left_out_is_said(self, boards: Site, browse: Callable[..., Tab]) -> None:
+        page = browse("about:blank").page
+
+        def many(route: Any) -> None:
+            found = route.fetch().json()
+            for name in ("cell", "x", "x_error", "y", "y_error", "seeds", "front"):
+                found[name] = (found[name] * 100)[:1600]
+            found["fields"] = {path: (values * 100)[:1600] for path, values in found["fields"].items()}
+            route.fulfill(json=found)
+
+        page.route("**/plane?*", many)
+        page.goto(f"{boards.url}/leaderboards/cifar10?experiment=2")
+        page.wait_for_selector(".plane-figure[data-drawn='1600']")
+        said = "Of more than 1\u202f500 the deviations of the front and of the chosen are drawn alone."
+        assert said in page.locator(".plane-figure figcaption").inner_text()
+
+    def test_files_have_the_key_of_the_colours(self, boards: Site, browse: Callable[..., Tab]) -> None:
+        page = browse(f"{boards.url}/leaderboards/cifar10?experiment=2").page
+        page.wait_for_selector(".plane-figure[data-drawn='16']")
+        page.locator("select[name=by]").select_option("constraint")
+        assert page.locator(".plane-figure .scale .key [dir]").all_inner_texts() == ["clip", "divide", "none"]
+        sizes = []
+        for by in ("constraint", ""):
+            page.locator("select[name=by]").select_option(by)
+            with page.expect_download() as saved:
+                page.locator(".plane-figure button[data-save=svg]").click()
+            text = saved.value.path().read_text()
+            assert all((f">{one}<" in text) == bool(by) for one in ("clip", "divide"))
+            with page.expect_download() as saved:
+                page.locator(".plane-figure button[data-save=png]").click()
+            with Image.open(saved.value.path()) as picture:
+                sizes.append(picture.size)
+        assert sizes[0][1] > sizes[1][1]
+
+
+class TestOverFields:
+    def test_hover_and_keys_say_which_line_is_meant(self, boards: Site, browse: Callable[..., Tab]) -> None:
+        page = browse(f"{boards.url}/leaderboards/cifar10?experiment=2").page
+        page.wait_for_selector(".parallel-figure[data-drawn='16']")
+        place = page.locator(".parallel-figure .canvas")
+        place.focus()
+        page.keyboard.press("Home")
+        worst = page.locator(".parallel-figure .readout").inner_text()
+        assert re.match(r"rank (\d+|none), constraint \w+, delta (\d|none); accuracy 9\d\.\d\d", worst)
+        page.keyboard.press("ArrowRight")
+        assert page.locator(".parallel-figure .readout").inner_text() != worst
+        box = place.bounding_box()
+        page.mouse.move(box["x"] + 20, box["y"] + box["height"] - 15)  # where rank is none
+        page.locator(".tip").wait_for(state="visible")
+        assert page.locator(".tip .head").inner_text().startswith("rank none")
+
+    def test_axes_are_chosen_and_scrolled(self, boards: Site, browse: Callable[..., Tab]) -> None:
+        page = browse(f"{boards.url}/leaderboards/cifar10", width=390).page
+        page.wait_for_selector(".parallel-figure[data-drawn='33']")
+        boxes = page.locator(".parallel-figure .checks input")
+        assert page.locator(".parallel-figure .checks input:checked").count() <= 8
+        across = page.locator(".parallel-figure .across")
+        before = across.evaluate(CUT)
+        assert before > 0
+        page.locator(".parallel-figure summary").click()
+        boxes.last.check()
+        assert across.evaluate(CUT) > before
+        assert page.evaluate("() => document.documentElement.scrollWidth - innerWidth") <= 0
+
+    def test_numbers_over_decades_are_logarithmic_with_none_below(
+        self, boards: Site, browse: Callable[..., Tab]
+    ) -> None:
+        page = browse(boards.url).page
+        values = [None, 0, 0.001, 0.1, 10, *(0.002 * index for index in range(1, 10))]
+        found = page.evaluate("async (values) => (await import('/static/parallel.js')).scaleOf(values, String)", values)
+        assert [one["text"] for one in found["labels"]] == ["null", "0", "0.001", "0.01", "0.1", "1", "10"]
+        assert found["at"][:5] == pytest.approx([0, 0.12, 0.24, 0.62, 1])
