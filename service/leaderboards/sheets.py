@@ -73,14 +73,16 @@ def _sheet(board: Board, dataset: str, metric: Metric, wanted: Sequence[Metric])
     references = [row.paper for row in board.rows]
     papers = [m for m in shown if any(m in ref.values for found in references for ref in found)]
     compared = [m for m in shown if any(row.difference and m in row.difference for row in board.rows)]
-    headings = [*(m.reading.title for m in shown), *(f"paper: {m.reading.title}" for m in papers)]
+    headings = []
+    for m in shown:
+        headings += [m.reading.title, *(["paper"] if m in papers else [])]
     headings += [f"difference: {m.reading.title}" for m in compared]
     right = [True, *own.numeric, *(True for _ in headings), True, *([False] if front else [])]
     rows: list[list[Cell]] = []
     for row, fields in zip(board.rows, own.rows, strict=True):
         cells: list[Cell] = [row.place, *fields]
-        cells += [_measured(row, m) for m in shown]
-        cells += [_printed(row, m) for m in papers]
+        for m in shown:
+            cells += [_measured(row, m), *([_printed(row, m)] if m in papers else [])]
         cells += [_difference(row, m) for m in compared]
         cells.append(str(row.seeds) if row.complete else f"{row.seeds} of {row.trials}")
         rows.append(cells + (["*" if row.on_front else ""] if front else []))
@@ -141,6 +143,7 @@ def _notes(board: Board, paper: bool) -> list[str]:
         notes.append("Not ranked with the first table: " + "; ".join(map(str, board.apart)) + ".")
     if paper:
         said = dict.fromkeys(note for row in board.rows for reference in row.paper for note in reference.notes)
+        notes.append("Paper: what it prints of the same configuration.")
         notes += [f"Paper: {note}." for note in said]
     return notes
 

@@ -92,6 +92,28 @@ class TestColumns:
         assert page.locator(".wide").evaluate(CUT) == 0
         assert page.locator("main").evaluate("one => one.clientWidth") > 2500
 
+    def test_the_papers_values_stand_beside_ours(self, boards: Site, browse: Callable[..., Tab]) -> None:
+        page = browse(f"{boards.url}/leaderboards/cifar10?experiment=2").page
+        headings = [one.replace(" ↓", "") for one in page.locator("thead").first.locator("th").all_inner_texts()]
+        ours = headings.index("accuracy (%)")
+        assert headings[ours + 1] == "paper"
+        first = page.locator("tr[data-cell]", has_text="192").first.locator("th, td").all_inner_texts()
+        assert re.fullmatch(r"9\d\.\d+", first[ours + 1])
+        assert page.locator(".wide").first.evaluate(CUT) <= 0
+
+    def test_rows_of_other_pages_have_them_too(self, boards: Site, browse: Callable[..., Tab]) -> None:
+        tab = browse(f"{boards.url}/leaderboards/cifar10?experiment=2&limit=2")
+        page = tab.page
+        page.wait_for_selector(".plane-figure[data-drawn='16']")
+        page.locator(".ranges summary").click()
+        page.locator("input[name=y_from]").fill("90")
+        page.keyboard.press("Tab")
+        tab.until("() => document.querySelectorAll('tr[data-cell]:not([hidden])').length === 16")
+        headings = page.locator("thead").first.locator("th").all_inner_texts()
+        papers = [at for at, heading in enumerate(headings) if heading == "paper"]
+        last = page.locator("tr[data-cell]").last.locator("th, td").all_inner_texts()
+        assert len({last[at] for at in papers}) == len(papers) == 4
+
 
 class TestPlane:
     def test_it_stands_above_the_table_with_tools_of_its_own(self, boards: Site, browse: Callable[..., Tab]) -> None:

@@ -300,7 +300,12 @@ ranges.addEventListener("reset", () => {
 });
 
 const rowsOf = (within) => [...within.querySelectorAll(`tr[data-cell][data-protocol="${data.protocol}"]`)];
-const headings = (table) => [...table.tHead.rows[0].cells].map((cell) => cell.textContent.trim());
+/** What columns are called: the paper's values by the metric that they stand beside. */
+const headings = (table) =>
+  [...table.tHead.rows[0].cells].map((cell) => {
+    const text = cell.textContent.trim();
+    return text === "paper" ? `${cell.previousElementSibling.textContent.trim()}, ${text}` : text;
+  });
 const elsewhere = new Map();
 let following = null; // the next page; undefined after the last
 
