@@ -23,7 +23,7 @@ from service.leaderboards.filters import Filters, Question
 from service.leaderboards.leaderboard import leaderboard, measured_datasets
 from service.leaderboards.metrics import HEADLINE, Metric
 from service.leaderboards.scatter import ScatterPlot, scatter_plot
-from service.leaderboards.sheets import board_sheets, configuration_said, hole_said
+from service.leaderboards.sheets import board_sheets, configuration_said, hole_said, unit_of
 from service.paper.presets import PAPER, presets
 from service.paper.reference import preset_table, references
 from service.paper.sheets import table_sheet
@@ -32,7 +32,8 @@ from ttsv.config.fields import TrialFields
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
-_BY_TITLE = {metric.reading.title: metric for metric in Metric}
+_BY_TITLE = {unit_of(metric, [size]).title: metric for metric in Metric for size in (1, 1e9)}
+"""Metrics by their headings, in either unit."""
 _FEW_CELLS = 2000
 
 

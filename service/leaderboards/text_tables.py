@@ -4,7 +4,7 @@ import csv
 import io
 import json
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import cached_property
@@ -263,4 +263,19 @@ def _number(character: str) -> str:
 
 
 def _plain(cell: Any) -> str:
+    if isinstance(cell, dict):
+        return in_words(cell)
     return "-" if cell is None else cell if isinstance(cell, str) else json.dumps(cell, ensure_ascii=False)
+
+
+def in_words(value: Any) -> str:
+    """A value of a record in words: `pgd (eps 0.03, steps 10)`."""
+    if isinstance(value, Mapping):
+        parts = (
+            f"{name} ({in_words(one)})" if isinstance(one, Mapping) else f"{name} {in_words(one)}"
+            for name, one in value.items()
+        )
+        return ", ".join(parts) or "none"
+    if value is None or isinstance(value, float):
+        return "none" if value is None else f"{value:g}"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

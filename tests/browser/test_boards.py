@@ -216,3 +216,18 @@ class TestOverFields:
         found = page.evaluate("async (values) => (await import('/static/parallel.js')).scaleOf(values, String)", values)
         assert [one["text"] for one in found["labels"]] == ["null", "0", "0.001", "0.01", "0.1", "1", "10"]
         assert found["at"][:5] == pytest.approx([0, 0.12, 0.24, 0.62, 1])
+
+
+def test_boxes_stand_below_each_other_and_figures_are_led_to(boards: Site, browse: Callable[..., Tab]) -> None:
+    page = browse(f"{boards.url}/leaderboards/cifar10?experiment=2").page
+    lefts = page.locator("tr[data-cell] [data-choose]").evaluate_all(
+        "all => all.map(one => Math.round(one.getBoundingClientRect().left))"
+    )
+    assert len(lefts) == 16
+    assert len({*lefts}) == 1
+    page.goto(f"{boards.url}/presets")
+    links = page.locator("tbody a").evaluate_all("all => all.map(one => one.getAttribute('href'))")
+    assert {f"/figures/{PAPER}/vgg", f"/tables/{PAPER}/figure-vgg", f"/tables/{PAPER}/table2"} <= {*links}
+    page.goto(boards.url)
+    assert "queued" in page.locator(".legend").inner_text()
+    assert "waiting" not in page.locator(".legend").inner_text()

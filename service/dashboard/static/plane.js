@@ -1,7 +1,7 @@
 // The cells of a leaderboard in the plane of two metrics, and as lines over all fields in which they differ.
 import { init } from "/static/lib/echarts.js";
 import { crossings, drawCrossings, scaleOf } from "/static/parallel.js";
-import { element } from "/static/request.js";
+import { element, grouped } from "/static/request.js";
 import { fileName, save } from "/static/save.js";
 import { colour, onScheme, palette, viridis } from "/static/theme.js";
 import { hideTip, showTip } from "/static/tip.js";
@@ -37,7 +37,6 @@ const shown = (axis, value) => (value * metrics[axis].factor).toFixed(metrics[ax
 const title = (axis) => `${metrics[axis].heading}${metrics[axis].unit ? ` (${metrics[axis].unit})` : ""}`;
 const scaled = (axis) => data[axis].map((value) => value * metrics[axis].factor);
 const wide = (values) => values.every((value) => value > 0) && Math.max(...values) / Math.min(...values) > 30;
-const whole = (count) => String(count).replace(/\B(?=(\d{3})+$)/g, "\u202f");
 const differing = () => [...data.columns, ...data.decided];
 
 function words(index) {
@@ -477,7 +476,7 @@ async function load() {
   crossed.hidden = data.columns.length === 0;
   offerAxes();
   if (data.cell.length > MOST_BARS) {
-    figure.querySelector(".bars").textContent = ` Of more than ${whole(MOST_BARS)} the deviations of the front and of the chosen are drawn alone.`;
+    figure.querySelector(".bars").textContent = ` Of more than ${grouped(MOST_BARS)} the deviations of the front and of the chosen are drawn alone.`;
   }
   draw();
 }
