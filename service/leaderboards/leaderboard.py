@@ -87,8 +87,8 @@ def leaderboard(
     if shape is None:
         configs = [row.config for board in boards for row in board.rows]
         configs += [hole.config for hole in holes] + [bad.config for bad in invalid]
-        shape = columns_of(configs, chosen=question.fields, hidden=question.hidden)
-    return Leaderboard(boards, holes, hole_count, invalid, invalid_count, shape.fields, shape.common)
+        shape = columns_of(configs, chosen=question.fields, hidden=question.hidden, without_decided=True)
+    return Leaderboard(boards, holes, hole_count, invalid, invalid_count, shape.fields, shape.common, shape.decided)
 
 
 def source_of(session: Session, question: Question) -> ScoreSource:
@@ -146,7 +146,7 @@ def _board(
     rows: list[Row] = []
     mine = [entries[key] for key, _ in page.order]
     configs = [{name: value for name, value in entry.config.items() if name != "seed"} for entry in mine]
-    shape = columns_of(configs, chosen=question.fields, hidden=question.hidden)
+    shape = columns_of(configs, chosen=question.fields, hidden=question.hidden, without_decided=True)
     baseline_error = baseline_of(board.record)
     own = board.protocol if baseline_error is None else protocol_fingerprint(without_baseline(board.record))
     missing = [seen.missing(entry.cell, own, baseline_error) for entry in mine]
@@ -190,6 +190,7 @@ def _board(
         pivot=None if question.pivot is None else _pivot(source, board, question.pivot, question.metric),
         columns=shape.fields,
         common=shape.common,
+        decided=shape.decided,
     )
 
 

@@ -189,6 +189,7 @@ class TrialPage(Out):
     columns: list[ColumnOut] = Field(
         [], description="The fields in which the trials of this page differ, or those asked for."
     )
+    decided: list[ColumnOut] = Field([], description="Fields that differ too, but follow from one of `columns`.")
     common: dict[str, Any] = Field({}, description="What the trials of this page share, by path.")
 
 

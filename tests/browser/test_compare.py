@@ -145,6 +145,9 @@ class TestPage:
         page.wait_for_selector(f"{CURVES}[data-drawn='4']")
         assert page.locator(f"{CURVES} .lines li").count() == 3
         assert page.locator(f"{CURVES} .lines li").nth(1).inner_text().startswith("B: rank 2, lambda_ort 0.01")
+        named = page.locator(f"{CURVES} .lines a").all_inner_texts()
+        headings = page.locator("table.measured").first.locator("th.side a").all_inner_texts()
+        assert named == headings == ["trial 1", "trial 6", "trial 110"]
         page.wait_for_selector(f"{SPECTRA}[data-drawn='{len(compared.LAYERS)}']")
         lines = page.locator(f"{SPECTRA} .lines li").all_inner_texts()
         assert [line.strip() for line in lines[3:]] == ["δ = 1", "δ = 2"]

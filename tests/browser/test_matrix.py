@@ -13,7 +13,8 @@ from sqlalchemy import select
 from service.database import Trial
 from service.experiments import actions
 from service.experiments.submission import Draft, submit
-from service.specs.grid import ExperimentSpec, expand_grid
+from service.specs.grid import expand_grid
+from service.specs.spec import ExperimentSpec
 from tests import grids
 from tests.browser.conftest import Site, Tab, served
 

@@ -187,7 +187,7 @@ class TestPlane:
         page.wait_for_selector(".plane-figure[data-drawn='17']")
         assert not page.locator(".plane-fallback").is_visible()
         page.locator("select[name=by]").select_option("lambda_ort")
-        assert page.locator(".plane-figure .scale .key").all_inner_texts() == ["0", "0.01", "0.1", "1"]
+        assert page.locator(".plane-figure .scale .key [dir]").all_inner_texts() == ["0", "0.01", "0.1", "1"]
         page.locator(".plane-figure .canvas").focus()
         page.keyboard.press("ArrowRight")
         said = page.locator(".plane-figure .readout")

@@ -67,6 +67,9 @@ function spreadAt(columns, index) {
   return [mean, mean - deviation, mean + deviation];
 }
 
+/** A trial's name: its number where all are of the page's experiment, elsewhere its id. */
+const alone = ({ trial, number }) => (document.body.dataset.experiment === undefined ? trial : number);
+
 /**
  * Charts of curves in an element: one for each metric or, with `charts`, what these show: {title, metrics}. `sides` are
  * lines with names of their own, {name, trials, style}, in place of cells; `along` is what lies along x.
@@ -326,7 +329,7 @@ export class CurveView extends Charts {
         this.legend.querySelector(`button[data-line="${index}"]`)?.focus();
       });
       if (this.along !== "epoch") return element("li", "", [button]);
-      const trials = element("a", group.members.length > 1 ? "trials" : `trial ${group.members[0].number}`, [], {
+      const trials = element("a", group.members.length > 1 ? "trials" : `trial ${alone(group.members[0])}`, [], {
         href: group.members.length > 1 ? `/trials/${group.members[0].trial}/cell` : `/trials/${group.members[0].trial}`,
       });
       return element("li", "", [button, trials]);

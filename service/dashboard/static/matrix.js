@@ -10,7 +10,7 @@ const MOST_FACETS = 24;
 const MOST_HOLES = 20_000; // of larger matrices places without a trial are left empty
 const GAP = 28;
 const TITLE = 18;
-const WORDS = { early_stopped: "stopped early", other_protocol: "partly under another protocol", queued: "waiting", missing: "no trial" };
+const WORDS = { early_stopped: "stopped early", other_protocol: "partly under another protocol", missing: "no trial" };
 const RELOAD = 4000;
 const [FEWEST, MOST] = [2, 10]; // that are compared
 const said = (state) => WORDS[state] ?? state.replaceAll("_", " ");

@@ -324,7 +324,7 @@ class TestLists:
         for home in (f"/experiments/{world}", "/trials"):
             assert "lambda_ort" in show(home).text
             page = show(f"{home}?columns=rank,+lr&hide=layer")
-            table = page.text.partition("All rows: ")[2].partition("time")[0]
+            table = page.text.partition("All rows: ")[2].partition("Compare")[0]
             assert re.search(r"\srank\s+lr\s", table), table
             assert "lambda_ort" not in table
             assert "layer tt" not in page.text
