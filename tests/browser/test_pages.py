@@ -342,6 +342,7 @@ PAGES: dict[str, tuple[str, ...]] = {
     "/submit": (),
     "/login": (),
     "/problems": (),
+    "/docs": (),
 }
 """Addresses, each with the panels of its page that are chosen one after the other."""
 
@@ -392,6 +393,10 @@ class TestEveryPage:
             page.set_viewport_size({"width": widths[0], "height": 900})
             tab.go(f"{site.url}{path}")
             for panel in ("", *panels):
+                if path == "/docs":
+                    page.evaluate(
+                        "() => [...document.querySelectorAll('details')].forEach((one, at) => one.open = at < 3)"
+                    )
                 if panel:
                     page.locator(f"[role=tab][href='#{panel}']").click()
                     page.locator(f"#{panel}").wait_for()

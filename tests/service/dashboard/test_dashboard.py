@@ -239,6 +239,7 @@ class TestPages:
             "/compare?trials=1,2",
             "/leaderboards/digits",
             "/docs",
+            "/docs/try",
         ):
             page = show(path)
             asked |= {script["src"] for script in page.all("script")} | {link["href"] for link in page.all("link")}
