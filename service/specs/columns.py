@@ -18,7 +18,7 @@ _ALWAYS_SAID = ("model", "layer")
 _ASKED_FIRST = {
     path: rank
     for rank, path in enumerate(
-        ("dataset", "model", "layer", "rank", "lambda_ort", "constraint", "delta", "training.lr", "seed")
+        ("seed", "dataset", "model", "layer", "rank", "lambda_ort", "constraint", "delta", "training.lr")
     )
 }
 """Fields by which people know a trial: the last to be left out of a table."""

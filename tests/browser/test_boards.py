@@ -75,7 +75,8 @@ class TestColumns:
     def test_what_is_decided_is_shown_where_it_is_asked_for(self, boards: Site, browse: Callable[..., Tab]) -> None:
         page = browse(f"{boards.url}/leaderboards/cifar10?experiment=2").page
         assert page.locator("table[data-fields]").first.get_attribute("data-fields") == "rank,constraint,delta"
-        page.locator("a:text-is('All fields as columns')").click()
+        with page.expect_navigation():
+            page.locator("a:text-is('All fields as columns')").click()
         fields = page.locator("table[data-fields]").first.get_attribute("data-fields").split(",")
         assert {"rank", "constraint", "delta", "layer", "clipping.rescale"} <= {*fields}
 
@@ -85,7 +86,8 @@ class TestColumns:
         assert headings[-8:] == ["rank", "lambda_ort", "delta", "seed", "epochs", "lr", "weight_decay", "flip"]
         more = page.locator("main p", has_text="more fields differ")
         assert more.inner_text() == "2 more fields differ: pad, clipping.every."
-        more.locator("a").click()
+        with page.expect_navigation():
+            more.locator("a").click()
         assert len(page.locator("thead th").all_inner_texts()) == len(headings) + 2
 
     def test_a_wide_window_is_filled(self, boards: Site, browse: Callable[..., Tab]) -> None:
@@ -123,7 +125,8 @@ class TestPlane:
         plane, table = page.locator(".plane-figure").bounding_box(), page.locator("table.rows").first.bounding_box()
         assert plane["y"] + plane["height"] < table["y"]
         page.locator(".plane-axes select[name=x]").select_option("ece")
-        page.locator(".plane-axes button").click()
+        with page.expect_navigation():
+            page.locator(".plane-axes button").click()
         page.wait_for_selector(".plane-figure[data-drawn='16']")
         assert page.locator("h2#plane").inner_text() == "ECE and accuracy"
         assert {"experiment=2", "sort=-rank", "x=ece"} <= {*page.url.partition("?")[2].partition("#")[0].split("&")}

@@ -124,3 +124,11 @@ def test_of_many_fields_those_that_people_ask_for_are_shown_first() -> None:
     shape, others = columns_of(configs).first(2)
     assert [column.name for column in shape.fields] == ["rank", "lr"]
     assert [column.name for column in others] == ["epochs", "pad"]
+
+
+def test_seeds_are_told_apart_however_much_differs() -> None:
+    configs = [
+        config(seed=seed, rank=2 + seed, layer="tt", lambda_ort=seed, model=model)
+        for seed, model in enumerate(("small-cnn", "vgg11"))
+    ]
+    assert [column.name for column in columns_of(configs).first(2)[0].fields] == ["model", "seed"]
