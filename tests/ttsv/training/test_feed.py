@@ -126,9 +126,9 @@ def test_a_trial_gives_the_same_with_its_images_on_either_side(tmp_path: Path, m
         assert isinstance(result, TrialResult)
         assert (CARD in moved) == (room > 0)
         measured = json.loads(result.artifacts["evaluation"].read_text())["results"]
+        assert result.pgd_accuracy is not None
         found.append((result.artifacts["model"].read_bytes(), without_seconds(measured)))
     assert found[0] == found[1]
-    assert result.pgd_accuracy is not None
 
 
 def without_seconds(tree: Any) -> Any:
