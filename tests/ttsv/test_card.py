@@ -161,10 +161,10 @@ class Noted:
 @contextmanager
 def noted() -> Iterator[Noted]:
     """Has an eye on the trials that are run inside."""
-    found, real_create, real_copies = Noted(), create_model, checkpoint._copies
+    found, real_copies = Noted(), checkpoint._copies
 
     def made(*arguments: Any, **options: Any) -> nn.Module:
-        model = real_create(*arguments, **options)
+        model = create_model(*arguments, **options)
         found.network = len(model.state_dict())
         return model
 
@@ -250,11 +250,11 @@ def test_every_constraint(cards: PretendedCards, tmp_path: Path, layer: str, con
 
 @pytest.mark.parametrize("constraint", ["clip", "divide"])
 def test_a_step_that_does_not_project_waits_for_nothing(cards: PretendedCards, tmp_path: Path, constraint: str) -> None:
-    kind: dict[str, dict[str, Any]] = {
-        "clip": {**CLIP, "clipping": {"every": STEPS + 1}},
-        "divide": {"division": {**DIVISION, "every": STEPS + 1}},
+    every: dict[str, dict[str, Any]] = {
+        "clip": CLIP | {"clipping": {"every": STEPS + 1}},
+        "divide": {"constraint": "divide", "division": DIVISION | {"every": STEPS + 1}},
     }
-    config = trial(layer="tt", **{"constraint": constraint} | kind[constraint])
+    config = trial(layer="tt", **every[constraint])
     assert projections(config, 1) == 0
     assert len(trained(cards, config, tmp_path, whole=False)) == 2
 
