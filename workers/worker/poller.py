@@ -21,7 +21,6 @@ from service.errors import LeaseLostError, UserError
 from service.queue import driver_reads, leases, nodes
 from service.queue.cluster import Node
 from service.queue.leases import Lease, Watched
-from service.queue.shares import Amount
 from service.settings import Settings
 from service.storage import remove_checkpoints
 from workers.depot.home import open_kept
@@ -228,9 +227,7 @@ class Worker:
     def _share(self) -> None:
         """Divides the cluster anew, while it is there and we are wanted."""
         seen = self._cluster.nodes() if self._cluster.ready() and not self._stopping else None
-        room = [Amount(node.cpus, node.gpus, node.memory_gib) for node in seen or () if node.fits]
-        shunned = sorted(node.id for node in seen or () if node.alive and not node.fits)
-        if seen is not None and self._scheduler.share(room, shunned):
+        if seen is not None and self._scheduler.share(seen):
             self._busy = time.monotonic()
 
     def _drain(self) -> None:
