@@ -32,6 +32,7 @@ from ttsv.errors import (
 from ttsv.hardware.mps import PIPES
 from ttsv.results import EpochMetrics, StageProgress, TrialResult
 from workers.depot.home import Home
+from workers.node.cards import OFFERED
 from workers.trial_process import disk
 from workers.trial_process.messages import (
     GOING_ON,
@@ -171,6 +172,8 @@ def _reports(job: Job, run: RunTrial, data_dir: Path, home: Home | None, pause: 
     """What the trial has to say. The first epoch at once, later ones together, as each report costs a round trip."""
     gpus = ray.get_runtime_context().get_accelerator_ids().get("GPU", []) if ray.is_initialized() else []
     host, node = _here()
+    offered = os.environ.get(OFFERED, "").split(",")
+    gpus = [str(offered.index(gpu)) if gpu in offered else gpu for gpu in gpus]  # people count them
     yield StartedReport(host, gpus, _environment(), node)
     config = TrialConfig.from_dict(job.config)
     final: Report | None = None

@@ -65,7 +65,9 @@ class Worker:
         self.name = f"{socket.gethostname()}-{os.getpid()}"
         self._identity = identity()
         self._cpus = settings.worker_cpus or local_cpus()
-        self._cards = Cards(settings.worker_gpus, os.environ)
+        # Of a cluster that somebody else runs this machine offers no card.
+        elsewhere = cluster is None and "RAY_ADDRESS" in os.environ
+        self._cards = Cards(0 if elsewhere else settings.worker_gpus, os.environ)
         try:
             self._cluster = cluster or self._choose_cluster()
         except UserError:

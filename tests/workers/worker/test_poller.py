@@ -165,6 +165,14 @@ class TestMps:
         with pytest.raises(UserError, match="TTSV_WORKER_MPS = true, and no GPU that nvidia-smi lists is offered"):
             Worker(Settings(data_dir=lab.data_dir, worker_mps=True, worker_gpus=0), lab.database)
 
+    def test_of_a_cluster_of_somebody_else_no_card_is_booked(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+        with monkeypatch.context() as elsewhere:
+            elsewhere.setenv("RAY_ADDRESS", "head:6379")
+            joined = Worker(Settings(data_dir=lab.data_dir, worker_gpus=1), lab.database)
+        here = Worker(Settings(data_dir=lab.data_dir, worker_gpus=1), lab.database)
+        assert (joined._cards.count, here._cards.count) == (0, 1)
+        here._cards.close()
+
     def test_a_cluster_of_somebody_else_has_somebody_elses(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("RAY_ADDRESS", "head:6379")
         with pytest.raises(UserError, match="RAY_ADDRESS = head:6379: whoever starts that cluster starts MPS"):
