@@ -28,6 +28,8 @@ _GIB = 2**30
 _CONTROL_GROUPS = Path("/sys/fs/cgroup")
 """Where they are mounted: those of the kernel's version 2, or those of version 1 in a folder for each controller."""
 _OUR_GROUPS = Path("/proc/self/cgroup")
+_DRIVER = Path("/proc/driver/nvidia/gpus")
+_DEVICES = Path("/dev")
 _ASKING_SECONDS = 60.0
 _BF16_PRODUCT = """
 import resource, torch
@@ -133,10 +135,33 @@ def _version(package: str) -> str:
         return "none"
 
 
+def card_devices() -> dict[str, Path]:
+    """UUID -> the device file of a card, as the driver says; of a container, of the cards that it was given."""
+    return {
+        said["GPU UUID"]: _DEVICES / f"nvidia{said['Device Minor']}"
+        for said in _said_by_driver()
+        if "GPU UUID" in said and said.get("Device Minor", "").isdecimal()
+    }
+
+
+def _said_by_driver() -> list[dict[str, str]]:
+    """What the driver itself says of each card, in the order of their bus ids."""
+    said = []
+    for file in sorted(_DRIVER.glob("*/information")):
+        with contextlib.suppress(OSError):
+            lines = (line.partition(":") for line in file.read_text(errors="replace").splitlines())
+            said.append({name.strip(): value.strip() for name, _, value in lines})
+    return said
+
+
 def _listed_gpus() -> dict[str, Gpu]:
-    """UUID -> GPU of those that the NVIDIA driver lists, in the order of their numbers."""
+    """UUID -> GPU of those that the NVIDIA driver lists, in the order of their numbers, which is that of the bus.
+
+    Without nvidia-smi, as in a container that lacks it, nobody knows how much memory they have.
+    """
     if shutil.which("nvidia-smi") is None:
-        return {}
+        said = [one for one in _said_by_driver() if one.get("GPU UUID", "").startswith("GPU-")]
+        return {one["GPU UUID"]: Gpu(one.get("Model", "GPU"), 0.0) for one in said}
     query = ["nvidia-smi", "--query-gpu=uuid,name,memory.total", "--format=csv,noheader,nounits"]
     try:
         listing = subprocess.run(query, capture_output=True, text=True, check=True, timeout=_ASKING_SECONDS)

@@ -19,7 +19,6 @@ from service.errors import LeaseLostError, UserError
 from service.queue import leases, nodes
 from service.queue.cluster import Node
 from service.queue.leases import Lease, Watched
-from service.queue.shares import Amount
 from service.settings import Settings
 from workers.node.cards import Cards
 from workers.node.machine import local_cpus
@@ -58,7 +57,9 @@ class Worker:
         self.name = f"{socket.gethostname()}-{os.getpid()}"
         self._identity = identity()
         self._cpus = settings.worker_cpus or local_cpus()
-        self._cards = Cards(settings.worker_gpus, os.environ)
+        # Of a cluster that somebody else runs this machine offers no card.
+        elsewhere = cluster is None and "RAY_ADDRESS" in os.environ
+        self._cards = Cards(0 if elsewhere else settings.worker_gpus, os.environ)
         try:
             self._cluster = cluster or self._choose_cluster()
         except UserError:
@@ -202,9 +203,7 @@ class Worker:
     def _share(self) -> None:
         """Divides the cluster anew, while it is there and we are wanted."""
         seen = self._cluster.nodes() if self._cluster.ready() and not self._stopping else None
-        room = [Amount(node.cpus, node.gpus, node.memory_gib) for node in seen or () if node.fits]
-        shunned = sorted(node.id for node in seen or () if node.alive and not node.fits)
-        if seen is not None and self._scheduler.share(room, shunned):
+        if seen is not None and self._scheduler.share(seen):
             self._busy = time.monotonic()
 
     def _drain(self) -> None:
