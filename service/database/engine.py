@@ -17,6 +17,7 @@ from sqlalchemy import (
     ARRAY,
     URL,
     ColumnElement,
+    CompoundSelect,
     Connection,
     CursorResult,
     Engine,
@@ -151,7 +152,9 @@ def among(
     return column.in_(values)
 
 
-def driver_rows(session: Session, query: Select[Any]) -> list[tuple[Any, ...]]:
+def driver_rows(
+    session: Session, query: Select[*tuple[Any, ...]] | CompoundSelect[*tuple[Any, ...]]
+) -> list[tuple[Any, ...]]:
     """A query's rows as the driver makes them: of tens of thousands in half the time, and without types of ours.
 
     PostgreSQL sends them in binary, so that neither side writes or reads a number's digits.

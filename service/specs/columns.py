@@ -98,6 +98,11 @@ def value_of(config: TrialFields, path: str) -> FieldValue:
     return list(found) if type(found) is tuple else found
 
 
+def validates_on_test(config: TrialFields) -> bool:
+    """Whether what a trial says of each epoch is of test images: nobody may choose by it."""
+    return value_of(config, "training.validation") == "test"
+
+
 def told(config: TrialFields) -> FieldValues:
     """The fields of a cell that are not at their defaults, by path: all that is needed to know the others."""
     paths = [path for name, part in config.items() for path in _paths(name, [part])]
