@@ -28,6 +28,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from service.database import Experiment, Trial
 from service.database.engine import Database
 from service.specs.states import OPEN_EXPERIMENTS, OPEN_TRIALS
+from tests.chaos.fences import read as read_refusals
 from tests.chaos.monkey import Monkey
 from tests.chaos.site import Site, why_not_unshared
 from tests.chaos.verdict import judge
@@ -98,7 +99,7 @@ def main() -> int:
     parser.add_argument("--only", choices=("kill", "freeze", "node"), help="no other mishap")
     parser.add_argument("--unshared", action="store_true", help="the second node does not see the data folder")
     parser.add_argument("--away", type=float, default=0, help="first PostgreSQL is away for so many seconds")
-    parser.add_argument("--unfenced", action="store_true", help="without the fence, to see that it is missed")
+    parser.add_argument("--unfenced", action="store_true", help="without the fence, until it is missed")
     parser.add_argument(
         "--clock", type=float, default=3600, help="by how much the drivers' clocks are wrong, in seconds"
     )
@@ -139,6 +140,8 @@ def main() -> int:
         while not _enough(monkey, began, options.away + options.seconds, options.count):
             monkey.turn(database)
             site.mend()
+            if options.unfenced and read_refusals(site.notes).stale:
+                break  # it is missed: what comes of that need not be waited for
             if poster.pending or _open(database) < grid.most_open:
                 poster.post()
             time.sleep(0.1)
@@ -148,7 +151,7 @@ def main() -> int:
         broken = time.monotonic() - began
         print(f"{broken:.0f} s, {sum(monkey.done.values())} mishaps; now peace", flush=True)
         deadline = time.monotonic() + PEACE_SECONDS
-        while _open(database) or poster.pending:
+        while not options.unfenced and (_open(database) or poster.pending):
             if time.monotonic() > deadline:
                 print("not all came to an end in time", flush=True)
                 break
@@ -159,7 +162,9 @@ def main() -> int:
         with database.read() as session:
             places = 2 * site.cpus if options.only == "node" else None
             verdict = judge(session, site.data, poster.posted, site.notes, places=places)
-        if rival and not monkey.zombies:
+        if options.unfenced:
+            verdict.faults = read_refusals(site.notes).stale
+        elif rival and not monkey.zombies:
             verdict.faults.append("no zombie woke up: nothing was tried")
     finally:
         database.close()

@@ -27,7 +27,7 @@ FREEZES = {"trial": 3, "driver": 3, "api": 1}
 FROZEN_MACHINERY = {"worker": 1, "raylet": 1, "postgres": 1}
 SPOILT = 0.3
 """So many of the kills of trials have the newest checkpoint changed before."""
-MOST_PATIENCE = 90.0
+MOST_PATIENCE = 60.0
 """So long, in seconds, a party stands still whose experiments nobody takes over."""
 
 
