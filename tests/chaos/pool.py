@@ -209,8 +209,8 @@ def _succeeded(bench: Bench, *experiments: int) -> int:
     return sum(one.state is TrialState.SUCCEEDED for one in bench.trials(*experiments))
 
 
-def _all(found: list[Trial], count: int) -> list[Trial] | None:
-    return found if len(found) >= count else None
+def _all(found: list[Trial], count: int) -> list[Trial]:
+    return found if len(found) >= count else []
 
 
 def _same(process: psutil.Process) -> bool:
