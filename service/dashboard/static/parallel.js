@@ -1,4 +1,5 @@
 // Parallel coordinates on a canvas: a line for each thing over axes that stand beside each other.
+import { printing } from "/static/paper.js";
 import { colour } from "/static/theme.js";
 import { hideTip, showTip } from "/static/tip.js";
 
@@ -96,7 +97,9 @@ export function crossings(figure, { words, open, order }) {
 export function drawCrossings(made, { axes, style }) {
   const { place, figure, under, over } = made;
   place.style.width = "";
-  const width = Math.max(place.parentElement.clientWidth, LEFT + RIGHT + NARROWEST * (axes.length - 1));
+  // Paper has no room beside it to scroll to.
+  const least = printing() ? 0 : LEFT + RIGHT + NARROWEST * (axes.length - 1);
+  const width = Math.max(place.parentElement.clientWidth, least);
   place.style.width = `${width}px`;
   const height = place.clientHeight;
   for (const canvas of [under, over]) {

@@ -483,7 +483,6 @@ async function load() {
 
 onScheme(() => {
   chart?.resize();
-  lines?.resize();
   draw();
 });
 let width = innerWidth;
