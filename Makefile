@@ -11,7 +11,7 @@ PYTEST = $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --n
 # Else each of the hundreds of processes that tests start would compile the project anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-BENCHMARKS := first_path serving scheduling reporting spectra clipping bounds series convolutions step_profile training evaluation trajectories gpu
+BENCHMARKS := first_path serving pages scheduling reporting spectra clipping bounds series convolutions step_profile training evaluation trajectories gpu
 
 .PHONY: install demo serve test test-quick test-deep mutants chaos check bench docs clean
 

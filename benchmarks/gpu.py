@@ -6,14 +6,17 @@
 Each part is a process of its own, so that one that fails, hangs or breaks the card's context is noted, and the others
 go on. What a part has measured when its time is over is kept. `--toy` (or `--quick`) takes toy sizes; then, and on a
 CPU, nothing is kept: the record, gpu.json beside this file, is of a GPU alone, and parts measured anew replace their
-own. In the end all floors are printed, met or missed or not measured; one that is missed makes the exit status 1. It
-takes ttsv, its dependencies and, for the part `tests`, pytest and hypothesis.
+own. In the end all floors are printed, met or missed or not measured; one that is missed makes the exit status 1, as
+does a part that failed or was cut short. It takes ttsv, its dependencies and, for the part `tests`, pytest,
+pytest-timeout and hypothesis. Of several cards `--device cuda:N` shows the parts that one alone: the authors' code
+takes whatever comes first.
 
-- tests: `pytest -m gpu` over the library's tests.
+- tests: `pytest -m gpu` over those of the library's tests that are of a card.
 - spectra: one clip of all convolutions of WRN-16-10, dense and at TT rank 192, and all their singular values, for
   weights as trained (mix) and as drawn (kaiming); each the second time.
 - training: images a second of the whole engine, batches of 128, in bf16, TF32 and float32, beside the authors' code in
-  the same precision (`training.py` says what is theirs).
+  the same precision (`training.py` says what is theirs); and in float32 by deterministic algorithms, ours alone, beside
+  ours in float32: what these cost.
 - clipping: what one clip every 100 steps takes of the training in bf16, weights as 100 steps left them.
 - resume: whether a training that was killed and resumed leaves the bytes of one that was not.
 - attack: AutoAttack's images a second, on images that the network gets right.
@@ -87,7 +90,11 @@ PARTS = {
 }
 """Each part, and the most of the time that it may take."""
 
+TESTS = ("tests/ttsv/test_gpu.py", "tests/ttsv/data/test_augment.py", "tests/ttsv/spectral/test_krylov.py")
+"""Those that a card runs; to collect all the others takes most of a minute."""
 PRECISIONS = ("bf16", "tf32", "float32")
+DETERMINISTIC = "float32, deterministic"
+"""After float32, beside which it is told what it costs."""
 LEAST_SECONDS = 10.0
 """A part is not begun with less."""
 STEPS_BETWEEN_CLIPS = 100
@@ -252,11 +259,12 @@ def _supervised(part: str, options: argparse.Namespace, seconds: float) -> dict[
     """What a part measured in a process of its own, how busy the card was, and why it ended early if it did."""
     with tempfile.TemporaryDirectory() as folder:
         into = Path(folder) / "found.json"
-        command = _command(part, options.device, toy=options.toy, into=into)
+        device, shown = shown_alone(options.device)
+        command = _command(part, device, toy=options.toy, into=into)
         command += ["--authors", str(options.authors)] if options.authors else []
         started = time.monotonic()
         with _watched(options.device) as busy, (Path(folder) / "errors").open("w+") as errors:
-            ended = _ended_in_time(command, seconds, errors)
+            ended = _ended_in_time(command, seconds, errors, {**_environment(), **shown})
             errors.seek(0)
             said = errors.read()
         found: dict[str, Any] = json.loads(into.read_text()) if into.exists() else {}
@@ -270,9 +278,21 @@ def _supervised(part: str, options: argparse.Namespace, seconds: float) -> dict[
         return found
 
 
-def _ended_in_time(command: list[str], seconds: float, errors: Any) -> int | None:
+def shown_alone(device: str) -> tuple[str, dict[str, str]]:
+    """What a process is told so that it has this card and no other, as which device and in its environment."""
+    number = torch.device(device).index
+    return (device, {}) if number is None else ("cuda", {"CUDA_VISIBLE_DEVICES": _identity(number)})
+
+
+def _identity(number: int) -> str:
+    """What the environment calls a card that torch has at this number."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return visible[number] if number < len(visible) and visible[number] else str(number)
+
+
+def _ended_in_time(command: list[str], seconds: float, errors: Any, environment: dict[str, str]) -> int | None:
     """The exit status of a command; None where its time was over, and it was ended with all it started."""
-    with subprocess.Popen(command, cwd=ROOT, stderr=errors, env=_environment(), start_new_session=True) as process:
+    with subprocess.Popen(command, cwd=ROOT, stderr=errors, env=environment, start_new_session=True) as process:
         try:
             return process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -318,9 +338,7 @@ def _busy(device: str) -> float | None:
             return float(torch.cuda.utilization(torch.device(device)))
     if not (program := shutil.which("nvidia-smi")):
         return None
-    index = torch.device(device).index or 0
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    identity = visible[index] if index < len(visible) and visible[index] else str(index)
+    identity = _identity(torch.device(device).index or 0)
     command = [program, f"--id={identity}", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=5)
@@ -345,7 +363,7 @@ def _keep(record: dict[str, Any], options: argparse.Namespace) -> None:
 
 
 def _judged(record: Mapping[str, Any], *, toy: bool) -> int:
-    failed = [part for part in PARTS if "'failed'" in str(record.get(part))]
+    failed = [part for part in PARTS if "'failed'" in str(record.get(part)) or "'cut'" in str(record.get(part))]
     print(f"failed: {', '.join(failed)}" if failed else "no part failed")
     if toy:  # whose figures are not of these networks
         return int(bool(failed))
@@ -360,14 +378,24 @@ def _judged(record: Mapping[str, Any], *, toy: bool) -> int:
 
 
 def tests(bench: Bench) -> dict[str, Any]:
-    """How many of the tests that are marked `gpu` passed; of a toy run, how many there are."""
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider"]
-    command += ["--collect-only", "tests/ttsv/spectral/test_krylov.py"] if bench.toy else ["tests/ttsv"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=_environment(), check=False)
-    last = next((line for line in reversed(done.stdout.splitlines()) if re.search(r"\d+ \w+|no tests", line)), "")
-    found: dict[str, Any] = {"exit_status": done.returncode, "summary": last.strip("= ")}
-    if done.returncode:
-        found["failed"] = done.stdout[-1500:] + done.stderr[-500:]
+    """How many of the tests that are marked `gpu` passed, told as they come; of a toy run, of those of one file."""
+    command = [sys.executable, "-u", "-m", "pytest", "-m", "gpu", "-v", "-p", "no:cacheprovider"]
+    command += TESTS[-1:] if bench.toy else TESTS
+    found: dict[str, Any] = {}
+    with subprocess.Popen(
+        command, cwd=ROOT, env=_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert process.stdout is not None
+        said = []
+        for line in process.stdout:
+            said.append(line)
+            if outcome := re.search(r"::.* (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b.*\[ *\d+%\]", line):
+                found[outcome[1].lower()] = found.get(outcome[1].lower(), 0) + 1
+                bench.keep(found)
+    last = next((line for line in reversed(said) if re.search(r"\d+ \w+|no tests", line)), "")
+    found |= {"exit_status": process.returncode, "summary": last.strip("= \n")}
+    if process.returncode:
+        found["failed"] = "".join(said)[-2000:]
     return found
 
 
@@ -409,19 +437,22 @@ def training(bench: Bench) -> dict[str, Any]:
     data = bench.data()
     for case in bench.cases:
         found[case.name] = {}
-        for precision in PRECISIONS:
+        for precision in (*PRECISIONS, DETERMINISTIC):
             try:
                 found[case.name][precision] = _rates(bench, case, data, precision)
             except Exception:
                 found[case.name][precision] = {"failed": traceback.format_exc()[-800:]}
             bench.keep(found)
+        ours = [found[case.name][precision].get("ours") for precision in (DETERMINISTIC, "float32")]
+        if all(ours):
+            found[case.name][DETERMINISTIC]["of_float32"] = ours[0] / ours[1]
     return found
 
 
 def _rates(bench: Bench, case: Case, data: Dataset, precision: str) -> dict[str, float | None]:
     load = bench.load
     sides: dict[str, Iterator[float]] = {"ours": _our_rounds(bench, case, data, precision)}
-    if bench.authors and not bench.toy:
+    if bench.authors and not bench.toy and precision != DETERMINISTIC:
         autocast: Callable[[], AbstractContextManager[object]] = partial(
             torch.autocast, bench.device.type, torch.bfloat16
         )
@@ -455,11 +486,10 @@ def tensor_float(allowed: bool) -> Iterator[None]:
 
 
 def _our_config(bench: Bench, case: Case, precision: str, *, rounds: int) -> TrialConfig:
-    """In a version whose trainings know of TF32, they are told; an earlier one does what the process is set to."""
-    config = case_config(case, bench.load, "float32" if precision == "tf32" else precision, rounds=rounds)
-    if precision == "tf32":
-        config = replace(config, training=with_known(config.training, tf32=True))
-    return config
+    """In a version whose trainings know of TF32 and determinism, they are told; an earlier one does without."""
+    config = case_config(case, bench.load, "bf16" if precision == "bf16" else "float32", rounds=rounds)
+    wanted = {"tf32": {"tf32": True}, DETERMINISTIC: {"deterministic": True}}.get(precision, {})
+    return replace(config, training=with_known(config.training, **wanted))
 
 
 def with_known(training: TrainingConfig, **wanted: Any) -> TrainingConfig:

@@ -42,7 +42,7 @@ done
 
 project=ttsv-try
 python_image=$(sed -n 's/^ARG BASE=//p' docker/Dockerfile)
-postgres_image=$(sed -n 's/^ *image: \(postgres:.*\)/\1/p' docker-compose.yml)
+postgres_image=$(sed -n 's/^ *image: .*:-\(postgres:.*\)}$/\1/p' docker-compose.yml)
 folder_is_new=true
 engine_pid='' failures=0 rows=() started=$SECONDS
 torch_index=${TTSV_TORCH_INDEX:-}
@@ -373,6 +373,8 @@ looks() {
         'from workers.node.machine import memory_bytes; print(memory_bytes())')" = $((6 * 2 ** 30))
     check "and Ray's node offers no more" within 60 node_fits 6
     check "a process that takes more than a limit is killed" takes_too_much
+    check "and before the database, where the machine's memory ends" test \
+        "$(inspect "$worker" '{{.HostConfig.OomScoreAdj}}') $(inspect "$db" '{{.HostConfig.OomScoreAdj}}')" = "500 0"
     check "/ray is a volume" test \
         "$(inspect "$worker" '{{range .Mounts}}{{if eq .Destination "/ray"}}{{.Type}}{{end}}{{end}}')" = volume
     check "Ray's sessions are there, and not in memory" docker exec "$worker" sh -c \
@@ -400,6 +402,8 @@ killed() {
     check "the grid ends" within 1800 has_state "$killed" succeeded
     note "grid of 20 trials, with both kills" "$((SECONDS - step)) s"
     check "20 of 20 trials succeeded, once each: results, networks, epochs" all_once "$killed" 20
+    check "each was recorded under the image's revision" test "$(sql "SELECT DISTINCT record->>'git_revision'
+        FROM environments")" = "$revision"
     check "doctor, in the worker's container, finds nothing broken" \
         docker exec --env TTSV_URL=http://api:8000 "$worker" ttsv doctor
 }

@@ -2,12 +2,15 @@
 
     python -m tests.grids sqlite:////tmp/grid/ttsv.db 10000
 
-migrates the database and prints the id of the experiment.
+migrates the database and prints the id of the experiment; `--end 1 --seconds 60` in place of the number of trials
+ends one of experiment 1 each second for a minute.
 """
 
+import argparse
 import math
 import random
-import sys
+import time
+from functools import partial
 from typing import Any
 
 from sqlalchemy import insert, select, update
@@ -207,9 +210,37 @@ def epoch_of(trial_id: int, epoch: int, epochs: int, accuracy: float, rng: rando
     }
 
 
-if __name__ == "__main__":
-    opened = Database(sys.argv[1])
-    migrate(opened)
-    print(fill(opened, int(sys.argv[2])))
-    opened.write(machines)
+def end_some(database: Database, experiment_id: int, seconds: float) -> None:
+    """Ends a trial each second, those that run first."""
+    wanted = (
+        select(Trial.id)
+        .where(Trial.experiment_id == experiment_id, Trial.state.in_((TrialState.RUNNING, TrialState.QUEUED)))
+        .order_by(Trial.number)
+        .limit(math.ceil(seconds))
+    )
+    with database.read() as session:
+        open_trials = list(session.scalars(wanted))
+    for trial_id in open_trials:
+        database.write(partial(finish, trial_id=trial_id, accuracy=0.8))
+        time.sleep(1)
+
+
+def _main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("url")
+    parser.add_argument("trials", type=int, nargs="?", choices=[*AXES])
+    parser.add_argument("--end", type=int)
+    parser.add_argument("--seconds", type=float, default=60)
+    asked = parser.parse_args()
+    opened = Database(asked.url)
+    if asked.end is not None:
+        end_some(opened, asked.end, asked.seconds)
+    else:
+        migrate(opened)
+        print(fill(opened, asked.trials))
+        opened.write(machines)
     opened.close()
+
+
+if __name__ == "__main__":
+    _main()

@@ -465,18 +465,24 @@ def _settings(url: str, folder: Path) -> Settings:
 
 
 @pytest.fixture(scope="session")
-def s3_server() -> Iterator[str]:
+def s3_options() -> Iterator[str]:
     """A server of S3, as options of a URL: one that `TTSV_TEST_S3` names, or one from a wheel."""
+    if (options := os.environ.get("TTSV_TEST_S3")) is not None:
+        yield options
+        return
+    reason = "moto is not installed, which has a server of S3"
+    moto = pytest.importorskip("moto.server", reason=reason)
+    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"endpoint_override={host}:{port}&scheme=http&region=us-east-1&allow_bucket_creation=true"
+    server.stop()
+
+
+@pytest.fixture
+def s3_server(s3_options: str) -> Iterator[str]:
+    """The same, with keys in the environment: of each test, as what a test leaves there is taken back."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AWS_ACCESS_KEY_ID", "testing")
         patch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
-        if (options := os.environ.get("TTSV_TEST_S3")) is not None:
-            yield options
-            return
-        reason = "moto[server] is not installed, which is a server of S3 from a wheel"
-        moto = pytest.importorskip("moto.server", reason=reason)
-        server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-        server.start()
-        host, port = server.get_host_and_port()
-        yield f"endpoint_override={host}:{port}&scheme=http&region=us-east-1&allow_bucket_creation=true"
-        server.stop()
+        yield s3_options

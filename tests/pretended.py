@@ -28,6 +28,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ttsv.spectral.symbol import forget_tables
+
 CPU = torch.device("cpu")
 UNPLACED = torch.device("meta", 7)
 """Of what an operation made for itself, of sizes alone: on whatever device its user is."""
@@ -135,6 +137,7 @@ class PretendedCards(TorchDispatchMode):
         return False  # nothing here is compiled
 
     def __enter__(self) -> "PretendedCards":
+        forget_tables()  # of a real card of the same name; and those of this one in the end
         # A mode imports it at its first operation, and it looks at what is replaced here.
         importlib.import_module("torch._dynamo")
         with ExitStack() as stack:
@@ -148,6 +151,7 @@ class PretendedCards(TorchDispatchMode):
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
         assert self._patches is not None
         self._patches.close()
+        forget_tables()
 
     def take(self) -> Counter[Sync]:
         """What was waited for since the last call."""
@@ -454,8 +458,10 @@ class PretendedCards(TorchDispatchMode):
 
     def _deepcopy(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def copied(tensor: Tensor, memo: Any) -> Any:
-            found = real(tensor, memo)  # the copy of its storage is no operation
-            self._mark(found, self._place(tensor))
+            place = self._place(tensor)
+            with self._made_on(place):  # it copies on the storage's device, of which it has no name
+                found = real(tensor, memo)
+            self._mark(found, place)
             return found
 
         return copied

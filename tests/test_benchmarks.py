@@ -9,19 +9,22 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from tests.mps import write_stand_ins
+from tests.pretended import PretendedCards
+from ttsv.models import create_model
 
 ROOT = Path(__file__).parent.parent
 BENCHMARKS = ROOT / "benchmarks"
 MODULES = sorted(BENCHMARKS.glob("*.py"))
 SCRIPTS = [path for path in MODULES if '__name__ == "__main__"' in path.read_text()]
 RECORDS = BENCHMARKS / "records.jsonl"
-TAKE_LONGEST = ("first_path", "gpu", "reporting", "scheduling", "serving")
+TAKE_LONGEST = ("first_path", "gpu", "pages", "reporting", "scheduling", "serving")
 """Those that start services, servers, or a process for each part."""
 STARTED_BY_OTHER_TESTS = {
     "docs/notebook.py": "tests/test_doc_blocks.py",
@@ -172,7 +175,8 @@ def test_a_record_is_one_compact_line() -> None:
         assert "instructions" in record or record["date"] < "2026-11-23", "older ones did not say"
         assert (ROOT / record["command"].split()[1]).is_file()
     # What is measured on a GPU is kept beside, and only there.
-    assert {name.partition(" ")[0] for name in names} == {path.stem for path in SCRIPTS} - {"gpu"}
+    kept_by = {name.partition(" ")[0] for name in names}
+    assert kept_by - {"pages"} == {path.stem for path in SCRIPTS} - {"gpu", "pages"}  # of pages none was kept yet
     kept = list(BENCHMARKS.glob("*.json"))
     assert kept in ([], [BENCHMARKS / "gpu.json"])
     assert all("cuda" in json.loads(path.read_text()) for path in kept)
@@ -233,6 +237,130 @@ def test_processes_share_a_card_under_mps_where_that_is_installed(
     monkeypatch.setenv("STAND_IN_MPS", "die")
     assert called(script, monkeypatch, *arguments) == 1
     assert "nvidia-cuda-mps-control does not serve: [" in capsys.readouterr().out
+
+
+AUTHORS = {
+    "src/__init__.py": "",
+    "src/utils.py": "",
+    "src/SOTT.py": """
+def orthogonal_loss(model):
+    return sum((weight.square().sum() - 1) ** 2 for weight in model.parameters()), 1
+""",
+    "src/WideResNet.py": """
+from torch import nn
+def wide_resnet16_10(num_classes):
+    return nn.Sequential(nn.Conv2d(3, 4, 3, 4), nn.Flatten(), nn.Linear(256, num_classes))
+""",
+    "src/tt_dec_layer.py": "def conv2tt(model, decomposition_rank): model.rank = decomposition_rank",
+    "src/SOC/__init__.py": "",
+    "src/SOC/robust_net.py": """
+from src.WideResNet import wide_resnet16_10
+def LipNet_n(kind, in_channels, num_blocks, num_classes, **rest):
+    assert (kind, rest) in [("skew", {}), ("sott", {"decomposition_rank": 256})]
+    return wide_resnet16_10(num_classes)
+""",
+}
+"""Their package, as far as it is called: of the same names, with a network of one convolution."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("script", ["gpu"], indirect=True)
+def test_a_gpu_that_is_pretended_is_measured_beside_the_authors_code(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No tensor lies on the wrong device, in no part, and what is kept is whole."""
+    for name, text in AUTHORS.items():
+        (tmp_path / "authors" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "authors" / name).write_text(text)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    monkeypatch.setattr(script, "RECORD", tmp_path / "gpu.json")
+    monkeypatch.setitem(script.IMAGES, "cuda", "synthetic:3x32x32:10:100")
+
+    def small(case: Any) -> torch.nn.Module:
+        layer, rank = case.layer, case.rank and 2
+        return create_model("single-conv", num_classes=10, layer=layer, rank=rank, std=(0.25,))
+
+    with PretendedCards():
+        toy = script.Bench(torch.device("cuda"), True, None, tmp_path / "toy.json", tmp_path)
+        found = {name: getattr(script, name)(toy) for name in ("spectra", "training", "clipping", "attack")}
+        # What all of it is but for the sizes: networks of the paper's names, beside the authors'.
+        whole = script.Bench(torch.device("cuda"), False, tmp_path / "authors", tmp_path / "whole.json", tmp_path)
+        monkeypatch.setattr(script.Bench, "load", script.Load(whole.device, 2, 1, 1, 0))
+        monkeypatch.setattr(importlib.import_module("training"), "model_of", small)
+        try:
+            found["training"] = script.training(whole)
+        finally:
+            for name in [name for name in sys.modules if name.partition(".")[0] == "src"]:
+                del sys.modules[name]
+        options = SimpleNamespace(device="cuda", authors=None, minutes=10.0)
+        script._keep({**found, "device": "cuda"}, options)
+        assert script._busy("cuda") is None or shutil.which("nvidia-smi")
+    assert "'failed'" not in str(found)
+    record = json.loads((tmp_path / "gpu.json").read_text())
+    assert record.keys() >= {"device", "cuda", "command", "floors", *found}
+    told = {name: verdict for name, verdict in record["floors"].items() if name.startswith("training")}
+    assert len(told) == 9
+    assert set(told.values()) <= {"met", "missed"}
+    for rates in found["training"].values():
+        assert rates["float32, deterministic"]["of_float32"] > 0
+        assert rates["float32, deterministic"]["ratio"] is None, "it costs time to measure theirs once more"
+
+
+@pytest.mark.parametrize("script", ["gpu"], indirect=True)
+def test_a_card_of_several_is_the_only_one_that_parts_see(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert script.shown_alone("cuda:2") == ("cuda", {"CUDA_VISIBLE_DEVICES": "2"})
+    assert script.shown_alone("cuda") == ("cuda", {})
+    assert script.shown_alone("cpu") == ("cpu", {})
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-4f,GPU-5a")
+    assert script.shown_alone("cuda:1") == ("cuda", {"CUDA_VISIBLE_DEVICES": "GPU-5a"})
+
+
+@pytest.mark.parametrize("script", ["gpu"], indirect=True)
+def test_a_part_that_is_cut_keeps_what_it_counted_and_makes_the_run_fail(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slow = tmp_path / "test_slow.py"
+    slow.write_text("""
+import pytest, time
+@pytest.mark.gpu
+@pytest.mark.parametrize("seconds", [0, 0, 100])
+def test_it(seconds):
+    time.sleep(seconds)
+""")
+    monkeypatch.setattr(script, "TESTS", (str(slow),))
+    into = tmp_path / "found.json"
+    bench = script.Bench(torch.device("cpu"), True, None, into, tmp_path)
+    kept: list[dict[str, Any]] = []
+
+    class Cut(Exception):
+        """Where the part would be ended."""
+
+    def cut(_bench: Any, found: dict[str, Any]) -> None:
+        kept.append(dict(found))
+        if found.get("passed") == 2:
+            raise Cut
+
+    def ended(process: Any, *_: object) -> None:
+        process.kill()
+        process.stdout.close()
+        process.wait()
+
+    monkeypatch.setattr(script.Bench, "keep", cut)
+    monkeypatch.setattr(subprocess.Popen, "__exit__", ended)
+    with pytest.raises(Cut):
+        script.tests(bench)
+    assert kept == [{"passed": 1}, {"passed": 2}], "each as it came, not in the end"
+    assert script._judged({"tests": {**kept[-1], "cut": "after 120 s"}}, toy=True) == 1
+    assert "failed: tests" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("script", ["gpu"], indirect=True)
+def test_the_tests_of_a_card_are_named(script: ModuleType) -> None:
+    """To find them among all would cost a card a minute."""
+    files = [path for path in (ROOT / "tests").rglob("test_*.py") if 'card: "Cards"' in path.read_text()]
+    assert sorted(script.TESTS) == sorted(str(path.relative_to(ROOT)) for path in files if path != Path(__file__))
 
 
 @pytest.mark.slow

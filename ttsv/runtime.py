@@ -26,9 +26,16 @@ from ttsv.errors import (
     TrialError,
 )
 
+REVISION = "TTSV_REVISION"
+"""The variable of the environment by which an image, which has no checkout, says of which revision its code is."""
+
 
 class RevisionFields(TypedDict):
-    """The code's git revision, and whether tracked files differ from it; None without a checkout that tracks it."""
+    """The code's git revision, and whether tracked files differ from it.
+
+    Without a checkout that tracks the code the revision is what the image says of itself, and None where none does;
+    whether files differ nobody knows then: None.
+    """
 
     git_revision: str | None
     git_dirty: bool | None
@@ -61,9 +68,13 @@ def describe_environment(device: torch.device) -> EnvironmentFields:
     }
 
 
+_IS_REVISION = re.compile(r"[0-9a-f]{7,64}")
+"""An image that was built without being told says `unknown`."""
+
+
 @functools.cache
 def _git(folder: Path) -> RevisionFields:
-    """Revision of the checkout that tracks the folder, and whether tracked files differ from it; None without one."""
+    """Revision of the checkout that tracks the folder, and whether tracked files differ from it; else the image's."""
 
     def git(*arguments: str) -> str:
         run = subprocess.run(
@@ -76,7 +87,8 @@ def _git(folder: Path) -> RevisionFields:
         dirty = bool(git("status", "--porcelain", "--untracked-files=no"))
         return {"git_revision": git("rev-parse", "HEAD"), "git_dirty": dirty}
     except (OSError, subprocess.SubprocessError):
-        return {"git_revision": None, "git_dirty": None}
+        told = os.environ.get(REVISION, "")
+        return {"git_revision": told if _IS_REVISION.fullmatch(told) else None, "git_dirty": None}
 
 
 def find_device(name: str) -> torch.device:
@@ -136,7 +148,10 @@ def measured_convolutions(device: torch.device) -> Iterator[None]:
         torch.backends.cudnn.benchmark = before
 
 
-_NO_MEMORY = re.compile(r"CUDA error: out of memory|CU\w+_ALLOC_FAILED|cudaErrorMemoryAllocation")
+_NO_MEMORY = re.compile(
+    r"CUDA (driver )?error: out of memory|CU\w+_ALLOC(ATION)?_FAILED|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY"
+    r"|CUDA ran out of memory outside PyTorch's allocator"
+)
 """Of a library that allocates by itself, for the handles and workspaces that are not torch's."""
 _NO_ROOM_FOR_A_WAY = re.compile(
     r"unable to find an engine to execute|Unable to find a valid cuDNN algorithm"
@@ -146,7 +161,7 @@ _NO_ROOM_FOR_A_WAY = re.compile(
 """What cuDNN and cuBLAS say where no workspace could be had, and for other reasons too."""
 _OTHER_BUILD = re.compile(r"no kernel image is available|cudaErrorNoKernelImageForDevice")
 _LOST = re.compile(
-    r"no CUDA-capable device|device not ready|busy or unavailable|unspecified launch failure"
+    r"no CUDA-capable device|device not ready|busy or unavailable"
     r"|\bXid\b|GPU (is|has been) lost|fallen off the bus|uncorrectable|NVLink error|unknown error|driver shutting down"
     r"|system not yet initialized",
     re.I,
@@ -159,7 +174,9 @@ _SERVED = re.compile(
 """Of a client of NVIDIA's MPS, whose server ended, gave it up, or does not take it (CUDA's errors 805 to 810)."""
 _REFUSED = re.compile(r"invalid (argument|configuration|device ordinal)|STATUS_(INVALID_VALUE|BAD_PARAM|NOT_SUPPORTED)")
 """A call that was refused: a bug, after which the context goes on."""
-_BROKEN = re.compile(r"CUDA error:|cuDNN error|CU\w+_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR)|device-side assert", re.I)
+_BROKEN = re.compile(
+    r"CUDA (driver )?error:|cuDNN error|CU\w+_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR)|device-side assert", re.I
+)
 
 
 def _device_failure(error: Exception) -> TrialError | None:

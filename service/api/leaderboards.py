@@ -226,9 +226,12 @@ def show_plane(
     about = {"dataset": dataset, "x_metric": x, "y_metric": y}
     if found is None:
         columns: dict[str, object] = {name: [] for name in _PLANE_COLUMNS}
-        return answer(about | {"protocol": None, "total": 0, "columns": [], "fields": {}} | columns)
-    named = [{"field": one.field, "name": one.name} for one in found.columns.fields]
-    return answer(about | vars(found) | {"columns": named})
+        return answer(about | {"protocol": None, "total": 0, "columns": [], "decided": [], "fields": {}} | columns)
+    named, decided = (
+        [{"field": one.field, "name": one.name} for one in some]
+        for some in (found.columns.fields, found.columns.decided)
+    )
+    return answer(about | vars(found) | {"columns": named, "decided": decided})
 
 
 def _plain(found: Leaderboard, question: Question) -> dict[str, object]:

@@ -53,10 +53,12 @@ def index(database: Db, who: Reader) -> Any:
 
 def nodes_out(session: Session, project_id: int | None) -> list[NodeOut]:
     """The nodes with what runs on them, of a project (None: of all) those trials that its people may see."""
-    running = nodes.at_work(session, project_id)
+    rows = nodes.listed(session, MOST)
+    there = [row for row in rows if row.state is NodeState.ALIVE]
+    there.sort(key=lambda row: row.joined_at)
+    running = nodes.by_node(nodes.at_work(session, project_id), there, lambda row: row.worker)
     found = []
-    for row in nodes.listed(session, MOST):
-        here = running.get(row.host, []) if row.state is NodeState.ALIVE else []
-        trials = [NodeTrialOut.model_validate(trial) for trial in here]
+    for row in rows:
+        trials = [NodeTrialOut.model_validate(trial) for trial in running.get(row.id, ())]
         found.append(NodeOut.model_validate(row).model_copy(update={"trials": trials}))
     return found

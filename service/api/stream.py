@@ -80,7 +80,7 @@ _EXAMPLE = (
     'event: progress\ndata: {"id":1,"state":"running","error":null,"waiting":null,'
     '"progress":{"trials":{"queued":12,"running":2,'
     '"succeeded":6,"early_stopped":0,"failed":0,"diverged":0,"cancelled":0},"epochs_done":84,"epochs":240,'
-    '"best_accuracy":0.98,"best_val_accuracy":1.0,"seconds_left":61.2}}\n\n'
+    '"best_accuracy":0.98,"best_val_accuracy":1.0,"seconds_left":61.2,"validated_on":"held-out"}}\n\n'
 )
 _ANSWERS: Responses = {
     200: {

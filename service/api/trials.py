@@ -114,8 +114,10 @@ class TrialList:
         if not isinstance(page, TrialPage):
             return page
         shape = self.shown.columns([trial.config for trial in page.items])
-        columns = [ColumnOut(field=one.field, name=one.name) for one in shape.fields]
-        return page.model_copy(update={"columns": columns, "common": shape.common})
+        columns, decided = (
+            [ColumnOut(field=one.field, name=one.name) for one in some] for some in (shape.fields, shape.decided)
+        )
+        return page.model_copy(update={"columns": columns, "decided": decided, "common": shape.common})
 
 
 LISTED = forms(TRIALS, TRIALS_TEXT, "Link", "ETag", "Cache-Control") | UNCHANGED | refusals(406)
@@ -133,6 +135,7 @@ def index(asked: Annotated[TrialList, Depends()]) -> Any:
 
     As JSON, CSV, Markdown or LaTeX, by `format` or Accept. `columns` of the answer are the fields in which the trials
     of the page differ, or those that `columns` names, and `common` what they share: the columns of such a table.
+    Without `columns` those that another one decides are in `decided` alone.
     """
     return asked.page()
 

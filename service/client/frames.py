@@ -77,17 +77,17 @@ def board_frame(board: BoardOut) -> "pd.DataFrame":
     """
     import pandas as pd
 
-    rows = []
+    rows, differing = [], [*board.columns, *board.decided]
     for row in board.rows:
-        own = {column.name: row.fields[column.field] for column in board.columns}
+        own = {column.name: row.fields[column.field] for column in differing}
         counts = {"cell": row.cell, "place": row.place, **own, "seeds": row.seeds, "trials": row.trials}
         means = {name: one.mean for name, one in row.metrics.items()}
         rows.append(counts | means | {f"{name}_std": one.std for name, one in row.metrics.items()})
-    names = ["cell", "place", *(column.name for column in board.columns), "seeds", "trials"]
+    names = ["cell", "place", *(column.name for column in differing), "seeds", "trials"]
     metrics = dict.fromkeys(name for row in board.rows for name in row.metrics)
     names += [name for metric in metrics for name in (metric, f"{metric}_std")]
     frame = pd.DataFrame(rows, columns=names).set_index("cell")
-    return _told(frame, [column.name for column in board.columns], board.common)
+    return _told(frame, [column.name for column in differing], board.common)
 
 
 def _told(frame: "pd.DataFrame", columns: list[str], common: Mapping[str, Any]) -> "pd.DataFrame":

@@ -25,6 +25,7 @@ from service.leaderboards.comparison_sheets import (
     difference,
     field_texts,
     shown,
+    unit_among,
     warnings,
 )
 from service.leaderboards.metrics import Metric
@@ -141,6 +142,7 @@ def _view(found: Comparison, layers: Sequence[SideLayers | None], metric: Metric
         "common": list(found.common.items()),
         "rows": _over_rows(found, metric) if over else _over_metrics(found),
         "over": over,
+        "over_title": _over_title(found, metric),
         "warnings": told[: len(found.unequal)],
         "counted": told[len(found.unequal) :],
         "notes": [note for note in comparison_notes(found) if note not in told],
@@ -150,6 +152,10 @@ def _view(found: Comparison, layers: Sequence[SideLayers | None], metric: Metric
         "sides_data": json.dumps(sides, ensure_ascii=False, allow_nan=False),
         "drawn_cells": found.kind is Kind.EXPERIMENTS and bool(found.axes),
     }
+
+
+def _over_title(found: Comparison, metric: Metric) -> str:
+    return unit_among(metric, [row.metrics.get(metric.value, ()) for row in found.rows]).title
 
 
 def _address(kind: Kind, side: Side) -> str:
@@ -162,26 +168,40 @@ _Pair = tuple[Cell, Cell]
 """A number as a cell of a table, and its difference to the baseline."""
 
 
-def _over_metrics(found: Comparison) -> list[tuple[Metric | list[str], list[_Pair]]]:
-    return [
-        (metric, [(shown(metric, one, found.kind), difference(metric, one)) for one in row.metrics[metric.value]])
-        for row in found.rows  # one, or none where nobody has a trial yet
-        for metric in found.metrics
-    ]
+@dataclass(frozen=True)
+class _Measured:
+    """A row's metric, by its title in the row's unit."""
+
+    title: str
+    definition: str
 
 
-def _over_rows(found: Comparison, metric: Metric) -> list[tuple[Metric | list[str], list[_Pair]]]:
+def _over_metrics(found: Comparison) -> list[tuple[_Measured | list[str], list[_Pair]]]:
+    rows: list[tuple[_Measured | list[str], list[_Pair]]] = []
+    for row in found.rows:  # one, or none where nobody has a trial yet
+        for metric in found.metrics:
+            measures = row.metrics[metric.value]
+            unit = unit_among(metric, [measures])
+            pairs = [(shown(metric, one, found.kind, unit), difference(metric, one, unit)) for one in measures]
+            rows.append((_Measured(unit.title, metric.reading.definition), pairs))
+    return rows
+
+
+def _over_rows(found: Comparison, metric: Metric) -> list[tuple[_Measured | list[str], list[_Pair]]]:
     columns = [
         column_texts([list(v) if isinstance(v := row.fields[axis.field], tuple) else v for row in found.rows])
         for axis in found.axes
     ]
-    rows: list[tuple[Metric | list[str], list[_Pair]]] = []
+    unit = unit_among(metric, [row.metrics.get(metric.value, ()) for row in found.rows])
+    rows: list[tuple[_Measured | list[str], list[_Pair]]] = []
     for number, row in enumerate(found.rows):
         measures = row.metrics.get(metric.value, [None] * len(found.sides))
         pairs: list[_Pair] = []
         for one, trials in zip(measures, row.trials, strict=True):
-            value = shown(metric, one, found.kind)
-            pairs.append((value if one is not None or trials is None else f"0 of {trials}", difference(metric, one)))
+            value = shown(metric, one, found.kind, unit)
+            pairs.append(
+                (value if one is not None or trials is None else f"0 of {trials}", difference(metric, one, unit))
+            )
         rows.append(([NONE if column[number] == "-" else column[number] for column in columns], pairs))
     return rows
 

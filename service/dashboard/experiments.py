@@ -25,7 +25,7 @@ from service.dashboard.wording import CURVE_METRICS
 from service.database import OPEN_EXPERIMENTS, Experiment, ExperimentState, Trial, TrialState
 from service.experiments import store
 from service.experiments.events import list_events
-from service.experiments.listing import TrialFilter, list_experiments, list_trials, trials_by_id
+from service.experiments.listing import TrialFilter, experiments_by_id, list_experiments, list_trials, trials_by_id
 from service.experiments.logs import experiment_log, tail
 from service.leaderboards.matrix import matrix
 from service.leaderboards.metrics import Metric
@@ -34,6 +34,7 @@ from service.leaderboards.text_tables import Sheet
 from service.schemas.experiments import ExperimentOut, ExperimentProgress
 from service.schemas.field_selection import Fields
 from service.schemas.trial_tables import Shown
+from service.specs.columns import FieldColumn
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -42,6 +43,8 @@ _EVENTS = 50
 _MOST_ROWS = 200
 """Trials whose rows are written anew at a time: a page has no more."""
 _LOG_LINES = 200
+_MOST_FIELDS = 8
+"""Fields that a table of trials has as columns unless they are chosen: with its measures they fill a page."""
 _MOST_SPEC = 20_000
 """Characters of a spec that are shown on the page; the API has all of it."""
 
@@ -79,13 +82,29 @@ def index(
     with database.read() as session:
         found = list_experiments(session, which, limit=limit, sort=sort, cursor=cursor, with_spec=False)
         experiments = experiments_out(session, found.rows, _LISTED)
+        newest = store.newest_experiment(session, project_id=which.project_id)
     return show(
         "experiments.html",
+        newest=newest,
         experiments=[(experiment, shares(experiment.progress)) for experiment in experiments],
         next=found.next,
         sort=sort,
         states=list(ExperimentState),
     )
+
+
+@router.get("/changes")
+def listed(
+    show: Show,
+    who: Reader,
+    database: Db,
+    experiment: Annotated[list[int] | None, Query(max_length=_MOST_ROWS)] = None,
+) -> HTMLResponse:
+    """The rows of some experiments, as the list has them."""
+    with database.read() as session:
+        rows = experiments_by_id(session, experiment or (), project_id=who.project_id)
+        found = experiments_out(session, rows, _LISTED)
+    return show("experiments_changes.html", experiments=[(one, shares(one.progress)) for one in found])
 
 
 @router.get("/experiments/{experiment_id}")
@@ -119,7 +138,7 @@ def experiment(
         **_matrix_values(view),
         trials=trials.rows,
         fields=fields,
-        shown_fields=",".join(one.field for one in shown.columns([trial.config for trial, _ in trials.rows]).fields),
+        shown_fields=fields.fields,
         next=trials.next,
         sort=sort,
         states=list(TrialState),
@@ -180,10 +199,28 @@ def _matrix_values(view: MatrixView) -> dict[str, object]:
     return {"view": view, "metrics": list(Metric), "seed_ways": SEEDS}
 
 
-def configurations(trials: Sequence[tuple[Trial, Any]], shown: Shown) -> Sheet:
+@dataclass(frozen=True)
+class Configurations:
+    """The fields of trials that a page has as columns: `fields` by path, separated by commas, and as a `sheet`.
+
+    `more` fields differ besides, and `decided` ones that follow from them; `every` names them all.
+    """
+
+    sheet: Sheet
+    fields: str
+    more: list[FieldColumn]
+    decided: list[FieldColumn]
+    every: str
+
+
+def configurations(trials: Sequence[tuple[Trial, Any]], shown: Shown) -> Configurations:
     """The fields in which trials differ, or those that are asked for, and what they share."""
     configs = [trial.config for trial, _ in trials]
-    return configuration_sheet(shown.columns(configs), configs)
+    whole = shown.columns(configs)
+    shape, more = (whole, []) if shown.chosen else whole.first(_MOST_FIELDS)
+    every = ",".join(one.name for one in (*whole.fields, *whole.decided))
+    fields = ",".join(one.field for one in shape.fields)
+    return Configurations(configuration_sheet(shape, configs), fields, more, whole.decided, every)
 
 
 def shares(progress: ExperimentProgress) -> list[Share]:

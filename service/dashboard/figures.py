@@ -18,7 +18,8 @@ from service.dashboard.drawing import Circle, Drawing, Path, Said, Words, text_w
 from service.dashboard.rendering import HEADERS, PageRoute, Show
 from service.dashboard.wording import NONE
 from service.database.engine import Database
-from service.paper.figures import WATERMARK, Panel, PaperFigure, Point, figure_latex, paper_figure, wide
+from service.leaderboards.text_tables import Measured
+from service.paper.figures import WATERMARK, Panel, PaperFigure, Point, Reference, figure_latex, paper_figure, wide
 from service.paper.presets import Scale
 from service.paper.reference import paper_table, printed_notes
 from service.paper.reproduction import Reproduction
@@ -98,17 +99,21 @@ def _behind(figure: PaperFigure) -> list[tuple[str, str, str, str, str, str]]:
     for panel in figure.panels:
         for point in panel.points:
             theirs = "; ".join(
-                f"{_value(one.mean, one.spread)}{f' ({one.source})' if one.source != figure.beside else ''}"
+                f"{_theirs_said(one, panel)}{f' ({one.source})' if one.source != figure.beside else ''}"
                 for one in point.printed
             )
             seeds = str(point.seeds) if point.mean is not None else NONE
-            ours = NONE if point.mean is None else _value(point.mean, point.std)
+            ours = NONE if point.mean is None else _value(point.mean, point.std, panel.decimals)
             rows.append((panel.title, point.where, ours, theirs or NONE, seeds, point.status))
     return rows
 
 
-def _value(mean: float, spread: float | None) -> str:
-    return f"{mean:.4g}" if spread is None else f"{mean:.4g} ± {spread:.2g}"
+def _value(mean: float, spread: float | None, decimals: int) -> str:
+    return Measured(mean, spread, decimals).said
+
+
+def _theirs_said(one: Reference, panel: Panel) -> str:
+    return _value(one.mean, one.spread, panel.decimals if one.decimals is None else one.decimals)
 
 
 def draw(figure: PaperFigure) -> Drawing:
@@ -179,10 +184,10 @@ def _panel(figure: PaperFigure, panel: Panel, left: float, top: float) -> list[P
         middle = (start + end) / 2, (low + high) / 2
         shapes.append(Words(*middle, "nothing measured here; no number is printed", "quiet", 12, "middle"))
     else:
-        shapes += [_theirs(figure, point, x, y) for point in panel.points if point.printed]
+        shapes += [_theirs(figure, panel, point, x, y) for point in panel.points if point.printed]
     for point in panel.points:
         aside = (point.series - (len(figure.series) - 1) / 2) * _ASIDE if figure.log else 0.0
-        shapes.append(_ours(point, x, y, low + _STRIP / 2, aside))
+        shapes.append(_ours(panel, point, x, y, low + _STRIP / 2, aside))
     return shapes
 
 
@@ -196,7 +201,7 @@ def _reached(point: Point) -> list[float]:
     return found
 
 
-def _ours(point: Point, x: Axis, y: Axis | None, strip: float, aside: float) -> Said:
+def _ours(panel: Panel, point: Point, x: Axis, y: Axis | None, strip: float, aside: float) -> Said:
     """The measured value with its deviation, or a mark in the strip of what has none, so far `aside`."""
     at, ink = x.place(point.x), _ink(point.series)
     if point.mean is None or y is None:
@@ -205,10 +210,12 @@ def _ours(point: Point, x: Axis, y: Axis | None, strip: float, aside: float) -> 
     shapes: list[Path | Circle] = _bar(at, point.mean, point.std, y, ink)
     shapes.append(_mark(at, y.place(point.mean), point.series, filled=True))
     seeds = f"{point.seeds} {'seed' if point.seeds == 1 else 'seeds'}"
-    return Said(f"{point.where}: {_value(point.mean, point.std)}, ours ({seeds}; {point.status})", tuple(shapes))
+    return Said(
+        f"{point.where}: {_value(point.mean, point.std, panel.decimals)}, ours ({seeds}; {point.status})", tuple(shapes)
+    )
 
 
-def _theirs(figure: PaperFigure, point: Point, x: Axis, y: Axis) -> Said:
+def _theirs(figure: PaperFigure, panel: Panel, point: Point, x: Axis, y: Axis) -> Said:
     at, ink = x.place(point.x), _ink(point.series)
     shapes: list[Path | Circle] = []
     texts = []
@@ -216,7 +223,7 @@ def _theirs(figure: PaperFigure, point: Point, x: Axis, y: Axis) -> Said:
         shapes += _bar(at, one.mean, one.spread, y, ink)
         shapes.append(_mark(at, y.place(one.mean), point.series, filled=False))
         source = "predicted" if figure.beside != "paper" else f"printed in {one.source}"
-        texts.append(f"{_value(one.mean, one.spread)}, {source}")
+        texts.append(f"{_theirs_said(one, panel)}, {source}")
     return Said(f"{point.where}: {'; '.join(texts)}", tuple(shapes))
 
 

@@ -23,7 +23,7 @@ from service.leaderboards.filters import Filters, Question
 from service.leaderboards.leaderboard import leaderboard, measured_datasets
 from service.leaderboards.metrics import HEADLINE, Metric
 from service.leaderboards.scatter import ScatterPlot, scatter_plot
-from service.leaderboards.sheets import board_sheets, configuration_said, hole_said
+from service.leaderboards.sheets import board_sheets, configuration_said, hole_said, unit_of
 from service.paper.presets import PAPER, presets
 from service.paper.reference import preset_table, references
 from service.paper.sheets import table_sheet
@@ -32,7 +32,8 @@ from ttsv.config.fields import TrialFields
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
-_BY_TITLE = {metric.reading.title: metric for metric in Metric}
+_BY_TITLE = {unit_of(metric, [size]).title: metric for metric in Metric for size in (1, 1e9)}
+"""Metrics by their headings, in either unit."""
 _FEW_CELLS = 2000
 
 
@@ -190,7 +191,8 @@ def _chart(plot: ScatterPlot | None, x: Metric, y: Metric, dataset: str) -> Scat
     shape = columns_of([point.entry.config for point in plot.points if point.entry is not None])
     for point in plot.points:
         scaled = point.x * x.reading.factor, point.y * y.reading.factor
-        text = f"{x.reading.title} {scaled[0]:.4g}, {y.reading.title} {scaled[1]:.4g}"
+        told = zip((x, y), scaled, strict=True)
+        text = ", ".join(f"{one.reading.title} {value:.{one.reading.decimals}f}" for one, value in told)
         href = None
         if point.entry is not None:
             text = f"{_named(shape, point.entry.config)}: {text}"

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 from fastapi.responses import HTMLResponse
 from sqlalchemy.orm import Session
 
@@ -12,7 +13,10 @@ from service.api.http.dependencies import Db
 from service.api.http.responses import experiments_out
 from service.api.nodes import nodes_out
 from service.dashboard.rendering import PageRoute, Show
+from service.dashboard.wording import ago
 from service.database import ExperimentState, TrialState
+from service.database.engine import Database
+from service.experiments import store
 from service.experiments.listing import ExperimentFilter, list_experiments
 from service.schemas.experiments import ExperimentOut
 from service.schemas.service import NodeOut, NodeTrialOut
@@ -31,6 +35,31 @@ class Slot:
     name: str
     trials: list[NodeTrialOut] = field(default_factory=list)
 
+    @property
+    def groups(self) -> list["Group"]:
+        """The trials by their experiments."""
+        found: dict[int, list[NodeTrialOut]] = {}
+        for trial in self.trials:
+            found.setdefault(trial.experiment_id, []).append(trial)
+        return [Group(experiment_id, trials) for experiment_id, trials in found.items()]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Trials of one experiment that run in one place."""
+
+    experiment_id: int
+    trials: list[NodeTrialOut]
+
+    @property
+    def since(self) -> str:
+        """When the first and the last of them began, in words; nothing where that is not known."""
+        begun = [trial.since for trial in self.trials if trial.since is not None]
+        if not begun:
+            return ""
+        first, last = ago(min(begun)), ago(max(begun))
+        return first if first == last else f"{first} to {last}"
+
 
 @dataclass(frozen=True)
 class Share:
@@ -46,19 +75,38 @@ class Share:
 @router.get("/pool")
 def pool(show: Show, database: Db, who: Reader) -> HTMLResponse:
     """The machines, and what wants them."""
+    return show("pool.html", **_held(database, who.project_id))
+
+
+@router.get("/pool/changes")
+def changes(
+    show: Show,
+    database: Db,
+    who: Reader,
+    experiment: Annotated[list[int] | None, Query(max_length=_MOST)] = None,
+) -> HTMLResponse:
+    """What of the page changes with experiments: what runs where, their rows, and who holds how much."""
+    held = _held(database, who.project_id)
+    wanting = [one for one in held["wanting"] if one.id in (experiment or ())]
+    return show("pool_changes.html", **held | {"wanting": wanting})
+
+
+def _held(database: Database, project_id: int | None) -> dict[str, Any]:
+    """What the page shows."""
     with database.read() as session:
-        nodes = nodes_out(session, who.project_id)
-        wanting = open_experiments(session, who.project_id)
+        nodes = nodes_out(session, project_id)
+        wanting = open_experiments(session, project_id)
+        newest = store.newest_experiment(session, project_id=project_id)
     there = [(node, slots(node)) for node in nodes if node.state is NodeState.ALIVE]
-    return show(
-        "pool.html",
-        there=there,
-        away=[node for node in nodes if node.state is not NodeState.ALIVE],
-        wanting=wanting,
-        shares=shares(wanting),
-        cpus=sum(node.cpus for node, _ in there),
-        gpus=sum(node.gpus for node, _ in there),
-    )
+    return {
+        "there": there,
+        "away": [node for node in nodes if node.state is not NodeState.ALIVE],
+        "wanting": wanting,
+        "newest": newest,
+        "shares": shares(wanting),
+        "cpus": sum(node.cpus for node, _ in there),
+        "gpus": sum(node.gpus for node, _ in there),
+    }
 
 
 def open_experiments(session: Session, project_id: int | None) -> list[ExperimentOut]:

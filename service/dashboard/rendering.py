@@ -16,6 +16,7 @@ from service.access.security import Scope
 from service.api.http.authentication import Reader
 from service.api.http.dependencies import Config
 from service.dashboard.wording import FILTERS
+from service.specs.columns import validates_on_test
 
 PageSize = Annotated[int, Query(ge=1, le=200)]
 """Rows of a list on one page."""
@@ -105,5 +106,5 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         auto_reload=False,
     )
-    environment.filters |= FILTERS
+    environment.filters |= FILTERS | {"validates_on_test": validates_on_test}
     return environment

@@ -4,6 +4,7 @@ Its cookie keeps a key where no script reads it.
 """
 
 from contextlib import suppress
+from typing import Any
 from urllib.parse import parse_qs
 
 from fastapi import APIRouter, Request
@@ -13,8 +14,11 @@ from service.access.security import Principal
 from service.api.http.authentication import COOKIE, principal_of, sent_from_our_pages
 from service.api.http.dependencies import Config, Db
 from service.api.http.problem_types import PAGE, PROBLEM_TYPES
+from service.dashboard.operations import operations
 from service.dashboard.rendering import HEADERS, html
+from service.database.engine import Database
 from service.errors import KeyRefusedError
+from service.settings import Settings
 
 router = APIRouter(include_in_schema=False)
 
@@ -60,12 +64,23 @@ def logout(request: Request) -> Response:
 
 @router.get("/docs")
 def reference(request: Request, database: Db, settings: Config) -> Response:
-    """Every operation, with an example: Swagger UI over /openapi.json, all of it served here; to send takes a key."""
+    """Every operation, with an example."""
+    return _open_page("operations.html", request, database, settings, operations=operations(request.app.openapi()))
+
+
+@router.get("/docs/try")
+def swagger(request: Request, database: Db, settings: Config) -> Response:
+    """Swagger UI over /openapi.json, all of it served here; to send takes a key."""
+    return _open_page("api.html", request, database, settings)
+
+
+def _open_page(template: str, request: Request, database: Database, settings: Settings, **values: Any) -> Response:
+    """A page that needs no key, and knows who brought one."""
     who: Principal | None = None
     if settings.keys_required and (key := request.cookies.get(COOKIE)) is not None:
         with suppress(KeyRefusedError):
             who = principal_of(key, database, settings)
-    return html("api.html", keys_required=settings.keys_required, who=who)
+    return html(template, keys_required=settings.keys_required, who=who, **values)
 
 
 @router.get(PAGE)

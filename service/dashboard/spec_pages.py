@@ -52,9 +52,8 @@ _MOST_EDITS = 200
 @router.get("/presets")
 def every(show: Show) -> HTMLResponse:
     """The paper's tables and figures."""
-    tables = {preset.name: preset_table(preset) for preset in presets()}
-    addresses = {name: f"/tables/{PAPER}/{table.name}" for name, table in tables.items() if table}
-    return show("presets.html", presets=[(preset, addresses.get(preset.name)) for preset in presets()])
+    listed = [(preset, table.name if (table := preset_table(preset)) else "") for preset in presets()]
+    return show("presets.html", presets=listed, paper=PAPER)
 
 
 @router.get(FORM)

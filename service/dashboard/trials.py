@@ -25,6 +25,8 @@ from service.leaderboards.metrics import Metric
 from service.queue import attempts
 from service.schemas.experiments import ArtifactOut
 from service.schemas.trial_tables import Shown
+from service.specs.columns import validates_on_test
+from ttsv.config.fields import TrialFields
 from ttsv.results import SPECTRUM_SHARES, LayerFields
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -107,7 +109,7 @@ def trial(trial_id: TrialId, show: Show, who: Reader, database: Db, settings: Co
         experiment_name=name,
         open=found.trial.state in OPEN_TRIALS,
         delta=threshold(found.trial),
-        charts=curves(epochs),
+        charts=curves(epochs, found.trial.config),
         result=result,
         measurements=[(metric, value) for metric, value in values if value is not None],
         unmeasured=[metric for metric, value in values if value is None],
@@ -149,8 +151,9 @@ def cell(trial_id: TrialId, who: Reader, database: Db) -> RedirectResponse:
     return RedirectResponse(f"/trials/{trial_id}" if alone else f"/trials?{query}", status_code=303, headers=HEADERS)
 
 
-def curves(epochs: Sequence[epoch_points.Point]) -> list[LineChart]:
+def curves(epochs: Sequence[epoch_points.Point], config: TrialFields) -> list[LineChart]:
     """What a trial's epochs draw."""
+    images = "test" if validates_on_test(config) else "validation"
     xs = [float(point["epoch"]) for point in epochs]
 
     def column(name: str, factor: float = 1) -> list[float | None]:
@@ -161,9 +164,9 @@ def curves(epochs: Sequence[epoch_points.Point]) -> list[LineChart]:
             "Accuracy (%)",
             "epoch",
             xs,
-            {"training": column("train_accuracy", 100), "validation": column("val_accuracy", 100)},
+            {"training": column("train_accuracy", 100), images: column("val_accuracy", 100)},
         ),
-        line_chart("Loss (nats)", "epoch", xs, {"training": column("train_loss"), "validation": column("val_loss")}),
+        line_chart("Loss (nats)", "epoch", xs, {"training": column("train_loss"), images: column("val_loss")}),
         line_chart("Orthogonal loss", "epoch", xs, {"orthogonal loss": column("ort_loss")}, log=True),
         line_chart("Learning rate", "epoch", xs, {"learning rate": column("lr")}),
     ]

@@ -8,6 +8,8 @@ from typing import Any
 from service.database import now
 from service.leaderboards.answer import missing_said
 from service.leaderboards.metrics import Metric
+from service.leaderboards.sheets import unit_of
+from service.leaderboards.text_tables import in_words
 from service.specs.columns import flat
 
 NONE = "\u2013"
@@ -46,10 +48,10 @@ def measured(value: float | None, metric: Metric) -> str:
     """A metric as people read it, with its unit."""
     if value is None:
         return NONE
-    reading = metric.reading
-    if reading.unit == "millions" and abs(value) < 100_000:
-        return whole(value)  # a small network has parameters, too
-    text = f"{value * reading.factor:.{reading.decimals}f}"
+    unit, reading = unit_of(metric, [value]), metric.reading
+    if unit.title == reading.heading and unit.decimals == 0:
+        return whole(value)
+    text = f"{value * unit.factor:.{unit.decimals}f}"
     return f"{text} {reading.unit}" if reading.unit else text
 
 
@@ -59,7 +61,7 @@ def short(value: Any) -> str:
         return NONE
     if isinstance(value, float):
         return f"{value:g}"
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    text = in_words(value)
     return text if len(text) <= _LONG else text[: _LONG - 1] + "…"
 
 

@@ -3,33 +3,39 @@
 import os
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from importlib import import_module
 from pathlib import Path
 from sqlite3 import SQLITE_BUSY, SQLITE_FULL, SQLITE_READONLY
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from pydantic_core import from_json, to_json  # several times as fast as the package json
 from sqlalchemy import (
     ARRAY,
     URL,
     ColumnElement,
+    CompoundSelect,
+    Connection,
     CursorResult,
     Engine,
     Select,
+    Table,
     UpdateBase,
     any_,
+    bindparam,
     create_engine,
     event,
+    func,
     literal,
     make_url,
+    select,
 )
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, OperationalError
-from sqlalchemy.orm import InstrumentedAttribute, Session
+from sqlalchemy.orm import DeclarativeBase, InstrumentedAttribute, Session
 
 from service.errors import UserError
 
@@ -75,7 +81,7 @@ class Database:
     def __init__(self, url: str | URL) -> None:
         parsed = make_url(url)
         self.engine = _sqlite(parsed) if parsed.get_backend_name() == "sqlite" else _postgres(parsed)
-        self.writer = self.engine.execution_options(ttsv_begin="BEGIN IMMEDIATE")
+        self.writer = self.engine.execution_options(ttsv_writes=True)
         self._reader = self.engine
         if self.engine.dialect.name == "postgresql":  # SQLite's readers see one moment anyhow
             self._reader = self.engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
@@ -146,7 +152,9 @@ def among(
     return column.in_(values)
 
 
-def driver_rows(session: Session, query: Select[Any]) -> list[tuple[Any, ...]]:
+def driver_rows(
+    session: Session, query: Select[*tuple[Any, ...]] | CompoundSelect[*tuple[Any, ...]]
+) -> list[tuple[Any, ...]]:
     """A query's rows as the driver makes them: of tens of thousands in half the time, and without types of ours.
 
     PostgreSQL sends them in binary, so that neither side writes or reads a number's digits.
@@ -159,6 +167,34 @@ def driver_rows(session: Session, query: Select[Any]) -> list[tuple[Any, ...]]:
 def upsert(session: Session) -> Any:
     """The database's own INSERT, which knows what to do with a row that exists."""
     return postgresql.insert if is_postgres(session) else sqlite.insert
+
+
+def insert_rows(
+    connection: Connection, entity: type[DeclarativeBase], rows: Sequence[Mapping[str, Any]], *, replace: bool = False
+) -> None:
+    """Inserts rows that name every column; with `replace` they take the place of those with the same key.
+
+    PostgreSQL gets all in one statement, an array of each column: rows that are sent one by one cost it and the driver
+    more than it costs to insert them.
+    """
+    arrays = connection.dialect.name == "postgresql"
+    statement = _insertion(entity, replace=replace, arrays=arrays)
+    columns = entity.__table__.columns.keys()
+    connection.execute(statement, {name: [row[name] for row in rows] for name in columns} if arrays else rows)
+
+
+@lru_cache
+def _insertion(entity: type[DeclarativeBase], *, replace: bool, arrays: bool) -> UpdateBase:
+    table = cast("Table", entity.__table__)
+    new: Any = (postgresql if arrays else sqlite).insert(table)
+    if arrays:
+        names = table.c.keys()
+        values = func.unnest(*(bindparam(column.name, type_=ARRAY(column.type)) for column in table.c))
+        new = new.from_select(names, select(*values.table_valued(*names).render_derived().c))
+    if replace:
+        news = {column.name: new.excluded[column.name] for column in table.c if not column.primary_key}
+        new = new.on_conflict_do_update(index_elements=list(table.primary_key), set_=news)
+    return cast("UpdateBase", new)
 
 
 def is_full(error: Exception) -> bool:
@@ -174,9 +210,9 @@ def is_read_only(error: Exception) -> bool:
     return read_only or getattr(cause, "sqlstate", None) == _READ_ONLY_TRANSACTION
 
 
-def changed_rows(session: Session, change: UpdateBase) -> int:
+def changed_rows(session: Session, change: UpdateBase, parameters: Mapping[str, object] | None = None) -> int:
     """Executes an UPDATE or DELETE; how many rows it met."""
-    result = session.execute(change)
+    result = session.execute(change, parameters)
     assert isinstance(result, CursorResult), "of such a statement it always is"
     return result.rowcount
 
@@ -198,9 +234,35 @@ def _sqlite(url: URL) -> Engine:
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Any) -> None:
-        connection.exec_driver_sql(connection.get_execution_options().get("ttsv_begin", "BEGIN"))
+        if connection.get_execution_options().get("ttsv_writes"):
+            _begin_writing(connection)
+        else:
+            connection.exec_driver_sql("BEGIN")
 
     return engine
+
+
+def _begin_writing(connection: Connection) -> None:
+    """Takes the lock of writers, as soon as it is free: SQLite itself would look ever more rarely, ten times a second.
+
+    Of many writers the same one might then miss its turn for seconds.
+    """
+    driver, last = connection.connection.driver_connection, time.monotonic() + _PATIENCE
+    assert driver is not None, "a connection that is in use is open"
+    driver.execute("PRAGMA busy_timeout=0")
+    try:
+        while True:
+            try:
+                driver.execute("BEGIN IMMEDIATE")
+            except sqlite_driver.OperationalError as error:
+                if getattr(error, "sqlite_errorcode", 0) & 0xFF != SQLITE_BUSY or time.monotonic() > last:
+                    connection.exec_driver_sql("BEGIN IMMEDIATE")  # which says so as others expect it
+                    return
+                time.sleep(random.uniform(0.001, 0.005))
+            else:
+                return
+    finally:
+        driver.execute(f"PRAGMA busy_timeout={1000 * _PATIENCE}")
 
 
 def _make_folder(file: Path) -> None:

@@ -194,8 +194,8 @@ class Tally(Base):
     best_accuracy: Mapped[float | None]
 
 
-EPOCHS_DONE = case((Trial.state.in_(OPEN_TRIALS), Trial.epoch), else_=Trial.epochs)
-"""Epochs of a trial that need not be run any more: of a final one all, whether it ran them or not."""
+EPOCHS_DONE = case((Tally.state.in_(OPEN_TRIALS), Tally.epoch), else_=Tally.epochs)
+"""Epochs of counted trials that need not be run any more: of final ones all, whether they ran them or not."""
 
 
 class EpochPoint(Base):

@@ -142,6 +142,16 @@ def list_experiments(
     return Page([row[0] for row in found.rows], found.next)
 
 
+def experiments_by_id(
+    session: Session, experiment_ids: Sequence[int], *, project_id: int | None = None
+) -> Sequence[Experiment]:
+    """Those that are there of the experiments that are named, by their ids, without processes and specs."""
+    which = ExperimentFilter(project_id=project_id, archived=None)
+    query = select(Experiment).where(Experiment.id.in_(experiment_ids), *which.conditions()).order_by(Experiment.id)
+    unread = (Experiment.process, Experiment.spec)
+    return session.scalars(query.options(*(defer(column, raiseload=True) for column in unread))).all()
+
+
 def list_trials(
     session: Session,
     wanted: TrialFilter,

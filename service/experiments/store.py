@@ -28,18 +28,26 @@ from service.database import (
 )
 from service.database.engine import is_postgres
 from service.errors import GoneError, IdempotencyError, NotFoundError
+from service.specs.columns import default_of
 from ttsv.results import TRAINING
+
+BOTH = "both"
+"""What `Progress.validated_on` says of an experiment some of whose trials validate on the test images."""
 
 
 @dataclass
 class Progress:
-    """How far an experiment is: trials by state, epochs done and planned, the best accuracies so far."""
+    """How far an experiment is: trials by state, epochs done and planned, the best accuracies so far.
+
+    `validated_on` says of which images `best_val_accuracy` is: as `training.validation`, or "both".
+    """
 
     trials: dict[TrialState, int] = field(default_factory=lambda: dict.fromkeys(TrialState, 0))
     epochs_done: int = 0
     epochs: int = 0
     best_accuracy: float | None = None
     best_val_accuracy: float | None = None
+    validated_on: str | None = None
 
     def add(self, tally: Tally) -> None:
         """Adds the trials of one state. Of those that ended early no more epochs are planned than were done."""
@@ -143,7 +151,25 @@ def progress(session: Session, experiment_ids: Sequence[int]) -> dict[int, Progr
     query = select(Tally).where(Tally.experiment_id.in_(experiment_ids))
     for tally in session.scalars(query.execution_options(populate_existing=True)):  # triggers change them unseen
         found[tally.experiment_id].add(tally)
+    for experiment_id, images in _validated_on(session, experiment_ids):
+        known = found[experiment_id].validated_on
+        found[experiment_id].validated_on = images if known in (None, images) else BOTH
     return found
+
+
+def _validated_on(session: Session, experiment_ids: Sequence[int]) -> Sequence[tuple[int, str]]:
+    """On which images the first trial of each experiment validates, and its last: of a grid they differ in every axis.
+
+    (Not all of them: a list would read the configurations of thousands of trials.)
+    """
+    images = Trial.config[("training", "validation")].as_string()
+    rows = (
+        select(Trial.experiment_id, images)
+        .join(Experiment, Experiment.id == Trial.experiment_id)
+        .where(Trial.experiment_id.in_(experiment_ids), Trial.number.in_((0, Experiment.trial_count - 1)))
+    )
+    default = default_of("training.validation")
+    return [(experiment_id, found or str(default)) for experiment_id, found in session.execute(rows)]
 
 
 def get_trial(session: Session, trial_id: int, *, project_id: int | None = None) -> Trial:

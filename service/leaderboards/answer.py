@@ -182,11 +182,12 @@ class Board:
     columns: list[FieldColumn] = field(default_factory=list)
     common: FieldValues = field(default_factory=dict)
     pivot: Pivot | None = None
+    decided: list[FieldColumn] = field(default_factory=list)
 
     @property
     def shape(self) -> Columns:
         """Its columns, with what they leave out."""
-        return Columns(self.columns, self.common)
+        return Columns(self.columns, self.common, self.decided)
 
 
 @dataclass(frozen=True)
@@ -225,8 +226,9 @@ class Leaderboard:
     invalid_count: int
     columns: list[FieldColumn] = field(default_factory=list)
     common: FieldValues = field(default_factory=dict)
+    decided: list[FieldColumn] = field(default_factory=list)
 
     @property
     def shape(self) -> Columns:
         """Its columns, with what they leave out."""
-        return Columns(self.columns, self.common)
+        return Columns(self.columns, self.common, self.decided)

@@ -19,7 +19,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from service.database import Experiment, Protocol, Result, Score, ScoreBoard, ScoreRank, Trial
-from service.database.engine import is_postgres
+from service.database.engine import insert_rows, is_postgres
 from service.leaderboards.corruption_baselines import BASELINE, with_baseline, without_error
 from service.leaderboards.metrics import Measure, Measures, Metric, Stored, from_stored, measures, to_stored
 from service.specs.columns import told
@@ -62,7 +62,6 @@ _BOARD = select(ScoreBoard.id).where(
 _ENTER = insert(Score).returning(Score.id, sort_by_parameter_order=True)
 _CHANGE = update(Score).where(Score.id == bindparam("score_id"))
 _TURN = update(ScoreRank).where(ScoreRank.score_id == bindparam("of_score")).values(standing=1 - ScoreRank.standing)
-_PLACE = insert(ScoreRank)
 _UNPLACE = delete(ScoreRank).where(
     ScoreRank.score_id == bindparam("of_score"), ScoreRank.metric == bindparam("of_metric")
 )
@@ -439,7 +438,7 @@ class _Ranks:
         if self._gone:
             connection.execute(_UNPLACE, self._gone)
         if self._new:
-            connection.execute(_PLACE, self._new)
+            insert_rows(connection, ScoreRank, self._new)
 
 
 def _ranked(one: Measure) -> _RankedMean:

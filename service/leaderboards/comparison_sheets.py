@@ -1,14 +1,14 @@
 """A comparison as tables for people, and as flat rows for programs and spreadsheets."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from string import ascii_uppercase
 
 from service.leaderboards.compared import Comparison, DifferingField, Kind, SideMeasure, Unequal
 from service.leaderboards.metrics import Metric
-from service.leaderboards.sheets import Value, read
+from service.leaderboards.sheets import Unit, Value, read, unit_of
 from service.leaderboards.significance import LEVEL
-from service.leaderboards.text_tables import Cell, Sheet, column_texts, value_text
+from service.leaderboards.text_tables import Cell, Sheet, column_texts, in_words, value_text
 
 LETTERS = ascii_uppercase
 """By which the sides are called, in their order."""
@@ -80,7 +80,7 @@ def _metrics(found: Comparison, one: Unequal) -> str:
 
 
 def _value(value: object) -> str:
-    return "none" if value is None else value_text(value)
+    return "none" if value is None else in_words(value)
 
 
 def field_texts(one: DifferingField) -> list[str]:
@@ -94,19 +94,24 @@ def field_texts(one: DifferingField) -> list[str]:
     return found
 
 
-def shown(metric: Metric, one: SideMeasure | None, kind: Kind) -> Cell:
+def unit_among(metric: Metric, rows: Iterable[Sequence[SideMeasure | None]]) -> Unit:
+    """In what a metric is written in these rows."""
+    return unit_of(metric, [one.mean for measures in rows for one in measures if one is not None])
+
+
+def shown(metric: Metric, one: SideMeasure | None, kind: Kind, unit: Unit) -> Cell:
     """A side's number with its error, and over how many seeds."""
     if one is None:
         return None
-    found = read(metric, one.mean, one.binomial if one.std is None else one.std, best=one.best)
+    found = read(metric, one.mean, one.binomial if one.std is None else one.std, best=one.best, unit=unit)
     return found if kind is Kind.TRIALS else replace(found, of=f"{one.seeds} of {one.trials}")
 
 
-def difference(metric: Metric, one: SideMeasure | None) -> Cell:
+def difference(metric: Metric, one: SideMeasure | None, unit: Unit) -> Cell:
     """A side's difference to the baseline with its error, and its chance."""
     if one is None or one.difference is None:
         return None
-    found = read(metric, one.difference, one.error)
+    found = read(metric, one.difference, one.error, unit=unit)
     return found if one.chance is None else replace(found, of=f"p {chance_text(one.chance)}")
 
 
@@ -124,9 +129,9 @@ def _others(found: Comparison) -> list[int]:
     return [side for side in range(len(found.sides)) if side != found.baseline]
 
 
-def _cells(found: Comparison, metric: Metric, measures: Sequence[SideMeasure | None]) -> list[Cell]:
-    cells = [shown(metric, one, found.kind) for one in measures]
-    return cells + [difference(metric, measures[side]) for side in _others(found)]
+def _cells(found: Comparison, metric: Metric, measures: Sequence[SideMeasure | None], unit: Unit) -> list[Cell]:
+    cells = [shown(metric, one, found.kind, unit) for one in measures]
+    return cells + [difference(metric, measures[side], unit) for side in _others(found)]
 
 
 def _differing(found: Comparison) -> Sheet:
@@ -139,9 +144,11 @@ def _differing(found: Comparison) -> Sheet:
 
 def _over_metrics(found: Comparison) -> Sheet:
     headings = _headings(found)
-    rows: list[list[Cell]] = [
-        [metric.reading.title, *_cells(found, metric, found.rows[0].metrics[metric.value])] for metric in found.metrics
-    ]
+    rows: list[list[Cell]] = []
+    for metric in found.metrics:
+        measures = found.rows[0].metrics[metric.value]
+        unit = unit_among(metric, [measures])
+        rows.append([unit.title, *_cells(found, metric, measures, unit)])
     return Sheet("Results", ["metric", *headings], [False, *(True for _ in headings)], rows, [])
 
 
@@ -151,13 +158,14 @@ def _over_rows(found: Comparison, metric: Metric) -> Sheet:
         all(row.fields[axis.field] is None or type(row.fields[axis.field]) in (int, float) for row in found.rows)
         for axis in found.axes
     ]
+    unit = unit_among(metric, [row.metrics.get(metric.value, ()) for row in found.rows])
     rows: list[list[Cell]] = []
     for row in found.rows:
         measures = row.metrics.get(metric.value, [None] * len(found.sides))
         fields: list[Cell] = [list(v) if isinstance(v := row.fields[axis.field], tuple) else v for axis in found.axes]
-        rows.append([*fields, *_cells(found, metric, measures)])
+        rows.append([*fields, *_cells(found, metric, measures, unit)])
     more = _headings(found)
-    return Sheet(metric.reading.title, [*headings, *more], [*numeric, *(True for _ in more)], rows, [])
+    return Sheet(unit.title, [*headings, *more], [*numeric, *(True for _ in more)], rows, [])
 
 
 def comparison_records(found: Comparison) -> tuple[list[str], list[list[Value]]]:

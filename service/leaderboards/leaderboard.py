@@ -39,7 +39,7 @@ from service.leaderboards.missing import (
 from service.leaderboards.on_demand import ChosenTrials
 from service.leaderboards.protocols import Record, differences
 from service.leaderboards.significance import unbeaten
-from service.leaderboards.source import BoardKey, Cell, Entry, ScoreSource
+from service.leaderboards.source import BEST, WORST, BoardKey, Cell, Entry, Rivals, ScoreSource
 from service.specs.columns import FieldColumn, columns_of, short_name
 from ttsv.config.fields import FieldValue, TrialFields
 from ttsv.results import protocol_fingerprint
@@ -48,11 +48,16 @@ References = Callable[[TrialFields, Record], list[PaperReference]]
 """From a cell's configuration and its protocol's record to the printed rows that it corresponds to."""
 
 
+_GROUPS = 5 * BEST
+"""Groups, best first by the ranked metric, that a page is compared with: in another metric others may lead."""
+
+
 @dataclass(frozen=True)
 class _Page:
     """Which rows of a board are shown, by their keys and best first; `first` stands in place `place`.
 
-    In another order than that of the metric `places` has their places.
+    In another order than that of the metric `places` has their places. `others` are rows that lead or end the board
+    where it is made of groups, of which some are not shown.
     """
 
     board: BoardKey
@@ -63,6 +68,7 @@ class _Page:
     first: int
     groups: dict[int, Group]
     places: dict[int, int] | None = None
+    others: Sequence[int] = ()
 
 
 def leaderboard(
@@ -87,8 +93,8 @@ def leaderboard(
     if shape is None:
         configs = [row.config for board in boards for row in board.rows]
         configs += [hole.config for hole in holes] + [bad.config for bad in invalid]
-        shape = columns_of(configs, chosen=question.fields, hidden=question.hidden)
-    return Leaderboard(boards, holes, hole_count, invalid, invalid_count, shape.fields, shape.common)
+        shape = columns_of(configs, chosen=question.fields, hidden=question.hidden, without_decided=True)
+    return Leaderboard(boards, holes, hole_count, invalid, invalid_count, shape.fields, shape.common, shape.decided)
 
 
 def source_of(session: Session, question: Question) -> ScoreSource:
@@ -146,11 +152,11 @@ def _board(
     rows: list[Row] = []
     mine = [entries[key] for key, _ in page.order]
     configs = [{name: value for name, value in entry.config.items() if name != "seed"} for entry in mine]
-    shape = columns_of(configs, chosen=question.fields, hidden=question.hidden)
+    shape = columns_of(configs, chosen=question.fields, hidden=question.hidden, without_decided=True)
     baseline_error = baseline_of(board.record)
     own = board.protocol if baseline_error is None else protocol_fingerprint(without_baseline(board.record))
     missing = [seen.missing(entry.cell, own, baseline_error) for entry in mine]
-    best = _best(mine, missing, question.shown)
+    best = _best(mine, missing, question.shown, _rivals(source, page, question))
     place, shared = page.place, page.order[0][1].shared if page.order else None
     for index, (key, position) in enumerate(page.order):
         entry, config = mine[index], configs[index]
@@ -190,18 +196,43 @@ def _board(
         pivot=None if question.pivot is None else _pivot(source, board, question.pivot, question.metric),
         columns=shape.fields,
         common=shape.common,
+        decided=shape.decided,
     )
 
 
-def _best(entries: Sequence[Entry], missing: Sequence[Sequence[Missing]], metrics: Iterable[Metric]) -> list[list[str]]:
-    """Of each row shown the metrics in which none beats it. An incomplete row is no match for complete ones."""
+def _rivals(source: ScoreSource, page: _Page, question: Question) -> Rivals:
+    """The rows beside those of a page with which these are compared: none where all are shown."""
+    judged = [metric for metric in question.shown if metric.has_best]
+    if not page.order or not judged or len(page.order) == page.total:
+        return Rivals(complete=False, measured={})
+    if not question.group_by:
+        return source.rivals(page.board, question.metric, judged)
+    found = source.entries(page.others).values()
+    complete = [entry for entry in found if entry.seeds == entry.trials]
+    rows = complete or list(found)
+    measured = {m.value: [entry.metrics[m.value] for entry in rows if m.value in entry.metrics] for m in judged}
+    return Rivals(bool(complete), measured)
+
+
+def _best(
+    entries: Sequence[Entry], missing: Sequence[Sequence[Missing]], metrics: Iterable[Metric], others: Rivals
+) -> list[list[str]]:
+    """Of each row shown the metrics in which none beats it. An incomplete row is no match for complete ones.
+
+    What is bold depends on the board, not on the page of it: `others` are rows that the page may not show.
+    """
     # An incomplete row takes part only where all are.
-    rivals = [index for index, lacking in enumerate(missing) if not lacking] or range(len(entries))
+    rivals: Sequence[int] = [index for index, lacking in enumerate(missing) if not lacking]
+    if not rivals and not others.complete:
+        rivals = range(len(entries))
     found: list[list[str]] = [[] for _ in entries]
     for metric in metrics:
         name = metric.value
-        for which in unbeaten([entries[index].metrics.get(name) for index in rivals], metric):
-            found[rivals[which]].append(name)
+        # A row of the page that is among the others beats nobody twice, and itself never.
+        measured = [*(entries[index].metrics.get(name) for index in rivals), *others.measured.get(name, ())]
+        for which in unbeaten(measured, metric):
+            if which < len(rivals):
+                found[rivals[which]].append(name)
     return found
 
 
@@ -242,7 +273,9 @@ def _grouped(source: ScoreSource, board: BoardKey, question: Question, field: st
         place = next(place for place, key in enumerate(heads, 1) if key in sharing)
     following = positions[shown[-1]] if begin + len(shown) < len(heads) else None
     groups = {key: Group(field, values[key], len(alike[values[key]])) for key in shown}
-    return _Page(board, [(key, positions[key]) for key in shown], len(heads), following, place, begin + 1, groups)
+    page = [(key, positions[key]) for key in shown]
+    some = [*heads[:_GROUPS], *heads[_GROUPS:][-WORST:]]
+    return _Page(board, page, len(heads), following, place, begin + 1, groups, others=some)
 
 
 def _at(source: ScoreSource, board: BoardKey, metric: Metric, order: Sequence[int], after: Position) -> int:

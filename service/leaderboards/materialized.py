@@ -1,21 +1,23 @@
 """Leaderboards' rows as `cell_scores` keeps them: as many are read as are shown."""
 
-from collections import defaultdict
+import math
+from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from itertools import compress
 from typing import Any
 
 from pydantic_core import from_json
-from sqlalchemy import JSON, ColumnElement, Text, cast, column, func, literal_column, select, tuple_
+from sqlalchemy import JSON, ColumnElement, Text, cast, column, func, literal_column, or_, select, tuple_, union_all
 from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
 
 from service.database import Protocol, Result, Score, ScoreBoard, ScoreRank, Trial
 from service.database.engine import among, driver_rows, is_postgres
 from service.leaderboards.answer import Position
+from service.leaderboards.cell_scores import standing_of
 from service.leaderboards.conditions import COLUMNS
 from service.leaderboards.filters import Question
-from service.leaderboards.metrics import Measures, Metric, from_stored
-from service.leaderboards.source import BoardKey, Cell, Entry, front_of, hashable
+from service.leaderboards.metrics import Measure, Measures, Metric, from_stored
+from service.leaderboards.source import BEST, WORST, BoardKey, Cell, Entry, Rivals, front_of, hashable
 from service.specs.columns import default_of
 from ttsv.config.fields import FieldValue
 
@@ -23,7 +25,10 @@ _MAY_LACK = {metric for metric in Metric if getattr(Result, metric.value).nullab
 """Metrics that not every result has."""
 _ORDER = (ScoreRank.standing, ScoreRank.mean, ScoreRank.tie)
 """As the parts of a `Position`."""
+_FEW = 1000
+"""Rows all of whose means are read at once; of more, an index is walked from its ends."""
 _PLACES = select(ScoreRank.score_id, *_ORDER)
+_MEASURED = (ScoreRank.metric, ScoreRank.seeds, ScoreRank.mean, ScoreRank.std, ScoreRank.score_id)
 
 
 class StoredScores:
@@ -38,6 +43,8 @@ class StoredScores:
         self._others = [condition for condition in question.filters.where if not condition.on_column]
         """Conditions that no column answers: asked of what the scores' fields say, once for every board."""
         self._meant: dict[int, set[int]] = {}
+        self._on_board: dict[int, int] = {}
+        """Of a board how many rows it has, those that were not asked for among them."""
 
     def _of_others(self, board: int) -> set[int]:
         """The rows of a board that meet all conditions, those that no column answers among them."""
@@ -79,6 +86,7 @@ class StoredScores:
             if self._others or self._conditions:
                 some_lack_it = of["cells"] != ranked
                 ranked = self._count(board_id, metric) if some_lack_it else cells
+            self._on_board[board_id] = of["cells"]
             if cells:
                 found.append(BoardKey(board_id, protocol, record, ranked, cells))
         return found
@@ -156,6 +164,68 @@ class StoredScores:
             meant = self._of_others(board.id)
             rows = [row for row in rows if row[0] in meant]
         return front_of(rows, metrics)
+
+    def rivals(self, board: BoardKey, ranked: Metric, metrics: Sequence[Metric]) -> Rivals:
+        """Of the rows that have the ranked metric the `BEST` and the `WORST` in each of several metrics."""
+        for complete in (True, False):
+            if any((found := self._ends(board, ranked, metrics, complete=complete)).values()):
+                return Rivals(complete, found)
+        return Rivals(complete=False, measured={})
+
+    def _ends(
+        self, board: BoardKey, ranked: Metric, metrics: Sequence[Metric], *, complete: bool
+    ) -> dict[str, list[Measure]]:
+        """By metric the first and the last of the complete rows, or of the others: in one statement, mostly."""
+        if board.cells <= _FEW and (self._others or self._conditions):
+            rows = self._few(board, ranked, metrics, complete=complete)
+        else:
+            # Of so many rows in order about as many are meant as are wanted; where they are not, all are read.
+            share = self._on_board[board.id] / board.cells if self._others else 1.0
+            rows = self._walked(board, ranked, metrics, 2 * share if self._others else share, complete=complete)
+            if self._others:
+                held = Counter(row[0] for row in rows)
+                short = [metric for metric in metrics if held[metric.value] < min(BEST, board.ranked) // 2]
+                rows = [row for row in rows if row[0] not in set(short)]
+                rows += self._walked(board, ranked, short, None, complete=complete) if short else []
+        found: dict[str, list[Measure]] = {}
+        for name, seeds, mean, std, _ in rows:
+            found.setdefault(name, []).append(Measure(seeds, mean, std, mean, mean))  # its range decides nothing
+        return found
+
+    def _few(
+        self, board: BoardKey, ranked: Metric, metrics: Sequence[Metric], *, complete: bool
+    ) -> list[tuple[Any, ...]]:
+        of_metric = [
+            (ScoreRank.metric == m.value) & (ScoreRank.standing == standing_of(m, complete=complete)) for m in metrics
+        ]
+        query = select(*_MEASURED).join(Score, Score.id == ScoreRank.score_id)
+        query = query.where(Score.board_id == board.id, *self._conditions, or_(*of_metric), *_having(board, ranked))
+        if self._others:
+            query = query.where(among(self._session, ScoreRank.score_id, list(self._of_others(board.id))))
+        return driver_rows(self._session, query)
+
+    def _walked(
+        self, board: BoardKey, ranked: Metric, metrics: Sequence[Metric], times: float | None, *, complete: bool
+    ) -> list[tuple[Any, ...]]:
+        """From the ends of each metric's order: so many `times` what is wanted, or all; those that are meant."""
+        chosen = []
+        if self._conditions:
+            chosen = [select(Score.id).where(Score.id == ScoreRank.score_id, *self._conditions).exists()]
+        parts = []
+        for metric in metrics:
+            standing = ScoreRank.standing == standing_of(metric, complete=complete)
+            mine = ScoreRank.board_id == board.id, ScoreRank.metric == metric.value, standing
+            query = select(*_MEASURED).where(*mine, *chosen, *_having(board, ranked))
+            if times is None:
+                parts.append(query)
+                continue
+            for count, more in ((BEST, metric.more_is_better), (WORST, not metric.more_is_better)):
+                order = [column.desc() if more else column.asc() for column in _ORDER]
+                end = query.order_by(*order).limit(math.ceil(count * times))
+                parts.append(select(*end.subquery().c))
+        rows = driver_rows(self._session, union_all(*parts))
+        meant = self._of_others(board.id) if self._others else None
+        return [row for row in rows if meant is None or row[-1] in meant]
 
     def values(self, board: BoardKey, field: str) -> dict[int, FieldValue]:
         """All rows' values of a field, tuples for lists."""
@@ -254,6 +324,14 @@ class StoredScores:
         # by its scores only, the board cannot lead a database that way.)
         of_cells = Score.board_id == board_id, ScoreRank.metric == metric.value, *self._conditions
         return query.join(Score, Score.id == ScoreRank.score_id).where(*of_cells)
+
+
+def _having(board: BoardKey, ranked: Metric) -> list[ColumnElement[bool]]:
+    """That a row is on the board's pages: that it has the ranked metric, where some have not."""
+    if board.ranked == board.cells:
+        return []
+    other = aliased(ScoreRank)
+    return [select(other.score_id).where(other.score_id == ScoreRank.score_id, other.metric == ranked.value).exists()]
 
 
 def _best_first(metric: Metric) -> list[ColumnElement[Any]]:

@@ -14,8 +14,8 @@ from service.leaderboards.cell_scores import Counted
 from service.leaderboards.conditions import COLUMNS
 from service.leaderboards.corruption_baselines import BASELINE, without_error
 from service.leaderboards.filters import Question
-from service.leaderboards.metrics import Metric, measures, spread
-from service.leaderboards.source import BoardKey, Cell, Contender, Entry, front_of, hashable
+from service.leaderboards.metrics import Measure, Metric, measures, spread
+from service.leaderboards.source import BEST, WORST, BoardKey, Cell, Contender, Entry, Rivals, front_of, hashable
 from service.specs.columns import value_of
 from ttsv.config.fields import FieldValue, FieldValues, TrialFields
 
@@ -133,6 +133,25 @@ class ChosenTrials:
         ]
         return front_of(rows, metrics)
 
+    def rivals(self, board: BoardKey, ranked: Metric, metrics: Sequence[Metric]) -> Rivals:
+        """Of the rows that have the ranked metric the `BEST` and the `WORST` in each of several metrics."""
+        keys = self._positions_of(board.id, ranked)
+        rows = {key: self._rows[board.id][key] for key in keys}
+        complete = [key for key, mine in rows.items() if len(mine) == self._trials[self._cells[abs(key)]]]
+        chosen = complete or list(rows)
+        values = self._results([result.trial_id for key in chosen for result in rows[key]], metrics)
+        found: dict[str, list[Measure]] = {}
+        for index, metric in enumerate(metrics):
+            known = []
+            for key in chosen:
+                mine = [float(one) for r in rows[key] if (one := values[key < 0, r.trial_id][index]) is not None]
+                if mine:
+                    known.append((sum(mine) / len(mine), mine))
+            known.sort(key=lambda one: one[0], reverse=metric.more_is_better)
+            # Exact sums of those that lead or end alone: there may be tens of thousands between.
+            found[metric.value] = [spread(mine) for _, mine in [*known[:BEST], *known[BEST:][-WORST:]]]
+        return Rivals(bool(complete), found)
+
     def values(self, board: BoardKey, field: str) -> dict[int, FieldValue]:
         """All rows' values of a field, tuples for lists."""
         return {key: one for key, (one,) in self._fields(board, [field]).items()}
@@ -176,17 +195,7 @@ class ChosenTrials:
     def entries(self, keys: Sequence[int]) -> dict[int, Entry]:
         """Whole rows, of one board or several."""
         rows = {key: row for board in self._rows for key, row in board.items()}
-        trials = [result.trial_id for key in keys for result in rows[key]]
-        values: dict[int, Sequence[float | None]] = {}
-        bare: dict[int, Sequence[float | None]] = {}
-        for first in range(0, len(trials), _BATCH):
-            some = Result.trial_id.in_(trials[first : first + _BATCH])
-            columns = [getattr(Result, metric.value) for metric in self._shown]
-            for trial_id, baseline, *found in self._session.execute(
-                select(Result.trial_id, BASELINE, *columns).where(some)
-            ):
-                values[trial_id] = found
-                bare[trial_id] = found if baseline is None else without_error(found, self._shown)
+        values = self._results([result.trial_id for key in keys for result in rows[key]], self._shown)
         configs = self._configs(keys)
         return {
             key: Entry(
@@ -194,10 +203,24 @@ class ChosenTrials:
                 configs[key],
                 len(rows[key]),
                 self._trials[self._cells[abs(key)]],
-                measures(((values if key < 0 else bare)[result.trial_id] for result in rows[key]), self._shown),
+                measures((values[key < 0, result.trial_id] for result in rows[key]), self._shown),
             )
             for key in keys
         }
+
+    def _results(
+        self, trials: Sequence[int], metrics: Sequence[Metric]
+    ) -> dict[tuple[bool, int], Sequence[float | None]]:
+        """Metrics by whether a row is on a board of a baseline, and by trial."""
+        values: dict[tuple[bool, int], Sequence[float | None]] = {}
+        columns = [getattr(Result, metric.value) for metric in metrics]
+        for first in range(0, len(trials), _BATCH):
+            query = select(Result.trial_id, BASELINE, *columns)
+            query = query.where(Result.trial_id.in_(trials[first : first + _BATCH]))
+            for trial_id, baseline, *found in self._session.execute(query):
+                values[True, trial_id] = found
+                values[False, trial_id] = found if baseline is None else without_error(found, metrics)
+        return values
 
     def cells(self, keys: Sequence[int]) -> dict[int, str]:
         """The cells of rows."""

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from service.leaderboards.text_tables import in_words
 from ttsv.config.fields import Json
 
 Record: TypeAlias = Mapping[str, Json]
@@ -22,7 +23,7 @@ class Difference:
     there: Json
 
     def __str__(self) -> str:
-        return f"{self.field}: {_shown(self.here)} here, {_shown(self.there)} there"
+        return f"{self.field}: {in_words(self.here)} here, {in_words(self.there)} there"
 
 
 def differences(here: Record, there: Record) -> list[Difference]:
@@ -50,7 +51,3 @@ def _walk(here: Record, there: Record, path: str) -> Iterator[Difference]:
             yield from _walk(a, b, f"{path}{name}.")
         else:
             yield Difference(f"{path}{name}", a, b)
-
-
-def _shown(value: Json) -> str:
-    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

@@ -120,8 +120,9 @@ def plane(session: Session, question: Question, x: Metric, y: Metric) -> Scatter
     entries = source.entries(shown)
     rows = [entries[key] for key in shown]
     configs = [{name: value for name, value in row.config.items() if name != "seed"} for row in rows]
-    shape = columns_of(configs, chosen=question.fields, hidden=question.hidden)
+    shape = columns_of(configs, chosen=question.fields, hidden=question.hidden, without_decided=True)
     measured = [(row.metrics[x.value], row.metrics[y.value]) for row in rows]
+    told = [*shape.fields, *shape.decided]
     return Scatter(
         protocol=board.protocol,
         total=len(keys),
@@ -133,5 +134,5 @@ def plane(session: Session, question: Question, x: Metric, y: Metric) -> Scatter
         y_error=[other.std for _, other in measured],
         seeds=[row.seeds for row in rows],
         front=[key in front for key in shown],
-        fields={column.field: [value_of(config, column.field) for config in configs] for column in shape.fields},
+        fields={column.field: [value_of(config, column.field) for config in configs] for column in told},
     )

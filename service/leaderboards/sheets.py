@@ -1,7 +1,7 @@
 """A leaderboard as tables for people, and as flat rows for programs and spreadsheets."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from service.leaderboards.answer import Board, Hole, Leaderboard, Pivot, Row, Spread, missing_said
 from service.leaderboards.metrics import HEADLINE, Metric
@@ -12,6 +12,27 @@ from ttsv.config.fields import FieldValues, TrialFields
 
 FIELDS = ("model", "layer", "rank", "lambda_ort", "constraint", "delta")
 """Of a cell's configuration: the columns that a CSV file has in any case."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """In what a column, or a row, has a metric: its title, what a value is multiplied by, and decimals."""
+
+    title: str
+    factor: float
+    decimals: int
+
+
+_SMALL = 100_000
+"""Below it a count is no part of a million that tables show: small networks have parameters, too."""
+
+
+def unit_of(metric: Metric, means: Iterable[float | None]) -> Unit:
+    """How people read a metric beside such values: counts of small networks are not counted in millions."""
+    reading = metric.reading
+    if reading.unit == "millions" and all(abs(mean) < _SMALL for mean in means if mean is not None):
+        return Unit(reading.heading, 1.0, 0)
+    return Unit(reading.title, reading.factor, reading.decimals)
 
 
 def board_sheets(found: Leaderboard, dataset: str, metric: Metric, wanted: Sequence[Metric] = ()) -> list[Sheet]:
@@ -45,8 +66,14 @@ def configuration_said(shape: Columns, config: TrialFields) -> str:
 
 
 def shared_said(shape: Columns) -> str:
-    """What all rows of a table have in common; what is as everywhere is left out."""
-    return f"All rows: {_listed(shape.notable)}." if shape.notable else ""
+    """What all rows of a table have in common, without what is as everywhere; and what follows from its columns."""
+    shared = f"All rows: {_listed(shape.notable)}." if shape.notable else ""
+    return " ".join(filter(None, (shared, decided_said(shape))))
+
+
+def decided_said(shape: Columns) -> str:
+    """Which fields are no columns, as those that are decide them."""
+    return f"Decided by the other fields: {', '.join(one.name for one in shape.decided)}." if shape.decided else ""
 
 
 def configuration_sheet(shape: Columns, configs: Sequence[TrialFields]) -> Sheet:
@@ -67,15 +94,18 @@ def _sheet(board: Board, dataset: str, metric: Metric, wanted: Sequence[Metric])
     references = [row.paper for row in board.rows]
     papers = [m for m in shown if any(m in ref.values for found in references for ref in found)]
     compared = [m for m in shown if any(row.difference and m in row.difference for row in board.rows)]
-    headings = [*(m.reading.title for m in shown), *(f"paper: {m.reading.title}" for m in papers)]
-    headings += [f"difference: {m.reading.title}" for m in compared]
+    units = {m: unit_of(m, [row.metrics[m]["mean"] for row in board.rows if m in row.metrics]) for m in shown}
+    headings = []
+    for m in shown:
+        headings += [units[m].title, *(["paper"] if m in papers else [])]
+    headings += [f"difference: {units[m].title}" for m in compared]
     right = [True, *own.numeric, *(True for _ in headings), True, *([False] if front else [])]
     rows: list[list[Cell]] = []
     for row, fields in zip(board.rows, own.rows, strict=True):
         cells: list[Cell] = [row.place, *fields]
-        cells += [_measured(row, m) for m in shown]
-        cells += [_printed(row, m) for m in papers]
-        cells += [_difference(row, m) for m in compared]
+        for m in shown:
+            cells += [_measured(row, m, units[m]), *([_printed(row, m)] if m in papers else [])]
+        cells += [_difference(row, m, units[m]) for m in compared]
         cells.append(str(row.seeds) if row.complete else f"{row.seeds} of {row.trials}")
         rows.append(cells + (["*" if row.on_front else ""] if front else []))
     title = f"{dataset}: by {metric.reading.heading}"
@@ -85,17 +115,18 @@ def _sheet(board: Board, dataset: str, metric: Metric, wanted: Sequence[Metric])
 
 def _matrix(board: Board, pivot: Pivot, dataset: str, metric: Metric) -> Sheet:
     """A metric over two fields."""
+    unit = unit_of(metric, [cell["mean"] for cells in pivot.cells for cell in cells if cell is not None])
     rows: list[list[Cell]] = []
     several = False
     for value, cells in zip(pivot.rows, pivot.cells, strict=True):
         rows.append([value])
         for cell in cells:
             several = several or (cell is not None and cell["cells"] > 1)
-            shown = None if cell is None else read(metric, cell["mean"], cell["std"])
+            shown = None if cell is None else read(metric, cell["mean"], cell["std"], unit=unit)
             of = None if cell is None else f"{cell['seeds']} of {cell['trials']}"
             rows[-1].append(shown and replace(shown, of=of or ""))
     across = [f"{pivot.across.name} {text}" for text in column_texts(pivot.columns)]
-    title = f"{dataset}: {metric.reading.title} by {pivot.down.name} and {pivot.across.name}"
+    title = f"{dataset}: {unit.title} by {pivot.down.name} and {pivot.across.name}"
     notes = [
         f"Protocol {board.protocol[:12]}. Mean ± sample standard deviation over seeds (n of N seeds).",
         "N counts the trials of cells that have a result with this metric, not those of cells without one.",
@@ -135,13 +166,14 @@ def _notes(board: Board, paper: bool) -> list[str]:
         notes.append("Not ranked with the first table: " + "; ".join(map(str, board.apart)) + ".")
     if paper:
         said = dict.fromkeys(note for row in board.rows for reference in row.paper for note in reference.notes)
+        notes.append("Paper: what it prints of the same configuration.")
         notes += [f"Paper: {note}." for note in said]
     return notes
 
 
-def _measured(row: Row, metric: Metric) -> Cell:
+def _measured(row: Row, metric: Metric, unit: Unit) -> Cell:
     spread: Spread | None = row.metrics.get(metric)
-    return None if spread is None else read(metric, spread["mean"], spread["std"], best=metric in row.best)
+    return None if spread is None else read(metric, spread["mean"], spread["std"], best=metric in row.best, unit=unit)
 
 
 def _printed(row: Row, metric: Metric) -> Cell:
@@ -149,17 +181,23 @@ def _printed(row: Row, metric: Metric) -> Cell:
     return None if value is None else read(metric, value.mean, value.spread, decimals=value.decimals)
 
 
-def _difference(row: Row, metric: Metric) -> Cell:
+def _difference(row: Row, metric: Metric, unit: Unit) -> Cell:
     change = (row.difference or {}).get(metric)
-    return None if change is None else read(metric, change.mean, change.error)
+    return None if change is None else read(metric, change.mean, change.error, unit=unit)
 
 
 def read(
-    metric: Metric, mean: float, std: float | None, *, best: bool = False, decimals: int | None = None
+    metric: Metric,
+    mean: float,
+    std: float | None,
+    *,
+    best: bool = False,
+    decimals: int | None = None,
+    unit: Unit | None = None,
 ) -> Measured:
-    """A value in the unit in which people read the metric, with its decimals unless others are given."""
-    shown = metric.reading.decimals if decimals is None else decimals
-    return Measured(mean, std, shown, best).times(metric.reading.factor)
+    """A value in a unit, by default that in which people read the metric, with its decimals unless others are given."""
+    unit = unit or Unit(metric.reading.title, metric.reading.factor, metric.reading.decimals)
+    return Measured(mean, std, unit.decimals if decimals is None else decimals, best).times(unit.factor)
 
 
 def _listed(values: FieldValues) -> str:
@@ -174,15 +212,16 @@ def board_records(
 ) -> tuple[list[str], list[list[Value]]]:
     """Header and rows for CSV, all numbers in the API's units. `chosen`: no fields but the leaderboard's columns.
 
-    The column `status` is `ranked` or, on a board beside the first, `apart`: one row per cell and board. Then come
-    `unmeasured` (cells of a board that lack the ranked metric), `no result` (a cell without any) and `invalid` (a
-    result that cannot be true), whose numbers are empty. `reason` says why a row is not simply ranked.
+    Fields that others decide are columns, too. `status` is `ranked` or, on a board beside the first, `apart`: one row
+    per cell and board. Then come `unmeasured` (cells of a board that lack the ranked metric), `no result` (a cell
+    without any) and `invalid` (a result that cannot be true), whose numbers are empty. `reason` says why a row is not
+    simply ranked.
     """
     measured = {name for board in found.boards for row in board.rows for name in row.metrics}
     metrics = [m for m in Metric if m in (wanted or measured)]
     papers = {name for board in found.boards for row in board.rows for ref in row.paper for name in ref.values}
     printed = [m for m in metrics if m in papers]
-    fields = [column.field for column in found.columns]
+    fields = [column.field for column in (*found.columns, *found.decided)]
     fields = fields if chosen else [*FIELDS, *(path for path in fields if path not in FIELDS)]
     header = ["status", "reason", "protocol", "place", "cell", *fields, "seeds", "trials", "missing_seeds", "on_front"]
     header.append("best")

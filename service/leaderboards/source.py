@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from service.leaderboards.answer import Position
-from service.leaderboards.metrics import Measures, Metric
+from service.leaderboards.metrics import Measure, Measures, Metric
 from service.leaderboards.pareto import on_front
 from service.leaderboards.protocols import Record
 from ttsv.config.fields import FieldValue, TrialFields
@@ -39,6 +39,18 @@ Cell = tuple[int, int, tuple[int, float, float | None, int]]
 """One row as a matrix takes it: its results, its trials, and how many have the metric, mean, deviation and its key."""
 
 
+BEST, WORST = 40, 10
+"""Complete rows of a board, from either end of each metric's order, that a page of it is compared with."""
+
+
+@dataclass(frozen=True)
+class Rivals:
+    """Rows with which those of a page are compared, by metric; `complete`: where there are complete ones only these."""
+
+    complete: bool
+    measured: Mapping[str, Sequence[Measure]]
+
+
 class ScoreSource(Protocol):
     """Boards and rows; a row's key means something within its source only, and is that of one row of one board."""
 
@@ -62,6 +74,9 @@ class ScoreSource(Protocol):
 
     def front(self, board: BoardKey, metrics: Sequence[Metric]) -> list[int]:
         """Of the rows that have all of these metrics those that no other beats, best in the first metric first."""
+
+    def rivals(self, board: BoardKey, ranked: Metric, metrics: Sequence[Metric]) -> Rivals:
+        """Of the rows that have the ranked metric the `BEST` and the `WORST` in each of several metrics."""
 
     def values(self, board: BoardKey, field: str) -> Mapping[int, FieldValue]:
         """All rows' values of a field, tuples for lists."""

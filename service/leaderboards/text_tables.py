@@ -4,7 +4,7 @@ import csv
 import io
 import json
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import cached_property
@@ -35,6 +35,12 @@ class Measured:
         """Both as printed."""
         return f"{self.mean:.{self.decimals}f}", None if self.std is None else f"{self.std:.{self.decimals}f}"
 
+    @property
+    def said(self) -> str:
+        """Both in one text."""
+        mean, std = self.printed
+        return mean if std is None else f"{mean} ± {std}"
+
 
 Cell = FieldValue | Measured
 
@@ -62,21 +68,31 @@ class Sheet:
 
 _SIGNIFICANT = 6
 """Digits of a number that are printed where fewer do not tell two apart."""
+_MOST_SHARED = 4
+"""Decimals that all numbers of a column share. Where one needs more, each has its own: 0.1 is not 0.1000000; so it is
+where that would add digits that nobody reads: 100000 is not 100000.0000 as 0.0001 stands below it."""
 _MOST_DECIMALS = 8
 """More of them are written with an exponent, as are numbers with more digits than `_MOST_DIGITS`."""
 _MOST_DIGITS = 15
 
 
 def number_texts(values: Sequence[float]) -> list[str]:
-    """Numbers as one column prints them: all with the same decimals, or all with an exponent."""
+    """Numbers as one column prints them: all with the same few decimals, or each as short as it is."""
     rounded = [float(f"{value:.{_SIGNIFICANT}g}") for value in values]
     if len(set(rounded)) < len(set(values)) or any(abs(value) >= 10**_SIGNIFICANT for value in values):
         rounded = [float(value) for value in values]
     decimals = max((_decimals(value) for value in rounded), default=0)
-    if decimals <= _MOST_DECIMALS and all(abs(value) < 10**_MOST_DIGITS for value in rounded):
+    if decimals <= _MOST_SHARED and all(abs(value) < 10 ** (_SIGNIFICANT - decimals) for value in rounded):
         return [f"{value:.{decimals}f}" for value in rounded]
-    digits = max(len(Decimal(repr(value)).normalize().as_tuple().digits) for value in rounded)
-    return [f"{value:.{digits - 1}e}" for value in rounded]
+    return [_shortest(value) for value in rounded]
+
+
+def _shortest(value: float) -> str:
+    decimals = _decimals(value)
+    if decimals <= _MOST_DECIMALS and abs(value) < 10**_MOST_DIGITS:
+        return f"{value:.{decimals}f}"
+    digits = len(Decimal(repr(value)).normalize().as_tuple().digits)
+    return f"{value:.{digits - 1}e}"
 
 
 def column_texts(values: Sequence[Any]) -> list[str]:
@@ -247,4 +263,19 @@ def _number(character: str) -> str:
 
 
 def _plain(cell: Any) -> str:
+    if isinstance(cell, dict):
+        return in_words(cell)
     return "-" if cell is None else cell if isinstance(cell, str) else json.dumps(cell, ensure_ascii=False)
+
+
+def in_words(value: Any) -> str:
+    """A value of a record in words: `pgd (eps 0.03, steps 10)`."""
+    if isinstance(value, Mapping):
+        parts = (
+            f"{name} ({in_words(one)})" if isinstance(one, Mapping) else f"{name} {in_words(one)}"
+            for name, one in value.items()
+        )
+        return ", ".join(parts) or "none"
+    if value is None or isinstance(value, float):
+        return "none" if value is None else f"{value:g}"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -19,11 +19,15 @@ _PGF_HOLLOW = ("o", "square", "triangle", "diamond")
 
 @dataclass(frozen=True)
 class Reference:
-    """A value of the paper in the panel's unit; `source` is the table that prints it, or "predicted"."""
+    """A value of the paper in the panel's unit; `source` is the table that prints it, or "predicted".
+
+    `decimals` are those of the table; None: the panel's.
+    """
 
     mean: float
     spread: float | None
     source: str
+    decimals: int | None = None
 
 
 @dataclass(frozen=True)
@@ -50,11 +54,12 @@ class Point:
 
 @dataclass(frozen=True)
 class Panel:
-    """Points of one column of the table. `column` is its name there."""
+    """Points of one column of the table. `column` is its name there, `decimals` those with which it is written."""
 
     title: str
     column: str
     points: tuple[Point, ...]
+    decimals: int
 
 
 @dataclass(frozen=True)
@@ -149,12 +154,14 @@ def paper_figure(table: PaperTable, found: Reproduction, scale: Scale) -> PaperF
                 said = [(found.beside, row.paper[column])] if column in row.paper else printed.get(column, [])
                 factor = _factor(column)
                 references = tuple(
-                    Reference(one.mean * factor, None if one.spread is None else one.spread * factor, source)
+                    Reference(
+                        one.mean * factor, None if one.spread is None else one.spread * factor, source, one.decimals
+                    )
                     for source, one in said
                 )
                 points.append(_point(row, column, positions[value] + aside, index, references))
             title = title_of(column) if facet is None else f"{facet}: {title_of(column)}"
-            panels.append(Panel(title, column, tuple(points)))
+            panels.append(Panel(title, column, tuple(points), _decimals(column)))
     room = 0.2 if layout.log else 0.5
     reach = min(positions.values()) - room, max(positions.values()) + room
     named, smoke = table.name.removeprefix("figure-"), scale is Scale.SMOKE
@@ -190,6 +197,10 @@ def _said(value: Label) -> str:
 
 def _factor(column: str) -> float:
     return 1.0 if column in RATIOS else Metric(column).reading.factor
+
+
+def _decimals(column: str) -> int:
+    return 1 if column in RATIOS else Metric(column).reading.decimals
 
 
 def figure_latex(figure: PaperFigure) -> str:

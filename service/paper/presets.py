@@ -101,7 +101,23 @@ def preset_spec(name: str, *, scale: Scale = Scale.FULL, protocol: Protocol = Pr
         spec = smaller(spec)
         notes += " Scale smoke: it shows that every path works and measures nothing."
     label = f"{name} ({scale.value}, {protocol.value})"
-    return {"spec_version": 1, "name": label, "notes": notes, **spec}
+    return {"spec_version": 1, "name": label, "notes": notes, **_looked_on(spec)}
+
+
+_TIMED = "single-conv"
+"""The network of which times alone are wanted."""
+_LOOKS = 20
+"""So often the singular values of a trial's layers are kept: 0.05 % of its time (`docs/pages.md`)."""
+
+
+def _looked_on(spec: PresetGrid) -> PresetGrid:
+    """The same with spectra over training, which change no number, no epoch's seconds and no fingerprint."""
+    base = spec["base"].copy()
+    if base.get("model") == _TIMED:
+        return spec
+    training = base["training"]
+    base["training"] = training | {"spectra_every": max(1, int(str(training["epochs"])) // _LOOKS)}
+    return {**spec, "base": base}
 
 
 _NOTES = {
@@ -329,7 +345,7 @@ def _figure_vgg(protocol: Protocol) -> PresetGrid:
 def _one_layer(layer: str, channels: list[int], ranks: list[FieldValue]) -> PresetGrid:
     """One convolution of n = 16 and no training to speak of: what is wanted are the times that every trial records."""
     base: PartialTrial = {
-        "model": "single-conv",
+        "model": _TIMED,
         "layer": layer,
         "training": {"epochs": 1, "steps": 1, "batch_size": 16},
     }

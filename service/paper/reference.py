@@ -19,7 +19,7 @@ from service.specs.columns import value_of
 from service.specs.grid import expand_grid
 from service.specs.spec import ExperimentSpec
 from ttsv.config.fields import FieldValue, FieldValues, TrialFields
-from ttsv.config.trial import TrialConfig
+from ttsv.config.trial import LOOKING_ON, TrialConfig
 from ttsv.errors import ConfigError
 
 SPEEDUP, SAVING = RATIOS = ("speedup", "memory_saving")
@@ -161,7 +161,10 @@ def complete(config: TrialFields) -> TrialFields:
     """With the defaults of fields that were added later, without what makes no other network."""
     with contextlib.suppress(ConfigError):  # a field that is no more
         config = TrialConfig.from_dict(config).to_dict()
-    return {name: value for name, value in config.items() if name not in ("seed", "evaluation")}
+    kept = {name: value for name, value in config.items() if name not in ("seed", "evaluation")}
+    if isinstance(training := kept.get("training"), dict):
+        kept["training"] = {name: value for name, value in training.items() if name not in LOOKING_ON}
+    return kept
 
 
 PrintedNumbers: TypeAlias = Mapping[str, float | list[float] | str | None]

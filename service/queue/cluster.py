@@ -10,6 +10,9 @@ from pydantic import TypeAdapter
 
 from service.specs.states import NodeState
 
+GPUS = ", GPU "
+"""What stands between a host and its GPUs, where a trial says where it runs."""
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -76,6 +79,11 @@ class Node:
     def fits(self) -> bool:
         """Whether trials may be started on it."""
         return self.alive and self.problem is None
+
+
+def named(host: str, node_id: str) -> str:
+    """What a node is called where its host has several: by the host and the beginning of its id."""
+    return f"{host} ({node_id[:8]})"
 
 
 _NODES = TypeAdapter(tuple[Node, ...])

@@ -8,9 +8,21 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache, lru_cache
 from typing import Any, cast
 
-from sqlalchemy import ColumnElement, func, or_, select, union_all, update
+from sqlalchemy import (
+    ColumnElement,
+    CompoundSelect,
+    Integer,
+    Select,
+    bindparam,
+    func,
+    or_,
+    select,
+    union_all,
+    update,
+)
 from sqlalchemy.orm import Session, aliased
 
 from service.database import (
@@ -33,6 +45,45 @@ MOST_OF_A_PERSON = 16
 _GROUPS_AT_ONCE = 100
 _UNLIMITED = 10_000
 """From this limit on an experiment has none."""
+
+
+# Statements are made once: two decisions a second would else make hundreds of clauses anew.
+_WAITING, _AT_WORK = aliased(Tally), aliased(Tally)
+_CONTENDERS = (
+    select(
+        Experiment.id,
+        Experiment.revision,
+        Experiment.state,
+        Experiment.priority,
+        Experiment.project_id,
+        Experiment.owner,
+        Experiment.stopping,
+        Experiment.trial_count,
+        Experiment.waiting,
+        Experiment.unfit_since,
+        func.coalesce(Project.weight, 1.0).label("weight"),
+        func.coalesce(_AT_WORK.trials, 0).label("running"),
+        func.coalesce(_WAITING.trials, 0).label("queued"),
+    )
+    .outerjoin(Project, Project.id == Experiment.project_id)
+    .outerjoin(_AT_WORK, (_AT_WORK.experiment_id == Experiment.id) & (_AT_WORK.state == TrialState.RUNNING))
+    .outerjoin(_WAITING, (_WAITING.experiment_id == Experiment.id) & (_WAITING.state == TrialState.QUEUED))
+    .where(
+        Experiment.id.in_(bindparam("experiments", expanding=True)),
+        or_(
+            Experiment.state == ExperimentState.QUEUED,
+            (Experiment.state == ExperimentState.RUNNING) & Experiment.id.in_(bindparam("ours", expanding=True)),
+        ),
+    )
+    .order_by(Experiment.id)
+)
+_ALONE = (
+    select(Trial.experiment_id, Trial.state, func.count())
+    # They began before: of those that wait no others are looked at, however many there are.
+    .where(Trial.experiment_id.in_(bindparam("experiments", expanding=True)))
+    .where(Trial.state.in_(OPEN_TRIALS), Trial.turn < 0, Trial.failure == OUT_OF_MEMORY)
+    .group_by(Trial.experiment_id, Trial.state)
+)
 
 
 @dataclass(frozen=True)
@@ -96,36 +147,8 @@ def contenders(
 
     No more than `most` of a person's: highest priority first, then the oldest. Those that are `passed` are left out.
     """
-    running, queued = aliased(Tally), aliased(Tally)
-    query = (
-        select(
-            Experiment.id,
-            Experiment.revision,
-            Experiment.state,
-            Experiment.priority,
-            Experiment.project_id,
-            Experiment.owner,
-            Experiment.stopping,
-            Experiment.trial_count,
-            Experiment.waiting,
-            Experiment.unfit_since,
-            func.coalesce(Project.weight, 1.0).label("weight"),
-            func.coalesce(running.trials, 0).label("running"),
-            func.coalesce(queued.trials, 0).label("queued"),
-        )
-        .outerjoin(Project, Project.id == Experiment.project_id)
-        .outerjoin(running, (running.experiment_id == Experiment.id) & (running.state == TrialState.RUNNING))
-        .outerjoin(queued, (queued.experiment_id == Experiment.id) & (queued.state == TrialState.QUEUED))
-        .where(
-            Experiment.id.in_({*_first(session, most, passed), *ours}),
-            or_(
-                Experiment.state == ExperimentState.QUEUED,
-                (Experiment.state == ExperimentState.RUNNING) & Experiment.id.in_(ours),
-            ),
-        )
-        .order_by(Experiment.id)
-    )
-    rows = session.execute(query).all()
+    wanted = {"experiments": list({*_first(session, most, passed), *ours}), "ours": list(ours)}
+    rows = session.execute(_CONTENDERS, wanted).all()
     known = specs.of(session, {(row.id, row.revision) for row in rows})
     alone = _alone(session, [number for (number, _), terms in known.items() if 0 < terms.needs.gpus < 1])
     found = []
@@ -156,26 +179,50 @@ def contenders(
 
 def _first(session: Session, most: int, passed: Collection[int]) -> list[int]:
     """The first queued experiments of each person in each project; each by a few steps in one index."""
-    queued = Experiment.state == ExperimentState.QUEUED
-    if passed:
-        queued &= Experiment.id.not_in(passed)
-    order = Experiment.priority.desc(), Experiment.id
     people, found = _people(session), list[int]()
     for begin in range(0, len(people), _GROUPS_AT_ONCE):
-        firsts = [
-            select(Experiment.id)
-            .where(queued, _is(Experiment.project_id, project), _is(Experiment.owner, owner))
-            .order_by(*order)
-            .limit(most)
-            .subquery()
-            for project, owner in people[begin : begin + _GROUPS_AT_ONCE]
-        ]
-        found += session.scalars(union_all(*(select(first.c.id) for first in firsts)))
+        some = people[begin : begin + _GROUPS_AT_ONCE]
+        known = tuple((project is not None, owner is not None) for project, owner in some)
+        named: dict[str, object] = {
+            f"project_{at}": project for at, (project, _) in enumerate(some) if project is not None
+        }
+        named |= {f"owner_{at}": owner for at, (_, owner) in enumerate(some) if owner is not None}
+        found += session.scalars(_firsts(known), {**named, "most": most, "passed": list(passed)})
     return found
+
+
+@lru_cache
+def _firsts(known: tuple[tuple[bool, bool], ...]) -> CompoundSelect[Any]:
+    """The statement for so many people, of whom it is known whether each has a project and a name."""
+    waiting = Experiment.state == ExperimentState.QUEUED, Experiment.id.not_in(bindparam("passed", expanding=True))
+    firsts = [
+        select(Experiment.id)
+        .where(
+            *waiting, _is(Experiment.project_id, f"project_{at}", of_one), _is(Experiment.owner, f"owner_{at}", named)
+        )
+        .order_by(Experiment.priority.desc(), Experiment.id)
+        .limit(bindparam("most", type_=Integer))
+        .subquery()
+        for at, (of_one, named) in enumerate(known)
+    ]
+    return union_all(*(select(first.c.id) for first in firsts))
+
+
+def _is(column: Any, name: str, known: bool) -> ColumnElement[bool]:
+    return cast("ColumnElement[bool]", column == bindparam(name) if known else column.is_(None))
 
 
 def _people(session: Session) -> list[tuple[int | None, str | None]]:
     """Who may have queued experiments: (project, owner), without either too. Steps from owner to owner."""
+    of_projects, of_none = _walks()
+    found: list[tuple[int | None, str | None]] = [(row[0], row[1]) for row in session.execute(of_projects)]
+    # Each walk ends with no owner: who that is was nobody known.
+    return [*found, *((None, owner) for owner in session.scalars(of_none))]
+
+
+@cache
+def _walks() -> tuple[Select[Any], Select[Any]]:
+    """The statements that step from owner to owner, in each project and without one."""
 
     def owners(*where: ColumnElement[bool]) -> Any:
         query = select(Experiment.owner).where(Experiment.state == ExperimentState.QUEUED, *where)
@@ -187,31 +234,18 @@ def _people(session: Session) -> list[tuple[int | None, str | None]]:
     later = Experiment.project_id == steps.c.project, Experiment.owner > steps.c.owner
     following = select(steps.c.project, owners(*later).correlate(steps).scalar_subquery())
     steps = steps.union_all(following.where(steps.c.owner.is_not(None)))
-    found = [(project, owner) for project, owner in session.execute(select(steps.c.project, steps.c.owner))]
 
     alone = select(owners(nobodys, named).scalar_subquery().label("owner")).cte(recursive=True)
     following = select(owners(nobodys, Experiment.owner > alone.c.owner).correlate(alone).scalar_subquery())
     alone = alone.union_all(following.where(alone.c.owner.is_not(None)))
-    # Each walk ends with no owner: who that is was nobody known.
-    return [*found, *((None, owner) for owner in session.scalars(select(alone.c.owner)))]
-
-
-def _is(column: Any, value: object) -> ColumnElement[bool]:
-    return cast("ColumnElement[bool]", column.is_(None) if value is None else column == value)
+    return select(steps.c.project, steps.c.owner), select(alone.c.owner)
 
 
 def _alone(session: Session, experiments: Collection[int]) -> Mapping[int, Counter[TrialState]]:
     """Experiment -> how many of its trials wait or run, by state, that are to have a card of their own."""
     found: defaultdict[int, Counter[TrialState]] = defaultdict(Counter)
     if experiments:
-        query = (
-            select(Trial.experiment_id, Trial.state, func.count())
-            # They began before: of those that wait no others are looked at, however many there are.
-            .where(Trial.experiment_id.in_(experiments), Trial.state.in_(OPEN_TRIALS), Trial.turn < 0)
-            .where(Trial.failure == OUT_OF_MEMORY)
-            .group_by(Trial.experiment_id, Trial.state)
-        )
-        for number, state, count in session.execute(query):
+        for number, state, count in session.execute(_ALONE, {"experiments": list(experiments)}):
             found[number][state] = count
     return found
 

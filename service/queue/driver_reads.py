@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import select
+from sqlalchemy import bindparam, exists, select
 from sqlalchemy.orm import Session
 
 from service.database import OPEN_TRIALS, Artifact, EpochPoint, Event, Experiment, Trial, TrialState
@@ -18,6 +18,15 @@ from ttsv.config.fields import FieldValues
 
 MODEL = "model"
 """Kind of the artifact that a re-evaluation takes up."""
+
+_NEXT = (
+    select(Trial)
+    .where(exists().where(leases.HELD), Trial.experiment_id == bindparam("lease_experiment"))
+    # What is taken still waits in the database for as long as its start was not written: few, and the first of all.
+    .where(Trial.state == TrialState.QUEUED, Trial.id.not_in(bindparam("taken", expanding=True)))
+    .order_by(Trial.turn, Trial.number)
+    .limit(1)
+)
 
 
 @dataclass(frozen=True)
@@ -49,10 +58,7 @@ def unfinished_trials(session: Session, lease: Lease) -> Sequence[Trial]:
 
 def next_trial(session: Session, lease: Lease, taken: Collection[int]) -> Trial | None:
     """The trial that is to begin next, but for those that were `taken` already; raises `LeaseLostError`."""
-    waiting = Trial.experiment_id == lease.experiment_id, Trial.state == TrialState.QUEUED
-    # What is taken still waits in the database for as long as its start was not written: few, and the first of all.
-    query = select(Trial).where(leases.holds(lease), *waiting, Trial.id.not_in(taken))
-    trial = session.scalar(query.order_by(Trial.turn, Trial.number).limit(1))
+    trial = session.scalar(_NEXT, {**lease.parameters, "taken": list(taken)})
     if trial is None and not leases.is_held(session, lease):
         raise leases.lost(lease)
     return trial

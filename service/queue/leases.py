@@ -8,12 +8,11 @@ lease still lives is told by its heartbeat counter, which the reaper watches on 
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 
-from sqlalchemy import ColumnElement, delete, exists, func, select, update
-from sqlalchemy.orm import Session
+from sqlalchemy import ColumnElement, bindparam, delete, func, select, update
+from sqlalchemy.orm import Session, defer
 
-from service.database import EPOCHS_DONE, OPEN_TRIALS, Experiment, ExperimentState, Trial, TrialState, Worker, now
+from service.database import EPOCHS_DONE, OPEN_TRIALS, Experiment, ExperimentState, Tally, TrialState, Worker, now
 from service.database.engine import changed_rows, upsert
 from service.database.experiments import ProcessIdentity
 from service.errors import LeaseLostError
@@ -28,6 +27,20 @@ HEARD_WITHIN = timedelta(minutes=1)
 NOBODY = "no worker is there"
 """Why an experiment waits that nobody could run."""
 
+# Made once, as are all statements that are executed for every trial: making one takes as long as executing it.
+HELD: ColumnElement[bool] = (
+    (Experiment.id == bindparam("lease_experiment"))
+    & (Experiment.fence == bindparam("lease_fence"))
+    & (Experiment.state == ExperimentState.RUNNING)
+)
+"""That the lease still holds whose `parameters` a statement is executed with."""
+_IS_HELD = select(Experiment.id).where(HELD)
+_IS_STOPPING = select(Experiment.stopping).where(HELD)
+_BEAT = update(Experiment).where(HELD).values(heartbeat=Experiment.heartbeat + 1)
+# What the session may have loaded before the lock was its own is read again; a spec may be long, and is rarely wanted.
+_LOCK = select(Experiment).where(HELD).options(defer(Experiment.spec)).with_for_update()
+_LOCK = _LOCK.execution_options(populate_existing=True)
+
 
 @dataclass(frozen=True)
 class Lease:
@@ -35,6 +48,11 @@ class Lease:
 
     experiment_id: int
     fence: int
+
+    @property
+    def parameters(self) -> dict[str, int]:
+        """What statements about `HELD` are executed with."""
+        return {"lease_experiment": self.experiment_id, "lease_fence": self.fence}
 
 
 @dataclass(frozen=True)
@@ -88,7 +106,7 @@ def claim(
     experiment.state = ExperimentState.RUNNING
     experiment.started_at = experiment.started_at or now()
     experiment.claimed_at = now()
-    done = session.scalar(select(func.sum(EPOCHS_DONE)).where(Trial.experiment_id == experiment.id))
+    done = session.scalar(select(func.sum(EPOCHS_DONE)).where(Tally.experiment_id == experiment.id))
     experiment.epochs_at_claim = int(done or 0)
     experiment.worker, experiment.process = worker, process
     experiment.waiting = experiment.unfit_since = None
@@ -98,24 +116,18 @@ def claim(
 
 def renew(session: Session, lease: Lease) -> None:
     """A heartbeat; raises `LeaseLostError`."""
-    beat = update(Experiment).where(*_ours(lease)).values(heartbeat=Experiment.heartbeat + 1)
-    if changed_rows(session, beat) != 1:
+    if changed_rows(session, _BEAT, lease.parameters) != 1:
         raise lost(lease)
 
 
 def is_held(session: Session, lease: Lease) -> bool:
     """Whether the lease still holds: a cheap look between heartbeats."""
-    return session.scalar(select(Experiment.id).where(*_ours(lease))) is not None
-
-
-def holds(lease: Lease) -> ColumnElement[bool]:
-    """The same as a condition of a query about something else."""
-    return exists().where(*_ours(lease))
+    return session.scalar(_IS_HELD, lease.parameters) is not None
 
 
 def is_stopping(session: Session, lease: Lease) -> bool:
     """Whether the experiment was asked to stop: running trials finish, no other begins. False once it is lost."""
-    return bool(session.scalar(select(Experiment.stopping).where(*_ours(lease))))
+    return bool(session.scalar(_IS_STOPPING, lease.parameters))
 
 
 def watch(session: Session) -> list[Watched]:
@@ -167,7 +179,7 @@ def complete(session: Session, lease: Lease) -> bool:
     One that was asked to stop is `stopped`. Else it succeeded if every trial did or was stopped early by its scheduler.
     """
     experiment = lock(session, lease)
-    states = select(Trial.state, func.count()).where(Trial.experiment_id == experiment.id).group_by(Trial.state)
+    states = select(Tally.state, Tally.trials).where(Tally.experiment_id == experiment.id)
     counts: dict[TrialState, int] = {row[0]: row[1] for row in session.execute(states)}
     if any(counts.get(state) for state in OPEN_TRIALS):
         return False
@@ -186,9 +198,7 @@ def complete(session: Session, lease: Lease) -> bool:
 
 def lock(session: Session, lease: Lease) -> Experiment:
     """The experiment, its row locked under the lease's fence until the transaction ends; raises `LeaseLostError`."""
-    # What the session may have loaded before the lock was its own is read again.
-    query = select(Experiment).where(*_ours(lease)).with_for_update().execution_options(populate_existing=True)
-    experiment = session.scalar(query)
+    experiment = session.scalar(_LOCK, lease.parameters)
     if experiment is None:
         raise lost(lease)
     return experiment
@@ -202,11 +212,3 @@ def lost(lease: Lease) -> LeaseLostError:
 def actor(experiment: Experiment) -> str:
     """The worker that runs it, as events name it."""
     return experiment.worker or "worker"
-
-
-def _ours(lease: Lease) -> tuple[Any, ...]:
-    return (
-        Experiment.id == lease.experiment_id,
-        Experiment.fence == lease.fence,
-        Experiment.state == ExperimentState.RUNNING,
-    )

@@ -1,17 +1,19 @@
 """SQL of the nodes of workers' clusters. Functions take a Session; callers commit."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Protocol, TypeVar
 
-from sqlalchemy import ColumnElement, delete, func, select, update
+from sqlalchemy import ColumnElement, and_, delete, func, select, update
 from sqlalchemy.orm import Session
 
-from service.database import ClusterNode, Experiment, ExperimentState, Trial, TrialState, now
+from service.database import OUT_OF_MEMORY, ClusterNode, Experiment, ExperimentState, Trial, TrialState, now
 from service.database.engine import upsert
-from service.queue.cluster import Machine, Node, machine_as_json, machine_from_json
+from service.queue.cluster import GPUS, Machine, Node, machine_as_json, machine_from_json, named
 from service.queue.shares import Amount
+from service.specs.spec import Resources
 from service.specs.states import NodeState
 
 SEEN_WITHIN = timedelta(minutes=1)
@@ -77,38 +79,110 @@ def listed(session: Session, limit: int) -> list[ClusterNode]:
 
 @dataclass(frozen=True)
 class AtWork:
-    """A trial that runs on a node, since its newest attempt began; `place` is the host and which of its GPUs."""
+    """A trial that runs, since its newest attempt began; `place` is the host and which of its GPUs, None until it says.
+
+    `worker` is whose experiment it is; `alone`: it has a whole card where the others of its experiment share them.
+    """
 
     id: int
     experiment_id: int
-    place: str
+    place: str | None
     since: datetime | None
+    worker: str | None = None
+    alone: bool = False
+
+    @property
+    def host(self) -> str:
+        """Where it runs, without the GPUs."""
+        return (self.place or "").partition(GPUS)[0]
+
+    @property
+    def cards(self) -> tuple[str, ...]:
+        """Its GPUs there, as Ray calls them: by number, or by UUID."""
+        names = (self.place or "").partition(GPUS)[2]
+        return tuple(names.split(", ")) if names else ()
 
 
-def at_work(session: Session, project_id: int | None) -> dict[str, list[AtWork]]:
-    """Host -> the trials that run there; of a project (None: of all) those that its people may see."""
+class _Seen(Protocol):
+    """A node, as a worker sees it or as a row has it."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def host(self) -> str: ...
+
+
+_NodeSeen = TypeVar("_NodeSeen", bound=_Seen)
+
+
+def at_work(session: Session, project_id: int | None = None) -> list[AtWork]:
+    """The trials that run; of a project (None: of all) those that its people may see."""
+    alone = and_(Trial.failure.is_not(None), Trial.failure == OUT_OF_MEMORY)
     query = (
-        select(Trial.id, Trial.experiment_id, Trial.node, Trial.started_at)
+        select(Trial.id, Trial.experiment_id, Trial.node, Trial.started_at, Experiment.worker, alone)
         .join(Experiment, Experiment.id == Trial.experiment_id)
-        .where(Experiment.state == ExperimentState.RUNNING, Trial.state == TrialState.RUNNING, Trial.node.is_not(None))
+        .where(Experiment.state == ExperimentState.RUNNING, Trial.state == TrialState.RUNNING)
         .order_by(Trial.id)
     )
     if project_id is not None:
         query = query.where(Experiment.project_id == project_id)
+    return [AtWork(*row) for row in session.execute(query)]
+
+
+def by_node(
+    trials: Iterable[AtWork], seen: Iterable[_NodeSeen], worker_of: Callable[[_NodeSeen], str | None] = lambda _: None
+) -> dict[str, list[AtWork]]:
+    """Node -> the trials that run there; those that did not say where are left out.
+
+    A trial names its node where its host has several of one cluster (`named`). Where it does not, as there was one when
+    it began, it is on the first of its host: of the worker that runs it, if that is known to have one there.
+    """
+    by_name: dict[str, _NodeSeen] = {}
+    by_host: dict[str, dict[str | None, _NodeSeen]] = {}
+    for node in seen:
+        by_name[named(node.host, node.id)] = node
+        of_host = by_host.setdefault(node.host, {})
+        of_host.setdefault(worker_of(node), node)
     found: dict[str, list[AtWork]] = {}
-    for trial_id, experiment_id, place, since in session.execute(query):
-        trial = AtWork(trial_id, experiment_id, place or "", since)
-        found.setdefault(trial.place.partition(", GPU ")[0], []).append(trial)
+    for trial in trials:
+        of_host = by_host.get(trial.host, {})
+        first = next(iter(of_host.values()), None)
+        there = by_name.get(trial.host) or of_host.get(trial.worker) or first
+        if there is not None:
+            found.setdefault(there.id, []).append(trial)
     return found
 
 
-def rooms_of_others(session: Session, worker: str) -> dict[str, list[Amount]]:
-    """What the nodes have for trials that other workers see in their clusters, by worker."""
-    query = select(ClusterNode.worker, ClusterNode.cpus, ClusterNode.gpus, ClusterNode.memory_gib)
-    found: dict[str, list[Amount]] = {}
-    for name, *room in session.execute(query.where(*_there(), ClusterNode.worker != worker)):
-        found.setdefault(name, []).append(Amount(*room))
-    return found
+@dataclass(frozen=True)
+class Others:
+    """What other workers see: the room that their nodes have, by worker, and who of them sees nodes of ours as its own.
+
+    Those share the cluster; of whose a node is, its row has who wrote it last.
+    """
+
+    rooms: Mapping[str, Sequence[Amount]]
+    sharing: frozenset[str]
+
+
+def others(session: Session, worker: str, ours: Collection[str]) -> Others:
+    """What workers other than this one see, of which nodes (ids) are `ours`."""
+    query = select(ClusterNode.id, ClusterNode.worker, ClusterNode.cpus, ClusterNode.gpus, ClusterNode.memory_gib)
+    rooms: dict[str, list[Amount]] = {}
+    sharing = set()
+    for node, name, *room in session.execute(query.where(*_there(), ClusterNode.worker != worker)):
+        if node in ours:
+            sharing.add(name)
+        else:
+            rooms.setdefault(name, []).append(Amount(*room))
+    return Others(rooms, frozenset(sharing))
+
+
+def needs_of(session: Session, experiments: Collection[int]) -> dict[int, Amount]:
+    """What each trial of experiments reserves."""
+    asked, usual = Experiment.spec["resources"], Resources()
+    columns = [asked[name].as_float() for name in ("cpus", "gpus", "memory_gib")]
+    found = session.execute(select(Experiment.id, *columns).where(Experiment.id.in_(experiments)))
+    return {number: Amount(cpus or usual.cpus, gpus or 0.0, memory or 0.0) for number, cpus, gpus, memory in found}
 
 
 def gpus_there(session: Session) -> float:

@@ -4,13 +4,14 @@ A transaction's unit of work is `with hold(session, lease) as held`: it begins b
 writes, and at its end the scores of the cells that they touched are made anew. A stale worker writes nothing.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, TypedDict
 
-from sqlalchemy import select
-from sqlalchemy.orm import Session
+from sqlalchemy import bindparam, select
+from sqlalchemy.orm import Session, defer
 
 from service.database import (
     OUT_OF_MEMORY,
@@ -25,7 +26,7 @@ from service.database import (
     TrialState,
     now,
 )
-from service.database.engine import upsert
+from service.database.engine import insert_rows, upsert
 from service.database.experiments import ResourceSeries, StoredSpectra
 from service.experiments import epoch_points, epoch_spectra, events, transitions
 from service.experiments.events import EventKind
@@ -46,6 +47,14 @@ Not fewer: whoever kills processes at random, as a machine short of memory does,
 
 ALONE = "alone after out of memory on a shared card"
 """Why such a trial waits for a whole card, or has one."""
+
+
+_TRIALS = (
+    select(Trial)
+    .where(Trial.experiment_id == bindparam("of_experiment"), Trial.id.in_(bindparam("trials", expanding=True)))
+    .options(defer(Trial.config))
+    .execution_options(populate_existing=True)
+)
 
 
 @dataclass(frozen=True)
@@ -104,11 +113,11 @@ class HeldExperiment:
 
     def read_trials(self, trial_ids: Iterable[int]) -> None:
         """Reads those trials in one statement that were not read yet; writes read theirs one by one."""
-        mine = Trial.experiment_id == self.experiment.id
+        experiment_id = self.experiment.id
         if missing := [trial_id for trial_id in trial_ids if trial_id not in self._trials]:
-            query = select(Trial).where(mine, Trial.id.in_(missing)).execution_options(populate_existing=True)
             with self._session.no_autoflush:  # changes of other trials can wait until all are written together
-                self._trials |= {trial.id: trial for trial in self._session.scalars(query)}
+                found = self._session.scalars(_TRIALS, {"of_experiment": experiment_id, "trials": missing})
+                self._trials |= {trial.id: trial for trial in found}
 
     def add_trial(self, planned: PlannedTrial, point: FieldValues | None = None) -> int:
         """The id of a searcher's trial: queued after the last one, or there already with this fingerprint.
@@ -132,16 +141,19 @@ class HeldExperiment:
             self._tell(EventKind.TRIAL_SUGGESTED, trial, point=point)
         return trial.id
 
-    def start_trial(self, trial_id: int) -> bool:
-        """Marks a queued trial as running and counts the attempt; whether it may run.
+    def start_trial(self, trial_id: int, at: datetime | None = None, later: Collection[datetime] = ()) -> bool:
+        """Marks a queued trial as running and counts the attempt that began at that moment; whether it may run.
 
-        A trial that is final, as it was cancelled meanwhile, may not.
+        Said again (a lost reply to COMMIT) it changes nothing, though the attempt's end may be stored by then, and
+        attempts that began `later`. A trial that is final, as it was cancelled meanwhile, may not run.
         """
-        if trial := self._trial(trial_id, TrialState.QUEUED):
-            trial.state, trial.started_at, trial.node = TrialState.RUNNING, now(), None
+        trial = self._trial(trial_id, TrialState.QUEUED)
+        if trial is None:
+            return self._trial(trial_id, TrialState.RUNNING) is not None
+        if trial.started_at is None or trial.started_at not in (at, *later):
+            trial.state, trial.started_at, trial.node = TrialState.RUNNING, at or now(), None
             trial.attempts += 1
-            return True
-        return self._trial(trial_id, TrialState.RUNNING) is not None
+        return True
 
     def place_trial(self, trial_id: int, node: str, environment: Mapping[str, object] | None = None) -> None:
         """Says where the trial runs, and with what."""
@@ -224,12 +236,13 @@ class HeldExperiment:
             self._got_on()
             self._tell(EventKind.TRIAL_FAILED, trial, failure=failure)
 
-    def lose_trial(self, trial_id: int, error: str, *, charged: bool = True) -> None:
+    def lose_trial(self, trial_id: int, error: str, *, charged: bool = True, began: datetime | None = None) -> None:
         """The trial's process died: it is queued again.
 
         `charged`: alone, on a node that lives; the trial fails when it died so `MAX_DEATHS` times without getting on.
+        `began`: the attempt that this is about, if it is known; said again once the next one runs it changes nothing.
         """
-        trial = self._trial(trial_id, TrialState.RUNNING)
+        trial = self._attempt(trial_id, began)
         if trial is None:
             return
         error = _storable(error)
@@ -246,12 +259,12 @@ class HeldExperiment:
             )
             self._tell(EventKind.TRIAL_FAILED, trial, failure=trial.failure)
 
-    def crowd_trial(self, trial_id: int, error: str) -> None:
+    def crowd_trial(self, trial_id: int, error: str, *, began: datetime | None = None) -> None:
         """The trial found too little memory on a card that it shared: it is queued again, to run alone, and once.
 
-        Nothing is held against it: what was missing others may have had.
+        Nothing is held against it: what was missing others may have had. `began` as in `lose_trial`.
         """
-        trial = self._trial(trial_id, TrialState.RUNNING)
+        trial = self._attempt(trial_id, began)
         if trial is None:
             return
         if trial.alone:
@@ -261,9 +274,9 @@ class HeldExperiment:
         transitions.requeue_trial(trial, charged=False)
         trial.failure, trial.error = OUT_OF_MEMORY, _storable(f"{ALONE}: {error}")
 
-    def yield_trial(self, trial_id: int) -> None:
-        """The trial gives way to others, and goes on later."""
-        if trial := self._trial(trial_id, TrialState.RUNNING):
+    def yield_trial(self, trial_id: int, *, began: datetime | None = None) -> None:
+        """The trial gives way to others, and goes on later; `began` as in `lose_trial`."""
+        if trial := self._attempt(trial_id, began):
             transitions.requeue_trial(trial, charged=False)
             self._tell(EventKind.TRIAL_YIELDED, trial)
 
@@ -272,19 +285,19 @@ class HeldExperiment:
         points: list[Mapping[str, object]] = [*self._points.values()]
         spectra: list[Mapping[str, object]] = [*self._spectra.values()]
         for entity, rows in ((EpochPoint, points), (EpochSpectra, spectra)):
-            if not rows:
-                continue
-            table = entity.__table__
-            insert = upsert(self._session)(table)
-            news = {column.name: insert.excluded[column.name] for column in table.c if not column.primary_key}
-            statement = insert.on_conflict_do_update(index_elements=list(table.primary_key), set_=news)
-            self._session.connection().execute(statement, rows)
+            if rows:
+                insert_rows(self._session.connection(), entity, rows, replace=True)
 
     def _trial(self, trial_id: int, expected: TrialState) -> Trial | None:
         """The trial if it belongs to the experiment and is in the expected state."""
         self.read_trials([trial_id])
         trial = self._trials.get(trial_id)
         return trial if trial is not None and trial.state is expected else None
+
+    def _attempt(self, trial_id: int, began: datetime | None) -> Trial | None:
+        """The trial if it runs, and runs the attempt that began then."""
+        trial = self._trial(trial_id, TrialState.RUNNING)
+        return trial if trial is not None and began in (None, trial.started_at) else None
 
     def _got_on(self) -> None:
         """More is done than before."""

@@ -1,7 +1,7 @@
 """What the API says of experiments and trials; `service.specs.grid.ExperimentSpec` is what comes in."""
 
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, RootModel, create_model
 
@@ -26,6 +26,15 @@ class Out(BaseModel):
     model_config = ConfigDict(from_attributes=True, frozen=True, defer_build=True)
 
 
+BEST_SAID: dict[str | None, str] = {
+    None: "best validation accuracy",
+    "held-out": "best validation accuracy",
+    "test": "best test accuracy of an epoch: not for selection",
+    "both": "best accuracy of an epoch, validation or test: not for selection",
+}
+"""What the best accuracy of an epoch is, by the images on which trials validate."""
+
+
 class ExperimentProgress(Out):
     """How far an experiment is."""
 
@@ -35,10 +44,27 @@ class ExperimentProgress(Out):
     best_accuracy: float | None = Field(
         description="Best test accuracy of a finished trial: not to choose by, or it is no test any more."
     )
-    best_val_accuracy: float | None = Field(description="Best validation accuracy of any epoch so far.")
+    best_val_accuracy: float | None = Field(
+        description="Best accuracy of any epoch so far, on the images that `validated_on` names."
+    )
     seconds_left: float | None = Field(
         description="From its last epoch on, at its pace; null unless it runs and enough is done to tell."
     )
+    validated_on: Literal["held-out", "test", "both"] | None = Field(
+        None,
+        description="As `training.validation` of its trials; `test`: `best_val_accuracy` is of test images, not to "
+        "choose by; null: there is no trial yet.",
+    )
+
+    @property
+    def best_said(self) -> str:
+        """What `best_val_accuracy` is, in words."""
+        return BEST_SAID[self.validated_on]
+
+    @property
+    def best_to_choose_by(self) -> float | None:
+        """`best_val_accuracy`, where no test image is in it."""
+        return self.best_val_accuracy if self.validated_on in (None, "held-out") else None
 
 
 class ExperimentOut(Out):
@@ -169,7 +195,9 @@ class TrialOut(Out):
     started_at: datetime | None = Field(description="When its newest attempt began.")
     finished_at: datetime | None = Field(description="When it became final.")
     run_seconds: float = Field(0, description="Of all attempts that ended.")
-    best_val_accuracy: float | None = Field(None, description="On the validation images, of any epoch; a fraction.")
+    best_val_accuracy: float | None = Field(
+        None, description="Of any epoch, a fraction: on test images where `training.validation` says so."
+    )
     source_trial_id: int | None = Field(None, description="It trains nothing and evaluates what this trial left.")
     result: ResultOut | None = Field(None, description="On the test images; null unless it succeeded.")
 
@@ -189,6 +217,7 @@ class TrialPage(Out):
     columns: list[ColumnOut] = Field(
         [], description="The fields in which the trials of this page differ, or those asked for."
     )
+    decided: list[ColumnOut] = Field([], description="Fields that differ too, but follow from one of `columns`.")
     common: dict[str, Any] = Field({}, description="What the trials of this page share, by path.")
 
 
@@ -198,8 +227,10 @@ class EpochOut(Out):
     epoch: int = Field(description="Number of the epoch, from 1 on.")
     train_loss: float = Field(description="Mean over the epoch's batches, without the orthogonal loss; nats.")
     train_accuracy: float = Field(description="Mean over the epoch's batches; a fraction.")
-    val_loss: float = Field(description="Mean cross-entropy of the validation images after the epoch; nats.")
-    val_accuracy: float = Field(description="Of the validation images after the epoch; a fraction.")
+    val_loss: float = Field(
+        description="Mean cross-entropy after the epoch, of the images that `training.validation` names; nats."
+    )
+    val_accuracy: float = Field(description="Of the same images after the epoch; a fraction.")
     ort_loss: float | None = Field(description="Orthogonal loss after the epoch, unweighted; null without free frames.")
     lr: float = Field(description="Learning rate of the epoch's first step.")
     seconds: float = Field(description="Time of the epoch's steps, in seconds.")

@@ -82,7 +82,7 @@ class RowOut(Out):
         None, description="By metric, to the cell that `baseline` names; null where none is, or not on the board."
     )
     paper: list[PaperReferenceOut] = Field([], description="The paper's rows that it corresponds to.")
-    fields: dict[str, Any] = Field({}, description="Its values in the board's columns, by path.")
+    fields: dict[str, Any] = Field({}, description="Its values in the board's `columns` and `decided`, by path.")
     missing: list[MissingOut] = Field([], description="The trials without a result under this protocol, and why.")
     best: list[str] = Field(
         [],
@@ -136,6 +136,9 @@ class BoardOut(Out):
     next: str | None = Field(None, description="The cursor of this board's next page; name its protocol too.")
     columns: list[ColumnOut] = Field([], description="The fields in which the rows shown differ, or those asked for.")
     common: dict[str, Any] = Field({}, description="What the rows shown share, by path.")
+    decided: list[ColumnOut] = Field(
+        [], description="Fields that differ too, but follow from one of `columns`; named, they are columns."
+    )
     pivot: PivotOut | None = Field(None, description="The matrix that `pivot` asks for, over all rows of the board.")
 
 
@@ -170,6 +173,7 @@ class LeaderboardOut(Out):
     invalid_count: int = Field(0, description="All results that cannot be true.")
     columns: list[ColumnOut] = Field([], description="The fields that tell apart all rows, holes and invalid results.")
     common: dict[str, Any] = Field({}, description="What all of these share, by path.")
+    decided: list[ColumnOut] = Field([], description="Fields that differ too, but follow from one of `columns`.")
 
 
 class TableRowOut(Out):
@@ -260,6 +264,7 @@ class PlaneOut(Out):
     protocol: str | None = Field(description="Under which they were measured; null: no cell has both metrics.")
     total: int = Field(description="Cells that have both metrics; of more than 5000 the best in x and the front.")
     columns: list[ColumnOut] = Field(description="The fields in which the cells differ.")
+    decided: list[ColumnOut] = Field([], description="Fields that differ too, but follow from one of `columns`.")
     cell: list[str] = Field(description="The fingerprint of each cell.")
     x: list[float] = Field(description="Means over seeds.")
     x_error: list[float | None] = Field(description="Sample standard deviations; null for one seed.")
@@ -267,4 +272,4 @@ class PlaneOut(Out):
     y_error: list[float | None] = Field(description="Sample standard deviations; null for one seed.")
     seeds: list[int] = Field(description="Results of each cell.")
     front: list[bool] = Field(description="Whether no other cell is better in both.")
-    fields: dict[str, list[Any]] = Field(description="By path, the values in `columns`.")
+    fields: dict[str, list[Any]] = Field(description="By path, the values in `columns` and `decided`.")

@@ -30,7 +30,7 @@ class Shown:
 
     def columns(self, configs: Sequence[TrialFields]) -> Columns:
         """The columns of a table of such trials."""
-        return columns_of(configs, chosen=self.chosen, hidden=self.hidden)
+        return columns_of(configs, chosen=self.chosen, hidden=self.hidden, without_decided=True)
 
 
 EVERY = Shown()
@@ -54,7 +54,8 @@ def trial_records(trials: Sequence[TrialOut], shown: Shown = EVERY) -> tuple[lis
 
     Unless fields are chosen some are there in any case, so that pages of one list differ in few columns.
     """
-    differing = [column.field for column in shown.columns([trial.config for trial in trials]).fields]
+    shape = shown.columns([trial.config for trial in trials])
+    differing = [column.field for column in (*shape.fields, *shape.decided)]
     always = () if shown.chosen else ("dataset", *FIELDS, "seed")
     fields = [path for path in dict.fromkeys((*always, *differing)) if path not in shown.hidden]
     rows = []

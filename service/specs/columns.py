@@ -1,9 +1,10 @@
 """The fields that tell configurations apart: columns of a table of trials or cells, and what all of its rows share."""
 
 import difflib
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING, dataclass, field, replace
 from functools import cache
 from itertools import chain
 from typing import Any
@@ -14,6 +15,15 @@ from ttsv.config.trial import field_infos
 
 _ALWAYS_SAID = ("model", "layer")
 """Fields that are worth saying whatever their value is."""
+_ASKED_FIRST = {
+    path: rank
+    for rank, path in enumerate(
+        ("seed", "dataset", "model", "layer", "rank", "lambda_ort", "constraint", "delta", "training.lr")
+    )
+}
+"""Fields by which people know a trial: the last to be left out of a table."""
+_CHANCE = 0.2
+"""A field is said to decide another where that would hold by chance no more often."""
 
 
 @dataclass(frozen=True)
@@ -26,14 +36,25 @@ class FieldColumn:
 
 @dataclass(frozen=True)
 class Columns:
-    """The fields in which configurations differ, in the order of a trial's, and by path what all of them share."""
+    """The fields in which configurations differ, in the order of a trial's, and by path what all of them share.
+
+    `decided` differ too, but follow from one of the fields: who knows these knows them.
+    """
 
     fields: list[FieldColumn]
     common: FieldValues
+    decided: list[FieldColumn] = field(default_factory=list)
 
     def of(self, config: TrialFields) -> FieldValues:
-        """A configuration's values in these columns, by path."""
-        return {column.field: value_of(config, column.field) for column in self.fields}
+        """A configuration's values in all fields that differ, by path."""
+        return {column.field: value_of(config, column.field) for column in (*self.fields, *self.decided)}
+
+    def first(self, count: int) -> "tuple[Columns, list[FieldColumn]]":
+        """The same with no more fields than so many, those that people ask for first, and the others."""
+        by_rank = sorted(self.fields, key=lambda one: _ASKED_FIRST.get(one.field, len(_ASKED_FIRST)))
+        kept = set(by_rank[:count])
+        others = [one for one in self.fields if one not in kept]
+        return replace(self, fields=[one for one in self.fields if one in kept]), others
 
     @property
     def notable(self) -> FieldValues:
@@ -45,15 +66,26 @@ class Columns:
         }
 
 
-def columns_of(configs: Sequence[TrialFields], *, chosen: Sequence[str] = (), hidden: Sequence[str] = ()) -> Columns:
+def columns_of(
+    configs: Sequence[TrialFields],
+    *,
+    chosen: Sequence[str] = (),
+    hidden: Sequence[str] = (),
+    without_decided: bool = False,
+) -> Columns:
     """The columns of a table of such configurations: `chosen` fields or, without any, those that differ.
 
     `hidden` fields are neither columns nor shared. A field that an older configuration lacks is at its default.
+    `without_decided`: fields that another one decides are columns where they are chosen, and else only named.
     """
     differing, common = _compared(configs)
     fields = [path for path in chosen or differing if path not in hidden]
+    decided = _decided({path: differing[path] for path in fields}) if without_decided and not chosen else set()
     shared = {path: value for path, value in common.items() if path not in hidden and path not in fields}
-    return Columns([FieldColumn(path, short_name(path)) for path in fields], shared)
+    columns = [FieldColumn(path, short_name(path)) for path in fields]
+    return Columns(
+        [one for one in columns if one.field not in decided], shared, [one for one in columns if one.field in decided]
+    )
 
 
 def value_of(config: TrialFields, path: str) -> FieldValue:
@@ -64,6 +96,11 @@ def value_of(config: TrialFields, path: str) -> FieldValue:
             return default_of(path)
         found = found[part]
     return list(found) if type(found) is tuple else found
+
+
+def validates_on_test(config: TrialFields) -> bool:
+    """Whether what a trial says of each epoch is of test images: nobody may choose by it."""
+    return value_of(config, "training.validation") == "test"
 
 
 def told(config: TrialFields) -> FieldValues:
@@ -116,9 +153,9 @@ def _last_parts() -> dict[str, str]:
     return {last: path for path in infos if counts[last := path.rpartition(".")[2]] == 1 or last == path}
 
 
-def _compared(configs: Sequence[TrialFields]) -> tuple[list[str], FieldValues]:
-    """The paths in which configurations differ, and by path what they share."""
-    differing: list[str] = []
+def _compared(configs: Sequence[TrialFields]) -> tuple[dict[str, Sequence[Any]], FieldValues]:
+    """By path the values of fields in which configurations differ, and what they share."""
+    differing: dict[str, Sequence[Any]] = {}
     common: dict[str, FieldValue] = {}
     for name in dict.fromkeys(chain.from_iterable(configs)):
         parts = [config.get(name) for config in configs]
@@ -128,8 +165,53 @@ def _compared(configs: Sequence[TrialFields]) -> tuple[list[str], FieldValues]:
             if _alike(values):
                 common[path] = values[0]
             else:
-                differing.append(path)
-    return _ordered(differing), {path: common[path] for path in _ordered(common)}
+                differing[path] = values
+    return {path: differing[path] for path in _ordered(differing)}, {path: common[path] for path in _ordered(common)}
+
+
+def _decided(differing: Mapping[str, Sequence[Any]]) -> set[str]:
+    """The fields whose values follow in every row from those of one field that is kept.
+
+    That is no coincidence: where each row has a learning rate of its own, this decides nothing. The fields that people
+    ask for are the last to go, and only for one another; of the others those with fewer values are the first. As each
+    follows from one that was kept when it went, what is kept at the end tells apart all rows that differ.
+    """
+    paths = [path for path in differing if path != "seed"]
+    if len(paths) < 2:
+        return set()
+    # Of trials that differ in their seeds alone one tells as much as all.
+    cells = set(zip(*(_numbered(differing[path]) for path in paths), strict=True))
+    columns = dict(zip(paths, zip(*cells, strict=True), strict=True))
+    counts = {path: Counter(values) for path, values in columns.items()}
+    rank = {path: _ASKED_FIRST.get(path, -1) for path in paths}
+    decided: set[str] = set()
+    late_first = paths[::-1]
+    for path in sorted(late_first, key=lambda path: (rank[path] >= 0, len(counts[path]), -rank[path])):
+        # How often two rows have the same value, whatever another field says.
+        alike = sum(count * count for count in counts[path].values()) / len(cells) ** 2
+        for other in paths:
+            repeated = len(cells) - len(counts[other])
+            if other == path or other in decided or alike**repeated > _CHANCE:
+                continue
+            if rank[path] >= 0 > rank[other]:
+                continue  # nobody looks for the model among the epochs
+            if _follows(columns[path], columns[other]):
+                decided.add(path)
+                break
+    return decided
+
+
+def _follows(values: Sequence[int], others: Sequence[int]) -> bool:
+    """Whether equal ones of the others have equal values."""
+    seen: dict[int, int] = {}
+    return all(seen.setdefault(other, value) == value for value, other in zip(values, others, strict=True))
+
+
+def _numbered(values: Sequence[Any]) -> list[int]:
+    """A number for each value, equal ones' the same."""
+    keys = [json.dumps(one) if type(one) in (list, dict) else one for one in values]
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    return [numbers[key] for key in keys]
 
 
 def _alike(values: Sequence[Any]) -> bool:

@@ -11,6 +11,8 @@ from typing import BinaryIO
 
 from service.storage.store import CHUNK, require_inside, sync_folder
 
+_COPIES = 5
+"""So often a folder is copied anew of which files went meanwhile; then what is left of it is enough."""
 PARTS = "incoming"
 """Folder, in a store's, of files that are being written."""
 PARTIAL = ".partial"
@@ -133,25 +135,18 @@ class Folder:
         # Under a name of its own first: a copy that a kill cuts short is never taken for a whole one, and two that are
         # made at once, as an answer was late, do not meet.
         partial = place.with_name(f"{place.name}.{secrets.token_hex(4)}{PARTIAL}")
-        refused: list[OSError] = []
-
-        def copy_file(source: str, target: str) -> None:
-            try:
-                shutil.copy2(source, target)
-            except OSError as error:
-                refused.append(error)
-                raise
-
         try:
-            shutil.copytree(self.path(source), partial, copy_function=copy_file)
+            for _ in range(_COPIES):
+                if _copy_tree(self.path(source), partial):
+                    break
+                shutil.rmtree(partial)
+            else:
+                _copy_tree(self.path(source), partial)
             partial.rename(place)
         except OSError:
             shutil.rmtree(partial, ignore_errors=True)
-            if place.is_dir():
-                return
-            if refused:  # the tree's own error has no number, by which a full disk is told from a trial's fault
-                raise refused[0] from None
-            raise
+            if not place.is_dir():
+                raise
 
     def make(self, folder: str) -> None:
         """As `Store.make`."""
@@ -173,6 +168,39 @@ class Folder:
         if not part.isalnum():
             raise PermissionError(errno.EACCES, "no name of a part", part)
         return self.root / PARTS / part
+
+
+def _copy_tree(source: Path, target: Path) -> bool:
+    """Copies a folder; whether all of it stayed where it was meanwhile, as an owner who still lives may delete files.
+
+    Files beside its folders come last: they tell of what is in these (a trial's epochs of its checkpoints), and must
+    not be older than it.
+    """
+    whole, refused = True, list[OSError]()
+
+    def copy(source: str, target: str) -> None:
+        nonlocal whole
+        try:
+            shutil.copy2(source, target)
+        except FileNotFoundError:
+            whole = False
+        except OSError as error:
+            refused.append(error)
+            raise
+
+    def files(folder: str, names: list[str]) -> list[str]:
+        return [name for name in names if Path(folder) == source and not (source / name).is_dir()]
+
+    try:
+        shutil.copytree(source, target, ignore=files, copy_function=copy)
+        for path in source.iterdir():
+            if not path.is_dir():
+                copy(str(path), str(target / path.name))
+    except OSError:
+        if refused:  # the tree's own error has no number, by which a full disk is told from a trial's fault
+            raise refused[0] from None
+        raise
+    return whole
 
 
 def _move(place: Path, target: Path) -> None:

@@ -86,8 +86,10 @@ class Objects:
                 return
             with self._output(f"{end}/{_COPYING}") as file:
                 file.write(b".")
-            for path in self.files(source):
-                self._copy_file(f"{begin}/{path}", f"{end}/{path}")
+            # What stands beside folders tells of them, so it comes last; an owner who still lives may delete some.
+            for path in sorted(self.files(source), key=lambda path: "/" not in path):
+                with suppress(FileNotFoundError):
+                    self._copy_file(f"{begin}/{path}", f"{end}/{path}")
             self._finish_copy(end)
 
     def move(self, source: str, target: str) -> None:

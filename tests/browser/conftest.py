@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import uvicorn
@@ -21,7 +22,10 @@ from tests import grids
 CHROMIUM = "/usr/bin/chromium"
 # There is no GPU to draw with, and a process that pretends to be one is one more to start.
 OPTIONS = ("--no-sandbox", "--disable-gpu", "--in-process-gpu")
-PICTURES = ".matrix-figure, .curves-figure, .trial-curves, .fans-figure, .resources-figure, .plane-figure, .picture"
+PICTURES = (
+    ".matrix-figure, .curves-figure, .trial-curves, .fans-figure, .values-figure, .resources-figure, .plane-figure,"
+    " .picture"
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -162,6 +166,15 @@ class Tab:
         self.page.evaluate(
             "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))"
         )
+
+    def saved(self, button: str) -> tuple[str, bytes]:
+        """Presses a button that saves a file: its name and content. A picture that is no XML fails, as an SVG."""
+        with self.page.expect_download() as download:
+            self.page.locator(button).click()
+        name, content = download.value.suggested_filename, download.value.path().read_bytes()
+        if name.endswith(".svg"):
+            assert ElementTree.fromstring(content).tag == "{http://www.w3.org/2000/svg}svg"
+        return name, content
 
     def quiet(self, seconds: float) -> None:
         """Waits for so long a time in which the page asks for nothing; one that never leaves off fails."""

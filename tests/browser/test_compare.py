@@ -145,6 +145,9 @@ class TestPage:
         page.wait_for_selector(f"{CURVES}[data-drawn='4']")
         assert page.locator(f"{CURVES} .lines li").count() == 3
         assert page.locator(f"{CURVES} .lines li").nth(1).inner_text().startswith("B: rank 2, lambda_ort 0.01")
+        named = page.locator(f"{CURVES} .lines a").all_inner_texts()
+        headings = page.locator("table.measured").first.locator("th.side a").all_inner_texts()
+        assert named == headings == ["trial 1", "trial 6", "trial 110"]
         page.wait_for_selector(f"{SPECTRA}[data-drawn='{len(compared.LAYERS)}']")
         lines = page.locator(f"{SPECTRA} .lines li").all_inner_texts()
         assert [line.strip() for line in lines[3:]] == ["δ = 1", "δ = 2"]
@@ -167,15 +170,14 @@ class TestPage:
         assert re.fullmatch(r"\d\.\d{4} to 1\.0000", rows.first.locator("td").first.inner_text())
 
     def test_seeds_of_cells_are_bands(self, beside: Site, browse: Callable[..., Tab]) -> None:
-        page = browse(f"{beside.url}/compare?cells={','.join(board_cells(beside)[:2])}").page
+        tab = browse(f"{beside.url}/compare?cells={','.join(board_cells(beside)[:2])}")
+        page = tab.page
         page.wait_for_selector(f"{CURVES}[data-drawn='4']")
         assert page.locator(f"{CURVES} .lines li").count() == 2
         page.locator(".curves-panel input[name=bands]").uncheck()
         assert page.locator(f"{CURVES} .lines li").count() > 4
         for kind, begins in (("csv", b"trial,experiment,"), ("svg", b"<svg xmlns"), ("png", b"\x89PNG")):
-            with page.expect_download() as saved:
-                page.locator(f"{CURVES} button[data-save={kind}]").click()
-            assert saved.value.path().read_bytes().startswith(begins), kind
+            assert tab.saved(f"{CURVES} button[data-save={kind}]")[1].startswith(begins), kind
 
     def test_without_scripts_the_tables_say_all(self, beside: Site, browse: Callable[..., Tab]) -> None:
         page = browse(f"{beside.url}/compare?experiments=1,2", script=False).page

@@ -57,6 +57,10 @@ class TestFigures:
         said = page.locator(".paper-figure title").evaluate_all("all => all.map(one => one.textContent)")
         measured = re.compile(r"clip to 0.5, rank 192: [\d.]+ ± [\d.]+, ours \(3 seeds; complete\)")
         assert any(measured.search(one) for one in said)
+        numbers = re.findall(r": ([\d.]+) ± ([\d.]+), ours", "\n".join(said))
+        decimals = [[len(one.partition(".")[2]) for one in pair] for pair in numbers]
+        assert {mean for mean, _ in decimals} == {1, 2}  # those of each metric, by the catalogue
+        assert all(mean == spread for mean, spread in decimals)
         assert any("no result: 3 queued" in one for one in said)
         assert page.locator("tbody tr").count() == len(said)  # the table has every mark
         assert page.locator(".paper-figure svg").get_attribute("role") == "img"

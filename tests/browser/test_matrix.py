@@ -2,9 +2,19 @@
 
 import re
 from collections.abc import Callable
+from functools import partial
+from io import BytesIO
 from pathlib import Path
+from xml.etree import ElementTree
 
+from PIL import Image
+from sqlalchemy import select
+
+from service.database import Trial
 from service.experiments import actions
+from service.experiments.submission import Draft, submit
+from service.specs.grid import expand_grid
+from service.specs.spec import ExperimentSpec
 from tests import grids
 from tests.browser.conftest import Site, Tab, served
 
@@ -27,6 +37,31 @@ def test_it_is_drawn_and_a_table_stands_behind_it(site: Site, browse: Callable[.
     legend = page.locator("#matrix .scale").inner_text()
     assert "accuracy, mean over seeds" in legend
     assert "running" in legend
+
+
+def test_a_saved_picture_says_what_it_shows(site: Site, browse: Callable[..., Tab]) -> None:
+    tab = drawn(browse(f"{site.url}/experiments/1?where=rank%3E2"))
+    legend = tab.page.locator("#matrix .scale")
+    name, content = tab.saved("#matrix button[data-save=svg]")
+    assert name == "matrix-1-accuracy.svg"
+    drawing = ElementTree.fromstring(content)
+    said = " ".join(text.strip() for text in drawing.itertext())
+    for words in (
+        "Rank against lambda, VGG (experiment 1)",
+        "where rank>2",
+        "accuracy, mean over seeds:",
+        "not all seeds",
+    ):
+        assert words in said, words
+    for part in (*legend.locator(".key").all_inner_texts(), *legend.locator(".end").all_inner_texts()):
+        assert part in said, part
+    assert drawing.findall(".//{*}pattern/{*}image")  # what waits or failed, by its pattern
+    assert len(drawing.findall(".//{*}linearGradient/{*}stop")) > 2
+    name, content = tab.saved("#matrix button[data-save=png]")
+    with Image.open(BytesIO(content)) as picture:
+        shown = tab.page.locator("#matrix .canvas").bounding_box()
+        assert picture.width == 2 * shown["width"]
+        assert picture.height > 2 * (shown["height"] + 40)  # the head is above the matrices
 
 
 def test_arrow_keys_move_and_enter_opens(site: Site, browse: Callable[..., Tab]) -> None:
@@ -58,6 +93,58 @@ def test_hover_says_mean_and_deviation_and_a_click_opens(site: Site, browse: Cal
     assert re.search(r"rank \d+, lambda_ort 0\b[^±]*accuracy \d\d\.\d\d ± \d\.\d\d %\s+\d of 5 seeds", tip.inner_text())
     page.mouse.click(box["x"] + 120, box["y"] + 20)
     page.wait_for_url(re.compile("cell="))
+
+
+def test_places_are_chosen_by_keys_and_mouse_and_compared(site: Site, browse: Callable[..., Tab]) -> None:
+    page = drawn(browse(f"{site.url}/experiments/1")).page
+    place, bar = page.locator("#matrix .canvas"), page.locator("#matrix .chosen")
+    assert not bar.is_visible()
+    place.focus()
+    page.keyboard.press("Space")
+    assert bar.locator(".count").inner_text() == "1 chosen: choose 2 to 10 to compare them"
+    assert "; chosen; " in page.locator("#matrix .readout").inner_text()
+    assert not bar.locator(".compare").is_visible()
+    box = place.bounding_box()
+    for x in (box["x"] + 200, box["x"] + 280):
+        page.keyboard.down("Shift")
+        page.mouse.click(x, box["y"] + 20)
+        page.keyboard.up("Shift")
+    assert bar.locator(".count").inner_text() == "3 chosen"
+    page.keyboard.press("Space")  # where the mouse was last
+    assert bar.locator(".count").inner_text() == "2 chosen"
+    page.locator("#matrix .compare").click()
+    page.wait_for_url(re.compile(r"/compare\?cells=[0-9a-f]{64},[0-9a-f]{64}$"))
+    assert page.locator("thead").first.locator(".side").count() == 2
+    page.go_back()
+    page.wait_for_selector(DRAWN)
+    place.focus()
+    page.keyboard.press("Space")
+    bar.locator("[data-none]").click()
+    assert not bar.is_visible()
+    assert page.evaluate("() => document.activeElement.getAttribute('aria-roledescription')") == "matrix"
+
+
+def test_holes_are_in_the_key_and_small_places_say_which_seeds_lack(live: Site, browse: Callable[..., Tab]) -> None:
+    base = {"dataset": "cifar10", "model": "vgg11", "training": {"epochs": 3}}
+    variants = [{"layer": "tt", "rank": 2 + at, "lambda_ort": 0.1 if at % 3 else 1.0} for at in range(14)]
+    spec = ExperimentSpec(name="ragged", base=base, variants=variants, grid={"seed": [0, 1]})
+    plan = expand_grid(spec, max_trials=100)
+    made = live.database.write(lambda session: submit(session, Draft(spec, plan)).id)
+    with live.database.read() as session:
+        trials = list(session.scalars(select(Trial.id).where(Trial.experiment_id == made).order_by(Trial.number)))
+    for trial in trials[:3]:
+        live.database.write(partial(grids.finish, trial_id=trial, accuracy=0.7))
+    tab = drawn(browse(f"{live.url}/experiments/{made}?x=rank&y=lambda_ort"))
+    for width, said in ((820, {"70.00", "1/2"}), (560, {"1/2"})):
+        tab.page.set_viewport_size({"width": width, "height": 900})
+        tab.settle()
+        assert "no trial" in tab.page.locator("#matrix .scale .key").all_inner_texts()
+        texts = ElementTree.fromstring(tab.saved("#matrix button[data-save=svg]")[1]).iter(
+            "{http://www.w3.org/2000/svg}text"
+        )
+        assert said <= {text.text for text in texts}, width
+    tab = drawn(browse(f"{live.url}/experiments/1"))
+    assert "no trial" not in tab.page.locator("#matrix .scale .key").all_inner_texts()
 
 
 def test_another_choice_exchanges_the_panel_and_keeps_the_focus(site: Site, browse: Callable[..., Tab]) -> None:

@@ -263,7 +263,7 @@ class TestCheck:
         base = "name: x\nbase: {dataset: digits, model: small-cnn, layer: tt}\n"
         write(tab, base + f"grid: {{rank: [1, 2, 3, 4], seed: [{seeds}]}}\n")
         tab.asked.clear()
-        ready(tab, "20,000 trials")
+        ready(tab, "20\u202f000 trials")
         assert "compression" in tab.page.locator("#preview").inner_text()
         assert [url for url in tab.asked if "dry_run" in url and "summary=true" not in url] == []
         write(tab, text(tab).replace("[1, 2, 3, 4]", "[1, 2, 3, 4, 5]"))

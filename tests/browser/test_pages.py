@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from PIL import Image, ImageStat
@@ -77,22 +78,38 @@ class TestCurves:
         page.keyboard.press("ArrowRight")
         assert page.locator(".curves-panel .readout").inner_text().startswith("epoch 2;")
 
+    def test_a_table_stands_behind_them(self, tab: Tab) -> None:
+        page = tab.page
+        tables = page.locator(".curves-panel .behind table")
+        assert tables.count() == 0
+        page.locator(".curves-panel .behind summary").click()
+        tables.nth(3).wait_for()
+        assert tables.locator("caption").first.inner_text() == "validation accuracy (%)"
+        epochs = tables.first.locator("thead th").all_inner_texts()
+        assert len(epochs) == 11
+        assert (epochs[0], epochs[1], epochs[10]) == ("epoch", "1", "80")
+        rows = tables.first.locator("tbody tr")
+        assert rows.count() == page.locator(".lines li").count()
+        assert re.search(r"\(5 seeds\)\s[\d.]+ ± [\d.]+\s", rows.first.inner_text())
+        assert violations(tab) == []
+
     def test_they_are_smoothed_and_logarithmic(self, tab: Tab) -> None:
         page = tab.page
         page.locator("input[name=smoothing]").focus()
         page.keyboard.press("End")
         page.locator("input[name=log]").check()
         assert "logarithmic" in page.locator(".curves-panel .plot figcaption").first.inner_text()
+        assert tab.saved(".curves-panel button[data-save=svg]")[1].count(b", logarithmic<") == 4
 
     def test_they_are_saved(self, tab: Tab) -> None:
-        page = tab.page
         for kind, begins in (("csv", b"trial,experiment,"), ("svg", b"<svg xmlns"), ("png", b"\x89PNG")):
-            with page.expect_download() as saved:
-                page.locator(f".curves-panel button[data-save={kind}]").click()
-            assert saved.value.suggested_filename == f"curves-experiment-1.{kind}"
-            content = saved.value.path().read_bytes()
+            name, content = tab.saved(f".curves-panel button[data-save={kind}]")
+            assert name == f"curves-experiment-1.{kind}"
             assert content.startswith(begins), kind
             assert len(content) > 1000
+            if kind == "svg":
+                texts = [text.text for text in ElementTree.fromstring(content).iter("{http://www.w3.org/2000/svg}text")]
+                assert texts.count("epoch") == 4  # below each chart
 
     def test_those_of_checked_trials(self, site: Site, browse: Callable[..., Tab]) -> None:
         page = browse(f"{site.url}/experiments/1#trials-panel").page
@@ -170,7 +187,7 @@ class TestPlane:
         page.wait_for_selector(".plane-figure[data-drawn='17']")
         assert not page.locator(".plane-fallback").is_visible()
         page.locator("select[name=by]").select_option("lambda_ort")
-        assert page.locator(".plane-figure .scale .key").all_inner_texts() == ["0", "0.01", "0.1", "1"]
+        assert page.locator(".plane-figure .scale .key [dir]").all_inner_texts() == ["0", "0.01", "0.1", "1"]
         page.locator(".plane-figure .canvas").focus()
         page.keyboard.press("ArrowRight")
         said = page.locator(".plane-figure .readout")
@@ -192,9 +209,7 @@ class TestPlane:
         page.locator("button[data-brush]").click()
         tab.until("before => document.querySelectorAll('tr[data-cell]:not([hidden])').length === before", before)
         for kind, begins in (("svg", b"<svg"), ("png", b"\x89PNG")):
-            with page.expect_download() as saved:
-                page.locator(f".plane-figure button[data-save={kind}]").click()
-            assert saved.value.path().read_bytes().startswith(begins)
+            assert tab.saved(f".plane-figure button[data-save={kind}]")[1].startswith(begins)
 
     def test_a_rectangle_chooses_among_all_pages(self, site: Site, browse: Callable[..., Tab]) -> None:
         tab = browse(f"{site.url}/leaderboards/cifar10?limit=4")
@@ -235,23 +250,47 @@ class TestLists:
         page = tab.page
         assert "2 nodes, 2 GPUs and 48 CPUs" in page.locator("#nodes").inner_text()
         gpu = page.locator(".slots li", has_text="GPU 0: NVIDIA H100")
-        assert re.search(r"trial 83\s+of experiment 1, since .*\s+and 10 more", gpu.inner_text(), re.DOTALL)
+        assert re.search(r"trials 83, 84, 85, .*and 10 more of experiment 1, since [\w ]+ ago$", gpu.inner_text())
+        assert gpu.inner_text().count("of experiment 1") == 1
         assert "idle" in page.locator(".slots li", has_text="GPU 1: NVIDIA H100").inner_text()
         assert "torch 2.8.0 here" in page.locator("table").last.inner_text()
         running = page.locator("#wanting tbody tr").first.locator("td").nth(3)
         before = int(running.inner_text())
+        tab.asked.clear()
         live.database.write(lambda session: grids.finish(session, 90, 0.5))
         tab.until(
             f"() => document.querySelector('#wanting tbody').rows[0].cells[4].textContent.trim() === '{before - 1}'"
         )
+        tab.until("() => document.querySelector('#shares td').textContent === '17'")
+        assert tab.asked == [f"{live.url}/pool/changes?experiment=1"]
 
     def test_experiments_stream(self, live: Site, browse: Callable[..., Tab]) -> None:
-        tab = browse(f"{live.url}/")
-        tab.quiet(3)  # nothing changed, nothing is asked for
+        tab = browse(f"{live.url}/?tag=pages")
+        tab.quiet(3)
+        assert not [url for url in tab.asked if "/changes" in url]  # nothing changed, nothing is asked for
+        received = self.received(tab)
+        tab.page.locator("input[name=experiment]").check()
+        counts = tab.page.locator("tr[data-experiment] td.number").nth(1)
+        before = counts.inner_text()
+        tab.asked.clear()
+        live.database.write(lambda session: grids.finish(session, 90, 0.5))
+        tab.page.locator(f"td:text-is('{int(before.partition('/')[0]) + 1}/100')").wait_for()
+        assert tab.asked == [f"{live.url}/changes?tag=pages&experiment=1"]  # its row alone
+        assert sum(received) < 2000
+        assert tab.page.locator("input[name=experiment]").is_checked()
+        assert tab.page.locator("a.tag").get_attribute("href") == "?tag=pages"
+        tab.go(f"{live.url}/")
         posted(live, "a new one")
         tab.page.locator("a:text-is('a new one')").wait_for()
-        live.database.write(lambda session: grids.finish(session, 90, 0.5))
-        tab.page.locator("td:text-is('75/100'), td:text-is('76/100'), td:text-is('77/100')").first.wait_for()
+
+    @staticmethod
+    def received(tab: Tab) -> list[int]:
+        """The bytes of answers that come from now on, one after the other."""
+        found: list[int] = []
+        network = tab.page.context.new_cdp_session(tab.page)
+        network.send("Network.enable")
+        network.on("Network.dataReceived", lambda said: found.append(said["encodedDataLength"]))
+        return found
 
     def test_a_figure_without_printed_numbers_says_so(self, site: Site, browse: Callable[..., Tab]) -> None:
         text = browse(f"{site.url}/tables/senderovich2022/figure-vgg").page.locator(".empty").inner_text()
@@ -303,8 +342,33 @@ PAGES: dict[str, tuple[str, ...]] = {
     "/submit": (),
     "/login": (),
     "/problems": (),
+    "/docs": (),
 }
 """Addresses, each with the panels of its page that are chosen one after the other."""
+
+
+# Words of headings that stand in more than one line.
+_BROKEN = r"""
+heads => {
+  const found = [];
+  for (const head of heads) {
+    const texts = document.createTreeWalker(head, NodeFilter.SHOW_TEXT);
+    while (texts.nextNode()) {
+      for (const word of texts.currentNode.data.matchAll(/[A-Za-z]+/g)) {
+        const range = document.createRange();
+        range.setStart(texts.currentNode, word.index);
+        range.setEnd(texts.currentNode, word.index + word[0].length);
+        if (range.getClientRects().length > 1) found.push(word[0]);
+      }
+    }
+  }
+  return found;
+}
+"""
+_NOT_EXACT = """
+all => all.map(one => getComputedStyle(one, one.matches(".state") ? "::before" : null))
+  .filter(one => one.printColorAdjust !== "exact").length
+"""
 
 
 class TestEveryPage:
@@ -329,6 +393,10 @@ class TestEveryPage:
             page.set_viewport_size({"width": widths[0], "height": 900})
             tab.go(f"{site.url}{path}")
             for panel in ("", *panels):
+                if path == "/docs":
+                    page.evaluate(
+                        "() => [...document.querySelectorAll('details')].forEach((one, at) => one.open = at < 3)"
+                    )
                 if panel:
                     page.locator(f"[role=tab][href='#{panel}']").click()
                     page.locator(f"#{panel}").wait_for()
@@ -352,6 +420,7 @@ class TestEveryPage:
         for path in (
             "/leaderboards/cifar10",
             "/experiments/1",
+            "/compare?trials=1,2",
             "/trials",
             "/tables/senderovich2022/table1",
             FIGURE,
@@ -361,12 +430,20 @@ class TestEveryPage:
             page.emulate_media(media="screen")
             page.wait_for_timeout(300)
             page.emulate_media(media="print")
-            cells = page.locator("th, td")
+            tab.until("() => document.documentElement.classList.contains('paper')")
+            tab.settle()
+            cells = page.locator("th, td, canvas, .u-wrap").locator("visible=true")
             right = max(cells.evaluate_all("all => all.map(one => one.getBoundingClientRect().right)"))
             assert right <= 1031, path
+            assert page.locator("thead").evaluate_all(_BROKEN) == [], path
+            assert page.locator("details:not([open])").count() == 0, path
+            exact = page.locator(".swatch, .state").evaluate_all(_NOT_EXACT)
+            assert exact == 0, path
             if path == "/experiments/1":
-                for name in ("matrix", "trials-panel", "events-panel", "spec-panel"):
+                for name in ("matrix", "curves-panel", "trials-panel", "events-panel", "spec-panel"):
                     assert page.locator(f"#{name}").is_visible()
+                assert page.locator("#matrix .sheet").count() == 1
+                assert page.locator("#curves-panel .curves-figure").get_attribute("data-drawn") == "4"
             assert len(page.pdf(landscape=True)) > 10_000
 
     def test_names_that_mean_harm_are_names(self, live: Site, browse: Callable[..., Tab]) -> None:

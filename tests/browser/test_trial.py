@@ -1,5 +1,6 @@
 """A trial's tabs in a browser: pictures from the API's numbers, tables behind them, keys, live ends, what lacks."""
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy.orm import Session
 
-from service.database import Trial, TrialState
+from service.database import Artifact, Trial, TrialState
 from service.database.engine import Database
 from tests import grids, measured
 from tests.browser.accessibility import violations
@@ -32,6 +33,7 @@ PICTURES: dict[str, dict[str, str | None]] = {
     "calibration": {"reliability": None},
 }
 RUNNING = 90
+VALUES = [min(1.0, 1.3 - index / 25) for index in range(27)]
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +44,16 @@ def shown(filled: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Si
     file = tmp_path_factory.mktemp("shown") / "ttsv.db"
     shutil.copyfile(filled, file)
     database = Database(f"sqlite:///{file}")
-    database.write(lambda session: measured.dress(session, 1))
+    text = json.dumps({"layers": [{"name": "features.0", "count": 27, "index": [*range(27)], "values": VALUES}]})
+    path = "trials/1/1/spectra.json"
+    (file.parent / "data" / path).parent.mkdir(parents=True)
+    (file.parent / "data" / path).write_text(text)
+
+    def dress(session: Session) -> None:
+        measured.dress(session, 1)
+        session.add(Artifact(trial_id=1, kind="spectra", path=path, sha256="0" * 64, size=len(text)))
+
+    database.write(dress)
     database.close()
     with served(file) as running:
         yield running
@@ -109,10 +120,9 @@ def test_hover_and_keys_say_what_is_there(shown: Site, browse: Callable[..., Tab
     page.locator(".tip").wait_for(state="visible")
     assert page.locator(".tip").inner_text().startswith("brightness, severity 1")
     for kind, begins in (("csv", b"corruption,severity 1"), ("svg", b"<svg"), ("png", b"\x89PNG")):
-        with page.expect_download() as saved:
-            figure.locator(f"button[data-save={kind}]").click()
-        assert saved.value.suggested_filename == f"trial-1-corruptions.{kind}"
-        assert saved.value.path().read_bytes().startswith(begins)
+        name, content = tab.saved(f".picture[data-picture=corruptions] button[data-save={kind}]")
+        assert name == f"trial-1-corruptions.{kind}"
+        assert content.startswith(begins)
 
 
 def test_certificates_stand_beside_attacks(shown: Site, browse: Callable[..., Tab]) -> None:
@@ -128,6 +138,50 @@ def test_certificates_stand_beside_attacks(shown: Site, browse: Callable[..., Ta
     page.keyboard.press("Home")
     said = lipschitz.locator(".readout").inner_text()
     assert re.match(r"pixels, fgsm: .*; \d+ of 10000 images; certified bound 11.4", said)
+
+
+_BOUNDS = """
+() => {
+  const round = document.querySelector("svg").getBoundingClientRect();
+  const boxes = [...document.querySelectorAll("svg text")].map(one => [one.textContent, one.getBoundingClientRect()]);
+  const bars = [...document.querySelectorAll("svg path[fill='#0072b2']")].map(one => one.getBoundingClientRect());
+  return {
+    cut: boxes.filter(([, box]) => box.left < round.left - 1 || box.right > round.right + 1).map(([text]) => text),
+    texts: boxes.map(([text]) => text),
+    under: boxes.filter(([text]) => text.startsWith("δ")).map(([, box]) => box.bottom)[0],
+    top: Math.min(...bars.map(one => one.top)),
+    spread: Math.max(...bars.map(one => one.right)) - Math.min(...bars.map(one => one.left)),
+  };
+}
+"""
+
+
+def test_nothing_is_cut_off_on_a_telephone(shown: Site, browse: Callable[..., Tab]) -> None:
+    tab, aside = browse(f"{shown.url}/trials/1#robustness", width=390), browse("about:blank", width=390)
+    found = {}
+    for panel, names in PICTURES.items():
+        tab.page.locator(f"#tabs a[href='#{panel}']").click()
+        tab.settle()
+        strip = tab.page.locator("#tabs").bounding_box()
+        chosen = tab.page.locator("#tabs [aria-selected=true]").bounding_box()
+        assert strip["x"] <= chosen["x"]
+        assert chosen["x"] + chosen["width"] <= strip["x"] + strip["width"]
+        for name in names:
+            _, content = tab.saved(f".picture[data-picture={name}] button[data-save=svg]")
+            aside.page.set_content(content.decode())
+            found[name] = aside.page.evaluate(_BOUNDS)
+            assert found[name]["cut"] == [], name
+    assert {"1", "2", "5"} <= set(found["lipschitz"]["texts"])  # the axis is logarithmic
+    assert found["lipschitz"]["spread"] > 90
+    assert found["ranges"]["under"] <= found["ranges"]["top"]  # what the threshold is stands above the first bar
+    tab.page.locator("#tabs a[href='#training']").click()
+    tab.settle()
+    _, content = tab.saved(".trial-curves button[data-save=svg]")
+    texts = re.findall(r">([^<>]+)</text>", content.decode())
+    assert "orthogonal loss, logarithmic" in texts
+    assert texts.count("epoch") == 4
+    assert {"1e-4", "0.001"} - set(texts)  # one way of writing beside an axis
+    assert not any(re.search(r"\.0+e", text) for text in texts)
 
 
 def test_spectra_over_training_are_a_fan_for_each_layer(shown: Site, browse: Callable[..., Tab]) -> None:
@@ -147,6 +201,12 @@ def test_spectra_over_training_are_a_fan_for_each_layer(shown: Site, browse: Cal
     with page.expect_download() as saved:
         page.locator(".fans-figure button[data-save=csv]").click()
     assert saved.value.path().read_text().startswith("layer,epoch,projection,least,5 %,25 %,median,75 %,95 %,largest")
+    page.wait_for_selector(".values-figure[data-drawn='1']")
+    page.locator(".values-figure .uplot").focus()
+    page.keyboard.press("End")
+    assert page.locator(".values-figure .readout").inner_text() == "index 26; 0.26 singular value; 1 δ"
+    _, content = tab.saved(".values-figure button[data-save=csv]")
+    assert content.startswith(b"layer,index,singular value\r\nfeatures.0,0,1\r\n")
     ranges = page.locator(".picture[data-picture=ranges]")
     ranges.locator(".canvas").focus()
     page.keyboard.press("ArrowDown")
@@ -197,13 +257,55 @@ def test_without_scripts_every_part_stands_below_the_other(shown: Site, browse: 
     assert page.locator(".picture:visible, .fans-figure:visible, .resources-figure:visible").count() == 0
 
 
-def test_on_paper_there_are_all_parts(shown: Site, browse: Callable[..., Tab]) -> None:
-    page = browse(f"{shown.url}/trials/1", width=1031).page
+_HAS_COLOUR = """
+(canvas, rgb) => {
+  const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  for (let at = 0; at < data.length; at += 4) if (rgb.every((value, part) => data[at + part] === value)) return true;
+  return false;
+}
+"""
+LIGHT_BLUE, DARK_BLUE = [0, 114, 178], [86, 180, 233]
+
+
+def test_on_paper_there_are_all_parts_and_pictures_in_light_colours(shown: Site, browse: Callable[..., Tab]) -> None:
+    """A browser prints what stands there as `beforeprint` is over: tabs that nobody opened are drawn by then."""
+    tab = browse(f"{shown.url}/trials/1", scheme="dark")
+    page = tab.page
+    page.wait_for_selector(".trial-curves[data-drawn='4']")
+    page.evaluate("() => import('/static/pictures.js').then(({load}) => load())")  # what is loaded when it is idle
+    drawn = page.locator(
+        ".picture[data-drawn], .fans-figure[data-drawn='8'], .resources-figure[data-drawn='4'],"
+        " .values-figure[data-drawn='1']"
+    )
+    curves, fans = page.locator(".trial-curves canvas:not(.stroke)").first, page.locator(".fans-figure canvas").last
+    assert drawn.count() == 0
+    page.evaluate("() => { dispatchEvent(new Event('beforeprint')); }")
+    assert drawn.count() == 8
+    sheets = page.locator(".picture .sheet")
+    assert sheets.evaluate_all("all => all.map(one => one.width > 2000)") == [True] * 5
+    for canvas in (curves, fans):
+        assert canvas.evaluate(_HAS_COLOUR, LIGHT_BLUE)
+        assert not canvas.evaluate(_HAS_COLOUR, DARK_BLUE)
     page.emulate_media(media="print")
-    for panel in PANELS:
-        assert page.locator(f"#{panel}").is_visible(), panel
-    right = page.locator("th, td").evaluate_all("all => Math.max(...all.map(one => one.getBoundingClientRect().right))")
-    assert right <= 1031
+    for width in (1031, 640):  # a sheet across, and another that somebody chose
+        page.set_viewport_size({"width": width, "height": 900})
+        for panel in PANELS:
+            assert page.locator(f"#{panel}").is_visible(), panel
+        right = "all => Math.max(...all.map(one => one.getBoundingClientRect().right))"
+        seen = page.locator("canvas, .u-wrap" if width == 640 else "th, td, canvas, .u-wrap").locator("visible=true")
+        assert seen.evaluate_all(right) <= width
+    breaks = "all => all.map(one => getComputedStyle(one)).map(one => one.breakInside + ' ' + one.breakAfter)"
+    assert set(page.locator("h2:visible, h3:visible").evaluate_all(breaks)) == {"auto avoid"}
+    assert set(page.locator(".charts-live, .trial-curves, .fans-figure").evaluate_all(breaks)) == {"auto auto"}
+    page.emulate_media(media="screen", color_scheme="dark")
+    page.set_viewport_size({"width": 1280, "height": 900})
+    tab.until("() => !document.documentElement.classList.contains('paper')")
+    assert sheets.count() == 0
+    assert curves.evaluate(_HAS_COLOUR, DARK_BLUE)
+    assert page.locator("details[open]").count() == 0
+    page.locator("#tabs a[href='#robustness']").click()
+    page.locator(".picture[data-picture=lipschitz] canvas").wait_for()
+    tab.until("() => document.querySelector('[data-picture=lipschitz] canvas').clientWidth > 1200")
 
 
 def test_one_that_ends_while_it_is_watched_fills_its_tabs(live: Site, browse: Callable[..., Tab]) -> None:
@@ -296,8 +398,6 @@ def test_radii_of_every_image_are_read_from_their_file(live: Site, browse: Calla
     save_file({"labels": torch.zeros(1001, dtype=torch.int64), "certified_radii": radii}, file)
 
     def dress(session: Session) -> None:
-        from service.database import Artifact
-
         measured.dress(session, 1)
         path = "trials/1/1/predictions.safetensors"
         size = file.stat().st_size

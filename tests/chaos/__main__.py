@@ -1,11 +1,15 @@
 """Chaos: a grid on two nodes of Ray while everything that can die does, and a verdict on what is left.
 
     python -m tests.chaos [--database sqlite|postgresql] [--seconds N | --count N] [--every SECONDS] [--seed N]
-                          [--only kill|freeze] [--record]
+                          [--only kill|freeze|node] [--unshared] [--away SECONDS] [--unfenced] [--record]
 
 Experiments are posted through the API as long as things are broken, so that there is always work; then all is left in
 peace until everything has ended. The seed is printed: the same one draws the same mishaps, if not at the same moments.
 Ends with code 1 where anything was lost, doubled or changed, or a trial did not succeed.
+
+With `--only freeze` there are two workers with a cluster each, of which one after the other stands still, with its
+drivers and their trials, until the other has claimed what it had, and then wakes up. With `--only node` the second node
+is killed with all that it runs.
 """
 
 import argparse
@@ -14,6 +18,7 @@ import json
 import secrets
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx2 as httpx
@@ -23,15 +28,33 @@ from sqlalchemy.exc import SQLAlchemyError
 from service.database import Experiment, Trial
 from service.database.engine import Database
 from service.specs.states import OPEN_EXPERIMENTS, OPEN_TRIALS
+from tests.chaos.fences import read as read_refusals
 from tests.chaos.monkey import Monkey
-from tests.chaos.site import Site
+from tests.chaos.site import Site, why_not_unshared
 from tests.chaos.verdict import judge
 
 RECORDS = Path(__file__).with_name("records.jsonl")
-TRIALS = 4
-EPOCHS = 20
-MOST_OPEN = 12
-"""With so many experiments and trials open nothing more is posted."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What is posted again and again: trials of so many epochs, of so many seconds each.
+
+    With `most_open` experiments and trials open nothing more is.
+    """
+
+    trials: int = 4
+    epochs: int = 20
+    seconds: float = 0.25
+    most_open: int = 12
+
+
+GRIDS = {
+    # Small ones, so that a worker always has some of them.
+    "freeze": Grid(trials=2, epochs=60, most_open=9),
+    # Mid-grid there must be some that never began; an epoch is longer than reports are held back.
+    "node": Grid(trials=16, epochs=12, seconds=0.6, most_open=17),
+}
 PEACE_SECONDS = 240
 """How long the rest may take once nothing breaks any more."""
 
@@ -39,7 +62,8 @@ PEACE_SECONDS = 240
 class Poster:
     """Posts experiments through an API that comes and goes, each with an Idempotency-Key of its own."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: Site, grid: Grid) -> None:
+        self._grid = grid
         self.posted: dict[str, int] = {}
         self._client = httpx.Client(base_url=site.address, timeout=5)
         self.pending: str | None = None
@@ -49,10 +73,11 @@ class Poster:
         """Tries once, with the same experiment until it is answered; whether it was."""
         name = self.pending = self.pending or f"chaos {len(self.posted)}"
         number = len(self.posted)
+        training = {"epochs": self._grid.epochs, "lr": self._grid.seconds}
         spec = {
             "name": name,
-            "base": {"dataset": "digits", "model": "small-cnn", "training": {"epochs": EPOCHS, "lr": 0.25}},
-            "grid": {"seed": list(range(TRIALS)), "training.weight_decay": [number / 1000]},
+            "base": {"dataset": "digits", "model": "small-cnn", "training": training},
+            "grid": {"seed": list(range(self._grid.trials)), "training.weight_decay": [number / 1000]},
         }
         try:
             answer = self._client.post("/v1/experiments", json=spec, headers={"Idempotency-Key": name})
@@ -61,7 +86,7 @@ class Poster:
         if answer.status_code >= 500:
             return False
         answer.raise_for_status()
-        self.posted[name], self.pending = TRIALS, None
+        self.posted[name], self.pending = self._grid.trials, None
         return True
 
 
@@ -69,21 +94,40 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--database", choices=("sqlite", "postgresql"), default="postgresql")
     parser.add_argument("--seconds", type=float, default=120, help="how long things break")
-    parser.add_argument("--count", type=int, help="until so many were killed instead, or frozen where --only says so")
+    parser.add_argument("--count", type=int, help="until so many processes, or nodes, were killed, or zombies woke up")
     parser.add_argument("--every", type=float, default=3.0, help="mean pause between two mishaps, in seconds")
-    parser.add_argument("--only", choices=("kill", "freeze"), help="no other mishap; who is frozen wakes as a zombie")
+    parser.add_argument("--only", choices=("kill", "freeze", "node"), help="no other mishap")
+    parser.add_argument("--unshared", action="store_true", help="the second node does not see the data folder")
+    parser.add_argument("--away", type=float, default=0, help="first PostgreSQL is away for so many seconds")
+    parser.add_argument("--unfenced", action="store_true", help="without the fence, until it is missed")
     parser.add_argument(
         "--clock", type=float, default=3600, help="by how much the drivers' clocks are wrong, in seconds"
     )
     parser.add_argument("--seed", type=int, default=secrets.randbelow(2**31))
     parser.add_argument("--record", action="store_true", help=f"add what was found to {RECORDS.name}")
     options = parser.parse_args()
+    if options.away and options.database == "sqlite":
+        parser.error("--away: there is no server of SQLite that could be away")
+    if options.only == "node" and not options.unshared:
+        parser.error("--only node: with --unshared, by which the second node is a machine of its own")
+    if options.unshared and (reason := why_not_unshared()) is not None:
+        print(f"skipped: {reason}")
+        return 0
     print(f"seed {options.seed}, {options.database}", flush=True)
-    site = Site(options.database, disk_mib=256, clock=options.clock)
+    grid, rival = GRIDS.get(options.only, Grid()), options.only == "freeze"
+    site = Site(
+        options.database,
+        disk_mib=256,
+        clock=options.clock,
+        rival=rival,
+        unshared=options.unshared,
+        unfenced=options.unfenced,
+        cpus=3 if rival else 2,
+    )
     database = site.database()
     try:
         site.start()
-        poster = Poster(site)
+        poster = Poster(site, grid)
         while not site.victims("trial"):
             if poster.pending or not poster.posted:
                 poster.post()
@@ -91,18 +135,23 @@ def main() -> int:
             time.sleep(0.5)
         began = time.monotonic()
         monkey = Monkey(site, options.seed, options.every, options.only)
-        while not _enough(monkey, began, options.seconds, options.count):
-            monkey.turn()
+        if options.away:
+            monkey.take_database(options.away)
+        while not _enough(monkey, began, options.away + options.seconds, options.count):
+            monkey.turn(database)
             site.mend()
-            if poster.pending or _open(database) < MOST_OPEN:
+            if options.unfenced and read_refusals(site.notes).stale:
+                break  # it is missed: what comes of that need not be waited for
+            if poster.pending or _open(database) < grid.most_open:
                 poster.post()
             time.sleep(0.1)
+        monkey.rest()
         if site.postgres is not None:
             site.postgres.proxy.swallow = 0
         broken = time.monotonic() - began
         print(f"{broken:.0f} s, {sum(monkey.done.values())} mishaps; now peace", flush=True)
         deadline = time.monotonic() + PEACE_SECONDS
-        while _open(database) or poster.pending:
+        while not options.unfenced and (_open(database) or poster.pending):
             if time.monotonic() > deadline:
                 print("not all came to an end in time", flush=True)
                 break
@@ -111,7 +160,12 @@ def main() -> int:
                 poster.post()
             time.sleep(0.2)
         with database.read() as session:
-            verdict = judge(session, site.data, poster.posted)
+            places = 2 * site.cpus if options.only == "node" else None
+            verdict = judge(session, site.data, poster.posted, site.notes, places=places)
+        if options.unfenced:
+            verdict.faults = read_refusals(site.notes).stale
+        elif rival and not monkey.zombies:
+            verdict.faults.append("no zombie woke up: nothing was tried")
     finally:
         database.close()
         logs = {path.name: path.read_text()[-3000:] for path in site.folder.glob("*.log")}
@@ -123,6 +177,9 @@ def main() -> int:
         "database": options.database,
         "seconds": round(broken),
         "mishaps": dict(sorted(monkey.done.items())),
+        "zombies": monkey.zombies,
+        "zombie_trials": monkey.zombie_trials,
+        "unshared": options.unshared,
         "restarts": site.restarts,
         "swallowed": 0 if site.postgres is None else site.postgres.proxy.swallowed,
         "experiments": len(poster.posted),
@@ -131,6 +188,8 @@ def main() -> int:
         "peace_seconds": round(time.monotonic() - began - broken),
     }
     print(json.dumps(found), flush=True)
+    refused = ", ".join(f"{count} of the thread {name}" for name, count in verdict.refused.items()) or "none"
+    print(f"{monkey.zombies} drivers woke up after somebody else had claimed; writes refused: {refused}", flush=True)
     for fault in verdict.faults:
         print(f"FAULT: {fault}", flush=True)
     if options.record:
@@ -140,7 +199,7 @@ def main() -> int:
 
 
 def _enough(monkey: Monkey, began: float, seconds: float, count: int | None) -> bool:
-    return time.monotonic() - began > seconds if count is None else monkey.met(monkey.only or "kill") >= count
+    return time.monotonic() - began > seconds if count is None else monkey.met() >= count
 
 
 def _open(database: Database) -> int:

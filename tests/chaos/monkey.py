@@ -3,20 +3,50 @@
 import random
 import time
 from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from tests.chaos.site import LEASE_SECONDS, Site
+from sqlalchemy import select
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
 
-KILLS = {"trial": 8, "driver": 4, "api": 2, "worker": 1, "raylet": 2, "gcs": 1, "node": 1, "postgres": 1}
+from service.database import ClusterNode, Experiment, ExperimentState, Trial, TrialState
+from service.database.engine import Database
+from service.specs.states import NodeState
+from tests.chaos.site import LEASE_SECONDS, SECOND, Site
+
+TRIALS = {"trial": 8, "driver": 5, "api": 2}
 """Whom a SIGKILL meets, with how often beside the others; who is just starting again is met by none."""
-FREEZES = ("driver", "trial", "worker")
+MACHINERY = {"worker": 1, "raylet": 2, "gcs": 1, "node": 1, "postgres": 1}
+"""Others without whom nothing trains: one of them is met, and then none of them for a while.
+
+Else at a kill a second there would never be a trial to be killed.
+"""
+RESPITE_SECONDS = 20.0
+FREEZES = {"trial": 3, "driver": 3, "api": 1}
+FROZEN_MACHINERY = {"worker": 1, "raylet": 1, "postgres": 1}
+SPOILT = 0.3
+"""So many of the kills of trials have the newest checkpoint changed before."""
+MOST_PATIENCE = 60.0
+"""So long, in seconds, a party stands still whose experiments nobody takes over."""
+
+
+@dataclass
+class Party:
+    """A worker that stands still, with its drivers and its trials' processes, and what it had claimed by then."""
+
+    name: str
+    frozen: dict[str, list[int]]
+    claims: dict[int, int]
+    since: float = field(default_factory=time.monotonic)
 
 
 @dataclass
 class Monkey:
     """Draws one mishap after another. `done` counts them; `every` is the mean pause between two, in seconds.
 
-    `only` is `kill`, `freeze`, or None for any.
+    `only` is `kill`, `freeze`, `node`, or None for any. `zombies` are drivers that woke up after somebody else had
+    claimed their experiment, `zombie_trials` processes of their trials.
     """
 
     site: Site
@@ -24,40 +54,139 @@ class Monkey:
     every: float
     only: str | None = None
     done: Counter[str] = field(default_factory=Counter)
+    zombies: int = 0
+    zombie_trials: int = 0
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
         self._next = time.monotonic()
+        self._machinery_from = 0.0
+        self._party: Party | None = None
 
-    def met(self, mishap: str) -> int:
-        """How many processes a `kill` or `freeze` has met."""
-        return sum(count for name, count in self.done.items() if name.startswith(f"{mishap} "))
+    def met(self) -> int:
+        """How much was done of what `only` names: processes killed, zombies woken, nodes killed."""
+        if self.only == "freeze":
+            return self.zombies
+        return sum(count for name, count in self.done.items() if name.startswith("kill "))
 
-    def turn(self) -> None:
-        """Does what is due."""
+    def turn(self, database: Database) -> None:
+        """Does what is due. `database` is what a checker sees of it."""
+        if self._party is not None:
+            self._look_after(self._party, database)
+            return
         if time.monotonic() < self._next:
             return
         self._next = time.monotonic() + self._random.expovariate(1 / self.every)
         if self.only == "freeze":
-            self._freeze()
+            self._stun(database)
+        elif self.only == "node":
+            self._kill_node(database)
         elif self.only == "kill" or self._random.random() < 0.7:
             self._kill()
         else:
             self._hinder()
 
+    def rest(self) -> None:
+        """Nothing more goes wrong, and who stands still goes on."""
+        if self._party is not None:
+            self._wake(self._party, {})
+
+    def take_database(self, seconds: float) -> None:
+        """The database is away for so long; nothing else goes wrong meanwhile."""
+        assert self.site.postgres is not None
+        self.site.postgres.proxy.cut(seconds)
+        self._next = time.monotonic() + seconds
+        self._say("database away", f"for {seconds:g} s")
+
+    def _draw(self, chosen: dict[str, int], machinery: dict[str, int]) -> tuple[str, list[int]]:
+        """A kind and all of it that live and go on; of the machinery only when it has had its respite."""
+        rested = time.monotonic() > self._machinery_from
+        weights = chosen | (machinery if rested else {})
+        living = {kind: [pid for pid in self.site.victims(kind) if not self.site.is_frozen(pid)] for kind in weights}
+        kinds = [kind for kind in weights if living[kind]]
+        if not kinds:
+            return "", []
+        (kind,) = self._random.choices(kinds, [weights[kind] for kind in kinds])
+        if kind in machinery:
+            self._machinery_from = time.monotonic() + RESPITE_SECONDS
+        return kind, living[kind]
+
     def _kill(self) -> None:
-        (kind,) = self._random.choices(list(KILLS), list(KILLS.values()))
-        if victims := self.site.victims(kind):
-            pid = self._random.choice(victims)
-            self.site.kill(pid)
-            self._say(f"kill {kind}", f"process {pid}")
+        kind, living = self._draw(TRIALS, MACHINERY)
+        if not living:
+            return
+        pid = self._random.choice(living)
+        if kind == "trial" and self._random.random() < SPOILT and self.site.spoil(pid, self._random):
+            self._say("checkpoint changed", f"of process {pid}")
+        self.site.kill(pid)
+        self._say(f"kill {kind}", f"process {pid}")
 
     def _freeze(self) -> None:
-        kind = self._random.choice(FREEZES)
-        if victims := self.site.victims(kind):
-            pid, seconds = self._random.choice(victims), LEASE_SECONDS + 3.0
-            self.site.freeze(pid, seconds)
-            self._say(f"freeze {kind}", f"process {pid} for {seconds:g} s")
+        kind, living = self._draw(FREEZES, FROZEN_MACHINERY)
+        if not living:
+            return
+        pid, seconds = self._random.choice(living), LEASE_SECONDS + 3.0
+        pids = [pid]
+        if kind == "postgres" and self.site.postgres is not None:
+            pids = [process.pid for process in self.site.postgres.processes()]
+        self.site.freeze(pids, seconds)
+        self._say(f"freeze {kind}", f"process {pid} for {seconds:g} s")
+
+    def _kill_node(self, database: Database) -> None:
+        """The second node with all that it runs, in the middle of its trials."""
+        if not _asked(database, lambda session: _under_way(session, host=SECOND)):
+            self._next = time.monotonic() + 0.2
+            return
+        processes = self.site.tree("node")
+        self.site.kill(*(process.pid for process in processes))
+        if processes:
+            self._say("kill node", f"with its {len(processes)} processes")
+
+    def _stun(self, database: Database) -> None:
+        """A whole party stands still, where another worker is there to take over what it runs."""
+        self._next = time.monotonic() + 0.2  # until there is one
+        parties = {name: self.site.party(name) for name in ("worker", "rival")}
+        names = [name for name in parties if parties[name]["trial"] and parties[name]["driver"]]
+        workers = [pid for party in parties.values() for pid in party["worker"]]
+        if not names or len(_asked(database, lambda session: _clusters(session, workers)) or ()) < len(parties):
+            return
+        name = self._random.choice(names)
+        (pid,) = parties[name]["worker"]
+        claims = _asked(database, lambda session: _claims(session, pid)) or {}
+        if not _asked(database, lambda session: _under_way(session, claims)):
+            return
+        frozen = {kind: self.site.freeze(pids) for kind, pids in parties[name].items()}
+        # What was claimed until it stood still.
+        claims = _asked(database, lambda session: _claims(session, pid)) or claims
+        self._party = Party(name, frozen, claims)
+        for kind, pids in frozen.items():
+            self.done[f"freeze {kind}"] += len(pids)
+        counts = ", ".join(f"{len(pids)} {kind}" for kind, pids in frozen.items())
+        self._tell(f"freeze {name}", f"{counts}, with experiments {sorted(claims)}")
+
+    def _look_after(self, party: Party, database: Database) -> None:
+        fences = _asked(database, lambda session: _fences(session, party.claims))
+        if fences is None:
+            return
+        # One more was the reaping, another one the next claim.
+        taken = {number: fence for number, fence in fences.items() if fence >= party.claims[number] + 2}
+        if len(taken) == len(party.claims) or time.monotonic() - party.since > MOST_PATIENCE:
+            self._wake(party, taken)
+
+    def _wake(self, party: Party, taken: dict[int, int]) -> None:
+        drivers = self.site.drivers_of(taken, party.frozen["driver"], party.claims)
+        trials = [pid for pid in party.frozen["trial"] if taken and self.site.lives(pid)]
+        self.zombies += len(drivers)
+        self.zombie_trials += len(trials)
+        for pids in party.frozen.values():
+            self.site.thaw(pids)
+        self._party, self._next = None, time.monotonic() + self._random.expovariate(1 / self.every)
+        still = time.monotonic() - party.since
+        self._tell(
+            f"wake {party.name}",
+            f"after {still:.0f} s; {len(drivers)} zombies and {len(trials)} processes of trials, as others have "
+            f"{sorted(taken)} now; {self.zombies} in all",
+        )
 
     def _hinder(self) -> None:
         mishaps = ["freeze"]
@@ -84,4 +213,42 @@ class Monkey:
 
     def _say(self, name: str, detail: str) -> None:
         self.done[name] += 1
+        self._tell(name, detail)
+
+    def _tell(self, name: str, detail: str) -> None:
         print(f"{time.strftime('%H:%M:%S')} {name}: {detail}", flush=True)
+
+
+def _asked(database: Database, question: Callable[[Session], dict[int, int]]) -> dict[int, int] | None:
+    """What the database says; None where it does not answer."""
+    try:
+        with database.read() as session:
+            return question(session)
+    except SQLAlchemyError:
+        return None
+
+
+def _claims(session: Session, pid: int) -> dict[int, int]:
+    """What the worker of this process runs: experiment -> fence."""
+    running = Experiment.state == ExperimentState.RUNNING, Experiment.worker.like(f"%-{pid}")
+    return {row.id: row.fence for row in session.execute(select(Experiment.id, Experiment.fence).where(*running))}
+
+
+def _clusters(session: Session, pids: Iterable[int]) -> dict[int, int]:
+    """Which of these processes of workers have nodes, and how many."""
+    alive = ClusterNode.state == NodeState.ALIVE
+    names = session.scalars(select(ClusterNode.worker).where(alive)).all()
+    counts = Counter(int(name.rpartition("-")[2]) for name in names)
+    return {pid: counts[pid] for pid in pids if counts[pid]}
+
+
+def _fences(session: Session, experiments: dict[int, int]) -> dict[int, int]:
+    found = select(Experiment.id, Experiment.fence).where(Experiment.id.in_(experiments))
+    return {row.id: row.fence for row in session.execute(found)}
+
+
+def _under_way(session: Session, experiments: Iterable[int] = (), host: str = "") -> dict[int, int]:
+    """Trials of experiments, or on a machine, that have something to lose: trial -> epochs done."""
+    running = Trial.state == TrialState.RUNNING, Trial.epoch >= 1
+    chosen = Trial.node.like(f"{host}%") if host else Trial.experiment_id.in_(list(experiments))
+    return {row.id: row.epoch for row in session.execute(select(Trial.id, Trial.epoch).where(*running, chosen))}

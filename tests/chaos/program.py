@@ -1,8 +1,9 @@
 """A worker whose trials carry a hash chain through their epochs, so that any lost, doubled or different epoch shows.
 
 `python tests/chaos/program.py` is the worker; its drivers run the same file. An epoch is nothing but the next link:
-the hash of the link before, which a checkpoint carries from process to process, and of its own number. Settings come
-from the environment; `CHAOS_CLOCK` is by how many seconds the clocks of drivers are wrong.
+the hash of the link before, which a checkpoint (of the kind that trainings have) carries from process to process, and
+of its own number. Settings come from the environment; `CHAOS_CLOCK` is by how many seconds the clocks of drivers are
+wrong, and what is noted goes to the folder `CHAOS_NOTES` (`tests.chaos.notes`).
 """
 
 import hashlib
@@ -12,14 +13,17 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from tests.chaos import fences, notes
 from ttsv.config.trial import TrialConfig
 from ttsv.results import CHECKPOINTS, EpochMetrics, TrialResult
 
-STARTS = "starts"
-"""In a trial's folder: a line for each process that ran it, with the epoch it went on from."""
-TRAINED = "trained"
-"""In a trial's folder: a line for each epoch of each process."""
+if TYPE_CHECKING:
+    from ttsv.training.checkpoint import Checkpoints
+
+PROCESS = "process"
+"""In a trial's folder: the id of the process that runs it."""
 
 
 def first_link(seed: int, decay: float) -> str:
@@ -37,43 +41,28 @@ def reported(link: str) -> float:
     return int(link[:13], 16) / 16**13
 
 
-def read_checkpoint(folder: Path) -> tuple[int, str] | None:
-    """Epoch and link of a checkpoint that is whole, else None."""
-    try:
-        text = (folder / CHECKPOINTS / "chain").read_text()
-        epoch, link, digest = text.split()
-    except (FileNotFoundError, ValueError):
-        return None
-    whole = hashlib.sha256(f"{epoch} {link}".encode()).hexdigest() == digest
-    return (int(epoch), link) if whole else None
+def checkpoints(config: TrialConfig, folder: Path) -> "Checkpoints":
+    """Those of a trial in its folder."""
+    from ttsv.training.checkpoint import Checkpoints  # brings torch, which drivers do without
 
-
-def _write_checkpoint(folder: Path, epoch: int, link: str) -> None:
-    (folder / CHECKPOINTS).mkdir(exist_ok=True)
-    partial = folder / CHECKPOINTS / "chain.partial"
-    with partial.open("w") as file:
-        file.write(f"{epoch} {link} {hashlib.sha256(f'{epoch} {link}'.encode()).hexdigest()}")
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(folder / CHECKPOINTS / "chain")
-
-
-def _note(path: Path, line: object) -> None:
-    with path.open("a") as file:
-        file.write(f"{line}\n")
+    return Checkpoints(folder / CHECKPOINTS, {"seed": config.seed, "decay": config.training.weight_decay})
 
 
 def run_trial(
     config: TrialConfig, *, data_dir: Path, folder: Path, source: Path | None = None
 ) -> Iterator[EpochMetrics | TrialResult]:
     """Goes on from the checkpoint, link by link; `training.lr` is the length of an epoch in seconds."""
-    done, link = read_checkpoint(folder) or (0, first_link(config.seed, config.training.weight_decay))
-    _note(folder / STARTS, done)
+    kept = checkpoints(config, folder)
+    newest = max((int(path.stem) for path in kept.folder.glob("*.json")), default=0)
+    state = kept.latest() or {"epoch": 0, "link": first_link(config.seed, config.training.weight_decay)}
+    done, link = int(state["epoch"]), str(state["link"])
+    (folder / PROCESS).write_text(str(os.getpid()))
+    notes.note_start(folder, done, spoilt=done < newest)
     for epoch in range(done + 1, config.training.epochs + 1):
         time.sleep(config.training.lr)
         link = next_link(link, epoch)
-        _note(folder / TRAINED, epoch)
-        _write_checkpoint(folder, epoch, link)
+        notes.note_epoch(folder, epoch)
+        kept.save(epoch, {"epoch": epoch, "link": link})
         yield EpochMetrics(
             epoch=epoch,
             epochs=config.training.epochs,
@@ -133,6 +122,9 @@ def _work() -> None:
 
 
 if __name__ == "__main__":
+    if fences.UNFENCED in os.environ:
+        fences.weaken()
+    fences.watch()
     if "driver" in sys.argv[1:2]:
         if ahead := json.loads(os.environ.get("CHAOS_CLOCK", "0")):
             real = time.time

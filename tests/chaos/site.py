@@ -1,10 +1,12 @@
 """A whole installation of real processes: database, API, worker with Ray's head, and a second node that joined it.
 
-What dies is started again, as a container's `restart: always` does.
+In place of the node there may be a second worker, a `rival`, with a cluster of its own, which takes over what the first
+one leaves. What dies is started again, as a container's `restart: always` does.
 """
 
 import contextlib
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -12,21 +14,40 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import psutil
 from sqlalchemy import create_engine, make_url, text
 
 from service.database.engine import Database
 from service.migrate import migrate
+from tests.chaos.fences import NOTES, UNFENCED
+from tests.chaos.notes import note_mutation
 from tests.chaos.proxy import Proxy
+from ttsv.results import CHECKPOINTS
 from workers.node.processes import spawn
 from workers.node.raylet import free_ports
 
 ROOT = Path(__file__).parents[2]
 LEASE_SECONDS = 8
+QUICK = {"TTSV_POLL_SECONDS": "0.2", "TTSV_BEAT_SECONDS": "1", "TTSV_LEASE_SECONDS": str(LEASE_SECONDS)}
+"""Settings with which what dies is noticed sooner than by default."""
 HOST = "127.0.0.1"
+SECOND = "second"
+"""The name of the machine that a second node without a shared folder is."""
+
+
+def why_not_unshared() -> str | None:
+    """Why no node can be given a file system of its own here, or None."""
+    if os.geteuid() != 0:
+        return "a mount namespace needs root"
+    try:
+        tried = subprocess.run(["unshare", "--mount", "--uts", "true"], capture_output=True, text=True, check=False)
+    except OSError as error:
+        return f"unshare: {error.strerror}"
+    return None if tried.returncode == 0 else tried.stderr.strip()
 
 
 class Postgres:
@@ -50,6 +71,13 @@ class Postgres:
         through = url.set(database="chaos", host=HOST, port=self.proxy.port, query={})
         self.url = through.render_as_string(hide_password=False)
 
+    def processes(self) -> list[psutil.Process]:
+        """Its postmaster and all that serve connections."""
+        with contextlib.suppress(psutil.Error):
+            postmaster = psutil.Process(self.pid)
+            return [postmaster, *postmaster.children(recursive=True)]
+        return []
+
     def alive(self) -> bool:
         """Whether its postmaster runs."""
         return self.pid is not None and psutil.pid_exists(self.pid)
@@ -67,51 +95,78 @@ class Postgres:
 
 
 class Site:
-    """Call `start` in the main thread, then `kill`, `freeze` and the like from there, and `close` at the end."""
+    """Call `start` in the main thread, then `kill`, `freeze` and the like from there, and `close` at the end.
 
-    def __init__(self, kind: str, *, disk_mib: int | None = None, clock: float = 0.0) -> None:
+    `rival`: a second worker instead of a second node. `unshared`: the second node sees another data folder at the same
+    path, an empty one, as in a mount namespace of its own; see `why_not_unshared`. `settings` are for API and workers.
+    `unfenced`: workers and drivers have no fence.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        *,
+        disk_mib: int | None = None,
+        clock: float = 0.0,
+        rival: bool = False,
+        unshared: bool = False,
+        unfenced: bool = False,
+        cpus: int = 2,
+        settings: Mapping[str, str] = MappingProxyType(QUICK),
+    ) -> None:
         # Ray puts Unix sockets into temporary folders, whose paths end at 107 characters.
         self.folder = Path(tempfile.mkdtemp(prefix="chaos-"))
         self.folder.chmod(0o755)  # the server runs as another user where we are root
-        self.data = self.folder / "data"
-        self.data.mkdir()
+        self.data, self.notes = self.folder / "data", self.folder / "notes"
+        for folder in (self.data, self.notes, self.folder / "node", self.folder / "rival"):
+            folder.mkdir()
         self.mounted = disk_mib is not None and self._mount(disk_mib)
-        (self.folder / "node").mkdir()
+        self.unshared, self.cpus = unshared, cpus
         self.postgres = Postgres(self.folder / "pg") if kind == "postgresql" and self._make("pg") else None
         self.url = f"sqlite:///{self.data / 'ttsv.db'}" if self.postgres is None else self.postgres.url
-        self.token = self.data / "token"
+        self.token, self.copied_token = self.data / "token", self.folder / "node" / "token"
         api_port, head_port = free_ports(2)
         self.address = f"http://{HOST}:{api_port}"
         first = 20_000 + os.getpid() % 90 * 120
         self._environment = {
-            **{key: value for key, value in os.environ.items() if not key.startswith(("TTSV_", "RAY_"))},
+            **{key: value for key, value in os.environ.items() if not key.startswith(("TTSV_", "RAY_", "CHAOS_"))},
             "PYTHONPATH": str(ROOT),
             "OMP_NUM_THREADS": "1",
             "CHAOS_CLOCK": str(clock),
+            NOTES: str(self.notes),
+            **({UNFENCED: "1"} if unfenced else {}),
             "TTSV_DATA_DIR": str(self.data),
             "TTSV_DATABASE_URL": self.url,
             "TTSV_PORT": str(api_port),
-            "TTSV_POLL_SECONDS": "0.2",
-            "TTSV_BEAT_SECONDS": "1",
-            "TTSV_LEASE_SECONDS": str(LEASE_SECONDS),
-            "TTSV_WORKER_CPUS": "2",
+            "TTSV_WORKER_CPUS": str(cpus),
             "TTSV_WORKER_GPUS": "0",
+            **settings,
+        }
+        self._door = {
             "TTSV_HEAD_ADDRESS": HOST,
             "TTSV_HEAD_PORT": str(head_port),
             "TTSV_NODE_PORTS": f"{first}-{first + 59}",
-            "TTSV_SHARED_DATA": "true",
+            "TTSV_SHARED_DATA": str(not unshared).lower(),
         }
-        node = ["node", "--head", f"{HOST}:{head_port}", "--token-file", str(self.token)]
+        node = ["node", "--head", f"{HOST}:{head_port}", "--token-file", str(self.copied_token)]
         node += ["--ports", f"{first + 60}-{first + 119}"]
+        program = str(Path(__file__).with_name("program.py"))
         self._commands: dict[str, list[str]] = {
-            "api": ["-m", "workers.cli", "api"],
-            "worker": [str(Path(__file__).with_name("program.py"))],
-            "node": ["-m", "workers.cli", *node],
+            "api": [sys.executable, "-m", "workers.cli", "api"],
+            "worker": [sys.executable, program],
+            "rival": [sys.executable, program],
+            "node": [*(self._elsewhere() if unshared else ()), sys.executable, "-m", "workers.cli", *node],
         }
+        del self._commands["node" if rival else "rival"]
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self.restarts = dict.fromkeys([*self._commands, "postgres"], 0)
         self._stopping = False
-        self._frozen: set[int] = set()
+        self._frozen = set[int]()
+
+    def _elsewhere(self) -> list[str]:
+        """What runs a command where the data folder is another one, and the machine has another name."""
+        mount = f"hostname {SECOND} && mount -t tmpfs -o size=256m tmpfs '{self.data}' && exec \"$@\""
+        return ["unshare", "--mount", "--uts", "sh", "-c", mount, "sh"]
 
     def _make(self, name: str) -> bool:
         (self.folder / name).mkdir()
@@ -135,7 +190,9 @@ class Site:
         self._launch("worker")
         while not self.token.exists():
             time.sleep(0.1)
-        self._launch("node")
+        shutil.copyfile(self.token, self.copied_token)
+        for name in self._commands.keys() - self._children.keys():
+            self._launch(name)
 
     def mend(self) -> None:
         """Starts again what died; call it often."""
@@ -154,9 +211,13 @@ class Site:
         environment = self._environment
         if name == "node":  # it knows nothing of the rest
             environment = {key: value for key, value in environment.items() if not key.startswith("TTSV_")}
-            environment |= {"TMPDIR": str(self.folder / "node"), "TTSV_WORKER_CPUS": "2", "TTSV_WORKER_GPUS": "0"}
-        command, log = [sys.executable, *self._commands[name]], self.folder / f"{name}.log"
-        self._children[name] = spawn(command, env=environment, log=log, death=signal.SIGTERM)
+            environment |= {"TTSV_WORKER_CPUS": str(self.cpus), "TTSV_WORKER_GPUS": "0"}
+        elif name == "worker":
+            environment = environment | self._door
+        if name in ("node", "rival"):  # each with a machine's temporary folder of its own
+            environment = environment | {"TMPDIR": str(self.folder / name)}
+        log = self.folder / f"{name}.log"
+        self._children[name] = spawn(self._commands[name], env=environment, log=log, death=signal.SIGTERM)
 
     def database(self) -> Database:
         """The database as a checker sees it: not through the proxy."""
@@ -189,7 +250,7 @@ class Site:
     def processes(self) -> list[psutil.Process]:
         """Everything alive that belongs to this site, but the database."""
         found = []
-        marks = {str(self.data), str(self.token)}
+        marks = {str(self.data), str(self.token), str(self.copied_token)}
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 environment = process.environ()
@@ -199,25 +260,100 @@ class Site:
                     found.append(process)
         return found
 
-    def kill(self, pid: int) -> None:
-        """SIGKILL."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    def tree(self, name: str) -> list[psutil.Process]:
+        """All that lives of what we started under this name: itself and its children's children."""
+        child = self._children.get(name)
+        if child is None or child.poll() is not None:
+            return []
+        with contextlib.suppress(psutil.Error):
+            root = psutil.Process(child.pid)
+            return [root, *root.children(recursive=True)]
+        return []
 
-    def freeze(self, pid: int, seconds: float) -> None:
-        """SIGSTOP, and SIGCONT when so many seconds have passed."""
+    def party(self, name: str) -> dict[str, list[int]]:
+        """Of a worker's tree what writes or could: itself, its drivers, and the processes of their trials."""
+        party: dict[str, list[int]] = {"worker": [], "driver": [], "trial": []}
+        for process in self.tree(name):
+            with contextlib.suppress(psutil.Error, IndexError):
+                line = process.cmdline()
+                if line[0].startswith("ray::"):
+                    party["trial"].append(process.pid)
+                elif line[1:3] == [str(Path(__file__).with_name("program.py")), "driver"]:
+                    party["driver"].append(process.pid)
+                elif self.role(process.pid) == name:
+                    party["worker"].append(process.pid)
+        return party
 
-        def thaw() -> None:
+    def lives(self, pid: int) -> bool:
+        """Whether a process is there, standing still or not."""
+        with contextlib.suppress(psutil.Error):
+            return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        return False
+
+    def drivers_of(self, experiments: Iterable[int], pids: Iterable[int], fences: Mapping[int, int]) -> list[int]:
+        """Those of these processes that live and drive one of the experiments under its fence of then."""
+        wanted = {(str(number), str(fences[number])) for number in experiments}
+        found = []
+        for pid in pids:
+            with contextlib.suppress(psutil.Error, ValueError, IndexError):
+                line = psutil.Process(pid).cmdline()
+                claim = line[line.index("--experiment") + 1], line[line.index("--fence") + 1]
+                if claim in wanted and self.lives(pid):
+                    found.append(pid)
+        return found
+
+    def kill(self, *pids: int) -> None:
+        """SIGKILL, to all at once."""
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def freeze(self, pids: Iterable[int], seconds: float | None = None) -> list[int]:
+        """SIGSTOP to those not frozen yet, which are returned; SIGCONT after so many seconds, or by `thaw`."""
+        stopped = []
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                if pid not in self._frozen:
+                    os.kill(pid, signal.SIGSTOP)
+                    self._frozen.add(pid)
+                    stopped.append(pid)
+        if seconds is not None:
+            timer = threading.Timer(seconds, self.thaw, [stopped])
+            timer.daemon = True
+            timer.start()
+        return stopped
+
+    def is_frozen(self, pid: int) -> bool:
+        """Whether it stands still."""
+        return pid in self._frozen
+
+    def thaw(self, pids: Iterable[int]) -> None:
+        """SIGCONT."""
+        for pid in list(pids):
             self._frozen.discard(pid)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
 
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGSTOP)
-            self._frozen.add(pid)
-            timer = threading.Timer(seconds, thaw)
-            timer.daemon = True
-            timer.start()
+    def spoil(self, pid: int, choose: random.Random) -> bool:
+        """Changes a byte of the newest checkpoint of a trial's process, and kills it; False where it has no two yet.
+
+        Nobody reads or writes it meanwhile, as the process stands still.
+        """
+        for note in self.data.glob("trials/*/*/process"):
+            with contextlib.suppress(OSError):
+                if note.read_text() != str(pid):
+                    continue
+                os.kill(pid, signal.SIGSTOP)
+                found = sorted((note.parent / CHECKPOINTS).glob("*.json"))
+                if len(found) >= 2:
+                    path = choose.choice([found[-1], found[-1].with_suffix(".safetensors")])
+                    content = bytearray(path.read_bytes())
+                    content[choose.randrange(len(content))] ^= 1 << choose.randrange(8)
+                    path.write_bytes(content)
+                    note_mutation(self.notes, note.parent, int(path.stem))
+                self.kill(pid)
+                return len(found) >= 2
+        return False
 
     def fill_disk(self, seconds: float) -> bool:
         """Takes all that is left of the data folder's disk, for so long; whether it was not full so already."""
@@ -240,10 +376,8 @@ class Site:
 
     def close(self) -> None:
         """Ends everything, and removes the folder."""
-        for pid in list(self._frozen):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
-        for name in ("node", "worker", "api"):
+        self.thaw(list(self._frozen))
+        for name in ("node", "rival", "worker", "api"):
             child = self._children.get(name)
             if child is not None and child.poll() is None:
                 child.terminate()

@@ -214,7 +214,7 @@ def main() -> int:
                     print(f"{time.monotonic() - began:.0f} s, {len(visitor.posted)} experiments", flush=True)
         database = site.database()
         with database.read() as session:
-            verdict = judge(session, site.data, visitor.posted)
+            verdict = judge(session, site.data, visitor.posted, site.notes)
         database.close()
         faults = [f"{name} ended {count} times" for name, count in site.restarts.items() if count]
         faults += verdict.faults + leaks(diary)

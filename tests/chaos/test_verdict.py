@@ -3,20 +3,25 @@
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import delete, insert, update
 from sqlalchemy.orm import Session
 
-from service.database import EpochPoint, Experiment, Result, Trial
+from service import database as tables
+from service.database import EpochPoint, Event, Experiment, Result, Trial
 from service.database.engine import Database
 from service.experiments.submission import Draft, submit
 from service.queue import leases
 from service.specs.grid import expand_grid
 from service.specs.spec import ExperimentSpec
 from service.storage import Attempt, Folder, begin
-from tests.chaos.program import STARTS, TRAINED, read_checkpoint, run_trial
+from tests.chaos import notes
+from tests.chaos.fences import NOTES
+from tests.chaos.program import checkpoints, run_trial
 from tests.chaos.verdict import Verdict, judge
 from ttsv.config.trial import TrialConfig
 from ttsv.results import CHECKPOINTS, EpochMetrics, TrialResult
@@ -25,6 +30,11 @@ from workers.trial_process.messages import EpochReport, ResultReport
 from workers.trial_process.trial_folder import manifest
 
 EPOCHS = 4
+BASE: dict[str, Any] = {
+    "dataset": "digits",
+    "model": "small-cnn",
+    "training": {"epochs": EPOCHS, "lr": 1e-9},
+}
 
 
 @dataclass
@@ -38,27 +48,34 @@ class Played:
         """The verdict after a change."""
         self.database.write(work)
         with self.database.read() as session:
-            return judge(session, self.data, {"chaos": 2})
+            return judge(session, self.data, {"chaos": 2}, self.data / "notes", places=1)
 
     def folder(self) -> Path:
         return self.data / "trials" / "1" / "1"
 
 
-@pytest.fixture
-def played(sqlite_url: str, tmp_path: Path) -> Iterator[Played]:
-    database = Database(sqlite_url)
-    training = {"epochs": EPOCHS, "lr": 1e-9}
-    base = {"dataset": "digits", "model": "small-cnn", "training": training}
-    spec = ExperimentSpec.model_validate({"name": "chaos", "base": base, "grid": {"seed": [0, 1]}})
+def posted(url: str) -> None:
+    """Stores the experiment `chaos` of two trials."""
+    database = Database(url)
+    spec = ExperimentSpec.model_validate({"name": "chaos", "base": BASE, "grid": {"seed": [0, 1]}})
     draft = Draft(spec, expand_grid(spec, max_trials=9))
     database.write(lambda session: submit(session, draft))
+    database.close()
+
+
+@pytest.fixture
+def played(sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Played]:
+    (tmp_path / "notes").mkdir()
+    monkeypatch.setenv(NOTES, str(tmp_path / "notes"))
+    posted(sqlite_url)
+    database = Database(sqlite_url)
     lease = database.write(lambda session: leases.claim(session, "worker", None))
     assert lease is not None
     recorder = Recorder(database, lease, lost=lambda: None)
     recorder.open()
     for seed in (0, 1):
         recorder.started(seed + 1)
-        config = TrialConfig.from_dict({**base, "seed": seed})
+        config = TrialConfig.from_dict({**BASE, "seed": seed})
         folder = tmp_path / begin(Folder(tmp_path), seed + 1, Attempt(lease.fence))
         for report in run_trial(config, data_dir=tmp_path, folder=folder):
             if isinstance(report, EpochMetrics):
@@ -117,13 +134,62 @@ def test_files_that_are_not_as_they_must_be(played: Played, text: str | None) ->
 
 
 def test_epochs_done_again_by_one_process_more_than_once(played: Played) -> None:
-    (played.folder() / STARTS).write_text("0\n2\n")
-    (played.folder() / TRAINED).write_text("1\n2\n3\n3\n4\n")
-    assert played.judged().redone == 1
+    """The epoch that was lost with its process may be done again, and what was trained beside it tells nothing."""
+    attempts = [played.folder(), *(played.folder().with_name(name) for name in ("1.1", "3"))]
+    notes.note_start(attempts[1], EPOCHS - 1, spoilt=False)
+    notes.note_epoch(attempts[0], EPOCHS)
+    notes.note_epoch(attempts[1], EPOCHS)
+    assert (played.judged().redone, played.judged().runs) == (1, 3)
     assert played.judged().faults == []
-    (played.folder() / TRAINED).write_text("1\n2\n3\n2\n3\n4\n")
+    notes.note_start(attempts[2], EPOCHS - 2, spoilt=False)
+    assert played.judged().redone == 3
     (fault,) = played.judged().faults
-    assert "2 processes trained" in fault
+    assert fault.endswith(f"attempt 3 went on after epoch {EPOCHS - 2}, the one before had done {EPOCHS}")
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "done", "fault"),
+    [
+        (True, EPOCHS - 1, None),
+        (True, EPOCHS - 2, None),
+        (True, EPOCHS - 3, "attempt 3 went on after epoch 1"),
+        (False, EPOCHS - 1, "attempt 3 went on from a checkpoint that was changed, and did not notice"),
+    ],
+)
+def test_checkpoints_that_were_changed(played: Played, spoilt: bool, done: int, fault: str | None) -> None:
+    notes.note_mutation(played.data / "notes", played.folder(), EPOCHS)
+    notes.note_start(played.folder().with_name("3"), done, spoilt=spoilt)
+    verdict = played.judged()
+    assert (verdict.mutated, verdict.noticed) == (1, spoilt)
+    assert [text for text in verdict.faults if fault is None or fault not in text] == []
+    assert len(verdict.faults) == (fault is not None)
+
+
+@pytest.mark.parametrize(("new", "fault"), [(1, None), (2, "trials [3, 4] of experiment 1 had not begun before")])
+def test_lost_trials_that_run_again_after_those_that_never_began(played: Played, new: int, fault: str | None) -> None:
+    """But for those, as many as there are places, that were on their way already."""
+    moment = datetime(2026, 1, 1, tzinfo=UTC)
+
+    def work(session: Session) -> None:
+        for number in range(new):
+            known = session.get(Trial, 2)
+            assert known is not None
+            columns = {column.key: getattr(known, column.key) for column in Trial.__table__.columns}
+            session.add(Trial(**columns | {"id": 3 + number, "number": 10 + number, "fingerprint": str(number)}))
+        session.flush()
+        session.add(Event(experiment_id=1, trial_id=1, at=moment, actor="worker", kind="trial_lost", detail={}))
+        starts = {1: [-9, 9], 2: [-9], **{3 + number: [1 + number] for number in range(new)}}
+        for trial, seconds in starts.items():
+            for number, second in enumerate(seconds):
+                at = moment + timedelta(seconds=second)
+                session.add(tables.Attempt(trial_id=trial, number=number, fence=1, started_at=at, place="here"))
+
+    verdict = played.judged(work)
+    assert verdict.lost == 1
+    assert [text for text in verdict.faults if "had not begun" in text] == [
+        text for text in verdict.faults if fault is not None and fault in text
+    ]
+    assert any(fault in text for text in verdict.faults) if fault else True
 
 
 def test_the_program_goes_on_from_a_checkpoint_and_from_none_that_was_changed(tmp_path: Path) -> None:
@@ -144,12 +210,12 @@ def test_the_program_goes_on_from_a_checkpoint_and_from_none_that_was_changed(tm
     run = run_trial(config, data_dir=tmp_path, folder=cut)
     for _ in range(2):
         next(run)
-    checkpoint = read_checkpoint(cut)
-    assert checkpoint is not None
-    assert checkpoint[0] == 2
+    state = checkpoints(config, cut).latest()
+    assert state is not None
+    assert state["epoch"] == 2
     spoilt = tmp_path / "spoilt"
     shutil.copytree(cut, spoilt)
     assert links(cut) == expected[2:]
-    chain = spoilt / CHECKPOINTS / "chain"
+    chain = spoilt / CHECKPOINTS / "000002.json"
     chain.write_text(chain.read_text().replace("2", "1", 1))
-    assert links(spoilt) == expected
+    assert links(spoilt) == expected[1:]

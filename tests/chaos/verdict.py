@@ -4,13 +4,18 @@ import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from service.database import Artifact, EpochPoint, Experiment, Result, Trial, TrialState
-from tests.chaos.program import STARTS, TRAINED, first_link, next_link, reported
+from service.database import Artifact, Attempt, EpochPoint, Event, Experiment, Result, Trial, TrialState
+from service.experiments.events import EventKind
+from tests.chaos.fences import read as read_refusals
+from tests.chaos.notes import Lives
+from tests.chaos.notes import read as read_lives
+from tests.chaos.program import first_link, next_link, reported
 from ttsv.config.trial import TrialConfig
 
 
@@ -23,6 +28,14 @@ class Verdict:
     attempts: int = 0
     runs: int = 0
     redone: int = 0
+    mutated: int = 0
+    """Checkpoints that were changed."""
+    noticed: int = 0
+    """Those of them that a process met, and fell back from."""
+    lost: int = 0
+    """Times that a trial's process was lost, after which it ran again."""
+    refused: dict[str, int] = field(default_factory=dict)
+    """Writes that the fence refused, by the thread that tried."""
     faults: list[str] = field(default_factory=list)
 
     def blame(self, trial: Trial, what: str) -> None:
@@ -39,9 +52,17 @@ def chain(seed: int, decay: float, epochs: int) -> list[str]:
     return links
 
 
-def judge(session: Session, data: Path, experiments: Mapping[str, int]) -> Verdict:
-    """Looks at everything. `experiments` is what was posted: name -> how many trials it must have."""
-    verdict = Verdict()
+def judge(
+    session: Session, data: Path, experiments: Mapping[str, int], notes: Path, *, places: int | None = None
+) -> Verdict:
+    """Looks at everything. `experiments` is what was posted: name -> how many trials it must have.
+
+    `notes` is the folder of what workers, drivers and trials noted themselves. `places`: on how many trials run at
+    once, where lost trials must have run again before new ones began.
+    """
+    verdict, noted = Verdict(), read_lives(notes)
+    refusals = read_refusals(notes)
+    verdict.refused, verdict.faults = refusals.by_thread, list(refusals.stale)
     found = session.execute(select(Experiment.name, Experiment.id, Experiment.state).order_by(Experiment.id)).all()
     for name, count in sorted((Counter(row.name for row in found) - Counter(experiments.keys())).items()):
         verdict.faults.append(f"experiment {name!r} is there {count} times too often")
@@ -58,6 +79,8 @@ def judge(session: Session, data: Path, experiments: Mapping[str, int]) -> Verdi
             verdict.faults.append(f"experiment {row.name!r} is {row.state.value}")
         for trial in trials:
             _judge_trial(session, data, trial, sorted(points[trial.id]), verdict)
+            _judge_lives(trial, noted.get(trial.id, Lives()), verdict)
+        _judge_order(session, row.id, places, verdict)
     return verdict
 
 
@@ -85,15 +108,36 @@ def _judge_trial(
             verdict.blame(trial, f"{artifact.path} is not the file of the manifest")
         elif artifact.kind == "model" and path.read_text() != links[-1]:
             verdict.blame(trial, f"{artifact.path} ends in another link")
-        elif artifact.kind == "model":
-            _count_redone(path.parent, trial, verdict)
 
 
-def _count_redone(folder: Path, trial: Trial, verdict: Verdict) -> None:
+def _judge_lives(trial: Trial, lives: Lives, verdict: Verdict) -> None:
     """A process that takes over redoes no more than the epoch whose checkpoint was not yet whole."""
-    starts = [int(line) for line in (folder / STARTS).read_text().split()]
-    trained = [int(line) for line in (folder / TRAINED).read_text().split()]
-    verdict.runs += len(starts)
-    verdict.redone += len(trained) - trial.epochs
-    if len(trained) - trial.epochs > len(starts) - 1:
-        verdict.blame(trial, f"{len(starts)} processes trained {trained}")
+    verdict.runs += lives.runs
+    verdict.redone += lives.redone
+    verdict.mutated += lives.mutated
+    verdict.noticed += lives.spoilt
+    for fault in lives.faults:
+        verdict.blame(trial, fault)
+
+
+def _judge_order(session: Session, experiment_id: int, places: int | None, verdict: Verdict) -> None:
+    """Of trials that never began only as many may begin before a lost one as were on their way when it was lost."""
+    begun: dict[int, list[datetime]] = defaultdict(list)
+    query = select(Attempt.trial_id, Attempt.started_at).join(Trial).where(Trial.experiment_id == experiment_id)
+    for row in session.execute(query.order_by(Attempt.started_at)):
+        begun[row.trial_id].append(row.started_at)
+    lost = select(Event.trial_id, Event.at).where(
+        Event.experiment_id == experiment_id, Event.kind == EventKind.TRIAL_LOST.value
+    )
+    for trial_id, moment in session.execute(lost.order_by(Event.id)):
+        assert trial_id is not None
+        again = next((start for start in begun[trial_id] if start > moment), None)
+        if again is None:
+            continue
+        verdict.lost += 1
+        new = [other for other, starts in begun.items() if other != trial_id and moment < starts[0] < again]
+        if places is not None and len(new) > places:
+            verdict.faults.append(
+                f"trial {trial_id} was lost at {moment:%H:%M:%S} and ran again at {again:%H:%M:%S}; trials {new} of "
+                f"experiment {experiment_id} had not begun before, and began meanwhile"
+            )

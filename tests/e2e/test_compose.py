@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 import tomllib
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from importlib.metadata import packages_distributions
@@ -105,7 +106,8 @@ def test_what_tries_it_all_finds_the_bases_and_meddles_with_nothing_of_ours(serv
         assert command is not None
         done = subprocess.run(["bash", "-c", command[1]], cwd=ROOT, capture_output=True, text=True, check=True)
         found[name] = done.stdout
-    assert found["postgres_image"] == services["db"]["image"] + "\n"
+    assert services["db"]["image"] == f"${{TTSV_POSTGRES_IMAGE:-{found['postgres_image'].strip()}}}"
+    assert re.fullmatch(r"postgres:\d+-\w+\n", found["postgres_image"])
     assert re.fullmatch(r"python:3\.11-slim-\w+\n", found["python_image"])
     project = re.search(r"^project=(\S+)$", script, re.MULTILINE)
     assert project is not None
@@ -125,6 +127,41 @@ def test_dockerfile_copies_what_the_distribution_needs() -> None:
         assert f"COPY {name} {name}" in text
         assert f"!{name}" in (ROOT / ".dockerignore").read_text().split()
     assert re.search(r"^USER (?!0|root)", text, re.MULTILINE)
+
+
+def test_an_index_of_torch_for_cpus_may_have_nothing_else(tmp_path: Path) -> None:
+    """The image's own command, asked what it would install from a folder in the place of such an index."""
+    pinned = dict(re.findall(r"^(torch|torchvision)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    for name, number in pinned.items():
+        _write_wheel(tmp_path / name, name, f"{number}+cpu", ["numpy", "sympy"])
+    text = (ROOT / "docker" / "Dockerfile").read_text()
+    (command,) = re.findall(r'then (pip install [^;]*"\$\{TORCH_INDEX\}"[^;]*);', text)
+    command = command.replace("pip install", f"{sys.executable} -m pip install --dry-run --ignore-installed --isolated")
+    environment = {"PATH": os.environ["PATH"], "TORCH_INDEX": tmp_path.as_uri(), "PIP_CONFIG_FILE": os.devnull}
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    would = next(line for line in done.stdout.splitlines() if line.startswith("Would install"))
+    assert sorted(would.split()[2:]) == sorted(f"{name}-{number}+cpu" for name, number in pinned.items())
+
+
+def _write_wheel(folder: Path, name: str, number: str, needs: list[str]) -> None:
+    """A package without a file, in a folder of its own as indexes have it."""
+    folder.mkdir()
+    wheel = folder / f"{name}-{number}-py3-none-any.whl"
+    described = [f"Name: {name}", f"Version: {number}", *(f"Requires-Dist: {need}" for need in needs)]
+    files = {"METADATA": "\n".join(["Metadata-Version: 2.1", *described, ""])}
+    files |= {"WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n", "RECORD": ""}
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for file, content in files.items():
+            archive.writestr(f"{name}-{number}.dist-info/{file}", content)
+    (folder / "index.html").write_text(f'<a href="{wheel.name.replace("+", "%2B")}">{wheel.name}</a>')
+
+
+def test_where_memory_ends_trials_go_before_the_database(services: dict[str, Any]) -> None:
+    assert services["worker"]["oom_score_adj"] == _load("docker/node.yml")["services"]["node"]["oom_score_adj"] == 500
+    assert "oom_score_adj" not in services["db"]
 
 
 def test_another_revision_changes_no_layer_of_the_images() -> None:

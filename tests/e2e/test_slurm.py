@@ -97,6 +97,12 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
         assert "TTSV_DATABASE_URL: postgresql://ttsv@db.example.org/ttsv" in done.stderr
 
 
+def test_they_say_how_much_memory_they_take() -> None:
+    """Else a site's default a CPU is the limit, or there is none and a job takes its neighbours'."""
+    for script in SCRIPTS.glob("*.sbatch"):
+        assert any(line.startswith("#SBATCH --mem=") for line in script.read_text().splitlines()), script.name
+
+
 def test_they_may_come_back() -> None:
     for script in SCRIPTS.glob("*.sbatch"):
         lines = script.read_text().splitlines()

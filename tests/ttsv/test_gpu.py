@@ -185,7 +185,8 @@ def test_trials_of_one_process_leave_no_memory(card: "Cards", tmp_path: Path) ->
         epochs_of(on(card.device, trial(seed=seed, layer="tt", **CLIP), tmp_path / str(seed)), 1)
         gc.collect()
         held.append(torch.cuda.memory_allocated(card.device))
-    assert max(held[1:]) <= held[1], "what the first trial left, such as tables, the others use"
+    # A mebibyte, as what libraries hold for themselves may be laid out anew; fifty networks are many times that.
+    assert max(held[1:]) <= held[1] + (1 << 20), "what the first trial left, such as tables, the others use"
 
 
 BESIDE = """

@@ -75,6 +75,15 @@ ADVICE = "\nCUDA kernel errors might be asynchronously reported at some other AP
         (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), OutOfMemoryError, "does not fit the device"),
         (RuntimeError("cusolver error: CUSOLVER_STATUS_ALLOC_FAILED"), OutOfMemoryError, "does not fit the device"),
         (RuntimeError("cuFFT error: CUFFT_ALLOC_FAILED"), OutOfMemoryError, "does not fit the device"),
+        *(
+            (RuntimeError(says), OutOfMemoryError, "does not fit the device")
+            for says in (
+                "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",
+                "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+                "CUDA driver error: out of memory",
+                "CUDA ran out of memory outside PyTorch's allocator. If this workload uses many dynamic shapes",
+            )
+        ),
         (MemoryError(), OutOfMemoryError, "does not fit the device"),
         (ACCELERATOR(f"CUDA error: device-side assert triggered{ADVICE}"), BrokenContextError, "CUDA_LAUNCH_BLOCKING"),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), BrokenContextError, "another process"),
@@ -85,7 +94,9 @@ ADVICE = "\nCUDA kernel errors might be asynchronously reported at some other AP
         ),
         (RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"), BrokenContextError, "another process"),
         (ACCELERATOR("CUDA error: misaligned address"), BrokenContextError, "misaligned address"),
-        (ACCELERATOR(f"CUDA error: unspecified launch failure{ADVICE}"), LostDeviceError, "nvidia-smi"),
+        (ACCELERATOR(f"CUDA error: unspecified launch failure{ADVICE}"), BrokenContextError, "CUDA_LAUNCH_BLOCKING"),
+        (RuntimeError("CUDA driver error: an illegal memory access was encountered"), BrokenContextError, "a kernel"),
+        (RuntimeError("CUDA driver error: unspecified launch failure"), BrokenContextError, "a kernel failed"),
         (ACCELERATOR("CUDA error: device not ready"), LostDeviceError, "Xid"),
         (ACCELERATOR("CUDA error: no CUDA-capable device is detected"), LostDeviceError, "the GPU is lost"),
         (ACCELERATOR("CUDA error: uncorrectable ECC error encountered"), LostDeviceError, "the GPU is lost"),

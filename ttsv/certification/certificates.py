@@ -105,7 +105,7 @@ def certificates(
 ) -> Certificates:
     """Certifies the L2 radius, in pixels, within which each image's label is certain to win.
 
-    `images` (count, channels, ...) uint8 or floats in [0, 1], `labels` (count,), both on the model's device. `bound`
+    `images` (count, channels, ...) uint8 or floats in [0, 1], `labels` (count,), on any device. `bound`
     defaults to `lipschitz_bound` at the images' size. The radius is the least over the other classes of their margin
     over the bound of the two logits' difference.
 

@@ -31,6 +31,7 @@ from ttsv.metrics.calibration import CalibrationRecord, calibration_record
 from ttsv.metrics.corruption import CorruptionProgress, CorruptionRecord, corruption_steps
 from ttsv.metrics.lipschitz import Space, empirical_lipschitz
 from ttsv.results import TRAINING, AnyRecord, StageProgress
+from ttsv.training.feed import place
 
 Stages = Generator[StageProgress, None, Any]
 Step = TypeVar("Step")
@@ -67,16 +68,17 @@ def check_evaluation(config: EvaluationConfig, data: Dataset, folder: Path) -> N
 def measure(subject: Subject, options: EvaluationOptions) -> Generator[StageProgress, None, Measured]:
     """Evaluates a network on the test images: yields where it is and returns everything.
 
-    The network stays where and as it is. Accuracy, loss and calibration are always measured, the rest is the
-    configuration's to ask for. A network that has no finite bound, or a layer without a rule, gets no certificates, and
-    the record says why. Only stages that take long are yielded.
+    The network stays where and as it is. Images that leave its device too little memory stay in the machine's, see
+    `ttsv.training.feed`, and go there in batches; the numbers are the same. Accuracy, loss and calibration are always
+    measured, the rest is the configuration's to ask for. A network that has no finite bound, or a layer without a rule,
+    gets no certificates, and the record says why. Only stages that take long are yielded.
 
     Raises `DataError` for test or validation images that are not pixels in [0, 1], `DivergedError` for logits that
     are not finite, and `ConfigError` for a network whose classes are not the data set's, or what a metric cannot be
     measured of.
     """
     model, data, config = subject.model, subject.data, options.config
-    test = Split(*(part[: options.images] for part in data.test)).to(subject.device)
+    test = place(Split(*(part[: options.images] for part in data.test)), subject.device)
     check_labelled(test.images, test.labels)
     seconds: dict[str, float] = {}
     with _timed(seconds, "accuracy"):
@@ -84,7 +86,8 @@ def measure(subject: Subject, options: EvaluationOptions) -> Generator[StageProg
         calibration = _calibration(subject, logits, test.labels)
     evidence = Evidence(images=test.images, labels=test.labels, logits=logits, calibration=calibration, seconds=seconds)
     for name in config.attacks:
-        attacked = Split(*(part[: config.attack_images] for part in test))
+        # On the processor, as all pixels are made float32 at once: batches go to the network's device.
+        attacked = Split(test.images[: config.attack_images].cpu(), test.labels[: config.attack_images])
         with _timed(seconds, name), _room_for_batches(config):
             evidence.attacks[name] = yield from _attack(name, model, attacked, options)
     if config.certified:
@@ -118,7 +121,7 @@ def _logits(model: nn.Module, images: Tensor, data: Dataset) -> Tensor:
 
 
 def _calibration(subject: Subject, logits: Tensor, labels: Tensor) -> CalibrationRecord:
-    validation = subject.data.validation.to(subject.device)
+    validation = place(subject.data.validation, subject.device)
     if not len(validation.labels):
         return calibration_record(logits, labels, bins=ECE_BINS)
     check_labelled(*validation)

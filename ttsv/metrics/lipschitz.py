@@ -68,7 +68,7 @@ def empirical_lipschitz(
 ) -> EmpiricalLipschitz:
     """Searches empirical Lipschitz constants of a network in evaluation mode, one per image; it stays as it is.
 
-    `images` (count, channels, ...) uint8 or floats in [0, 1] and `labels` (count,), on the model's device.
+    `images` (count, channels, ...) uint8 or floats in [0, 1] and `labels` (count,), these on the model's device.
 
     `method="fgsm"`: x' is one step along the gradient of the cross-entropy, as in the paper (section "Empirical
     Lipschitz constant", radius 0.5). The paper does not name the step's norm: `norm="L2"` (default) is a step of L2
@@ -107,7 +107,7 @@ def empirical_lipschitz(
     values = []
     with evaluating(model):
         for batch, own in zip(*(torch.split(part, int(batch_size)) for part in (images, labels)), strict=True):
-            pixels = as_pixels(batch).to(own_dtype(searched))
+            pixels = as_pixels(batch.to(own.device)).to(own_dtype(searched))
             search = _Search(searched, pixels, scale, clamp)
             start = search.reachable(_fgsm(search, own, radius, norm, generator))
             moved = start if method == "fgsm" else _ascend(search, start, radius, int(steps))

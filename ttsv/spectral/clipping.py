@@ -17,11 +17,11 @@ from ttsv.spectral.krylov import LeadingPairs, eigenpairs_above
 from ttsv.spectral.matrix_sign import shrinkage_factors
 from ttsv.spectral.norms import (
     Algorithm,
-    binary_scale,
     clip_algorithm,
     indices_above,
     largest_eigenvalue,
     power_estimates,
+    power_of_two,
     rescale_to_norm,
     stacked,
     stored_norm,
@@ -192,10 +192,12 @@ def _alternate(
     the Gram matrices that are clipped, as those of all other frequencies have none above delta.
     """
     delta, algorithm = options.delta, _algorithm(kernel, geometry, options)
-    bound = geometry.schur_bound(kernel)
+    # In one read, as the device is waited for.
+    rows, columns, largest = torch.cat([geometry.schur_sums(kernel), kernel.abs().max().reshape(1)]).tolist()
+    bound = math.sqrt(rows) * math.sqrt(columns)
     if bound <= delta:
         return kernel.clone(), None
-    scale = binary_scale(kernel)
+    scale = power_of_two(largest)
     scaled, level = kernel / scale, delta / scale
     frequencies = geometry.frequencies(kernel.device)
     leading = None if algorithm == "sign" else LeadingPairs(iterates=algorithm == "krylov")

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ttsv.spectral.symbol import PeriodicConv
+from ttsv.spectral.symbol import PeriodicConv, shifts_on
 
 _PART_BYTES = 2**24
 """Gram matrices of at most this many bytes (16 MiB) are held at once, or one frequency's where that is more."""
@@ -63,7 +63,7 @@ class Grams:
                 torch.sub(product, product.mT, out=self._odd[place - 1])
             else:
                 self._even[place] = product
-        self._lags = torch.tensor(list(pairs))
+        self._lags = shifts_on(tuple(pairs), taps.device)
         if not self.rows_are_outputs:
             self._odd.neg_()
 

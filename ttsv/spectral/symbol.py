@@ -6,6 +6,7 @@ A convolution with stride s on a periodic grid of n pixels splits its *input* in
 components on the side of the input, where they lie).
 """
 
+import functools
 import math
 import operator
 from collections.abc import Iterator, Sequence
@@ -26,6 +27,7 @@ Size: TypeAlias = int | Sequence[int]
 Sides: TypeAlias = tuple[tuple[int, int], ...]
 """Pixels of padding before and after, per axis."""
 
+_CPU = torch.device("cpu")
 _BLOCK_BYTES = 2**26
 """Blocks of at most this many bytes (64 MiB) are held at once, or one frequency's where that is more."""
 
@@ -91,17 +93,12 @@ class PeriodicConv:
         The kernel is real, so the blocks of f and -f are conjugate; along an axis with a single tap they do not
         depend on f at all.
         """
-        grid = self.output_size
-        coordinates = _coordinates(grid)
-        coordinates[:, torch.tensor(self.kernel_size) == 1] = 0
-        smallest = torch.minimum(_flat(coordinates, grid), _flat(-coordinates, grid))
-        index, position, count = torch.unique(smallest, return_inverse=True, return_counts=True)
-        return Frequencies(index.to(device), count.to(device), position.to(device))
+        return _frequencies(self.output_size, tuple(k == 1 for k in self.kernel_size), device)
 
     def is_real(self, index: Tensor) -> Tensor:
         """Whether the blocks at flat frequencies `index`, as `frequencies` gives them, are real: f and -f agree."""
-        turns = 2 * _coordinates(self.output_size)[index.cpu()] % torch.tensor(self.output_size)
-        return (turns == 0).all(dim=1).to(index.device)
+        axes = zip(_coordinates(self.output_size, index.device)[index].unbind(1), self.output_size, strict=True)
+        return torch.stack([2 * places % n == 0 for places, n in axes], dim=1).all(dim=1)
 
     def batches(self, kernel: Tensor, index: Tensor) -> Iterator[Tensor]:
         """Splits flat frequency indices so that the blocks of each part stay within the memory budget."""
@@ -139,7 +136,7 @@ class PeriodicConv:
         for used, part in zip(self.taps_by_component(blocks.device), components, strict=True):
             part = part.reshape(len(index), -1)
             taps[used] = cosine[:, used].T @ part.real + sine[:, used].T @ part.imag
-        taps /= self.aliases().to(taps)[:, None]
+        taps /= self.aliases(taps.device).to(taps)[:, None]
         return taps.T.reshape(c_out, c_in, *self.kernel_size)
 
     def schur_bound(self, kernel: Tensor) -> float:
@@ -147,23 +144,28 @@ class PeriodicConv:
 
         Root of the largest absolute row sum times the largest absolute column sum (Schur's test).
         """
-        magnitude = kernel.detach().abs().flatten(2).sum(2)
-        rows = magnitude.sum(1).max().item()
-        columns = magnitude.reshape(self.groups, -1, magnitude.shape[1]).sum(1).max().item()
+        rows, columns = self.schur_sums(kernel).tolist()
         return math.sqrt(rows) * math.sqrt(columns)
 
-    def _offsets(self) -> Tensor:
-        return _coordinates(self.kernel_size) * torch.tensor(self.dilation)
+    def schur_sums(self, kernel: Tensor) -> Tensor:
+        """The largest absolute row sum and the largest absolute column sum (2,), of which the bound is made."""
+        magnitude = kernel.detach().abs().flatten(2).sum(2)
+        columns = magnitude.reshape(self.groups, -1, magnitude.shape[1]).sum(1)
+        return torch.stack([magnitude.sum(1).max(), columns.max()])
 
     def phases(self, index: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Cosine and sine, each (f, taps), of the angle by which each tap turns at each frequency."""
-        return self.turns(index, self._shifts(), dtype)
+        return self.turns(index, self._shifts(index.device), dtype)
 
     def turns(self, index: Tensor, shifts: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Cosine and sine, each (f, shifts), by which shifts (m, d) on the output grid turn at each frequency."""
-        grid = torch.tensor(self.output_size)
-        turns = _coordinates(self.output_size)[index.cpu(), None, :] * shifts % grid
-        angles = (2 * math.pi * (turns / grid.to(torch.float64)).sum(-1)).to(index.device)
+        """Cosine and sine, each (f, shifts), by which shifts (m, d) on the output grid turn at each frequency.
+
+        All lie on one device, which is not waited for.
+        """
+        places = _coordinates(self.output_size, index.device)[index]
+        axes = zip(places.unbind(1), shifts.unbind(1), self.output_size, strict=True)
+        turns = [(at[:, None] * shift % n).double() / n for at, shift, n in axes]
+        angles = 2 * math.pi * torch.stack(turns, dim=-1).sum(-1)
         return angles.cos().to(dtype), angles.sin().to(dtype)
 
     def lags(self, rows_are_outputs: bool) -> dict[tuple[int, ...], list[tuple[int, int]]]:
@@ -172,11 +174,10 @@ class PeriodicConv:
         One of each two opposite lags, 0 first. Empty where the Gram matrices couple several components: on the
         side of the inputs with strides.
         """
-        stride = torch.tensor(self.stride)
-        components = _flat(self._offsets() % stride, self.stride).tolist()
         if not rows_are_outputs and math.prod(self.stride) > 1:
             return {}
-        shifts = [tuple(shift) for shift in self._shifts().tolist()]
+        components = _components(self.kernel_size, self.stride, self.dilation).tolist()
+        shifts = [tuple(shift) for shift in self._shifts(_CPU).tolist()]
         zero = (0,) * len(self.stride)
         pairs: dict[tuple[int, ...], list[tuple[int, int]]] = {zero: []}
         for t, u in product(range(len(shifts)), repeat=2):
@@ -185,27 +186,77 @@ class PeriodicConv:
                 pairs.setdefault(lag, []).append((t, u))
         return pairs
 
-    def _shifts(self) -> Tensor:
+    def _shifts(self, device: torch.device) -> Tensor:
         """For each tap the whole strides by which it reads ahead of its component's first pixel."""
-        return self._offsets() // torch.tensor(self.stride)
+        taps = _coordinates(self.kernel_size, device).unbind(1)
+        return torch.stack([t * e // s for t, e, s in zip(taps, self.dilation, self.stride, strict=True)], dim=1)
 
     def taps_by_component(self, device: torch.device) -> list[Tensor]:
         """For each polyphase component the flat indices of the taps that read it."""
-        stride = torch.tensor(self.stride)
-        component = _flat(self._offsets() % stride, self.stride)
-        return [(component == r).nonzero()[:, 0].to(device) for r in range(math.prod(self.stride))]
+        return list(_taps_by_component(self.kernel_size, self.stride, self.dilation, device))
 
-    def aliases(self) -> Tensor:
+    def aliases(self, device: torch.device) -> Tensor:
         """For each tap the number of taps that read the same pixel."""
-        pixel = _flat(self._offsets(), self.input_size)
-        _, inverse, counts = torch.unique(pixel, return_inverse=True, return_counts=True)
-        aliases: Tensor = counts[inverse]
-        return aliases
+        return _aliases(self.kernel_size, self.input_size, self.dilation, device)
 
 
-def _coordinates(sizes: Sequence[int]) -> Tensor:
+# What follows is counted on the processor and copied to a device once, as that waits for it: for each geometry, of
+# which a network has few. No caller writes into it. It is plain also where the first caller is in inference mode.
+
+
+@functools.lru_cache(maxsize=64)
+@torch.inference_mode(False)
+def _frequencies(grid: tuple[int, ...], single: tuple[bool, ...], device: torch.device) -> Frequencies:
+    """Those of a grid, along whose axes the kernel has a `single` tap or several."""
+    coordinates = _coordinates(grid, _CPU)
+    coordinates[:, torch.tensor(single)] = 0
+    smallest = torch.minimum(_flat(coordinates, grid), _flat(-coordinates, grid))
+    index, position, count = torch.unique(smallest, return_inverse=True, return_counts=True)
+    return Frequencies(index.to(device), count.to(device), position.to(device))
+
+
+@functools.lru_cache(maxsize=64)
+@torch.inference_mode(False)
+def _taps_by_component(
+    kernel_size: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...], device: torch.device
+) -> tuple[Tensor, ...]:
+    component = _components(kernel_size, stride, dilation)
+    return tuple((component == r).nonzero()[:, 0].to(device) for r in range(math.prod(stride)))
+
+
+@functools.lru_cache(maxsize=64)
+@torch.inference_mode(False)
+def _aliases(
+    kernel_size: tuple[int, ...], input_size: tuple[int, ...], dilation: tuple[int, ...], device: torch.device
+) -> Tensor:
+    pixel = _flat(_coordinates(kernel_size, _CPU) * torch.tensor(dilation), input_size)
+    _, inverse, counts = torch.unique(pixel, return_inverse=True, return_counts=True)
+    aliases: Tensor = counts[inverse]
+    return aliases.to(device)
+
+
+@functools.lru_cache(maxsize=64)
+@torch.inference_mode(False)
+def shifts_on(shifts: tuple[tuple[int, ...], ...], device: torch.device) -> Tensor:
+    """Shifts (m, d) on a device, for `PeriodicConv.turns`."""
+    return torch.tensor(shifts, device=device)
+
+
+def forget_tables() -> None:
+    """Frees what is kept of geometries on all devices."""
+    for table in (_frequencies, _taps_by_component, _aliases, shifts_on):
+        table.cache_clear()
+
+
+def _components(kernel_size: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]) -> Tensor:
+    """For each tap the polyphase component that it reads."""
+    offsets = _coordinates(kernel_size, _CPU) * torch.tensor(dilation)
+    return _flat(offsets % torch.tensor(stride), stride)
+
+
+def _coordinates(sizes: Sequence[int], device: torch.device) -> Tensor:
     """All grid points (prod(sizes), d) in row-major order."""
-    axes = torch.meshgrid([torch.arange(size) for size in sizes], indexing="ij")
+    axes = torch.meshgrid([torch.arange(size, device=device) for size in sizes], indexing="ij")
     return torch.stack([axis.flatten() for axis in axes], dim=1)
 
 

@@ -113,4 +113,4 @@ def _few_taps(
         products[0][:, :, used] = cosine[:, :, used] * row + sine[:, :, used] * column
         products[1][:, :, used] = sine[:, :, used] * row - cosine[:, :, used] * column
     found = (both @ products.reshape(2 * f * k, -1)).reshape(c_out, -1, c_in).permute(0, 2, 1)
-    return (found / geometry.aliases().to(found)).reshape(kernel.shape)
+    return (found / geometry.aliases(found.device).to(found)).reshape(kernel.shape)

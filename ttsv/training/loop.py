@@ -24,7 +24,7 @@ from ttsv.layers.soc import soc_iterations
 from ttsv.metrics.accuracy import accuracy, cross_entropy, predict
 from ttsv.precision import deterministic_algorithms, full_precision, training_precision
 from ttsv.results import EpochMetrics
-from ttsv.runtime import derived_seed, known_failures, random_state
+from ttsv.runtime import derived_seed, known_failures, measured_convolutions, random_state
 from ttsv.training.checkpoint import Checkpoints, restore_weights
 from ttsv.training.feed import batches, place, whole
 from ttsv.training.optimizers import backward_and_step, learning_rate, make_optimizer, moments, restore_moments, set_lr
@@ -98,7 +98,7 @@ def fit(
     Raises `DivergedError` and `OutOfMemoryError`.
     """
     training = config.training
-    with known_failures(), _arithmetic(training):
+    with known_failures(), _arithmetic(training, device):
         train, validation = (place(split, device) for split in training_splits(data, training))
         model.to(device)
         if data.info.dims == 2:
@@ -117,7 +117,7 @@ def fit(
         started, first = time.perf_counter(), progress.epoch * steps
         totals = torch.zeros(2, device=device)  # summed loss, correct predictions
         seed = derived_seed(config.seed, "epoch", progress.epoch)
-        with known_failures(model), random_state(seed, device), _arithmetic(training):
+        with known_failures(model), random_state(seed, device), _arithmetic(training, device):
             model.train()
             watch.begin(progress.epoch + 1, constraint, first, steps)
             for step, (images, labels) in enumerate(batches(train, config, progress.epoch, count), start=first):
@@ -171,7 +171,7 @@ def fit(
                 (checkpoints.save if stopped else checkpoints.start)(progress.epoch, run.state())
     if training.select == "best" and progress.best_epoch != progress.epoch:
         seed = derived_seed(config.seed, "selected")
-        with known_failures(model), random_state(seed, device), _arithmetic(training):
+        with known_failures(model), random_state(seed, device), _arithmetic(training, device):
             run.finish(train, progress.best_epoch * steps, best=True)
         progress.selected_epoch = progress.best_epoch
     if training.keep_best:
@@ -182,9 +182,12 @@ def fit(
 
 
 @contextmanager
-def _arithmetic(training: TrainingConfig) -> Iterator[None]:
-    """All of a training but its steps is in full float32; of those `_Run.precision` says in what they are."""
-    with full_precision(), deterministic_algorithms(training.deterministic):
+def _arithmetic(training: TrainingConfig, device: torch.device) -> Iterator[None]:
+    """All of a training but its steps is in full float32; of those `_Run.precision` says in what they are.
+
+    How a GPU convolves is chosen by measuring, here and not by who trains: a benchmark trains as trials do.
+    """
+    with measured_convolutions(device), full_precision(), deterministic_algorithms(training.deterministic):
         yield
 
 

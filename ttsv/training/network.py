@@ -14,7 +14,7 @@ from ttsv.errors import ConfigError
 from ttsv.hardware.processor import computes_bf16, instruction_set
 from ttsv.models import ModelArguments, create_model
 from ttsv.results import CHECKPOINTS, EpochMetrics
-from ttsv.runtime import derived_seed, known_failures, measured_convolutions, random_state
+from ttsv.runtime import derived_seed, known_failures, random_state
 from ttsv.training.checkpoint import Checkpoints
 from ttsv.training.loop import Progress, fit, steps_per_epoch, training_splits
 from ttsv.training.record import TrainingFacts, best_epoch
@@ -66,7 +66,7 @@ def train_network(
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     identity = {"format": 1, "trial": config.fingerprint(), "data": data.sha256, "split": data.split}
-    with measured_convolutions(device), Checkpoints(folder / CHECKPOINTS, identity) as checkpoints:
+    with Checkpoints(folder / CHECKPOINTS, identity) as checkpoints:
         progress = yield from fit(model, data, config, constraint, device=device, checkpoints=checkpoints)
     steps = steps_per_epoch(len(training_splits(data, config.training)[0].labels), config.training)
     step_seconds, constraint_step_seconds = progress.per_step(steps)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _ELSEWHERE = (
     *("TTSV_URL", "TTSV_KEY", "TTSV_HEAD", "TTSV_TOKEN_FILE", "TTSV_NODE_ADDRESS"),
     *("TTSV_BIND", "TTSV_DATABASE_PORT", "TTSV_DATA", "TTSV_TOKEN"),
-    *("TTSV_TORCH_INDEX", "TTSV_WORKER_MEMORY", "TTSV_REVISION", "TTSV_FUZZ_CASES"),
+    *("TTSV_TORCH_INDEX", "TTSV_WORKER_MEMORY", "TTSV_POSTGRES_IMAGE", "TTSV_REVISION", "TTSV_FUZZ_CASES"),
 )
 """Variables that are ours and no settings: of the command; of the compose files; of image and tests."""
 _OLDEST_POSTGRES = 15

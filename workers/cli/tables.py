@@ -29,6 +29,7 @@ from service.schemas.experiments import (
 )
 from service.schemas.leaderboards import LeaderboardOut
 from service.schemas.trial_tables import EVERY, Shown, trials_sheet
+from service.specs.columns import validates_on_test
 from service.specs.states import OPEN_TRIALS, TrialState
 from workers.cli.client_options import print_table, print_whole
 
@@ -48,7 +49,8 @@ def progress_line(experiment: ExperimentOut) -> str:
     if experiment.waiting is not None:
         parts.append(f"waiting: {experiment.waiting}")
     if progress.best_val_accuracy is not None:
-        parts.append(f"best validation accuracy {progress.best_val_accuracy:.2%}")
+        said, _, apart = progress.best_said.partition(":")
+        parts.append(f"{said} {progress.best_val_accuracy:.2%}" + (f" ({apart.strip()})" if apart else ""))
     bad = progress.trials[TrialState.FAILED] + progress.trials[TrialState.DIVERGED]
     if bad:
         parts.append(f"{bad} failed or diverged")
@@ -70,7 +72,7 @@ def experiments_table(experiments: list[ExperimentOut]) -> Table:
     table = Table("id", "name", "state", "trials", "done", "best validation accuracy", "created")
     for experiment in experiments:
         progress = experiment.progress
-        best = progress.best_val_accuracy
+        best = progress.best_to_choose_by
         table.add_row(
             str(experiment.id),
             Text(experiment.name),  # whatever it says, it is no markup
@@ -134,7 +136,8 @@ def _peak_of(values: Sequence[float]) -> str:
 
 def epochs_table(trial: TrialDetailOut) -> Table:
     """One line per epoch."""
-    table = _table("epoch", "train loss", "acc. %", "val. loss", "acc. %", "ort. loss", "lr", "seconds")
+    images = "test" if validates_on_test(trial.config) else "val."
+    table = _table("epoch", "train loss", "acc. %", f"{images} loss", "acc. %", "ort. loss", "lr", "seconds")
     for point in trial.epoch_metrics:
         table.add_row(
             str(point.epoch),

@@ -90,6 +90,7 @@ class Feed(Searcher):
         self._empty = False
         self._look_after = 0.0
         self._cache: Any = None
+        self._shunned = slots.shunned
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (Searcher, (self.metric, self.mode))  # Tune keeps a pickled copy in its books; nobody uses it
@@ -153,6 +154,13 @@ class Feed(Searcher):
         self.keep_or_give_back()
         if self._stopped.is_set() and not self._at_work:
             self._say_over()
+
+    def shuns_others(self) -> tuple[str, ...] | None:
+        """The nodes that are shunned where they are others than when this was last asked: what waits must know."""
+        if self._shunned == self._slots.shunned:
+            return None
+        self._shunned = self._slots.shunned
+        return self._shunned
 
     def watch(self, cache: Any) -> None:
         """Gets Tune's cache of idle processes, of which it keeps one unasked."""

@@ -3,13 +3,15 @@
 import logging
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import partial
 
 from sqlalchemy.orm import Session
 
-from service.database import Result
+from service.database import Result, now
 from service.database.engine import Database
 from service.database.outages import MOST_FAILURES, Backoff, is_away, is_in_trouble
 from service.errors import LeaseLostError
@@ -31,6 +33,7 @@ from workers.trial_process.messages import (
 logger = logging.getLogger(__name__)
 
 _BATCH = 500
+_TICK = timedelta(microseconds=1)
 _NOT_SAID = {"trial_id", "protocol", "fence", "created_at"}
 _RESULT_COLUMNS = tuple(column.key for column in Result.__table__.columns if column.key not in _NOT_SAID)
 """What the trial says itself: `TrialResult` has the same names."""
@@ -66,6 +69,8 @@ class Recorder:
         self._database, self._lease = database, lease
         self._lost, self._ended, self._refused, self._settled = lost, ended, refused, settled
         self._events: deque[_Event] = deque()
+        self._moments: defaultdict[int, list[datetime]] = defaultdict(list)
+        self._at_work: set[int] = set()
         self._changed = threading.Condition()
         self._muted = False
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
@@ -76,10 +81,17 @@ class Recorder:
 
     def started(self, trial_id: int) -> None:
         """A process began to work on the trial."""
-        self._put(trial_id, lambda held: self._start(held, trial_id))
+        # Its moment tells the attempt from others, whenever and however often this is written.
+        moments = self._moments[trial_id]
+        if trial_id not in self._at_work:
+            moments.append(max(now(), moments[-1] + _TICK) if moments else now())
+            self._at_work.add(trial_id)
+        place = len(moments)
+        self._put(trial_id, lambda held: self._start(held, trial_id, moments[place - 1], moments[place:]))
 
     def reported(self, trial_id: int, report: Report) -> None:
         """The trial's process says something."""
+        began = self._began(trial_id)
         match report:
             case EpochReport():
                 self._put(trial_id, lambda held: _add_epochs(held, trial_id, report))
@@ -88,9 +100,10 @@ class Recorder:
             case FailureReport(failure, message):
                 self._put(trial_id, lambda held: held.fail_trial(trial_id, failure, message), final=True)
             case CrowdedReport(message):
-                self._put(trial_id, lambda held: held.crowd_trial(trial_id, message), settles=True)
+                self._put(trial_id, lambda held: held.crowd_trial(trial_id, message, began=began), settles=True)
             case HinderedReport(message):
-                self._put(trial_id, lambda held: held.lose_trial(trial_id, message, charged=False), settles=True)
+                lost = partial(_lose, trial_id=trial_id, reason=message, charged=False, began=began)
+                self._put(trial_id, lost, settles=True)
             case StartedReport():
                 self._put(trial_id, lambda held: held.place_trial(trial_id, report.place, report.environment))
             case ResourceReport(series):
@@ -107,11 +120,13 @@ class Recorder:
     def died(self, trial_id: int, reason: str, *, charged: bool = True) -> None:
         """The trial's process died, perhaps before it could begin; `charged`: on a node that lives."""
         self.started(trial_id)
-        self._put(trial_id, lambda held: held.lose_trial(trial_id, reason, charged=charged), settles=True)
+        lost = partial(_lose, trial_id=trial_id, reason=reason, charged=charged, began=self._began(trial_id))
+        self._put(trial_id, lost, settles=True)
 
     def gave_way(self, trial_id: int) -> None:
         """The trial's process was ended for others."""
-        self._put(trial_id, lambda held: held.yield_trial(trial_id), settles=True)
+        began = self._began(trial_id)
+        self._put(trial_id, lambda held: held.yield_trial(trial_id, began=began), settles=True)
 
     def mute(self) -> None:
         """Takes no more reports; what was taken is still written."""
@@ -123,14 +138,20 @@ class Recorder:
         with self._changed:
             return self._changed.wait_for(lambda: not self._events, seconds)
 
-    def _start(self, held: HeldExperiment, trial_id: int) -> None:
-        if not held.start_trial(trial_id):
+    def _began(self, trial_id: int) -> datetime | None:
+        """When the attempt that is at work began."""
+        return self._moments[trial_id][-1] if trial_id in self._at_work else None
+
+    def _start(self, held: HeldExperiment, trial_id: int, began: datetime, later: Sequence[datetime]) -> None:
+        if not held.start_trial(trial_id, began, later):
             self._refused(trial_id)
 
     def _put(
         self, trial_id: int, write: Callable[[HeldExperiment], None], *, final: bool = False, settles: bool = False
     ) -> None:
         with self._changed:
+            if settles or final:
+                self._at_work.discard(trial_id)
             if not self._muted:
                 self._events.append(_Event(trial_id, write, final, settles or final))
                 self._changed.notify_all()
@@ -211,6 +232,10 @@ class Recorder:
 def _concerns_all(error: Exception) -> bool:
     """Whether no event could be written now, whatever it says."""
     return isinstance(error, LeaseLostError) or is_in_trouble(error)
+
+
+def _lose(held: HeldExperiment, *, trial_id: int, reason: str, charged: bool, began: datetime | None) -> None:
+    held.lose_trial(trial_id, reason, charged=charged, began=began)
 
 
 def _add_epochs(held: HeldExperiment, trial_id: int, report: EpochReport) -> None:

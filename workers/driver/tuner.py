@@ -183,8 +183,34 @@ def _next_to_start(controller: Any, feed: Feed) -> Trial | None:
     """
     tuner = controller._tune_controller
     feed.watch(tuner._actor_cache)
+    if (shunned := feed.shuns_others()) is not None:
+        _send_elsewhere(tuner, shunned)
     waiting: list[Trial] = [trial for trial in tuner._pending_trials_list if trial in tuner._pending_trials]
     return next((trial for trial in waiting if trial not in tuner._trial_to_actor), waiting[0] if waiting else None)
+
+
+def _send_elsewhere(tuner: Any, shunned: tuple[str, ...]) -> None:
+    """Has trials that wait for a process, handed out before, know which nodes are shunned now.
+
+    Else one would wait for a node that is full while another has room again, or take what is kept for others.
+    """
+    for trial in list(tuner._pending_trials):
+        if tuple(trial.config["shunned"]) == shunned:
+            continue
+        if (actor := tuner._trial_to_actor.get(trial)) is not None:
+            if actor not in tuner._actor_manager._pending_actors_to_attrs:
+                continue  # its process starts already
+            del tuner._trial_to_actor[trial], tuner._actor_to_trial[actor]
+            tuner._actor_manager.remove_actor(actor)
+        if trial in tuner._staged_trials:
+            tuner._staged_trials.remove(trial)
+            tuner._actor_cache.decrease_max(trial.placement_group_factory)
+        tuner._resources_to_pending_trials[trial.placement_group_factory].discard(trial)
+        trial.config["shunned"] = shunned
+        trial.update_resources(trial.get_trainable_cls().default_resource_request(trial.config))
+        tuner._resources_to_pending_trials[trial.placement_group_factory].add(trial)
+        if trial not in tuner._pending_trials_list:
+            tuner._pending_trials_list.append(trial)
 
 
 class _First(FIFOScheduler):

@@ -25,8 +25,11 @@ logger = logging.getLogger(__name__)
 _CODE = ("ttsv", "workers")
 """Packages of which a trial's results depend."""
 _GIB = 2**30
-_CONTROL_GROUP = Path("/sys/fs/cgroup")
-"""Of a container, as it sees itself. Files of the kernel's version 2 are named first, then those of version 1."""
+_CONTROL_GROUPS = Path("/sys/fs/cgroup")
+"""Where they are mounted: those of the kernel's version 2, or those of version 1 in a folder for each controller."""
+_OUR_GROUPS = Path("/proc/self/cgroup")
+_DRIVER = Path("/proc/driver/nvidia/gpus")
+_DEVICES = Path("/dev")
 _ASKING_SECONDS = 60.0
 _BF16_PRODUCT = """
 import resource, torch
@@ -37,12 +40,13 @@ matrix @ matrix
 
 
 def local_cpus() -> int:
-    """CPUs this process may use, at most what its control group allows."""
+    """CPUs this process may use, at most what its control group and those around it allow."""
     count = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    for files in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
-        with contextlib.suppress(OSError, ValueError):
-            quota, period = map(int, " ".join((_CONTROL_GROUP / name).read_text() for name in files).split())
-            count = min(count, max(1, quota // period)) if quota > 0 else count
+    for group in _groups("cpu"):
+        for files in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+            with contextlib.suppress(OSError, ValueError):
+                quota, period = map(int, " ".join((group / name).read_text() for name in files).split())
+                count = min(count, max(1, quota // period)) if quota > 0 else count
     return count
 
 
@@ -73,8 +77,12 @@ def usable_instructions() -> dict[str, str]:
 
 
 def without_settings() -> dict[str, str]:
-    """Our environment for processes that hold no credentials: nothing of our settings."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(("TTSV_", "RAY_ADDRESS"))}
+    """Our environment for processes that hold no credentials: nothing of our settings, but the image's revision."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name == "TTSV_REVISION" or not name.startswith(("TTSV_", "RAY_ADDRESS"))
+    }
 
 
 def _shows_amx() -> bool:
@@ -127,10 +135,33 @@ def _version(package: str) -> str:
         return "none"
 
 
+def card_devices() -> dict[str, Path]:
+    """UUID -> the device file of a card, as the driver says; of a container, of the cards that it was given."""
+    return {
+        said["GPU UUID"]: _DEVICES / f"nvidia{said['Device Minor']}"
+        for said in _said_by_driver()
+        if "GPU UUID" in said and said.get("Device Minor", "").isdecimal()
+    }
+
+
+def _said_by_driver() -> list[dict[str, str]]:
+    """What the driver itself says of each card, in the order of their bus ids."""
+    said = []
+    for file in sorted(_DRIVER.glob("*/information")):
+        with contextlib.suppress(OSError):
+            lines = (line.partition(":") for line in file.read_text(errors="replace").splitlines())
+            said.append({name.strip(): value.strip() for name, _, value in lines})
+    return said
+
+
 def _listed_gpus() -> dict[str, Gpu]:
-    """UUID -> GPU of those that the NVIDIA driver lists, in the order of their numbers."""
+    """UUID -> GPU of those that the NVIDIA driver lists, in the order of their numbers, which is that of the bus.
+
+    Without nvidia-smi, as in a container that lacks it, nobody knows how much memory they have.
+    """
     if shutil.which("nvidia-smi") is None:
-        return {}
+        said = [one for one in _said_by_driver() if one.get("GPU UUID", "").startswith("GPU-")]
+        return {one["GPU UUID"]: Gpu(one.get("Model", "GPU"), 0.0) for one in said}
     query = ["nvidia-smi", "--query-gpu=uuid,name,memory.total", "--format=csv,noheader,nounits"]
     try:
         listing = subprocess.run(query, capture_output=True, text=True, check=True, timeout=_ASKING_SECONDS)
@@ -158,9 +189,28 @@ def _shown(environment: Mapping[str, str], listed: Mapping[str, Gpu]) -> list[st
 
 
 def memory_bytes() -> int:
-    """The machine's memory, at most what this control group allows."""
+    """The machine's memory, at most what our control group and those around it allow."""
     total = psutil.virtual_memory().total
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        with contextlib.suppress(OSError, ValueError):
-            total = min(total, int((_CONTROL_GROUP / name).read_text()))
+    for group in _groups("memory"):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            with contextlib.suppress(OSError, ValueError):
+                total = min(total, int((group / name).read_text()))
     return total
+
+
+def _groups(controller: str) -> list[Path]:
+    """Control groups that hold this process, each with those around it, in either version of the kernel's.
+
+    A container sees its own one where all others have their root. A job of Slurm is in one further down, which is
+    where its limits stand.
+    """
+    roots = {"": _CONTROL_GROUPS, controller: _CONTROL_GROUPS / controller}
+    found = list(roots.values())
+    with contextlib.suppress(OSError, ValueError):
+        for line in _OUR_GROUPS.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            for name in {*controllers.split(",")} & roots.keys():
+                parts = Path(path.lstrip("/")).parts
+                if ".." not in parts:  # out of what this process can see
+                    found += [roots[name].joinpath(*parts[:depth]) for depth in range(1, len(parts) + 1)]
+    return found

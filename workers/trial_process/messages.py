@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NotRequired, TypedDict
 
+from service.queue.cluster import GPUS
 from ttsv.config.fields import TrialFields
 from ttsv.results import EpochMetrics, StageProgress, TrialResult
 from workers.depot.home import Home
@@ -114,16 +115,20 @@ NOT_TAKEN = "NVIDIA's MPS does not take a process"
 
 @dataclass(frozen=True)
 class StartedReport:
-    """The trial begins in its process: on this host, with these GPUs of it; `environment` is its `ttsv.provenance`."""
+    """The trial begins in its process: on this host, with these GPUs of it; `environment` is its `ttsv.provenance`.
+
+    `host` names the node too where the machine has several; `node` is its id, None outside a cluster.
+    """
 
     host: str
     gpus: list[str]
     environment: Mapping[str, object] | None = field(default=None, compare=False)
+    node: str | None = field(default=None, compare=False)
 
     @property
     def place(self) -> str:
         """Where it runs, in words."""
-        return f"{self.host}, GPU {', '.join(self.gpus)}" if self.gpus else self.host
+        return f"{self.host}{GPUS}{', '.join(self.gpus)}" if self.gpus else self.host
 
 
 @dataclass(frozen=True)

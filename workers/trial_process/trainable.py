@@ -18,6 +18,7 @@ from typing import Any, TextIO, cast
 import ray
 from ray import tune
 
+from service.queue.cluster import named
 from service.storage.attempts import LOG
 from ttsv.config.trial import TrialConfig
 from ttsv.errors import (
@@ -31,6 +32,7 @@ from ttsv.errors import (
 from ttsv.hardware.mps import PIPES
 from ttsv.results import EpochMetrics, StageProgress, TrialResult
 from workers.depot.home import Home
+from workers.node.cards import OFFERED
 from workers.trial_process import disk
 from workers.trial_process.messages import (
     GOING_ON,
@@ -169,7 +171,10 @@ class TrialTrainable(tune.Trainable):
 def _reports(job: Job, run: RunTrial, data_dir: Path, home: Home | None, pause: float) -> Iterator[Report]:
     """What the trial has to say. The first epoch at once, later ones together, as each report costs a round trip."""
     gpus = ray.get_runtime_context().get_accelerator_ids().get("GPU", []) if ray.is_initialized() else []
-    yield StartedReport(socket.gethostname(), gpus, _environment())
+    host, node = _here()
+    offered = os.environ.get(OFFERED, "").split(",")
+    gpus = [str(offered.index(gpu)) if gpu in offered else gpu for gpu in gpus]  # people count them
+    yield StartedReport(host, gpus, _environment(), node)
     config = TrialConfig.from_dict(job.config)
     final: Report | None = None
     with (
@@ -199,6 +204,21 @@ def _reports(job: Job, run: RunTrial, data_dir: Path, home: Home | None, pause: 
             raise
     assert final is not None, "the trial ends with a result, or an error"
     yield final  # once nothing is left to be done here: whoever hears it may end this process
+
+
+def _here() -> tuple[str, str | None]:
+    """What this node is called, and its id: a machine may be several nodes of a cluster."""
+    host = socket.gethostname()
+    if not ray.is_initialized():
+        return host, None
+    node = str(ray.get_runtime_context().get_node_id())
+    try:
+        nodes = ray.nodes()  # type: ignore[no-untyped-call]
+        alike = [one for one in nodes if one["Alive"] and one["NodeManagerHostname"] == host]
+    except Exception:  # Ray's, of many kinds: it ends no trial
+        logger.exception("the nodes of the cluster are not known")
+        alike = []
+    return (named(host, node) if len(alike) > 1 else host), node
 
 
 def _environment() -> Mapping[str, object] | None:

@@ -8,23 +8,18 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from datetime import timedelta
 from functools import partial
 from types import FrameType
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from service.database import now
 from service.database.engine import Database
 from service.database.outages import Backoff
 from service.errors import LeaseLostError, UserError
-from service.queue import driver_reads, leases, nodes
+from service.queue import leases, nodes
 from service.queue.cluster import Node
 from service.queue.leases import Lease, Watched
-from service.queue.shares import Amount
 from service.settings import Settings
-from service.storage import remove_checkpoints
-from workers.depot.home import open_kept
 from workers.node.cards import Cards
 from workers.node.machine import local_cpus
 from workers.node.mps import Mps
@@ -40,10 +35,6 @@ logger = logging.getLogger(__name__)
 
 GRACE_SECONDS = 20.0
 """How long drivers may take to write what they know when the worker is told to stop."""
-SWEEP_SECONDS = 60.0
-"""Between two looks for checkpoints that nobody will resume from."""
-_SWEPT_AFTER = timedelta(hours=1)
-"""What was cancelled longer ago was swept, except before a worker's first look."""
 
 
 class Worker:
@@ -66,7 +57,9 @@ class Worker:
         self.name = f"{socket.gethostname()}-{os.getpid()}"
         self._identity = identity()
         self._cpus = settings.worker_cpus or local_cpus()
-        self._cards = Cards(settings.worker_gpus, os.environ)
+        # Of a cluster that somebody else runs this machine offers no card.
+        elsewhere = cluster is None and "RAY_ADDRESS" in os.environ
+        self._cards = Cards(0 if elsewhere else settings.worker_gpus, os.environ)
         try:
             self._cluster = cluster or self._choose_cluster()
         except UserError:
@@ -79,8 +72,6 @@ class Worker:
         self._greet_after = 0.0
         self._nodes_after = 0.0
         self._nodes: Sequence[Node] = ()
-        self._sweep_after = 0.0
-        self._swept = False
         self._standstill = Standstill(longest_step=max(1.0, 2 * settings.poll_seconds))
         self._outage = Backoff(first=settings.poll_seconds)
         self._allocation, self._busy = allocation or Allocation(), time.monotonic()
@@ -138,7 +129,6 @@ class Worker:
             self._record_nodes()
             self._reap()
             self._share()
-            self._sweep()
         except SQLAlchemyError as error:
             self._standstill.interrupt()
             pause = self._outage.failed()
@@ -192,21 +182,6 @@ class Worker:
         self._database.write(partial(nodes.record, worker=self.name, seen=seen))
         self._nodes, self._nodes_after = seen, time.monotonic() + self._settings.beat_seconds
 
-    def _sweep(self) -> None:
-        """Removes what cancelled trials would have resumed from; whoever ran them was killed in the middle of it."""
-        if time.monotonic() < self._sweep_after:
-            return
-        since = now() - _SWEPT_AFTER if self._swept else None
-        with self._database.read() as session:
-            trial_ids = driver_reads.cancelled_trials(session, since)
-        kept = open_kept(self._settings.data_dir, self._settings.storage)
-        try:
-            for trial_id in trial_ids:
-                remove_checkpoints(kept, trial_id)
-        except OSError as error:
-            logger.warning("checkpoints of cancelled trials stay for now: %s", error)
-        self._sweep_after, self._swept = time.monotonic() + SWEEP_SECONDS, True
-
     def _reap(self) -> None:
         """Requeues experiments of dead workers; kills drivers of our own whose heartbeat stands still."""
         with self._database.read() as session:
@@ -228,9 +203,7 @@ class Worker:
     def _share(self) -> None:
         """Divides the cluster anew, while it is there and we are wanted."""
         seen = self._cluster.nodes() if self._cluster.ready() and not self._stopping else None
-        room = [Amount(node.cpus, node.gpus, node.memory_gib) for node in seen or () if node.fits]
-        shunned = sorted(node.id for node in seen or () if node.alive and not node.fits)
-        if seen is not None and self._scheduler.share(room, shunned):
+        if seen is not None and self._scheduler.share(seen):
             self._busy = time.monotonic()
 
     def _drain(self) -> None:

@@ -172,11 +172,12 @@ class LocalCluster(Cluster):
 
     def nodes(self) -> Sequence[Node] | None:
         """The nodes as they were last seen; before that this machine alone, unless others may have joined."""
+        shown = {**usable_instructions(), **self._environment}  # of the machine's cards those that are ours
         if self._door is not None:
-            return self._observed(usable_instructions())
+            return self._observed(shown)
         memory = round(memory_bytes() / 2**30, 1)
         here = Node("", socket.gethostname(), "127.0.0.1", self._cpus, self._gpus, memory, head=True)
-        return self._observed(usable_instructions()) or (here,)
+        return self._observed(shown) or (here,)
 
     def bf16(self) -> bool | None:
         """Whether this machine's processor has instructions for bf16 that it lets trials use, or another node's has."""

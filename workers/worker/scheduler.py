@@ -11,16 +11,24 @@ from sqlalchemy.orm import Session
 from service.database import now
 from service.database.engine import Database
 from service.database.experiments import ProcessIdentity
-from service.queue import leases
+from service.queue import leases, nodes
+from service.queue.cluster import Node
 from service.queue.contenders import MOST_OF_A_PERSON, Contender, Specs, contenders, give_up_unfit, say_why
-from service.queue.nodes import rooms_of_others
-from service.queue.shares import NEEDS, Amount, Usage, allocate, on_whole_cards, shortage
+from service.queue.nodes import AtWork
+from service.queue.places import Decision, Place, Places, Standing
+from service.queue.shares import NEEDS, Amount, Demand, Usage, allocate, on_whole_cards, shortage
 from service.queue.trials import ALONE
 from service.settings import Settings
 from workers.worker.drivers import Drivers
 
 LOOK_AGAIN_SECONDS = 60.0
 MOST_PASSED = 1_000
+PLACES_SECONDS = 1.0
+"""For so long it is not asked again where trials run."""
+SHARING_SECONDS = 60.0
+"""For so long a worker that was seen to share this cluster counts as one."""
+_ELSEWHERE = "elsewhere"
+"""Where a trial runs that is on none of our nodes."""
 
 
 class Scheduler:
@@ -34,29 +42,44 @@ class Scheduler:
         self._specs, self._usage = Specs(), Usage()
         self._shared_at = time.monotonic()
         self._misfits, self._misfits_of, self._look_again_at = set[int](), list[Amount](), 0.0
+        self._places = Places()
+        self._at_work, self._at_work_after = list[AtWork](), 0.0
+        self._sharing: dict[str, float] = {}
 
-    def share(self, room: Sequence[Amount], shunned: Sequence[str] = ()) -> bool:
+    def share(self, seen: Sequence[Node]) -> bool:
         """Divides the nodes anew: drivers are told their shares, and experiments claimed that have one now.
 
-        `shunned` are nodes (ids of Ray) that are there and must not be used.
+        Nodes that are there and do not fit are shunned, and those that are kept for others.
 
         Whether there is anything to do, now or soon: what fits no node is nothing.
         """
+        places = [
+            Place(node.id, node.host, Amount(node.cpus, node.gpus, node.memory_gib)) for node in seen if node.fits
+        ]
+        unfit = sorted(node.id for node in seen if node.alive and not node.fits)
+        room = [place.room for place in places]
         drivers = {driver.lease.experiment_id: driver for driver in self._drivers}
         with self._database.read() as session:
             found = contenders(session, drivers.keys(), self._specs, passed=self._passed(room))
-            others = rooms_of_others(session, self._worker)
+            others = nodes.others(session, self._worker, [node.id for node in seen if node.id])
+            sharing = self._sharing_now(others.sharing)
+            left = self._left(session, places, seen, sharing) if sharing else room
+        rooms = {**others.rooms, **dict.fromkeys(sharing, room)}
         elapsed, self._shared_at = time.monotonic() - self._shared_at, time.monotonic()
         self._usage.add([one.demand for one in found if one.claimed], room, elapsed)
         waits = {one.demand.experiment_id: self._hindrance(one, room) for one in found}
         demands = [one.demand for one in found if waits[one.demand.experiment_id] is None]
         limit = self._settings.max_experiments
-        shares = allocate(demands, room, most_experiments=limit, usage=self._usage)
-        holding = allocate(demands, room, most_experiments=limit) if any(one.preempt for one in found) else {}
+        shares = allocate(demands, left, most_experiments=limit, usage=self._usage)
+        holding = allocate(demands, left, most_experiments=limit) if any(one.preempt for one in found) else {}
+        ours = [one.demand for one in found if one.claimed]
+        known = [place for place in places if place.id]
+        decision = self._places.decide(ours, shares, known, lambda: self._standing(ours, seen), time.monotonic())
         self._make_room(found, shares)
         for one in found:
             number = one.demand.experiment_id
             slots = shares.get(number, 0)
+            shunned = [*unfit, *decision.shunned_by(number)]
             if (driver := drivers.get(number)) is not None:
                 most = max(slots, holding.get(number, 0)) if one.preempt else sys.maxsize
                 driver.tell(slots, most, shunned)
@@ -66,9 +89,56 @@ class Scheduler:
                 self._database.write(partial(self._complete, experiment_id=number))
             if waits[number] is None and one.demand.trials and not slots and not one.demand.running:
                 waits[number] = _behind(shares)
-        self._say_why(found, self._said(found, waits, room, others))
+        waits |= decision.reasons
+        self._say_why(found, self._said(found, waits, room, rooms), decision)
         self._pass_over(found, room)
         return bool(shares) or bool(drivers) or any(self._drivers.trouble(one.demand.experiment_id) for one in found)
+
+    def _sharing_now(self, seen: Collection[str]) -> Collection[str]:
+        """The workers that have this cluster too, as with one `RAY_ADDRESS`; each is seen as such now and then."""
+        now = time.monotonic()
+        self._sharing |= dict.fromkeys(seen, now)
+        self._sharing = {name: at for name, at in self._sharing.items() if now - at < SHARING_SECONDS}
+        return self._sharing.keys()
+
+    def _left(
+        self, session: Session, places: Sequence[Place], seen: Sequence[Node], sharing: Collection[str]
+    ) -> list[Amount]:
+        """What the nodes have beside the trials of the workers that share them."""
+        theirs = [trial for trial in self._newest_at_work(session) if trial.worker in sharing]
+        needs = nodes.needs_of(session, {trial.experiment_id for trial in theirs})
+        left = {place.id: list(place.room) for place in places}
+        for node, trials in nodes.by_node(theirs, [one for one in seen if one.alive]).items():
+            for trial in trials:
+                for at, taken in enumerate(_needs_of(trial, needs[trial.experiment_id])):
+                    if node in left:
+                        left[node][at] -= taken
+        return [Amount(*(max(0.0, amount) for amount in left[place.id])) for place in places]
+
+    def _standing(self, ours: Sequence[Demand], seen: Sequence[Node]) -> list[Standing]:
+        """What runs where in this cluster: trials of ours, and of the workers that share it."""
+        with self._database.read() as session:
+            running = self._newest_at_work(session)
+            needs = {demand.experiment_id: demand.needs for demand in ours}
+            running = [one for one in running if one.experiment_id in needs or one.worker in self._sharing]
+            needs |= nodes.needs_of(session, {one.experiment_id for one in running} - needs.keys())
+        found = nodes.by_node(running, [node for node in seen if node.alive])
+        where = {trial.id: node for node, trials in found.items() for trial in trials}
+        return [
+            Standing(
+                trial.experiment_id,
+                where.get(trial.id, None if trial.place is None else _ELSEWHERE),
+                _needs_of(trial, needs[trial.experiment_id]),
+                trial.cards,
+            )
+            for trial in running
+        ]
+
+    def _newest_at_work(self, session: Session) -> list[AtWork]:
+        if time.monotonic() >= self._at_work_after:
+            self._at_work = nodes.at_work(session)
+            self._at_work_after = time.monotonic() + PLACES_SECONDS
+        return self._at_work
 
     def _hindrance(self, one: Contender, room: Sequence[Amount]) -> str | None:
         """Why the experiment could run nothing now even if it were alone."""
@@ -125,7 +195,7 @@ class Scheduler:
             if driver.lease.experiment_id in idle:
                 driver.end()
 
-    def _say_why(self, found: Sequence[Contender], waits: Mapping[int, str | None]) -> None:
+    def _say_why(self, found: Sequence[Contender], waits: Mapping[int, str | None], decision: Decision) -> None:
         """Writes down what is news of who waits for what, and gives up what never fitted."""
         patience = self._settings.unfit_seconds or math.inf
         news: dict[int, str | None] = {}
@@ -135,7 +205,7 @@ class Scheduler:
             if number not in waits:
                 continue
             reason = waits[number]
-            misfit = reason is not None and reason.startswith(NEEDS)
+            misfit = reason is not None and reason.startswith(NEEDS) and number not in decision.reasons
             if misfit:
                 unfit.add(number)
             if reason != one.waiting or misfit != (one.unfit_since is not None):
@@ -166,6 +236,10 @@ def _misfit(one: Contender, room: Sequence[Amount]) -> str | None:
     if one.demand.alone and (reason := shortage(on_whole_cards(one.demand.needs), room)) is not None:
         return f"{reason} (for a trial {ALONE})"
     return None
+
+
+def _needs_of(trial: AtWork, needs: Amount) -> Amount:
+    return on_whole_cards(needs) if trial.alone else needs
 
 
 def _waited(one: Contender) -> float:

@@ -1,25 +1,32 @@
-"""The worker's housekeeping among the files of trials: deleted experiments go, and what retention's rules name."""
+"""The worker's housekeeping among the files of trials: what was deleted or cancelled goes, and what retention names."""
 
 import contextlib
 import logging
 import threading
 import time
+from datetime import timedelta
 from types import TracebackType
 from typing import Self
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from service.database import now
 from service.database.engine import Database
+from service.queue import driver_reads
 from service.settings import Settings
+from service.storage import remove_checkpoints
 from service.upkeep.deletion import remove_marked
 from service.upkeep.files import DataFolder
 from service.upkeep.retention import Rules, finish, plan, prune
+from workers.depot.home import open_kept
 
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 20.0
 """Between two looks for experiments that were deleted."""
 RETAIN_SECONDS = 3600.0
+_SWEPT_FOR = timedelta(hours=1)
+"""So long an experiment is looked at after it was cancelled, as those who ran it may still write."""
 ACTOR = "retention"
 
 
@@ -32,6 +39,7 @@ class Upkeep:
     def __init__(self, settings: Settings, database: Database) -> None:
         self._database, self._settings = database, settings
         self._rules = Rules(settings.retention_days, settings.retention_best, settings.retention_gib)
+        self._swept = False
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="upkeep", daemon=True)
 
@@ -48,6 +56,7 @@ class Upkeep:
         while not self._over.wait(LOOK_SECONDS if begun else 0):
             with contextlib.suppress(SQLAlchemyError):  # the poller says that the database is away
                 self.tidy(first=not begun)
+                self.sweep()
                 if self._rules.some and time.monotonic() >= retain_after:
                     self.retain()
                     retain_after = time.monotonic() + RETAIN_SECONDS
@@ -62,6 +71,20 @@ class Upkeep:
             remove_marked(self._database, folder)
         except OSError as error:
             logger.warning("files stay for now: %s", error)
+
+    def sweep(self) -> None:
+        """Removes what cancelled trials would have resumed from; whoever ran them was killed in the middle of it."""
+        since = now() - _SWEPT_FOR if self._swept else None
+        with self._database.read() as session:
+            trial_ids = driver_reads.cancelled_trials(session, since)
+        kept = open_kept(self._settings.data_dir, self._settings.storage)
+        try:
+            for trial_id in trial_ids:
+                remove_checkpoints(kept, trial_id)
+        except OSError as error:
+            logger.warning("checkpoints of cancelled trials stay for now: %s", error)
+        else:
+            self._swept = True
 
     def retain(self) -> None:
         """Removes what the rules name; what boards show stays."""

@@ -29,6 +29,7 @@ EXPERIMENT: Example = {
         "best_accuracy": 0.991643,
         "best_val_accuracy": 1.0,
         "seconds_left": None,
+        "validated_on": "held-out",
     },
     "spec": {
         "spec_version": 2,
@@ -85,5 +86,6 @@ CREATED: Example = EXPERIMENT | {
         "best_accuracy": None,
         "best_val_accuracy": None,
         "seconds_left": None,
+        "validated_on": "held-out",
     },
 }

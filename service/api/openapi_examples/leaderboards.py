@@ -53,6 +53,7 @@ LEADERBOARD: Example = {
             "next": None,
             "columns": [{"field": "rank", "name": "rank"}],
             "common": {"dataset": "digits", "model": "small-cnn", "layer": "tt", "training.lr": 0.05},
+            "decided": [],
             "pivot": None,
         }
     ],
@@ -62,6 +63,7 @@ LEADERBOARD: Example = {
     "invalid_count": 0,
     "columns": [{"field": "rank", "name": "rank"}],
     "common": {"dataset": "digits", "model": "small-cnn", "layer": "tt", "training.lr": 0.05},
+    "decided": [],
 }
 
 LEADERBOARD_TEXT = {
@@ -113,6 +115,7 @@ PLANE: Example = {
     "protocol": LEADERBOARD["boards"][0]["protocol"],
     "total": 1,
     "columns": [],
+    "decided": [],
     "cell": [LEADERBOARD["boards"][0]["rows"][0]["cell"]],
     "x": [35.5],
     "x_error": [0.0],

@@ -142,6 +142,7 @@ TRIALS: Example = {
     "items": [TRIAL],
     "next": "djE6MA",
     "columns": [],
+    "decided": [],
     "common": {"dataset": "digits", "model": "small-cnn", "layer": "tt", "rank": 4, "training.lr": 0.05},
 }
 

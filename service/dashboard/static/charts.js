@@ -1,14 +1,22 @@
 // Charts of lines below each other in a figure: drag to zoom, one cursor, arrow keys, what lies under the pointer.
 import uPlot from "/static/lib/uplot.js";
 import { element } from "/static/request.js";
-import { colour } from "/static/theme.js";
+import { colour, onScheme } from "/static/theme.js";
 import { hideTip, showTip } from "/static/tip.js";
 
-/** A number as it stands beside an axis. */
+const extreme = (value) => value !== 0 && (Math.abs(value) >= 1e5 || Math.abs(value) < 1e-3);
+const powers = (value) => Number(value.toPrecision(3)).toExponential().replace(/e\+?0$/, "").replace("e+", "e");
+
+/** A number in few digits. */
 export function short(value) {
-  if (value === 0) return "0";
-  const size = Math.abs(value);
-  return size >= 1e5 || size < 1e-3 ? value.toExponential(2).replace("e+", "e") : String(Number(value.toPrecision(4)));
+  return extreme(value) ? powers(value) : String(Number(value.toPrecision(4)));
+}
+
+/** Numbers beside an axis, all of them in powers of ten where one has to be; what is left out has no text. */
+export function ticks(values) {
+  const known = values.filter((value) => value !== null);
+  const write = known.some(extreme) ? (value) => (value === 0 ? "0" : powers(value)) : short;
+  return values.map((value) => (value === null ? "" : write(value)));
 }
 
 /** A colour, of six digits or of three numbers, see-through. */
@@ -19,16 +27,17 @@ export function clear(rgb, alpha) {
   return `rgba(${parts.join(",")},${alpha})`;
 }
 
-/** How an axis and its grid look. */
-export function axis() {
-  return { stroke: colour("quiet"), grid: { stroke: colour("line"), width: 1 }, ticks: { show: false }, font: "12px system-ui, sans-serif" };
+/** How an axis and its grid look, and what stands below it. */
+export function axis(label = null) {
+  const named = label === null ? {} : { label, labelSize: 18, labelGap: 0, labelFont: "12px system-ui, sans-serif" };
+  return { ...named, stroke: colour("quiet"), grid: { stroke: colour("line"), width: 1 }, ticks: { show: false }, font: "12px system-ui, sans-serif" };
 }
 
 /** From the least to the largest x, and a little beyond where these are one. */
 export const AROUND = { time: false, range: (_, low, high) => (low === high ? [low - 0.5, high + 0.5] : [low, high]) };
 
 /**
- * What kinds of charts share. Theirs are `draw()`, and `lines(plot, index, near)`: what is said at an x, `near` the
+ * What kinds of charts share. Theirs are `drawAll()`, and `lines(plot, index, near)`: what is said at an x, `near` the
  * height of the pointer or null. `height` is that of each chart, `wide` the room from which three stand side by side.
  */
 export class Charts {
@@ -39,6 +48,23 @@ export class Charts {
     this.height = height;
     this.wide = wide;
     this.plots = [];
+    this.width = 0;
+    this.stale = false;
+    onScheme(() => this.draw());
+    new ResizeObserver(() => {
+      const width = this.place.clientWidth;
+      if (width === 0) return;
+      if (this.stale) this.draw();
+      else if (width !== this.width) this.fit(this.plots.length);
+      this.width = width;
+    }).observe(this.place);
+  }
+
+  /** Draws what there is; where nothing is to be seen now, once it is. */
+  draw() {
+    this.width = this.place.clientWidth;
+    this.stale = this.width === 0;
+    if (!this.stale) this.drawAll();
   }
 
   /** Takes all charts away. */
@@ -73,6 +99,7 @@ export class Charts {
       ...options,
     };
     const plot = new uPlot(all, columns, wrap);
+    plot.heading = title;
     plot.over.addEventListener("dblclick", () => this.zoomTo(null));
     plot.over.addEventListener("mouseleave", hideTip);
     plot.root.tabIndex = 0;
@@ -143,7 +170,7 @@ export class Charts {
     pen.font = `${13 * scale}px system-ui, sans-serif`;
     pen.fillStyle = colour("text");
     this.plots.forEach((plot, index) => {
-      pen.fillText(plot.chart.title, 8 * scale, index * each + 18 * scale);
+      pen.fillText(plot.heading, 8 * scale, index * each + 18 * scale);
       pen.drawImage(plot.ctx.canvas, 0, index * each + 24 * scale);
     });
     key.forEach(([text, { stroke, dash }], index) => {

@@ -1,12 +1,14 @@
 // Curves of many trials over epochs, a chart for each metric: one cursor, one zoom, seeds as bands.
-import { AROUND, Charts, axis, clear, short } from "/static/charts.js";
+import { AROUND, Charts, axis, clear, short, ticks } from "/static/charts.js";
+import { onPaper, read } from "/static/paper.js";
 import { element } from "/static/request.js";
 import { csv, fileName, save } from "/static/save.js";
-import { colour, onScheme, palette, viridis } from "/static/theme.js";
+import { colour, isDark, palette, viridis } from "/static/theme.js";
 
 const MOST_SAID = 12;
 const POINTS = 300;
 const AGAIN = 5000;
+const IN_TABLE = 10; // epochs in a line of the table behind a chart
 const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3]];
 const PERCENT = new Set(["train_accuracy", "val_accuracy"]);
 export const TITLES = {
@@ -20,8 +22,6 @@ export const TITLES = {
   constraint_seconds: "seconds per epoch for the constraint",
 };
 
-const dark = () => matchMedia("(prefers-color-scheme: dark)").matches;
-
 /** The colour and dashes of the line numbered so among so many. */
 function style(index, count) {
   const colours = palette();
@@ -29,7 +29,7 @@ function style(index, count) {
     return { stroke: colours[index % colours.length], dash: DASHES[Math.floor(index / colours.length)] };
   }
   const share = index / (count - 1);
-  return { stroke: `rgb(${viridis(dark() ? 0.25 + 0.75 * share : 0.85 * share).join(",")})`, dash: [] };
+  return { stroke: `rgb(${viridis(isDark() ? 0.25 + 0.75 * share : 0.85 * share).join(",")})`, dash: [] };
 }
 
 /** Exponential moving average with the bias of its beginning taken out; gaps stay. */
@@ -67,14 +67,19 @@ function spreadAt(columns, index) {
   return [mean, mean - deviation, mean + deviation];
 }
 
+/** A trial's name: its number where all are of the page's experiment, elsewhere its id. */
+const alone = ({ trial, number }) => (document.body.dataset.experiment === undefined ? trial : number);
+
 /**
  * Charts of curves in an element: one for each metric or, with `charts`, what these show: {title, metrics}. `sides` are
  * lines with names of their own, {name, trials, style}, in place of cells; `along` is what lies along x.
  */
 export class CurveView extends Charts {
   constructor(figure, { charts = null, sides = null, along = "epoch" } = {}) {
-    super(figure, { height: 250, wide: 1700 });
+    super(figure, { height: 264, wide: 1700 });
     this.legend = figure.querySelector(".lines");
+    this.behind = figure.querySelector(".behind");
+    this.behind?.addEventListener("toggle", () => this.write());
     this.fixed = charts;
     this.sides = sides;
     this.along = along;
@@ -82,13 +87,6 @@ export class CurveView extends Charts {
     this.hidden = new Set();
     this.zoom = null;
     this.data = null;
-    onScheme(() => this.draw());
-    let width = this.place.clientWidth;
-    new ResizeObserver(() => {
-      if (this.place.clientWidth === width || this.plots.length === 0) return;
-      width = this.place.clientWidth;
-      this.fit(this.charts().length);
-    }).observe(this.place);
   }
 
   show(data) {
@@ -179,6 +177,7 @@ export class CurveView extends Charts {
           group: index,
           label,
           raw,
+          spread: spreads && spreads.map(([mean, , high]) => (high === null || high === mean ? null : high - mean)),
           values: smoothed(raw, weight),
           low: spreads && smoothed(spreads.map(([, low]) => low), weight),
           high: spreads && smoothed(spreads.map(([, , high]) => high), weight),
@@ -192,11 +191,11 @@ export class CurveView extends Charts {
   trimmed(xs, lines) {
     const kept = xs.map((_, at) => at).filter((at) => lines.some(({ raw }) => raw[at] !== null));
     const of = (values) => values && kept.map((at) => values[at]);
-    const own = lines.map((line) => ({ ...line, raw: of(line.raw), values: of(line.values), low: of(line.low), high: of(line.high) }));
+    const own = lines.map((line) => ({ ...line, raw: of(line.raw), spread: of(line.spread), values: of(line.values), low: of(line.low), high: of(line.high) }));
     return { xs: of(xs), lines: own };
   }
 
-  draw() {
+  drawAll() {
     if (this.data === null) return;
     this.empty();
     const groups = this.groups();
@@ -212,6 +211,7 @@ export class CurveView extends Charts {
     this.place.classList.toggle("single", this.plots.length === 1);
     if (this.zoom) for (const plot of this.plots) plot.setScale("x", this.zoom);
     this.drawLegend();
+    this.write();
     this.figure.dataset.drawn = String(this.plots.length);
   }
 
@@ -263,8 +263,8 @@ export class CurveView extends Charts {
       },
       scales: { x: AROUND, y: { distr: log ? 3 : 1 } },
       axes: [
-        { ...axis(), size: 34, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 1e4, 1e5, 1e6], values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? String(tick) : "")) },
-        { ...axis(), size: 62, ...(log ? tens : {}), values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : short(tick))) },
+        { ...axis(this.along), size: 34, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 1e4, 1e5, 1e6], values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? String(tick) : "")) },
+        { ...axis(), size: 62, ...(log ? tens : {}), values: (_, splits) => ticks(splits) },
       ],
       series,
       bands,
@@ -329,12 +329,43 @@ export class CurveView extends Charts {
         this.legend.querySelector(`button[data-line="${index}"]`)?.focus();
       });
       if (this.along !== "epoch") return element("li", "", [button]);
-      const trials = element("a", group.members.length > 1 ? "trials" : `trial ${group.members[0].number}`, [], {
+      const trials = element("a", group.members.length > 1 ? "trials" : `trial ${alone(group.members[0])}`, [], {
         href: group.members.length > 1 ? `/trials/${group.members[0].trial}/cell` : `/trials/${group.members[0].trial}`,
       });
       return element("li", "", [button, trials]);
     });
     this.legend.replaceChildren(...buttons);
+  }
+
+  /** The tables behind the charts, where they are to be seen: some epochs, as no table has room for all. */
+  write() {
+    if (!this.behind?.open) return;
+    const tables = this.plots.map((plot) => {
+      const xs = plot.data[0];
+      const last = xs.length - 1;
+      const count = Math.min(IN_TABLE, xs.length);
+      const shown = Array.from({ length: count }, (_, at) => (count === 1 ? 0 : Math.round((at / (count - 1)) * last)));
+      const cell = (line, at) => {
+        const [value, high] = [line.raw[at], line.spread?.[at] ?? null];
+        if (value === null || value === undefined) return "–";
+        return high === null ? short(value) : `${short(value)} ± ${short(high)}`;
+      };
+      const heads = shown.map((at) => element("th", String(xs[at]), [], { scope: "col", class: "number" }));
+      const rows = plot.lines.map((line) =>
+        element("tr", "", [
+          element("th", line.label, [], { scope: "row", dir: "auto" }),
+          ...shown.map((at) => element("td", cell(line, at), [], { class: "number" })),
+        ]),
+      );
+      const table = element("table", "", [
+        element("caption", plot.chart.title),
+        element("thead", "", [element("tr", "", [element("th", this.along, [], { scope: "col" }), ...heads])]),
+        element("tbody", "", rows),
+      ], { class: "rows" });
+      const label = `${plot.chart.title}, at some of the ${this.along === "epoch" ? "epochs" : "places"}`;
+      return element("div", "", [table], { class: "wide", tabindex: "0", role: "region", "aria-label": label });
+    });
+    this.behind.querySelector(".tables").replaceChildren(...tables);
   }
 
   /** All epochs that came, as they are. */
@@ -367,7 +398,7 @@ export class CurveView extends Charts {
       const [left, width, height] = [plot.over.offsetLeft, plot.over.clientWidth, plot.over.clientHeight];
       const [shift, id] = [top + 28 + plot.over.offsetTop, `clip${top}`];
       wide = Math.max(wide, plot.width);
-      parts.push(`<text x="8" y="${top + 18}" fill="${colour("text")}" font-size="13">${escape(plot.chart.title)}</text>`);
+      parts.push(`<text x="8" y="${top + 18}" fill="${colour("text")}" font-size="13">${escape(plot.heading)}</text>`);
       parts.push(`<g transform="translate(${left} ${shift})"><clipPath id="${id}"><rect width="${width}" height="${height}"/></clipPath>`);
       for (const [which, scale] of [[0, "x"], [1, "y"]]) {
         const { _splits: splits, _values: values } = plot.axes[which];
@@ -380,6 +411,7 @@ export class CurveView extends Charts {
           parts.push(`<line ${line} stroke="${colour("line")}"/><text ${where} fill="${colour("quiet")}" font-size="12">${escape(text)}</text>`);
         });
       }
+      parts.push(`<text x="${width / 2}" y="${height + 38}" text-anchor="middle" fill="${colour("quiet")}" font-size="12">${escape(this.along)}</text>`);
       parts.push(`<g clip-path="url(#${id})" fill="none" stroke-linejoin="round">`);
       const path = (values) => {
         let pen = "M";
@@ -425,11 +457,11 @@ export class CurveView extends Charts {
   }
 }
 
-/** Reads curves; null where there are none to be had now. */
-export async function readCurves(query) {
-  const response = await fetch(`/v1/curves?${query}`, { headers: { Accept: "application/json" }, credentials: "same-origin" });
-  const answer = await response.json();
-  if (!response.ok) throw new Error(answer.detail ?? "The service refused.");
+/** Reads curves, or says why there are none to be had now. */
+async function readCurves(query) {
+  const { status, answer } = await read(`/v1/curves?${query}`);
+  if (status === 0) throw new Error("The service does not answer. Does it run?");
+  if (status !== 200) throw new Error(answer?.detail ?? "The service refused.");
   return answer;
 }
 
@@ -472,7 +504,7 @@ function setUp(panel) {
       if (epochs) view.show(data);
     } catch (error) {
       problem.hidden = false;
-      problem.textContent = error instanceof TypeError ? "The service does not answer. Does it run?" : error.message;
+      problem.textContent = error.message;
     } finally {
       if (mine === wanted) panel.removeAttribute("aria-busy");
     }
@@ -503,6 +535,7 @@ function setUp(panel) {
   });
   const here = () => !panel.classList.contains("panel") || panel.classList.contains("current");
   panel.addEventListener("shown", () => load());
+  onPaper((on) => on && load());
   document.addEventListener("curves-of", ({ detail }) => {
     form.elements.trials.value = detail.join(",");
     load();

@@ -1,27 +1,18 @@
 // Lines over time or epochs with bands and levels: a chart for each quantity, one cursor and one zoom over all.
-import { AROUND, Charts, axis, short } from "/static/charts.js";
-import { onScheme } from "/static/theme.js";
+import { AROUND, Charts, axis, short, ticks } from "/static/charts.js";
 
 /**
  * Charts in a figure. `make()` gives them, anew for each scheme: {title, xs, series: [{label, values, stroke, width,
  * dash}], bands: [{between: [i, j], fill}], log, whole, from, points}; `whole` xs are counts,
- * `from` is where the axis begins, and `points` false leaves the dots out.
+ * `from` is where the axis begins, and `points` false leaves the dots out. `along` stands below each.
  */
 export class LineCharts extends Charts {
-  constructor(figure, { say, key }) {
-    super(figure, { height: 210, wide: 1350 });
+  constructor(figure, { say, key, along }) {
+    super(figure, { height: 224, wide: 1350 });
     this.say = say;
+    this.along = along;
     this.sync = key;
     this.make = null;
-    onScheme(() => this.make !== null && this.draw());
-    let width = 0;
-    new ResizeObserver(() => {
-      if (this.place.clientWidth === width || this.place.clientWidth === 0) return;
-      const first = width === 0;
-      width = this.place.clientWidth;
-      if (first && this.make !== null) this.draw();
-      else this.fit(this.plots.length);
-    }).observe(this.place);
   }
 
   show(make) {
@@ -29,8 +20,8 @@ export class LineCharts extends Charts {
     this.draw();
   }
 
-  draw() {
-    if (this.place.clientWidth === 0) return;
+  drawAll() {
+    if (this.make === null) return;
     this.empty();
     const charts = this.make();
     this.plots = charts.map((chart) => this.plot(chart, charts.length));
@@ -48,8 +39,8 @@ export class LineCharts extends Charts {
         y: { distr: chart.log ? 3 : 1, ...(chart.from === undefined ? {} : { range: (_, low, high) => [chart.from, Math.max(high * 1.05, chart.least ?? 0)] }) },
       },
       axes: [
-        { ...axis(), size: 34, ...(chart.whole ? { incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000, 1e4, 1e5] } : {}), values: (_, ticks) => ticks.map(short) },
-        { ...axis(), size: 62, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : short(tick))) },
+        { ...axis(this.along), size: 34, ...(chart.whole ? { incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000, 1e4, 1e5] } : {}), values: (_, splits) => ticks(splits) },
+        { ...axis(), size: 62, values: (_, splits) => ticks(splits) },
       ],
       series: [
         {},
@@ -64,7 +55,7 @@ export class LineCharts extends Charts {
       bands: (chart.bands ?? []).map(({ between: [high, low], fill }) => ({ series: [high + 1, low + 1], fill })),
     };
     const columns = [chart.xs, ...chart.series.map(({ values }) => kept(values))];
-    const plot = this.add(chart.title, chart.title, count, columns, options);
+    const plot = this.add(chart.log ? `${chart.title}, logarithmic` : chart.title, chart.title, count, columns, options);
     plot.chart = chart;
     return plot;
   }

@@ -3,6 +3,7 @@
 const PAUSE = 1500; // at most one reading in so many milliseconds
 const WHOLE = 10000; // at most one reading of a whole page
 const MINUTE = 60000;
+const OPEN = new Set(["queued", "running", "paused"]);
 const RESHAPING = new Set(["retried", "extended", "cancelled", "stopping", "resumed", "trial_suggested", "reaped"]);
 
 /** Puts fresh children into an element; the focus stays with the button, link or field that had it. */
@@ -173,18 +174,52 @@ function ofTrial() {
   listen(stream, { progress: soon, end: () => (source.close(), soon()) });
 }
 
-/** The list of experiments: those on the page, and whether others were posted. */
+/** What the stream tells of an experiment, as its row is marked with it. */
+const progressed = ({ state, progress }) => `${state} ${Object.values(progress.trials).join(",")} ${progress.epochs_done}`;
+const rowOf = (id, within = document) => within.querySelector(`tr[data-experiment="${id}"]`);
+
+/** The list of experiments, and the pool: rows of those that got on are exchanged, and all where there are others. */
 function ofList() {
-  const pool = document.body.dataset.pool !== undefined;
-  const rows = throttled(() => refresh(), pool ? WHOLE / 2 : PAUSE);
-  if (pool) setInterval(() => document.hidden || rows(), MINUTE); // machines come and go without an experiment
-  let first = true;
+  const { pool, rows: address } = document.body.dataset;
+  const pause = pool === undefined ? PAUSE : WHOLE / 2;
+  const stale = new Set();
+  const whole = throttled(() => {
+    stale.clear();
+    return refresh();
+  }, pause);
+  const single = throttled(async () => {
+    if (stale.size === 0) return;
+    const query = new URLSearchParams(location.search);
+    for (const id of stale) query.append("experiment", id);
+    stale.clear();
+    const fresh = await read(`${address}?${query}`);
+    if (fresh === null) return;
+    for (const row of fresh.querySelectorAll("tr[data-experiment]")) {
+      const old = rowOf(row.dataset.experiment);
+      if (old === null) continue;
+      exchange(old, row);
+      old.dataset.progress = row.dataset.progress;
+    }
+    for (const part of fresh.querySelectorAll("[data-live]")) exchange(document.getElementById(part.id), part);
+    document.dispatchEvent(new CustomEvent("refreshed"));
+  }, pause);
+  if (pool !== undefined) setInterval(() => document.hidden || whole(), MINUTE); // machines come and go by themselves
+  let known = Number(document.body.dataset.newest);
   listen(stream, {
-    posted: () => {
-      if (!first) rows();
-      first = false;
+    posted: ({ id }) => {
+      if (id !== known) whole();
+      known = id;
     },
-    progress: rows,
+    progress: (update) => {
+      const row = rowOf(update.id);
+      if (row === null || row.dataset.progress === progressed(update)) return;
+      if (pool !== undefined && !OPEN.has(update.state)) {
+        whole(); // what is over leaves the pool
+        return;
+      }
+      stale.add(update.id);
+      single();
+    },
   });
 }
 

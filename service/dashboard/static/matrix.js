@@ -1,5 +1,6 @@
 // An experiment as matrices side by side. The table behind it says the same; the server chose what is in it.
 import { init } from "/static/lib/echarts.js";
+import { onSheet, printing, read } from "/static/paper.js";
 import { element } from "/static/request.js";
 import { fileName, save } from "/static/save.js";
 import { colour, onScheme, readable, tile, viridis } from "/static/theme.js";
@@ -9,9 +10,20 @@ const MOST_FACETS = 24;
 const MOST_HOLES = 20_000; // of larger matrices places without a trial are left empty
 const GAP = 28;
 const TITLE = 18;
-const WORDS = { early_stopped: "stopped early", other_protocol: "partly under another protocol", queued: "waiting" };
+const WORDS = { early_stopped: "stopped early", other_protocol: "partly under another protocol", missing: "no trial" };
 const RELOAD = 4000;
+const [FEWEST, MOST] = [2, 10]; // that are compared
 const said = (state) => WORDS[state] ?? state.replaceAll("_", " ");
+
+/** A tile as a pattern. Its size is told beside, as what writes SVG does not ask a canvas for it. */
+const filling = (image) => ({
+  image,
+  imageWidth: image.width,
+  imageHeight: image.height,
+  repeat: "repeat",
+  scaleX: 0.5,
+  scaleY: 0.5,
+});
 
 let shown = null; // what is drawn now
 let panel = document.getElementById("matrix");
@@ -27,7 +39,10 @@ class Matrix {
     this.at = new Map(data.places.trial.map((trial, index) => [trial, index]));
     this.facets = Math.min(data.facets.length, MOST_FACETS);
     this.grid = this.facetGrids();
+    this.holes = this.grid.some((places) => places.includes(-1)) && this.facets * (this.grid[0]?.length ?? 0) <= MOST_HOLES;
     this.cursor = null;
+    this.chosen = new Map(); // from places to the fingerprints of their cells, where these are known
+    this.bar = figure.querySelector(".chosen");
     this.chart = null;
     this.listen();
     this.draw();
@@ -68,6 +83,7 @@ class Matrix {
       const how = texts.seeds === "mean" ? "" : `${texts.seeds} `;
       lines.push(`${how}${reading.heading} ${this.format(value[index])}${spread}${unit}`);
     }
+    if (this.chosen.has(index)) lines.push("chosen");
     lines.push(`${places.seeds[index]} of ${places.trials[index]} seeds, ${said(state[index])}`);
     if (protocols.length > 1 && places.protocol[index] !== null) {
       lines.push(`protocol ${protocols[places.protocol[index]].slice(0, 12)}`);
@@ -81,10 +97,10 @@ class Matrix {
     return Math.max(0, ...words.map((text) => this.pen.measureText(text).width));
   }
 
-  layout() {
+  /** Where the matrices stand in so wide a picture, below what takes so much of its top. */
+  layout(width = Math.max(280, this.place.clientWidth), head = 0) {
     const { texts, x, y } = this.data;
     const [nx, ny, facets] = [x.values.length, y.values.length, this.facets];
-    const width = Math.max(280, this.place.clientWidth);
     const names = Math.min(110, Math.ceil(this.measure(texts.y, 12)) + 2);
     const left = names + 12 + (y.field ? 20 : 0);
     const least = nx > 60 ? 6 : 22;
@@ -92,25 +108,27 @@ class Matrix {
     const rows = Math.ceil(facets / Math.min(facets, fits));
     const columns = Math.ceil(facets / rows);
     const cell = Math.min(84, Math.max(2, (width - columns * left - (columns - 1) * GAP - 8) / columns / nx));
-    const high = ny > 60 ? 8 : cell >= 56 ? 36 : Math.min(28, Math.max(16, cell * 0.8));
+    const dense = printing() && ny > 10; // two such matrices fit on a sheet
+    const high = ny > 60 ? 8 : dense ? 13 : cell >= 56 ? 36 : Math.min(28, Math.max(16, cell * 0.8));
     const longest = Math.min(90, this.measure(texts.x, 12));
     const turned = longest > cell - 6;
     const below = (turned ? Math.min(64, longest * 0.8 + 14) : 22) + (x.field ? 20 : 0);
     const lines = Math.min(3, Math.ceil((1.15 * this.measure(texts.facets, 12)) / (left + cell * nx - 6)));
     const over = Math.max(0, (this.measure([y.name], 12) - high * ny) / 2);
-    const above = lines * TITLE + over + 6;
+    const above = lines * TITLE + over + (over > 0 ? 12 : 6);
     const boxes = [];
     for (let facet = 0; facet < facets; facet += 1) {
       const [row, column] = [Math.floor(facet / columns), facet % columns];
       boxes.push({
         left: Math.round(left + column * (left + cell * nx + GAP)),
-        top: Math.round(above + row * (above + high * ny + below + 8)),
+        top: Math.round(head + above + row * (above + high * ny + below + 8)),
         width: Math.round(cell * nx),
         height: Math.round(high * ny),
       });
     }
     const last = boxes.at(-1);
-    return { boxes, width, height: last.top + last.height + below, cell, high, turned, left, names, lines, over };
+    const cuts = Array.from({ length: rows - 1 }, (_, row) => Math.round(head + (row + 1) * (above + high * ny + below + 8) - 4));
+    return { cuts, dense, boxes, width, height: last.top + last.height + below, cell, high, turned, left, names, lines, over };
   }
 
   /** Least and largest value that is drawn. */
@@ -121,14 +139,13 @@ class Matrix {
     return [known.reduce((a, b) => Math.min(a, b)), known.reduce((a, b) => Math.max(a, b))];
   }
 
-  options() {
+  options({ boxes, dense, cell, high, turned, left, names, lines, over } = this.layout(), above = null) {
     const { texts, x, y, places } = this.data;
-    const { boxes, cell, high, turned, left, names, lines, over } = this.layout();
     const [low, top] = this.range();
     this.span = [low, top];
     const tiles = new Map();
     const tileOf = (state) => {
-      if (!tiles.has(state)) tiles.set(state, { image: tile(state), repeat: "repeat", scaleX: 0.5, scaleY: 0.5 });
+      if (!tiles.has(state)) tiles.set(state, filling(tile(state)));
       return tiles.get(state);
     };
     const label = { color: colour("quiet"), fontSize: 12, fontFamily: "system-ui, sans-serif" };
@@ -145,7 +162,7 @@ class Matrix {
       ...more,
     });
     const gap = cell < 10 || high < 12 ? 0.5 : 1;
-    const numbers = cell >= 40 && high >= 20;
+    const numbers = cell >= 40 && high >= (dense ? 13 : 20);
     const both = cell >= 56 && high >= 34;
     const draw = (facet) => (params, api) => {
       const index = api.value(2);
@@ -153,13 +170,21 @@ class Matrix {
       const [w, h] = api.size([1, 1]);
       const shape = { x: middle[0] - w / 2 + gap / 2, y: middle[1] - h / 2 + gap / 2, width: w - gap, height: h - gap };
       if (index < 0) {
-        return { type: "rect", shape, style: { fill: "transparent", stroke: colour("line"), lineWidth: 0.5, lineDash: [2, 3] } };
+        const style = { fill: "transparent", stroke: colour("quiet"), lineWidth: 0.6 };
+        const stroke = { x1: shape.x, y1: shape.y + shape.height, x2: shape.x + shape.width, y2: shape.y };
+        return { type: "group", children: [{ type: "rect", shape, style }, { type: "line", shape: stroke, style }] };
       }
       const state = places.state[index];
       const value = places.value[index];
-      if (value === null) return { type: "rect", shape, style: { fill: tileOf(state) } };
+      const marks = above === null && this.chosen.has(index) ? this.marked(shape) : [];
+      if (value === null) return { type: "group", children: [{ type: "rect", shape, style: { fill: tileOf(state) } }, ...marks] };
       const rgb = viridis(top > low ? (value - low) / (top - low) : 0.5);
       const children = [{ type: "rect", shape, style: { fill: `rgb(${rgb.join(",")})` } }];
+      const write = (text, size, shift) => {
+        const font = `${size}px system-ui, sans-serif`;
+        const [x, y] = [middle[0], middle[1] + shift];
+        children.push({ type: "text", style: { text, x, y, fill: readable(rgb), align: "center", verticalAlign: "middle", font } });
+      };
       if (state !== "succeeded") {
         const size = Math.min(shape.width * 0.5, shape.height * 0.5, 12);
         const right = shape.x + shape.width;
@@ -169,34 +194,13 @@ class Matrix {
           style: { fill: tileOf(state), stroke: colour("page"), lineWidth: 1 },
         });
       }
-      if (numbers) {
-        children.push({
-          type: "text",
-          style: {
-            text: this.format(value),
-            x: middle[0],
-            y: middle[1] - (both ? 6 : 0),
-            fill: readable(rgb),
-            align: "center",
-            verticalAlign: "middle",
-            font: "12px system-ui, sans-serif",
-          },
-        });
-      }
-      if (both) {
-        children.push({
-          type: "text",
-          style: {
-            text: `${places.seeds[index]} of ${places.trials[index]}`,
-            x: middle[0],
-            y: middle[1] + 9,
-            fill: readable(rgb),
-            align: "center",
-            verticalAlign: "middle",
-            font: "10px system-ui, sans-serif",
-          },
-        });
-      }
+      // How many seeds are said wherever there is room, and where some lack also in little of it.
+      const [seeds, trials] = [places.seeds[index], places.trials[index]];
+      const lacks = !both && seeds < trials && (numbers ? high >= 24 : cell >= 22 && high >= 13);
+      if (numbers) write(this.format(value), dense ? 10 : 12, both ? -6 : lacks ? -5 : 0);
+      if (both) write(`${seeds} of ${trials}`, 10, 9);
+      else if (lacks) write(`${seeds}/${trials}`, 9, numbers ? 7 : 0);
+      children.push(...marks);
       return { type: "group", children };
     };
     const series = boxes.map((_, facet) => ({
@@ -231,14 +235,17 @@ class Matrix {
           ],
         };
       },
-      data: this.cursor ? [[this.cursor.x, this.cursor.y]] : [],
+      data: this.cursor && above === null ? [[this.cursor.x, this.cursor.y]] : [],
     });
+    if (above !== null) {
+      series.push({ id: "head", type: "custom", coordinateSystem: "none", silent: true, renderItem: () => above, data: [[0]] });
+    }
     return {
       animation: false,
       title: texts.facets.slice(0, this.facets).map((text, facet) => ({
         text,
         left: boxes[facet].left - left,
-        top: boxes[facet].top - over - lines * TITLE - 3,
+        top: boxes[facet].top - over - lines * TITLE - (over > 0 ? 9 : 3),
         textStyle: {
           color: colour("text"),
           fontSize: 12,
@@ -269,18 +276,30 @@ class Matrix {
     };
   }
 
+  /** What lies over a place that is chosen. */
+  marked({ x, y, width, height }) {
+    const shape = { x: x + 1.5, y: y + 1.5, width: width - 3, height: height - 3 };
+    return [
+      { type: "rect", shape, style: { fill: null, stroke: colour("page"), lineWidth: 4 } },
+      { type: "rect", shape, style: { fill: null, stroke: colour("text"), lineWidth: 2, lineDash: [4, 2] } },
+    ];
+  }
+
   rows(facet) {
     const width = this.data.x.values.length;
-    const holes = this.facets * this.grid[facet].length <= MOST_HOLES;
     const rows = [];
     this.grid[facet].forEach((index, at) => {
-      if (index >= 0 || holes) rows.push([at % width, Math.floor(at / width), index]);
+      if (index >= 0 || this.holes) rows.push([at % width, Math.floor(at / width), index]);
     });
     return rows;
   }
 
+  /** Draws it; where it is not to be seen now, once it is. */
   draw() {
-    const { height } = this.layout();
+    this.stale = this.place.clientWidth === 0;
+    if (this.stale) return;
+    const layout = this.layout();
+    const { width, height } = layout;
     this.place.style.height = `${height}px`;
     if (this.chart === null) {
       this.chart = init(this.place, null, { renderer: "canvas" });
@@ -291,19 +310,36 @@ class Matrix {
       this.chart.on("globalout", hideTip);
       this.chart.on("mouseout", hideTip);
       this.chart.on("click", ({ seriesIndex, value, event }) => {
-        this.open(value[2], event.event.ctrlKey || event.event.metaKey || event.event.shiftKey);
+        if (event.event.shiftKey) this.choose(seriesIndex, value[0], value[1]);
+        else this.open(value[2], event.event.ctrlKey || event.event.metaKey);
       });
     } else {
-      this.chart.resize({ height });
+      this.chart.resize({ width, height });
     }
-    this.chart.setOption(this.options(), { notMerge: true });
+    this.chart.setOption(this.options(layout), { notMerge: true });
+    onSheet(this.place, this.chart, layout.cuts);
     this.drawLegend();
     this.figure.dataset.drawn = String(this.data.places.trial.length);
   }
 
+  /** What is said beside the picture: which metric, and each pattern that is in it. */
+  said() {
+    const { places, reading, texts } = this.data;
+    const states = new Set(places.state);
+    states.delete("succeeded");
+    const known = places.value.some((value) => value !== null);
+    const partly = places.state.some((state, index) => state !== "succeeded" && places.value[index] !== null);
+    return {
+      metric: known ? `${reading.heading}, ${texts.seeds} over seeds: ` : "",
+      unit: reading.unit ? ` ${reading.unit}` : "",
+      states: [...states, ...(this.holes ? ["missing"] : [])],
+      notes: partly ? ["a marked corner: not all seeds have a result"] : [],
+    };
+  }
+
   drawLegend() {
     const [low, top] = this.span;
-    const { places, reading, texts } = this.data;
+    const { metric, unit, states, notes } = this.said();
     const bar = document.createElement("canvas");
     bar.width = 160;
     bar.height = 12;
@@ -314,29 +350,23 @@ class Matrix {
     }
     bar.setAttribute("aria-hidden", "true");
     const parts = [];
-    if (places.value.some((value) => value !== null)) {
-      const how = texts.seeds === "mean" ? "mean" : texts.seeds;
-      const unit = reading.unit ? ` ${reading.unit}` : "";
+    if (metric) {
       parts.push(
         element("span", "", [
-          element("span", `${reading.heading}, ${how} over seeds: `, [], { class: "quiet" }),
+          element("span", metric, [], { class: "quiet" }),
           element("span", this.format(low), [], { class: "end" }),
           bar,
           element("span", `${this.format(top)}${unit}`, [], { class: "end" }),
         ], { class: "ramp" }),
       );
     }
-    const states = new Set(places.state);
-    states.delete("succeeded");
     for (const state of states) {
       const swatch = tile(state);
       swatch.className = "tile";
       swatch.setAttribute("aria-hidden", "true");
       parts.push(element("span", "", [swatch, said(state)], { class: "key" }));
     }
-    if (places.state.some((state, index) => state !== "succeeded" && places.value[index] !== null)) {
-      parts.push(element("span", "a marked corner: not all seeds have a result", [], { class: "quiet" }));
-    }
+    for (const note of notes) parts.push(element("span", note, [], { class: "quiet" }));
     this.legend.replaceChildren(...parts);
   }
 
@@ -345,6 +375,46 @@ class Matrix {
     const address = `/trials/${this.data.places.trial[index]}/cell`;
     if (aside) window.open(address, "_blank", "noopener");
     else location.assign(address);
+  }
+
+  /** Chooses a place for comparison, or no longer. */
+  async choose(facet, x, y) {
+    const index = this.grid[facet][y * this.data.x.values.length + x];
+    if (index < 0) return;
+    if (this.chosen.has(index)) this.chosen.delete(index);
+    else this.chosen.set(index, null);
+    this.moveTo(facet, x, y);
+    this.redraw([facet]);
+    if (!this.chosen.has(index)) return;
+    const { answer } = await read(`/v1/trials/${this.data.places.trial[index]}?fields=cell`);
+    if (answer?.cell && this.chosen.has(index)) this.chosen.set(index, answer.cell);
+    this.count();
+  }
+
+  chooseNone() {
+    const facets = new Set([...this.chosen.keys()].map((index) => this.data.places.facet[index]));
+    this.chosen.clear();
+    this.redraw([...facets]);
+    this.place.focus();
+  }
+
+  redraw(facets) {
+    const drawn = facets.filter((facet) => facet < this.facets);
+    this.chart.setOption({ series: drawn.map((facet) => ({ id: `facet${facet}`, data: this.rows(facet) })) });
+    this.count();
+  }
+
+  /** Says how many places are chosen, and leads to their comparison. */
+  count() {
+    const cells = [...this.chosen.values()];
+    const right = cells.length >= FEWEST && cells.length <= MOST;
+    const fix = cells.length < FEWEST ? `choose ${FEWEST} to ${MOST} to compare them` : `at most ${MOST} are compared`;
+    this.bar.hidden = cells.length === 0;
+    this.bar.querySelector(".count").textContent = `${cells.length} chosen${right ? "" : `: ${fix}`}`;
+    const link = this.bar.querySelector(".compare");
+    const ready = right && cells.every((cell) => cell !== null);
+    link.hidden = !ready;
+    if (ready) link.href = `/compare?cells=${cells.join(",")}`;
   }
 
   moveTo(facet, x, y) {
@@ -374,6 +444,11 @@ class Matrix {
       };
       if (event.key === "Enter") {
         this.open(this.grid[facet][row * x.values.length + column], false);
+        return;
+      }
+      if (event.key === " ") {
+        event.preventDefault();
+        this.choose(facet, column, row);
         return;
       }
       const step = steps[event.key];
@@ -434,13 +509,62 @@ class Matrix {
     cell.className = state;
   }
 
+  /** What a saved picture says above its matrices, as shapes: whose they are, the scale, the patterns. */
+  head(width) {
+    const [low, top] = this.span;
+    const { metric, unit, states, notes } = this.said();
+    const conditions = [...panel.querySelectorAll("[name=where]")].map(({ value }) => value).filter(Boolean);
+    const name = document.querySelector("h1")?.textContent.trim() ?? "";
+    const children = [];
+    const row = 22;
+    let [x, y] = [8, 16];
+    const room = (wide) => {
+      if (x > 8 && x + wide > width - 8) [x, y] = [8, y + row];
+    };
+    const write = (text, { weight = 400, role = "text", after = 6 } = {}) => {
+      const font = `${weight} 12px system-ui, sans-serif`;
+      const wide = Math.min(this.measure([text], 12) * (weight > 400 ? 1.1 : 1), width - 16);
+      room(wide);
+      children.push({ type: "text", style: { text, x, y, fill: colour(role), font, verticalAlign: "middle", width: width - 16, overflow: "truncate" } });
+      x += wide + after;
+    };
+    const rect = (wide, high, style, after = 6) => {
+      children.push({ type: "rect", shape: { x, y: y - high / 2, width: wide, height: high }, style });
+      x += wide + after;
+    };
+    write(`${name} (experiment ${this.data.experiment})`, { weight: 600, after: 16 });
+    if (conditions.length > 0) write(`where ${conditions.join(", ")}`, { role: "quiet" });
+    if (metric) {
+      [x, y] = [8, y + row];
+      write(metric);
+      write(this.format(low));
+      room(160);
+      const colorStops = Array.from({ length: 11 }, (_, at) => ({ offset: at / 10, color: `rgb(${viridis(at / 10).join(",")})` }));
+      rect(160, 12, { fill: { type: "linear", x: 0, y: 0, x2: 1, y2: 0, colorStops } });
+      write(`${this.format(top)}${unit}`, { after: 20 });
+    }
+    if (states.length + notes.length > 0) [x, y] = [8, y + row];
+    for (const state of states) {
+      room(24 + this.measure([said(state)], 12));
+      rect(14, 14, { fill: filling(tile(state)), stroke: colour("line"), lineWidth: 1 });
+      write(said(state), { after: 16 });
+    }
+    for (const note of notes) write(note, { role: "quiet", after: 16 });
+    return { shapes: { type: "group", children }, height: y + row };
+  }
+
+  /** A picture that says by itself what it shows: an SVG as text, or a canvas. */
   picture(renderer) {
-    const { width, height } = this.layout();
-    const aside = init(null, null, { renderer: "svg", ssr: true, width, height });
-    aside.setOption({ ...this.options(), backgroundColor: colour("page") });
-    const text = aside.renderToSVGString();
+    const wide = Math.max(420, this.place.clientWidth);
+    const head = this.head(wide);
+    const layout = this.layout(wide, head.height);
+    const size = { width: wide, height: layout.height };
+    const text = renderer === "svg";
+    const aside = init(text ? null : document.createElement("div"), null, { renderer, ssr: text, ...size });
+    aside.setOption({ ...this.options(layout, head.shapes), backgroundColor: colour("page") });
+    const made = text ? aside.renderToSVGString() : aside.renderToCanvas({ pixelRatio: 2 });
     aside.dispose();
-    return renderer === "svg" ? text : null;
+    return made;
   }
 
   dispose() {
@@ -453,7 +577,7 @@ function draw() {
   const data = panel?.querySelector(".matrix-data");
   shown?.dispose();
   shown = null;
-  if (!figure || !data || !panel.classList.contains("current")) return;
+  if (!figure || !data || !(printing() || panel.classList.contains("current"))) return;
   const read = JSON.parse(data.textContent);
   if (read.places.trial.length > 0) shown = new Matrix(figure, read);
 }
@@ -530,14 +654,16 @@ if (panel) {
     choose(addressOf(event.target));
   });
   panel.addEventListener("click", (event) => {
+    if (event.target.closest("button[data-none]")) shown?.chooseNone();
     const kind = event.target.closest("button[data-save]")?.dataset.save;
     if (!kind || shown === null) return;
     const name = fileName("matrix", shown.data.experiment, shown.data.metric);
     if (kind === "svg") save(`${name}.svg`, shown.picture("svg"), "image/svg+xml");
-    else save(`${name}.png`, shown.chart.renderToCanvas({ pixelRatio: 2, backgroundColor: colour("page") }));
+    else save(`${name}.png`, shown.picture("canvas"));
   });
   panel.addEventListener("shown", () => {
     if (shown === null) draw();
+    else if (shown.stale) shown.draw();
   });
   addEventListener("popstate", (event) => {
     if (event.state?.matrix || location.hash === "") choose(new URL(location.href), { push: false });
@@ -548,7 +674,7 @@ if (panel) {
     width = innerWidth;
     shown?.draw();
   });
-  onScheme(() => shown?.draw());
+  onScheme(() => (shown === null && printing() ? draw() : shown?.draw()));
 
   const waiting = new Set();
   let timer = null;

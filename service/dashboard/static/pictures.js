@@ -1,4 +1,5 @@
 // Pictures of what was measured of a network: places, marks and bars that are hovered and walked over by keys.
+import { onSheet } from "/static/paper.js";
 import { csv, save } from "/static/save.js";
 import { colour, onScheme, palette, readable, viridis } from "/static/theme.js";
 import { hideTip, showTip } from "/static/tip.js";
@@ -8,7 +9,18 @@ const percent = (value) => `${(100 * value).toFixed(1)} %`;
 const short = (value) => String(Number(Number(value).toPrecision(4)));
 const spoken = (name) => name.replaceAll("_", " ");
 
-/** A figure whose `kind` says how data are drawn; ECharts is loaded when the first is to be seen. */
+let library = null;
+let coming = null;
+
+/** Loads what pictures are drawn with: when the first is to be seen, or before, as paper waits for nothing. */
+export function load() {
+  coming ??= import("/static/lib/echarts.js").then((found) => {
+    library = found;
+  });
+  return coming;
+}
+
+/** A figure whose `kind` says how data are drawn. */
 export class Picture {
   constructor(figure, kind, name) {
     this.figure = figure;
@@ -19,12 +31,11 @@ export class Picture {
     this.data = null;
     this.chart = null;
     this.at = -1;
+    this.width = 0;
     onScheme(() => this.data !== null && this.draw());
-    let width = 0;
     new ResizeObserver(() => {
-      if (this.chart === null || this.place.clientWidth === width || this.place.clientWidth === 0) return;
-      width = this.place.clientWidth;
-      this.draw();
+      const width = this.place.clientWidth;
+      if (this.data !== null && width !== this.width && width !== 0) this.draw();
     }).observe(this.place);
     this.place.addEventListener("keydown", (event) => this.key(event));
     this.place.addEventListener("blur", () => this.mark(-1));
@@ -35,15 +46,17 @@ export class Picture {
   async show(data) {
     this.figure.hidden = data === null;
     if (data === null) return;
-    const { init } = await import("/static/lib/echarts.js");
-    this.init = init;
+    if (library === null) await load();
+    this.init = library.init;
     this.data = data;
     this.draw();
   }
 
+  /** Draws it; where it is not to be seen now, once it is. */
   draw() {
-    if (this.place.clientWidth === 0) return;
-    const drawn = this.kind(this.data, this.place.clientWidth);
+    this.width = this.place.clientWidth;
+    if (this.width === 0) return;
+    const drawn = this.kind(this.data, this.width);
     this.items = drawn.items;
     this.columns = drawn.columns ?? 1;
     this.rows = drawn.rows;
@@ -59,9 +72,10 @@ export class Picture {
       this.chart.on("mouseout", hideTip);
       this.chart.on("globalout", hideTip);
     } else {
-      this.chart.resize({ height: drawn.height });
+      this.chart.resize({ width: this.width, height: drawn.height });
     }
     this.chart.setOption({ animation: false, ...drawn.option }, { notMerge: true });
+    onSheet(this.place, this.chart);
     this.figure.dataset.drawn = String(this.items.length);
   }
 
@@ -125,6 +139,46 @@ function axis(name, more) {
   };
 }
 
+let pen = null;
+
+/** How wide a text is. */
+function wideness(text) {
+  pen ??= document.createElement("canvas").getContext("2d");
+  pen.font = `12px ${FONT}`;
+  return pen.measureText(text).width;
+}
+
+/** Parts in as few lines as fit so wide a room, {text, wide} each; `between` stands between parts of a line. */
+function inLines(parts, between, width) {
+  const lines = [];
+  let [line, at] = [[], 0];
+  for (const { text, wide } of parts) {
+    const more = wide + (line.length > 0 ? wideness(between) : 0);
+    if (line.length > 0 && at + more > width) {
+      lines.push(line.join(between));
+      [line, at] = [[], 0];
+    }
+    at += line.length > 0 ? more : wide;
+    line.push(text);
+  }
+  return [...lines, line.join(between)];
+}
+
+/** Words in lines of a width. */
+const wrapped = (text, width) => inLines(text.split(" ").map((word) => ({ text: word, wide: wideness(word) })), " ", width);
+
+const LINE = 18;
+const OWN = { outerBoundsMode: "none" }; // where a grid stands is what is said of it, whatever its axes' names are
+
+/** Values of a logarithmic axis from one to another: 1, 2 and 5 times powers of ten, or these alone where they are many. */
+function decades(low, top) {
+  const found = [];
+  for (let power = Math.floor(Math.log10(low)); power <= Math.log10(top); power += 1) {
+    for (const digit of Math.log10(top / low) > 4 ? [1] : [1, 2, 5]) found.push(Number(`${digit}e${power}`));
+  }
+  return found.filter((value) => value >= low && value <= top);
+}
+
 /** A custom series of shapes; `shape(api, value)` gives what is drawn of an item, outlined where it is chosen. */
 function shapes(id, data, shape, more = {}) {
   const outlined = { style: { stroke: colour("text"), lineWidth: 2 } };
@@ -152,12 +206,13 @@ function level(id, from, to, words, role, dash = [6, 4], { above = false, ...mor
     z: 8,
     data: [[...from, ...to]],
     renderItem: (params, api) => {
-      const [x1, y1] = api.coord([api.value(0), api.value(1)]);
-      const [x2, y2] = api.coord([api.value(2), api.value(3)]);
+      let [x1, y1] = api.coord([api.value(0), api.value(1)]);
+      let [x2, y2] = api.coord([api.value(2), api.value(3)]);
+      if (above) [y1, y2] = [params.coordSys.y, params.coordSys.y + params.coordSys.height]; // rows have no edges
       const upright = Math.abs(x1 - x2) < 1;
       const right = x2 > params.coordSys.x + params.coordSys.width * 0.6;
       const text = above
-        ? { x: x2, y: Math.min(y1, y2) - 2, align: "center", verticalAlign: "bottom" }
+        ? { x: x2, y: Math.min(y1, y2) - 4, align: "center", verticalAlign: "bottom" }
         : upright
           ? { x: x2 + (right ? -6 : 6), y: Math.min(y1, y2) + 4, align: right ? "right" : "left", verticalAlign: "top" }
           : { x: Math.max(x1, x2) - 4, y: y2 - 4, align: "right", verticalAlign: "bottom" };
@@ -197,14 +252,16 @@ export function corruptions({ table, mean }, width) {
     });
   });
   const [left, high, wide] = [130, 24, Math.min(width - 138, 560)];
+  const said = wrapped(`from ${percent(low)} (dark) to ${percent(top)} (bright), ${percent(mean)} on average`, width - 8);
+  const above = 8 + said.length * LINE;
   return {
     items,
     columns,
-    height: 34 + kinds.length * high + 30,
+    height: above + kinds.length * high + 38,
     rows: [["corruption", ...severities.map((severity) => `severity ${severity}`)], ...kinds.map((kind) => [kind, ...table[kind].slice(0, columns)])],
     option: {
-      title: { text: `from ${percent(low)} (dark) to ${percent(top)} (bright), ${percent(mean)} on average`, left: 0, top: 0, textStyle: { fontSize: 12, fontWeight: 400, color: colour("quiet"), fontFamily: FONT } },
-      grid: { left, top: 26, width: wide, height: kinds.length * high },
+      title: { text: said.join("\n"), left: 0, top: 0, textStyle: { fontSize: 12, fontWeight: 400, lineHeight: LINE, color: colour("quiet"), fontFamily: FONT } },
+      grid: { ...OWN, left, top: above, width: wide, height: kinds.length * high },
       xAxis: axis("severity", { type: "category", data: severities, splitLine: { show: false }, axisLine: { show: false }, nameGap: 24 }),
       yAxis: axis("", { type: "category", data: kinds.map(spoken), inverse: true, splitLine: { show: false }, axisLine: { show: false }, axisLabel: { color: colour("quiet"), fontFamily: FONT, fontSize: 12, interval: 0, width: left - 12, overflow: "truncate" } }),
       series: [
@@ -279,13 +336,14 @@ export function certified({ lines, attacks }, width) {
   }
   const keys = lines.map(({ name }, index) => ({ text: name, colour: colours[index] }));
   if (attacks.length > 0) keys.push({ text: "what an attack left", colour: colours[3], mark: true });
+  const { title, high } = legend(keys, width);
   return {
     items,
-    height: 330,
+    height: high + 296,
     rows,
     option: {
-      title: legend(keys),
-      grid: { left: 56, right: 16, top: 34, bottom: 46, width: Math.min(width - 72, 720) },
+      title,
+      grid: { ...OWN, left: 56, right: 16, top: high, bottom: 46, width: Math.min(width - 72, 720) },
       xAxis: axis("radius, in pixels of [0, 1]", { min: 0, max: Number((most * 1.05).toPrecision(3)) }),
       yAxis: axis("accuracy, %", { min: 0, max: 100, nameGap: 38 }),
       series,
@@ -293,14 +351,22 @@ export function certified({ lines, attacks }, width) {
   };
 }
 
-/** What colours mean, as one line above a chart. */
-function legend(keys) {
+/** What colours mean, above a chart, in as many lines as are needed; `high` is the room that they take. */
+function legend(keys, width) {
   const rich = Object.fromEntries(keys.map((key, index) => [`k${index}`, { color: key.colour, fontWeight: 700, fontSize: 14 }]));
+  const parts = keys.map((key, index) => ({
+    text: `{k${index}|${key.mark ? "◆" : "━"}} ${key.text}`,
+    wide: 20 + wideness(key.text),
+  }));
+  const lines = inLines(parts, "    ", width - 8);
   return {
-    text: keys.map((key, index) => `{k${index}|${key.mark ? "◆" : "━"}} ${key.text}`).join("    "),
-    left: 0,
-    top: 4,
-    textStyle: { fontSize: 12, fontWeight: 400, color: colour("text"), fontFamily: FONT, rich },
+    title: {
+      text: lines.join("\n"),
+      left: 0,
+      top: 4,
+      textStyle: { fontSize: 12, fontWeight: 400, lineHeight: LINE, color: colour("text"), fontFamily: FONT, rich },
+    },
+    high: 16 + lines.length * LINE,
   };
 }
 
@@ -311,7 +377,10 @@ export function lipschitz({ searches }, width) {
   const methods = [...new Set(searches.map(({ method }) => method))];
   const items = [];
   const series = [];
-  const [high, below] = [190, 82];
+  const wide = Math.min(width - 84, 720);
+  const named = (space) => wrapped(`largest change of an output per unit of distance, ${space === "pixels" ? "pixels of [0, 1]" : `${space} pixels`}, logarithmic`, wide);
+  const [high, below] = [190, 64 + LINE * Math.max(...spaces.map((space) => named(space).length))];
+  const { title, high: above } = legend(methods.map((method, index) => ({ text: method, colour: colours[index] })), width);
   const rows = [["space", "search", "from", "to", "images", "certified bound"]];
   const grid = [];
   const [xAxis, yAxis] = [[], []];
@@ -322,14 +391,18 @@ export function lipschitz({ searches }, width) {
     const least = Math.min(...positive, ...bounds) * 0.9;
     const most = Math.max(...positive, ...bounds) * 1.15;
     const tallest = Math.max(1, ...mine.flatMap(({ histogram }) => histogram.counts));
-    grid.push({ left: 64, top: 36 + which * (high + below), width: Math.min(width - 84, 720), height: high });
+    const values = decades(least, most);
+    grid.push({ ...OWN, left: 64, top: above + which * (high + below), width: wide, height: high });
     xAxis.push(
-      axis(`largest change of an output per unit of distance, ${space === "pixels" ? "pixels of [0, 1]" : `${space} pixels`}, logarithmic`, {
+      axis(named(space).join("\n"), {
         type: "log",
         gridIndex: which,
         min: least,
         max: most,
-        axisLabel: { color: colour("quiet"), fontFamily: FONT, fontSize: 12, hideOverlap: true, showMinLabel: false, showMaxLabel: false, formatter: short },
+        axisLabel: { color: colour("quiet"), fontFamily: FONT, fontSize: 12, hideOverlap: true, showMinLabel: false, showMaxLabel: false, formatter: short, customValues: values },
+        axisTick: { show: false, customValues: values },
+        nameTextStyle: { color: colour("text"), fontFamily: FONT, fontSize: 12, lineHeight: LINE },
+        nameGap: 26,
       }),
     );
     yAxis.push(axis("images", { gridIndex: which, nameGap: 44, minInterval: 1 }));
@@ -363,9 +436,9 @@ export function lipschitz({ searches }, width) {
   });
   return {
     items,
-    height: 36 + spaces.length * (high + below) - 28,
+    height: above + spaces.length * (high + below) - 18,
     rows,
-    option: { title: legend(methods.map((method, index) => ({ text: method, colour: colours[index] }))), grid, xAxis, yAxis, series },
+    option: { title, grid, xAxis, yAxis, series },
   };
 }
 
@@ -375,7 +448,7 @@ export function reliability({ diagrams }, width) {
   const items = [];
   const series = [];
   const rows = [["network", "from", "to", "images", "mean confidence", "accuracy"]];
-  const wide = Math.min(width - 76, 560);
+  const wide = Math.min(width - 88, 560);
   for (const [which, { name, diagram }] of diagrams.entries()) {
     const fill = colours[which];
     const bars = [];
@@ -416,15 +489,16 @@ export function reliability({ diagrams }, width) {
     counts.forEach((_, index) => items.push({ ...items.find((one) => one.series === `bins${which}` && one.index === index), series: `counts${which}`, index }));
   }
   series.push(level("diagonal", [0, 0], [100, 100], "", "quiet"));
+  const { title, high } = legend(diagrams.map(({ name }, index) => ({ text: `the network ${name}`, colour: colours[index] })), width);
   return {
     items: [...items.filter(({ series: id }) => id.startsWith("bins")), ...items.filter(({ series: id }) => id.startsWith("counts"))],
-    height: 500,
+    height: high + 466,
     rows,
     option: {
-      title: legend(diagrams.map(({ name }, index) => ({ text: `the network ${name}`, colour: colours[index] }))),
+      title,
       grid: [
-        { left: 60, top: 34, width: wide, height: 270 },
-        { left: 60, top: 346, width: wide, height: 100 },
+        { ...OWN, left: 72, top: high, width: wide, height: 270 },
+        { ...OWN, left: 72, top: high + 312, width: wide, height: 100 },
       ],
       xAxis: [axis("", { min: 0, max: 100, axisLabel: { show: false } }), axis("confidence, %", { min: 0, max: 100, gridIndex: 1 })],
       yAxis: [axis("accuracy, %", { min: 0, max: 100, nameGap: 38 }), axis("images", { gridIndex: 1, nameGap: 44, minInterval: 1 })],
@@ -482,16 +556,17 @@ export function ranges({ layers, delta }, width) {
     }),
   ];
   if (delta !== null) series.push(level("delta", [delta, -0.5], [delta, layers.length - 0.5], `δ = ${short(delta)}`, "text", [6, 4], { above: true }));
+  const keys = [{ text: layers.some((one) => one.quantiles) ? "least to largest, 5 to 95 %, quartiles, median" : "least to largest", colour: range }];
+  if (layers.some((one) => one.largest_before_projection != null)) keys.push({ text: "largest before the last projection", colour: before });
+  const { title, high: room } = legend(keys, width);
+  const above = room + (delta === null ? 0 : LINE); // the threshold is named above the first bar
   return {
     items,
-    height: 34 + layers.length * high + 48,
+    height: above + layers.length * high + 48,
     rows,
     option: {
-      title: legend([
-        { text: layers.some((one) => one.quantiles) ? "least to largest, 5 to 95 %, quartiles, median" : "least to largest", colour: range },
-        ...(layers.some((one) => one.largest_before_projection != null) ? [{ text: "largest before the last projection", colour: before }] : []),
-      ]),
-      grid: { left: label + 14, right: 20, top: 34, height: layers.length * high, width: Math.min(width - label - 34, 900) },
+      title,
+      grid: { ...OWN, left: label + 14, right: 20, top: above, height: layers.length * high, width: Math.min(width - label - 34, 900) },
       xAxis: axis("singular value", { min: 0, max: Number(most.toPrecision(3)) }),
       yAxis: axis("", { type: "category", data: layers.map(({ name }) => name || "(model)"), inverse: true, splitLine: { show: false }, axisLabel: { color: colour("quiet"), fontFamily: FONT, fontSize: 12, interval: 0, width: label, overflow: "truncate" } }),
       series,

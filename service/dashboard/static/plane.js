@@ -1,17 +1,22 @@
 // The cells of a leaderboard in the plane of two metrics, and as lines over all fields in which they differ.
 import { init } from "/static/lib/echarts.js";
-import { element } from "/static/request.js";
+import { crossings, drawCrossings, scaleOf } from "/static/parallel.js";
+import { element, grouped } from "/static/request.js";
 import { fileName, save } from "/static/save.js";
-import { colour, onScheme, palette, viridis } from "/static/theme.js";
+import { colour, isDark, onScheme, palette, viridis } from "/static/theme.js";
 import { hideTip, showTip } from "/static/tip.js";
 
 const FONT = "system-ui, sans-serif";
 const SHAPES = ["circle", "rect", "triangle", "diamond", "pin", "arrow", "roundRect"];
+const GLYPHS = ["●", "■", "▲", "◆", "▼", "➤", "▣"]; // the same in a line of text
 const MOST_BARS = 1500;
+const MOST_AXES = 10;
+const KEYS = 40;
 
 const figure = document.querySelector(".plane-figure");
 const place = figure.querySelector(".canvas");
-const parallel = document.querySelector(".parallel-figure .canvas");
+const crossed = document.querySelector(".parallel-figure");
+const ranges = figure.querySelector("form.ranges");
 const legend = figure.querySelector(".scale");
 const readout = figure.querySelector(".readout");
 const byField = figure.querySelector("select[name=by]");
@@ -19,9 +24,9 @@ const chooser = figure.querySelector("button[data-brush]");
 const metrics = JSON.parse(figure.dataset.metrics);
 let data = null;
 let chart = null;
-let lines = null;
 let chosen = null;
 let at = -1;
+let shownFields = []; // the fields that are axes of their own
 
 const said = (value) => {
   if (value === null || value === undefined) return "none";
@@ -30,7 +35,9 @@ const said = (value) => {
 };
 const shown = (axis, value) => (value * metrics[axis].factor).toFixed(metrics[axis].decimals);
 const title = (axis) => `${metrics[axis].heading}${metrics[axis].unit ? ` (${metrics[axis].unit})` : ""}`;
+const scaled = (axis) => data[axis].map((value) => value * metrics[axis].factor);
 const wide = (values) => values.every((value) => value > 0) && Math.max(...values) / Math.min(...values) > 30;
+const differing = () => [...data.columns, ...data.decided];
 
 function words(index) {
   const where = data.columns.map(({ field, name }) => `${name} ${said(data.fields[field][index])}`);
@@ -45,7 +52,7 @@ function words(index) {
 
 /** Of each cell its colour and mark by the chosen field, and what they mean. */
 function paint() {
-  const dark = matchMedia("(prefers-color-scheme: dark)").matches;
+  const dark = isDark();
   const colours = palette();
   const field = byField.value;
   if (!field) return { of: () => ({ colour: colours[0], symbol: "circle" }), keys: [] };
@@ -75,9 +82,8 @@ function paint() {
 }
 
 function options() {
-  const scaled = (axis) => data[axis].map((value) => value * metrics[axis].factor);
   const [xs, ys] = [scaled("x"), scaled("y")];
-  const [painted, count] = [paint(), xs.length];
+  const painted = paint();
   const log = { x: wide(xs), y: wide(ys) };
   const front = xs.map((_, index) => index).filter((index) => data.front[index]).sort((a, b) => xs[a] - xs[b]);
   const axis = (which) => ({
@@ -91,6 +97,11 @@ function options() {
     axisLine: { lineStyle: { color: colour("line") } },
     splitLine: { lineStyle: { color: colour("line") } },
   });
+  /** The cells whose deviations are drawn: of a great many there would be nothing to see but bars. */
+  const withBars = () => {
+    const all = xs.map((_, index) => index);
+    return all.length <= MOST_BARS ? all : all.filter((index) => data.front[index] || chosen?.has(index)).slice(0, MOST_BARS);
+  };
   const dim = (index) => (chosen === null || chosen.has(index) ? 1 : 0.15);
   const series = [
     {
@@ -123,13 +134,14 @@ function options() {
       emphasis: { scale: 1.4 },
     },
   ];
-  if (count <= MOST_BARS) {
+  const barred = withBars();
+  if (barred.length > 0) {
     series.unshift({
       id: "errors",
       type: "custom",
       silent: true,
       z: 2,
-      data: xs.map((x, index) => [x, ys[index], index]),
+      data: barred.map((index) => [xs[index], ys[index], index]),
       renderItem: (_, api) => {
         const index = api.value(2);
         const children = [];
@@ -176,59 +188,56 @@ function options() {
   };
 }
 
-function overFields() {
-  const painted = paint();
-  const label = { color: colour("quiet"), fontFamily: FONT };
-  const columns = [...data.columns.map(({ field, name }) => ({ name, values: data.fields[field] }))];
-  for (const axis of ["x", "y"]) columns.push({ name: title(axis), values: data[axis].map((value) => value * metrics[axis].factor), measured: true });
-  const axes = columns.map(({ name, values, measured }, dim) => {
-    const texts = [...new Map(values.map((value) => [said(value), value])).entries()].sort(([, a], [, b]) => (a > b) - (a < b));
-    const numeric = measured || (values.every((value) => typeof value === "number") && texts.length > 12);
-    const shared = {
-      dim,
-      name: name.length > 24 ? `${name.slice(0, 23)}…` : name,
-      nameTextStyle: { color: colour("text"), fontFamily: FONT },
-      axisLabel: label,
-      axisLine: { lineStyle: { color: colour("quiet") } },
-    };
-    if (!numeric) return { ...shared, type: "category", data: texts.map(([text]) => (text.length > 16 ? `${text.slice(0, 15)}…` : text)), texts: texts.map(([text]) => text) };
-    return { ...shared, type: wide(values) ? "log" : "value", scale: true };
-  });
-  const rows = data.cell.map((_, index) => ({
-    value: columns.map(({ values }, dim) => (axes[dim].texts ? axes[dim].texts.indexOf(said(values[index])) : values[index])),
-    lineStyle: { color: painted.of(index).colour, opacity: chosen === null ? 0.35 : chosen.has(index) ? 0.8 : 0.04, width: data.front[index] ? 2.5 : 1 },
-  }));
-  return {
-    animation: false,
-    parallel: { left: 50, right: 70, top: 34, bottom: 20 },
-    parallelAxis: axes.map(({ texts: _, ...axis }) => axis),
-    series: [{ type: "parallel", data: rows, silent: false, smooth: false }],
-  };
+/** The axes over which each cell is a line: the fields that are chosen, then both metrics. */
+function axes() {
+  const fields = differing().filter(({ field }) => shownFields.includes(field));
+  return [
+    ...fields.map(({ field, name }) => ({ name, ...scaleOf(data.fields[field], said) })),
+    ...["x", "y"].map((axis) => ({ name: title(axis), ...scaleOf(scaled(axis), (value) => said(value), true) })),
+  ];
 }
+
+function drawOverFields() {
+  const painted = paint();
+  drawCrossings(lines, {
+    axes: axes(),
+    style: (index) => ({
+      colour: painted.of(index).colour,
+      opacity: chosen === null ? 0.4 : chosen.has(index) ? 0.85 : 0.05,
+      width: data.front[index] ? 2.5 : 1,
+    }),
+  });
+}
+
+const lines = crossings(crossed, {
+  words: (index) => words(index),
+  open: (index, aside) => open(index, aside),
+  order: () => data.cell.map((_, index) => index).sort((a, b) => data.y[a] - data.y[b] || data.x[a] - data.x[b]),
+});
+
+/** What colours and marks mean, as [text, colour, glyph]. */
+const keysOf = (painted) =>
+  painted.keys.slice(0, KEYS).map(([text, fill, symbol]) => [text, fill, GLYPHS[SHAPES.indexOf(symbol)] ?? GLYPHS[0]]);
 
 function draw() {
   if (data === null || data.cell.length === 0) return;
   chart ??= listen(init(place, null, { renderer: "canvas" }));
   const { painted, option } = options();
   chart.setOption(option, { notMerge: true });
-  if (parallel) {
-    lines ??= init(parallel, null, { renderer: "canvas" });
-    lines.setOption(overFields(), { notMerge: true });
-  }
-  const keys = painted.keys.map(([text, fill]) => {
-    const swatch = document.createElement("canvas");
-    swatch.width = swatch.height = 12;
-    swatch.setAttribute("aria-hidden", "true");
-    const pen = swatch.getContext("2d");
-    pen.fillStyle = fill;
-    pen.beginPath();
-    pen.arc(6, 6, 5, 0, 7);
-    pen.fill();
-    return element("span", "", [swatch, element("span", text, [], { dir: "auto" })], { class: "key" });
+  if (!crossed.hidden) drawOverFields();
+  const keys = keysOf(painted).map(([text, fill, glyph]) => {
+    const mark = element("span", glyph, [], { class: "glyph", "aria-hidden": "true" });
+    mark.style.color = fill;
+    return element("span", "", [mark, element("span", text, [], { dir: "auto" })], { class: "key" });
   });
-  legend.replaceChildren(...keys.slice(0, 40));
+  legend.replaceChildren(...keys);
   figure.dataset.drawn = String(data.cell.length);
   if (chooser.getAttribute("aria-pressed") === "true") brushing(true);
+}
+
+function open(index, aside) {
+  if (aside) window.open(cellAddress(index), "_blank", "noopener");
+  else location.assign(cellAddress(index));
 }
 
 function cellAddress(index) {
@@ -243,11 +252,12 @@ function listen(made) {
   made.on("globalout", hideTip);
   made.on("click", ({ seriesId, data: row, event }) => {
     if (seriesId !== "cells") return;
-    const address = cellAddress(row.value[2]);
-    if (event.event.ctrlKey || event.event.metaKey) window.open(address, "_blank", "noopener");
-    else location.assign(address);
+    open(row.value[2], event.event.ctrlKey || event.event.metaKey);
   });
-  made.on("brushEnd", ({ areas }) => choose(areas[0] ? within(areas[0].coordRange) : null));
+  made.on("brushEnd", ({ areas }) => {
+    fillRanges(areas[0]?.coordRange ?? null);
+    choose(areas[0] ? within(areas[0].coordRange) : null);
+  });
   return made;
 }
 
@@ -260,8 +270,41 @@ function within([[left, right], [low, high]]) {
   return found;
 }
 
+/** The numbers of a rectangle, where they can be read and changed. */
+function fillRanges(rectangle) {
+  ["x", "y"].forEach((axis, which) => {
+    ["from", "to"].forEach((end, at) => {
+      const value = rectangle?.[which][at];
+      ranges.elements[`${axis}_${end}`].value = value === undefined ? "" : value.toFixed(metrics[axis].decimals + 1);
+    });
+  });
+}
+
+/** The rectangle that numbers say, an empty one being an open end; null: there is none. */
+function typedRange() {
+  const value = (name, open) => (ranges.elements[name].value === "" ? open : Number(ranges.elements[name].value));
+  if (Object.values(Object.fromEntries(new FormData(ranges))).every((text) => text === "")) return null;
+  return ["x", "y"].map((axis) => [value(`${axis}_from`, -Infinity), value(`${axis}_to`, Infinity)]);
+}
+
+ranges.addEventListener("submit", (event) => event.preventDefault());
+ranges.addEventListener("change", () => {
+  chart?.dispatchAction({ type: "brush", areas: [] });
+  const range = typedRange();
+  choose(range === null ? null : within(range));
+});
+ranges.addEventListener("reset", () => {
+  chart?.dispatchAction({ type: "brush", areas: [] });
+  choose(null);
+});
+
 const rowsOf = (within) => [...within.querySelectorAll(`tr[data-cell][data-protocol="${data.protocol}"]`)];
-const headings = (table) => [...table.tHead.rows[0].cells].map((cell) => cell.textContent.trim());
+/** What columns are called: the paper's values by the metric that they stand beside. */
+const headings = (table) =>
+  [...table.tHead.rows[0].cells].map((cell) => {
+    const text = cell.textContent.trim();
+    return text === "paper" ? `${cell.previousElementSibling.textContent.trim()}, ${text}` : text;
+  });
 const elsewhere = new Map();
 let following = null; // the next page; undefined after the last
 
@@ -309,13 +352,13 @@ async function choose(indices) {
   const more = [...elsewhere.values()].filter((row) => names.has(row.dataset.cell));
   if (table) table.tBodies[0].append(...more);
   const left = here.filter((row) => !row.hidden).length + more.length;
-  readout.textContent = `${chosen.size} of ${data.cell.length} configurations chosen; ${left} of them stand in the table above.`;
+  readout.textContent = `${chosen.size} of ${data.cell.length} configurations chosen; ${left} of them stand in the table below.`;
 }
 
 function paintChosen() {
   const { option } = options();
   chart.setOption({ series: option.series });
-  lines?.setOption(overFields(), { notMerge: true });
+  if (!crossed.hidden) drawOverFields();
 }
 
 function brushing(on) {
@@ -332,6 +375,7 @@ chooser.addEventListener("click", () => {
   chooser.setAttribute("aria-pressed", String(on));
   if (!on) {
     chart.dispatchAction({ type: "brush", areas: [] });
+    ranges.reset();
     choose(null);
   }
   brushing(on);
@@ -340,22 +384,60 @@ byField.addEventListener("change", draw);
 figure.addEventListener("click", (event) => {
   const kind = event.target.closest("button[data-save]")?.dataset.save;
   if (!kind || chart === null) return;
-  const name = fileName("plane", data.dataset, data.x_metric, data.y_metric);
+  saveAs(kind, fileName("plane", data.dataset, data.x_metric, data.y_metric));
+});
+
+/** What colours and marks mean as titles of a picture, in lines that fit, and how high they are. */
+function keyTitles(painted, width) {
+  const rows = [[]];
+  let left = 70;
+  for (const [text, fill, glyph] of keysOf(painted)) {
+    const wanted = 24 + 7.5 * text.length;
+    if (left + wanted > width - 20 && rows.at(-1).length > 0) {
+      rows.push([]);
+      left = 70;
+    }
+    rows.at(-1).push({ text, fill, glyph, left });
+    left += wanted;
+  }
+  const style = { fontSize: 12, fontFamily: FONT, fontWeight: "normal" };
+  const titles = rows.flatMap((row, line) =>
+    row.map(({ text, fill, glyph, left: at }) => ({
+      text: `{mark|${glyph}} {text|${text.replace(/[{}|]/g, " ")}}`,
+      left: at,
+      top: 4 + 18 * line,
+      padding: 0,
+      textStyle: { rich: { mark: { ...style, color: fill }, text: { ...style, color: colour("text") } } },
+    })),
+  );
+  return { titles, height: titles.length > 0 ? 18 * rows.length + 6 : 0 };
+}
+
+/** The picture as a file, with what its colours mean above it. */
+function saveAs(kind, name) {
+  const width = place.clientWidth;
+  const { painted, option } = options();
+  const { titles, height } = keyTitles(painted, width);
+  const size = { width, height: place.clientHeight + height };
+  const { brush: _, ...rest } = option;
+  const whole = { ...rest, backgroundColor: colour("page"), title: titles, grid: { ...rest.grid, top: rest.grid.top + height } };
   if (kind === "png") {
-    save(`${name}.png`, chart.renderToCanvas({ pixelRatio: 2, backgroundColor: colour("page") }));
+    const aside = init(document.createElement("div"), null, { renderer: "canvas", ...size });
+    aside.setOption(whole);
+    save(`${name}.png`, aside.renderToCanvas({ pixelRatio: 2, backgroundColor: colour("page") })).then(() => aside.dispose());
     return;
   }
-  const aside = init(null, null, { renderer: "svg", ssr: true, width: place.clientWidth, height: place.clientHeight });
-  const { brush: _, ...option } = options().option;
-  aside.setOption({ ...option, backgroundColor: colour("page") });
+  const aside = init(null, null, { renderer: "svg", ssr: true, ...size });
+  aside.setOption(whole);
   save(`${name}.svg`, aside.renderToSVGString(), "image/svg+xml");
   aside.dispose();
-});
+}
+
 place.addEventListener("keydown", (event) => {
   if (data === null || data.cell.length === 0) return;
   const order = data.cell.map((_, index) => index).sort((a, b) => data.x[a] - data.x[b] || data.y[a] - data.y[b]);
   const step = { ArrowRight: 1, ArrowLeft: -1, Home: -order.length, End: order.length }[event.key];
-  if (event.key === "Enter" && at >= 0) location.assign(cellAddress(order[at]));
+  if (event.key === "Enter" && at >= 0) open(order[at]);
   if (step === undefined) return;
   event.preventDefault();
   at = Math.min(order.length - 1, Math.max(0, at + step));
@@ -363,6 +445,21 @@ place.addEventListener("keydown", (event) => {
   chart.dispatchAction({ type: "downplay", seriesId: "cells" });
   chart.dispatchAction({ type: "highlight", seriesId: "cells", dataIndex: order[at] });
 });
+
+/** A box for each field that may be an axis. */
+function offerAxes() {
+  const box = ({ field, name }) => {
+    const input = element("input", "", [], { type: "checkbox", value: field });
+    input.checked = shownFields.includes(field);
+    return element("label", "", [input, ` ${name}`]);
+  };
+  const boxes = crossed.querySelector(".checks");
+  boxes.replaceChildren(...differing().map(box));
+  boxes.addEventListener("change", () => {
+    shownFields = [...boxes.querySelectorAll("input:checked")].map((one) => one.value);
+    drawOverFields();
+  });
+}
 
 async function load() {
   const response = await fetch(figure.dataset.source, { headers: { Accept: "application/json" }, credentials: "same-origin" }).catch(() => null);
@@ -374,17 +471,26 @@ async function load() {
   figure.hidden = data.cell.length === 0;
   if (figure.hidden) return;
   document.querySelector(".plane-fallback")?.setAttribute("hidden", "");
-  for (const { field, name } of data.columns) byField.append(element("option", name, [], { value: field }));
-  if (parallel) parallel.parentElement.hidden = data.columns.length === 0;
+  for (const { field, name } of differing()) byField.append(element("option", name, [], { value: field }));
+  shownFields = data.columns.slice(0, MOST_AXES - 2).map(({ field }) => field);
+  crossed.hidden = data.columns.length === 0;
+  offerAxes();
+  if (data.cell.length > MOST_BARS) {
+    figure.querySelector(".bars").textContent = ` Of more than ${grouped(MOST_BARS)} the deviations of the front and of the chosen are drawn alone.`;
+  }
   draw();
 }
 
-onScheme(draw);
+onScheme(() => {
+  chart?.resize();
+  lines?.resize();
+  draw();
+});
 let width = innerWidth;
 addEventListener("resize", () => {
   if (innerWidth === width) return;
   width = innerWidth;
   chart?.resize();
-  lines?.resize();
+  if (chart !== null && !crossed.hidden) drawOverFields();
 });
 load();

@@ -2,7 +2,7 @@
 //
 // There is one text. A change anywhere makes what was looked at void at once; only the answer of a dry run to the very
 // text that stands there now is shown, and only that text can be posted, byte for byte.
-import { count, element, send, showProblem } from "/static/request.js";
+import { count, element, grouped, send, showProblem } from "/static/request.js";
 import { SpecForm } from "/static/spec_form.js";
 
 const MOST = 100; // trials that are listed
@@ -35,7 +35,7 @@ function typeOf(spec) {
 }
 
 function number(value, digits = 0) {
-  return value === null || value === undefined ? "–" : Number(value).toLocaleString("en", { maximumFractionDigits: digits });
+  return value === null || value === undefined ? "–" : grouped(value, digits);
 }
 
 function time(seconds) {

@@ -1,4 +1,4 @@
-// Sections of a page as tabs. Without scripts they stand below each other, and on paper.
+// Sections of a page as tabs. Without scripts they stand below each other, as on paper (`paper.js`).
 
 function setUp(list) {
   const links = [...list.querySelectorAll("a")];
@@ -19,6 +19,9 @@ function setUp(list) {
       link.tabIndex = current ? 0 : -1;
       panels[index].classList.toggle("current", current);
     });
+    // Of a narrow window's tabs the chosen one is in sight, and what lies beside it.
+    const [strip, tab] = [list.getBoundingClientRect(), links[chosen].getBoundingClientRect()];
+    list.scrollLeft += tab.left + tab.width / 2 - strip.left - strip.width / 2;
     panels[chosen].dispatchEvent(new CustomEvent("shown"));
   }
 
@@ -50,17 +53,3 @@ function setUp(list) {
 }
 
 for (const list of document.querySelectorAll(".tabs")) setUp(list);
-
-// On paper everything is to be seen.
-addEventListener("beforeprint", () => {
-  for (const closed of document.querySelectorAll("details:not([open])")) {
-    closed.dataset.closed = "";
-    closed.open = true;
-  }
-});
-addEventListener("afterprint", () => {
-  for (const opened of document.querySelectorAll("details[data-closed]")) {
-    opened.open = false;
-    delete opened.dataset.closed;
-  }
-});

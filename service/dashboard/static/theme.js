@@ -1,4 +1,5 @@
-// Colours of the style sheet for what is drawn on a canvas, which follow the light and the dark scheme.
+// Colours of the style sheet for what is drawn on a canvas, which follow the light and the dark scheme, and paper.
+import { onPaper, printing } from "/static/paper.js";
 
 const VIRIDIS = "440154 482475 414487 355f8d 2a788e 21918c 22a884 44bf70 7ad151 bddf26 fde725"
   .split(" ")
@@ -26,15 +27,20 @@ export function colour(role) {
 const LIGHT = ["#0072b2", "#c04d00", "#00805c", "#a8498a", "#8a6d00", "#2b8fcf", "#5b5b5b"];
 const DARK = ["#56b4e9", "#ff9e4a", "#2fc296", "#e08ac2", "#f0e442", "#8ecbff", "#c0c0c0"];
 
-/** Colours of lines and marks that stand beside each other, in the scheme as it is now. */
-export const palette = () => (dark.matches ? DARK : LIGHT);
+/** Whether lines are bright on a dark page: never on paper. */
+export const isDark = () => dark.matches && !printing();
 
-/** Calls when the scheme changed: what is on a canvas has to be drawn anew. */
+/** Colours of lines and marks that stand beside each other, in the scheme as it is now. */
+export const palette = () => (isDark() ? DARK : LIGHT);
+
+/** Calls when the scheme changed, or the page goes onto paper or comes back: what is on a canvas is drawn anew. */
 export function onScheme(call) {
-  dark.addEventListener("change", () => {
+  const again = () => {
     known = new Map();
     call();
-  });
+  };
+  dark.addEventListener("change", again);
+  onPaper(again);
 }
 
 /** The colour of a share from 0 to 1: viridis, even to the eye and to eyes that tell few colours apart. */
@@ -61,9 +67,9 @@ const LINES = {
   early_stopped: [[0, 0, 8, 8]],
   other_protocol: [[0, 6, 8, 6]],
   unmeasured: [[0, 4, 3, 4]],
-  missing: [],
+  missing: [[0, 8, 8, 0]],
 };
-const ROLES = { early_stopped: "early", invalid: "failed", other_protocol: "front", unmeasured: "quiet", missing: "line" };
+const ROLES = { early_stopped: "early", invalid: "failed", other_protocol: "front", unmeasured: "quiet", missing: "quiet" };
 
 /** The role of a state's colour. */
 export function roleOf(state) {
@@ -80,7 +86,7 @@ export function tile(state) {
   pen.fillStyle = colour(state === "missing" ? "page" : "raised");
   pen.fillRect(0, 0, 8, 8);
   pen.strokeStyle = colour(roleOf(state));
-  pen.lineWidth = state === "queued" ? 2.4 : 1.6;
+  pen.lineWidth = state === "queued" ? 2.4 : state === "missing" ? 0.7 : 1.6;
   pen.lineCap = state === "queued" ? "round" : "square";
   for (const [x1, y1, x2, y2] of LINES[state] ?? []) {
     pen.beginPath();

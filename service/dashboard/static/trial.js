@@ -1,7 +1,8 @@
 // The tabs of a trial: each reads its numbers when it is first seen, and again when the trial got on.
 import { clear } from "/static/charts.js";
 import { LineCharts } from "/static/lines.js";
-import { Picture, certified, corruptions, lipschitz, ranges, reliability } from "/static/pictures.js";
+import { onPaper, printing, read as ask } from "/static/paper.js";
+import { Picture, certified, corruptions, lipschitz, load, ranges, reliability } from "/static/pictures.js";
 import { element } from "/static/request.js";
 import { csv, fileName, save } from "/static/save.js";
 import { colour as paint, onScheme, palette } from "/static/theme.js";
@@ -12,14 +13,14 @@ const MOST_LINES = 5000;
 const KINDS = { corruptions, certified, lipschitz, reliability, ranges };
 
 async function read(path) {
-  const response = await fetch(`/v1/trials/${trialId}/${path}`, { headers: { Accept: "application/json" }, credentials: "same-origin" }).catch(() => null);
-  return response !== null && response.ok ? response.json() : null;
+  const { status, answer } = await ask(`/v1/trials/${trialId}/${path}`);
+  return status === 200 ? answer : null;
 }
 
 /** Whether there is a result: of a trial without one nothing is asked for. */
 const measured = () => document.querySelector("#result table") !== null;
 let result = null;
-const readResult = () => (measured() ? (result ??= read("result")) : null);
+const readResult = async () => (measured() ? (result ??= await read("result")) : null);
 
 const pictures = new Map(
   [...document.querySelectorAll(".picture")].map((figure) => {
@@ -31,7 +32,7 @@ const pictures = new Map(
 /** Certified radii of all images, of the file that holds them: more of the curve than the radii asked for. */
 async function everyRadius() {
   const link = document.querySelector("#files a[data-kind=predictions]");
-  if (link === null) return null;
+  if (link === null || printing()) return null;
   const part = async (from, to) => {
     const response = await fetch(link.href, { headers: { Range: `bytes=${from}-${to - 1}` }, credentials: "same-origin" }).catch(() => null);
     return response !== null && response.status === 206 ? response.arrayBuffer() : null;
@@ -101,6 +102,7 @@ async function calibration() {
 
 async function spectra() {
   await overTraining();
+  await atTheEnd();
   const found = measured() ? await read("spectra") : null;
   const layers = (found?.layers ?? []).filter(({ largest }) => Number.isFinite(largest));
   await pictures.get("ranges").show(layers.length > 0 ? { layers, delta } : null);
@@ -108,7 +110,7 @@ async function spectra() {
 
 const MOST_FANS = 12;
 const fans = document.querySelector(".fans-figure");
-const fan = new LineCharts(fans, { key: "fans", say: (epoch) => `epoch ${epoch}` });
+const fan = new LineCharts(fans, { key: "fans", along: "epoch", say: (epoch) => `epoch ${epoch}` });
 const every = fans.querySelector("button[data-every]");
 const NAMES = ["least", "5 %", "25 %", "median", "75 %", "95 %", "largest"];
 const BANDS = [[6, 0, 0.14], [5, 1, 0.2], [4, 2, 0.3]];
@@ -138,7 +140,7 @@ function fanCharts() {
   });
 }
 
-function drawFans() {
+function drawFanKeys() {
   every.hidden = all || history.layers.length <= MOST_FANS;
   every.textContent = `All ${history.layers.length} layers`;
   const [after, before] = palette();
@@ -147,6 +149,10 @@ function drawFans() {
   if (history.layers.some((layer) => layer.before.some((row) => row !== null))) keys.push(key("largest and median before the projection", before, [5, 3]));
   if (delta !== null) keys.push(key(`δ = ${delta}`, paint("text"), [8, 4]));
   fans.querySelector(".keys").replaceChildren(...keys);
+}
+
+function drawFans() {
+  drawFanKeys();
   fan.show(fanCharts);
 }
 
@@ -157,6 +163,51 @@ async function overTraining() {
   history = found;
   drawFans();
 }
+
+const ends = document.querySelector(".values-figure");
+const end = new LineCharts(ends, { key: "values", along: "index", say: (index) => `index ${index}` });
+const everyEnd = ends.querySelector("button[data-every]");
+let final = [];
+let allEnds = false;
+
+/** A chart for each layer: its singular values by their index, and the threshold. */
+function endCharts() {
+  const log = ends.querySelector("[name=log]").checked;
+  return final.slice(0, allEnds ? undefined : MOST_FANS).map(({ name, index, values }) => {
+    const series = [{ label: "singular value", values, stroke: palette()[0] }];
+    if (delta !== null) series.push({ label: "δ", values: index.map(() => delta), stroke: paint("text"), width: 1.5, dash: [8, 4] });
+    return { title: name || "(model)", xs: index, series, log, whole: true, points: false, ...(log ? {} : { from: 0 }) };
+  });
+}
+
+function drawEnds() {
+  everyEnd.hidden = allEnds || final.length <= MOST_FANS;
+  everyEnd.textContent = `All ${final.length} layers`;
+  end.show(endCharts);
+}
+
+/** Of the file that trials leave: older ones have none, and their least and largest values are below. */
+async function atTheEnd() {
+  const link = document.querySelector("#files a[data-kind=spectra]");
+  const { answer } = link === null ? { answer: null } : await ask(link.getAttribute("href"));
+  final = answer?.layers ?? [];
+  ends.hidden = final.length === 0;
+  if (!ends.hidden) drawEnds();
+}
+
+ends.addEventListener("change", drawEnds);
+ends.addEventListener("click", (event) => {
+  if (event.target === everyEnd) {
+    allEnds = true;
+    drawEnds();
+  }
+  const kind = event.target.closest("button[data-save]")?.dataset.save;
+  const name = fileName("trial", trialId, "singular-values");
+  if (kind === "png") save(`${name}.png`, end.png());
+  if (kind !== "csv") return;
+  const rows = final.flatMap(({ name: layer, index, values }) => index.map((place, at) => [layer, place, values[at]]));
+  save(`${name}.csv`, csv([["layer", "index", "singular value"], ...rows]), "text/csv");
+});
 
 fans.addEventListener("change", drawFans);
 fans.addEventListener("click", (event) => {
@@ -175,11 +226,11 @@ fans.addEventListener("click", (event) => {
   );
   save(`${name}.csv`, csv([["layer", "epoch", "projection", ...NAMES], ...rows]), "text/csv");
 });
-onScheme(() => history !== null && drawFans());
+onScheme(() => history !== null && drawFanKeys());
 
 const used = document.querySelector(".resources-figure");
 const chooser = used.querySelector("select");
-const usage = new LineCharts(used, { key: "resources", say: (seconds) => `${seconds.toFixed(0)} s after the attempt began` });
+const usage = new LineCharts(used, { key: "resources", along: "s", say: (seconds) => `${seconds.toFixed(0)} s after the attempt began` });
 const QUANTITIES = [
   ["cpu", "CPU (% of one core)"],
   ["memory", "memory (MiB)"],
@@ -262,7 +313,11 @@ function leave() {
 const TABS = { "singular-values": spectra, robustness, calibration, resources };
 const panels = Object.keys(TABS).map((id) => document.getElementById(id));
 const seen = (panel) => panel.classList.contains("current");
-const draw = (panel) => TABS[panel.id]();
+const drawn = new Set();
+const draw = async (panel) => {
+  await TABS[panel.id]();
+  drawn.add(panel);
+};
 
 for (const panel of panels) {
   panel.addEventListener("shown", () => draw(panel));
@@ -281,7 +336,9 @@ for (const link of document.querySelectorAll("#tabs a")) {
 look();
 document.addEventListener("progressed", () => {
   result = null;
+  drawn.clear();
   for (const panel of panels) if (seen(panel)) draw(panel);
 });
 // On paper every part of a page is to be seen: those that were not yet are drawn for it.
-addEventListener("beforeprint", () => panels.forEach(draw));
+onPaper((on) => on && panels.filter((panel) => !drawn.has(panel)).forEach(draw));
+if (measured()) (window.requestIdleCallback ?? setTimeout)(() => load());

@@ -1,6 +1,7 @@
 """The page of the API's operations: whole without any other host."""
 
 import re
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -34,7 +35,7 @@ class Named(HTMLParser):
 
 
 def test_it_names_no_other_host(sqlite_api: TestClient) -> None:
-    answer = sqlite_api.get("/docs", headers={"Accept": "text/html"})
+    answer = sqlite_api.get("/docs/try", headers={"Accept": "text/html"})
     assert answer.status_code == 200
     assert "//" not in answer.text
     policy = answer.headers["content-security-policy"]
@@ -43,12 +44,32 @@ def test_it_names_no_other_host(sqlite_api: TestClient) -> None:
     found = Named(answer.text)
     assert "/openapi.json" in found.addresses
     assert all(address.startswith(("/", "#")) for address in found.addresses)
-    assert len(found.files) == 6
+    assert len(found.files) == 7
     for name in found.files:
         file = sqlite_api.get(name)
         assert file.status_code == 200, name
         assert file.headers["content-type"].startswith(TYPES[name.rpartition(".")[2]])
         assert file.headers["x-content-type-options"] == "nosniff"
+
+
+def test_every_operation_is_on_a_page_of_ours(sqlite_api: TestClient) -> None:
+    """With its parameters and an example of what is sent and answered, without a script."""
+    document = sqlite_api.get("/openapi.json").json()
+    page = unescape(sqlite_api.get("/docs", headers={"Accept": "text/html"}).text)
+    parts = {found[1]: found[2] for found in re.finditer(r'<details[^>]* id="(\w+)">(.*?)</details>', page, re.DOTALL)}
+    count = 0
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            count += 1
+            part = parts.pop(operation["operationId"])
+            assert f"<code>{method.upper()} {path}</code> {operation['summary'].replace('`', '')}" in part
+            for parameter in operation.get("parameters", []):
+                assert f"<dt><code>{parameter['name']}</code> " in part, (path, parameter["name"])
+            assert "<pre" in part, path
+            if "requestBody" in operation:
+                assert "Sent as application/json, for example" in part
+    assert parts == {}
+    assert count > 40
 
 
 def test_what_it_loads_loads_nothing_from_elsewhere(sqlite_api: TestClient) -> None:
@@ -70,7 +91,7 @@ def test_there_is_one_such_page(sqlite_api: TestClient) -> None:
 
 
 @pytest.mark.parametrize("valid", [False, True])
-def test_it_is_open_and_knows_who_signed_in(sqlite_url: str, tmp_path: Path, valid: bool) -> None:
+def test_both_are_open_and_know_who_signed_in(sqlite_url: str, tmp_path: Path, valid: bool) -> None:
     settings = Settings(database_url=sqlite_url, data_dir=tmp_path / "data", host="127.0.0.1", require_keys=True)
     settings.data_dir.mkdir(exist_ok=True)
     key = new_key(installation_secret(settings.data_dir))
@@ -83,10 +104,12 @@ def test_it_is_open_and_knows_who_signed_in(sqlite_url: str, tmp_path: Path, val
     database.write(make)
     database.close()
     with TestClient(create_app(settings), headers={"Accept": "text/html"}, follow_redirects=False) as site:
-        before = site.get("/docs")
-        assert before.status_code == 200
-        assert "Sign out" not in before.text
-        site.cookies.set("ttsv_key", key.text if valid else "ttsv_x")
-        page = site.get("/docs")
-        assert page.status_code == 200
-        assert ("ada" in page.text, "Sign out" in page.text) == (valid, valid)
+        for path in ("/docs", "/docs/try"):
+            site.cookies.clear()
+            before = site.get(path)
+            assert before.status_code == 200
+            assert "Sign out" not in before.text
+            site.cookies.set("ttsv_key", key.text if valid else "ttsv_x")
+            page = site.get(path)
+            assert page.status_code == 200
+            assert (">ada<" in page.text, "Sign out" in page.text) == (valid, valid)

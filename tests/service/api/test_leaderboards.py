@@ -406,4 +406,4 @@ class TestTables:
         (reference,) = board["rows"][0]["paper"]
         assert (reference["table"], reference["values"]["accuracy"]["mean"]) == ("table1", 0.756)
         assert board["rows"][0]["missing_seeds"] == [3408, 3409]
-        assert "paper: accuracy" in api.get("/v1/leaderboards/cifar10?format=markdown").text
+        assert " accuracy (%) | paper | " in api.get("/v1/leaderboards/cifar10?format=markdown").text

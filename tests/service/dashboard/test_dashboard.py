@@ -25,12 +25,14 @@ from service.main import create_app
 from service.paper.presets import presets
 from service.queue import leases
 from service.queue.leases import Lease
-from service.queue.trials import ProtocolRecord, hold
+from service.queue.trials import HeldExperiment, ProtocolRecord, hold
+from service.schemas.experiments import ExperimentOut, TrialDetailOut
 from service.settings import Settings
 from service.specs.documents import read_yaml, write_yaml
 from service.specs.grid import expand_grid
 from service.specs.spec import ExperimentSpec
-from tests.held import reported
+from tests.held import reported, under
+from workers.cli.tables import epochs_table, experiments_table, progress_line
 
 BROWSER = {"Accept": "text/html,application/xhtml+xml;q=0.9,*/*;q=0.8"}
 HOSTILE = "\"'><canary onclick=alert(1) style=x>{{7*7}}</pre></textarea></script>javascript:alert(1)"
@@ -239,6 +241,7 @@ class TestPages:
             "/compare?trials=1,2",
             "/leaderboards/digits",
             "/docs",
+            "/docs/try",
         ):
             page = show(path)
             asked |= {script["src"] for script in page.all("script")} | {link["href"] for link in page.all("link")}
@@ -324,7 +327,7 @@ class TestLists:
         for home in (f"/experiments/{world}", "/trials"):
             assert "lambda_ort" in show(home).text
             page = show(f"{home}?columns=rank,+lr&hide=layer")
-            table = page.text.partition("All rows: ")[2].partition("time")[0]
+            table = page.text.partition("All rows: ")[2].partition("Compare")[0]
             assert re.search(r"\srank\s+lr\s", table), table
             assert "lambda_ort" not in table
             assert "layer tt" not in page.text
@@ -578,8 +581,8 @@ class TestBoards:
     ) -> None:
         submit(seeds=1, **{"training.lr": [0.1, 0.2, 0.3]})
         lease = claim()
-        for trial, under in ((1, "test"), (2, "test"), (3, "other")):
-            finish(lease, trial, 0.5 + trial / 10, under=under)
+        for trial, by in ((1, "test"), (2, "test"), (3, "other")):
+            finish(lease, trial, 0.5 + trial / 10, under=by)
         page = show("/leaderboards/digits")
         assert len(table(Protocol)) == 2
         assert "split: other here, test there" in page.text
@@ -808,7 +811,9 @@ class TestKeys:
         for path in (
             "/",
             "/trials",
+            "/changes?experiment=1",
             "/pool",
+            "/pool/changes?experiment=1",
             "/curves?trials=1",
             "/leaderboards",
             "/leaderboards/digits",
@@ -885,3 +890,53 @@ def test_a_search_s_many_values_make_no_matrix(
     current = [section["id"] for section in page.all("section") if "current" in (section["class"] or "")]
     assert current == ["trials-panel"]
     assert len(table(Trial)) == 201
+
+
+class TestWhatIsValidatedOnTestImages:
+    """The presets of the paper's tables validate on test images: their best epoch is no validation accuracy."""
+
+    @pytest.mark.parametrize(
+        ("images", "on", "said", "row"),
+        [
+            (["held-out"], "held-out", "best validation accuracy", "50.0 %"),
+            (["test"], "test", "best test accuracy of an epoch: not for selection", "50.0 % (test)"),
+            (
+                ["held-out", "test"],
+                "both",
+                "best accuracy of an epoch, validation or test: not for selection",
+                "50.0 %",
+            ),
+        ],
+    )
+    def test_it_says_so(
+        self,
+        api: TestClient,
+        show: Callable[[str], Page],
+        database: Database,
+        submit: Callable[..., int],
+        claim: Callable[..., Lease],
+        epoch_point: Callable[..., dict[str, Any]],
+        images: list[str],
+        on: str,
+        said: str,
+        row: str,
+    ) -> None:
+        experiment = submit(seeds=1, **{"training.validation": images})
+        lease = claim()
+        database.write(under(lease, HeldExperiment.start_trial, 1))
+        database.write(under(lease, HeldExperiment.add_epoch, 1, reported(epoch_point(1, val_accuracy=0.5))))
+        found = ExperimentOut.model_validate(api.get(f"/v1/experiments/{experiment}").json())
+        assert found.progress.best_val_accuracy == 0.5
+        assert found.progress.validated_on == on
+        words = said.partition(":")[0]
+        assert f"{words} 50.00%" in progress_line(found)
+        table = experiments_table([found])
+        assert [*table.columns[5].cells] == ["50.00%" if on == "held-out" else "-"]
+        assert said in show(f"/experiments/{experiment}").text
+        assert row in " ".join(show(f"/experiments/{experiment}").text.split())
+        assert ("50.0 %" in show("/").text) == (on == "held-out")
+        trial = TrialDetailOut.model_validate(api.get("/v1/trials/1").json() | {"epoch_metrics": [], "artifacts": []})
+        headings = [column.header for column in epochs_table(trial).columns]
+        assert ("test loss" in headings, "val. loss" in headings) == (images == ["test"], images != ["test"])
+        labels = show("/trials/1").text
+        assert ("validation" in labels.partition("Accuracy (%)")[2][:200]) == (images != ["test"])

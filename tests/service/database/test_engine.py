@@ -64,6 +64,28 @@ class TestSqlite:
         other.execute("ROLLBACK")
         other.close()
 
+    def test_a_writer_looks_for_the_lock_every_few_milliseconds(
+        self, sqlite_database: Database, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """SQLite's own waiting doubles its pauses: among many writers one would wait for seconds."""
+        other = sqlite_driver.connect(_path(sqlite_url), timeout=0, isolation_level=None)
+        pauses: list[float] = []
+
+        def pause(seconds: float) -> None:
+            pauses.append(seconds)
+            if len(pauses) == 40:
+                other.execute("ROLLBACK")
+
+        monkeypatch.setattr("service.database.engine.time.sleep", pause)
+        other.execute("BEGIN IMMEDIATE")
+        timeout = sqlite_database.write(lambda session: session.scalar(text("PRAGMA busy_timeout")))
+        assert (len(pauses), max(pauses) <= 0.005, timeout) == (40, True, 30_000)
+        other.execute("BEGIN IMMEDIATE")
+        monkeypatch.setattr("service.database.engine._PATIENCE", 0)
+        with pytest.raises(OperationalError, match="locked"):
+            sqlite_database.write(lambda session: session.scalar(text("SELECT 1")))
+        other.close()
+
     def test_a_reader_leaves_the_lock(self, sqlite_database: Database, sqlite_url: str) -> None:
         other = sqlite_driver.connect(_path(sqlite_url), timeout=0, isolation_level=None)
         with sqlite_database.read() as session:

@@ -19,8 +19,9 @@ from sqlalchemy.orm import Session
 from service.database import Experiment, ExperimentState, Protocol, Result, Tag, Trial, TrialState, now
 from service.database.engine import Database
 from service.errors import NotFoundError, QueryError
-from service.leaderboards import cell_scores
+from service.leaderboards import cell_scores, materialized
 from service.leaderboards.answer import Board, Change, Group, Hole, Leaderboard, Missing, PaperReference, Row
+from service.leaderboards.conditions import condition
 from service.leaderboards.corruption_baselines import baseline_of
 from service.leaderboards.filters import Filters, Question
 from service.leaderboards.leaderboard import leaderboard, measured_datasets
@@ -619,6 +620,75 @@ class TestQuestions:
         assert board.total == 2
         notes = board_sheets(found, "digits", Metric.ACCURACY)[0].notes
         assert "Each row is the best cell of a value of model: vgg11 (of 2), small-cnn (of 1)." in notes
+
+    @MODES
+    @pytest.mark.parametrize("few", [0, 1000], ids=["walked", "read at once"])
+    @pytest.mark.parametrize(
+        ("asked", "where"),
+        [
+            ({}, []),
+            ({"sort": "-rank"}, []),
+            ({"group_by": "model"}, []),
+            ({}, ["rank>=4"]),
+            ({}, ["training.lr<=0.5"]),
+            ({}, ["rank<20", "training.lr<=0.5"]),
+            ({"metric": "robust_accuracy"}, ["training.lr<=0.5"]),
+        ],
+    )
+    def test_bold_is_of_the_board_and_not_of_a_page(
+        self,
+        rank: Rank,
+        session: Session,
+        tag: str | None,
+        asked: dict[str, Any],
+        where: list[str],
+        few: int,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr(materialized, "_FEW", few)
+        rng = random.Random(5)
+        runs = []
+        for cell in range(24):
+            robust = None if cell % 3 == 0 else 1 - cell / 64
+            for seed in range(3):
+                draw: dict[str, Any] = {"accuracy": cell / 32 + rng.random() / 16, "loss": rng.random() * (1 + cell)}
+                draw["robust"] = robust and robust - rng.random() / 16
+                runs.append(Run(cell, seed, None if cell > 20 and seed else "a", model=f"vgg{cell % 7}", **draw))
+        rank(runs)
+        filters = Filters(tag=tag, protocol="a", where=tuple(map(condition, where)))
+        metrics = (Metric.ACCURACY, Metric.LOSS, Metric.ROBUST_ACCURACY)
+        whole = only_board(ask(session, filters=filters, columns=metrics, **asked))
+        assert {name for row in whole.rows for name in row.best} == {"accuracy", "loss", "robust_accuracy"}
+        board = only_board(ask(session, filters=filters, columns=metrics, limit=5, **asked))
+        rows = [*board.rows]
+        while board.next is not None:
+            board = only_board(ask(session, filters=filters, columns=metrics, limit=5, after=board.next, **asked))
+            rows += board.rows
+        assert len(rows) == whole.total
+        assert {row.cell: row.best for row in rows} == {row.cell: row.best for row in whole.rows}
+
+    @MODES
+    def test_incomplete_rows_are_no_match_for_complete_ones_of_another_page(
+        self, rank: Rank, session: Session, tag: str | None
+    ) -> None:
+        runs = [Run(cell, seed, accuracy=cell / 8 + seed / 64) for cell in (0, 1) for seed in (0, 1)]
+        runs += [Run(7, seed, "a" if seed < 2 else None, accuracy=7 / 8 + seed / 64) for seed in range(3)]
+        runs += [Run(6, seed, "a" if seed < 2 else None, accuracy=1 / 8 + seed / 64) for seed in range(3)]
+        rank(runs)
+        first = only_board(ask(session, filters=Filters(tag=tag, protocol="a"), limit=2))
+        assert ["accuracy" in row.best for row in first.rows] == [True, False]
+        second = only_board(ask(session, filters=Filters(tag=tag, protocol="a"), limit=2, after=first.next))
+        assert [(row.complete, row.best) for row in second.rows] == [(False, [])] * 2
+
+    @MODES
+    def test_a_board_shown_whole_costs_no_rivals(self, rank: Rank, session: Session, tag: str | None) -> None:
+        rank([Run(cell, seed, accuracy=cell / 8) for cell in range(3) for seed in (0, 1)])
+        counts = []
+        for limit in (2, 3):
+            with statements(session) as sent:
+                ask(session, filters=Filters(tag=tag), limit=limit)
+            counts.append(len(sent))
+        assert counts[0] == counts[1] + 1
 
     @MODES
     def test_the_front_is_marked(self, rank: Rank, session: Session, tag: str | None) -> None:

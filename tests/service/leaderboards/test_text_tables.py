@@ -9,6 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.leaderboards.metrics import Metric
+from service.leaderboards.protocols import Difference
+from service.leaderboards.sheets import read, unit_of
 from service.leaderboards.text_tables import (
     Cell,
     Measured,
@@ -16,6 +19,7 @@ from service.leaderboards.text_tables import (
     defused,
     escape_latex,
     escape_markdown,
+    in_words,
     number_texts,
     to_csv,
     to_latex,
@@ -190,11 +194,13 @@ class TestDigits:
             ([900000.0, 1200000.0], ["900000", "1200000"]),
             ([0.1, 0.05, 1], ["0.10", "0.05", "1.00"]),
             ([192, 256], ["192", "256"]),
-            ([1e-5, 5e-4], ["0.00001", "0.00050"]),
-            ([1e-12, 1.5], ["1.0e-12", "1.5e+00"]),
-            ([1 / 3, 0.25], ["0.333333", "0.250000"]),
+            ([1e-5, 5e-4], ["0.00001", "0.0005"]),
+            ([1e-12, 1.5], ["1e-12", "1.5"]),
+            ([1 / 3, 0.25], ["0.333333", "0.25"]),
+            ([1e-7, 0.1, 1e5], ["0.0000001", "0.1", "100000"]),
+            ([0.0001, 0.1, 1e5], ["0.0001", "0.1", "100000"]),
             ([0.12345678, 0.12345679], ["0.12345678", "0.12345679"]),
-            ([1e20, 1.0], ["1e+20", "1e+00"]),
+            ([1e20, 1.0], ["1e+20", "1"]),
             ([], []),
         ],
     )
@@ -204,6 +210,18 @@ class TestDigits:
     def test_other_values_are_as_in_a_spec(self) -> None:
         rows: list[list[Cell]] = [[None, True, [1, 2]], ["none", False, []]]
         assert Sheet("", ["a", "b", "c"], [False] * 3, rows).texts == [["-", "true", "[1, 2]"], ["none", "false", "[]"]]
+
+    def test_a_count_of_a_small_network_is_no_part_of_a_million(self) -> None:
+        small, large = (unit_of(Metric.PARAMETERS, means) for means in ([2319, 486], [2319, 11_000_000]))
+        assert (small.title, read(Metric.PARAMETERS, 2319, None, unit=small).printed[0]) == ("parameters", "2319")
+        assert large.title == Metric.PARAMETERS.reading.title == "parameters (millions)"
+        assert read(Metric.PARAMETERS, 1e7, None, unit=large) == read(Metric.PARAMETERS, 1e7, None)
+
+    def test_a_record_is_said_in_words(self) -> None:
+        assert in_words({"pgd": {"eps": 0.03, "steps": 10}}) == "pgd (eps 0.03, steps 10)"
+        assert in_words({"split": "test", "images": None, "sizes": [1, 2]}) == "split test, images none, sizes [1, 2]"
+        said = str(Difference("attacks", {"pgd": {"eps": 0.03}}, None))
+        assert said == "attacks: pgd (eps 0.03) here, none there"
 
     def test_what_is_shared_stands_above(self) -> None:
         found = Sheet("t", ["a"], [True], [[1]], [], "All rows: x_y 1.")

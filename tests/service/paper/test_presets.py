@@ -225,3 +225,14 @@ class TestApi:
         wrong = api.get("/v1/presets/senderovich2022/table1?scale=large")
         assert wrong.status_code == 422
         assert wrong.json()["errors"][0]["field"] == "scale"
+
+
+@pytest.mark.parametrize("name", [name.removeprefix("senderovich2022/") for name in NAMES])
+def test_singular_values_are_looked_at_twenty_times_and_change_no_trial(name: str) -> None:
+    spec = preset_spec(f"senderovich2022/{name}")
+    every = spec["base"]["training"].pop("spectra_every", None)
+    plain = expand_grid(ExperimentSpec.model_validate(spec), max_trials=500)
+    epochs = {one.config.training.epochs for one in plain.trials}
+    assert every == (None if "speedup" in name else max(epochs) // 20)
+    fingerprints = [one.config.fingerprint() for one in plain.trials]
+    assert [one.fingerprint() for one in configs(name)] == fingerprints

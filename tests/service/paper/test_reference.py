@@ -11,6 +11,7 @@ from service.leaderboards.protocols import Record, measured_otherwise
 from service.paper import reference
 from service.paper.presets import PAPER, presets
 from service.paper.reference import RATIOS, SPEEDUP, paper_table, references
+from ttsv.config.trial import TrialConfig
 
 NAMES = [preset.name.partition("/")[2] for preset in presets()]
 
@@ -154,3 +155,9 @@ def test_numbers_have_the_digits_with_which_they_are_printed() -> None:
     for row, first in ((table1.rows[0], "75.6"), (table3.rows[0], "78.37")):
         accuracy = row.values["accuracy"]
         assert f"{accuracy.mean * 100:.{accuracy.decimals}f}" == first
+
+
+def test_looking_on_is_no_difference_to_the_paper() -> None:
+    plain = TrialConfig.from_dict({"dataset": "cifar10", "model": "vgg11"})
+    looked = TrialConfig.from_dict({"dataset": "cifar10", "model": "vgg11", "training": {"spectra_every": 5}})
+    assert reference.complete(plain.to_dict()) == reference.complete(looked.to_dict())

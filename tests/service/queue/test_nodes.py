@@ -15,8 +15,12 @@ from sqlalchemy.orm import Session
 from service.database import ClusterNode, now
 from service.database.engine import Database
 from service.queue import leases, nodes
-from service.queue.cluster import Gpu, Machine, Node, Versions, nodes_as_json, nodes_from_json
+from service.queue.cluster import Gpu, Machine, Node, Versions, named, nodes_as_json, nodes_from_json
+from service.queue.contenders import amount
+from service.queue.nodes import AtWork
+from service.queue.shares import Amount
 from service.queue.trials import hold
+from service.specs.spec import Resources
 from service.specs.states import NodeState
 
 MACHINE = Machine(
@@ -161,6 +165,71 @@ def test_the_api_says_what_runs_where(api: TestClient, database: Database) -> No
     ]
     assert other["trials"][0]["since"] is not None
     assert api.get("/v1/trials/1").json()["node"] == "two, GPU 0"
+
+
+class TestWhichNode:
+    """Of trials that run, on which of several nodes of one machine."""
+
+    ONE = dataclasses.replace(HEAD, id="a1" * 28, host="box")
+    TWO = dataclasses.replace(OTHER, id="b2" * 28, host="box")
+
+    def found(self, *trials: AtWork, of_workers: dict[str, str] | None = None) -> dict[str, list[int]]:
+        workers = of_workers or {}
+        by_node = nodes.by_node(trials, (self.ONE, self.TWO), lambda node: workers.get(node.id))
+        return {node: [trial.id for trial in there] for node, there in by_node.items()}
+
+    def test_it_says_so_itself(self) -> None:
+        trials = [AtWork(1, 1, "box (a1a1a1a1), GPU 0", None), AtWork(2, 1, "box (b2b2b2b2)", None)]
+        assert self.found(*trials) == {self.ONE.id: [1], self.TWO.id: [2]}
+        assert trials[0].cards == ("0",)
+
+    def test_where_it_does_not_its_worker_tells(self) -> None:
+        trials = [AtWork(number, 1, "box, GPU 1, 2", None, worker) for number, worker in enumerate(("v", "w", "x"))]
+        of_workers = {self.ONE.id: "v", self.TWO.id: "w"}
+        assert self.found(*trials, of_workers=of_workers) == {self.ONE.id: [0, 2], self.TWO.id: [1]}
+        assert self.found(*trials) == {self.ONE.id: [0, 1, 2]}, "it was there first"
+        assert trials[0].cards == ("1", "2")
+
+    def test_one_that_did_not_say_is_on_none(self) -> None:
+        assert self.found(AtWork(1, 1, None, None), AtWork(2, 1, "elsewhere", None)) == {}
+
+    def test_the_api_tells_them_apart(self, api: TestClient, database: Database) -> None:
+        record(database, self.ONE, self.TWO)
+        spec = {"name": "x", "base": {"dataset": "digits", "model": "small-cnn"}, "grid": {"seed": [0, 1]}}
+        api.post("/v1/experiments", json=spec)
+        lease = database.write(lambda session: leases.claim(session, "w", None))
+        assert lease is not None
+
+        def start(session: Session) -> None:
+            with hold(session, lease) as held:
+                for trial, node in zip((1, 2), (self.TWO, self.ONE), strict=True):
+                    held.start_trial(trial)
+                    held.place_trial(trial, named(node.host, node.id))
+
+        database.write(start)
+        shown = {node["id"]: [trial["id"] for trial in node["trials"]] for node in api.get("/v1/nodes").json()}
+        assert shown == {self.ONE.id: [2], self.TWO.id: [1]}
+
+
+class TestOthers:
+    def test_what_other_workers_have_and_who_shares_ours(self, database: Database) -> None:
+        record(database, HEAD, worker="mine")
+        record(database, OTHER, worker="theirs")
+
+        def seen(*ours: str) -> nodes.Others:
+            with database.read() as session:
+                return nodes.others(session, "mine", ours)
+
+        assert seen(HEAD.id) == nodes.Others({"theirs": [Amount(8, 2, 20.5)]}, frozenset())
+        record(database, HEAD, OTHER, worker="theirs")  # who wrote last
+        assert seen(HEAD.id, OTHER.id) == nodes.Others({}, frozenset({"theirs"}))
+
+    def test_what_an_experiments_trials_reserve(self, api: TestClient, database: Database) -> None:
+        for resources in ({}, {"cpus": 2, "gpus": 0.5, "memory_gib": 3}):
+            base = {"dataset": "digits", "model": "small-cnn"}
+            api.post("/v1/experiments", json={"name": "x", "base": base, "resources": resources})
+        with database.read() as session:
+            assert nodes.needs_of(session, [1, 2, 9]) == {1: amount(Resources()), 2: Amount(2, 0.5, 3)}
 
 
 def test_prometheus_is_told_of_those_that_are_there(api: TestClient, database: Database) -> None:

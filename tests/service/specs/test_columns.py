@@ -1,5 +1,8 @@
 """Which fields tell configurations apart, and what they are called."""
 
+import itertools
+import json
+import random
 from typing import Any
 
 import pytest
@@ -61,3 +64,71 @@ def test_columns_are_chosen_and_hidden() -> None:
 def test_an_unknown_field_is_refused_with_the_nearest(name: str, near: str) -> None:
     with pytest.raises(QueryError, match=f"the nearest is {near}"):
         known_field(name, "where")
+
+
+def drawn(rng: random.Random) -> list[dict[str, Any]]:
+    """A grid in which some fields follow from others, a part of its trials, each with several seeds."""
+    lrs, pads = rng.sample([0.1, 0.05, 0.01, 0.2], 3), rng.sample([0, 2, 4], 2)
+    cells = []
+    for rank, lr, pad in itertools.product((None, 2, 4, 8), lrs, pads):
+        part = {"lambda_ort": rng.choice([0.1, 1.0])} if rank else {}
+        layer = "tt" if rank else "dense"
+        training = {"lr": lr, "epochs": 3 + lrs.index(lr), "batch_size": rng.choice([32, 64])}
+        cells.append({"layer": layer, "rank": rank, **part, "training": training, "augmentation": {"pad": pad}})
+    kept = rng.sample(cells, rng.randint(2, len(cells)))
+    return [config(**cell, seed=seed) for cell in kept for seed in range(rng.randint(1, 3))]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rows_tell_themselves_apart_without_what_others_decide(seed: int) -> None:
+    configs = drawn(random.Random(seed))
+    found = columns_of(configs, without_decided=True)
+    shown = [found.of(one) for one in configs]
+    assert len({json.dumps(one) for one in shown}) == len(configs)
+    kept = [column.field for column in found.fields]
+    columns = {json.dumps([one[path] for path in kept]) for one in shown}
+    assert len(columns) == len(configs)
+    every = {column.field for column in columns_of(configs).fields}
+    assert {*kept, *(column.field for column in found.decided)} == every
+    assert [column.field for column in columns_of(configs, chosen=["layer"], without_decided=True).fields] == ["layer"]
+
+
+def test_what_one_field_decides_is_no_column_of_its_own() -> None:
+    grid = itertools.product((None, 2, 4, 8), (0.1, 0.2), (0, 1, 2))
+    configs = [
+        config(rank=rank, layer="tt" if rank else "dense", training={"lr": lr, "epochs": round(lr * 10)}, seed=seed)
+        for rank, lr, seed in grid
+    ]
+    found = columns_of(configs, without_decided=True)
+    assert [column.name for column in found.fields] == ["rank", "seed", "lr"]
+    assert [column.name for column in found.decided] == ["layer", "epochs"]
+    hidden = columns_of(configs, hidden=["rank"], without_decided=True)
+    assert "layer" in [column.name for column in hidden.fields]
+
+
+def test_a_value_that_each_row_has_for_itself_decides_nothing() -> None:
+    rng = random.Random(0)
+    configs = [
+        config(layer="tt", rank=rng.choice([2, 4]), lambda_ort=rng.random(), training={"lr": rng.random()}, seed=seed)
+        for _ in range(20)
+        for seed in (0, 1)
+    ]
+    assert not columns_of(configs, without_decided=True).decided
+
+
+def test_of_many_fields_those_that_people_ask_for_are_shown_first() -> None:
+    configs = [
+        config(rank=2 + index, layer="tt", training={"lr": 0.1 + index, "epochs": index}, augmentation={"pad": index})
+        for index in (1, 2)
+    ]
+    shape, others = columns_of(configs).first(2)
+    assert [column.name for column in shape.fields] == ["rank", "lr"]
+    assert [column.name for column in others] == ["epochs", "pad"]
+
+
+def test_seeds_are_told_apart_however_much_differs() -> None:
+    configs = [
+        config(seed=seed, rank=2 + seed, layer="tt", lambda_ort=seed, model=model)
+        for seed, model in enumerate(("small-cnn", "vgg11"))
+    ]
+    assert [column.name for column in columns_of(configs).first(2)[0].fields] == ["model", "seed"]

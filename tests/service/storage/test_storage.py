@@ -180,6 +180,33 @@ class TestAttempts:
         store.copy("trials/7/1", "trials/7/2")
         assert store.files("trials/7") == {"1/file": 1, "2/file": 2}
 
+    def test_of_an_attempt_that_still_lives_a_later_moment_is_copied(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its worker was frozen, say: while its folder is copied it writes checkpoints, and deletes older ones."""
+        store = Folder(tmp_path / "store")
+        first, copy, written = store.path(begin(store, 7, Attempt(1))), shutil.copy2, 0
+
+        def live() -> None:
+            nonlocal written
+            written += 1
+            with (first / "epochs.jsonl").open("a") as journal:
+                journal.write(f"{written}\n")
+            (first / "checkpoints").mkdir(exist_ok=True)
+            (first / f"checkpoints/{written}").touch()
+            (first / f"checkpoints/{written - 2}").unlink(missing_ok=True)
+
+        def meanwhile(source: str, target: str) -> None:
+            live()
+            copy(source, target)
+
+        live()
+        live()
+        monkeypatch.setattr(shutil, "copy2", meanwhile)
+        second = store.path(begin(store, 7, Attempt(2)))
+        newest = max((int(path.name) for path in (second / "checkpoints").iterdir()), default=0)
+        assert newest <= int((second / "epochs.jsonl").read_text().split()[-1]), "an epoch that nobody would tell of"
+
     def test_a_copy_for_which_there_is_no_room_says_so_by_its_number(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -1,5 +1,6 @@
 """Batches of images that do not fit the card are those of images that do."""
 
+import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -105,14 +106,33 @@ def test_an_error_in_the_background_is_the_takers(small: PretendedCards, monkeyp
 
 @pytest.mark.slow
 def test_a_trial_gives_the_same_with_its_images_on_either_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trained and evaluated; where they have no room, no set is ever on the card as a whole."""
     monkeypatch.setattr("ttsv.evaluation.evaluated.write_plots", lambda *_, **__: {})
-    found = []
+    evaluation = {"certified": True, "lipschitz": "fgsm", "lipschitz_images": 3, "attack": "pgd", "attack_images": 8}
+    config = TrialConfig.from_dict({**trial(ema=0.9, recalibrate=True).to_dict(), "evaluation": evaluation})
+    found, moved, move = [], list[torch.device](), Split.to
+
+    def noted(self: Split, device: torch.device) -> Split:
+        moved.append(device)
+        return move(self, device)
+
+    monkeypatch.setattr(Split, "to", noted)
     for room in (0.5, 0.0):
         monkeypatch.setattr(feed, "_ROOM", room)
+        moved.clear()
         with PretendedCards():
             folder = tmp_path / str(room)
-            config = trial(ema=0.9, recalibrate=True)
             *_, result = run_trial(config, data_dir=tmp_path / "data", folder=folder, device="cuda")
         assert isinstance(result, TrialResult)
-        found.append(result.artifacts["model"].read_bytes())
+        assert (CARD in moved) == (room > 0)
+        measured = json.loads(result.artifacts["evaluation"].read_text())["results"]
+        assert result.pgd_accuracy is not None
+        found.append((result.artifacts["model"].read_bytes(), without_seconds(measured)))
     assert found[0] == found[1]
+
+
+def without_seconds(tree: Any) -> Any:
+    """A record without what its making took."""
+    if isinstance(tree, dict):
+        return {name: without_seconds(part) for name, part in tree.items() if name not in ("seconds", "cost")}
+    return [without_seconds(part) for part in tree] if isinstance(tree, list) else tree

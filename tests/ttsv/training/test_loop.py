@@ -1,5 +1,6 @@
 import copy
 import math
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -633,6 +634,29 @@ def test_an_epoch_whose_checkpoint_was_lost_is_trained_again(tmp_path: Path) -> 
     (tmp_path / "000003.safetensors").write_bytes(b"cut")
     rest, _ = run(network(), config, checkpoints=checkpoints)
     assert timeless(rest) == timeless(expected[2:])
+
+
+def test_a_checkpoint_is_written_while_the_next_epoch_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files are held back until a step of that epoch has begun, which must not wait for them."""
+    trained, write, model = threading.Event(), Checkpoints._write, network()
+    model.register_forward_pre_hook(lambda module, _: trained.set() if module.training else None)
+
+    def held(*arguments: Any) -> None:
+        assert trained.wait(20), "no step is made meanwhile"
+        write(*arguments)
+
+    monkeypatch.setattr(Checkpoints, "_write", held)
+    training = fit(
+        model, dataset(), trial(epochs=2), Unconstrained(), device=CPU, checkpoints=Checkpoints(tmp_path, {})
+    )
+    next(training)
+    trained.clear()
+    next(training)
+    assert sorted(path.name for path in tmp_path.glob("*.json")) == ["000001.json"], "before its metrics are yielded"
+    training.close()
+    assert len(list(tmp_path.glob("*.json"))) == 2
 
 
 @pytest.mark.slow

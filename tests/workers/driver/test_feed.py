@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Collection
 from types import SimpleNamespace
 from typing import Any
@@ -13,9 +14,9 @@ from ray.tune.search import Searcher
 from sqlalchemy.exc import OperationalError
 
 from service.errors import LeaseLostError
-from service.specs.spec import Resources
+from service.specs.spec import Fifo, Resources
 from workers.driver.feed import Feed, Slots
-from workers.driver.tuner import reservation
+from workers.driver.tuner import make_scheduler, reservation
 from workers.trial_process.messages import Job
 
 FINISHED = Searcher.FINISHED
@@ -112,6 +113,60 @@ def test_a_trial_is_told_where_it_must_not_begin() -> None:
     assert table.feed.suggest("a")["shunned"] == ()
     table.slots.set(3, ["bad"])
     assert table.feed.suggest("b")["shunned"] == ("bad",)
+
+
+class Handed:
+    """A trial as Tune has it that waits for a process."""
+
+    def __init__(self, *shunned: str) -> None:
+        self.config = {"job": {}, "shunned": shunned}
+        self.placement_group_factory = self.default_resource_request(self.config)
+
+    def get_trainable_cls(self) -> Handed:
+        return self
+
+    def default_resource_request(self, config: dict[str, Any]) -> Any:
+        return reservation(Resources(), config)
+
+    def update_resources(self, resources: Any) -> None:
+        self.placement_group_factory = resources
+
+
+def test_what_waits_is_sent_elsewhere_when_other_nodes_are_shunned() -> None:
+    """It was handed out before: it would take what is kept for others, or wait for one node though another is free."""
+    waiting, new, beginning = Handed("bad"), Handed(), Handed("bad")
+    tuner: Any = SimpleNamespace(
+        _actor_cache=SimpleNamespace(_may_keep_one=None, decrease_max=lambda key: lessened.append(key)),
+        _actor_manager=SimpleNamespace(
+            _pending_actors_to_attrs={"w": 1}, remove_actor=lambda actor: gone.append(actor)
+        ),
+        _pending_trials={waiting, new, beginning},
+        _pending_trials_list=[beginning],
+        _staged_trials={waiting, beginning},
+        _trial_to_actor={waiting: "w", beginning: "b"},
+        _actor_to_trial={"w": waiting, "b": beginning},
+        _resources_to_pending_trials=defaultdict(set),
+    )
+    gone: list[str] = []
+    lessened: list[Any] = []
+    controller: Any = SimpleNamespace(_tune_controller=tuner)
+    table = Table(3, slots=3)
+    scheduler: Any = make_scheduler(Fifo(), table.feed)
+    scheduler.choose_trial_to_run(controller)
+    assert gone == []
+    table.slots.set(3, ["kept"])
+    assert scheduler.choose_trial_to_run(controller) in (waiting, new)
+    assert (gone, tuner._trial_to_actor, tuner._actor_to_trial) == (["w"], {beginning: "b"}, {"b": beginning})
+    assert (
+        waiting.placement_group_factory
+        == new.placement_group_factory
+        == reservation(Resources(), {"shunned": ("kept",)})
+    )
+    assert lessened == [Handed("bad").placement_group_factory]
+    assert tuner._staged_trials == {beginning}, "its process starts already"
+    assert beginning.config["shunned"] == ("bad",)
+    assert set(tuner._pending_trials_list) == {waiting, new, beginning}
+    assert tuner._resources_to_pending_trials[waiting.placement_group_factory] == {waiting, new}
 
 
 @pytest.mark.parametrize(("alone", "gpus"), [(False, 0.5), (True, 1.0)])

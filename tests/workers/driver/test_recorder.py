@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+import operator
 import sqlite3
 import threading
 import time
@@ -11,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from service.database import Result, Trial
+from service.database import Experiment, Result, Trial
 from service.database.experiments import ResourceSeries
 from service.database.outages import MOST_FAILURES
 from service.experiments import actions
@@ -36,7 +38,9 @@ from workers.trial_process.messages import (
 pytestmark = pytest.mark.here
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
+
+    from sqlalchemy.orm import Session
 
     from tests.workers.conftest import Lab
 
@@ -78,6 +82,15 @@ class Bench:
 
     def trials(self) -> list[Trial]:
         return self.lab.trials(self.experiment_id)
+
+    def taken_over(self) -> Lease:
+        """The lease of another worker, to whom the experiment's heartbeat stood still."""
+        with self.database.read() as session:
+            (seen,) = leases.watch(session)
+        assert self.database.write(lambda session: leases.reap(session, seen))
+        lease = self.database.write(lambda session: leases.claim(session, "next", None))
+        assert lease is not None
+        return lease
 
 
 @pytest.fixture
@@ -374,6 +387,33 @@ def test_database_away(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     assert bench.lab.points(bench.experiment_id) == [(first, 1)]
 
 
+def test_what_is_written_twice_counts_once(lab: Lab) -> None:
+    """The reply to a COMMIT was lost: the same batch is written again, whatever ends of attempts and starts it has."""
+    says: dict[str, Callable[[Recorder, int], None]] = {
+        "start": lambda recorder, trial_id: recorder.started(trial_id),
+        "death": lambda recorder, trial_id: recorder.died(trial_id, "killed"),
+        "crowd": lambda recorder, trial_id: recorder.reported(trial_id, CrowdedReport("no room")),
+        "way": lambda recorder, trial_id: recorder.gave_way(trial_id),
+        "hindrance": lambda recorder, trial_id: recorder.reported(trial_id, HinderedReport("the disk is full")),
+    }
+    stories = [("start", *words) for words in itertools.product(says, repeat=2)]
+    experiment_id = lab.post(list(range(2 * len(stories))))
+    lease = lab.database.write(lambda session: leases.claim(session, "worker", None))
+    assert lease is not None
+    recorder = Recorder(lab.database, lease, lambda: None)  # whose thread never begins: batches are stored by hand
+    became = operator.attrgetter("state", "attempts", "deaths", "turn", "failure", "error")
+    ids = [trial.id for trial in lab.trials(experiment_id)]
+    for story, *pair in zip(stories, ids[::2], ids[1::2], strict=True):
+        for trial_id, times in zip(pair, (1, 2), strict=True):
+            for word in story:
+                says[word](recorder, trial_id)
+            for _ in range(times):
+                recorder._store(recorder._events)
+            recorder._events.clear()
+        once, twice = (trial for trial in lab.trials(experiment_id) if trial.id in pair)
+        assert became(once) == became(twice), story
+
+
 def is_gone() -> OperationalError:
     """As it is said where no server answers."""
     return OperationalError("COMMIT", {}, ConnectionError("the database is away"))
@@ -540,11 +580,7 @@ def test_a_driver_that_comes_back_after_its_lease_writes_nothing(bench: Bench) -
     bench.recorder.started(first)
     bench.recorder.reported(first, epoch(1))
     assert bench.recorder.flush(5)
-    with bench.database.read() as session:
-        (seen,) = leases.watch(session)
-    assert bench.database.write(lambda session: leases.reap(session, seen))
-    lease = bench.database.write(lambda session: leases.claim(session, "next", None))
-    assert lease is not None
+    lease = bench.taken_over()
     lost = threading.Event()
     following = Recorder(bench.database, lease, lost.set)
     following.open()
@@ -564,6 +600,47 @@ def test_a_driver_that_comes_back_after_its_lease_writes_nothing(bench: Bench) -
     (stored,) = bench.lab.results(bench.experiment_id)
     assert (stored.trial_id, stored.fence, stored.accuracy) == (first, lease.fence, 0.5)
     assert not lost.is_set()
+
+
+def test_after_somebody_else_has_claimed_the_lock_itself_is_refused(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an experiment that is another's now nothing is held, be it only to be looked at once more."""
+    first = bench.trials()[0].id
+    bench.recorder.started(first)
+    assert bench.recorder.flush(5)
+    next_one = bench.taken_over()
+    fences, lock = list[int](), leases.lock
+
+    def noting(session: Session, lease: Lease) -> Experiment:
+        experiment = lock(session, lease)
+        fences.append(experiment.fence)
+        return experiment
+
+    monkeypatch.setattr(leases, "lock", noting)
+    bench.recorder.reported(first, epoch(2))
+    bench.recorder.reported(first, result())
+    assert bench.lost.wait(5)
+    assert fences == [], f"fence {bench.lease.fence} has locked what fence {next_one.fence} runs"
+    following = Recorder(bench.database, next_one, lambda: None)
+    following.open()
+    following.started(first)
+    assert following.flush(5)
+    assert fences == [next_one.fence]
+
+
+def test_keeper_of_a_lease_that_somebody_else_has_now(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither its heartbeats nor its looks may take the other's claim for its own: nobody cancelled anything."""
+    monkeypatch.setattr("workers.driver.lease_keeper.LOOK_SECONDS", 0.02)
+    looking, beating = threading.Event(), threading.Event()
+    LeaseKeeper(bench.database, bench.lease, 60, looking.set).start()
+    bench.lab.wait_for(lambda: bench.lab.experiment(bench.experiment_id).heartbeat == 1, 10)
+    bench.taken_over()
+    assert looking.wait(5)
+    LeaseKeeper(bench.database, bench.lease, 60, beating.set).start()
+    assert beating.wait(5)
+    experiment = bench.lab.experiment(bench.experiment_id)
+    assert (experiment.state, experiment.worker, experiment.heartbeat) == ("running", "next", 1)
 
 
 def test_keeper_renews_until_the_lease_is_lost(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,13 @@ from pathlib import Path
 import pytest
 
 from service.errors import UserError
-from workers.node.cards import Cards
+from workers.node import machine
+from workers.node.cards import OFFERED, Cards
+
+
+def told(*cards: str) -> dict[str, str]:
+    """What whatever uses these cards is told."""
+    return {"CUDA_VISIBLE_DEVICES": ",".join(cards), "CUDA_DEVICE_ORDER": "PCI_BUS_ID", OFFERED: ",".join(cards)}
 
 
 @pytest.fixture
@@ -29,24 +35,24 @@ def cards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_all_that_is_there(cards: list[str]) -> None:
     booked = Cards(None, os.environ)
-    assert (booked.count, dict(booked.environment), list(booked.names)) == (2, {}, cards)
+    assert (booked.count, dict(booked.environment), list(booked.names)) == (2, told(*cards), cards)
     booked.close()
 
 
 def test_what_is_left_and_nothing_twice(cards: list[str], caplog: pytest.LogCaptureFixture) -> None:
     first = Cards(1, os.environ)
-    assert (first.count, dict(first.environment)) == (1, {"CUDA_VISIBLE_DEVICES": cards[0]})
+    assert (first.count, dict(first.environment)) == (1, told(cards[0]))
     second = Cards(None, os.environ)
-    assert (second.count, dict(second.environment)) == (1, {"CUDA_VISIBLE_DEVICES": cards[1]})
+    assert (second.count, dict(second.environment)) == (1, told(cards[1]))
     assert (list(first.names), list(second.names)) == (cards[:1], cards[1:])
     assert "other workers on this machine offer 1 of its GPUs" in caplog.text
     with pytest.raises(UserError, match="of 2 GPUs 0 are free: other workers on this machine"):
         Cards(1, os.environ)
     third = Cards(None, os.environ)
-    assert (third.count, dict(third.environment)) == (0, {"CUDA_VISIBLE_DEVICES": ""})
+    assert (third.count, dict(third.environment)) == (0, told())
     first.close()
     again = Cards(1, os.environ)
-    assert dict(again.environment) == {"CUDA_VISIBLE_DEVICES": cards[0]}
+    assert dict(again.environment) == told(cards[0])
     for one in (second, third, again):
         one.close()
 
@@ -65,15 +71,65 @@ def test_who_is_refused_keeps_nothing(cards: list[str]) -> None:
 
 def test_by_what_the_environment_shows(cards: list[str]) -> None:
     first = Cards(None, {**os.environ, "CUDA_VISIBLE_DEVICES": "1"})
-    assert (first.count, dict(first.environment)) == (1, {})
+    assert (first.count, dict(first.environment)) == (1, told(cards[1])), "CUDA may call another one its number 1"
     second = Cards(None, {**os.environ, "CUDA_VISIBLE_DEVICES": f"0,{cards[1][:12]}"})
-    assert dict(second.environment) == {"CUDA_VISIBLE_DEVICES": cards[0]}
+    assert dict(second.environment) == told(cards[0])
     slice_of_a_card = f"MIG-{uuid.uuid4()}"
     third = Cards(None, {**os.environ, "CUDA_VISIBLE_DEVICES": slice_of_a_card})
     fourth = Cards(None, {**os.environ, "CUDA_VISIBLE_DEVICES": slice_of_a_card})
     assert (third.count, fourth.count) == (1, 0)
     for one in (first, second, third, fourth):
         one.close()
+
+
+@pytest.fixture
+def driver(cards: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the device files of those GPUs, whose numbers there are not those of nvidia-smi."""
+    for number, uuid_ in enumerate(cards):
+        said = tmp_path / "gpus" / f"0000:0{number}:00.0" / "information"
+        said.parent.mkdir(parents=True)
+        said.write_text(f"Model: \t\t NVIDIA H100\nGPU UUID: \t {uuid_}\nDevice Minor: \t {1 - number}\n")
+        (tmp_path / f"nvidia{number}").touch()
+    monkeypatch.setattr(machine, "_DRIVER", tmp_path / "gpus")
+    monkeypatch.setattr(machine, "_DEVICES", tmp_path)
+    return tmp_path
+
+
+class TestDevices:
+    def test_whoever_does_not_see_the_sockets_sees_the_locks(
+        self, cards: list[str], driver: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As a container with a network of its own, whose names of sockets are its own."""
+        first = Cards(1, os.environ)
+        monkeypatch.setattr("workers.node.cards._NAME", "\0ttsv-in-another-network-{}")
+        second = Cards(None, os.environ)
+        assert (first.names, second.names) == ((cards[0],), (cards[1],))
+        with pytest.raises(UserError, match="of 2 GPUs 0 are free"):
+            Cards(1, os.environ)
+        first.close()
+        third = Cards(1, os.environ)
+        assert third.names == (cards[0],)
+        for one in (second, third):
+            one.close()
+
+    def test_a_file_that_cannot_be_opened_keeps_nobody(self, cards: list[str], driver: Path) -> None:
+        for number in range(2):
+            (driver / f"nvidia{number}").unlink()
+        booked = Cards(None, os.environ)
+        assert booked.count == 2
+        booked.close()
+
+    def test_without_nvidia_smi_the_driver_says_what_there_is(
+        self, cards: list[str], driver: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("PATH", "/nowhere")
+        first, second = Cards(1, os.environ), Cards(1, os.environ)
+        assert (first.names, second.names) == ((cards[0],), (cards[1],))
+        with pytest.raises(UserError, match="of 2 GPUs 0 are free"):
+            Cards(1, os.environ)
+        assert [gpu.name for gpu in machine.describe(driver).gpus] == ["NVIDIA H100"] * 2
+        for one in (first, second):
+            one.close()
 
 
 def test_a_process_that_is_killed_gives_its_cards_back(cards: list[str]) -> None:

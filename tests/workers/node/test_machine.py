@@ -24,6 +24,14 @@ from workers.node.machine import (
 )
 
 
+def test_a_process_without_our_settings_knows_the_images_revision(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TTSV_REVISION", "TTSV_DATABASE_URL", "RAY_ADDRESS"):
+        monkeypatch.setenv(name, "x")
+    kept = machine.without_settings()
+    assert "TTSV_REVISION" in kept
+    assert kept.keys().isdisjoint({"TTSV_DATABASE_URL", "RAY_ADDRESS"})
+
+
 def test_what_this_machine_has() -> None:
     assert 1 <= local_cpus() <= (psutil.cpu_count() or 1)
     assert local_gpus({"CUDA_VISIBLE_DEVICES": ""}) == []
@@ -65,10 +73,58 @@ def test_limits_of_a_container_are_kept_by_either_version_of_control_groups(
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    monkeypatch.setattr(machine, "_CONTROL_GROUP", tmp_path)
+    (tmp_path / "ours").write_text("0::/\n")
+    assert _limits(tmp_path, monkeypatch) == (cpus, memory)
+
+
+@pytest.mark.parametrize(
+    ("ours", "files"),
+    [
+        (
+            "0::/system.slice/slurmstepd.scope/job_7/step_batch/user/task_0\n",
+            {
+                "system.slice/slurmstepd.scope/job_7/memory.max": "8589934592\n",
+                "system.slice/slurmstepd.scope/job_7/cpu.max": "400000 100000\n",
+                "system.slice/slurmstepd.scope/job_7/step_batch/memory.max": "6442450944\n",
+                "system.slice/slurmstepd.scope/job_7/step_batch/cpu.max": "300000 100000\n",
+                "system.slice/slurmstepd.scope/job_7/step_batch/user/task_0/memory.max": "max\n",
+                "system.slice/slurmstepd.scope/job_8/memory.max": "1073741824\n",
+            },
+        ),
+        (
+            "9:pids:/slurm\n5:memory:/slurm/uid_1000/job_7/step_batch\n4:cpu,cpuacct:/slurm/job_7\n0::/\n",
+            {
+                "memory/memory.limit_in_bytes": "9223372036854771712\n",
+                "memory/slurm/uid_1000/job_7/memory.limit_in_bytes": "6442450944\n",
+                "memory/slurm/uid_1000/job_7/step_batch/memory.limit_in_bytes": "9223372036854771712\n",
+                "memory/slurm/uid_1000/job_8/memory.limit_in_bytes": "1073741824\n",
+                "cpu/slurm/job_7/cpu.cfs_quota_us": "300000\n",
+                "cpu/slurm/job_7/cpu.cfs_period_us": "100000\n",
+            },
+        ),
+        # A container that shows the machine's names, and a process whose group lies outside of what it sees.
+        ("0::/docker/4f\n", {"memory.max": "6442450944\n", "cpu.max": "300000 100000\n"}),
+        ("0::/../4f\n", {"memory.max": "6442450944\n", "cpu.max": "300000 100000\n", "4f/memory.max": "1\n"}),
+    ],
+    ids=["version 2", "version 1", "other names", "outside"],
+)
+def test_the_least_limit_around_a_batch_job_is_kept(
+    ours: str, files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "ours").write_text(ours)
+    assert _limits(tmp_path, monkeypatch) == (3, 6 * 2**30)
+
+
+def _limits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
+    """Processors and bytes of a machine with 64 and a tebibyte, whose control groups lie in this folder."""
+    monkeypatch.setattr(machine, "_CONTROL_GROUPS", folder)
+    monkeypatch.setattr(machine, "_OUR_GROUPS", folder / "ours")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _process: set(range(64)))
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=2**40))
-    assert (local_cpus(), memory_bytes()) == (cpus, memory)
+    return local_cpus(), memory_bytes()
 
 
 class TestInstructions:

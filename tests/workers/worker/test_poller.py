@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sqlalchemy import select, update
 from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session
 
 from service.database import ClusterNode, Event, Experiment, Trial, TrialState, now
 from service.database.experiments import ProcessIdentity
@@ -29,7 +30,7 @@ from service.queue.cluster import Node
 from service.queue.contenders import contenders, say_why
 from service.queue.leases import Lease
 from service.queue.shares import Amount
-from service.queue.trials import HeldExperiment
+from service.queue.trials import HeldExperiment, hold
 from service.settings import Settings
 from tests.held import under
 from ttsv.results import CHECKPOINTS
@@ -39,6 +40,7 @@ from workers.worker import job_time
 from workers.worker.job_time import Allocation
 from workers.worker.poller import Standstill, Worker
 from workers.worker.ray_cluster import Cluster, LocalCluster
+from workers.worker.upkeep import Upkeep
 
 pytestmark = pytest.mark.here
 
@@ -165,6 +167,14 @@ class TestMps:
     def test_where_no_card_is_offered(self, lab: Lab) -> None:
         with pytest.raises(UserError, match="TTSV_WORKER_MPS = true, and no GPU that nvidia-smi lists is offered"):
             Worker(Settings(data_dir=lab.data_dir, worker_mps=True, worker_gpus=0), lab.database)
+
+    def test_of_a_cluster_of_somebody_else_no_card_is_booked(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+        with monkeypatch.context() as elsewhere:
+            elsewhere.setenv("RAY_ADDRESS", "head:6379")
+            joined = Worker(Settings(data_dir=lab.data_dir, worker_gpus=1), lab.database)
+        here = Worker(Settings(data_dir=lab.data_dir, worker_gpus=1), lab.database)
+        assert (joined._cards.count, here._cards.count) == (0, 1)
+        here._cards.close()
 
     def test_a_cluster_of_somebody_else_has_somebody_elses(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("RAY_ADDRESS", "head:6379")
@@ -398,11 +408,68 @@ def test_a_node_that_does_not_fit_gets_nothing(lab: Lab, monkeypatch: pytest.Mon
     rig.worker._drain()
 
 
+ECHO = "import sys; [print(line, end='', flush=True) for line in sys.stdin]"
+
+
+class TestPlaces:
+    """Two nodes of two GPUs; a grid has a trial on each, and another experiment's trials need two GPUs."""
+
+    NODES = (
+        Node("a" * 56, "gpu1", "10.0.0.1", 8, 2, 10, head=True),
+        Node("b" * 56, "gpu2", "10.0.0.2", 8, 2, 10),
+    )
+
+    @pytest.fixture(autouse=True)
+    def _impatient(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("service.queue.places.SHORT_SECONDS", 0.2)
+        monkeypatch.setattr("service.queue.places.SAY_SECONDS", 0.4)
+        monkeypatch.setattr("workers.worker.scheduler.PLACES_SECONDS", 0.1)
+
+    def told(self, lab: Lab, experiment_id: int) -> dict[str, Any]:
+        log = lab.data_dir / "logs" / f"experiment-{experiment_id}-1.log"
+        lines = log.read_text().splitlines() if log.exists() else []
+        told: dict[str, Any] = json.loads(lines[-1]) if lines else {}
+        return told
+
+    def place(self, lab: Lab, experiment_id: int, *places: str) -> None:
+        """Has so many trials of the experiment run there, and no others."""
+
+        def work(session: Session) -> None:
+            ids = [trial.id for trial in lab.trials(experiment_id)]
+            with hold(session, Lease(experiment_id, 1)) as held:
+                for trial_id, place in zip(ids, places, strict=False):
+                    held.start_trial(trial_id)
+                    held.place_trial(trial_id, place)
+
+        lab.database.write(work)
+
+    def test_a_node_is_kept_for_what_fits_nowhere_for_what_runs_elsewhere(
+        self, lab: Lab, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        spread = lab.post([0, 1, 2, 3], resources={"gpus": 1}, max_concurrent_trials=2)
+        rig = Rig(lab, ECHO)
+        monkeypatch.setattr(rig.cluster, "nodes", lambda: self.NODES)
+        rig.turn_until(lambda: self.told(lab, spread))
+        self.place(lab, spread, "gpu1, GPU 0", "gpu2, GPU 1")
+        large = lab.post([100], resources={"gpus": 2})
+        rig.turn_until(lambda: lab.experiment(large).waiting)
+        assert lab.experiment(large).waiting == (
+            "needs 2 GPUs on one node; 2 are free, on different nodes; gpu1 is kept for it while trials end there"
+        )
+        assert (lab.experiment(large).state, lab.experiment(large).unfit_since) == ("running", None)
+        rig.turn_until(lambda: "shunned" in self.told(lab, spread))
+        assert self.told(lab, spread)["shunned"] == [self.NODES[0].id]
+        assert "shunned" not in self.told(lab, large)
+        self.place(lab, large, "gpu1, GPU 0, 1")
+        rig.turn_until(lambda: "shunned" not in self.told(lab, spread) and not lab.experiment(large).waiting)
+        rig.worker._drain()
+
+
 def test_drivers_hear_of_their_shares(lab: Lab) -> None:
     """Three places: one experiment has all, then two share, then an urgent one has what it needs."""
     seeds = list(range(50))
     first = lab.post(seeds)
-    rig = Rig(lab, "import sys; [print(line, end='', flush=True) for line in sys.stdin]")
+    rig = Rig(lab, ECHO)
     rig.cluster.room = [Amount(3)]
 
     def heard(experiment_id: int) -> list[int]:
@@ -635,9 +702,8 @@ def _claim(lab: Lab, worker: str, process: ProcessIdentity | None) -> Lease:
     return lease
 
 
-def test_checkpoints_of_cancelled_trials_go_and_others_stay(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoints_of_cancelled_trials_go_and_others_stay(lab: Lab) -> None:
     """Cancelled while nobody ran them; what waits, or is paused, goes on from its checkpoints."""
-    monkeypatch.setattr("workers.worker.poller.SWEEP_SECONDS", 0)
     cancelled, paused, queued, later = (lab.post([seed]) for seed in range(4))
     folders = {}
     for experiment_id in (cancelled, paused, queued, later):
@@ -647,10 +713,10 @@ def test_checkpoints_of_cancelled_trials_go_and_others_stay(lab: Lab, monkeypatc
         folders[experiment_id].with_name("model").touch()
     lab.database.write(lambda session: actions.cancel(session, cancelled))
     lab.database.write(lambda session: actions.pause(session, paused))
-    rig = Rig(lab, SLEEP)
-    rig.worker._sweep()
+    upkeep = Upkeep(Settings(data_dir=lab.data_dir), lab.database)
+    upkeep.sweep()
     assert {experiment_id for experiment_id, folder in folders.items() if folder.exists()} == {paused, queued, later}
     assert folders[cancelled].with_name("model").exists()
     lab.database.write(lambda session: actions.cancel(session, later))
-    rig.worker._sweep()
+    upkeep.sweep()
     assert not folders[later].exists()

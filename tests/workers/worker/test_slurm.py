@@ -122,8 +122,8 @@ class Slurm:
         return (done.stdout or done.stderr).strip()
 
     def submit(self, script: str, *options: str) -> str:
-        """Queues one of the scripts, which ask for GPUs and more processors than are here; the number of its job."""
-        text = (SCRIPTS / script).read_text().replace("#SBATCH --gpus-per-node=1\n", "")
+        """Queues one of the scripts, which ask for more than is here: GPUs, memory, CPUs; the number of its job."""
+        text = re.sub(r"#SBATCH --(gpus-per-node|mem)=\S+\n", "", (SCRIPTS / script).read_text())
         (self.folder / script).write_text(text)
         said = self.says(
             "sbatch",

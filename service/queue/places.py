@@ -1,0 +1,305 @@
+"""Where trials run, and for whom room is made: what has a share, and fits nowhere for what stands elsewhere, has a node
+cleared for it.
+
+`shares` counts as if every trial could be put where it fits best. Ray spreads them, and none is moved once it runs: a
+trial of two GPUs waits for ever where each of two nodes has one free, and whoever has the others goes on there. Pure
+functions and what they remember; `workers.worker` acts on what they say.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from service.queue.shares import NEEDS, Amount, Demand, on_whole_cards
+
+SHORT_SECONDS = 3.0
+"""For so long an experiment may have fewer trials than its share before anybody asks why: one ends, the next begins."""
+SAY_SECONDS = 10.0
+"""After so long without a trial it says what it waits for."""
+BEGIN_SECONDS = 60.0
+"""So long a node is kept that has room, for a trial that does not begin."""
+NOT_AGAIN_SECONDS = 300.0
+"""After that none is kept for its experiment for so long: it has nothing to begin, or others use the cluster."""
+MOST_AT_ONCE = 8
+"""For so many more experiments a node is looked for at a time."""
+_LITTLE = 1e-9
+
+
+@dataclass(frozen=True)
+class Place:
+    """A node on which trials may run: its id, what it is called, and all that it has."""
+
+    id: str
+    host: str
+    room: Amount
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A trial that runs. Its node is None until it said where; `cards` are the GPUs that it has of it."""
+
+    experiment_id: int
+    node: str | None
+    needs: Amount
+    cards: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Why experiments that have a share run nothing, and which nodes are kept, each for which of them."""
+
+    reasons: Mapping[int, str] = field(default_factory=dict)
+    kept: Mapping[str, frozenset[int]] = field(default_factory=dict)
+
+    def shunned_by(self, experiment_id: int) -> list[str]:
+        """Nodes on which it must not begin a trial."""
+        return sorted(node for node, whose in self.kept.items() if experiment_id not in whose)
+
+
+class _Node:
+    """What one node has left. Of GPUs it counts cards, as a trial that needs one has no use for two halves."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self._cpus, _, self._memory = place.room
+        self._cards: dict[str, float] = {}
+        self._unnamed = 0.0
+        self._promised = Amount(0)
+
+    def stand(self, trial: Standing) -> None:
+        """A trial runs here."""
+        cpus, gpus, memory = trial.needs
+        self._cpus -= cpus
+        self._memory -= memory
+        for card in trial.cards:
+            self._cards[card] = self._cards.get(card, 0.0) + gpus / len(trial.cards)
+        if not trial.cards:
+            self._unnamed += gpus
+
+    def promise(self, needs: Amount) -> None:
+        """What becomes free is another's."""
+        self._promised = Amount(*(mine + more for mine, more in zip(self._promised, needs, strict=True)))
+
+    def could_hold(self, needs: Amount) -> bool:
+        """Whether it has room where nobody else is, but for what was promised."""
+        return needs.fits([all_of_it - mine for all_of_it, mine in zip(self.place.room, self._promised, strict=True)])
+
+    def free(self, needs: Amount) -> Amount:
+        """What it has left for such a trial: of GPUs whole cards, or the largest part of one, but for promises."""
+        gpus = float(self._free_cards())
+        if 0 < needs.gpus < 1 and gpus:
+            gpus = min(1.0, gpus - self._promised.gpus)
+        elif 0 < needs.gpus < 1:
+            in_part = math.ceil(self._unnamed - _LITTLE) - self._unnamed
+            gpus = max([in_part, *(1 - used for used in self._cards.values())]) - self._promised.gpus
+        else:
+            gpus -= self._promised.gpus
+        cpus, memory = self._cpus - self._promised.cpus, self._memory - self._promised.memory_gib
+        return Amount(max(0.0, cpus), max(0.0, gpus), max(0.0, memory))
+
+    def missing(self, needs: Amount) -> tuple[float, float, float]:
+        """How much has to end here first: GPUs, CPUs, memory."""
+        free = self.free(needs)
+        return (
+            max(0.0, needs.gpus - free.gpus),
+            max(0.0, needs.cpus - free.cpus),
+            max(0.0, needs.memory_gib - free.memory_gib),
+        )
+
+    def _free_cards(self) -> int:
+        in_use = len(self._cards) + math.ceil(self._unnamed - _LITTLE)
+        return max(0, int(self.place.room.gpus + _LITTLE) - in_use)
+
+
+class Floor:
+    """What all nodes have left beside the trials that run."""
+
+    def __init__(self, places: Sequence[Place], standing: Iterable[Standing]) -> None:
+        self._nodes = {place.id: _Node(place) for place in places}
+        self._counts: Counter[tuple[int, str]] = Counter()
+        self._fits: dict[Amount, bool] = {}
+        self._pool = [math.fsum(each) for each in zip(*(place.room for place in places), strict=True)] or [0.0] * 3
+        homeless = []
+        for trial in standing:
+            if trial.node in self._nodes:
+                self._nodes[trial.node].stand(trial)
+                self._take(trial.needs)
+                self._counts[trial.experiment_id, trial.node] += 1
+            elif trial.node is None:
+                homeless.append(trial)
+        for trial in homeless:
+            fitting = (node for node in self._nodes.values() if trial.needs.fits(node.free(trial.needs)))
+            if (node := next(fitting, None)) is not None:
+                node.stand(trial)
+                self._take(trial.needs)
+
+    def count(self, experiment_id: int, node: str) -> int:
+        """How many of its trials run there."""
+        return self._counts[experiment_id, node]
+
+    def fits(self, needs: Amount, node: str | None = None) -> bool:
+        """Whether such a trial could begin at once, on that node (None: anywhere)."""
+        if node is not None:
+            return node in self._nodes and needs.fits(self._nodes[node].free(needs))
+        if needs not in self._fits:
+            self._fits[needs] = any(needs.fits(one.free(needs)) for one in self._nodes.values())
+        return self._fits[needs]
+
+    def promise(self, needs: Amount, node: str) -> bool:
+        """Keeps so much of a node for somebody; whether it has so much."""
+        there = self._nodes.get(node)
+        if there is None or not there.could_hold(needs):
+            return False
+        there.promise(needs)
+        self._take(needs)
+        self._fits.clear()
+        return True
+
+    def is_apart(self, needs: Amount) -> bool:
+        """Whether all nodes together have left what no single one has: more than time is missing."""
+        return needs.fits(self._pool) and not self.fits(needs)
+
+    def soonest(self, needs: Amount) -> str | None:
+        """The node where the least has to end before such a trial fits; None: none will do."""
+        able = [node for node in self._nodes.values() if node.could_hold(needs)]
+        return min(able, key=lambda node: node.missing(needs)).place.id if able else None
+
+    def _take(self, needs: Amount) -> None:
+        for at, wanted in enumerate(needs):
+            self._pool[at] -= wanted
+
+    def host(self, node: str) -> str:
+        """What the node is called."""
+        return self._nodes[node].place.host
+
+    def lack(self, needs: Amount) -> str:
+        """Why such a trial cannot begin at once."""
+        free = [node.free(needs) for node in self._nodes.values()]
+        for wanted, unit, there in (
+            (needs.gpus, "GPU", [one.gpus for one in free]),
+            (needs.cpus, "CPU", [one.cpus for one in free]),
+            (needs.memory_gib, "GiB of memory", [one.memory_gib for one in free]),
+        ):
+            if all(one < wanted - _LITTLE for one in there):
+                total = math.fsum(there)
+                units = unit if wanted == 1 or unit.startswith("GiB") else f"{unit}s"
+                is_free = f"{total:g} {'is' if total == 1 else 'are'} free" if total > _LITTLE else "none is free"
+                apart = ", on different nodes" if total >= wanted - _LITTLE else ""
+                return f"{NEEDS}{wanted:g} {units} on one node; {is_free}{apart}"
+        whole = f"{needs.cpus:g} CPUs, {needs.gpus:g} GPUs and {needs.memory_gib:g} GiB of memory"
+        return f"{NEEDS}{whole} on one node; each node has too little of one of them free"
+
+
+@dataclass
+class _Kept:
+    """A node that is kept for an experiment, of which so many trials ran there before; `room_since` it has room."""
+
+    node: str
+    before: int
+    room_since: float | None = None
+
+
+class Places:
+    """Remembers who waits for its share, and which nodes are being cleared for whom.
+
+    One is cleared where all nodes together have what the next trial of an experiment needs, and no single one has: who
+    waits for others to give places back needs none. Who has waited longest chooses first. A node is kept until a trial
+    of the experiment has begun there, or its share is gone: meanwhile no other begins a trial there, and those that run
+    end one by one.
+    """
+
+    def __init__(self) -> None:
+        self._since: dict[int, float] = {}
+        self._kept: dict[int, _Kept] = {}
+        self._not_before: dict[int, float] = {}
+        self._said: dict[int, tuple[str | None, float]] = {}
+
+    def decide(
+        self,
+        demands: Sequence[Demand],
+        shares: Mapping[int, int],
+        places: Sequence[Place],
+        standing: Callable[[], Iterable[Standing]],
+        now: float,
+    ) -> Decision:
+        """Who is kept which node now. `standing` says what runs where; it is asked only where somebody is short."""
+        asked_for = {demand.experiment_id for demand in demands}
+        self._not_before = {number: at for number, at in self._not_before.items() if number in asked_for and at > now}
+        short = self._short(demands, shares, now)
+        numbers = {demand.experiment_id for demand in short}
+        self._kept = {number: kept for number, kept in self._kept.items() if number in numbers}
+        self._said = {number: said for number, said in self._said.items() if number in numbers}
+        if not short:
+            return Decision()
+        floor = Floor(places, standing())
+        waiting = [
+            demand for demand in short if not demand.running and now - self._since[demand.experiment_id] >= SAY_SECONDS
+        ]
+        lacks = {demand.experiment_id: _lack(demand, floor) for demand in waiting}  # before anything is promised
+        kept = self._keep(short, floor, now)
+        reasons = {number: self._reason(number, lack, floor, now) for number, lack in lacks.items()}
+        return Decision({number: reason for number, reason in reasons.items() if reason is not None}, kept)
+
+    def _short(self, demands: Sequence[Demand], shares: Mapping[int, int], now: float) -> list[Demand]:
+        """Those that have had fewer trials than their share for a while, the longest first."""
+        found = [demand for demand in demands if shares.get(demand.experiment_id, 0) > demand.running]
+        since = self._since
+        self._since = since = {demand.experiment_id: since.get(demand.experiment_id, now) for demand in found}
+        found = [demand for demand in found if now - since[demand.experiment_id] >= SHORT_SECONDS]
+        return sorted(found, key=lambda demand: (since[demand.experiment_id], demand.experiment_id))
+
+    def _keep(self, short: Sequence[Demand], floor: Floor, now: float) -> dict[str, frozenset[int]]:
+        for demand in short:
+            if (kept := self._kept.get(demand.experiment_id)) is not None:
+                self._look_after(demand, kept, floor, now)
+        looked_for = 0
+        for demand in short:
+            number, needs = demand.experiment_id, _next_needs(demand)
+            if looked_for == MOST_AT_ONCE:
+                break
+            if number in self._kept or number in self._not_before or not floor.is_apart(needs):
+                continue
+            looked_for += 1
+            node = floor.soonest(needs)
+            if node is not None and floor.promise(needs, node):
+                self._kept[number] = _Kept(node, floor.count(number, node))
+        found: dict[str, frozenset[int]] = {}
+        for number, kept in self._kept.items():
+            found[kept.node] = found.get(kept.node, frozenset()) | {number}
+        return found
+
+    def _look_after(self, demand: Demand, kept: _Kept, floor: Floor, now: float) -> None:
+        """Keeps a node further, or lets it go."""
+        number, needs = demand.experiment_id, _next_needs(demand)
+        count = floor.count(number, kept.node)
+        begun, kept.before = count > kept.before, min(kept.before, count)
+        if not floor.fits(needs, kept.node):
+            kept.room_since = None
+        elif kept.room_since is None:
+            kept.room_since = now
+        in_vain = kept.room_since is not None and now - kept.room_since > BEGIN_SECONDS
+        if in_vain:
+            self._not_before[number] = now + NOT_AGAIN_SECONDS
+        if begun or in_vain or not floor.promise(needs, kept.node):
+            del self._kept[number]
+
+    def _reason(self, number: int, lack: str | None, floor: Floor, now: float) -> str | None:
+        """What it waits for; said anew no more often than every few seconds, as what is free changes all the time."""
+        said, at = self._said.get(number, (None, -math.inf))
+        if now - at < SAY_SECONDS:
+            return said
+        if lack is not None and (kept := self._kept.get(number)) is not None:
+            lack += f"; {floor.host(kept.node)} is kept for it while trials end there"
+        self._said[number] = lack, now
+        return lack
+
+
+def _lack(demand: Demand, floor: Floor) -> str | None:
+    needs = _next_needs(demand)
+    return None if floor.fits(needs) else floor.lack(needs)
+
+
+def _next_needs(demand: Demand) -> Amount:
+    """What the trial needs that begins next: those that are to be alone come first."""
+    return on_whole_cards(demand.needs) if demand.alone > demand.running_alone else demand.needs

@@ -1,0 +1,78 @@
+"""Who trained which epoch: a notebook that every trial's process of a chaos run writes, and that no mishap meets."""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from service.storage import Attempt
+from tests.chaos.fences import NOTES
+
+_FILE = "epochs"
+
+
+@dataclass
+class Lives:
+    """A trial's processes: how many, epochs trained again, checkpoints changed and found so, and what is wrong.
+
+    A process may do no more again than the epoch that its predecessor (the newest attempt before it) did last, and
+    one more for the checkpoint that it found spoilt.
+    """
+
+    runs: int = 0
+    redone: int = 0
+    mutated: int = 0
+    spoilt: int = 0
+    faults: list[str] = field(default_factory=list)
+
+
+def note_start(folder: Path, done: int, *, spoilt: bool) -> None:
+    """A process begins after so many epochs; `spoilt`: its newest checkpoint was not whole."""
+    _note(folder, f"{'spoilt' if spoilt else 'start'} {done}")
+
+
+def note_epoch(folder: Path, epoch: int) -> None:
+    """A process has trained an epoch, of which nothing is stored yet."""
+    _note(folder, f"epoch {epoch}")
+
+
+def note_mutation(notes: Path, folder: Path, number: int) -> None:
+    """Somebody has changed this checkpoint, and nobody will write another of this attempt."""
+    with (notes / _FILE).open("a") as file:
+        file.write(f"{folder.parent.name} {folder.name} mutated {number}\n")
+
+
+def read(notes: Path) -> dict[int, Lives]:
+    """What is noted of each trial, by its id."""
+    found: dict[int, Lives] = {}
+    reached: dict[int, dict[Attempt, int]] = {}
+    changed = set[str]()
+    path = notes / _FILE
+    for line in path.read_text().splitlines() if path.exists() else ():
+        trial, name, what, number = line.split()
+        lives, attempt, epoch = found.setdefault(int(trial), Lives()), Attempt.parse(name), int(number)
+        assert attempt is not None
+        before = reached.setdefault(int(trial), {})
+        if what == "epoch":
+            before[attempt] = epoch
+            continue
+        if what == "mutated":
+            lives.mutated += 1
+            changed.add(trial)
+            continue
+        if trial in changed and what != "spoilt":
+            lives.faults.append(f"attempt {name} went on from a checkpoint that was changed, and did not notice")
+        changed.discard(trial)
+        lives.runs += 1
+        lives.spoilt += what == "spoilt"
+        last = before[max(one for one in before if one <= attempt)] if any(one <= attempt for one in before) else 0
+        lives.redone += max(0, last - epoch)
+        if last - epoch > 1 + (what == "spoilt"):
+            lives.faults.append(f"attempt {name} went on after epoch {epoch}, the one before had done {last}")
+        before[attempt] = epoch
+    return found
+
+
+def _note(folder: Path, line: str) -> None:
+    if (notes := os.environ.get(NOTES)) is not None:
+        with (Path(notes) / _FILE).open("a") as file:
+            file.write(f"{folder.parent.name} {folder.name} {line}\n")

@@ -1,0 +1,242 @@
+"""How long the pool takes, on real processes at its defaults: each bound of the pool, and whether it is kept.
+
+    python -m tests.chaos.pool [--database sqlite|postgresql] [--only NAME ...] [--quick] [--record]
+
+Two workers: one stands still with all that it runs, as if it were a machine that is away (of one on its own machine a
+worker sees the end at once), until the other runs its trials. One worker and a second node, four places in all: an
+urgent experiment of two trials behind an endless grid of long ones, and behind one that may be interrupted; two equal
+endless grids; a cancelling, until no process is left of it; a drain, until no process is left at all. `--quick` has
+leases and trials short, to see that it works: no bound, no record. Ends with code 1 where a bound is missed.
+"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+from sqlalchemy import select
+
+from service.client import Client
+from service.database import Trial, TrialState
+from service.database.engine import Database
+from tests.chaos.program import PROCESS
+from tests.chaos.site import QUICK, Site
+
+RECORDS = Path(__file__).with_name("pools.jsonl")
+NAMES = ("takeover", "urgent", "preempting", "shares", "cancel", "drain")
+PATIENCE = 600.0
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """How long trials are, in epochs of half a second: those of an endless grid, and others."""
+
+    long: int = 60
+    short: int = 10
+
+
+@dataclass
+class Bench:
+    """A site with a client and a view of its database."""
+
+    site: Site
+    client: Client
+    database: Database
+    posted: int = 0
+
+    def post(self, trials: int, epochs: int, **more: Any) -> int:
+        """The id of an experiment of so many trials; epochs last half a second."""
+        self.posted += 1
+        training = {"epochs": epochs, "lr": 0.5, "weight_decay": self.posted / 1000}
+        base = {"dataset": "digits", "model": "small-cnn", "training": training}
+        spec = {"name": f"pool {self.posted}", "base": base, "grid": {"seed": list(range(trials))}, **more}
+        return self.client.submit(spec).id
+
+    def trials(self, *experiments: int) -> list[Trial]:
+        """All of them, as they are now."""
+        with self.database.read() as session:
+            return list(session.scalars(select(Trial).where(Trial.experiment_id.in_(experiments)).order_by(Trial.id)))
+
+    def running(self, *experiments: int) -> list[Trial]:
+        """Those whose process is at work."""
+        return [one for one in self.trials(*experiments) if one.state is TrialState.RUNNING and one.node is not None]
+
+    def training(self, *experiments: int) -> list[Trial]:
+        """Those that have trained an epoch, and go on."""
+        return [one for one in self.running(*experiments) if one.epoch >= 1]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--database", choices=("sqlite", "postgresql"), default="postgresql")
+    parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, help="these alone")
+    parser.add_argument("--quick", action="store_true", help="short leases and trials; no bound, no record")
+    parser.add_argument("--record", action="store_true", help=f"add what was found to {RECORDS.name}")
+    options = parser.parse_args()
+    lengths = Lengths(12, 4) if options.quick else Lengths()
+    load, found = os.getloadavg(), dict[str, dict[str, Any]]()
+    work: dict[str, Callable[[Bench, Lengths], dict[str, Any]]] = {
+        "takeover": takeover,
+        "urgent": urgent,
+        "preempting": preempting,
+        "shares": shares,
+        "cancel": cancel,
+        "drain": drain,
+    }
+    for name in NAMES:
+        if name in options.only:
+            with benches(options.database, quick=options.quick, rival=name == "takeover") as bench:
+                found[name] = work[name](bench, lengths)
+            told = ", ".join(f"{key} {value}" for key, value in found[name].items() if key != "kept")
+            print(f"{name}: {told}: {'kept' if found[name]['kept'] else 'missed'}", flush=True)
+    if options.record and not options.quick:
+        record = {"database": options.database, "processors": os.cpu_count(), "load": load, **found}
+        with RECORDS.open("a") as file:
+            file.write(f"{json.dumps(record)}\n")
+    return int(not options.quick and not all(one["kept"] for one in found.values()))
+
+
+def takeover(bench: Bench, lengths: Lengths) -> dict[str, Any]:
+    """From a worker's standstill until another runs what it ran."""
+    experiment = bench.post(2, 10 * lengths.long)
+    before = {one.id: one.epoch for one in _wait(lambda: _all(bench.training(experiment), 2))}
+    parties = {name: bench.site.party(name)["driver"] for name in ("worker", "rival")}
+    name = next(name for name, drivers in parties.items() if drivers)
+    began = time.monotonic()
+    bench.site.freeze(process.pid for process in bench.site.tree(name))
+    _wait(lambda: not bench.running(experiment))
+    noticed = time.monotonic() - began
+    _wait(lambda: _all(bench.running(experiment), 2))
+    seconds = time.monotonic() - began
+    _wait(lambda: all(one.epoch > before[one.id] + 1 for one in bench.trials(experiment)))
+    bench.site.kill(*(process.pid for process in bench.site.tree(name)))
+    return _timed(seconds, 90) | {"noticed after": round(noticed, 1)}
+
+
+def urgent(bench: Bench, lengths: Lengths, *, preempt: bool = False) -> dict[str, Any]:
+    """From the posting of two urgent trials until both run, behind a full pool."""
+    places, length = 2 * bench.site.cpus, lengths.long / 2
+    grid = bench.post(400, 10 * lengths.long if preempt else lengths.long, preempt=preempt)
+    _wait(lambda: _all(bench.training(grid), places))
+    began = time.monotonic()
+    wanted = bench.post(2, lengths.short, priority=1000)
+    _wait(lambda: all(one.state is not TrialState.QUEUED and one.node for one in bench.trials(wanted)))
+    return _timed(time.monotonic() - began, 15 if preempt else length)
+
+
+def preempting(bench: Bench, lengths: Lengths) -> dict[str, Any]:
+    """The same behind a grid that may be interrupted, and whose trials would take very long."""
+    return urgent(bench, lengths, preempt=True)
+
+
+def shares(bench: Bench, lengths: Lengths) -> dict[str, Any]:
+    """The places that two equal endless grids have had, summed over time, until ten trials have ended."""
+    places = 2 * bench.site.cpus
+    both = [bench.post(400, lengths.short) for _ in range(2)]
+    _wait(lambda: all(_all(bench.training(one), places // 2) for one in both))
+    had, idle, looks = Counter[int](), 0, 0
+    done = _succeeded(bench, *both)
+    while _succeeded(bench, *both) < done + 10:
+        running = [one.experiment_id for one in bench.trials(*both) if one.state is TrialState.RUNNING]
+        had.update(running)
+        looks += 1
+        idle += max(0, places - len(running))
+        time.sleep(0.2)
+    share = had[both[0]] / had.total()
+    found = {"share": round(share, 3), "bound": "0.45 to 0.55", "idle": round(idle / (looks * places), 3)}
+    return found | {"kept": abs(share - 0.5) <= 0.05}
+
+
+def cancel(bench: Bench, lengths: Lengths) -> dict[str, Any]:
+    """From a cancelling until neither driver nor trial is left."""
+    experiment = bench.post(2 * bench.site.cpus, 10 * lengths.long)
+    running = _wait(lambda: _all(bench.training(experiment), 2 * bench.site.cpus))
+    pids = set(bench.site.party("worker")["driver"])
+    for one in running:
+        pids |= {int(note.read_text()) for note in bench.site.data.glob(f"trials/{one.id}/*/{PROCESS}")}
+    began = time.monotonic()
+    bench.client.cancel(experiment)
+    _wait(lambda: not any(map(bench.site.lives, pids)))
+    return _timed(time.monotonic() - began, 15) | {"processes": len(pids)}
+
+
+def drain(bench: Bench, lengths: Lengths) -> dict[str, Any]:
+    """From the worker's SIGTERM until nothing of it is left."""
+    experiment = bench.post(2 * bench.site.cpus, 10 * lengths.long)
+    _wait(lambda: _all(bench.training(experiment), 2 * bench.site.cpus))
+    tree = bench.site.tree("worker")
+    began = time.monotonic()
+    tree[0].send_signal(signal.SIGTERM)
+    _wait(lambda: not any(bench.site.lives(process.pid) and _same(process) for process in tree))
+    seconds = time.monotonic() - began
+    spent = sum(one.attempts for one in bench.trials(experiment))
+    states = {one.state.value for one in bench.trials(experiment)}
+    found = _timed(seconds, 60) | {"attempts spent": spent, "states": sorted(states)}
+    return found | {"kept": found["kept"] and not spent and states == {"queued"}}
+
+
+@contextmanager
+def benches(kind: str, *, quick: bool, rival: bool) -> Iterator[Bench]:
+    """A fresh site, all of whose workers and nodes are up."""
+    site = Site(kind, rival=rival, settings=QUICK if quick else {})
+    database = site.database()
+    try:
+        site.start()
+        with Client(site.address) as client:
+            _wait(lambda: _answers(client))
+            _wait(lambda: sum(one.state == "alive" for one in client.nodes()) == 2)
+            yield Bench(site, client, database)
+    finally:
+        database.close()
+        site.close()
+
+
+def _timed(seconds: float, bound: float) -> dict[str, Any]:
+    return {"seconds": round(seconds, 1), "bound": bound, "kept": seconds <= bound}
+
+
+def _succeeded(bench: Bench, *experiments: int) -> int:
+    return sum(one.state is TrialState.SUCCEEDED for one in bench.trials(*experiments))
+
+
+def _all(found: list[Trial], count: int) -> list[Trial] | None:
+    return found if len(found) >= count else None
+
+
+def _same(process: psutil.Process) -> bool:
+    try:
+        return process.is_running()
+    except psutil.Error:
+        return False
+
+
+def _answers(client: Client) -> bool:
+    try:
+        client.nodes()
+    except Exception:
+        return False
+    return True
+
+
+def _wait(condition: Callable[[], _T]) -> _T:
+    """The condition's first true value."""
+    deadline = time.monotonic() + PATIENCE
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not within {PATIENCE:g} s")
+        time.sleep(0.1)
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

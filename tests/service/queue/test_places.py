@@ -1,0 +1,324 @@
+"""For whom nodes are kept, in a simulated pool: Ray spreads trials, a driver goes on where its last trial ended."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.queue import places
+from service.queue.places import Decision, Floor, Place, Places, Standing
+from service.queue.shares import Amount, Demand, Usage, allocate
+
+ONE_GPU, TWO_GPUS = Amount(1, 1), Amount(1, 2)
+TWO_NODES = [Place("a", "gpu1", Amount(8, 2)), Place("b", "gpu2", Amount(8, 2))]
+
+
+@dataclass
+class Grid:
+    """An endless one; its trials take so many ticks each."""
+
+    number: int
+    needs: Amount
+    ticks: int
+    most: int = 99
+    priority: int = 0
+    owner: str | None = None
+    begun: int = 0
+    short_for: int = 0
+    longest_short: int = 0
+
+
+@dataclass
+class Run:
+    grid: Grid
+    node: str
+    ends: int
+
+
+class Pool:
+    """Nodes, what runs there, and a worker that divides them each tick, which is a second.
+
+    A trial begins on the node that has most left; one that ends is followed at once by the next of its grid on the same
+    node, unless that is shunned or its share has none for it. Grids ask in the order in which they are given.
+    """
+
+    def __init__(self, nodes: list[Place], *grids: Grid, mend: bool = True) -> None:
+        self.nodes, self.grids, self.mend = nodes, list(grids), mend
+        self.runs: list[Run] = []
+        self.places, self.usage = Places(), Usage()
+        self.now = 0
+        self.decision = Decision()
+        self.shares: dict[int, int] = {}
+
+    def running(self, grid: Grid) -> int:
+        return sum(run.grid is grid for run in self.runs)
+
+    def standing(self) -> list[Standing]:
+        return [Standing(run.grid.number, run.node, run.grid.needs) for run in self.runs]
+
+    def left(self, node: Place) -> Amount:
+        taken = [run.grid.needs for run in self.runs if run.node == node.id]
+        return Amount(*(has - sum(each) for has, each in zip(node.room, zip(*taken, strict=True), strict=True)))
+
+    def free(self, node: Place) -> Amount:
+        return self.left(node) if any(run.node == node.id for run in self.runs) else node.room
+
+    def begin(self, grid: Grid, node: Place) -> bool:
+        allowed = self.running(grid) < self.shares.get(grid.number, 0)
+        shunned = self.mend and node.id in self.decision.shunned_by(grid.number)
+        if not allowed or shunned or not grid.needs.fits(self.free(node)):
+            return False
+        self.runs.append(Run(grid, node.id, self.now + grid.ticks))
+        grid.begun += 1
+        return True
+
+    def tick(self) -> None:
+        self.now += 1
+        demands = [
+            Demand(grid.number, grid.most, grid.needs, grid.priority, 1, grid.owner, running=self.running(grid))
+            for grid in self.grids
+        ]
+        room = [node.room for node in self.nodes]
+        self.usage.add(demands, room, 1)
+        self.shares = allocate(demands, room, most_experiments=99, usage=self.usage)
+        self.decision = self.places.decide(demands, self.shares, self.nodes, self.standing, self.now)
+        by_id = {node.id: node for node in self.nodes}
+        for run in [run for run in self.runs if run.ends <= self.now]:
+            self.runs.remove(run)
+            self.begin(run.grid, by_id[run.node])
+        for grid in self.grids:
+            while any(self.begin(grid, node) for node in sorted(self.nodes, key=self.free, reverse=True)):
+                pass
+            if self.shares.get(grid.number, 0) > 0 and not self.running(grid):
+                grid.short_for += 1
+                grid.longest_short = max(grid.longest_short, grid.short_for)
+            else:
+                grid.short_for = 0
+
+    def ticks(self, count: int) -> None:
+        for _ in range(count):
+            self.tick()
+
+
+def spread_and_large() -> tuple[Grid, Grid]:
+    """Two at a time of one GPU each, whose ends do not coincide; then trials of two GPUs."""
+    return Grid(1, ONE_GPU, ticks=7, most=2), Grid(2, TWO_GPUS, ticks=5, most=1)
+
+
+class TestFragments:
+    """Nodes of 2 + 2 GPUs, an endless grid with a trial on each, and one whose trials need two GPUs."""
+
+    def pool(self, *, mend: bool) -> tuple[Pool, Grid, Grid]:
+        small, large = spread_and_large()
+        pool = Pool(TWO_NODES, small, mend=mend)
+        pool.tick()
+        assert {run.node for run in pool.runs} == {"a", "b"}
+        pool.runs[0].ends -= 3
+        pool.grids.append(large)
+        return pool, small, large
+
+    def test_the_larger_one_would_starve(self) -> None:
+        pool, _, large = self.pool(mend=False)
+        pool.ticks(600)
+        assert pool.shares == {1: 2, 2: 1}
+        assert large.begun == 0, "half of the GPUs are idle"
+
+    def test_a_node_is_cleared_for_it(self) -> None:
+        pool, small, large = self.pool(mend=True)
+        pool.ticks(12)
+        assert large.begun >= 1
+        before = small.begun
+        pool.ticks(100)
+        assert small.begun - before >= 2 * 100 // 7 - 4, "and the other goes on beside it"
+        assert large.begun >= 100 // 5 - 2
+
+    def test_it_says_what_it_waits_for(self) -> None:
+        pool, _, _ = self.pool(mend=True)
+        for run in pool.runs:
+            run.ends = 100
+        pool.ticks(9)
+        assert pool.decision.reasons == {}
+        pool.ticks(3)
+        reason = "needs 2 GPUs on one node; 2 are free, on different nodes; gpu1 is kept for it while trials end there"
+        assert pool.decision.reasons == {2: reason}
+        assert pool.decision.kept == {"a": frozenset({2})}
+        assert (pool.decision.shunned_by(1), pool.decision.shunned_by(2)) == (["a"], [])
+        pool.ticks(100)
+        assert pool.decision == Decision()
+
+    def test_nothing_is_asked_where_all_have_their_shares(self) -> None:
+        """Where trials run is read from the database: only where somebody is short of his share."""
+
+        def unasked() -> list[Standing]:
+            raise AssertionError
+
+        mind = Places()
+        for now in range(60):
+            demands = [Demand(1, 99, ONE_GPU, running=2), Demand(2, 9, TWO_GPUS, running=int(now % 3 > 0))]
+            assert mind.decide(demands, {1: 2, 2: 1}, TWO_NODES, unasked, now) == Decision()
+
+
+class TestKeeping:
+    def decide(self, mind: Places, now: float, *standing: Standing, large: int = 0, share: int = 1) -> Decision:
+        demands = [Demand(1, 99, ONE_GPU, running=2), Demand(2, 9, TWO_GPUS, running=large)]
+        return mind.decide(demands, {1: 2, 2: share}, TWO_NODES, lambda: standing, now)
+
+    def apart(self) -> list[Standing]:
+        return [Standing(1, "a", ONE_GPU), Standing(1, "b", ONE_GPU)]
+
+    def test_until_its_trial_has_begun_there(self) -> None:
+        mind = Places()
+        self.decide(mind, 0, *self.apart())
+        for now in (4, 20, 40):
+            assert self.decide(mind, now, *self.apart(), share=2).kept == {"a": frozenset({2})}
+        begun = Standing(2, "a", TWO_GPUS)
+        rest = Standing(1, "b", ONE_GPU)
+        assert self.decide(mind, 50, begun, rest, rest, large=1, share=2).kept == {}
+
+    def test_no_longer_than_it_has_a_share_or_the_node_is_there(self) -> None:
+        mind = Places()
+        self.decide(mind, 0, *self.apart())
+        assert self.decide(mind, 4, *self.apart()).kept
+        assert not self.decide(mind, 5, *self.apart(), share=0).kept
+        self.decide(mind, 6, *self.apart())
+        assert self.decide(mind, 10, *self.apart()).kept
+        demands = [Demand(2, 9, TWO_GPUS)]
+        left = mind.decide(demands, {2: 1}, TWO_NODES[1:], lambda: [Standing(1, "b", ONE_GPU)], 11)
+        assert left.kept == {}, "the one that is left has not even room for all that would have to end"
+
+    def test_not_for_what_does_not_begin_though_there_is_room(self) -> None:
+        """A search that has nothing to try now, or others use the cluster: its room must not stay empty for ever."""
+        mind = Places()
+        self.decide(mind, 0, *self.apart())
+        assert self.decide(mind, 4, *self.apart()).kept
+        cleared = [Standing(1, "b", ONE_GPU)] * 2
+        assert self.decide(mind, 5, *cleared).kept
+        assert self.decide(mind, 5 + places.BEGIN_SECONDS, *cleared).kept
+        assert not self.decide(mind, 6 + places.BEGIN_SECONDS, *cleared).kept
+        assert not self.decide(mind, 100, *self.apart()).kept
+        assert self.decide(mind, 7 + places.BEGIN_SECONDS + places.NOT_AGAIN_SECONDS, *self.apart()).kept
+
+    def test_not_where_others_have_to_give_places_back_first(self) -> None:
+        full = [Standing(1, "a", ONE_GPU)] * 2 + [Standing(1, "b", ONE_GPU)] * 2
+        mind = Places()
+        self.decide(mind, 0, *full)
+        assert self.decide(mind, 4, *full).kept == {}
+        said = self.decide(mind, 12, *full).reasons
+        assert said == {2: "needs 2 GPUs on one node; none is free"}
+        assert self.decide(mind, 13, *full[1:]).reasons == said, "what is free changes all the time"
+        assert self.decide(mind, 23, *full[1:]).reasons == {2: "needs 2 GPUs on one node; 1 is free"}
+
+    def test_one_node_for_each_who_waits(self) -> None:
+        demands = [Demand(1, 99, ONE_GPU, running=2), Demand(2, 1, TWO_GPUS), Demand(3, 1, TWO_GPUS)]
+        nodes = [*TWO_NODES, Place("c", "gpu3", Amount(8, 2))]
+        mind = Places()
+        standing = [Standing(1, node.id, ONE_GPU) for node in nodes]
+        for now in (0, 4):
+            found = mind.decide(demands, {1: 2, 2: 1, 3: 1}, nodes, lambda: standing, now)
+        assert found.kept == {"a": frozenset({2})}, "for the other one there is no room yet, apart or not"
+        del standing[2]
+        found = mind.decide(demands, {1: 2, 2: 1, 3: 1}, nodes, lambda: standing, 5)
+        assert found.kept == {"a": frozenset({2})}
+        standing = [Standing(1, node.id, Amount(1, 0.5)) for node in nodes]
+        found = mind.decide(demands, {1: 2, 2: 1, 3: 1}, nodes, lambda: standing, 6)
+        assert found.kept == {"a": frozenset({2}), "b": frozenset({3})}
+
+
+class TestFloor:
+    def test_two_halves_are_no_card(self) -> None:
+        half = Amount(1, 0.5)
+        floor = Floor(TWO_NODES[:1], [Standing(1, "a", half, ("0",)), Standing(1, "a", half, ("1",))])
+        assert not floor.fits(ONE_GPU)
+        assert floor.fits(half)
+        assert floor.is_apart(ONE_GPU)
+        shared = Floor(TWO_NODES[:1], [Standing(1, "a", half, ("0",)), Standing(1, "a", half, ("0",))])
+        assert shared.fits(ONE_GPU)
+        assert Floor(TWO_NODES[:1], [Standing(1, "a", TWO_GPUS, ("0", "1"))]).lack(half) == (
+            "needs 0.5 GPUs on one node; none is free"
+        )
+
+    def test_a_trial_that_did_not_say_where_it_is_stands_where_there_is_room(self) -> None:
+        floor = Floor(TWO_NODES, [Standing(1, None, TWO_GPUS), Standing(2, "a", TWO_GPUS), Standing(3, "x", TWO_GPUS)])
+        assert not floor.fits(ONE_GPU)
+        assert floor.fits(Amount(1))
+
+    @pytest.mark.parametrize(
+        ("needs", "said"),
+        [
+            (Amount(6), "needs 6 CPUs on one node; 10 are free, on different nodes"),
+            (Amount(1, 1), "needs 1 GPU on one node; none is free"),
+            (Amount(1, 0, 9), "needs 9 GiB of memory on one node; none is free"),
+        ],
+    )
+    def test_what_is_lacking(self, needs: Amount, said: str) -> None:
+        nodes = [Place("a", "gpu1", Amount(8, 1)), Place("b", "gpu2", Amount(8, 1))]
+        floor = Floor(nodes, [Standing(1, "a", Amount(3, 1)), Standing(1, "b", Amount(3, 1))])
+        assert floor.lack(needs) == said
+
+    def test_each_has_too_little_of_something(self) -> None:
+        nodes = [Place("a", "gpu1", Amount(8, 1)), Place("b", "gpu2", Amount(8, 1))]
+        floor = Floor(nodes, [Standing(1, "a", Amount(7)), Standing(1, "b", Amount(1, 1))])
+        assert floor.lack(Amount(4, 1)) == (
+            "needs 4 CPUs, 1 GPUs and 0 GiB of memory on one node; each node has too little of one of them free"
+        )
+
+
+@st.composite
+def pools(draw: st.DrawFn) -> Pool:
+    sizes = st.sampled_from([Amount(8, 1), Amount(8, 2), Amount(16, 4)])
+    nodes = [Place(name, name, draw(sizes)) for name in ("a", "b", "c", "d")[: draw(st.integers(1, 4))]]
+    grids = [
+        Grid(
+            number,
+            draw(st.sampled_from([Amount(1), Amount(6), ONE_GPU, TWO_GPUS, Amount(4, 3), Amount(2, 4)])),
+            ticks=draw(st.integers(1, 20)),
+            most=draw(st.sampled_from([1, 2, 5, 99])),
+            priority=draw(st.integers(0, 1)),
+            owner=draw(st.sampled_from([None, "ada", "bob"])),
+        )
+        for number in range(1, draw(st.integers(2, 6)) + 1)
+    ]
+    return Pool(nodes, *grids)
+
+
+@given(pools())
+def test_nothing_that_has_a_share_waits_for_ever(pool: Pool) -> None:
+    """However Ray spreads the rest: some trials' ends, and the seconds until anybody is asked, and it has begun."""
+    pool.ticks(200)
+    patience = 4 * (max(grid.ticks for grid in pool.grids) + int(places.SHORT_SECONDS) + 2)
+    assert all(grid.longest_short <= patience for grid in pool.grids), pool.grids
+    standing = Counter(run.node for run in pool.runs)
+    assert all(min(pool.free(node)) >= 0 for node in pool.nodes if standing[node.id])
+
+
+@given(pools())
+def test_no_room_stays_empty_that_fits_what_has_a_share(pool: Pool) -> None:
+    """But where a node is being cleared."""
+    for _ in range(60):
+        pool.tick()
+        for grid in pool.grids:
+            if pool.running(grid) < pool.shares.get(grid.number, 0):
+                shunned = pool.decision.shunned_by(grid.number)
+                open_to_it = [node for node in pool.nodes if node.id not in shunned]
+                assert not any(grid.needs.fits(pool.free(node)) for node in open_to_it)
+
+
+def test_a_decision_over_a_thousand_places_is_quick() -> None:
+    """A few milliseconds where nobody else computes; the bound leaves room for a loaded machine."""
+    nodes = [Place(f"n{number}", f"host{number}", Amount(64, 8, 512)) for number in range(125)]
+    needs = [Amount(1 + number % 4, (1.0, 2.0, 3.0, 6.0)[number % 4]) for number in range(100)]
+    standing = [Standing(number % 80, f"n{number % 125}", ONE_GPU, (str(number // 125),)) for number in range(900)]
+    demands = [Demand(number, 9_999, needs[number], running=0 if number >= 80 else 11) for number in range(100)]
+    shares = dict.fromkeys(range(100), 12)
+    mind, taken = Places(), []
+    for now in range(0, 40, 2):
+        begun = time.process_time()
+        mind.decide(demands, shares, nodes, lambda: standing, now)
+        taken.append(time.process_time() - begun)
+    assert len(mind._kept) >= 20
+    assert sorted(taken)[len(taken) // 2] < 0.05
