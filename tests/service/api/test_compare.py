@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 from fastapi.testclient import TestClient
-from scipy import stats
 from sqlalchemy import delete
 from sqlalchemy.orm import Session
 
@@ -21,6 +20,9 @@ from service.queue.leases import Lease
 from service.queue.trials import ProtocolRecord, hold
 from service.specs.grid import expand_grid
 from service.specs.spec import ExperimentSpec
+from tests.lazily import lazily
+
+stats = lazily("scipy.stats")
 
 SLOW = [0.90, 0.93, 0.91]
 FAST = [0.80, 0.87, 0.82]

@@ -3,10 +3,12 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
 
 from service.leaderboards.metrics import Measure, Metric, spread
 from service.leaderboards.significance import LEVEL, chance, unbeaten
+from tests.lazily import lazily
+
+stats = lazily("scipy.stats")
 
 measured = st.builds(
     lambda seeds, mean, std: Measure(seeds, mean, std, mean, mean),

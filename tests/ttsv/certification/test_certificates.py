@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torchvision
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
 from tests.examples import deep, examples
+from tests.lazily import lazily
 from ttsv.certification.certificates import (
     assumed_certified_accuracy,
     assumed_lipschitz,
@@ -34,6 +34,8 @@ from ttsv.layers import SOCTT, MinMax, TTConv2d
 from ttsv.models import create_model
 from ttsv.models.build import Normalize
 from ttsv.precision import in_float64
+
+torchvision = lazily("torchvision")
 
 
 def jacobian_norm(model: nn.Module, pixels: Tensor) -> float:

@@ -8,10 +8,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from torchvision.transforms.v2 import functional as transforms
 
+from tests.lazily import lazily
 from ttsv.data.augment import Augmentation, Draws
 from ttsv.errors import ConfigError
+
+transforms = lazily("torchvision.transforms.v2.functional")
 
 if TYPE_CHECKING:
     from tests.ttsv.conftest import Cards

@@ -9,8 +9,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.datasets import load_digits
 
+from tests.lazily import lazily
 from ttsv.data import DATASETS, fetch_dataset, list_datasets, load_dataset, verify_dataset
 from ttsv.data import shared as shared_module
 from ttsv.data.loading import as_pixels
@@ -18,6 +18,8 @@ from ttsv.data.source import Arrays
 from ttsv.data.sources import Digits, source_of
 from ttsv.data.split import split_order, stratified
 from ttsv.errors import ConfigError, DataError
+
+datasets = lazily("sklearn.datasets")
 
 
 def test_labels_and_shapes_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,7 +54,7 @@ def test_digits_are_whole_and_in_range(tmp_path: Path) -> None:
     assert pixels.shape == (1797, 1, 8, 8)
     assert pixels.dtype == torch.float32
     assert [pixels.min().item(), pixels.max().item()] == [0, 1]
-    original = load_digits()
+    original = datasets.load_digits()
     assert sorted(map(bytes, pixels.mul(16).byte().flatten(1).numpy())) == sorted(
         map(bytes, original.data.astype(np.uint8))
     )

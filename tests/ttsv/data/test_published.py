@@ -16,12 +16,14 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from torchvision import datasets
 
+from tests.lazily import lazily
 from ttsv.data import DATASETS, fetch_dataset, load_dataset, verify_dataset
 from ttsv.data.content import content_sha256
 from ttsv.data.source import Arrays
 from ttsv.errors import DataError
+
+datasets = lazily("torchvision.datasets")
 
 matlab: Any = importlib.import_module("scipy.io")  # has no types
 PER_FILE = 60

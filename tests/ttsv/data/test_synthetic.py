@@ -5,11 +5,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.linear_model import RidgeClassifier
 
+from tests.lazily import lazily
 from ttsv.data import load_dataset
 from ttsv.data.catalog import SyntheticShape, dataset_info
 from ttsv.data.synthetic import Synthetic, smooth_patterns
+
+linear = lazily("sklearn.linear_model")
 
 
 @pytest.mark.parametrize(
@@ -44,10 +46,16 @@ def test_images_are_made_in_any_pieces(monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_it_can_be_learned(tmp_path: Path) -> None:
     data = load_dataset("synthetic:3x8x8:10:1000", tmp_path)
     train, test = (part.images.flatten(1).numpy() / 255 for part in (data.train, data.test))
-    accuracy = RidgeClassifier(alpha=10).fit(train, data.train.labels.numpy()).score(test, data.test.labels.numpy())
+    accuracy = (
+        linear.RidgeClassifier(alpha=10).fit(train, data.train.labels.numpy()).score(test, data.test.labels.numpy())
+    )
     assert accuracy > 0.8
     # One pixel alone does not tell the classes apart.
-    pixel = RidgeClassifier().fit(train[:, :1], data.train.labels.numpy()).score(test[:, :1], data.test.labels.numpy())
+    pixel = (
+        linear.RidgeClassifier()
+        .fit(train[:, :1], data.train.labels.numpy())
+        .score(test[:, :1], data.test.labels.numpy())
+    )
     assert pixel < 0.4
 
 

@@ -8,10 +8,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.optimize import minimize_scalar
-from sklearn.metrics import brier_score_loss, log_loss
 from torch import Tensor
 
+from tests.lazily import lazily
 from ttsv.errors import ConfigError
 from ttsv.metrics.accuracy import cross_entropy
 from ttsv.metrics.calibration import (
@@ -26,6 +25,9 @@ from ttsv.metrics.calibration import (
     negative_log_likelihood,
     reliability_diagram,
 )
+
+optimize = lazily("scipy.optimize")
+metrics = lazily("sklearn.metrics")
 
 Image = tuple[float, bool]
 """Confidence, and whether the class is right."""
@@ -138,9 +140,9 @@ def trained_like(count: int, classes: int, scale: float, seed: int) -> tuple[Ten
 def test_proper_scores_agree_with_scikit_learn() -> None:
     logits, labels = trained_like(200, 5, 1.5, 0)
     probabilities, classes = logits.softmax(1).numpy(), np.arange(5)
-    expected = log_loss(labels.numpy(), probabilities, labels=classes)
+    expected = metrics.log_loss(labels.numpy(), probabilities, labels=classes)
     assert negative_log_likelihood(logits, labels) == pytest.approx(expected, abs=1e-12)
-    expected = brier_score_loss(labels.numpy(), probabilities, labels=classes, scale_by_half=False)
+    expected = metrics.brier_score_loss(labels.numpy(), probabilities, labels=classes, scale_by_half=False)
     assert brier_score(logits, labels) == pytest.approx(expected, abs=1e-12)
 
 
@@ -159,7 +161,7 @@ def test_temperature_has_the_least_likelihood_loss(scale: float) -> None:
     logits, labels = trained_like(2000, 10, scale, 1)
     found = fit_temperature(logits, labels)
     # The best 1/T by another minimiser, over the definition.
-    best = minimize_scalar(
+    best = optimize.minimize_scalar(
         lambda log_t: cross_entropy(logits / math.exp(log_t), labels),
         bounds=(-4, 4),
         method="bounded",

@@ -10,16 +10,18 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from imagecorruptions import corrupt, get_corruption_names
 from PIL import Image
 from torch import Tensor, nn
-from torchvision.transforms.functional import to_tensor
 
+from tests.lazily import lazily
 from ttsv.data import corruptions
 from ttsv.data.corruptions import KINDS, CorruptionProtocol, PublishedCorruptions
 from ttsv.data.generated_corruptions import GeneratedCorruptions, corrupted
 from ttsv.errors import ConfigError, DataError
 from ttsv.metrics.corruption import CorruptionProgress, CorruptionRecord, corruption_accuracy, mce
+
+imagecorruptions = lazily("imagecorruptions")
+transforms = lazily("torchvision.transforms.functional")
 
 COUNT = 6
 """Test images: each file has five times as many."""
@@ -48,7 +50,7 @@ def image_by_image(model: nn.Module, folder: Path, kind: str, severity: int) -> 
     count = len(labels) // 5
     right = 0
     for row in range((severity - 1) * count, severity * count):
-        pixels = to_tensor(Image.fromarray(images[row]))
+        pixels = transforms.to_tensor(Image.fromarray(images[row]))
         right += int(model(pixels[None]).argmax() == labels[row])
     return right / count
 
@@ -60,7 +62,7 @@ def test_table_and_mean_are_those_of_images_shown_one_by_one(tmp_path: Path) -> 
     record = corruption_accuracy(model, folder, batch_size=4, progress=seen.append)
     assert model.training
     model.eval()
-    assert sorted(record.table) == sorted(get_corruption_names("all"))
+    assert sorted(record.table) == sorted(imagecorruptions.get_corruption_names("all"))
     every = []
     for kind, row in record.table.items():
         expected = [image_by_image(model, folder, kind, severity) for severity in range(1, 6)]
@@ -293,7 +295,7 @@ def test_generated_corruptions_are_the_librarys_own(tmp_path: Path) -> None:
     levels = (images * 255).round().byte().permute(0, 2, 3, 1).numpy()
     for kind in ("contrast", "pixelate", "jpeg_compression", "defocus_blur", "saturate"):  # without random numbers
         for row, array in enumerate(found.images(kind)):
-            expected = corrupt(levels[row % 2], severity=row // 2 + 1, corruption_name=kind)
+            expected = imagecorruptions.corrupt(levels[row % 2], severity=row // 2 + 1, corruption_name=kind)
             assert np.abs(array.astype(int) - expected).max() == 0
     for kind in KINDS:
         distances = np.abs(found.images(kind).astype(float) - np.tile(levels, (5, 1, 1, 1))).mean(axis=(1, 2, 3))
@@ -385,5 +387,5 @@ def test_images_that_cannot_be_corrupted(tmp_path: Path, changed: dict[str, Any]
 
 
 def test_kinds_are_those_of_the_library() -> None:
-    assert sorted(get_corruption_names("all")) == list(KINDS)
+    assert sorted(imagecorruptions.get_corruption_names("all")) == list(KINDS)
     assert set(corruptions.PUBLISHED) == {"CIFAR-10-C", "CIFAR-100-C"}

@@ -5,14 +5,16 @@ from typing import Any
 
 import pytest
 import torch
-import torchvision
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tests.lazily import lazily
 from ttsv.errors import ConfigError
 from ttsv.layers import SOC, SOCTT, MinMax, TTConv2d, tensorize
 from ttsv.models import create_model
 from ttsv.spectral.network import model_spectra, spectral_layers
+
+torchvision = lazily("torchvision")
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2, 0.25, 0.3)
 

@@ -13,15 +13,17 @@ import pyautoattack
 import pytest
 import torch
 from pyautoattack.square import SquareAttack
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tests.lazily import lazily
 from ttsv.errors import ConfigError, DataError
 from ttsv.metrics.attacks.autoattack import autoattack
 from ttsv.metrics.attacks.pgd import pgd
 from ttsv.metrics.attacks.record import AttackProgress, AttackRecord, perturbation
 from ttsv.metrics.attacks.state import model_fingerprint
+
+datasets = lazily("sklearn.datasets")
 
 Attack = Callable[..., AttackRecord]
 
@@ -46,7 +48,7 @@ def shortened(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @cache
 def digits() -> tuple[Tensor, Tensor]:
-    found = load_digits()
+    found = datasets.load_digits()
     return torch.tensor(found.images[:, None] / 16, dtype=torch.float32), torch.tensor(found.target)
 
 
