@@ -27,6 +27,8 @@ _CODE = ("ttsv", "workers")
 _GIB = 2**30
 _CONTROL_GROUP = Path("/sys/fs/cgroup")
 """Of a container, as it sees itself. Files of the kernel's version 2 are named first, then those of version 1."""
+_OURS = ("TTSV_", "RAY_ADDRESS", "PGPASS", "PGSERVICE", "PGSSL")
+"""How variables begin that are ours alone: libpq takes a password from PGPASSWORD, PGPASSFILE or PGSERVICEFILE."""
 _DRIVER = Path("/proc/driver/nvidia/gpus")
 _DEVICES = Path("/dev")
 _ASKING_SECONDS = 60.0
@@ -75,8 +77,8 @@ def usable_instructions() -> dict[str, str]:
 
 
 def without_settings() -> dict[str, str]:
-    """Our environment for processes that hold no credentials: nothing of our settings."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(("TTSV_", "RAY_ADDRESS"))}
+    """Our environment for processes that hold no credentials: nothing of our settings, nor what opens a database."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
 
 
 def _shows_amx() -> bool:
