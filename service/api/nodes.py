@@ -11,7 +11,6 @@ from service.api.http.examples import Example, shown
 from service.api.http.problems import RESPONSES
 from service.queue import nodes
 from service.schemas.service import NodeOut, NodeTrialOut
-from service.specs.states import NodeState
 
 router = APIRouter(prefix="/v1/nodes", tags=["nodes"], responses=RESPONSES)
 
@@ -54,9 +53,7 @@ def index(database: Db, who: Reader) -> Any:
 def nodes_out(session: Session, project_id: int | None) -> list[NodeOut]:
     """The nodes with what runs on them, of a project (None: of all) those trials that its people may see."""
     rows = nodes.listed(session, MOST)
-    there = [row for row in rows if row.state is NodeState.ALIVE]
-    there.sort(key=lambda row: row.joined_at)
-    running = nodes.by_node(nodes.at_work(session, project_id), there, lambda row: row.worker)
+    running = nodes.running_on(session, rows, project_id)
     found = []
     for row in rows:
         trials = [NodeTrialOut.model_validate(trial) for trial in running.get(row.id, ())]

@@ -18,6 +18,7 @@ from service.database import ExperimentState, TrialState
 from service.database.engine import Database
 from service.experiments import store
 from service.experiments.listing import ExperimentFilter, list_experiments
+from service.queue.cluster import GPUS
 from service.schemas.experiments import ExperimentOut
 from service.schemas.service import NodeOut, NodeTrialOut
 from service.specs.states import NodeState
@@ -121,10 +122,13 @@ def slots(node: NodeOut) -> list[Slot]:
     named = [gpu.name for gpu in node.machine.gpus] if node.machine is not None else []
     count = max(len(named), int(node.gpus))
     found = [Slot(f"GPU {index}: {named[index]}" if index < len(named) else f"GPU {index}") for index in range(count)]
-    cpu = Slot("CPUs")
+    cpu, unknown = Slot("CPUs"), Slot("GPUs")
     for trial in node.trials:
-        index = trial.place.rpartition(", GPU ")[2]
-        (found[int(index)] if index.isdecimal() and int(index) < count else cpu).trials.append(trial)
+        _, _, cards = trial.place.partition(GPUS)
+        there = [found[int(card)] for card in cards.split(", ") if card.isdecimal() and int(card) < count]
+        for slot in there or [unknown if cards else cpu]:
+            slot.trials.append(trial)
+    found += [unknown] if unknown.trials else []
     return [*found, *([cpu] if cpu.trials or not found else [])]
 
 

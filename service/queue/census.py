@@ -14,15 +14,24 @@ from service.database import ClusterNode, Event, Experiment, ExperimentState, Ta
 from service.experiments.events import EventKind
 from service.queue import nodes
 from service.queue.leases import HEARD_WITHIN
+from service.queue.shares import NEEDS
 
 _MOST_NODES = 1000
+WAITING = {
+    "turn": ("others come first", "the cluster is full"),
+    "places": (NEEDS,),
+    "driver": ("its driver",),
+    "worker": ("no worker",),
+}
+"""How reasons begin for which experiments wait, by class; besides there are `unfit` (no node has room) and `other`."""
 
 
 @dataclass(frozen=True)
 class Census:
     """Experiments and trials by state, archived ones too; `queued_trials` are those of experiments that may run.
 
-    `gpu_seconds` are those of all attempts that ended, a fraction of a GPU counting as such.
+    `gpu_seconds` are those of all attempts that ended, a fraction of a GPU counting as such. `waiting` are experiments
+    that run nothing, by the class of their reason (`WAITING`); `at_work` trials that run, by node.
     """
 
     experiments: Mapping[ExperimentState, int]
@@ -32,6 +41,8 @@ class Census:
     lost_leases: int
     workers: int
     nodes: Sequence[ClusterNode]
+    waiting: Mapping[str, int]
+    at_work: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -75,6 +86,13 @@ def unfit_for_bf16(session: Session) -> bool:
     return bool(seen) and all(has is False for has in seen)
 
 
+def waiting_for(reason: str, *, unfit: bool) -> str:
+    """The class of a reason."""
+    if unfit:
+        return "unfit"
+    return next((name for name, begins in WAITING.items() if reason.startswith(begins)), "other")
+
+
 def take_census(session: Session, project_id: int | None = None) -> Census:
     """Counts everything, or what belongs to a project (workers are everybody's); no trial is read."""
     mine = () if project_id is None else (Experiment.project_id == project_id,)
@@ -102,6 +120,13 @@ def take_census(session: Session, project_id: int | None = None) -> Census:
     lost = select(func.count()).select_from(Event).where(Event.kind == EventKind.REAPED.value)
     if mine:
         lost = lost.join(Experiment, Experiment.id == Event.experiment_id).where(*mine)
+    unfit = Experiment.unfit_since.is_not(None)
+    why = select(Experiment.waiting, unfit, func.count()).where(Experiment.waiting.is_not(None), *mine)
+    why = why.where(Experiment.state.in_((ExperimentState.QUEUED, ExperimentState.RUNNING)))
+    reasons = dict.fromkeys(("unfit", *WAITING, "other"), 0)
+    for reason, misfit, count in session.execute(why.group_by(Experiment.waiting, unfit)):
+        reasons[waiting_for(reason or "", unfit=misfit)] += count
+    rows = nodes.listed(session, _MOST_NODES)
     seen = select(func.count()).where(Worker.seen_at >= now() - HEARD_WITHIN)
     return Census(
         experiments=experiments,
@@ -110,5 +135,7 @@ def take_census(session: Session, project_id: int | None = None) -> Census:
         gpu_seconds=float(session.scalar(spent.where(*mine)) or 0),
         lost_leases=session.scalar(lost) or 0,
         workers=session.scalar(seen) or 0,
-        nodes=nodes.listed(session, _MOST_NODES),
+        nodes=rows,
+        waiting=reasons,
+        at_work={node: len(trials) for node, trials in nodes.running_on(session, rows, project_id).items()},
     )

@@ -153,6 +153,12 @@ def by_node(
     return found
 
 
+def running_on(session: Session, rows: Iterable[ClusterNode], project_id: int | None) -> dict[str, list[AtWork]]:
+    """Node -> the trials that run there, of the nodes that are there; of a project (None: of all) its own."""
+    there = sorted((row for row in rows if row.state is NodeState.ALIVE), key=lambda row: row.joined_at)
+    return by_node(at_work(session, project_id), there, lambda row: row.worker)
+
+
 @dataclass(frozen=True)
 class Others:
     """What other workers see: the room that their nodes have, by worker, and who of them sees nodes of ours as its own.

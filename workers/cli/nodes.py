@@ -1,7 +1,9 @@
 """`ttsv nodes` and `ttsv node`: the machines on which trials run, and making this one such."""
 
 import os
+from collections.abc import Iterable
 from contextlib import closing
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,20 +14,25 @@ from workers.cli.errors import plain_errors
 
 if TYPE_CHECKING:
     from service.client import Client
+    from service.schemas.experiments import ExperimentOut
     from service.schemas.service import NodeOut
 
 nodes_app = typer.Typer()
+
+_MOST_LOOKED_AT = 50
 
 
 @nodes_app.command()
 @connected
 def nodes(client: "Client", as_json: Json = False) -> None:
-    """List the machines on which trials run, and those that left or were refused in the last day."""
+    """List the machines on which trials run, and those that left or were refused in the last day; then what waits."""
     found = client.nodes()
     if as_json:
         print_json(found)
-    else:
-        _show(found)
+        return
+    _show(found)
+    for state in ("running", "queued"):
+        _show_waiting(islice(client.experiments(specs=False, state=state), _MOST_LOOKED_AT))
 
 
 @nodes_app.command()
@@ -115,3 +122,9 @@ def _show(found: "list[NodeOut]") -> None:
             Text(one.problem or "-"),
         )
     print_table(table)
+
+
+def _show_waiting(experiments: "Iterable[ExperimentOut]") -> None:
+    for one in experiments:
+        if one.waiting is not None:
+            typer.echo(f"experiment {one.id} ({one.name}) waits: {one.waiting}")

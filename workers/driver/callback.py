@@ -35,6 +35,13 @@ _NODE_DIED = re.compile(
 )
 """What Ray says where the process died with all around it, or cannot be reached: a raylet's death shows so at first."""
 
+_MEMORY = re.compile(r"memory usage threshold|running low on memory|Ray killed (this|\d+) worker", re.I)
+"""What Ray says where its memory monitor ended the process, before the kernel would end any."""
+_SHORT_OF_MEMORY = (
+    "its machine ran short of memory, and Ray ended it; it may need more than others: have `resources.memory_gib` "
+    "reserve what it needs, or let fewer run at a time (max_concurrent_trials): "
+)
+
 
 class TuneCallback(tune.Callback):
     """Hands Tune's events on. It runs in Tune's control loop: it must not wait, and must not fail."""
@@ -89,6 +96,10 @@ class TuneCallback(tune.Callback):
         if self._watchdog.ended(trial_id):
             reason = reason_of(trial)
             logger.warning("trial %d lost its process: %s", trial_id, reason)
+            if _MEMORY.search(reason):
+                # Charged, as the kernel's killing is: it may be the one that needs too much, and would be killed for
+                # ever. Ten such ends in a row without getting on are many for one that merely was there.
+                reason = _SHORT_OF_MEMORY + reason
             blameless = NOT_TAKEN in reason or _NODE_DIED.search(reason)
             self._recorder.died(trial_id, reason, charged=not blameless)
 

@@ -28,6 +28,8 @@ _GIB = 2**30
 _CONTROL_GROUPS = Path("/sys/fs/cgroup")
 """Where they are mounted: those of the kernel's version 2, or those of version 1 in a folder for each controller."""
 _OUR_GROUPS = Path("/proc/self/cgroup")
+_OURS = ("TTSV_", "RAY_ADDRESS", "PGPASS", "PGSERVICE", "PGSSL")
+"""How variables begin that are ours alone: libpq takes a password from PGPASSWORD, PGPASSFILE or PGSERVICEFILE."""
 _DRIVER = Path("/proc/driver/nvidia/gpus")
 _DEVICES = Path("/dev")
 _ASKING_SECONDS = 60.0
@@ -77,12 +79,11 @@ def usable_instructions() -> dict[str, str]:
 
 
 def without_settings() -> dict[str, str]:
-    """Our environment for processes that hold no credentials: nothing of our settings, but the image's revision."""
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if name == "TTSV_REVISION" or not name.startswith(("TTSV_", "RAY_ADDRESS"))
-    }
+    """Our environment for processes that hold no credentials, but for the image's revision.
+
+    Nothing of our settings is in it, nor what opens a database.
+    """
+    return {name: value for name, value in os.environ.items() if name == "TTSV_REVISION" or not name.startswith(_OURS)}
 
 
 def _shows_amx() -> bool:

@@ -211,14 +211,15 @@ def _here() -> tuple[str, str | None]:
     host = socket.gethostname()
     if not ray.is_initialized():
         return host, None
-    node = str(ray.get_runtime_context().get_node_id())
+    node = None
     try:
+        node = str(ray.get_runtime_context().get_node_id())
         nodes = ray.nodes()  # type: ignore[no-untyped-call]
         alike = [one for one in nodes if one["Alive"] and one["NodeManagerHostname"] == host]
     except Exception:  # Ray's, of many kinds: it ends no trial
         logger.exception("the nodes of the cluster are not known")
         alike = []
-    return (named(host, node) if len(alike) > 1 else host), node
+    return (named(host, node) if node is not None and len(alike) > 1 else host), node
 
 
 def _environment() -> Mapping[str, object] | None:

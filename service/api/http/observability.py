@@ -5,7 +5,7 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -102,7 +102,11 @@ class _DatabaseCollector(Collector):
         lost = "Experiments taken from workers that were gone."
         yield CounterMetricFamily("ttsv_lost_leases", lost, value=census.lost_leases)
         yield GaugeMetricFamily("ttsv_workers", "Workers heard of in the last minute.", value=census.workers)
-        yield from _nodes(census.nodes)
+        waiting = GaugeMetricFamily("ttsv_waiting", "Experiments that run nothing, by why.", labels=["reason"])
+        for reason, count in census.waiting.items():
+            waiting.add_metric([reason], count)
+        yield waiting
+        yield from _nodes(census.nodes, census.at_work)
 
     def _newest(self) -> Census | None:
         with self._lock:
@@ -116,7 +120,7 @@ class _DatabaseCollector(Collector):
             return self._census
 
 
-def _nodes(rows: Sequence[ClusterNode]) -> Iterable[Metric]:
+def _nodes(rows: Sequence[ClusterNode], at_work: Mapping[str, int]) -> Iterable[Metric]:
     """How many nodes there are by state, and of those that are there what they have."""
     by_state = GaugeMetricFamily(
         "ttsv_nodes", "Nodes by state; what left or was refused counts a day.", labels=["state"]
@@ -127,6 +131,7 @@ def _nodes(rows: Sequence[ClusterNode]) -> Iterable[Metric]:
     whose = ["node", "host"]
     cpus = GaugeMetricFamily("ttsv_node_cpus", "CPUs that a node gives to trials.", labels=whose)
     gpus = GaugeMetricFamily("ttsv_node_gpus", "GPUs that a node gives to trials.", labels=whose)
+    running = GaugeMetricFamily("ttsv_node_running_trials", "Trials that run on a node.", labels=whose)
     memory = GaugeMetricFamily("ttsv_node_memory_bytes", "Memory that a node gives to trials.", labels=whose)
     disk = GaugeMetricFamily("ttsv_node_free_disk_bytes", "What a node's disk has left.", labels=whose)
     clock = GaugeMetricFamily(
@@ -139,6 +144,7 @@ def _nodes(rows: Sequence[ClusterNode]) -> Iterable[Metric]:
         labels = [row.id, row.host]
         cpus.add_metric(labels, row.cpus)
         gpus.add_metric(labels, row.gpus)
+        running.add_metric(labels, at_work.get(row.id, 0))
         memory.add_metric(labels, row.memory_gib * 2**30)
         if (machine := nodes.machine_of(row)) is None:
             continue
@@ -147,7 +153,7 @@ def _nodes(rows: Sequence[ClusterNode]) -> Iterable[Metric]:
             clock.add_metric(labels, machine.clock_seconds)
         for number, gpu in enumerate(machine.gpus):
             gpu_memory.add_metric([*labels, str(number), gpu.name], gpu.memory_gib * 2**30)
-    yield from (cpus, gpus, memory, disk, clock, gpu_memory)
+    yield from (cpus, gpus, running, memory, disk, clock, gpu_memory)
 
 
 class RequestObserver:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from service.database import ClusterNode, now
 from service.database.engine import Database
 from service.queue import leases, nodes
 from service.queue.cluster import Gpu, Machine, Node, Versions, named, nodes_as_json, nodes_from_json
-from service.queue.contenders import amount
+from service.queue.contenders import amount, say_why
 from service.queue.nodes import AtWork
 from service.queue.shares import Amount
 from service.queue.trials import hold
@@ -209,6 +210,27 @@ class TestWhichNode:
         database.write(start)
         shown = {node["id"]: [trial["id"] for trial in node["trials"]] for node in api.get("/v1/nodes").json()}
         assert shown == {self.ONE.id: [2], self.TWO.id: [1]}
+        lines = api.get("/metrics").text.splitlines()
+        assert f'ttsv_node_running_trials{{host="box",node="{self.TWO.id}"}} 1.0' in lines
+
+
+def test_prometheus_is_told_why_experiments_wait(api: TestClient, database: Database) -> None:
+    reasons = {
+        "turn": "others come first: the cluster is shared by experiments 4",
+        "unfit": "needs 3 GPUs on one node; the largest has 2",
+        "places": "needs 2 GPUs on one node; 2 are free, on different nodes",
+        "driver": "its driver died or could not start once",
+        "worker": "no worker is there",
+        "other": "nobody knows",
+    }
+    base = {"dataset": "digits", "model": "small-cnn"}
+    for name, reason in [*reasons.items(), ("turn", "the cluster is full"), (None, None)]:
+        number = api.post("/v1/experiments", json={"name": "x", "base": base}).json()["id"]
+        unfit = {number} if name == "unfit" else set[int]()
+        database.write(partial(say_why, reasons={number: reason}, unfit=unfit))
+    lines = api.get("/metrics").text.splitlines()
+    told = [line for line in lines if line.startswith("ttsv_waiting{")]
+    assert sorted(told) == sorted(f'ttsv_waiting{{reason="{name}"}} {1 + (name == "turn")}.0' for name in reasons)
 
 
 class TestOthers:

@@ -14,6 +14,7 @@ from service.client import Client
 from service.database.engine import Database
 from service.queue import nodes
 from service.queue.cluster import Gpu, Machine, Node, Versions
+from service.queue.contenders import say_why
 from service.specs.states import NodeState
 from workers.cli.__main__ import app
 from workers.node import membership
@@ -49,6 +50,18 @@ def test_a_line_for_each(there: str) -> None:
     assert (head[0], head[6]) == ("gpu1 (head)", "-")
     assert (node[0], node[1], *node[3:]) == ("gpu2", "alive", "8", "2", "20.5", "2 x L4 22.5 GiB", "-", "-")
     assert (refused[0], refused[1], refused[-1]) == ("[bold]x", "refused", "Python is 3.12.0 here")
+
+
+def test_what_waits_says_why(there: str, sqlite_url: str) -> None:
+    with Client(there) as client:
+        base = {"dataset": "digits", "model": "small-cnn"}
+        waits, _ = (client.submit({"name": name, "base": base}) for name in ("[bold]large", "small"))
+    database = Database(sqlite_url)
+    reason = "needs 2 GPUs on one node; 2 are free, on different nodes"
+    database.write(lambda session: say_why(session, {waits.id: reason}, ()))
+    database.close()
+    done = run(there, "nodes")
+    assert done.stdout.splitlines()[4:] == [f"experiment {waits.id} ([bold]large) waits: {reason}"]
 
 
 def test_json_for_scripts(there: str) -> None:

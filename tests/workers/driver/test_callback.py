@@ -121,6 +121,27 @@ def test_only_a_process_that_died_alone_is_charged_to_its_trial(tmp_path: Path, 
     assert (said.args[0], said.kwargs) == (7, {"charged": charged})
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Memory on the node (IP: 10.0.0.2, ID: 5e2f) where the task (actor ID: 4f7b, name=ResourceTrainable.train) was "
+        "running was 60.9GB / 64.0GB (0.951), which exceeds the memory usage threshold of 0.95. Ray killed this worker "
+        "(ID: 77) because it was the most recently scheduled task.",
+        "1 worker(s) were killed due to the node running low on memory.",
+        "The actor died. Ray killed 1 worker(s) based on the killing policy",
+    ],
+)
+def test_what_ray_killed_for_memory_is_charged_and_told_what_to_do(tmp_path: Path, words: str) -> None:
+    file = tmp_path / "error.txt"
+    file.write_text(f"Failure # 1 (occurred at 2026-11-22_08-00-00)\n{words}\n")
+    recorder = MagicMock()
+    TuneCallback(recorder, MagicMock(), Path()).on_trial_error(0, [], tunes_trial(7, str(file)))
+    (said,) = recorder.died.call_args_list
+    assert said.args[1].startswith("its machine ran short of memory, and Ray ended it; ")
+    assert "resources.memory_gib" in said.args[1]
+    assert said.kwargs == {"charged": True}
+
+
 def test_without_a_word_of_ray_the_trial_is_charged() -> None:
     recorder, watchdog = MagicMock(), MagicMock()
     TuneCallback(recorder, watchdog, Path()).on_trial_error(0, [], tunes_trial())

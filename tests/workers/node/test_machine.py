@@ -230,3 +230,12 @@ class TestDescription:
         (package / "a.py").rename(package / "c.py")
         assert digest() not in (first, second)
         code_digest.cache_clear()
+
+
+def test_processes_without_credentials_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PGPASSWORD", "PGPASSFILE", "PGSERVICEFILE", "TTSV_DATABASE_PASSWORD", "RAY_ADDRESS"):
+        monkeypatch.setenv(name, "secret")
+    monkeypatch.setenv("PGTZ", "UTC")
+    left = machine.without_settings()
+    assert "secret" not in left.values()
+    assert left["PGTZ"] == "UTC"

@@ -390,11 +390,27 @@ def test_it_says_where_it_runs_before_all_else(
     assert not (tmp_path / "trials" / "1").exists()
     assert StartedReport("node-1", []).place == "node-1"
     assert StartedReport("node-1", ["0", "3"]).place == "node-1, GPU 0, 3"
-    context = SimpleNamespace(get_accelerator_ids=lambda: {"GPU": ["2"], "TPU": []})
+    visible, host = ["2"], socket.gethostname()
+    context = SimpleNamespace(
+        get_accelerator_ids=lambda: {"GPU": visible, "TPU": []}, get_node_id=lambda: "c6416f7231edaf7b"
+    )
+    nodes = [{"Alive": True, "NodeManagerHostname": name} for name in (host, "another")]
     monkeypatch.setattr("workers.trial_process.trainable.ray.is_initialized", lambda: True)
     monkeypatch.setattr("workers.trial_process.trainable.ray.get_runtime_context", lambda: context)
-    trainable.reset_config(config(tmp_path, good))
-    assert trainable.step()["report"] == StartedReport(socket.gethostname(), ["2"])
+    monkeypatch.setattr("workers.trial_process.trainable.ray.nodes", lambda: nodes)
+
+    def said() -> StartedReport:
+        trainable.reset_config(config(tmp_path, good))
+        report: StartedReport = trainable.step()["report"]
+        return report
+
+    assert said() == StartedReport(host, ["2"])
+    visible = ["GPU-bb", "GPU-cc"]
+    monkeypatch.setenv("TTSV_OFFERED_CARDS", "GPU-aa,GPU-bb,GPU-cc")
+    nodes.append({"Alive": True, "NodeManagerHostname": host})
+    assert said().place == f"{host} (c6416f72), GPU 1, 2", "one of several nodes of this machine"
+    del nodes[0]["Alive"]
+    assert (said().host, said().node) == (host, "c6416f7231edaf7b"), "whatever Ray says, the trial runs"
 
 
 @pytest.mark.parametrize(("seconds", "told"), [(0, [1, 2, 3]), (60, [1])])

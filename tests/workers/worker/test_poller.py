@@ -464,6 +464,22 @@ class TestPlaces:
         rig.turn_until(lambda: "shunned" not in self.told(lab, spread) and not lab.experiment(large).waiting)
         rig.worker._drain()
 
+    def test_what_a_worker_runs_that_shares_the_cluster_is_taken(
+        self, lab: Lab, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Two with one `RAY_ADDRESS`: a node's row names whoever wrote it last."""
+        theirs = lab.post([0, 1, 2], resources={"gpus": 1})
+        assert _claim(lab, "their-worker", None).experiment_id == theirs
+        self.place(lab, theirs, "gpu1, GPU 0", "gpu2, GPU 0", "gpu2, GPU 1")
+        mine = lab.post([10, 11, 12, 13], resources={"gpus": 1})
+        rig = Rig(lab, ECHO, beat_seconds=20, lease_seconds=60)
+        monkeypatch.setattr(rig.cluster, "nodes", lambda: self.NODES)
+        rig.turn_until(lambda: self.told(lab, mine))
+        assert self.told(lab, mine)["slots"] == 4, "nobody is known to share it"
+        lab.database.write(lambda session: nodes.record(session, "their-worker", self.NODES))
+        rig.turn_until(lambda: self.told(lab, mine)["slots"] == 1)
+        rig.worker._drain()
+
 
 def test_drivers_hear_of_their_shares(lab: Lab) -> None:
     """Three places: one experiment has all, then two share, then an urgent one has what it needs."""
