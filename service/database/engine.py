@@ -153,13 +153,15 @@ def among(
 
 
 def driver_rows(
-    session: Session, query: Select[*tuple[Any, ...]] | CompoundSelect[*tuple[Any, ...]]
+    session: Session,
+    query: Select[*tuple[Any, ...]] | CompoundSelect[*tuple[Any, ...]],
+    values: Mapping[str, Any] | None = None,
 ) -> list[tuple[Any, ...]]:
     """A query's rows as the driver makes them: of tens of thousands in half the time, and without types of ours.
 
     PostgreSQL sends them in binary, so that neither side writes or reads a number's digits.
     """
-    with session.connection().execute(query, execution_options={_IN_BINARY: True}) as result:
+    with session.connection().execute(query, values, execution_options={_IN_BINARY: True}) as result:
         assert isinstance(result, CursorResult), "of such a statement it always is"
         return list(result.cursor.fetchall())
 

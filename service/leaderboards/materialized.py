@@ -3,11 +3,26 @@
 import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
+from functools import cache
 from itertools import compress
 from typing import Any
 
 from pydantic_core import from_json
-from sqlalchemy import JSON, ColumnElement, Text, cast, column, func, literal_column, or_, select, tuple_, union_all
+from sqlalchemy import (
+    JSON,
+    ColumnElement,
+    CompoundSelect,
+    Integer,
+    Text,
+    bindparam,
+    cast,
+    column,
+    func,
+    literal_column,
+    select,
+    tuple_,
+    union_all,
+)
 from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
 
 from service.database import Protocol, Result, Score, ScoreBoard, ScoreRank, Trial
@@ -27,6 +42,7 @@ _ORDER = (ScoreRank.standing, ScoreRank.mean, ScoreRank.tie)
 """As the parts of a `Position`."""
 _FEW = 1000
 """Rows all of whose means are read at once; of more, an index is walked from its ends."""
+_ALL_ROWS = 2**31 - 1
 _PLACES = select(ScoreRank.score_id, *_ORDER)
 _MEASURED = (ScoreRank.metric, ScoreRank.seeds, ScoreRank.mean, ScoreRank.std, ScoreRank.score_id)
 
@@ -180,52 +196,59 @@ class StoredScores:
             rows = self._few(board, ranked, metrics, complete=complete)
         else:
             # Of so many rows in order about as many are meant as are wanted; where they are not, all are read.
-            share = self._on_board[board.id] / board.cells if self._others else 1.0
-            rows = self._walked(board, ranked, metrics, 2 * share if self._others else share, complete=complete)
+            times = 2 * self._on_board[board.id] / board.cells if self._others else 1.0
+            rows = self._walked(board, ranked, metrics, times, complete=complete)
             if self._others:
                 held = Counter(row[0] for row in rows)
                 short = [metric for metric in metrics if held[metric.value] < min(BEST, board.ranked) // 2]
                 rows = [row for row in rows if row[0] not in set(short)]
                 rows += self._walked(board, ranked, short, None, complete=complete) if short else []
+        read: dict[str, list[tuple[Any, ...]]] = {}
+        for row in rows:
+            read.setdefault(row[0], []).append(row)
         found: dict[str, list[Measure]] = {}
-        for name, seeds, mean, std, _ in rows:
-            found.setdefault(name, []).append(Measure(seeds, mean, std, mean, mean))  # its range decides nothing
+        for metric in metrics:
+            mine = read.get(metric.value, [])
+            mine.sort(key=lambda row: row[2], reverse=metric.more_is_better)
+            ends = [*mine[:BEST], *mine[BEST:][-WORST:]]
+            # (Of a rival its range decides nothing.)
+            found[metric.value] = [Measure(seeds, mean, std, mean, mean) for _, seeds, mean, std, _ in ends]
         return found
 
     def _few(
         self, board: BoardKey, ranked: Metric, metrics: Sequence[Metric], *, complete: bool
     ) -> list[tuple[Any, ...]]:
-        of_metric = [
-            (ScoreRank.metric == m.value) & (ScoreRank.standing == standing_of(m, complete=complete)) for m in metrics
-        ]
-        query = select(*_MEASURED).join(Score, Score.id == ScoreRank.score_id)
-        query = query.where(Score.board_id == board.id, *self._conditions, or_(*of_metric), *_having(board, ranked))
+        names = [metric.value for metric in metrics]
+        query = select(*_MEASURED, ScoreRank.standing).join(Score, Score.id == ScoreRank.score_id)
+        query = query.where(Score.board_id == board.id, *self._conditions, ScoreRank.metric.in_(names))
+        if board.ranked != board.cells:
+            query = query.where(_has(ranked.value))
         if self._others:
             query = query.where(among(self._session, ScoreRank.score_id, list(self._of_others(board.id))))
-        return driver_rows(self._session, query)
+        standing = {metric.value: standing_of(metric, complete=complete) for metric in metrics}
+        return [row[:-1] for row in driver_rows(self._session, query) if row[-1] == standing[row[0]]]
 
     def _walked(
         self, board: BoardKey, ranked: Metric, metrics: Sequence[Metric], times: float | None, *, complete: bool
     ) -> list[tuple[Any, ...]]:
         """From the ends of each metric's order: so many `times` what is wanted, or all; those that are meant."""
-        chosen = []
-        if self._conditions:
-            chosen = [select(Score.id).where(Score.id == ScoreRank.score_id, *self._conditions).exists()]
-        parts = []
-        for metric in metrics:
-            standing = ScoreRank.standing == standing_of(metric, complete=complete)
-            mine = ScoreRank.board_id == board.id, ScoreRank.metric == metric.value, standing
-            query = select(*_MEASURED).where(*mine, *chosen, *_having(board, ranked))
-            if times is None:
-                parts.append(query)
-                continue
-            for count, more in ((BEST, metric.more_is_better), (WORST, not metric.more_is_better)):
-                order = [column.desc() if more else column.asc() for column in _ORDER]
-                end = query.order_by(*order).limit(math.ceil(count * times))
-                parts.append(select(*end.subquery().c))
-        rows = driver_rows(self._session, union_all(*parts))
-        meant = self._of_others(board.id) if self._others else None
-        return [row for row in rows if meant is None or row[-1] in meant]
+        ordered = sorted(metrics, key=lambda metric: metric.more_is_better)
+        more = sum(metric.more_is_better for metric in metrics)
+        query = (_ends_of if self._conditions else _kept_ends)(
+            len(metrics) - more,
+            more,
+            has_ranked=board.ranked != board.cells,
+            where=tuple(self._conditions),
+        )
+        counts = [_ALL_ROWS if times is None else math.ceil(count * times) for count in (BEST, WORST)]
+        values = {"board": board.id, "ranked": ranked.value, "best": counts[0], "worst": counts[1]}
+        values |= {f"standing{int(up)}": int(complete == up) for up in (False, True)}
+        values |= {f"metric{index}": metric.value for index, metric in enumerate(ordered)}
+        rows = driver_rows(self._session, query, values)
+        if self._others:
+            meant = self._of_others(board.id)
+            rows = [row for row in rows if row[-1] in meant]
+        return rows if times is not None else list(dict.fromkeys(rows))
 
     def values(self, board: BoardKey, field: str) -> dict[int, FieldValue]:
         """All rows' values of a field, tuples for lists."""
@@ -326,12 +349,31 @@ class StoredScores:
         return query.join(Score, Score.id == ScoreRank.score_id).where(*of_cells)
 
 
-def _having(board: BoardKey, ranked: Metric) -> list[ColumnElement[bool]]:
-    """That a row is on the board's pages: that it has the ranked metric, where some have not."""
-    if board.ranked == board.cells:
-        return []
+def _has(metric: Any) -> ColumnElement[bool]:
+    """That a row has another metric."""
     other = aliased(ScoreRank)
-    return [select(other.score_id).where(other.score_id == ScoreRank.score_id, other.metric == ranked.value).exists()]
+    return select(other.score_id).where(other.score_id == ScoreRank.score_id, other.metric == metric).exists()
+
+
+def _ends_of(less: int, more: int, *, has_ranked: bool, where: tuple[ColumnElement[bool], ...]) -> CompoundSelect[Any]:
+    """The first rows and the last of so many metrics, of which more or less is better; whose, `_walked` says."""
+    narrowed = [_has(bindparam("ranked"))] if has_ranked else []
+    if where:
+        narrowed.append(select(Score.id).where(Score.id == ScoreRank.score_id, *where).exists())
+    parts = []
+    for index in range(less + more):
+        of_metric = ScoreRank.board_id == bindparam("board"), ScoreRank.metric == bindparam(f"metric{index}")
+        standing = ScoreRank.standing == bindparam(f"standing{int(index >= less)}")
+        query = select(*_MEASURED).where(*of_metric, standing, *narrowed)
+        for count, descending in (("best", index >= less), ("worst", index < less)):
+            order = [column.desc() if descending else column.asc() for column in _ORDER]
+            end = query.order_by(*order).limit(bindparam(count, type_=Integer))
+            parts.append(select(*end.subquery().c))
+    return union_all(*parts)
+
+
+_kept_ends = cache(_ends_of)
+"""Made once: to make one takes longer than to answer it."""
 
 
 def _best_first(metric: Metric) -> list[ColumnElement[Any]]:
