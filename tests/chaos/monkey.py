@@ -134,13 +134,13 @@ class Monkey:
 
     def _kill_node(self, database: Database) -> None:
         """The second node with all that it runs, in the middle of its trials."""
-        if not _asked(database, lambda session: _under_way(session, host=SECOND)):
+        trials = self.site.party("node")["trial"]  # the database may not know yet that the last ones are gone
+        if not trials or not _asked(database, lambda session: _under_way(session, host=SECOND)):
             self._next = time.monotonic() + 0.2
             return
         processes = self.site.tree("node")
         self.site.kill(*(process.pid for process in processes))
-        if processes:
-            self._say("kill node", f"with its {len(processes)} processes")
+        self._say("kill node", f"with its {len(processes)} processes, {len(trials)} of them of trials")
 
     def _stun(self, database: Database) -> None:
         """A whole party stands still, where another worker is there to take over what it runs."""
