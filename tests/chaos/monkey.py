@@ -99,17 +99,14 @@ class Monkey:
         self._say("database away", f"for {seconds:g} s")
 
     def _draw(self, chosen: dict[str, int], machinery: dict[str, int]) -> tuple[str, list[int]]:
-        """A kind and all of it that live and go on; of the machinery only when it has had its respite."""
+        """A kind and all of it that live and go on, perhaps nobody; machinery only when it has had its respite."""
         rested = time.monotonic() > self._machinery_from
         weights = chosen | (machinery if rested else {})
-        living = {kind: [pid for pid in self.site.victims(kind) if not self.site.is_frozen(pid)] for kind in weights}
-        kinds = [kind for kind in weights if living[kind]]
-        if not kinds:
-            return "", []
-        (kind,) = self._random.choices(kinds, [weights[kind] for kind in kinds])
-        if kind in machinery:
+        (kind,) = self._random.choices(list(weights), list(weights.values()))
+        living = [pid for pid in self.site.victims(kind) if not self.site.is_frozen(pid)]
+        if living and kind in machinery:
             self._machinery_from = time.monotonic() + RESPITE_SECONDS
-        return kind, living[kind]
+        return kind, living
 
     def _kill(self) -> None:
         kind, living = self._draw(TRIALS, MACHINERY)
