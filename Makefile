@@ -63,10 +63,13 @@ mutants: $(INSTALLED)
 	    pyproject.toml > $(MUTANTS)/pyproject.toml
 	cd $(MUTANTS) && $(abspath $(BIN))/mutmut run --max-children $(PROCESSES) && $(abspath $(BIN))/mutmut results
 
-# Everything that can die does, on both databases; ARGS="--seconds 600 --every 1 --seed 7" for longer, or again.
+# Everything that can die does, on both databases, three zombies wake up, and a machine without a shared folder dies twice;
+# ARGS="--every 1 --seed 7" for more of it, or again.
 chaos: $(INSTALLED)
 	$(BIN)/python -m tests.chaos --database sqlite --seconds 60 $(ARGS)
 	$(BIN)/python -m tests.chaos --database postgresql --seconds 60 $(ARGS)
+	$(BIN)/python -m tests.chaos --database sqlite --only freeze --count 3 $(ARGS)
+	$(BIN)/python -m tests.chaos --database postgresql --unshared --only node --count 2 $(ARGS)
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .

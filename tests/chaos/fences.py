@@ -24,7 +24,7 @@ _FENCE = 'Experiment.fence == bindparam("lease_fence")'
 _WEAKER = 'Experiment.fence >= bindparam("lease_fence")'
 _FROZEN_SECONDS = 3.0
 """A thread of the lease's that paused for longer stood still."""
-_LATE_SECONDS = 2.0
+_LATE_SECONDS = 5.0
 
 
 @dataclass(frozen=True)

@@ -99,17 +99,14 @@ class Monkey:
         self._say("database away", f"for {seconds:g} s")
 
     def _draw(self, chosen: dict[str, int], machinery: dict[str, int]) -> tuple[str, list[int]]:
-        """A kind and all of it that live and go on; of the machinery only when it has had its respite."""
+        """A kind and all of it that live and go on, perhaps nobody; machinery only when it has had its respite."""
         rested = time.monotonic() > self._machinery_from
         weights = chosen | (machinery if rested else {})
-        living = {kind: [pid for pid in self.site.victims(kind) if not self.site.is_frozen(pid)] for kind in weights}
-        kinds = [kind for kind in weights if living[kind]]
-        if not kinds:
-            return "", []
-        (kind,) = self._random.choices(kinds, [weights[kind] for kind in kinds])
-        if kind in machinery:
+        (kind,) = self._random.choices(list(weights), list(weights.values()))
+        living = [pid for pid in self.site.victims(kind) if not self.site.is_frozen(pid)]
+        if living and kind in machinery:
             self._machinery_from = time.monotonic() + RESPITE_SECONDS
-        return kind, living[kind]
+        return kind, living
 
     def _kill(self) -> None:
         kind, living = self._draw(TRIALS, MACHINERY)
@@ -134,13 +131,13 @@ class Monkey:
 
     def _kill_node(self, database: Database) -> None:
         """The second node with all that it runs, in the middle of its trials."""
-        if not _asked(database, lambda session: _under_way(session, host=SECOND)):
+        trials = self.site.party("node")["trial"]  # the database may not know yet that the last ones are gone
+        if not trials or not _asked(database, lambda session: _under_way(session, host=SECOND)):
             self._next = time.monotonic() + 0.2
             return
         processes = self.site.tree("node")
         self.site.kill(*(process.pid for process in processes))
-        if processes:
-            self._say("kill node", f"with its {len(processes)} processes")
+        self._say("kill node", f"with its {len(processes)} processes, {len(trials)} of them of trials")
 
     def _stun(self, database: Database) -> None:
         """A whole party stands still, where another worker is there to take over what it runs."""

@@ -228,7 +228,7 @@ def _answers(client: Client) -> bool:
     return True
 
 
-def _wait(condition: Callable[[], _T]) -> _T:
+def _wait(condition: Callable[[], _T | None]) -> _T:
     """The condition's first true value."""
     deadline = time.monotonic() + PATIENCE
     while not (value := condition()):

@@ -271,7 +271,7 @@ class Site:
         return []
 
     def party(self, name: str) -> dict[str, list[int]]:
-        """Of a worker's tree what writes or could: itself, its drivers, and the processes of their trials."""
+        """Of the tree of a worker or node what writes or could: itself, drivers, and the processes of trials."""
         party: dict[str, list[int]] = {"worker": [], "driver": [], "trial": []}
         for process in self.tree(name):
             with contextlib.suppress(psutil.Error, IndexError):

@@ -1,0 +1,104 @@
+"""What goes wrong goes wrong as it is said to."""
+
+import random
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import psutil
+import pytest
+
+from tests.chaos import notes
+from tests.chaos.monkey import MACHINERY, RESPITE_SECONDS, Monkey
+from tests.chaos.program import PROCESS, checkpoints
+from tests.chaos.site import Site
+from ttsv.config.trial import TrialConfig
+
+CONFIG = TrialConfig.from_dict({"dataset": "digits", "model": "small-cnn", "training": {"epochs": 9}})
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    """One of which nothing was started."""
+    site = Site("sqlite")
+    yield site
+    site.close()
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        yield process
+        process.kill()
+
+
+def test_trials_and_drivers_are_met_as_well_at_a_kill_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though none is there for the fifteen seconds after anything that all of them need was killed."""
+    clock, down = [0.0], [0.0]
+    monkeypatch.setattr("tests.chaos.monkey.time", SimpleNamespace(monotonic=lambda: clock[0], strftime=str))
+
+    class Fake:
+        postgres, mounted = None, False
+
+        def victims(self, kind: str) -> list[int]:
+            return [] if kind in ("trial", "driver") and clock[0] < down[0] else [hash(kind)]
+
+        def is_frozen(self, pid: int) -> bool:
+            return False
+
+        def spoil(self, pid: int, choose: random.Random) -> bool:
+            return False
+
+        def kill(self, pid: int) -> None:
+            if pid in map(hash, MACHINERY):
+                down[0] = clock[0] + 15
+
+    monkey = Monkey(cast(Any, Fake()), 0, 1.0, "kill")
+    while monkey.met() < 200:
+        monkey.turn(cast(Any, None))
+        clock[0] += 0.1
+    kinds = Counter({name.removeprefix("kill "): count for name, count in monkey.done.items()})
+    assert kinds.keys() - MACHINERY.keys() == {"trial", "driver", "api"}
+    assert kinds["trial"] >= 20
+    assert kinds["driver"] >= 20
+    assert sum(kinds[kind] for kind in MACHINERY) <= clock[0] / RESPITE_SECONDS + 1
+
+
+def test_each_process_stands_still_once(site: Site, process: subprocess.Popen[bytes]) -> None:
+    assert site.freeze([process.pid]) == [process.pid]
+    assert site.freeze([process.pid], 0.0) == []
+    assert site.is_frozen(process.pid)
+    assert psutil.Process(process.pid).status() == psutil.STATUS_STOPPED
+    site.thaw([process.pid])
+    assert not site.is_frozen(process.pid)
+    assert psutil.Process(process.pid).status() != psutil.STATUS_STOPPED
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_checkpoint_that_was_changed_is_the_newest_and_is_not_taken(
+    site: Site, process: subprocess.Popen[bytes], seed: int
+) -> None:
+    folder = site.data / "trials" / "7" / "3"
+    folder.mkdir(parents=True)
+    (folder / PROCESS).write_text(str(process.pid))
+    kept = checkpoints(CONFIG, folder)
+    kept.save(4, {"epoch": 4, "link": "four"})
+    kept.save(5, {"epoch": 5, "link": "five"})
+    assert site.spoil(process.pid, random.Random(seed))
+    assert process.wait(10) == -9
+    assert (checkpoints(CONFIG, folder).latest() or {})["epoch"] == 4
+    assert notes.read(site.notes)[7].mutated == 1
+
+
+def test_one_checkpoint_alone_stays_as_it_is(site: Site, process: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    folder = site.data / "trials" / "7" / "3"
+    folder.mkdir(parents=True)
+    (folder / PROCESS).write_text(str(process.pid))
+    checkpoints(CONFIG, folder).save(5, {"epoch": 5, "link": "five"})
+    assert not site.spoil(process.pid, random.Random(0))
+    assert process.wait(10) == -9
+    assert (checkpoints(CONFIG, folder).latest() or {})["epoch"] == 5
+    assert notes.read(site.notes) == {}
