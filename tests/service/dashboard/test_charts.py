@@ -80,10 +80,10 @@ class TestLines:
         assert not flat_line.y.log  # zero has no logarithm
 
     def test_what_a_trial_did_not_measure_has_no_chart(self, epoch_point: Callable[..., dict[str, Any]]) -> None:
-        titles = [chart.title for chart in curves([epoch_point(1), epoch_point(2)])]
+        titles = [chart.title for chart in curves([epoch_point(1), epoch_point(2)], {})]
         assert titles == ["Accuracy (%)", "Loss (nats)", "Learning rate"]
-        assert "Orthogonal loss" in [chart.title for chart in curves([epoch_point(1, ort_loss=0.5)])]
-        assert curves([]) == []
+        assert "Orthogonal loss" in [chart.title for chart in curves([epoch_point(1, ort_loss=0.5)], {})]
+        assert curves([], {}) == []
 
 
 class TestScatter:
