@@ -143,6 +143,8 @@ class _Ranking:
         front = metrics_named("pareto", self.pareto)
         if len(front) == 1:
             raise QueryError([FieldProblem("pareto", "name two metrics or more, separated by commas")])
+        if self.group_by is not None and self.sort is not None:
+            raise QueryError([FieldProblem("sort", "groups stand in the order of the metric: name group_by or sort")])
         if self.cursor is not None and filters.protocol is None:
             raise QueryError([FieldProblem("cursor", "a cursor is of one board: name its protocol too")])
         shown = () if self.metrics == "all" else metrics_named("metrics", self.metrics)
@@ -258,8 +260,11 @@ def metrics_named(field: str, names: str | None) -> tuple[Metric, ...]:
 
 
 def _fields(parameter: str, names: str | None) -> tuple[str, ...]:
-    """The fields that a parameter names, by path; raises `QueryError`."""
-    return known_fields(names.split(","), parameter) if names else ()
+    """The fields that a parameter names, by path; raises `QueryError`. A column must be one that a cell has."""
+    listed = names.split(",") if names else []
+    if parameter == "columns":
+        return tuple(dict.fromkeys(cell_field(name, parameter) for name in listed))
+    return known_fields(listed, parameter)
 
 
 def sorting(name: str) -> str:

@@ -162,7 +162,10 @@ def table(show: Show, database: Db, who: Reader, asked: Annotated[AskedTable, De
 
 def _fields(parameter: str, names: str) -> tuple[str, ...]:
     """The fields that are named, by path; raises `QueryError`."""
-    return known_fields(filter(None, map(str.strip, names.split(","))), parameter)
+    listed = list(filter(None, map(str.strip, names.split(","))))
+    if parameter == "columns":
+        return tuple(dict.fromkeys(cell_field(name, parameter) for name in listed))
+    return known_fields(listed, parameter)
 
 
 def _cells(board: Board) -> int:

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from ttsv.config.trial import TrialConfig
+from ttsv.constraints import make_constraint
 from ttsv.errors import ConfigError
 from ttsv.models import create_model
 from ttsv.models.conv_shape import LAYERS
-from ttsv.training.network import make_constraint
 
 CONSTRAINTS: dict[str, dict[str, Any]] = {
     "clip": {"constraint": "clip", "delta": 1.0},
