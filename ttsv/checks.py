@@ -100,3 +100,14 @@ def check_values(weight: "Tensor", name: str) -> None:
     finite = weight.detach().isfinite()
     if not finite.all():
         raise ConfigError(name, f"{int((~finite).sum())} of {weight.numel()} values not finite", "must be finite")
+
+
+def tiles_fit(height: int, width: int) -> bool:
+    """Whether AutoAttack's Square Attack can start under L2 and L1: it lays tiles of a fifth of the height.
+
+    There are height // tile by width // tile of them from an offset of half of height % 5, and those that would reach
+    past the border do not fit, unless they are of one pixel.
+    """
+    tile = height // 5
+    offset = (height - 5 * tile) // 2
+    return tile > 0 and (tile == 1 or all(offset + n // tile * tile <= n for n in (height, width)))

@@ -1,5 +1,6 @@
 """/v1/experiments."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, TypeVar
@@ -45,6 +46,7 @@ from service.settings import Settings
 from service.specs.grid import count_grid, expand_grid, search_base
 from service.specs.planner import CellCount, GridCount, Plan, PlannedTrial, warnings
 from service.specs.spec import PRINTABLE, ExperimentSpec
+from ttsv.config.evaluation import PUBLISHED_CORRUPTIONS
 from ttsv.data.catalog import own_set
 
 _Number = TypeVar("_Number", int, float)
@@ -188,6 +190,7 @@ class SpecSubmission(Submission):
         absent = _absent_data(spec, _cells(plan), self.settings)
         where = "this service's data folder has none; every node that runs a trial must have it"
         of_data = [f"dataset {name}: {place} is needed: {where}" for name, place in absent.items()]
+        of_data += _absent_corruptions(_cells(plan), self.settings)
         return [*warnings(spec, plan), *of_data, *self._of_processors(spec, plan)]
 
     def _of_processors(self, spec: ExperimentSpec, plan: Plan | GridCount) -> list[str]:
@@ -280,6 +283,23 @@ def _absent_data(spec: ExperimentSpec, cells: Iterable[CellCount], settings: Set
     given = {search_base(spec).get("dataset"), *searched, *planned}
     places = {str(name): _PLACES[own[0]].format(own[1]) for name in given if name and (own := own_set(str(name)))}
     return {name: place for name, place in sorted(places.items()) if not (settings.data_dir / place).exists()}
+
+
+def _absent_corruptions(cells: Iterable[CellCount], settings: Settings) -> list[str]:
+    """What is said of published corruptions that are not in the data folder: they may still be put there."""
+    counts: Counter[str] = Counter()
+    for cell in cells:
+        if cell.config.evaluation.corruptions == "published":
+            counts[cell.config.dataset] += cell.trials
+    found = []
+    for dataset, count in sorted(counts.items()):
+        name = PUBLISHED_CORRUPTIONS[dataset]
+        if not (settings.data_dir / "datasets" / name).is_dir():
+            fails = "the trial fails" if count == 1 else f"{count} trials fail"
+            why = f"this service's data folder has no datasets/{name}, without which {fails} at the start"
+            fix = "unpack its publisher's archive there, on every node that runs them, or take generated ones"
+            found.append(f"evaluation.corruptions: {why}; {fix}")
+    return found
 
 
 def _refuse_absent(absent: Mapping[str, str], settings: Settings) -> None:

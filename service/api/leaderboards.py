@@ -134,13 +134,15 @@ class _Ranking:
         front = metrics_named("pareto", self.pareto)
         if len(front) == 1:
             raise QueryError([FieldProblem("pareto", "name two metrics or more, separated by commas")])
+        if self.group_by is not None and self.sort is not None:
+            raise QueryError([FieldProblem("sort", "groups stand in the order of the metric: name group_by or sort")])
         if self.cursor is not None and filters.protocol is None:
             raise QueryError([FieldProblem("cursor", "a cursor is of one board: name its protocol too")])
         shown = () if self.metrics == "all" else metrics_named("metrics", self.metrics)
         group_by = None if self.group_by is None else cell_field(self.group_by, "group_by")
         sort = None if self.sort is None else sorting(self.sort)
         after = None if self.cursor is None else _decoded(self.cursor, _order(self.metric, group_by, sort))
-        fields = Shown.named(self.columns, self.hide)
+        fields = Shown.named(self.columns, self.hide, of_cells=True)
         return Question(
             dataset=dataset,
             metric=self.metric,

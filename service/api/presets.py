@@ -10,7 +10,7 @@ from service.api.http.examples import Example, shown
 from service.api.http.problems import RESPONSES
 from service.api.openapi_examples.experiments import CREATED, SPEC
 from service.paper.presets import PAPER, Protocol, Scale, preset_spec, presets
-from service.schemas.experiments import ExperimentOut, PresetOut
+from service.schemas.experiments import NewExperimentOut, PresetOut
 from service.specs.spec import ExperimentSpec
 
 router = APIRouter(prefix="/v1/presets", tags=["presets"], responses=RESPONSES)
@@ -50,8 +50,8 @@ def show(paper: Paper, name: Name, who: Reader, scale: HowMuch = Scale.FULL, pro
     "/{paper}/{name}",
     status_code=201,
     operation_id="createPresetExperiment",
-    responses=shown(CREATED, 201, "Location") | DRY_RUN,
-    response_model=ExperimentOut,
+    responses=shown(CREATED | {"warnings": []}, 201, "Location") | DRY_RUN,
+    response_model=NewExperimentOut,
 )
 def create(
     paper: Paper,

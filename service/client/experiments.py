@@ -80,10 +80,10 @@ class Experiments(Connection):
     @covers("createPresetExperiment")
     def submit_preset(
         self, name: str, *, scale: str = "full", protocol: str = "code", idempotency_key: str | None = None
-    ) -> ExperimentOut:
+    ) -> NewExperimentOut:
         """Posts one of the paper's tables or figures by its name (`senderovich2022/table2`)."""
         params = query(scale=scale, protocol=protocol)
-        return self._post(ExperimentOut, _preset(name), params=params, headers=idempotent(idempotency_key))
+        return self._post(NewExperimentOut, _preset(name), params=params, headers=idempotent(idempotency_key))
 
     @covers("createPresetExperiment")
     def dry_run_preset(

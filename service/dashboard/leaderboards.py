@@ -27,7 +27,7 @@ from service.leaderboards.sheets import board_sheets, configuration_said, hole_s
 from service.paper.presets import PAPER, presets
 from service.paper.reference import preset_table, references
 from service.paper.sheets import table_sheet
-from service.specs.columns import Columns, columns_of, known_fields
+from service.specs.columns import Columns, columns_of
 from ttsv.config.fields import TrialFields
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -96,6 +96,7 @@ def board(
     """A data set's boards."""
     metric, x, y = wanted.metric, wanted.x, wanted.y or wanted.metric
     columns = tuple(wanted.column or ())
+    fields = Shown.named(wanted.columns, wanted.hide, of_cells=True)
     question = Question(
         dataset=dataset,
         metric=metric,
@@ -106,8 +107,8 @@ def board(
         group_by=cell_field(wanted.group_by, "group_by") if wanted.group_by else None,
         sort=sorting(wanted.sort) if wanted.sort else None,
         pivot=pivoting(wanted.pivot) if wanted.pivot else None,
-        fields=_fields("columns", wanted.columns),
-        hidden=_fields("hide", wanted.hide),
+        fields=fields.chosen,
+        hidden=fields.hidden,
         baseline=wanted.baseline,
         scope=who.project_id or EVERYONE,
     )
@@ -159,11 +160,6 @@ def table(show: Show, database: Db, who: Reader, asked: Annotated[AskedTable, De
         smoke=asked.smoke,
         downloads=_forms(f"/v1/tables/{quote(asked.paper, safe='')}/{quote(asked.name, safe='')}", chosen),
     )
-
-
-def _fields(parameter: str, names: str) -> tuple[str, ...]:
-    """The fields that are named, by path; raises `QueryError`."""
-    return known_fields(filter(None, map(str.strip, names.split(","))), parameter)
 
 
 def _cells(board: Board) -> int:

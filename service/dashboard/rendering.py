@@ -16,7 +16,7 @@ from service.access.security import Scope
 from service.api.http.authentication import Reader
 from service.api.http.dependencies import Config
 from service.dashboard.wording import FILTERS
-from service.specs.columns import validates_on_test
+from service.specs.columns import short_name, told, validates_on_test
 
 PageSize = Annotated[int, Query(ge=1, le=200)]
 """Rows of a list on one page."""
@@ -106,5 +106,6 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         auto_reload=False,
     )
-    environment.filters |= FILTERS | {"validates_on_test": validates_on_test}
+    of_fields = {"validates_on_test": validates_on_test, "told": told, "short_name": short_name}
+    environment.filters |= FILTERS | of_fields
     return environment

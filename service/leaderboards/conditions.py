@@ -18,7 +18,7 @@ from service.errors import FieldProblem, QueryError
 from service.specs.columns import default_of, known_field
 from ttsv.config.trial import field_infos
 
-_FORM = re.compile(r"\s*([\w.]+)\s*(<=|>=|!=|==|=|<|>|\bnot\s+in\b|\bin\b)\s*(.*?)\s*", re.DOTALL)
+_FORM = re.compile(r"\s*([\w.]+)\s*(<=|>=|!=|==|=|<|>|\bnot\s+in\b|\bin\b)\s*(.*?)\s*", re.DOTALL | re.IGNORECASE)
 _ORDERS: dict[str, Callable[[Any, Any], Any]] = {
     "<": operator.lt,
     "<=": operator.le,
@@ -127,7 +127,7 @@ def condition(text: str, where: str = "where", *, field_named: Callable[[str, st
     if parts is None or not parts[3]:
         raise QueryError([FieldProblem(where, f"{text[:100]!r} is no condition: {_HOW}")])
     field = (field_named or cell_field)(parts[1], where)
-    comparison = " ".join(parts[2].split()).replace("==", "=")
+    comparison = " ".join(parts[2].lower().split()).replace("==", "=")
     if "in" in comparison:
         listed = re.fullmatch(r"\((.*)\)|\[(.*)\]", parts[3], re.DOTALL)
         if listed is None:

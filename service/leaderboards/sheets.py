@@ -48,7 +48,7 @@ def board_sheets(found: Leaderboard, dataset: str, metric: Metric, wanted: Seque
     notes += [f"no result: {hole_said(found, hole)}" for hole in found.holes]
     notes += [f"trial {bad.trial_id} is left out: {'; '.join(bad.reasons)}" for bad in found.invalid]
     if notes:
-        title = f"{dataset}: not on the leaderboards" if sheets else f"{dataset}: no results yet"
+        title = f"{dataset}: not on the leaderboards" if sheets else f"{dataset}: no cell has a result"
         sheets.append(Sheet(title, ["cells without a result", "invalid results"], [True, True], [], notes))
         sheets[-1].rows.append([found.hole_count, found.invalid_count])
     return sheets

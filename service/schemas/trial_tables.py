@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Self
 
+from service.leaderboards.conditions import cell_field
 from service.leaderboards.metrics import Metric
 from service.leaderboards.sheets import FIELDS, configuration_sheet, read
 from service.leaderboards.text_tables import Cell, Sheet, value_text
@@ -24,9 +25,16 @@ class Shown:
     hidden: tuple[str, ...] = ()
 
     @classmethod
-    def named(cls, columns: str | Iterable[str] | None, hide: str | Iterable[str] | None) -> Self:
-        """From names, whole or short, separated by commas; raises `QueryError`, which says where they stood."""
-        return cls(known_fields(_names(columns), "columns"), known_fields(_names(hide), "hide"))
+    def named(
+        cls, columns: str | Iterable[str] | None, hide: str | Iterable[str] | None, *, of_cells: bool = False
+    ) -> Self:
+        """From names, whole or short, separated by commas; raises `QueryError`, which says where they stood.
+
+        `of_cells`: rows are means over seeds, and the seed is no column of theirs.
+        """
+        named = _names(columns)
+        chosen = [cell_field(name, "columns") for name in named] if of_cells else known_fields(named, "columns")
+        return cls(tuple(dict.fromkeys(chosen)), known_fields(_names(hide), "hide"))
 
     def columns(self, configs: Sequence[TrialFields]) -> Columns:
         """The columns of a table of such trials."""

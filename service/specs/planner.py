@@ -120,7 +120,9 @@ class Planner:
         if self._chooser and config.training.validation == "test":
             fix = f"must be held-out: `{self._chooser}` would choose among trials by the test images"
             raise ConfigError("training.validation", "test", fix)
-        images = (config.dataset, config.model, config.layer, config.mean, config.std)
+        divided = config.division.conv is not None, config.division.linear is not None
+        projected = config.constraint == "clip", config.clipping.linear, *divided
+        images = (config.dataset, config.model, config.layer, config.mean, config.std, *projected)
         if images not in self._images:
             config.check_images(build=len(self._images) < _MOST_BUILT)
             self._images.add(images)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from ttsv.checks import tiles_fit
 from ttsv.config.fields import Checked, Each, Number, OneOf, at_default, field
 from ttsv.data.catalog import DatasetInfo
 from ttsv.errors import ConfigError
@@ -119,6 +120,12 @@ class EvaluationConfig(Checked):
         needed = 3 if self.attack_version == "rand" else 4
         if "autoattack" in self.attacks and info.classes < needed:
             refuse("attack", f"must be none or pgd: AutoAttack needs {needed} classes, {dataset} has {info.classes}")
+        tiled = "autoattack" in self.attacks and self.attack_version != "rand" and self.attack_norm != "Linf"
+        if tiled and not tiles_fit(info.image_size, info.image_size):
+            size = f"{info.image_size}x{info.image_size}"
+            refuse(
+                "attack_norm", f"must be Linf: AutoAttack's Square Attack cannot start from images of {size} otherwise"
+            )
 
 
 EVALUATION = EvaluationConfig()

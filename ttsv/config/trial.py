@@ -32,7 +32,8 @@ from ttsv.config.fields import (
 from ttsv.data.catalog import DatasetInfo, DatasetName, dataset_info
 from ttsv.errors import ConfigError
 from ttsv.models import ModelArguments
-from ttsv.models.conv_shape import LAYERS, ConvShape
+from ttsv.models.conv_shape import LAYERS, ConvShape, core_kind
+from ttsv.models.counts import has_linear_layers
 from ttsv.models.registry import name_fix, name_patterns
 from ttsv.models.shapes import SMALLEST_STD, layer_shapes, list_models
 
@@ -203,6 +204,10 @@ class DivisionConfig(Checked):
     )
 
 
+_LEFT_ALONE = ("soc", "cayley")
+"""Kinds of convolution that a projection passes over, to reach other layers; those of others it could not write."""
+
+
 @dataclass(frozen=True)
 class ModelName:
     """The value names a network."""
@@ -328,6 +333,30 @@ class TrialConfig(Checked):
             raise ConfigError("model", self.model, fix)
         for shape in shapes:
             shape.check_layer(self.layer)
+        if shapes:
+            self._check_projection(has_linear_layers(self.model, shapes, info.classes))
+
+    def _check_projection(self, has_linear: bool) -> None:
+        """Raises `ConfigError` for a constraint that no convolution of this kind takes.
+
+        A division by the norms of linear layers or batch norms alone leaves the convolutions as they are.
+        """
+        asked = self.canonical()  # a rank or a delta of null is no layer of that kind, and no constraint
+        kind, clips = core_kind(asked.layer), asked.constraint == "clip"
+        linear = asked.clipping.linear if clips else asked.division.linear is not None
+        if kind == "dense" or not (clips or asked.division.conv is not None):
+            return
+        rest = "clipping.linear: true" if clips else "division.linear"
+        if kind in _LEFT_ALONE:
+            if linear and has_linear:
+                return
+            why = f"layers {asked.layer} are orthogonal by construction, and nothing else is left"
+            why += f" without {rest}" if has_linear else f": {self.model} has no linear layer"
+        else:
+            why = f"a projection cannot write the weights of layers {asked.layer}, which are parametrized"
+        if clips:
+            raise ConfigError("constraint", "clip", f"must be none (or layer dense or tt): {why}")
+        raise ConfigError("division.conv", asked.division.conv, f"must be null (or layer dense or tt): {why}")
 
     def _shapes(self, info: DatasetInfo) -> list[ConvShape]:
         """The network's convolutions. Raises `ConfigError` where it cannot take the images."""

@@ -59,6 +59,11 @@ def network_cost(
     )
 
 
+def has_linear_layers(name: str, shapes: Sequence[ConvShape], num_classes: int) -> bool:
+    """Whether the network of these convolutions has linear layers besides; of torchvision's nothing is known here."""
+    return bool(_RESTS[find(name)[0].pattern](shapes, num_classes).linear)
+
+
 def _pooled(shapes: Sequence[ConvShape], num_classes: int) -> _Rest:
     """A batch norm behind every convolution, one linear layer behind the pooling."""
     return _Rest(sum(shape.out_channels for shape in shapes), ((shapes[-1].out_channels, num_classes),))

@@ -278,7 +278,9 @@ def submit_preset(
     quiet: Quiet = False,
 ) -> None:
     """Post one as it is."""
-    _say_posted(client.submit_preset(name, scale=scale, protocol=protocol), quiet)
+    experiment = client.submit_preset(name, scale=scale, protocol=protocol)
+    _warn(experiment.warnings)
+    _say_posted(experiment, quiet)
 
 
 def read_spec(path: Path) -> dict[str, object]:

@@ -170,7 +170,11 @@ def dry_run_table(would: DryRunOut, shown: Shown = EVERY) -> Table:
         seconds = None if trial.seconds is None else duration(trial.seconds)
         rows.append([trial.number, *own, trial.parameters, compression, trial.steps, seconds])
     headings = ["#", *fields.headings, "parameters", "compression", "steps", "time"]
-    return sheet_table(Sheet("", headings, [True, *fields.numeric, True, True, True, True], rows, [], fields.above))
+    above = fields.above
+    if len(would.trials) < would.trial_count:
+        # What these share others may not: nothing is said of all rows.
+        above = f"The first {len(would.trials):,} of {would.trial_count:,} trials. {above.replace('All rows', 'These')}"
+    return sheet_table(Sheet("", headings, [True, *fields.numeric, True, True, True, True], rows, [], above))
 
 
 _ANSWER: TypeAdapter[Leaderboard] = TypeAdapter(Leaderboard)
@@ -180,7 +184,12 @@ def show_leaderboard(console: Console, leaderboard: LeaderboardOut, wanted: Sequ
     """The tables that Markdown has: one per protocol, then what no table shows. `wanted`: metrics that they show."""
     found = _ANSWER.validate_python(leaderboard.model_dump(exclude={"boards": {"__all__": {"next"}}}))
     if not found.boards:
-        console.print(f"no results on {leaderboard.dataset} yet")
+        lacking = found.hole_count + found.invalid_count
+        console.print(
+            f"no cell has a result on {leaderboard.dataset}"
+            if lacking
+            else f"no trial on {leaderboard.dataset} fits what was asked"
+        )
     metrics = [Metric(name) for name in wanted]
     for sheet in board_sheets(found, leaderboard.dataset, Metric(leaderboard.metric), metrics):
         if any(sheet.texts) and sheet.rows[0]:

@@ -186,6 +186,18 @@ class TestSummary:
         assert (found["trials"], found["trial_count"] > 5) == ([], True)
 
 
+def test_absent_published_corruptions_are_warned_of(api: TestClient) -> None:
+    folder: Path = api.app.state.settings.data_dir / "datasets"  # type: ignore[attr-defined]
+    base = {"dataset": "cifar10", "model": "small-cnn", "evaluation": {"corruptions": "published"}}
+    spec = {"name": "corrupted", "base": base, "grid": {"seed": [0, 1]}}
+    for query in ("?dry_run=true", "?dry_run=true&summary=true", ""):
+        (warning,) = api.post(f"/v1/experiments{query}", json=spec).json()["warnings"]
+        assert warning.startswith("evaluation.corruptions: this service's data folder has no datasets/CIFAR-10-C")
+        assert "2 trials fail" in warning
+    (folder / "CIFAR-10-C").mkdir(parents=True)
+    assert api.post("/v1/experiments?dry_run=true", json=spec).json()["warnings"] == []
+
+
 def test_own_data_that_is_not_there(api: TestClient, database_url: str) -> None:
     """On one machine it is refused; with PostgreSQL the workers' nodes may have it."""
     folder: Path = api.app.state.settings.data_dir / "datasets"  # type: ignore[attr-defined]

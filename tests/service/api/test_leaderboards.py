@@ -407,3 +407,20 @@ class TestTables:
         assert (reference["table"], reference["values"]["accuracy"]["mean"]) == ("table1", 0.756)
         assert board["rows"][0]["missing_seeds"] == [3408, 3409]
         assert " accuracy (%) | paper | " in api.get("/v1/leaderboards/cifar10?format=markdown").text
+
+
+@pytest.mark.parametrize(
+    ("query", "field", "why"),
+    [
+        ("columns=seed,training.lr", "columns", "rows are means over seeds"),
+        ("group_by=model&sort=rank", "sort", "name group_by or sort"),
+    ],
+)
+def test_what_would_be_said_of_one_seed_or_ignored_is_refused(
+    sqlite_api: TestClient, query: str, field: str, why: str
+) -> None:
+    answer = sqlite_api.get(f"/v1/leaderboards/digits?{query}")
+    assert answer.status_code == 422
+    (problem,) = answer.json()["errors"]
+    assert problem["field"] == field
+    assert why in problem["message"]

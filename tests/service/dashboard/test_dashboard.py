@@ -213,6 +213,14 @@ class TestPages:
         assert "AutoAttack accuracy" in text.partition("Not measured")[2]
         assert "Not measured" not in show("/trials/4").text
 
+    def test_a_trial_says_every_field_that_is_not_as_everywhere(
+        self, show: Callable[[str], Page], submit: Callable[..., int]
+    ) -> None:
+        submit(seeds=1, **{"augmentation.pad": [3], "training.schedule": ["constant"]})
+        text = " ".join(show("/trials/1").text.split())
+        assert "pad3" in text
+        assert "scheduleconstant" in text
+
     def test_an_invalid_result_is_shown_loudly(self, show: Callable[[str], Page], world: int) -> None:
         page = show("/trials/2")
         assert {"class": "alarm", "role": "alert", "aria-labelledby": "invalid"} in page.all("section")

@@ -228,3 +228,8 @@ def test_what_is_read() -> None:
     assert condition(" rank  in (192, 256) ") == Condition("rank", "in", (192.0, 256.0))
     assert condition("lr not  in [0.1]") == Condition("training.lr", "not in", (0.1,))
     assert condition("clipping.every==2") == Condition("clipping.every", "=", (2.0,))
+
+
+@pytest.mark.parametrize("text", ["rank IN (2, 4)", "rank Not In (2, 4)"])
+def test_words_of_a_comparison_are_read_in_any_case(text: str) -> None:
+    assert condition(text) == condition(text.lower())

@@ -48,6 +48,19 @@ def test_what_does_not_count_is_said() -> None:
     assert "4 cells have no result (2 trials among the first of them)" in text
 
 
+def test_no_result_is_told_from_no_trial() -> None:
+    hole = {"cell": "c", "config": {}, "trials": 2, "missing": [{"trial_id": 1, "seed": 0, "state": "diverged"}]}
+    console = Console(width=160, record=True, file=io.StringIO())
+    for holes in ([hole], []):
+        plain = copy.deepcopy(LEADERBOARD) | {"boards": [], "holes": holes, "hole_count": len(holes)}
+        show_leaderboard(console, LeaderboardOut.model_validate(plain))
+    text = console.export_text()
+    assert "no cell has a result on digits" in text
+    assert "seed 0 diverged" in text
+    assert text.endswith("no trial on digits fits what was asked\n")
+    assert "yet" not in text
+
+
 def test_the_papers_value_stands_beside() -> None:
     values = {"accuracy": {"mean": 0.9527, "spread": None, "comparable": True}}
     text = shown({"paper": [{"table": "table2", "row": {}, "values": values, "notes": []}]})

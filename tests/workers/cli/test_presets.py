@@ -24,3 +24,9 @@ def test_an_unknown_preset_is_said(server: str) -> None:
 def test_one_is_posted(server: str) -> None:
     arguments = ["presets", "submit", presets()[0].name, "--scale", "smoke", "--quiet", "--url", server]
     assert CliRunner().invoke(app, arguments).stdout == "1\n"
+
+
+def test_what_a_preset_lacks_is_said(server: str) -> None:
+    done = CliRunner().invoke(app, ["presets", "submit", "senderovich2022/table2", "--quiet", "--url", server])
+    assert done.stdout == "1\n", done.stderr
+    assert "ttsv: warning: evaluation.corruptions: this service's data folder has no datasets/CIFAR-" in done.stderr

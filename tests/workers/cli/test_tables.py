@@ -1,8 +1,14 @@
 """How a terminal says how long something takes."""
 
-import pytest
+import copy
+import io
 
-from workers.cli.tables import duration
+import pytest
+from rich.console import Console
+
+from service.api.experiments import _EXAMPLE
+from service.schemas.experiments import DryRunOut
+from workers.cli.tables import dry_run_table, duration
 
 
 @pytest.mark.parametrize(
@@ -19,3 +25,13 @@ from workers.cli.tables import duration
 )
 def test_durations_as_a_person_writes_them(seconds: float, said: str) -> None:
     assert duration(seconds) == said
+
+
+@pytest.mark.parametrize(("count", "said"), [(1, "All rows: "), (2400, "The first 1 of 2,400 trials. These: ")])
+def test_a_dry_run_says_nothing_of_trials_that_it_does_not_list(count: int, said: str) -> None:
+    would = DryRunOut.model_validate(copy.deepcopy(_EXAMPLE) | {"trial_count": count})
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(dry_run_table(would))
+    text = " ".join(console.export_text().split())
+    assert said in text
+    assert ("All rows" in text) == (count == 1)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ttsv.checks import check_choice, check_count, check_positive, check_seed
+from ttsv.checks import check_choice, check_count, check_positive, check_seed, tiles_fit
 from ttsv.config.evaluation import ATTACK_BATCH, ATTACK_NORMS
 from ttsv.config.fields import JsonObject
 from ttsv.data.loading import as_pixels
@@ -139,15 +139,9 @@ def attack_inputs(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def require_tiles(images: Tensor, norm: str) -> None:
-    """Raises `ConfigError` for a size that Square Attack fails on under L2 and L1: it starts from tiles of height / 5.
-
-    It lays height // tile by width // tile of them from an offset of half of height % 5, and those that would reach
-    past the border do not fit, unless they are of one pixel.
-    """
+    """Raises `ConfigError` for a size that Square Attack fails on under L2 and L1 (`tiles_fit`)."""
     height, width = images.shape[2:]
-    tile = height // 5
-    offset = (height - 5 * tile) // 2
-    if tile == 0 or (tile > 1 and any(offset + n // tile * tile > n for n in (height, width))):
+    if not tiles_fit(height, width):
         fix = f"is a size that AutoAttack's Square Attack cannot start from under {norm}: resize, or attack under Linf"
         raise ConfigError("images", (height, width), fix)
 
