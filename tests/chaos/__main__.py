@@ -55,8 +55,6 @@ GRIDS = {
     # Mid-grid there must be some that never began; an epoch is longer than reports are held back.
     "node": Grid(trials=16, epochs=12, seconds=0.6, most_open=17),
 }
-PEACE_SECONDS = 240
-"""How long the rest may take once nothing breaks any more."""
 
 
 class Poster:
@@ -103,6 +101,7 @@ def main() -> int:
     parser.add_argument(
         "--clock", type=float, default=3600, help="by how much the drivers' clocks are wrong, in seconds"
     )
+    parser.add_argument("--peace", type=float, default=240, help="how long the rest may take once nothing breaks")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(2**31))
     parser.add_argument("--record", action="store_true", help=f"add what was found to {RECORDS.name}")
     options = parser.parse_args()
@@ -150,7 +149,7 @@ def main() -> int:
             site.postgres.proxy.swallow = 0
         broken = time.monotonic() - began
         print(f"{broken:.0f} s, {sum(monkey.done.values())} mishaps; now peace", flush=True)
-        deadline = time.monotonic() + PEACE_SECONDS
+        deadline = time.monotonic() + options.peace
         while not options.unfenced and (_open(database) or poster.pending):
             if time.monotonic() > deadline:
                 print("not all came to an end in time", flush=True)

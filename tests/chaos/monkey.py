@@ -10,10 +10,10 @@ from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from service.database import ClusterNode, Experiment, ExperimentState, Trial, TrialState
+from service.database import ClusterNode, Experiment, ExperimentState
 from service.database.engine import Database
 from service.specs.states import NodeState
-from tests.chaos.site import LEASE_SECONDS, SECOND, Site
+from tests.chaos.site import LEASE_SECONDS, Site
 
 TRIALS = {"trial": 8, "driver": 5, "api": 2}
 """Whom a SIGKILL meets, with how often beside the others; who is just starting again is met by none."""
@@ -28,7 +28,8 @@ FROZEN_MACHINERY = {"worker": 1, "raylet": 1, "postgres": 1}
 SPOILT = 0.3
 """So many of the kills of trials have the newest checkpoint changed before."""
 MOST_PATIENCE = 60.0
-"""So long, in seconds, a party stands still whose experiments nobody takes over."""
+"""So long, in seconds, a party stands still whose experiments nobody takes over; and so long one is waited for that
+trains something of each."""
 
 
 @dataclass
@@ -61,6 +62,7 @@ class Monkey:
         self._random = random.Random(self.seed)
         self._next = time.monotonic()
         self._machinery_from = 0.0
+        self._wait_until = time.monotonic() + MOST_PATIENCE
         self._party: Party | None = None
 
     def met(self) -> int:
@@ -80,7 +82,7 @@ class Monkey:
         if self.only == "freeze":
             self._stun(database)
         elif self.only == "node":
-            self._kill_node(database)
+            self._kill_node()
         elif self.only == "kill" or self._random.random() < 0.7:
             self._kill()
         else:
@@ -129,12 +131,13 @@ class Monkey:
         self.site.freeze(pids, seconds)
         self._say(f"freeze {kind}", f"process {pid} for {seconds:g} s")
 
-    def _kill_node(self, database: Database) -> None:
+    def _kill_node(self) -> None:
         """The second node with all that it runs, in the middle of its trials."""
-        trials = self.site.party("node")["trial"]  # the database may not know yet that the last ones are gone
-        if not trials or not _asked(database, lambda session: _under_way(session, host=SECOND)):
+        trials = self.site.training(self.site.party("node")["trial"])
+        if not trials:
             self._next = time.monotonic() + 0.2
             return
+        time.sleep(self._random.uniform(0, 2))
         processes = self.site.tree("node")
         self.site.kill(*(process.pid for process in processes))
         self._say("kill node", f"with its {len(processes)} processes, {len(trials)} of them of trials")
@@ -150,7 +153,8 @@ class Monkey:
         name = self._random.choice(names)
         (pid,) = parties[name]["worker"]
         claims = _asked(database, lambda session: _claims(session, pid)) or {}
-        if not _asked(database, lambda session: _under_way(session, claims)):
+        training = len(self.site.training(parties[name]["trial"]))
+        if not claims or not training or (training < len(claims) and time.monotonic() < self._wait_until):
             return
         frozen = {kind: self.site.freeze(pids) for kind, pids in parties[name].items()}
         # What was claimed until it stood still.
@@ -172,16 +176,17 @@ class Monkey:
 
     def _wake(self, party: Party, taken: dict[int, int]) -> None:
         drivers = self.site.drivers_of(taken, party.frozen["driver"], party.claims)
-        trials = [pid for pid in party.frozen["trial"] if taken and self.site.lives(pid)]
+        trials = [pid for pid in self.site.training(party.frozen["trial"]) if taken and self.site.lives(pid)]
         self.zombies += len(drivers)
         self.zombie_trials += len(trials)
         for pids in party.frozen.values():
             self.site.thaw(pids)
         self._party, self._next = None, time.monotonic() + self._random.expovariate(1 / self.every)
+        self._wait_until = time.monotonic() + MOST_PATIENCE
         still = time.monotonic() - party.since
         self._tell(
             f"wake {party.name}",
-            f"after {still:.0f} s; {len(drivers)} zombies and {len(trials)} processes of trials, as others have "
+            f"after {still:.0f} s; {len(drivers)} zombies and {len(trials)} processes that train, as others have "
             f"{sorted(taken)} now; {self.zombies} in all",
         )
 
@@ -242,10 +247,3 @@ def _clusters(session: Session, pids: Iterable[int]) -> dict[int, int]:
 def _fences(session: Session, experiments: dict[int, int]) -> dict[int, int]:
     found = select(Experiment.id, Experiment.fence).where(Experiment.id.in_(experiments))
     return {row.id: row.fence for row in session.execute(found)}
-
-
-def _under_way(session: Session, experiments: Iterable[int] = (), host: str = "") -> dict[int, int]:
-    """Trials of experiments, or on a machine, that have something to lose: trial -> epochs done."""
-    running = Trial.state == TrialState.RUNNING, Trial.epoch >= 1
-    chosen = Trial.node.like(f"{host}%") if host else Trial.experiment_id.in_(list(experiments))
-    return {row.id: row.epoch for row in session.execute(select(Trial.id, Trial.epoch).where(*running, chosen))}

@@ -25,6 +25,7 @@ from service.database.engine import Database
 from service.migrate import migrate
 from tests.chaos.fences import NOTES, UNFENCED
 from tests.chaos.notes import note_mutation
+from tests.chaos.program import PROCESS
 from tests.chaos.proxy import Proxy
 from ttsv.results import CHECKPOINTS
 from workers.node.processes import spawn
@@ -284,6 +285,14 @@ class Site:
                     party["worker"].append(process.pid)
         return party
 
+    def training(self, pids: Iterable[int]) -> list[int]:
+        """Those of these processes that have begun to train: with epochs to report, and a result in the end."""
+        begun = set()
+        for note in self.data.glob(f"trials/*/*/{PROCESS}"):
+            with contextlib.suppress(OSError):
+                begun.add(note.read_text())
+        return [pid for pid in pids if str(pid) in begun]
+
     def lives(self, pid: int) -> bool:
         """Whether a process is there, standing still or not."""
         with contextlib.suppress(psutil.Error):
@@ -339,7 +348,7 @@ class Site:
 
         Nobody reads or writes it meanwhile, as the process stands still.
         """
-        for note in self.data.glob("trials/*/*/process"):
+        for note in self.data.glob(f"trials/*/*/{PROCESS}"):
             with contextlib.suppress(OSError):
                 if note.read_text() != str(pid):
                     continue
