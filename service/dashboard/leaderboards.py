@@ -27,6 +27,7 @@ from service.leaderboards.sheets import board_sheets, configuration_said, hole_s
 from service.paper.presets import PAPER, presets
 from service.paper.reference import preset_table, references
 from service.paper.sheets import table_sheet
+from service.schemas.trial_tables import Shown
 from service.specs.columns import Columns, columns_of
 from ttsv.config.fields import TrialFields
 
