@@ -30,7 +30,7 @@ from service.leaderboards.filters import Filters, Question
 from service.leaderboards.leaderboard import leaderboard
 from service.leaderboards.metrics import HEADLINE, Metric
 from service.leaderboards.scatter import plane
-from service.leaderboards.sheets import board_records, board_sheets
+from service.leaderboards.sheets import board_records, board_sheets, measured_metrics
 from service.paper.reference import references
 from service.schemas.leaderboards import LeaderboardOut, PlaneOut
 from service.schemas.trial_tables import Shown
@@ -199,7 +199,9 @@ def show(
     wanted = tuple(metric for metric in Metric if metric in chosen)
     return asked.answer(
         lambda: _plain(found, question),
-        lambda: board_sheets(found, dataset, ranking.metric, wanted),
+        lambda: board_sheets(
+            found, dataset, ranking.metric, measured_metrics(found) if ranking.metrics == "all" else wanted
+        ),
         lambda: board_records(found, wanted, chosen=bool(question.fields)),
     )
 

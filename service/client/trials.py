@@ -39,6 +39,7 @@ class TrialQuestion(TypedDict, total=False):
     """Which trials are wanted, and by what they are sorted.
 
     `rank` is a number or `none`, `failure` the class of what went wrong, `cell` the fingerprint without the seed.
+    `where` are conditions on fields (`lr<=0.1`), all of which must hold.
     """
 
     state: str | Sequence[str] | None
@@ -50,6 +51,7 @@ class TrialQuestion(TypedDict, total=False):
     seed: int | None
     cell: str | None
     failure: str | None
+    where: str | Sequence[str] | None
     sort: str | None
 
 

@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session, defer
 
 from service.database import Experiment, ExperimentState, Result, Tag, Trial, TrialState
 from service.database.pagination import Orders, Page, order
+from service.leaderboards.conditions import Condition
 
 EXPERIMENT_ORDERS: Orders = {
     "id": Experiment.id,
@@ -108,6 +109,7 @@ class TrialFilter:
     seed: int | None = None
     cell: str | None = None
     failure: str | None = None
+    where: Sequence[Condition] = ()
 
     def conditions(self) -> list[ColumnElement[bool]]:
         """For a WHERE over trials."""
@@ -121,7 +123,7 @@ class TrialFilter:
             found.append(Trial.rank.is_(None) if isinstance(self.rank, str) else Trial.rank == self.rank)
         plain = ("experiment_id", "dataset", "model", "layer", "constraint", "seed", "cell", "failure")
         found += [getattr(Trial, name) == value for name in plain if (value := getattr(self, name)) is not None]
-        return found
+        return found + [condition.of(Trial) for condition in self.where]
 
 
 def list_experiments(

@@ -1,5 +1,6 @@
 """Conditions on the fields of cells, as people write them (`training.lr<=0.1`), and as a database checks them."""
 
+import difflib
 import json
 import math
 import operator
@@ -16,6 +17,7 @@ from sqlalchemy.sql.functions import FunctionElement
 from service.database import Score, Trial
 from service.errors import FieldProblem, QueryError
 from service.specs.columns import default_of, known_field
+from ttsv.config.fields import OneOf
 from ttsv.config.trial import field_infos
 
 _FORM = re.compile(r"\s*([\w.]+)\s*(<=|>=|!=|==|=|<|>|\bnot\s+in\b|\bin\b)\s*(.*?)\s*", re.DOTALL | re.IGNORECASE)
@@ -178,4 +180,9 @@ def _parsed(field: str, text: str, where: str) -> Any:
     except (ValueError, KeyError, TypeError):
         kind = "true or false" if bool in types else "a number" if _is_number(field) else "a list"
         raise QueryError([FieldProblem(where, f"{field}: {text[:60]!r} is not {kind}")]) from None
+    check = field_infos()[field].check
+    if isinstance(check, OneOf) and text not in check.names:
+        near = difflib.get_close_matches(text.lower(), check.names, 1, 0.0)
+        fix = f"{field}: {text[:60]!r} is none of its values; the nearest is {near[0]}"
+        raise QueryError([FieldProblem(where, fix)])
     return text

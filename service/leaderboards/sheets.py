@@ -54,6 +54,12 @@ def board_sheets(found: Leaderboard, dataset: str, metric: Metric, wanted: Seque
     return sheets
 
 
+def measured_metrics(found: Leaderboard) -> tuple[Metric, ...]:
+    """Every metric that a row has."""
+    measured = {name for board in found.boards for row in board.rows for name in row.metrics}
+    return tuple(metric for metric in Metric if metric in measured)
+
+
 def hole_said(found: Leaderboard, hole: Hole) -> str:
     """Which cell has no result, and why."""
     return f"{configuration_said(found.shape, hole.config)}: {missing_said(hole.missing)}"

@@ -81,7 +81,7 @@ def leaderboard(
         typer.echo(client.leaderboard_text(dataset, format=form.value, **question), nl=False)
     else:
         found = client.leaderboard(dataset, **question)
-        show_leaderboard(console(), found, metrics.split(",") if metrics and metrics != "all" else ())
+        show_leaderboard(console(), found, metrics.split(",") if metrics else ())
 
 
 @boards_app.command()

@@ -16,7 +16,7 @@ from service.leaderboards.answer import Leaderboard
 from service.leaderboards.compared import Comparison
 from service.leaderboards.comparison_sheets import comparison_sheets
 from service.leaderboards.metrics import Metric
-from service.leaderboards.sheets import board_sheets, configuration_sheet, read
+from service.leaderboards.sheets import board_sheets, configuration_sheet, measured_metrics, read
 from service.leaderboards.text_tables import Cell, Measured, Sheet
 from service.schemas.comparisons import CompareOut
 from service.schemas.experiments import (
@@ -190,7 +190,7 @@ def show_leaderboard(console: Console, leaderboard: LeaderboardOut, wanted: Sequ
             if lacking
             else f"no trial on {leaderboard.dataset} fits what was asked"
         )
-    metrics = [Metric(name) for name in wanted]
+    metrics = measured_metrics(found) if [*wanted] == ["all"] else [Metric(name) for name in wanted]
     for sheet in board_sheets(found, leaderboard.dataset, Metric(leaderboard.metric), metrics):
         if any(sheet.texts) and sheet.rows[0]:
             print_whole(console, sheet_table(sheet))

@@ -14,7 +14,9 @@ from service.api.http.authentication import Reader
 from service.api.http.dependencies import MAX_ID
 from service.database import ExperimentState, TrialState
 from service.experiments.listing import EXPERIMENT_ORDERS, TRIAL_ORDERS, ExperimentFilter, TrialFilter
+from service.leaderboards.conditions import condition
 from service.schemas.trial_tables import Shown
+from service.specs.columns import known_field
 from service.specs.spec import PRINTABLE
 from service.specs.validation_errors import shown
 
@@ -114,10 +116,20 @@ class _Trials:
     seed: Annotated[int | None, Query(ge=0, le=MAX_ID)] = None
     cell: Annotated[Text | None, Query(description="Fingerprint of the configuration without its seed.")] = None
     failure: Annotated[Text | None, Query(description="Class of what went wrong.", examples=["diverged"])] = None
+    where: Annotated[
+        list[Annotated[str, Field(max_length=2000)]] | None,
+        Query(
+            max_length=20,
+            description="A condition on any field; several must all hold. =, !=, <, <=, >, >=, in, not in.",
+            examples=[["training.lr<=0.1", "rank in (192, 256)"]],
+        ),
+    ] = None
 
 
 def _trials(who: Reader, asked: Annotated[_Trials, Depends()]) -> TrialFilter:
-    return TrialFilter(project_id=who.project_id, **vars(asked))
+    # Raises `QueryError`. A trial has a seed and a data set, too, which a leaderboard's rows share.
+    where = tuple(condition(text, field_named=known_field) for text in asked.where or ())
+    return TrialFilter(project_id=who.project_id, **vars(asked) | {"where": where})
 
 
 _FIELDS = r"^ *[A-Za-z0-9_.]+( *, *[A-Za-z0-9_.]+)* *$"

@@ -540,3 +540,16 @@ class TestLogs:
         folder.mkdir(parents=True)
         (folder / "trial.log").write_text("a\nb\nc\n" + "x" * 200_000)
         assert api.get(f"/v1/trials/{trial_id}/logs?tail=2&follow=true").text == "c\n" + "x" * 200_000
+
+
+def test_any_field_filters_trials(api: TestClient, submit: Callable[..., int]) -> None:
+    experiment = submit(seeds=2, **{"training.lr": [0.05, 0.1, 0.2]})
+    for path in (f"/v1/experiments/{experiment}/trials", "/v1/trials"):
+        found = api.get(path, params={"where": ["lr<=0.1", "seed=1", "dataset=digits"]}).json()["items"]
+        assert [(t["config"]["training"]["lr"], t["config"]["seed"]) for t in found] in (
+            [(0.05, 1), (0.1, 1)],
+            [(0.1, 1), (0.05, 1)],
+        )
+        answer = api.get(path, params={"where": "lern=1"})
+        assert answer.status_code == 422
+        assert answer.json()["errors"][0]["field"] == "where"

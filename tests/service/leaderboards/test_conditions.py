@@ -233,3 +233,10 @@ def test_what_is_read() -> None:
 @pytest.mark.parametrize("text", ["rank IN (2, 4)", "rank Not In (2, 4)"])
 def test_words_of_a_comparison_are_read_in_any_case(text: str) -> None:
     assert condition(text) == condition(text.lower())
+
+
+@pytest.mark.parametrize(("text", "nearest"), [("layer=TT", "tt"), ("training.schedule=Multistep", "multistep")])
+def test_a_value_that_a_field_never_has_is_refused(text: str, nearest: str) -> None:
+    with pytest.raises(QueryError) as refused:
+        condition(text)
+    assert refused.value.problems[0].message.endswith(f"is none of its values; the nearest is {nearest}")

@@ -48,6 +48,14 @@ def test_what_does_not_count_is_said() -> None:
     assert "4 cells have no result (2 trials among the first of them)" in text
 
 
+def test_all_metrics_are_those_that_were_measured() -> None:
+    measured = LEADERBOARD["boards"][0]["rows"][0]["metrics"]
+    spread = next(iter(measured.values()))
+    text = " ".join(shown({"metrics": measured | {"adaptive_ece": spread}}, extra=("all",)).split())
+    assert "adaptive" in text
+    assert "AutoAttack" not in text
+
+
 def test_no_result_is_told_from_no_trial() -> None:
     hole = {"cell": "c", "config": {}, "trials": 2, "missing": [{"trial_id": 1, "seed": 0, "state": "diverged"}]}
     console = Console(width=160, record=True, file=io.StringIO())
