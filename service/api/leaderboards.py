@@ -25,7 +25,7 @@ from service.errors import FieldProblem, NotFoundError, QueryError
 from service.experiments import store
 from service.leaderboards.answer import Leaderboard, Position
 from service.leaderboards.cell_scores import EVERYONE
-from service.leaderboards.conditions import cell_field, condition
+from service.leaderboards.conditions import condition
 from service.leaderboards.filters import Filters, Question
 from service.leaderboards.leaderboard import leaderboard
 from service.leaderboards.metrics import HEADLINE, Metric
@@ -34,6 +34,7 @@ from service.leaderboards.sheets import board_records, board_sheets, measured_me
 from service.paper.reference import references
 from service.schemas.leaderboards import LeaderboardOut, PlaneOut
 from service.schemas.trial_tables import Shown
+from service.specs.columns import cell_field
 from service.specs.spec import PRINTABLE
 from ttsv.data.catalog import DatasetName
 

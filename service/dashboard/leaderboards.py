@@ -18,7 +18,6 @@ from service.dashboard.charts import Scatter, scatter
 from service.dashboard.rendering import PageRoute, Show
 from service.leaderboards.answer import Board, Position
 from service.leaderboards.cell_scores import EVERYONE
-from service.leaderboards.conditions import cell_field
 from service.leaderboards.filters import Filters, Question
 from service.leaderboards.leaderboard import leaderboard, measured_datasets
 from service.leaderboards.metrics import HEADLINE, Metric
@@ -28,7 +27,7 @@ from service.paper.presets import PAPER, presets
 from service.paper.reference import preset_table, references
 from service.paper.sheets import table_sheet
 from service.schemas.trial_tables import Shown
-from service.specs.columns import Columns, columns_of
+from service.specs.columns import Columns, cell_field, columns_of
 from ttsv.config.fields import TrialFields
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)

@@ -16,7 +16,7 @@ from sqlalchemy.sql.functions import FunctionElement
 
 from service.database import Score, Trial
 from service.errors import FieldProblem, QueryError
-from service.specs.columns import default_of, known_field
+from service.specs.columns import cell_field, default_of
 from ttsv.config.fields import OneOf
 from ttsv.config.trial import field_infos
 
@@ -145,15 +145,6 @@ def condition(text: str, where: str = "where", *, field_named: Callable[[str, st
     if comparison in _ORDERS and (values[0] is None or not _is_number(field)):
         raise QueryError([FieldProblem(where, f"{field} {comparison} {texts[0][:60]}: only numbers have an order")])
     return Condition(field, comparison, values)
-
-
-def cell_field(name: str, where: str) -> str:
-    """The path of a field that the trials of a cell share. Raises `QueryError`."""
-    field = known_field(name, where)
-    if field in ("seed", "dataset"):
-        why = "rows are means over seeds" if field == "seed" else "a leaderboard is of one"
-        raise QueryError([FieldProblem(where, f"{field} tells no rows apart: {why}")])
-    return field
 
 
 def _split(text: str) -> list[str]:

@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Self
 
-from service.leaderboards.conditions import cell_field
 from service.leaderboards.metrics import Metric
 from service.leaderboards.sheets import FIELDS, configuration_sheet, read
 from service.leaderboards.text_tables import Cell, Sheet, value_text
 from service.schemas.experiments import ResultOut, TrialOut
-from service.specs.columns import Columns, columns_of, known_fields, value_of
+from service.specs.columns import Columns, cell_field, columns_of, known_fields, value_of
 from ttsv.config.fields import TrialFields
 
 _FACTS = tuple(name for name in TrialOut.model_fields if name not in ("config", "result"))

@@ -145,6 +145,15 @@ def known_fields(names: Iterable[str], where: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(known_field(name, where) for name in names))
 
 
+def cell_field(name: str, where: str) -> str:
+    """The path of a field that the trials of a cell share. Raises `QueryError`."""
+    field = known_field(name, where)
+    if field in ("seed", "dataset"):
+        why = "rows are means over seeds" if field == "seed" else "a leaderboard is of one"
+        raise QueryError([FieldProblem(where, f"{field} tells no rows apart: {why}")])
+    return field
+
+
 @cache
 def _last_parts() -> dict[str, str]:
     """Short name -> path: of the last parts of paths those that one field has, or that are a field themselves."""

@@ -2,8 +2,9 @@
 
 import random
 import subprocess
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -71,10 +72,20 @@ def test_each_process_stands_still_once(site: Site, process: subprocess.Popen[by
     assert site.freeze([process.pid]) == [process.pid]
     assert site.freeze([process.pid], 0.0) == []
     assert site.is_frozen(process.pid)
-    assert psutil.Process(process.pid).status() == psutil.STATUS_STOPPED
+    assert comes_to(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED)
     site.thaw([process.pid])
     assert not site.is_frozen(process.pid)
-    assert psutil.Process(process.pid).status() != psutil.STATUS_STOPPED
+    assert comes_to(lambda: psutil.Process(process.pid).status() != psutil.STATUS_STOPPED)
+
+
+def comes_to(condition: Callable[[], bool]) -> bool:
+    """A signal is delivered when the process is next looked at, which may take a moment."""
+    deadline = time.monotonic() + 5
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
 
 
 @pytest.mark.parametrize("seed", range(5))

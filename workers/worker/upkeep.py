@@ -77,8 +77,8 @@ class Upkeep:
         since = now() - _SWEPT_FOR if self._swept else None
         with self._database.read() as session:
             trial_ids = driver_reads.cancelled_trials(session, since)
-        kept = open_kept(self._settings.data_dir, self._settings.storage)
         try:
+            kept = open_kept(self._settings.data_dir, self._settings.storage)
             for trial_id in trial_ids:
                 remove_checkpoints(kept, trial_id)
         except OSError as error:

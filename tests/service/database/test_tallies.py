@@ -49,6 +49,7 @@ def check(database: Database) -> None:
                 sum(t.epochs if t.state in (*OPEN_TRIALS, TrialState.SUCCEEDED) else t.epoch for t in mine),
                 max((result.accuracy for result in results if result and result.valid), default=None),
                 best,
+                progress[experiment_id].validated_on,  # which no tally says
             )
 
 

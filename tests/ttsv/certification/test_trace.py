@@ -280,7 +280,6 @@ def test_functions_without_a_rule_are_named() -> None:
         (lambda x: torch.where(x > 0, x, -x), "gt"),
         (lambda x: functional.grid_sample(x, torch.zeros(1, 2, 2, 2, dtype=x.dtype)), "grid_sample"),
         (lambda x: x.round(), "round"),
-        (lambda x: x.expand_as(x), "expand_as"),
         (lambda x: torch.einsum("bchw->bc", x), "einsum"),
         (lambda x: functional.rms_norm(x, (2,)), "rms_norm"),
     ):
