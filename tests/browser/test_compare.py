@@ -232,9 +232,9 @@ class TestPage:
             assert violations(tab) == [], path
 
     def test_it_is_printed_whole(self, beside: Site, browse: Callable[..., Tab]) -> None:
-        page = browse(f"{beside.url}/compare?experiments=1,2,3", width=1031).page
-        page.emulate_media(media="print")
-        cells = page.locator("th, td")
-        assert max(cells.evaluate_all("all => all.map(one => one.getBoundingClientRect().right)")) <= 1031
+        tab = browse(f"{beside.url}/compare?experiments=1,2,3", width=1031)
+        page = tab.page
+        page.emulate_media(media="print")  # upon which what is drawn becomes as wide as the paper
+        tab.until("() => [...document.querySelectorAll('th, td')].every(o => o.getBoundingClientRect().right <= 1031)")
         assert page.locator(".spectra-panel table").is_visible()
         assert not page.locator(".filters").first.is_visible()

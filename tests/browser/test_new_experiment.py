@@ -98,7 +98,7 @@ class TestForm:
         lr.press("Enter")
         assert chips(tab, "training.lr") == ["0.1", "0.2"]
         tab.page.locator("[data-path='layer'] .vary").click()
-        tab.page.locator("[data-path='layer'] .picks").get_by_label("soc", exact=True).check()
+        tab.page.locator("[data-path='layer'] .picks").get_by_label("dense", exact=True).check()
         field(tab, "training.optimizer").select_option(label="adam")
         tab.page.locator("[data-path='seed'] .chip").first.click()
         field(tab, "training.milestones").fill("30, 60")
@@ -119,7 +119,7 @@ class TestForm:
             "delta": [None, 1],
             "seed": [1],
             "training.lr": [0.1, 0.2],
-            "layer": ["tt", "soc"],
+            "layer": ["tt", "dense"],
         }
         assert "has an effect in no trial" in tab.page.locator("#preview .warning").inner_text()
 
@@ -407,7 +407,7 @@ class TestEverybody:
         to("[data-path='layer'] .vary")
         press("Space")
         to("[data-path='layer'] .picks input", "Shift+Tab")
-        to("[data-path='layer'] input[value='\"soc\"']", "Tab")
+        to("[data-path='layer'] input[value='\"dense\"']", "Tab")
         press("Space")
         to("[data-path='rank'] .chip")
         press("Enter")
