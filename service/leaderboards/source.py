@@ -39,7 +39,7 @@ Cell = tuple[int, int, tuple[int, float, float | None, int]]
 """One row as a matrix takes it: its results, its trials, and how many have the metric, mean, deviation and its key."""
 
 
-BEST, WORST = 20, 5
+BEST, WORST = 10, 2
 """Complete rows of a board, from either end of each metric's order, that a page of it is compared with."""
 
 
