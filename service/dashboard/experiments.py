@@ -131,7 +131,9 @@ def experiment(
         summary = _summary(session, row)
     path = experiment_log(settings.data_dir, experiment_id)
     filtered = replace(which, project_id=None, states=tuple(which.states)) != TrialFilter()
-    listing = filtered or cursor is not None or sort != "number" or shown != Shown()
+    # Conditions hold for the matrix as for the list; all else is asked of the list alone.
+    of_list = replace(which, project_id=None, states=tuple(which.states), where=()) != TrialFilter()
+    listing = of_list or cursor is not None or sort != "number" or shown != Shown()
     return show(
         "experiment.html",
         **summary,
