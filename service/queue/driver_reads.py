@@ -18,6 +18,7 @@ from ttsv.config.fields import FieldValues
 
 MODEL = "model"
 """Kind of the artifact that a re-evaluation takes up."""
+_ENDED = TrialState.SUCCEEDED, TrialState.EARLY_STOPPED, TrialState.DIVERGED
 
 _NEXT = (
     select(Trial)
@@ -84,6 +85,12 @@ def cancelled_trials(session: Session, since: datetime | None = None) -> Sequenc
         .where(Experiment.finished_at.is_not(None), Trial.state == TrialState.CANCELLED)
     )
     return session.scalars(query if since is None else query.where(Experiment.finished_at > since)).all()
+
+
+def last_ended(session: Session, lease: Lease, most: int) -> Sequence[int]:
+    """The trials of the experiment that ended last, but for those that failed: a retry may go on from their files."""
+    query = select(Trial.id).where(Trial.experiment_id == lease.experiment_id, Trial.state.in_(_ENDED))
+    return session.scalars(query.order_by(Trial.finished_at.desc()).limit(most)).all()
 
 
 def final_curves(session: Session, lease: Lease, metric: str) -> list[Curve]:

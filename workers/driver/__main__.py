@@ -59,6 +59,8 @@ LOOK_SECONDS = 1.0
 IDLE_SECONDS = 30.0
 """How long a driver that may run nothing waits for a slot: another one costs seconds to start, this one memory."""
 _MOST_FRUITLESS = 3
+_SWEPT = 100
+"""More trials than end at once."""
 _STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}
 
 
@@ -101,6 +103,7 @@ class Driver:
         slots = self._slots = feed.Slots()
         tuner.connect(os.environ["RAY_ADDRESS"])
         faulthandler.cancel_dump_traceback_later()
+        self._sweep()
         spec = patiently(self._read_spec)
         passes = self._passes = tuner.Passes(self._run_trial, self._recorder)
         threading.Thread(target=self._listen, args=(slots, passes), name="slots", daemon=True).start()
@@ -264,6 +267,15 @@ class Driver:
             remove_checkpoints(self._kept, trial_id)
         except Exception as error:  # what a store's library raises is no fault of the database, which the caller minds
             logger.warning("the checkpoints of trial %d stay: %s", trial_id, error)
+
+    def _sweep(self) -> None:
+        """Removes what a driver before could no longer, that died as soon as the ends of trials were stored."""
+        for trial_id in patiently(self._last_ended) if self._lease.fence > 1 else ():
+            self._ended(trial_id)
+
+    def _last_ended(self) -> Sequence[int]:
+        with self._database.read() as session:
+            return driver_reads.last_ended(session, self._lease, _SWEPT)
 
     def _lost(self) -> NoReturn:
         logger.info("experiment %d is no longer ours: stopping", self._lease.experiment_id)

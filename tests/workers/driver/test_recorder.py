@@ -17,7 +17,7 @@ from service.database import Experiment, Result, Trial
 from service.database.experiments import ResourceSeries
 from service.database.outages import MOST_FAILURES
 from service.experiments import actions
-from service.queue import attempts, leases
+from service.queue import attempts, driver_reads, leases
 from service.queue.leases import Lease
 from service.queue.trials import MAX_DEATHS, HeldExperiment
 from tests.results import made_epoch, made_result
@@ -134,6 +134,22 @@ def test_who_lost_its_process_keeps_its_checkpoints(lab: Lab) -> None:
     assert recorder.flush(5)
     assert [(trial.state, trial.failure) for trial in bench.trials()][:2] == [("failed", "crashed"), ("failed", "oom")]
     assert ended == [second, third]
+
+
+def test_what_ended_under_a_driver_that_died_is_known_to_the_next(lab: Lab) -> None:
+    """It may have died between a result's COMMIT and the removal of what the trial would have resumed from."""
+    bench = Bench(lab)
+    recorder = Recorder(bench.database, bench.lease, bench.lost.set)
+    recorder.open()
+    first, second, third = (trial.id for trial in bench.trials())
+    recorder.started(first)
+    recorder.reported(first, result())
+    recorder.started(second)
+    recorder.reported(second, FailureReport("oom", "too large"))
+    recorder.started(third)
+    assert recorder.flush(5)
+    with bench.database.read() as session:
+        assert driver_reads.last_ended(session, bench.lease, 10) == [first]
 
 
 def test_who_is_to_run_alone_keeps_its_checkpoints_and_may_be_handed_out_again(lab: Lab) -> None:
