@@ -58,7 +58,7 @@ CORRUPTED = protocol_fingerprint(CORRUPTED_RECORD)
 
 
 def store_runs(session: Session, experiments: list[list[Run]], trial_result: Make, *, tags: bool = False) -> None:
-    """Enters experiments whose trials have the ids 1, 2, 3 ... in the order given; scores as finished trials make them.
+    """Enters experiments whose trials have the ids 1, 2, 3 ... in the order given; scores are made of all of an experiment's.
 
     `tags`: all have the tag "all".
     """
@@ -74,6 +74,7 @@ def store_runs(session: Session, experiments: list[list[Run]], trial_result: Mak
         session.flush()
         if tags:
             session.add(Tag(experiment_id=number, name="all"))
+        trials, results = list[Trial](), list[Result]()
         for run in runs:
             trial_id += 1
             trial = Trial(
@@ -93,15 +94,17 @@ def store_runs(session: Session, experiments: list[list[Run]], trial_result: Mak
                 epochs=1,
                 state=TrialState.SUCCEEDED if run.protocol else TrialState.FAILED,
             )
-            session.add(trial)
-            session.flush()
+            trials.append(trial)
             if run.protocol:
                 values = trial_result(run.accuracy, loss=run.loss, parameters=10**9 + run.cell, layers=[])
                 values["robust_accuracy"] = run.robust
                 values |= {"mce": run.error, "evaluation": {"corruptions": {"baseline_sha256": run.baseline}}}
                 reasons = {} if run.valid else {"valid": False, "violations": ["certified, and broken"]}
-                session.add(Result(trial_id=trial_id, protocol=run.protocol, fence=1, **(values | reasons)))
-                cell_scores.refresh_cells(session, [(run.dataset, f"cell {run.cell}")])
+                results.append(Result(trial_id=trial_id, protocol=run.protocol, fence=1, **(values | reasons)))
+        session.add_all(trials)
+        session.flush()
+        session.add_all(results)
+        cell_scores.refresh_cells(session, {(run.dataset, f"cell {run.cell}") for run in runs if run.protocol})
         cell_scores.recount(session, session.get_one(Experiment, number))  # as posting trials does
     session.flush()
 
