@@ -18,8 +18,8 @@ for _profile in SHARES:
     settings.register_profile(_profile, examples(), derandomize=_profile != "explore", print_blob=True)
 settings.load_profile(PROFILE)
 
-# Test processes and those that they start share few cores: threads that wait for each other in a product of matrices burn
-# what the others need.
+# Test processes and those that they start share few cores: threads that wait for each other in a product of matrices
+# burn what the others need.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Some virtual machines show AMX and let no process use it: bf16 products would end the test run.

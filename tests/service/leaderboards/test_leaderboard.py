@@ -58,7 +58,7 @@ CORRUPTED = protocol_fingerprint(CORRUPTED_RECORD)
 
 
 def store_runs(session: Session, experiments: list[list[Run]], trial_result: Make, *, tags: bool = False) -> None:
-    """Enters experiments whose trials have the ids 1, 2, 3 ... in the order given; scores are made of all of an experiment's.
+    """Enters experiments whose trials have the ids 1, 2, 3 ... in the order given, and then their scores.
 
     `tags`: all have the tag "all".
     """
