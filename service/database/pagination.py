@@ -22,6 +22,8 @@ from service.errors import FieldProblem, QueryError
 _Row = TypeVar("_Row")
 
 Column = InstrumentedAttribute[Any]
+Sorted = InstrumentedAttribute[Any] | ColumnElement[Any]
+"""A column, or what a database computes of one."""
 Orders = Mapping[str, Column]
 """The names a list can be sorted by, each with its column."""
 
@@ -38,10 +40,10 @@ class Page(Generic[_Row]):
 
 @dataclass(frozen=True)
 class Order:
-    """How a list is sorted: `name` as the request has it (`-accuracy`), `column`, and `identity` to break ties."""
+    """How a list is sorted: `name` as a request has it (`-accuracy`), `column`, and `identity` to break ties."""
 
     name: str
-    column: Column
+    column: Sorted
     identity: Column
     nullable: bool = False
 
@@ -59,7 +61,7 @@ class Order:
             query = query.where(self._after(*self._position(cursor)))
         direction = [c.desc() if self.descending else c.asc() for c in dict.fromkeys((self.column, self.identity))]
         nulls_last = [self.column.is_(None)] if self.nullable else []
-        query = query.add_columns(self.column, self.identity).order_by(*nulls_last, *direction).limit(limit + 1)
+        query = query.add_columns(self.column.label(None), self.identity).order_by(*nulls_last, *direction).limit(limit + 1)
         found = session.execute(query).all()
         rows = list(found[:limit])
         return Page(rows, self._cursor(*rows[-1][-2:]) if len(found) > limit else None)
@@ -104,7 +106,7 @@ def decoded(cursor: str) -> Any:
     return json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
 
 
-def _parsed(column: Column, plain: Any, nullable: bool = False) -> Any:
+def _parsed(column: Sorted, plain: Any, nullable: bool = False) -> Any:
     """What stands in a cursor, as the column has it; raises ValueError."""
     if plain is None and nullable:
         return None

@@ -1,6 +1,6 @@
 """SQL of the lists of experiments and trials: filters, orders, pages. Functions take a Session and write nothing."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -9,8 +9,11 @@ from sqlalchemy import ColumnElement, Select, select
 from sqlalchemy.orm import Session, defer
 
 from service.database import Experiment, ExperimentState, Result, Tag, Trial, TrialState
-from service.database.pagination import Orders, Page, order
-from service.leaderboards.conditions import Condition
+from service.database.engine import among
+from service.database.pagination import Order, Orders, Page, order
+from service.leaderboards.conditions import Condition, of_trials
+from service.specs.columns import known_field
+from ttsv.config.trial import field_infos
 
 EXPERIMENT_ORDERS: Orders = {
     "id": Experiment.id,
@@ -154,6 +157,19 @@ def experiments_by_id(
     return session.scalars(query.options(*(defer(column, raiseload=True) for column in unread))).all()
 
 
+def trial_order(sort: str) -> Order:
+    """Trials by a column of theirs or of their results, or by any field of their configurations; raises `QueryError`.
+
+    `sort` names it, with `-` before it for the largest first.
+    """
+    name = sort.removeprefix("-")
+    if name in TRIAL_ORDERS:
+        return order(TRIAL_ORDERS, sort, Trial.id)
+    path = known_field(name, "sort", also=TRIAL_ORDERS)
+    missing = type(None) in field_infos()[path].types
+    return Order(sort[: sort.startswith("-")] + path, of_trials(path), Trial.id, missing)
+
+
 def list_trials(
     session: Session,
     wanted: TrialFilter,
@@ -164,21 +180,37 @@ def list_trials(
     with_config: bool = True,
     with_result: bool = True,
 ) -> Page[tuple[Trial, Result | None]]:
-    """Trials with their results in the order of `TRIAL_ORDERS`; raises `QueryError`.
+    """Trials with their results in the order that `trial_order` knows; raises `QueryError`.
 
     What `with_config` and `with_result` leave out is not read; layers and environments never are.
     """
-    by = order(TRIAL_ORDERS, sort, Trial.id)
-    query: Select[Any] = select(Trial).where(*wanted.conditions())
-    if with_result or by.column.class_ is Result:
+    by = trial_order(sort)
+    query: Select[Any] = select(Trial.id).where(*wanted.conditions())
+    if getattr(by.column, "class_", None) is Result:
         query = query.outerjoin(Result, Result.trial_id == Trial.id)
+    # Numbers first: of a hundred thousand trials in an order that no index has a database would carry whole rows along.
+    found = by.page(session, query, cursor, limit)
+    numbers = [row[0] for row in found.rows]
+    rows = {
+        trial.id: (trial, result)
+        for trial, result in _trials(session, numbers, with_config=with_config, with_result=with_result)
+    }
+    return Page([rows[number] for number in numbers if number in rows], found.next)
+
+
+def _trials(
+    session: Session, numbers: Sequence[int], *, with_config: bool, with_result: bool
+) -> Iterator[tuple[Trial, Result | None]]:
+    """Trials in any order."""
+    query: Select[Any] = select(Trial).where(among(session, Trial.id, numbers))
     if with_result:
         heavy = (Result.layers, Result.environment, Result.evaluation)
-        query = query.add_columns(Result).options(*(defer(column, raiseload=True) for column in heavy))
+        query = query.add_columns(Result).outerjoin(Result, Result.trial_id == Trial.id)
+        query = query.options(*(defer(column, raiseload=True) for column in heavy))
     if not with_config:
         query = query.options(defer(Trial.config, raiseload=True))
-    found = by.page(session, query, cursor, limit)
-    return Page([(row[0], row[1] if with_result else None) for row in found.rows], found.next)
+    for row in session.execute(query) if numbers else ():
+        yield row[0], row[1] if with_result else None
 
 
 def trials_by_id(

@@ -1,4 +1,7 @@
-"""Conditions on the fields of cells, as people write them (`training.lr<=0.1`), and as a database checks them."""
+"""Conditions on the fields of cells, as people write them (`training.lr<=0.1`), and as a database checks them.
+
+What a database sorts trials by, where no column has it, is read from their configurations in the same way.
+"""
 
 import difflib
 import json
@@ -9,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, String, and_, false, func, literal, not_, or_
+from sqlalchemy import ColumnElement, Integer, String, and_, case, cast, false, func, literal, not_, or_
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import InstrumentedAttribute
 from sqlalchemy.sql.functions import FunctionElement
@@ -31,6 +34,8 @@ _HOW = "write a field, a comparison and a value: lr<=0.1, layer=tt, rank in (192
 _MOST_VALUES = 1000
 COLUMNS = ("model", "layer", "constraint", "rank")
 """Fields that scores and trials have columns for."""
+_OF_TRIALS = (*COLUMNS, "dataset", "seed", "lambda_ort", "delta")
+"""Those that trials have columns for."""
 
 
 @dataclass(frozen=True)
@@ -60,13 +65,12 @@ class Condition:
 
     def of(self, kept: type[Trial] | type[Score]) -> ColumnElement[bool]:
         """The same of a trial, or of a score by one of its columns; a field that is not there is at its default."""
-        if self.on_column:
+        if self.field in (_OF_TRIALS if kept is Trial else COLUMNS):
             column = getattr(kept, self.field)
             return self._compare(column, column.is_(None))
         assert kept is Trial, "scores are asked by `holds`: one statement reads their fields, and tells whose are meant"
-        path = tuple(self.field.split("."))
-        kind = _JsonKind(Trial.config, literal("".join(f'."{part}"' for part in path)), literal(_array(path)))
-        found = self._compare(_value(Trial.config, path, self.field), kind == "null")
+        kind = _kind(self.field)
+        found = self._compare(_value(Trial.config, self.field), kind == "null")
         return or_(kind.is_(None), found) if self.holds(default_of(self.field)) else and_(kind.is_not(None), found)
 
     def _compare(self, value: Any, is_null: ColumnElement[bool]) -> ColumnElement[bool]:
@@ -108,7 +112,29 @@ def _array_text(values: Sequence[Any]) -> str:
     return json.dumps(values, separators=(",", ":"))
 
 
-def _value(document: InstrumentedAttribute[Any], path: tuple[str, ...], field: str) -> Any:
+def of_trials(field: str) -> InstrumentedAttribute[Any] | ColumnElement[Any]:
+    """A field of trials, by its path, as a database sorts by it: truth as 0 and 1, lists as documents keep them."""
+    if field in _OF_TRIALS:
+        column: InstrumentedAttribute[Any] = getattr(Trial, field)
+        return column
+    value, default = _value(Trial.config, field), default_of(field)
+    if bool in field_infos()[field].types:
+        value = cast(value, Integer)
+    if default is None:
+        return value  # as is what is not there
+    default = _array_text(default) if isinstance(default, list) else default
+    found: ColumnElement[Any] = case((_kind(field).is_(None), literal(default, value.type)), else_=value)
+    return found
+
+
+def _kind(field: str) -> _JsonKind:
+    """The type of a field in the configurations of trials."""
+    path = tuple(field.split("."))
+    return _JsonKind(Trial.config, literal("".join(f'."{part}"' for part in path)), literal(_array(path)))
+
+
+def _value(document: InstrumentedAttribute[Any], field: str) -> Any:
+    path = tuple(field.split("."))
     found = document[path[0] if len(path) == 1 else path]
     types = field_infos()[field].types
     if bool in types:

@@ -12,6 +12,7 @@ from typing import Any
 from service.errors import FieldProblem, QueryError
 from ttsv.config.fields import FieldValue, FieldValues, Json, TrialFields
 from ttsv.config.trial import field_infos
+from ttsv.metrics.catalog import METRICS
 
 _ALWAYS_SAID = ("model", "layer")
 """Fields that are worth saying whatever their value is."""
@@ -22,6 +23,22 @@ _ASKED_FIRST = {
     )
 }
 """Fields by which people know a trial: the last to be left out of a table."""
+_OTHERWISE = {
+    "architecture": "model",
+    "batch": "training.batch_size",
+    "clip": "delta",
+    "depth": "model",
+    "lambda": "lambda_ort",
+    "learning_rate": "lr",
+    "network": "model",
+    "penalty": "lambda_ort",
+    "scheduler": "schedule",
+    "sigma": "delta",
+    "threshold": "delta",
+    "wd": "weight_decay",
+    "width": "model",
+}
+"""What other programs call a field, or where it has a part of its meaning: names that no spelling leads to."""
 _CHANCE = 0.2
 """A field is said to decide another where that would hold by chance no more often."""
 
@@ -128,16 +145,33 @@ def short_name(path: str) -> str:
     return last if last in _last_parts() and _last_parts()[last] == path else path
 
 
-def known_field(name: str, where: str) -> str:
-    """The path of the field with a short or whole name. Raises `QueryError` with the nearest name, said of `where`."""
+def known_field(name: str, where: str, *, also: Iterable[str] = ()) -> str:
+    """The path of the field with a short or whole name.
+
+    Raises `QueryError`, said of `where`, with the nearest name, or what can be done with a metric. `also` are names
+    that are understood there, too.
+    """
     infos = field_infos()
     if name in infos:
         return name
     if name in _last_parts():
         return _last_parts()[name]
-    names = [*infos, *_last_parts()]
-    near = difflib.get_close_matches(name, names, 1, 0.5) or difflib.get_close_matches(name.lower(), names, 1, 0.0)
-    raise QueryError([FieldProblem(where, f"there is no field {name[:100]!r}; the nearest is {near[0]}")])
+    if name in METRICS:
+        raise QueryError([FieldProblem(where, f"{name} is a metric, not a field of a trial: {_of_metric(name)}")])
+    names = [*infos, *_last_parts(), *METRICS, *also]
+    called = _OTHERWISE.get(name.rpartition(".")[2].lower())
+    near = called or next(
+        iter(difflib.get_close_matches(name, names, 1, 0.5) or difflib.get_close_matches(name.lower(), names, 1, 0.0))
+    )
+    said = f"there is no field {name[:100]!r}; the nearest is {near}"
+    if near in METRICS and near not in also:
+        said += f", a metric: {_of_metric(near)}"
+    raise QueryError([FieldProblem(where, said)])
+
+
+def _of_metric(name: str) -> str:
+    """What can be asked of a metric, where a field was to be named."""
+    return f"rank a leaderboard by it (metric={name}), show it (metrics={name}), or sort trials by it (sort=-{name})"
 
 
 def known_fields(names: Iterable[str], where: str) -> tuple[str, ...]:

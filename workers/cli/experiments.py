@@ -117,6 +117,13 @@ def show(
     client: "Client",
     experiment_id: ExperimentId,
     state: Annotated[list[TrialState], typer.Option(help="Only trials of these states.")] = [],  # noqa: B006
+    where: Annotated[
+        list[str],
+        typer.Option(help="Only trials that meet a condition on a field: lr<=0.1; may be given several times."),
+    ] = [],  # noqa: B006
+    sort: Annotated[
+        str | None, typer.Option(help="A field of the spec or a result; - before it: largest first.")
+    ] = None,
     columns: FieldNames = None,
     hide: HiddenNames = None,
     resources: Annotated[
@@ -129,7 +136,8 @@ def show(
 
     shown = shown_fields(columns, hide)
     experiment = client.experiment(experiment_id)
-    trials = list(client.trials(experiment_id, state=[one.value for one in state] or None))
+    states = [one.value for one in state] or None
+    trials = list(client.trials(experiment_id, state=states, where=where or None, sort=sort))
     used = [(one.id, attempt) for one in trials for attempt in client.resources(one.id)] if resources else []
     if as_json:
         print_json([experiment, *trials, *(attempt for _, attempt in used)])

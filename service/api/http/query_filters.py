@@ -76,7 +76,16 @@ def _sort(names: Iterable[str]) -> Any:
 
 
 ExperimentSort = Annotated[str, _sort(EXPERIMENT_ORDERS)]
-TrialSort = Annotated[str, _sort(TRIAL_ORDERS)]
+TrialSort = Annotated[
+    str,
+    Query(
+        max_length=100,
+        pattern=r"^-?[A-Za-z0-9_.]+$",
+        description=f"The order; - before it: largest first. One of {', '.join(TRIAL_ORDERS)}, or any field of the spec. "
+        "Rows without a value come last, equal ones by their id.",
+        examples=["-accuracy", "training.lr"],
+    ),
+]
 
 
 _ARCHIVED = {Archived.FALSE: False, Archived.TRUE: True, Archived.ANY: None}

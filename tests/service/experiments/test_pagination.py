@@ -23,10 +23,18 @@ from service.experiments.listing import (
     list_experiments,
     list_trials,
 )
+from service.specs.columns import known_field, value_of
 from tests.examples import PROFILE
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 TRIALS = 40
+CONFIGS: list[dict[str, Any]] = [
+    {},
+    {"training": {"lr": 0.1 + 0.2, "nesterov": False, "milestones": [3, 5]}, "augmentation": {"padding": "symmetric"}},
+    {"training": {"lr": 1, "clip_gradient": None}, "evaluation": {"batch_size": None}},
+    {"training": {"lr": 1e-05, "nesterov": True, "clip_gradient": 0.5}, "evaluation": {"batch_size": 8}},
+]
+"""Of trials: fields that are not there, are null, and of every kind."""
 
 
 @pytest.fixture
@@ -66,7 +74,7 @@ def filled(database: Database, trial_result: Callable[..., dict[str, Any]]) -> D
                 number=number,
                 fingerprint=str(number),
                 cell=some(["x", "y"]),
-                config={"rank": 1},
+                config=some(CONFIGS),
                 dataset="digits",
                 model=some(["small-cnn", "vgg19"]),
                 layer=some(["tt", "dense"]),
@@ -169,6 +177,44 @@ def check_trials(filled: Database, name: str, sign: str) -> None:
                 assert sorted(found) == sorted(trial.id for trial, _ in every)
             else:
                 assert found == ranked(every, value, lambda row: row[0].id, sign == "-")
+
+
+FIELDS = ("training.lr", "nesterov", "clip_gradient", "evaluation.batch_size", "milestones", "augmentation.padding")
+
+
+def test_trials_by_any_field_of_their_configurations(filled: Database) -> None:
+    """Equal values, none, and those at their defaults: pages of every length are all trials in their order."""
+    with filled.read() as session:
+        every = [trial for trial, _ in list_trials(session, TrialFilter(), limit=100).rows]
+        for name, sign in itertools.product(FIELDS, ("", "-")):
+            path = known_field(name, "sort")
+            found: list[int] = []
+            cursor, first = None, True
+            while cursor is not None or first:
+                page = list_trials(session, TrialFilter(), limit=7, sort=sign + name, cursor=cursor)
+                found += [trial.id for trial, _ in page.rows]
+                cursor, first = page.next, False
+
+            def value(trial: Trial, path: str = path) -> Any:
+                one = value_of(trial.config, path)
+                return json.dumps(one, separators=(",", ":")) if isinstance(one, list) else one
+
+            assert found == ranked(every, value, lambda trial: trial.id, sign == "-"), sign + name
+        # A cursor is the field's, by whichever of its names.
+        page = list_trials(session, TrialFilter(), limit=7, sort="lr")
+        assert list_trials(session, TrialFilter(), limit=7, sort="training.lr", cursor=page.next).rows
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [("learning_rate", "lr"), ("acuracy", "accuracy"), ("-batch", "training.batch_size"), ("finished", "finished_at")],
+)
+def test_an_order_that_nothing_has_is_refused_with_the_nearest(database: Database, name: str, near: str) -> None:
+    with database.read() as session, pytest.raises(QueryError) as caught:
+        list_trials(session, TrialFilter(), limit=1, sort=name)
+    (problem,) = caught.value.problems
+    assert problem.field == "sort"
+    assert problem.message.endswith(f"the nearest is {near}")
 
 
 EXPERIMENT_FILTERS: list[tuple[ExperimentFilter, Callable[[Experiment], bool]]] = [
