@@ -30,7 +30,7 @@ from service.leaderboards.filters import Filters, Question
 from service.leaderboards.leaderboard import leaderboard
 from service.leaderboards.metrics import HEADLINE, Metric
 from service.leaderboards.scatter import plane
-from service.leaderboards.sheets import board_records, board_sheets, measured_metrics
+from service.leaderboards.sheets import board_records, board_sheets, measured_metrics, pivot_records
 from service.paper.reference import references
 from service.schemas.leaderboards import LeaderboardOut, PlaneOut
 from service.schemas.trial_tables import Shown
@@ -135,8 +135,6 @@ class _Ranking:
         front = metrics_named("pareto", self.pareto)
         if len(front) == 1:
             raise QueryError([FieldProblem("pareto", "name two metrics or more, separated by commas")])
-        if self.group_by is not None and self.sort is not None:
-            raise QueryError([FieldProblem("sort", "groups stand in the order of the metric: name group_by or sort")])
         if self.cursor is not None and filters.protocol is None:
             raise QueryError([FieldProblem("cursor", "a cursor is of one board: name its protocol too")])
         shown = () if self.metrics == "all" else metrics_named("metrics", self.metrics)
@@ -203,7 +201,11 @@ def show(
         lambda: board_sheets(
             found, dataset, ranking.metric, measured_metrics(found) if ranking.metrics == "all" else wanted
         ),
-        lambda: board_records(found, wanted, chosen=bool(question.fields)),
+        lambda: (
+            pivot_records(found, question.pivot)
+            if question.pivot
+            else board_records(found, wanted, chosen=question.fields, hidden=question.hidden)
+        ),
     )
 
 
@@ -272,7 +274,7 @@ def pivoting(names: str) -> tuple[str, str]:
 
 def _order(metric: Metric, group_by: str | None, sort: str | None) -> str:
     """What a cursor says of the order whose position it is: in another it would name other rows."""
-    return " ".join([metric.value, *([f"of {group_by}"] if group_by else [f"by {sort}"] if sort else [])])
+    return " ".join([metric.value, *([f"of {group_by}"] if group_by else []), *([f"by {sort}"] if sort else [])])
 
 
 def _decoded(cursor: str, order: str) -> Position:

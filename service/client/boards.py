@@ -6,8 +6,8 @@ from urllib.parse import quote
 
 from service.client.connection import Connection, checked, covers, of_paper
 from service.schemas.comparisons import CompareOut
-from service.schemas.experiments import PresetOut
-from service.schemas.leaderboards import BoardOut, LeaderboardOut, PlaneOut, RowOut, TableOut
+from service.schemas.experiments import ColumnOut, PresetOut
+from service.schemas.leaderboards import BoardOut, LeaderboardOut, PivotOut, PlaneOut, RowOut, TableOut
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -107,6 +107,19 @@ class Boards(Connection):
         boards = self.leaderboard(dataset, **question).boards
         empty = BoardOut(protocol="", record={}, rows=[], total=0, unmeasured=0, apart=[])
         return board_frame(boards[0] if boards else empty)
+
+    def pivot_frame(
+        self, dataset: str, pivot: str | Sequence[str], **question: Unpack[BoardQuestion]
+    ) -> "pd.DataFrame":
+        """The first board's matrix over two fields as a data frame: mean, std, n of N trials; pandas must be there."""
+        from service.client.frames import pivot_frame
+
+        question["pivot"] = pivot
+        question["limit"] = 1
+        boards = self.leaderboard(dataset, **question).boards
+        found = boards[0].pivot if boards else None
+        down, across = (ColumnOut(field=name, name=name) for name in (pivot.split(",") if isinstance(pivot, str) else pivot))
+        return pivot_frame(found or PivotOut(down=down, across=across, rows=[], columns=[], cells=[]))
 
     @covers("getLeaderboard")
     def board_rows(self, dataset: str, protocol: str, **question: Any) -> Iterator[RowOut]:

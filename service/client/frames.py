@@ -3,8 +3,10 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from service.leaderboards.answer import counted_said
+from service.leaderboards.text_tables import value_text
 from service.schemas.experiments import EpochOut, ResultOut, TrialOut
-from service.schemas.leaderboards import BoardOut
+from service.schemas.leaderboards import BoardOut, PivotCellOut, PivotOut
 from service.schemas.trial_tables import EVERY, Shown
 from service.specs.columns import columns_of, value_of
 from ttsv.metrics.catalog import METRICS
@@ -34,6 +36,9 @@ _TRIAL_COLUMNS = (
 
 # What counts something stays whole beside missing values.
 _WHOLE = (*(name for name, info in METRICS.items() if info.whole), "selected_epoch", "source_trial_id")
+
+_PLACE = {"mean": "float", "std": "float", "seeds": "Int64", "trials": "Int64", "missing": "object"}
+"""What a place of a matrix has, and as which kind of column."""
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -88,6 +93,32 @@ def board_frame(board: BoardOut) -> "pd.DataFrame":
     names += [name for metric in metrics for name in (metric, f"{metric}_std")]
     frame = pd.DataFrame(rows, columns=names).set_index("cell")
     return _told(frame, [column.name for column in differing], board.common)
+
+
+def pivot_frame(pivot: PivotOut) -> "pd.DataFrame":
+    """A row for each value of one field, and for each of the other five columns: mean, std, seeds, trials, missing.
+
+    `frame.xs("mean", axis=1, level=1)` is the matrix. Numbers are missing where nothing was measured; `missing` says
+    what became of the trials of cells without a result. A field without a value is `none`, a list its text.
+    """
+    import pandas as pd
+
+    down, across = ([_label(one) for one in values] for values in (pivot.rows, pivot.columns))
+    columns = pd.MultiIndex.from_product([across, _PLACE], names=[pivot.across.name, None])
+    rows = [[value for cell in cells for value in _of_place(cell)] for cells in pivot.cells]
+    frame = pd.DataFrame(rows, index=pd.Index(down, name=pivot.down.name), columns=columns)
+    return frame.astype({column: kind for column in columns if (kind := _PLACE[column[1]]) != "object"})
+
+
+def _of_place(cell: PivotCellOut | None) -> list[Any]:
+    if cell is None:
+        return [None] * len(_PLACE)
+    return [cell.mean, cell.std, cell.seeds, cell.trials, counted_said(cell.missing)]
+
+
+def _label(value: Any) -> Any:
+    """A field's value as an index can have it."""
+    return "none" if value is None else value_text(value) if isinstance(value, list) else value
 
 
 def _told(frame: "pd.DataFrame", columns: list[str], common: Mapping[str, Any]) -> "pd.DataFrame":

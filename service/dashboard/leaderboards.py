@@ -22,7 +22,7 @@ from service.leaderboards.filters import Filters, Question
 from service.leaderboards.leaderboard import leaderboard, measured_datasets
 from service.leaderboards.metrics import HEADLINE, Metric
 from service.leaderboards.scatter import ScatterPlot, scatter_plot
-from service.leaderboards.sheets import board_sheets, configuration_said, hole_said, unit_of
+from service.leaderboards.sheets import board_sheets, configuration_said, hole_said, holes_said, unit_of
 from service.paper.presets import PAPER, presets
 from service.paper.reference import preset_table, references
 from service.paper.sheets import table_sheet
@@ -139,6 +139,7 @@ def board(
         filters=filters,
         group_by=wanted.group_by,
         baseline=wanted.baseline,
+        holes=holes_said(found),
         said=[hole_said(found, hole) for hole in found.holes],
         downloads=_downloads(question, columns, (x, y) if x is not y else ()),
     )

@@ -3,7 +3,7 @@
 `service.schemas.leaderboards` describes every field, of `X` at `XOut`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -147,13 +147,24 @@ class Row:
 
 
 class PivotCell(TypedDict):  # of which an answer may have thousands, too
-    """The ranked metric over all results of the board's cells that share two fields' values."""
+    """The ranked metric over all results of the board's cells that share two fields' values.
 
-    mean: float
+    `missing` counts by what became of them the trials of cells that have no result on any board, on the first one.
+    """
+
+    mean: float | None
     std: float | None
     seeds: int
     trials: int
     cells: int
+    missing: dict[str, int]
+
+
+def counted_said(missing: Mapping[str, int]) -> str:
+    """In words: how many trials of each kind there are, without a number where all are of one."""
+    if len(missing) == 1:
+        return next(iter(missing))
+    return ", ".join(f"{count} {said}" for said, count in missing.items())
 
 
 @dataclass(frozen=True)

@@ -127,6 +127,14 @@ def of_trials(field: str) -> InstrumentedAttribute[Any] | ColumnElement[Any]:
     return found
 
 
+def as_stored(field: str) -> tuple[InstrumentedAttribute[Any] | ColumnElement[Any], ColumnElement[Any]]:
+    """A field of trials, by its path, as their configurations have it, and its kind: none for what is not there."""
+    if field in _OF_TRIALS:
+        return getattr(Trial, field), literal("column")
+    path = tuple(field.split("."))
+    return Trial.config[path[0] if len(path) == 1 else path], _kind(field)
+
+
 def _kind(field: str) -> _JsonKind:
     """The type of a field in the configurations of trials."""
     path = tuple(field.split("."))

@@ -34,6 +34,7 @@ from service.leaderboards.missing import (
     SeenTrials,
     find_holes,
     find_invalid,
+    hole_places,
     invalid_condition,
 )
 from service.leaderboards.on_demand import ChosenTrials
@@ -48,6 +49,8 @@ References = Callable[[TrialFields, Record], list[PaperReference]]
 """From a cell's configuration and its protocol's record to the printed rows that it corresponds to."""
 
 
+Place = tuple[FieldValue, FieldValue]
+"""Of a matrix: the values of its two fields."""
 _GROUPS = 5 * BEST
 """Groups, best first by the ranked metric, that a page is compared with: in another metric others may lead."""
 
@@ -85,8 +88,12 @@ def leaderboard(
     pages = [_page(source, board, question) for board in keys]
     entries = source.entries([key for page in pages for key, _ in page.order])
     seen = SeenTrials(session, question, {entry.cell for entry in entries.values() if entry.seeds < entry.trials})
-    boards = [_board(source, page, keys[0], question, entries, seen, references) for page in pages]
     is_invalid = invalid_condition(session)
+    unmeasured = hole_places(session, question, question.pivot, is_invalid) if question.pivot and keys else {}
+    boards = [
+        _board(source, page, keys[0], question, entries, seen, references, unmeasured if page is pages[0] else {})
+        for page in pages
+    ]
     holes, hole_count = find_holes(session, question, is_invalid)
     invalid, invalid_count = find_invalid(session, question, is_invalid)
     shape = boards[0].shape if len(boards) == 1 and not holes and not invalid else None
@@ -126,7 +133,7 @@ def boards_of(source: ScoreSource, question: Question) -> list[BoardKey]:
 def _page(source: ScoreSource, board: BoardKey, question: Question) -> _Page:
     metric, limit = question.metric, question.limit
     if question.group_by:
-        return _grouped(source, board, question, question.group_by)
+        return _grouped(source, board, question, question.group_by, question.sort)
     if question.sort:
         return _sorted(source, board, question, question.sort)
     order = list(source.ranked(board, metric, limit + 1, question.after).items())
@@ -143,6 +150,7 @@ def _board(
     entries: Mapping[int, Entry],
     seen: SeenTrials,
     references: References,
+    unmeasured: Mapping[Place, Mapping[str, int]],
 ) -> Board:
     board = page.board
     front = source.front(board, question.front) if question.front else None
@@ -193,7 +201,7 @@ def _board(
         apart=[] if board is first else differences(board.record, first.record),
         front=None if front is None else [cells[key] for key in front[:MOST_LISTED]],
         next=page.following,
-        pivot=None if question.pivot is None else _pivot(source, board, question.pivot, question.metric),
+        pivot=None if question.pivot is None else _pivot(source, board, question.pivot, question.metric, unmeasured),
         columns=shape.fields,
         common=shape.common,
         decided=shape.decided,
@@ -240,10 +248,7 @@ def _sorted(source: ScoreSource, board: BoardKey, question: Question, sort: str)
     """The rows in the order of a field's values, those without one last; equal ones by the metric."""
     metric = question.metric
     order = source.order(board, metric)
-    alike = _alike(order, source.values(board, sort.removeprefix("-")))
-    last = alike.pop(None, [])
-    values = sorted(alike, reverse=sort.startswith("-"))
-    wanted = [*chain(*(alike[value] for value in values), last)]
+    wanted = _by_field(source, board, order, sort)
     begin = 0 if question.after is None else wanted.index(_at(source, board, metric, order, question.after)) + 1
     shown = wanted[begin : begin + question.limit]
     positions = source.positions(board, metric, shown)
@@ -256,26 +261,37 @@ def _sorted(source: ScoreSource, board: BoardKey, question: Question, sort: str)
     return _Page(board, [(key, positions[key]) for key in shown], len(order), following, 1, 1, {}, places)
 
 
-def _grouped(source: ScoreSource, board: BoardKey, question: Question, field: str) -> _Page:
-    """The best cell of each group, best first."""
+def _by_field(source: ScoreSource, board: BoardKey, rows: Sequence[int], sort: str) -> list[int]:
+    """Rows, given best first, in the order of a field's values; those without one last."""
+    alike = _alike(rows, source.values(board, sort.removeprefix("-")))
+    last = alike.pop(None, [])
+    return [*chain(*(alike[value] for value in sorted(alike, reverse=sort.startswith("-"))), last)]
+
+
+def _grouped(source: ScoreSource, board: BoardKey, question: Question, field: str, sort: str | None) -> _Page:
+    """The best cell of each group, best first or in the order of a field; places are those among the groups."""
     metric = question.metric
     order, values = source.order(board, metric), source.values(board, field)
     alike = _alike(order, values)
     heads = [rows[0] for rows in alike.values()]
+    wanted = heads if sort is None else _by_field(source, board, heads, sort)
     begin = 0
     if question.after is not None:
-        begin = list(alike).index(values[_at(source, board, metric, order, question.after)]) + 1
-    shown = heads[begin : begin + question.limit]
+        ended = values[_at(source, board, metric, order, question.after)]
+        begin = wanted.index(alike[ended][0]) + 1
+    shown = wanted[begin : begin + question.limit]
     positions = source.positions(board, metric, shown)
-    place = begin + 1
-    if shown:
-        sharing = source.sharing(board, metric, {positions[shown[0]].shared})
-        place = next(place for place, key in enumerate(heads, 1) if key in sharing)
-    following = positions[shown[-1]] if begin + len(shown) < len(heads) else None
+    index = {key: place for place, key in enumerate(heads, 1)}
+    first: dict[tuple[int, float], int] = {}
+    for key, position in source.sharing(board, metric, {one.shared for one in positions.values()}).items():
+        if key in index:
+            first[position.shared] = min(index[key], first.get(position.shared, index[key]))
+    places = {key: first[positions[key].shared] for key in shown}
+    following = positions[shown[-1]] if begin + len(shown) < len(wanted) else None
     groups = {key: Group(field, values[key], len(alike[values[key]])) for key in shown}
     page = [(key, positions[key]) for key in shown]
     some = [*heads[:_GROUPS], *heads[_GROUPS:][-WORST:]]
-    return _Page(board, page, len(heads), following, place, begin + 1, groups, others=some)
+    return _Page(board, page, len(heads), following, 1, 1, groups, places, some)
 
 
 def _at(source: ScoreSource, board: BoardKey, metric: Metric, order: Sequence[int], after: Position) -> int:
@@ -295,27 +311,47 @@ def _alike(order: Sequence[int], values: Mapping[int, FieldValue]) -> dict[Any, 
     return found
 
 
-def _pivot(source: ScoreSource, board: BoardKey, fields: tuple[str, str], metric: Metric) -> Pivot:
+def _pivot(
+    source: ScoreSource,
+    board: BoardKey,
+    fields: tuple[str, str],
+    metric: Metric,
+    unmeasured: Mapping[Place, Mapping[str, int]],
+) -> Pivot:
     """The matrix of a metric over two fields; what differs besides is averaged over, seed by seed.
 
-    Cells without the metric are in no place, nor counted there: holes belong to no board.
+    Cells that have results without the metric are in no place, nor counted there; of those that have no result the
+    trials are counted in the places that `unmeasured` says.
     """
-    found = {place: _pooled(rows) for place, rows in source.places(board, fields, metric).items()}
+    measured = source.places(board, fields, metric)
+    found = {
+        place: _pooled(measured.get(place, ()), unmeasured.get(place, {})) for place in {**measured, **unmeasured}
+    }
     down, across = (sorted({place[axis] for place in found}, key=_in_order) for axis in (0, 1))
     cells = [[found.get((row, column)) for column in across] for row in down]
     names = [FieldColumn(name, short_name(name)) for name in fields]
     return Pivot(names[0], names[1], down, across, cells)
 
 
-def _pooled(rows: Sequence[Cell]) -> PivotCell:
-    """Mean and deviation over all results of several cells, from theirs."""
+def _pooled(rows: Sequence[Cell], missing: Mapping[str, int]) -> PivotCell:
+    """Mean and deviation over all results of several cells, from theirs; `missing` are trials of others."""
+    lacking = sum(missing.values())
+    if not rows:
+        return {"mean": None, "std": None, "seeds": 0, "trials": lacking, "cells": 0, "missing": dict(missing)}
     measured = [one for _, _, one in rows]
     count = sum([one[0] for one in measured])
     mean = math.fsum([some * one for some, one, _, _ in measured]) / count
     squares = [(some - 1) * (std or 0.0) ** 2 + some * (one - mean) ** 2 for some, one, std, _ in measured]
     std = math.sqrt(math.fsum(squares) / (count - 1)) if count > 1 else None
-    seeds, trials = sum([row[0] for row in rows]), sum([row[1] for row in rows])
-    return {"mean": mean, "std": std, "seeds": seeds, "trials": trials, "cells": len(rows)}
+    seeds, trials = sum([row[0] for row in rows]), sum([row[1] for row in rows]) + lacking
+    return {
+        "mean": mean,
+        "std": std,
+        "seeds": seeds,
+        "trials": trials,
+        "cells": len(rows),
+        "missing": dict(missing),
+    }
 
 
 def _in_order(value: FieldValue) -> tuple[bool, bool, Any]:

@@ -1,5 +1,6 @@
 """What no leaderboard shows: missing seeds, cells without a result, results that cannot be true."""
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -9,10 +10,13 @@ from sqlalchemy.orm import Session
 from service.database import Experiment, Result, Score, ScoreBoard, Trial, TrialState
 from service.database.engine import among
 from service.leaderboards.answer import MOST_MISSING, Hole, Invalid, Missing
+from service.leaderboards.conditions import as_stored
 from service.leaderboards.corruption_baselines import BASELINE
 from service.leaderboards.filters import Question
+from service.leaderboards.source import hashable
+from service.specs.columns import default_of
 from service.specs.states import OPEN_TRIALS
-from ttsv.config.fields import TrialFields
+from ttsv.config.fields import FieldValue, TrialFields
 
 MOST_LISTED = 100
 """Holes and invalid results that an answer names; all are counted."""
@@ -78,8 +82,8 @@ class SeenTrials:
         return _missing(self._tries[cell], protocol, baseline) if cell in self._tries else []
 
 
-def find_holes(session: Session, question: Question, is_invalid: ColumnElement[bool] | None) -> tuple[list[Hole], int]:
-    """Cells without a valid result, in the order in which they were asked for: the first ones, and how many."""
+def _holes(session: Session, question: Question, is_invalid: ColumnElement[bool] | None) -> ColumnElement[bool] | None:
+    """That a trial is of a cell without a valid result; None where there is no such trial."""
     conditions = question.of_trials()
     # Trials that are not done, along an index; cells whose results are all invalid are found by those.
     undone = (
@@ -87,7 +91,7 @@ def find_holes(session: Session, question: Question, is_invalid: ColumnElement[b
         Trial.state.in_([s for s in TrialState if s is not TrialState.SUCCEEDED]),
     )
     if is_invalid is None and session.scalar(select(Trial.id).where(*undone).limit(1)) is None:
-        return [], 0
+        return None
     without: ColumnElement[bool]
     if question.filters.choose_trials:
         valid = select(Trial.cell).join(Result, Result.trial_id == Trial.id).join(Experiment)
@@ -105,10 +109,18 @@ def find_holes(session: Session, question: Question, is_invalid: ColumnElement[b
     bad_cells = select(Trial.cell).join(Experiment).where(*conditions, bad, without)
     # Cells may come twice: UNION would sort them, and read them all in the order of an index for it.
     cells = open_cells.union_all(bad_cells).subquery()
+    return Trial.cell.in_(select(cells.c.cell))
+
+
+def find_holes(session: Session, question: Question, is_invalid: ColumnElement[bool] | None) -> tuple[list[Hole], int]:
+    """Cells without a valid result, in the order in which they were asked for: the first ones, and how many."""
+    conditions, of_hole = question.of_trials(), _holes(session, question, is_invalid)
+    if of_hole is None:
+        return [], 0
     grouped = (
         select(Trial.cell, func.count(Trial.fingerprint.distinct()).label("trials"), func.min(Trial.id).label("first"))
         .join(Experiment)
-        .where(*conditions, Trial.cell.in_(select(cells.c.cell)))
+        .where(*conditions, of_hole)
         .group_by(Trial.cell)
         .subquery()
     )
@@ -125,6 +137,26 @@ def find_holes(session: Session, question: Question, is_invalid: ColumnElement[b
         Hole(cell, _cell_of(config), trials, _missing(tries[cell])[:MOST_MISSING]) for cell, config, trials, _ in rows
     ]
     return holes, rows[0][3] if rows else 0
+
+
+def hole_places(
+    session: Session, question: Question, fields: tuple[str, str], is_invalid: ColumnElement[bool] | None
+) -> dict[tuple[FieldValue, FieldValue], Counter[str]]:
+    """By the values of two fields, tuples for lists: the trials of cells without a valid result, by what they are."""
+    conditions, of_hole = question.of_trials(), _holes(session, question, is_invalid)
+    if of_hole is None:
+        return {}
+    tries = _tries(session, [*conditions, of_hole])
+    firsts = select(func.min(Trial.id)).join(Experiment).where(*conditions, of_hole).group_by(Trial.cell)
+    told = [part for field in fields for part in as_stored(field)]
+    found: dict[tuple[FieldValue, FieldValue], Counter[str]] = {}
+    for cell, *values in session.execute(select(Trial.cell, *told).where(Trial.id.in_(firsts))):
+        down, across = (
+            hashable(default_of(field) if kind is None else value)
+            for field, value, kind in zip(fields, values[::2], values[1::2], strict=True)
+        )
+        found.setdefault((down, across), Counter()).update(one.said for one in _missing(tries[cell]))
+    return found
 
 
 def find_invalid(

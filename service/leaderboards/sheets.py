@@ -1,17 +1,32 @@
 """A leaderboard as tables for people, and as flat rows for programs and spreadsheets."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from service.leaderboards.answer import Board, Hole, Leaderboard, Pivot, Row, Spread, missing_said
+from service.leaderboards.answer import (
+    Board,
+    Hole,
+    Leaderboard,
+    Pivot,
+    PivotCell,
+    Row,
+    Spread,
+    counted_said,
+    missing_said,
+)
 from service.leaderboards.metrics import HEADLINE, Metric
 from service.leaderboards.significance import SAID
 from service.leaderboards.text_tables import Cell, Measured, Sheet, column_texts, value_text
-from service.specs.columns import Columns, short_name, value_of
-from ttsv.config.fields import FieldValues, TrialFields
+from service.specs.columns import Columns, in_order, short_name, value_of
+from ttsv.config.fields import FieldValue, FieldValues, TrialFields
 
 FIELDS = ("model", "layer", "rank", "lambda_ort", "constraint", "delta")
 """Of a cell's configuration: the columns that a CSV file has in any case."""
+
+
+Value = str | int | float | bool | None
+"""What a CSV file has in a place."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +56,8 @@ def board_sheets(found: Leaderboard, dataset: str, metric: Metric, wanted: Seque
     sheets += [_matrix(board, board.pivot, dataset, metric) for board in found.boards if board.pivot is not None]
     notes = []
     if found.hole_count:
-        trials = sum(hole.trials for hole in found.holes)
-        more = "" if found.hole_count == len(found.holes) else " among the first of them"
         have = "cell has" if found.hole_count == 1 else "cells have"
-        notes.append(f"{found.hole_count} {have} no result ({_trials(trials)}{more})")
+        notes.append(f"{found.hole_count} {have} no result ({holes_said(found)})")
     notes += [f"no result: {hole_said(found, hole)}" for hole in found.holes]
     notes += [f"trial {bad.trial_id} is left out: {'; '.join(bad.reasons)}" for bad in found.invalid]
     if notes:
@@ -121,21 +134,22 @@ def _sheet(board: Board, dataset: str, metric: Metric, wanted: Sequence[Metric])
 
 def _matrix(board: Board, pivot: Pivot, dataset: str, metric: Metric) -> Sheet:
     """A metric over two fields."""
-    unit = unit_of(metric, [cell["mean"] for cells in pivot.cells for cell in cells if cell is not None])
+    places = [cell for cells in pivot.cells for cell in cells if cell is not None]
+    unit = unit_of(metric, [cell["mean"] for cell in places])
+    lacking = any(cell["missing"] for cell in places)
     rows: list[list[Cell]] = []
     several = False
     for value, cells in zip(pivot.rows, pivot.cells, strict=True):
         rows.append([value])
         for cell in cells:
             several = several or (cell is not None and cell["cells"] > 1)
-            shown = None if cell is None else read(metric, cell["mean"], cell["std"], unit=unit)
-            of = None if cell is None else f"{cell['seeds']} of {cell['trials']}"
-            rows[-1].append(shown and replace(shown, of=of or ""))
+            rows[-1].append(None if cell is None else _place(metric, cell, unit))
     across = [f"{pivot.across.name} {text}" for text in column_texts(pivot.columns)]
     title = f"{dataset}: {unit.title} by {pivot.down.name} and {pivot.across.name}"
     notes = [
         f"Protocol {board.protocol[:12]}. Mean ± sample standard deviation over seeds (n of N seeds).",
-        "N counts the trials of cells that have a result with this metric, not those of cells without one.",
+        "N counts the trials of cells that have results with this metric"
+        + (", and those of cells that have none yet: behind N stands what became of them." if lacking else "."),
     ]
     if several:
         notes.append("A place takes the seeds of all its cells together, whatever else they differ in.")
@@ -143,8 +157,44 @@ def _matrix(board: Board, pivot: Pivot, dataset: str, metric: Metric) -> Sheet:
     return Sheet(title, [pivot.down.name, *across], [numbers, *(True for _ in across)], rows, notes)
 
 
-def _trials(count: int) -> str:
-    return f"{count} {'trial' if count == 1 else 'trials'}"
+def _place(metric: Metric, cell: PivotCell, unit: Unit) -> Cell:
+    """What stands in a place: the measured value with n of N, and why the others are missing."""
+    of = f"{cell['seeds']} of {cell['trials']}" + (f", {counted_said(cell['missing'])}" if cell["missing"] else "")
+    return of if cell["mean"] is None else replace(read(metric, cell["mean"], cell["std"], unit=unit), of=of)
+
+
+def pivot_records(found: Leaderboard, fields: tuple[str, str]) -> tuple[list[str], list[list[Value]]]:
+    """Header and rows of the matrix over two fields for CSV, in the API's units: five columns for each value across.
+
+    A row is a value of the first field on a board. Where nothing was tried all five are empty.
+    """
+    pivots = [(board, board.pivot) for board in found.boards if board.pivot is not None]
+    across = dict.fromkeys(value for _, pivot in pivots for value in pivot.columns)
+    names = {value: f"{fields[1]}={'none' if value is None else value_text(value)}" for value in across}
+    header = ["status", "protocol", fields[0]]
+    header += [f"{name} {part}" for name in names.values() for part in ("mean", "std", "seeds", "trials", "missing")]
+    records: list[list[Value]] = []
+    for board, pivot in pivots:
+        for value, cells in zip(pivot.rows, pivot.cells, strict=True):
+            there = dict(zip(pivot.columns, cells, strict=True))
+            records.append(["apart" if board.apart else "ranked", board.protocol, _flat(value)])
+            for one in across:
+                cell = there.get(one)
+                if cell is None:
+                    records[-1] += [None] * 5
+                else:
+                    missing = counted_said(cell["missing"])
+                    records[-1] += [cell["mean"], cell["std"], cell["seeds"], cell["trials"], missing]
+    return header, records
+
+
+def holes_said(found: Leaderboard) -> str:
+    """How many trials the cells without a result have, and how many of them are queued, running, diverged, failed."""
+    trials = sum(hole.trials for hole in found.holes)
+    states = Counter(one.said for hole in found.holes for one in hole.missing)
+    listed = ", ".join(f"{count} {said}" for said, count in states.most_common())
+    of = "" if found.hole_count == len(found.holes) else f" of the first {len(found.holes)} cells"
+    return f"{trials} {'trial' if trials == 1 else 'trials'}{of}: {listed}"
 
 
 def _notes(board: Board, paper: bool) -> list[str]:
@@ -210,15 +260,13 @@ def _listed(values: FieldValues) -> str:
     return ", ".join(f"{name} {value_text(value)}" for name, value in values.items())
 
 
-Value = str | int | float | bool | None
-
-
 def board_records(
-    found: Leaderboard, wanted: Sequence[Metric] = (), *, chosen: bool = False
+    found: Leaderboard, wanted: Sequence[Metric] = (), *, chosen: Sequence[str] = (), hidden: Sequence[str] = ()
 ) -> tuple[list[str], list[list[Value]]]:
-    """Header and rows for CSV, all numbers in the API's units. `chosen`: no fields but the leaderboard's columns.
+    """Header and rows for CSV, all numbers in the API's units. Columns are the fields that are `chosen`, if any are.
 
-    Fields that others decide are columns, too. `status` is `ranked` or, on a board beside the first, `apart`: one row
+    Else those by which rows differ, that others decide, and that all share and say something: no caption has them here.
+    Without those that are `hidden`. `status` is `ranked` or, on a board beside the first, `apart`: one row
     per cell and board. Then come `unmeasured` (cells of a board that lack the ranked metric), `no result` (a cell
     without any) and `invalid` (a result that cannot be true), whose numbers are empty. `reason` says why a row is not
     simply ranked.
@@ -227,8 +275,9 @@ def board_records(
     metrics = [m for m in Metric if m in (wanted or measured)]
     papers = {name for board in found.boards for row in board.rows for ref in row.paper for name in ref.values}
     printed = [m for m in metrics if m in papers]
-    fields = [column.field for column in (*found.columns, *found.decided)]
-    fields = fields if chosen else [*FIELDS, *(path for path in fields if path not in FIELDS)]
+    differing = [column.field for column in (*found.columns, *found.decided)]
+    every = dict.fromkeys(chosen or ("dataset", *FIELDS, *in_order({*differing, *found.shape.notable_paths})))
+    fields = [path for path in every if path not in hidden]
     header = ["status", "reason", "protocol", "place", "cell", *fields, "seeds", "trials", "missing_seeds", "on_front"]
     header.append("best")
     header += [f"{m}_{part}" for m in metrics for part in ("mean", "std", "min", "max")]
@@ -298,5 +347,10 @@ def _cell(cell: str, config: TrialFields, fields: Sequence[str]) -> dict[str, Va
     found: dict[str, Value] = {"cell": cell}
     for path in fields:
         value = value_of(config, path)
-        found[path] = value if value is None or isinstance(value, str | int | float) else value_text(value)
+        found[path] = _flat(value)
     return found
+
+
+def _flat(value: FieldValue) -> Value:
+    """A field's value as CSV has it."""
+    return value if value is None or isinstance(value, str | int | float) else value_text(value)

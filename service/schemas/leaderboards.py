@@ -100,15 +100,21 @@ class DifferenceOut(Out):
 
 
 class PivotCellOut(Out):
-    """A place of a matrix: all cells of the board that share two fields' values and have the ranked metric."""
+    """A place of a matrix: all cells of the board that share two fields' values and have the ranked metric.
 
-    mean: float = Field(description="Of the ranked metric, over the results that have it.")
+    On the first board cells that have no result at all are counted, too.
+    """
+
+    mean: float | None = Field(description="Of the ranked metric, over the results that have it; null: there is none.")
     std: float | None = Field(description="Sample deviation over these results; null for one.")
     seeds: int = Field(description="Valid results under this protocol, of all cells together.")
     trials: int = Field(
-        description="Trials of all cells together, with a result or without; none of a cell that has no result."
+        description="Trials of all cells together, with a result or without; those in `missing` among them."
     )
-    cells: int = Field(description="How many cells it has; holes are none of them.")
+    cells: int = Field(description="How many cells with a result it has.")
+    missing: dict[str, int] = Field(
+        {}, description="Trials of cells that have no result on any board, by what became of them; on the first board."
+    )
 
 
 class PivotOut(Out):

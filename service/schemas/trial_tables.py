@@ -9,7 +9,7 @@ from service.leaderboards.metrics import Metric
 from service.leaderboards.sheets import FIELDS, configuration_sheet, read
 from service.leaderboards.text_tables import Cell, Sheet, value_text
 from service.schemas.experiments import ResultOut, TrialOut
-from service.specs.columns import Columns, cell_field, columns_of, known_fields, value_of
+from service.specs.columns import Columns, cell_field, columns_of, in_order, known_fields, value_of
 from ttsv.config.fields import TrialFields
 
 _FACTS = tuple(name for name in TrialOut.model_fields if name not in ("config", "result"))
@@ -59,12 +59,13 @@ def trials_sheet(trials: Sequence[TrialOut], shown: Shown = EVERY, *, title: str
 def trial_records(trials: Sequence[TrialOut], shown: Shown = EVERY) -> tuple[list[str], list[list[Any]]]:
     """Header and rows for CSV: what a trial is, the fields shown by path, and every metric in the API's units.
 
-    Unless fields are chosen some are there in any case, so that pages of one list differ in few columns.
+    Unless fields are chosen some are there in any case, so that pages of one list differ in few columns, and what all
+    trials share and says something is there, too: a file has no caption.
     """
     shape = shown.columns([trial.config for trial in trials])
     differing = [column.field for column in (*shape.fields, *shape.decided)]
-    always = () if shown.chosen else ("dataset", *FIELDS, "seed")
-    fields = [path for path in dict.fromkeys((*always, *differing)) if path not in shown.hidden]
+    every = differing if shown.chosen else ("dataset", *FIELDS, "seed", *in_order({*differing, *shape.notable_paths}))
+    fields = [path for path in dict.fromkeys(every) if path not in shown.hidden]
     rows = []
     for trial in trials:
         facts = [getattr(trial, name) for name in _FACTS]

@@ -74,13 +74,18 @@ class Columns:
         return replace(self, fields=[one for one in self.fields if one in kept]), others
 
     @property
-    def notable(self) -> FieldValues:
-        """What is shared by short name, without what is as everywhere: fields at their defaults."""
-        return {
-            short_name(path): value
+    def notable_paths(self) -> list[str]:
+        """What is shared, by path, without what is as everywhere: fields at their defaults."""
+        return [
+            path
             for path, value in self.common.items()
             if path in _ALWAYS_SAID or (path not in ("dataset", "seed") and value != default_of(path))
-        }
+        ]
+
+    @property
+    def notable(self) -> FieldValues:
+        """The same by short name, with the values."""
+        return {short_name(path): self.common[path] for path in self.notable_paths}
 
 
 def columns_of(
@@ -174,6 +179,15 @@ def _of_metric(name: str) -> str:
     return f"rank a leaderboard by it (metric={name}), show it (metrics={name}), or sort trials by it (sort=-{name})"
 
 
+def nearest_field(name: str) -> str | None:
+    """The path of the field that a name which is none may mean: one that is spelt like it, or called so elsewhere."""
+    last = name.rpartition(".")[2].lower()
+    last = _OTHERWISE.get(last, last)
+    spelt = {**_last_parts(), **{path: path for path in field_infos()}}
+    near = last if last in spelt else next(iter(difflib.get_close_matches(last, spelt, 1, 0.7)), None)
+    return None if near is None else spelt[near]
+
+
 def known_fields(names: Iterable[str], where: str) -> tuple[str, ...]:
     """The paths of several fields, each once. Raises `QueryError`."""
     return tuple(dict.fromkeys(known_field(name, where) for name in names))
@@ -209,7 +223,7 @@ def _compared(configs: Sequence[TrialFields]) -> tuple[dict[str, Sequence[Any]],
                 common[path] = values[0]
             else:
                 differing[path] = values
-    return {path: differing[path] for path in _ordered(differing)}, {path: common[path] for path in _ordered(common)}
+    return {path: differing[path] for path in in_order(differing)}, {path: common[path] for path in in_order(common)}
 
 
 def _decided(differing: Mapping[str, Sequence[Any]]) -> set[str]:
@@ -294,8 +308,8 @@ def _paths(name: str, parts: Sequence[Any]) -> Iterator[str]:
         yield f"{name}.{inner}"
 
 
-def _ordered(paths: Iterable[str]) -> list[str]:
-    """In the order of a trial's fields; what is none of them comes last."""
+def in_order(paths: Iterable[str]) -> list[str]:
+    """Paths in the order of a trial's fields; what is none of them comes last."""
     order = {path: index for index, path in enumerate(field_infos())}
     return sorted(paths, key=lambda path: order.get(path, len(order)))
 

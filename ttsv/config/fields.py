@@ -143,12 +143,24 @@ class FieldInfo:
         elif tuple in self.types and isinstance(value, list | tuple):
             value = tuple(map(_real, value) if self.element is float else value)
         if type(value) not in self.types or (type(value) is tuple and not all(type(v) is self.element for v in value)):
-            names = " or ".join(self._type_name(kind) for kind in self.types)
-            raise ConfigError(self.path, value, f"must be {names}")
+            raise ConfigError(self.path, value, self._right_kind(value))
         fix = self.check.fix(value) if self.check and value is not None else None
         if fix:
             raise ConfigError(self.path, value, fix + (", or null" if type(None) in self.types else ""))
         return value
+
+    def _right_kind(self, value: Any) -> str:
+        """What a value of another kind should have been, said so that it can be written down."""
+        fix = "must be " + " or ".join(self._type_name(kind) for kind in self.types)
+        if isinstance(self.check, OneOf) and str in self.types:
+            fix = f"must be one of {', '.join(self.check.names)}"
+            return fix + (': for none write "none"' if value in (None, False) and "none" in self.check.names else "")
+        if tuple in self.types:
+            numbers = (int, float) if self.element is float else (self.element,)
+            empty = value is None and self.default == ()
+            return fix + (f": [{value}]" if type(value) in numbers else ": [] is empty" if empty else "")
+        quoted = isinstance(value, str) and {int, float} & set(self.types) and _is_numeric(value)
+        return fix + (", without quotes" if quoted else "")
 
     def schema(self) -> Schema:
         """JSON schema of the field's values."""
@@ -164,6 +176,14 @@ class FieldInfo:
         if kind is tuple:
             return "a list of whole numbers" if self.element is int else "a list of numbers"
         return _TYPE_NAMES[kind]
+
+
+def _is_numeric(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _real(value: Any) -> Any:

@@ -95,7 +95,7 @@ class TestForms:
         assert "| 1 | 0.1 | 37.50 ± 17.68 |" in text
         assert "| 2 | 0.2 | 75.00 |" in text
         assert "| 1 of 2 |" in text
-        assert "1 cell has no result (2 trials)" in text
+        assert "1 cell has no result (2 trials: 1 queued, 1 diverged)" in text
         assert "\n- no result: lr 0.3: seed 0 queued; seed 1 diverged\n" in text
         assert "\n- Missing: lr 0.2: seed 1 queued.\n" in text
         text = api.get(f"{BOARD}?format=latex&standalone=true").text
@@ -240,16 +240,21 @@ class TestQuestions:
             body = api.get(f"{BOARD}?pivot=epochs,lr{chosen}").json()
             assert LeaderboardOut.model_validate(body).model_dump(mode="json") == body
             pivot = body["boards"][0]["pivot"]
-            assert (pivot["down"]["field"], pivot["rows"], pivot["columns"]) == ("training.epochs", [3], [0.1, 0.2])
+            assert (pivot["down"]["field"], pivot["rows"], pivot["columns"]) == ("training.epochs", [3], [0.1, 0.2, 0.3])
             assert [(cell["mean"], cell["seeds"], cell["trials"]) for cell in pivot["cells"][0]] == [
                 (0.375, 2, 2),
                 (0.75, 1, 2),
+                (None, 0, 2),
             ]
+            assert pivot["cells"][0][2]["missing"] == {"queued": 1, "diverged": 1}
+            table = list(csv.DictReader(io.StringIO(api.get(f"{BOARD}?pivot=epochs,lr{chosen}&format=csv").text)))
+            parts = [table[0][f"training.lr={lr} {part}"] for lr in (0.1, 0.3) for part in ("mean", "seeds", "missing")]
+            assert (len(table), parts) == (1, ["0.375", "2", "", "", "0", "1 queued, 1 diverged"])
         assert api.get(f"{BOARD}?where=lr=0.3").json()["hole_count"] == 1
         text = api.get(f"{BOARD}?pivot=epochs,lr&format=markdown").text
-        assert "| epochs | lr 0.1 | lr 0.2 |" in text
-        assert "| 3 | 37.50 ± 17.68 (2 of 2) | 75.00 (1 of 2) |" in text
-        assert "N counts the trials of cells that have a result with this metric" in text
+        assert "| epochs | lr 0.1 | lr 0.2 | lr 0.3 |" in text
+        assert "| 3 | 37.50 ± 17.68 (2 of 2) | 75.00 (1 of 2) | 0 of 2, 1 queued, 1 diverged |" in text
+        assert "N counts the trials of cells that have results with this metric" in text
         assert "37.50 $\\pm$ 17.68 (2 of 2)" in api.get(f"{BOARD}?pivot=epochs,lr&format=latex").text
         page = api.get("/leaderboards/digits?pivot=epochs,lr&where=lr<1&sort=lr&hide=rank").text
         assert "accuracy (%) by epochs and lr" in page
@@ -413,7 +418,9 @@ class TestTables:
     ("query", "field", "why"),
     [
         ("columns=seed,training.lr", "columns", "rows are means over seeds"),
-        ("group_by=model&sort=rank", "sort", "name group_by or sort"),
+        ("where=accuracy>0.9", "where", "accuracy is a metric, not a field of a trial: rank a leaderboard by it"),
+        ("where=learning_rate=1", "where", "the nearest is lr"),
+        ("where=sigma<1", "where", "the nearest is delta"),
     ],
 )
 def test_what_would_be_said_of_one_seed_or_ignored_is_refused(

@@ -17,6 +17,8 @@ from service.leaderboards.answer import Board
 from service.leaderboards.conditions import Condition, condition
 from service.leaderboards.filters import Filters, Question
 from service.leaderboards.leaderboard import leaderboard
+from service.leaderboards.metrics import Metric
+from service.leaderboards.sheets import board_sheets, pivot_records
 from ttsv.config.trial import TrialConfig
 
 Make = Callable[..., dict[str, Any]]
@@ -32,6 +34,7 @@ CONFIGS: list[dict[str, Any]] = [
     }
     for lr, rank, schedule in itertools.product(LRS, RANKS, SCHEDULES)
 ]
+HOLE = {"mean": None, "std": None, "seeds": 0, "trials": 2, "cells": 0, "missing": {"queued": 2}}
 MODES = pytest.mark.parametrize("tag", [None, "all"], ids=["scores", "added up"])
 
 
@@ -183,9 +186,11 @@ def test_a_matrix_over_two_fields(session: Session, tag: str | None) -> None:
     pivot = board_of(session, tag, pivot=("rank", "training.lr")).pivot
     assert pivot is not None
     assert (pivot.down.name, pivot.across.name) == ("rank", "lr")
-    assert (pivot.rows, pivot.columns) == ([None, 0.5, 2], list(LRS))
-    for row, rank in enumerate(pivot.rows):
-        for column, lr in enumerate(pivot.columns):
+    assert (pivot.rows, pivot.columns) == ([None, 0.5, 2, 8], [*LRS, 0.7])
+    assert pivot.cells[3][3] == HOLE
+    assert not any([*pivot.cells[3][:3], *(cells[3] for cells in pivot.cells[:3])])
+    for row, rank in enumerate(pivot.rows[:3]):
+        for column, lr in enumerate(pivot.columns[:3]):
             mine = that("rank", lambda one, rank=rank: one == rank) & that("training.lr", lambda one, lr=lr: one == lr)  # type: ignore[misc]
             values = [accuracy(cell, seed) for cell in mine for seed in (0, 1)]
             if len(CONFIGS) - 1 in mine:
@@ -196,8 +201,39 @@ def test_a_matrix_over_two_fields(session: Session, tag: str | None) -> None:
             assert (cell["mean"], cell["std"]) == pytest.approx((statistics.mean(values), statistics.stdev(values)))
     chosen = board_of(session, tag, "schedule=cosine", "rank!=2", pivot=("rank", "training.lr")).pivot
     assert chosen is not None
-    assert chosen.rows == [None, 0.5]
-    assert {cell["cells"] for cells in chosen.cells for cell in cells if cell} == {1}
+    assert chosen.rows == [None, 0.5, 8]
+    assert {cell["cells"] for cells in chosen.cells for cell in cells if cell} == {1, 0}
+
+
+@MODES
+def test_a_matrix_counts_trials_of_cells_without_a_result(session: Session, tag: str | None) -> None:
+    """Of fields of every kind, where the hole's are at their defaults; and in a place that others share."""
+    pivot = board_of(session, tag, pivot=("training.milestones", "division.batch_norm_eps")).pivot
+    assert pivot is not None
+    assert (pivot.rows, pivot.columns) == ([(), (1, 2)], [None])
+    (shared,), (others,) = pivot.cells
+    assert shared is not None
+    assert others is not None
+    assert (shared["seeds"], shared["trials"], shared["cells"], shared["missing"]) == (18, 20, 9, {"queued": 2})
+    assert (others["seeds"], others["trials"], others["missing"]) == (17, 18, {})
+
+
+@MODES
+def test_a_matrix_for_people_and_for_programs(session: Session, tag: str | None) -> None:
+    found = leaderboard(
+        session, Question(dataset="digits", filters=Filters(tag=tag), pivot=("training.nesterov", "training.lr"))
+    )
+    sheet = board_sheets(found, "digits", Metric.ACCURACY)[1]
+    assert sheet.headings == ["nesterov", "lr 0.01", "lr 0.05", "lr 0.50", "lr 0.70"]
+    assert sheet.texts[0][4] == "0 of 2, queued"
+    assert any(note.endswith("behind N stands what became of them.") for note in sheet.notes)
+    header, (row,) = pivot_records(found, ("training.nesterov", "training.lr"))
+    told = dict(zip(header, row, strict=True))
+    assert (told["status"], told["training.nesterov"]) == ("ranked", True)
+    lasts = [told[f"training.lr=0.7 {part}"] for part in ("mean", "std", "seeds", "trials", "missing")]
+    assert lasts == [None, None, 0, 2, "queued"]
+    assert (told["training.lr=0.5 seeds"], told["training.lr=0.5 trials"]) == (11, 12)
+    assert board_sheets(found, "digits", Metric.ACCURACY)[2].notes[0] == "1 cell has no result (2 trials: 2 queued)"
 
 
 @pytest.mark.parametrize(

@@ -500,7 +500,15 @@ class TestQuestions:
     @MODES
     @pytest.mark.parametrize("limit", [1, 2, 3, 8])
     @pytest.mark.parametrize(
-        "order", [{"sort": "model"}, {"sort": "-rank"}, {"group_by": "rank"}, {"group_by": "model"}]
+        "order",
+        [
+            {"sort": "model"},
+            {"sort": "-rank"},
+            {"group_by": "rank"},
+            {"group_by": "model"},
+            {"group_by": "rank", "sort": "-rank"},
+            {"group_by": "rank", "sort": "model"},
+        ],
     )
     def test_other_orders_have_pages_too(
         self, rank: Rank, session: Session, tag: str | None, order: dict[str, Any], limit: int
@@ -621,6 +629,8 @@ class TestQuestions:
             (2, "cell 2", Group("model", "small-cnn", 1)),
         ]
         assert board.total == 2
+        in_order = only_board(ask(session, filters=Filters(tag=tag), group_by="model", sort="model"))
+        assert [(row.place, row.cell) for row in in_order.rows] == [(2, "cell 2"), (1, "cell 1")]
         notes = board_sheets(found, "digits", Metric.ACCURACY)[0].notes
         assert "Each row is the best cell of a value of model: vgg11 (of 2), small-cnn (of 1)." in notes
 

@@ -228,13 +228,15 @@ class TestProblems:
         assert "small-cnn" in found["base.model"]
         assert found["base.delta"] == "must be finite and above 0, or null, not -1.0"
         assert found["base.training.lr"] == "must be finite and above 0, not 0"
-        assert found["base.training.epoch"].startswith("unknown; the fields here are epochs, steps, batch_size")
+        assert found["base.training.epoch"].startswith(
+            "unknown; the nearest is training.epochs; the fields here are epochs, steps, batch_size"
+        )
         assert found["base.clipping"] == "must be an object with every, rounds, rescale, operator, floor, linear"
         assert found["grid.rank[1]"] == (
             "must be a whole number of at least 1 and at most 1000000, or a fraction above 0 and below 1, "
             "or null, not 0"
         )
-        assert found["grid.rank[2]"] == 'must be a whole number or a number or null, not "8"'
+        assert found["grid.rank[2]"] == 'must be a whole number or a number or null, without quotes, not "8"'
         assert "empty" in found["grid.training.epochs"]
         assert found["grid.colour"].startswith("unknown; an axis is one of dataset, model")
         assert found["grid.delta"] == "is set in base too; remove it here or base.delta"
