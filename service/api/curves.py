@@ -59,7 +59,13 @@ class AskedCurves:
         int | None, Query(ge=1, le=MAX_ID, description="Instead of `trials`: the best cells of this experiment.")
     ] = None
     best: Annotated[
-        int, Query(ge=1, le=100, description="How many cells, by their mean best validation accuracy; with all seeds.")
+        int,
+        Query(
+            ge=1,
+            le=100,
+            description="How many cells, with all seeds, by the mean of their trials' best epochs; `validated_on` of "
+            "each says on which images these were measured.",
+        ),
     ] = 5
 
     def chosen(self, session: Session, project_id: int | None) -> list[int]:

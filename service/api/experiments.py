@@ -28,6 +28,7 @@ from service.experiments.submission import Draft, stored_config, submit
 from service.queue import census, nodes
 from service.schemas.experiments import (
     SHOWN,
+    ColumnOut,
     DryMemory,
     DryRange,
     DryRanges,
@@ -43,6 +44,7 @@ from service.schemas.experiments import (
 )
 from service.schemas.field_selection import Fields
 from service.settings import Settings
+from service.specs.columns import Columns, columns_of
 from service.specs.grid import count_grid, expand_grid, search_base
 from service.specs.planner import CellCount, GridCount, Plan, PlannedTrial, warnings
 from service.specs.spec import PRINTABLE, ExperimentSpec
@@ -243,6 +245,12 @@ class SpecSubmission(Submission):
             for number, (planned, estimate, memory) in enumerate(zip(_listed(plan), estimates, memories, strict=False))
         ]
         counts = [cell.trials for cell in cells]
+        listed = not isinstance(plan, GridCount) and bool(cells)
+        configs = [stored_config(cell.config) for cell in cells] if listed else []
+        shape = columns_of(configs, without_decided=True) if listed else Columns([], {})
+        columns, decided = (
+            [ColumnOut(field=one.field, name=one.name) for one in some] for some in (shape.fields, shape.decided)
+        )
         return DryRunOut(
             grid_points=plan.points,
             trial_count=sum(counts),
@@ -260,6 +268,9 @@ class SpecSubmission(Submission):
             notes=list(advice.notes),
             warnings=[*said, *advice.warnings],
             trials=trials,
+            columns=columns,
+            decided=decided,
+            common=shape.common,
         )
 
 

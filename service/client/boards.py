@@ -118,7 +118,9 @@ class Boards(Connection):
         question["limit"] = 1
         boards = self.leaderboard(dataset, **question).boards
         found = boards[0].pivot if boards else None
-        down, across = (ColumnOut(field=name, name=name) for name in (pivot.split(",") if isinstance(pivot, str) else pivot))
+        down, across = (
+            ColumnOut(field=name, name=name) for name in (pivot.split(",") if isinstance(pivot, str) else pivot)
+        )
         return pivot_frame(found or PivotOut(down=down, across=across, rows=[], columns=[], cells=[]))
 
     @covers("getLeaderboard")

@@ -15,8 +15,9 @@ from service.api.comparisons import AskedComparison
 from service.api.http.authentication import Reader
 from service.api.http.dependencies import MAX_ID, Db
 from service.dashboard.rendering import HEADERS, PageRoute, Show
-from service.dashboard.wording import CURVE_METRICS, NONE
+from service.dashboard.wording import NONE
 from service.errors import NotFoundError, QueryError
+from service.experiments.listing import trials_by_id
 from service.leaderboards.compared import Comparison, Kind, Side, SideLayers
 from service.leaderboards.comparison import MOST, compare, side_layers
 from service.leaderboards.comparison_sheets import (
@@ -30,6 +31,7 @@ from service.leaderboards.comparison_sheets import (
 )
 from service.leaderboards.metrics import Metric
 from service.leaderboards.text_tables import Cell, column_texts
+from service.specs.columns import validated_on
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -103,10 +105,12 @@ def page(show: Show, who: Reader, database: Db, chosen: Annotated[_Chosen, Depen
         with database.read() as session:
             found = _compared(session, who, chosen, lists)
             layers = side_layers(session, found.sides)
+            drawn = trials_by_id(session, [trial for side in found.sides for trial in side.drawn])
+            images = validated_on(trial.config for trial, _ in drawn)
     except (QueryError, NotFoundError) as error:
         status = 422 if isinstance(error, QueryError) else 404
         return show("compare.html", **values | {"status": status, "problem": str(error)})
-    return show("compare.html", **values | _view(found, layers, chosen.metric))
+    return show("compare.html", **values | _view(found, layers, chosen.metric, images))
 
 
 def _compared(session: Session, who: Principal, chosen: _Chosen, lists: Mapping[Kind, str]) -> Comparison:
@@ -120,7 +124,9 @@ def _compared(session: Session, who: Principal, chosen: _Chosen, lists: Mapping[
     return compare(session, AskedComparison(**named, baseline=chosen.baseline, metrics="all").question(who))
 
 
-def _view(found: Comparison, layers: Sequence[SideLayers | None], metric: Metric) -> dict[str, object]:
+def _view(
+    found: Comparison, layers: Sequence[SideLayers | None], metric: Metric, images: str | None
+) -> dict[str, object]:
     headings = [
         _Heading(LETTERS[index], side, _address(found.kind, side), index == found.baseline)
         for index, side in enumerate(found.sides)
@@ -148,7 +154,7 @@ def _view(found: Comparison, layers: Sequence[SideLayers | None], metric: Metric
         "notes": [note for note in comparison_notes(found) if note not in told],
         "layers": _layers(layers),
         "chosen_trials": ",".join(str(trial) for side in found.sides for trial in side.drawn),
-        "curve_metrics": CURVE_METRICS,
+        "curves_on": images,
         "sides_data": json.dumps(sides, ensure_ascii=False, allow_nan=False),
         "drawn_cells": found.kind is Kind.EXPERIMENTS and bool(found.axes),
     }

@@ -21,7 +21,6 @@ from service.api.http.responses import experiments_out
 from service.api.matrices import AskedMatrix
 from service.dashboard.matrix_view import SEEDS, MatrixView, matrix_view
 from service.dashboard.rendering import PageRoute, PageSize, Show
-from service.dashboard.wording import CURVE_METRICS
 from service.database import OPEN_EXPERIMENTS, Experiment, ExperimentState, Trial, TrialState
 from service.experiments import store
 from service.experiments.events import list_events
@@ -147,7 +146,6 @@ def experiment(
         filtered=filtered,
         first_tab="trials" if listing or view.too_fine else "matrix",
         events=events,
-        curve_metrics=CURVE_METRICS,
         newest_event=view.matrix.newest_event,
         log=tail(path, _LOG_LINES)[0].decode("utf-8", errors="replace") if path else None,
         most_spec=_MOST_SPEC,
@@ -193,6 +191,7 @@ def _summary(session: Session, row: Experiment) -> dict[str, object]:
         "home": f"/experiments/{found.id}",
         "open": found.state in OPEN_EXPERIMENTS,
         "shares": shares(found.progress),
+        "curves_on": found.progress.validated_on,
         "actions": actions(row, found.progress),
     }
 

@@ -16,7 +16,6 @@ from service.dashboard.charts import LineChart, line_chart
 from service.dashboard.experiments import configurations
 from service.dashboard.rendering import HEADERS, PageRoute, PageSize, Show
 from service.dashboard.trial_tabs import absent, corruption_values, reliabilities, robustness, threshold, uses
-from service.dashboard.wording import CURVE_METRICS
 from service.database import OPEN_TRIALS, TrialState
 from service.experiments import epoch_points, epoch_spectra, store
 from service.experiments.listing import TrialFilter, list_trials, trials_by_id
@@ -25,7 +24,7 @@ from service.leaderboards.metrics import Metric
 from service.queue import attempts
 from service.schemas.experiments import ArtifactOut
 from service.schemas.trial_tables import Shown
-from service.specs.columns import validates_on_test
+from service.specs.columns import validated_on, validates_on_test
 from ttsv.config.fields import TrialFields
 from ttsv.results import SPECTRUM_SHARES, LayerFields
 
@@ -81,8 +80,14 @@ def many(
         rows = trials_by_id(session, chosen, project_id=who.project_id)
         fields = configurations(rows, Shown())
     listed = ",".join(str(row.id) for row, _ in rows)
+    images = validated_on(row.config for row, _ in rows)
     return show(
-        "curves.html", trials=rows, fields=fields, chosen_trials=listed, curves_of=None, curve_metrics=CURVE_METRICS
+        "curves.html",
+        trials=rows,
+        fields=fields,
+        chosen_trials=listed,
+        curves_of=None,
+        curves_on=images,
     )
 
 

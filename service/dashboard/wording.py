@@ -14,7 +14,7 @@ from service.specs.columns import flat
 
 NONE = "\u2013"
 """What stands for a value that there is not."""
-CURVE_METRICS = {
+_CURVE_METRICS = {
     "val_accuracy": "validation accuracy",
     "train_accuracy": "training accuracy",
     "val_loss": "validation loss",
@@ -25,8 +25,19 @@ CURVE_METRICS = {
     "constraint_seconds": "seconds of the constraint",
 }
 """Metrics of epochs as the form that chooses curves says them."""
+_IMAGES = {"test": "test", "both": "validation or test"}
 _LONG = 60
 """So many characters of a value are shown within a line."""
+
+
+def measured_on(images: str | None) -> str:
+    """What epochs are measured on, by `validated_on`: validation images unless there are others."""
+    return _IMAGES.get(images or "", "validation")
+
+
+def curve_metrics(images: str | None) -> dict[str, str]:
+    """Metrics of epochs by what they are called where trials validate on these images."""
+    return {name: text.replace("validation", measured_on(images)) for name, text in _CURVE_METRICS.items()}
 
 
 def fixed(value: float | None, decimals: int = 3) -> str:
@@ -146,5 +157,7 @@ _ALL = (
     document,
     flat,
     missing_said,
+    measured_on,
+    curve_metrics,
 )
 FILTERS: dict[str, Callable[..., Any]] = {function.__name__: function for function in _ALL}

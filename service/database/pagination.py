@@ -61,7 +61,9 @@ class Order:
             query = query.where(self._after(*self._position(cursor)))
         direction = [c.desc() if self.descending else c.asc() for c in dict.fromkeys((self.column, self.identity))]
         nulls_last = [self.column.is_(None)] if self.nullable else []
-        query = query.add_columns(self.column.label(None), self.identity).order_by(*nulls_last, *direction).limit(limit + 1)
+        query = (
+            query.add_columns(self.column.label(None), self.identity).order_by(*nulls_last, *direction).limit(limit + 1)
+        )
         found = session.execute(query).all()
         rows = list(found[:limit])
         return Page(rows, self._cursor(*rows[-1][-2:]) if len(found) > limit else None)

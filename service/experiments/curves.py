@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from service.database import Experiment, Trial
 from service.errors import NotFoundError
 from service.experiments import epoch_points
-from service.specs.columns import Columns, columns_of
+from service.specs.columns import Columns, columns_of, value_of
 from ttsv.config.fields import FieldValues
 
 _DIGITS = 7
@@ -30,6 +30,7 @@ class Curve:
     state: str
     epochs: int
     best_val_accuracy: float | None
+    validated_on: str
     fields: FieldValues
     epoch: list[int]
     values: list[list[float | None]]
@@ -45,7 +46,10 @@ class Curves:
 
 
 def best_trials(session: Session, experiment_id: int, cells: int, most: int) -> list[int]:
-    """All seeds of the cells with the largest mean of their trials' best validation accuracies, at most so many."""
+    """All seeds of the cells with the largest mean of their trials' best epochs, at most so many.
+
+    Epochs are measured on the images that `training.validation` names.
+    """
     mean = func.avg(Trial.best_val_accuracy)
     here = Trial.experiment_id == experiment_id
     best = (
@@ -88,6 +92,7 @@ def curves(
                 state=trial.state.value,
                 epochs=trial.epochs,
                 best_val_accuracy=trial.best_val_accuracy,
+                validated_on=str(value_of(trial.config, "training.validation")),
                 fields=columns.of(trial.config) if columns else {},
                 epoch=[point["epoch"] for point in drawn],
                 values=[[_short(point[name]) for point in drawn] for name in metrics],

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from pydantic import JsonValue
-from sqlalchemy import func, select, text
+from sqlalchemy import Text, cast, func, select, text
 from sqlalchemy.orm import Session, defer
 
 from service.database import (
@@ -28,11 +28,9 @@ from service.database import (
 )
 from service.database.engine import is_postgres
 from service.errors import GoneError, IdempotencyError, NotFoundError
-from service.specs.columns import default_of
+from service.leaderboards.conditions import of_trials
+from service.specs.columns import both, default_of
 from ttsv.results import TRAINING
-
-BOTH = "both"
-"""What `Progress.validated_on` says of an experiment some of whose trials validate on the test images."""
 
 
 @dataclass
@@ -151,25 +149,34 @@ def progress(session: Session, experiment_ids: Sequence[int]) -> dict[int, Progr
     query = select(Tally).where(Tally.experiment_id.in_(experiment_ids))
     for tally in session.scalars(query.execution_options(populate_existing=True)):  # triggers change them unseen
         found[tally.experiment_id].add(tally)
-    for experiment_id, images in _validated_on(session, experiment_ids):
-        known = found[experiment_id].validated_on
-        found[experiment_id].validated_on = images if known in (None, images) else BOTH
+    begun = [experiment_id for experiment_id, of in found.items() if any(of.trials.values())]
+    for experiment_id, images in _validated_on(session, begun):
+        found[experiment_id].validated_on = both(found[experiment_id].validated_on, images)
     return found
 
 
-def _validated_on(session: Session, experiment_ids: Sequence[int]) -> Sequence[tuple[int, str]]:
-    """On which images the first trial of each experiment validates, and its last: of a grid they differ in every axis.
+def _validated_on(session: Session, experiment_ids: Sequence[int]) -> list[tuple[int, str]]:
+    """On which images the trials of each experiment validate.
 
-    (Not all of them: a list would read the configurations of thousands of trials.)
+    Their spec says so, where it does not speak of it or does so in `base` alone. Only of others all trials are read.
     """
-    images = Trial.config[("training", "validation")].as_string()
-    rows = (
-        select(Trial.experiment_id, images)
-        .join(Experiment, Experiment.id == Trial.experiment_id)
-        .where(Trial.experiment_id.in_(experiment_ids), Trial.number.in_((0, Experiment.trial_count - 1)))
-    )
-    default = default_of("training.validation")
-    return [(experiment_id, found or str(default)) for experiment_id, found in session.execute(rows)]
+    document, word = cast(Experiment.spec, Text), "validation"
+    mentioned = func.length(document) - func.length(func.replace(document, word, ""))
+    base = Experiment.spec[("base", "training", word)].as_string()
+    found, unclear = [], []
+    for experiment_id, letters, images in session.execute(
+        select(Experiment.id, mentioned, base).where(Experiment.id.in_(experiment_ids))
+    ):
+        if letters == 0:
+            found.append((experiment_id, str(default_of(f"training.{word}"))))
+        elif letters == len(word) and images is not None:
+            found.append((experiment_id, images))
+        else:
+            unclear.append(experiment_id)
+    if unclear:
+        query = select(Trial.experiment_id, of_trials(f"training.{word}")).distinct()
+        found += [(row[0], row[1]) for row in session.execute(query.where(Trial.experiment_id.in_(unclear)))]
+    return found
 
 
 def get_trial(session: Session, trial_id: int, *, project_id: int | None = None) -> Trial:

@@ -324,9 +324,7 @@ def _pivot(
     trials are counted in the places that `unmeasured` says.
     """
     measured = source.places(board, fields, metric)
-    found = {
-        place: _pooled(measured.get(place, ()), unmeasured.get(place, {})) for place in {**measured, **unmeasured}
-    }
+    found = {place: _pooled(measured.get(place, ()), unmeasured.get(place, {})) for place in {**measured, **unmeasured}}
     down, across = (sorted({place[axis] for place in found}, key=_in_order) for axis in (0, 1))
     cells = [[found.get((row, column)) for column in across] for row in down]
     names = [FieldColumn(name, short_name(name)) for name in fields]

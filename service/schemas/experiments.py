@@ -256,6 +256,9 @@ class CurveOut(Out):
     state: TrialState = Field(description="What became of it by now.")
     epochs: int = Field(description="How many are planned.")
     best_val_accuracy: float | None = Field(description="Of any epoch so far.")
+    validated_on: Literal["held-out", "test"] = Field(
+        "held-out", description="Of which images `val_accuracy` and `val_loss` are, as `training.validation`."
+    )
     fields: dict[str, Any] = Field(description="Its values in `columns`, by path.")
     epoch: list[int] = Field(description="The epochs, in their order.")
     values: list[list[float | None]] = Field(
@@ -518,3 +521,8 @@ class DryRunOut(Out):
         [], description="Fields that have no effect, what is lacking, and what would not fit, with why."
     )
     trials: list[DryTrialOut] = Field(description=f"The first {SHOWN}; none with `summary`.")
+    columns: list["ColumnOut"] = Field(
+        [], description="The fields in which all trials differ, not only those that are listed; none with `summary`."
+    )
+    decided: list["ColumnOut"] = Field([], description="Fields that differ too, but follow from one of `columns`.")
+    common: dict[str, Any] = Field({}, description="What all trials share, by path; empty with `summary`.")

@@ -8,8 +8,17 @@ from typing import Any, Self
 from service.leaderboards.metrics import Metric
 from service.leaderboards.sheets import FIELDS, configuration_sheet, read
 from service.leaderboards.text_tables import Cell, Sheet, value_text
-from service.schemas.experiments import ResultOut, TrialOut
-from service.specs.columns import Columns, cell_field, columns_of, in_order, known_fields, value_of
+from service.schemas.experiments import DryRunOut, ResultOut, TrialOut
+from service.specs.columns import (
+    Columns,
+    FieldColumn,
+    cell_field,
+    columns_of,
+    in_order,
+    known_fields,
+    short_name,
+    value_of,
+)
 from ttsv.config.fields import TrialFields
 
 _FACTS = tuple(name for name in TrialOut.model_fields if name not in ("config", "result"))
@@ -38,6 +47,15 @@ class Shown:
     def columns(self, configs: Sequence[TrialFields]) -> Columns:
         """The columns of a table of such trials."""
         return columns_of(configs, chosen=self.chosen, hidden=self.hidden, without_decided=True)
+
+    def of_all(self, would: DryRunOut) -> Columns:
+        """The columns of a dry run: those of all trials, of which it may list the first ones alone."""
+        fields = [FieldColumn(path, short_name(path)) for path in self.chosen if path not in self.hidden]
+        fields = fields or [FieldColumn(one.field, one.name) for one in would.columns if one.field not in self.hidden]
+        decided = [] if self.chosen else [FieldColumn(one.field, one.name) for one in would.decided]
+        told = {*self.hidden, *(one.field for one in fields)}
+        common = {path: value for path, value in would.common.items() if path not in told}
+        return Columns(fields, common, [one for one in decided if one.field not in told])
 
 
 EVERY = Shown()

@@ -125,6 +125,19 @@ def validates_on_test(config: TrialFields) -> bool:
     return value_of(config, "training.validation") == "test"
 
 
+def both(known: str | None, images: str) -> str:
+    """What is said of trials that validate on some images beside others: where these are not the same, "both"."""
+    return images if known in (None, images) else "both"
+
+
+def validated_on(configs: Iterable[TrialFields]) -> str | None:
+    """On which images trials validate: as `training.validation`, or "both"; None of none."""
+    found: str | None = None
+    for config in configs:
+        found = both(found, str(value_of(config, "training.validation")))
+    return found
+
+
 def told(config: TrialFields) -> FieldValues:
     """The fields of a cell that are not at their defaults, by path: all that is needed to know the others."""
     paths = [path for name, part in config.items() for path in _paths(name, [part])]

@@ -162,7 +162,7 @@ def artifacts_table(artifacts: list[ArtifactOut]) -> Table:
 
 def dry_run_table(would: DryRunOut, shown: Shown = EVERY) -> Table:
     """One line per trial that would be made: the fields in which they differ, and what each would cost."""
-    shape = shown.columns([trial.config for trial in would.trials])
+    shape = shown.of_all(would)
     fields = configuration_sheet(shape, [trial.config for trial in would.trials])
     rows: list[list[Cell]] = []
     for trial, own in zip(would.trials, fields.rows, strict=True):
@@ -172,8 +172,7 @@ def dry_run_table(would: DryRunOut, shown: Shown = EVERY) -> Table:
     headings = ["#", *fields.headings, "parameters", "compression", "steps", "time"]
     above = fields.above
     if len(would.trials) < would.trial_count:
-        # What these share others may not: nothing is said of all rows.
-        above = f"The first {len(would.trials):,} of {would.trial_count:,} trials. {above.replace('All rows', 'These')}"
+        above = f"The first {len(would.trials):,} of {would.trial_count:,} trials. {above.replace('rows', 'trials')}"
     return sheet_table(Sheet("", headings, [True, *fields.numeric, True, True, True, True], rows, [], above))
 
 

@@ -81,8 +81,8 @@ TrialSort = Annotated[
     Query(
         max_length=100,
         pattern=r"^-?[A-Za-z0-9_.]+$",
-        description=f"The order; - before it: largest first. One of {', '.join(TRIAL_ORDERS)}, or any field of the spec. "
-        "Rows without a value come last, equal ones by their id.",
+        description=f"The order; - before it: largest first. One of {', '.join(TRIAL_ORDERS)}, or any field of the "
+        "spec. Rows without a value come last, equal ones by their id.",
         examples=["-accuracy", "training.lr"],
     ),
 ]

@@ -11,7 +11,7 @@ const AGAIN = 5000;
 const IN_TABLE = 10; // epochs in a line of the table behind a chart
 const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3]];
 const PERCENT = new Set(["train_accuracy", "val_accuracy"]);
-export const TITLES = {
+const TITLES = {
   val_accuracy: "validation accuracy (%)",
   train_accuracy: "training accuracy (%)",
   val_loss: "validation loss (nats)",
@@ -21,6 +21,17 @@ export const TITLES = {
   seconds: "seconds per epoch",
   constraint_seconds: "seconds per epoch for the constraint",
 };
+
+/** What the epochs of these curves were measured on. */
+function measuredOn(curves) {
+  const images = new Set(curves.map((curve) => curve.validated_on));
+  if (images.size > 1) return "validation or test";
+  return images.has("test") ? "test" : "validation";
+}
+
+function titleOf(metric, curves) {
+  return (TITLES[metric] ?? metric).replace("validation", measuredOn(curves));
+}
 
 /** The colour and dashes of the line numbered so among so many. */
 function style(index, count) {
@@ -145,7 +156,7 @@ export class CurveView extends Charts {
   }
 
   charts() {
-    return this.fixed ?? this.data.metrics.map((metric) => ({ title: TITLES[metric] ?? metric, metrics: [metric] }));
+    return this.fixed ?? this.data.metrics.map((metric) => ({ title: titleOf(metric, this.data.curves), metrics: [metric] }));
   }
 
   /** The series of a chart over all epochs: {xs, lines: [{group, label, values, raw, low, high}]}. */
@@ -571,7 +582,9 @@ function ofTrial(figure) {
     const drawn = data !== null && data.curves[0].epoch.length > 0;
     figure.hidden = !drawn;
     document.getElementById("curves").hidden = drawn;
-    if (drawn) view.show(data);
+    if (!drawn) return;
+    both.val_accuracy = both.val_loss = measuredOn(data.curves);
+    view.show(data);
   };
   figure.addEventListener("click", (event) => {
     const kind = event.target.closest("button[data-save]")?.dataset.save;

@@ -97,12 +97,11 @@ function show(answer) {
   tell(`${searched}, compression ${span(answer.ranges.compression, (value) => number(value, 1))}${cost}`, true);
 }
 
-/** The first trials, in the fields in which they differ. */
+/** The first trials, in the fields in which all differ. */
 function table(answer) {
   const listed = answer.trials.slice(0, MOST);
   const flat = listed.map((trial) => flatten(trial.config));
-  const names = [...new Set(flat.flatMap(Object.keys))];
-  const varied = names.filter((name) => new Set(flat.map((one) => JSON.stringify(one[name]))).size > 1);
+  const varied = [...answer.columns, ...answer.decided].map(({ field }) => field); // of all trials, not of these alone
   const isNumeric = (name) => flat.every((one) => (one[name] ?? null) === null || typeof one[name] === "number");
   const numeric = new Set(varied.filter(isNumeric));
   const aligned = (right) => (right ? { class: "number" } : {});

@@ -240,7 +240,11 @@ class TestQuestions:
             body = api.get(f"{BOARD}?pivot=epochs,lr{chosen}").json()
             assert LeaderboardOut.model_validate(body).model_dump(mode="json") == body
             pivot = body["boards"][0]["pivot"]
-            assert (pivot["down"]["field"], pivot["rows"], pivot["columns"]) == ("training.epochs", [3], [0.1, 0.2, 0.3])
+            assert (pivot["down"]["field"], pivot["rows"], pivot["columns"]) == (
+                "training.epochs",
+                [3],
+                [0.1, 0.2, 0.3],
+            )
             assert [(cell["mean"], cell["seeds"], cell["trials"]) for cell in pivot["cells"][0]] == [
                 (0.375, 2, 2),
                 (0.75, 1, 2),

@@ -201,3 +201,30 @@ def test_artifacts_are_few_columns(table: Table) -> None:
     columns = {"id", "trial_id", "kind", "path", "sha256", "size", "removed_at"}
     assert {column.key for column in Artifact.__table__.columns} == columns
     assert table(Artifact) == []
+
+
+@pytest.mark.parametrize(
+    ("parts", "images"),
+    [
+        ({}, "held-out"),
+        ({"base": {"training": {"validation": "test"}}}, "test"),
+        ({"notes": "validation on the test images?"}, "held-out"),
+        ({"grid": {"training.validation": ["test"]}}, "test"),
+        # Neither the first trial nor the last one.
+        ({"trials": [{"training": {"validation": images}} for images in ("held-out", "test", "held-out")]}, "both"),
+    ],
+)
+def test_progress_says_on_which_images_any_trial_validates(
+    database: Database, parts: dict[str, Any], images: str
+) -> None:
+    training: dict[str, Any] = parts.get("base", {})
+    base = {"dataset": "digits", "model": "small-cnn"} | training
+    trials = [one | {"seed": seed} for seed, one in enumerate(parts.get("trials", ()))]
+    grid = {"training.lr": [0.1, 0.2]} | parts.get("grid", {})
+    spec = ExperimentSpec.model_validate(
+        {"name": "images", **parts, "base": base, **({"trials": trials} if trials else {"grid": grid})}
+    )
+    number = database.write(lambda session: submission.submit(session, Draft(spec, plan_of(spec))).id)
+    with database.read() as session:
+        found = store.progress(session, [number, number + 1])
+    assert (found[number].validated_on, found[number + 1].validated_on) == (images, None)
