@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Body, Depends, Header, Query, Response
@@ -49,6 +50,7 @@ from service.specs.grid import count_grid, expand_grid, search_base
 from service.specs.planner import CellCount, GridCount, Plan, PlannedTrial, warnings
 from service.specs.spec import PRINTABLE, ExperimentSpec
 from ttsv.config.evaluation import PUBLISHED_CORRUPTIONS
+from ttsv.config.fields import TrialFields
 from ttsv.data.catalog import own_set
 
 _Number = TypeVar("_Number", int, float)
@@ -245,9 +247,8 @@ class SpecSubmission(Submission):
             for number, (planned, estimate, memory) in enumerate(zip(_listed(plan), estimates, memories, strict=False))
         ]
         counts = [cell.trials for cell in cells]
-        listed = not isinstance(plan, GridCount) and bool(cells)
-        configs = [stored_config(cell.config) for cell in cells] if listed else []
-        shape = columns_of(configs, without_decided=True) if listed else Columns([], {})
+        configs = [] if isinstance(plan, GridCount) else _telling(plan.trials)
+        shape = columns_of(configs, without_decided=True) if configs else Columns([], {})
         columns, decided = (
             [ColumnOut(field=one.field, name=one.name) for one in some] for some in (shape.fields, shape.decided)
         )
@@ -277,6 +278,13 @@ class SpecSubmission(Submission):
 def _cells(plan: Plan | GridCount) -> list[CellCount]:
     """Configurations that stand for all trials: of a plan every trial, of a tally every cell."""
     return plan.cells if isinstance(plan, GridCount) else [CellCount(planned.config, 1) for planned in plan.trials]
+
+
+def _telling(trials: Sequence[PlannedTrial]) -> list[TrialFields]:
+    """Configurations that tell as much as those of all trials: one of every cell, and another seed if there is one."""
+    cells = {trial.cell: trial for trial in reversed(trials)}
+    others = (trial for trial in trials if trial.config.seed != trials[0].config.seed)
+    return [stored_config(trial.config) for trial in (*reversed(cells.values()), *islice(others, 1))]
 
 
 def _listed(plan: Plan | GridCount) -> Sequence[PlannedTrial]:

@@ -108,20 +108,22 @@ class Boards(Connection):
         empty = BoardOut(protocol="", record={}, rows=[], total=0, unmeasured=0, apart=[])
         return board_frame(boards[0] if boards else empty)
 
-    def pivot_frame(
-        self, dataset: str, pivot: str | Sequence[str], **question: Unpack[BoardQuestion]
-    ) -> "pd.DataFrame":
-        """The first board's matrix over two fields as a data frame: mean, std, n of N trials; pandas must be there."""
+    def pivot_frame(self, dataset: str, **question: Unpack[BoardQuestion]) -> "pd.DataFrame":
+        """The first board's matrix over the two fields of `pivot` as a data frame: means, deviations, n of N trials.
+
+        pandas must be there. Without a result on the data set it has no rows.
+        """
         from service.client.frames import pivot_frame
 
-        question["pivot"] = pivot
-        question["limit"] = 1
-        boards = self.leaderboard(dataset, **question).boards
-        found = boards[0].pivot if boards else None
-        down, across = (
-            ColumnOut(field=name, name=name) for name in (pivot.split(",") if isinstance(pivot, str) else pivot)
-        )
-        return pivot_frame(found or PivotOut(down=down, across=across, rows=[], columns=[], cells=[]))
+        named = question.get("pivot") or ()
+        fields = [name.strip() for name in (named.split(",") if isinstance(named, str) else named)]
+        boards = self.leaderboard(dataset, **question | {"limit": 1}).boards  # which refuses all but two fields
+        if boards and boards[0].pivot is not None:
+            return pivot_frame(boards[0].pivot)
+        if len(fields) != 2:
+            raise ValueError("pivot: name the two fields of the matrix, as in pivot=('rank', 'lr')")
+        down, across = (ColumnOut(field=name, name=name) for name in fields)
+        return pivot_frame(PivotOut(down=down, across=across, rows=[], columns=[], cells=[]))
 
     @covers("getLeaderboard")
     def board_rows(self, dataset: str, protocol: str, **question: Any) -> Iterator[RowOut]:

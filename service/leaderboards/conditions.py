@@ -121,7 +121,8 @@ def of_trials(field: str) -> InstrumentedAttribute[Any] | ColumnElement[Any]:
     if bool in field_infos()[field].types:
         value = cast(value, Integer)
     if default is None:
-        return value  # as is what is not there
+        missing: ColumnElement[Any] = value
+        return missing  # as is what is not there
     default = _array_text(default) if isinstance(default, list) else default
     found: ColumnElement[Any] = case((_kind(field).is_(None), literal(default, value.type)), else_=value)
     return found

@@ -15,6 +15,7 @@ from service.experiments.estimate import Estimator
 from service.queue import leases, nodes
 from service.queue.cluster import Gpu, Machine, Node, Versions
 from service.queue.leases import Lease
+from service.schemas.experiments import SHOWN
 from ttsv.config.trial import TrialConfig
 from ttsv.data import load_dataset
 from ttsv.data.catalog import training_images
@@ -127,6 +128,11 @@ class TestSummary:
         whole, brief = self.both(api, spec)
         assert len(whole.pop("trials")) == whole["trial_count"] == 9 < whole["grid_points"] == 14
         assert brief.pop("trials") == []
+        assert [one["name"] for one in whole["columns"]] == ["layer", "rank", "seed", "lr"]
+        assert whole["common"]["model"] == SPEC["base"]["model"]
+        for name in ("columns", "decided", "common"):  # of trials that are listed
+            assert not brief.pop(name)
+            whole.pop(name)
         assert brief == whole
         assert brief["ranges"]["compression"]["least"] == 1.0 < brief["ranges"]["compression"]["largest"]
         assert brief["ranges"]["seconds"] is None
@@ -352,3 +358,15 @@ def test_time_from_what_was_measured(
     large = estimator.estimate(TrialConfig.from_dict(base | {"dataset": "cifar10", "model": "wrn16-10"}).canonical())
     assert large.seconds is None  # a step of five billion multiply-accumulates is not told from one of 100,000
     assert "nothing was measured" in large.reasons[0]
+
+
+def test_columns_are_those_of_all_trials_and_not_of_the_listed_ones(sqlite_api: TestClient) -> None:
+    spec = {
+        "name": "late",
+        "base": {"dataset": "digits", "model": "small-cnn"},
+        "grid": {"training.nesterov": [True, False], "seed": list(range(SHOWN))},
+    }
+    found = sqlite_api.post("/v1/experiments?dry_run=true", json=spec).json()
+    assert {trial["config"]["training"]["nesterov"] for trial in found["trials"]} == {True}
+    assert [one["field"] for one in found["columns"]] == ["seed", "training.nesterov"]
+    assert "training.nesterov" not in found["common"]

@@ -86,6 +86,12 @@ class TestForms:
         assert [row["accuracy_mean"] for row in rows] == ["0.375", "0.75", ""]
         assert [row["training.lr"] for row in rows] == ["0.1", "0.2", "0.3"]
         assert [row["reason"] for row in rows] == ["", "seed 1 queued", "seed 0 queued; seed 1 diverged"]
+        assert {(row["dataset"], row["training.epochs"]) for row in rows} == {("digits", "3")}  # no caption has these
+        for query, fields in (("hide=epochs,rank,lr", ["dataset", "model", "layer"]), ("columns=lr", ["training.lr"])):
+            header = api.get(f"{BOARD}?format=csv&{query}").text.partition("\r\n")[0].split(",")
+            shown_fields = header[header.index("cell") + 1 : header.index("seeds")]
+            assert shown_fields[: len(fields)] == fields
+            assert not {"training.epochs", "rank"} & set(shown_fields)
         (hole,) = api.get(BOARD).json()["holes"]
         assert (rows[2]["cell"], rows[2]["model"]) == (hole["cell"], "small-cnn")
         assert rows[1]["accuracy_std"] == ""

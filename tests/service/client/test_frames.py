@@ -4,10 +4,10 @@ import pytest
 
 from service.api.openapi_examples.leaderboards import LEADERBOARD
 from service.api.openapi_examples.trials import TRIAL
-from service.client.frames import board_frame, result_frame
+from service.client.frames import board_frame, pivot_frame, result_frame
 from service.errors import QueryError
 from service.schemas.experiments import TrialOut
-from service.schemas.leaderboards import LeaderboardOut
+from service.schemas.leaderboards import LeaderboardOut, PivotOut
 from service.schemas.trial_tables import Shown
 
 
@@ -19,6 +19,32 @@ def test_a_leaderboard_has_the_fields_that_differ() -> None:
     assert frame.loc[board.rows[0].cell, "rank"] == 16
     assert frame.attrs["common"]["training.lr"] == 0.05
     assert frame.attrs["columns"] == ["rank"]
+
+
+def test_a_matrix_has_means_and_counts_beside_each_other() -> None:
+    measured = {"mean": 0.5, "std": 0.25, "seeds": 2, "trials": 3, "cells": 1, "missing": {}}
+    hole = {"mean": None, "std": None, "seeds": 0, "trials": 3, "cells": 0, "missing": {"diverged": 3}}
+    frame = pivot_frame(
+        PivotOut.model_validate(
+            {
+                "down": {"field": "training.milestones", "name": "milestones"},
+                "across": {"field": "rank", "name": "rank"},
+                "rows": [[], [3, 5]],
+                "columns": [None, 8],
+                "cells": [[measured, hole], [None, measured]],
+            }
+        )
+    )
+    assert (frame.index.name, list(frame.index), frame.columns.names) == (
+        "milestones",
+        ["[]", "[3, 5]"],
+        ["rank", None],
+    )
+    means = frame.xs("mean", axis=1, level=1)
+    assert (means.loc["[]", "none"], means.loc["[3, 5]", 8]) == (0.5, 0.5)
+    assert means.isna().to_numpy().tolist() == [[False, True], [True, False]]
+    assert (frame.loc["[]", (8, "seeds")], frame.loc["[]", (8, "trials")]) == (0, 3)
+    assert frame.loc["[]", (8, "missing")] == "diverged"
 
 
 def test_trials_have_the_fields_that_were_chosen_and_say_which_differ() -> None:

@@ -194,6 +194,10 @@ class TestLooking:
         whole = json.loads(run("show", number, "--json").stdout)
         assert [item["id"] for item in whole] == [number, 1, 2]
         assert len(json.loads(run("show", number, "--json", "--state", "failed").stdout)) == 2
+        whole = json.loads(run("show", number, "--json", "--sort=-seed", "--where", "rank=4").stdout)
+        assert [item["id"] for item in whole] == [number, 2, 1]
+        assert len(json.loads(run("show", number, "--json", "--where", "seed=1", "--where", "lr<1").stdout)) == 2
+        assert "the nearest is lr" in run("show", number, "--sort", "learning_rate", code=1).stderr
         assert rows(run("trial", 1))[3][:2] == ["epoch", "train loss"]
         assert json.loads(run("trial", 1, "--json").stdout)["result"]["accuracy"] == 0.875
 
