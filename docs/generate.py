@@ -52,6 +52,9 @@ A spec is a JSON object, or the YAML that says the same; unknown keys are refuse
 | `tags` | words by which experiments are found | `[]` |
 | `notes` | free text | empty |
 
+A name that is no field is refused with the nearest one (`lr` is `training.lr`), a value of another kind with what to
+write: `milestones: 1` is `[1]`, and `constraint: null` is `"none"`, a word.
+
 A field of `grid` stands neither in `base` nor in a variant; a variant's field replaces that of `base`. All
 points together are at most `TTSV_MAX_TRIALS`. `ttsv presets` has the paper's tables and figures as specs.
 

@@ -117,7 +117,8 @@ class Boards(Connection):
 
         named = question.get("pivot") or ()
         fields = [name.strip() for name in (named.split(",") if isinstance(named, str) else named)]
-        boards = self.leaderboard(dataset, **question | {"limit": 1}).boards  # which refuses all but two fields
+        question["limit"] = 1
+        boards = self.leaderboard(dataset, **question).boards  # refuses all but two fields
         if boards and boards[0].pivot is not None:
             return pivot_frame(boards[0].pivot)
         if len(fields) != 2:

@@ -192,13 +192,13 @@ def _of_metric(name: str) -> str:
     return f"rank a leaderboard by it (metric={name}), show it (metrics={name}), or sort trials by it (sort=-{name})"
 
 
-def nearest_field(name: str) -> str | None:
-    """The path of the field that a name which is none may mean: one that is spelt like it, or called so elsewhere."""
+def nearest_said(name: str) -> str:
+    """Which field a name that is none may mean, by path: one that is spelt like it, or called so elsewhere."""
     last = name.rpartition(".")[2].lower()
     last = _OTHERWISE.get(last, last)
     spelt = {**_last_parts(), **{path: path for path in field_infos()}}
     near = last if last in spelt else next(iter(difflib.get_close_matches(last, spelt, 1, 0.7)), None)
-    return None if near is None else spelt[near]
+    return "" if near is None else f"the nearest is {spelt[near]}; "
 
 
 def known_fields(names: Iterable[str], where: str) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from service.errors import FieldProblem, SpecError
-from service.specs.columns import nearest_field
+from service.specs.columns import nearest_said
 from service.specs.json_schema import value_fix
 from service.specs.planner import CellCount, GridCount, Plan, PlannedCell, PlannedTrial, Planner
 from service.specs.search import best_direction, domains, space_problems
@@ -202,7 +202,7 @@ def _check_axes(parts: _Parts, problems: list[FieldProblem]) -> None:
     for path, values in parts.spec.grid.items():
         where = f"grid.{path}"
         if path not in infos:
-            problems.append(FieldProblem(where, f"unknown; {_nearest(path)}an axis is one of {', '.join(infos)}"))
+            problems.append(FieldProblem(where, f"unknown; {nearest_said(path)}an axis is one of {', '.join(infos)}"))
         elif not values:
             problems.append(FieldProblem(where, "an empty axis gives an empty grid; list a value or remove the axis"))
         elif path in parts.base:
@@ -271,12 +271,6 @@ def _choices(path: str) -> str:
     return (check and check.fix(None)) or ""
 
 
-def _nearest(name: str) -> str:
-    """Which field somebody may have meant, if one is near enough to say so."""
-    near = nearest_field(name)
-    return f"the nearest is {near}; " if near else ""
-
-
 def _flatten(part_of_spec: PartialTrial, where: str, problems: list[FieldProblem]) -> FieldValues:
     """Nested fields as dotted paths; unknown ones and wrong values as problems."""
     infos = field_infos()
@@ -294,11 +288,11 @@ def _flatten(part_of_spec: PartialTrial, where: str, problems: list[FieldProblem
                 if name in names:
                     flat[f"{key}.{name}"] = inner
                 else:
-                    fix = f"unknown; {_nearest(name)}the fields here are {', '.join(names)}"
+                    fix = f"unknown; {nearest_said(name)}the fields here are {', '.join(names)}"
                     problems.append(FieldProblem(f"{where}.{key}.{name}", fix))
         else:
             known = ", ".join(sorted(parts | {path for path in infos if "." not in path}))
-            problems.append(FieldProblem(f"{where}.{key}", f"unknown; {_nearest(key)}the fields are {known}"))
+            problems.append(FieldProblem(f"{where}.{key}", f"unknown; {nearest_said(key)}the fields are {known}"))
     fixes = {path: value_fix(infos[path], value) for path, value in flat.items()}
     problems += [FieldProblem(f"{where}.{path}", fix) for path, fix in fixes.items() if fix]
     return flat

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from pydantic.json_schema import JsonSchemaValue
 
 from service.errors import FieldProblem
-from service.specs.columns import nearest_field
+from service.specs.columns import nearest_said
 from service.specs.json_schema import LARGEST, value_fix, value_schema
 from service.specs.validation_errors import shown
 from ttsv.config.fields import FieldInfo, FieldValues
@@ -112,8 +112,7 @@ def space_problems(space: Space, base: FieldValues) -> list[FieldProblem]:
     for path, drawn in space.items():
         info = field_infos().get(path)
         if info is None:
-            fix: str | None = "unknown; " + (f"the nearest is {near}; " if (near := nearest_field(path)) else "")
-            fix += f"a field is one of {', '.join(field_infos())}"
+            fix: str | None = f"unknown; {nearest_said(path)}a field is one of {', '.join(field_infos())}"
         elif path in base:
             fix = f"is set in base too; remove it here or base.{path}"
         else:
