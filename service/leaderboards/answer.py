@@ -161,9 +161,7 @@ class PivotCell(TypedDict):  # of which an answer may have thousands, too
 
 
 def counted_said(missing: Mapping[str, int]) -> str:
-    """In words: how many trials of each kind there are, without a number where all are of one."""
-    if len(missing) == 1:
-        return next(iter(missing))
+    """In words: how many trials of each kind there are."""
     return ", ".join(f"{count} {said}" for said, count in missing.items())
 
 

@@ -159,7 +159,10 @@ def _matrix(board: Board, pivot: Pivot, dataset: str, metric: Metric) -> Sheet:
 
 def _place(metric: Metric, cell: PivotCell, unit: Unit) -> Cell:
     """What stands in a place: the measured value with n of N, and why the others are missing."""
-    of = f"{cell['seeds']} of {cell['trials']}" + (f", {counted_said(cell['missing'])}" if cell["missing"] else "")
+    of, missing = f"{cell['seeds']} of {cell['trials']}", cell["missing"]
+    if missing:
+        # All of them: their number is said already.
+        of += f", {next(iter(missing)) if cell['trials'] in missing.values() else counted_said(missing)}"
     return of if cell["mean"] is None else replace(read(metric, cell["mean"], cell["std"], unit=unit), of=of)
 
 

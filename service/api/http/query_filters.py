@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 from service.api.http.authentication import Reader
 from service.api.http.dependencies import MAX_ID
 from service.database import ExperimentState, TrialState
+from service.errors import FieldProblem, QueryError
 from service.experiments.listing import EXPERIMENT_ORDERS, TRIAL_ORDERS, ExperimentFilter, TrialFilter
 from service.leaderboards.conditions import condition
 from service.schemas.trial_tables import Shown
@@ -135,9 +136,21 @@ class _Trials:
     ] = None
 
 
+_FACTS = ("state", "failure", "cell")
+"""What a trial is beside its fields: parameters of their own."""
+
+
+def _field(name: str, where: str) -> str:
+    """The path of a field; raises `QueryError`, of a fact with its parameter."""
+    if name in _FACTS:
+        fix = f"{name} is no field of the spec, but a parameter of its own: {name}=..."
+        raise QueryError([FieldProblem(where, fix)])
+    return known_field(name, where)
+
+
 def _trials(who: Reader, asked: Annotated[_Trials, Depends()]) -> TrialFilter:
     # Raises `QueryError`. A trial has a seed and a data set, too, which a leaderboard's rows share.
-    where = tuple(condition(text, field_named=known_field) for text in asked.where or ())
+    where = tuple(condition(text, field_named=_field) for text in asked.where or ())
     return TrialFilter(project_id=who.project_id, **vars(asked) | {"where": where})
 
 

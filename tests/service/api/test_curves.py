@@ -37,6 +37,7 @@ def test_named_trials_by_column(api: TestClient, trained: int) -> None:
     assert found["metrics"] == ["val_loss", "lr"]
     assert [curve["trial"] for curve in found["curves"]] == [5, 1]
     long, short = found["curves"]
+    assert long["validated_on"] == "held-out"
     assert [column["field"] for column in found["columns"]] == ["training.lr"]
     assert (long["fields"], long["seed"], long["number"], long["experiment_id"]) == (
         {"training.lr": 0.3},

@@ -550,6 +550,13 @@ def test_any_field_filters_trials(api: TestClient, submit: Callable[..., int]) -
             [(0.05, 1), (0.1, 1)],
             [(0.1, 1), (0.05, 1)],
         )
-        answer = api.get(path, params={"where": "lern=1"})
-        assert answer.status_code == 422
-        assert answer.json()["errors"][0]["field"] == "where"
+        for where, fix in (("lern=1", "the nearest is lr"), ("state=failed", "a parameter of its own: state=...")):
+            answer = api.get(path, params={"where": where})
+            assert answer.status_code == 422
+            (error,) = answer.json()["errors"]
+            assert error["field"] == "where"
+            assert error["message"].endswith(fix)
+        first = api.get(path, params={"sort": "-training.lr", "limit": 2}).json()
+        assert [t["config"]["training"]["lr"] for t in first["items"]] == [0.2, 0.2]
+        rest = api.get(path, params={"sort": "-lr", "limit": 3, "cursor": first["next"]}).json()
+        assert [t["config"]["training"]["lr"] for t in rest["items"]] == [0.1, 0.1, 0.05]

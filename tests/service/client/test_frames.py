@@ -44,7 +44,7 @@ def test_a_matrix_has_means_and_counts_beside_each_other() -> None:
     assert (means.loc["[]", "none"], means.loc["[3, 5]", 8]) == (0.5, 0.5)
     assert means.isna().to_numpy().tolist() == [[False, True], [True, False]]
     assert (frame.loc["[]", (8, "seeds")], frame.loc["[]", (8, "trials")]) == (0, 3)
-    assert frame.loc["[]", (8, "missing")] == "diverged"
+    assert frame.loc["[]", (8, "missing")] == "3 diverged"
 
 
 def test_trials_have_the_fields_that_were_chosen_and_say_which_differ() -> None:

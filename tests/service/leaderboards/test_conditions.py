@@ -231,7 +231,7 @@ def test_a_matrix_for_people_and_for_programs(session: Session, tag: str | None)
     told = dict(zip(header, row, strict=True))
     assert (told["status"], told["training.nesterov"]) == ("ranked", True)
     lasts = [told[f"training.lr=0.7 {part}"] for part in ("mean", "std", "seeds", "trials", "missing")]
-    assert lasts == [None, None, 0, 2, "queued"]
+    assert lasts == [None, None, 0, 2, "2 queued"]
     assert (told["training.lr=0.5 seeds"], told["training.lr=0.5 trials"]) == (11, 12)
     assert board_sheets(found, "digits", Metric.ACCURACY)[2].notes[0] == "1 cell has no result (2 trials: 2 queued)"
 
