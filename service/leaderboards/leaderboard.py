@@ -24,6 +24,7 @@ from service.leaderboards.answer import (
     Row,
     spreads,
 )
+from service.leaderboards.conditions import COLUMNS
 from service.leaderboards.corruption_baselines import IN_RECORD, baseline_of, without_baseline
 from service.leaderboards.corruption_baselines import METRIC as ERROR
 from service.leaderboards.filters import Question
@@ -40,8 +41,8 @@ from service.leaderboards.missing import (
 from service.leaderboards.on_demand import ChosenTrials
 from service.leaderboards.protocols import Record, differences
 from service.leaderboards.significance import unbeaten
-from service.leaderboards.source import BEST, WORST, BoardKey, Cell, Entry, Rivals, ScoreSource
-from service.specs.columns import FieldColumn, columns_of, short_name
+from service.leaderboards.source import BEST, WORST, BoardKey, Cell, Entry, Rivals, ScoreSource, hashable
+from service.specs.columns import FieldColumn, columns_of, short_name, value_of
 from ttsv.config.fields import FieldValue, TrialFields
 from ttsv.results import protocol_fingerprint
 
@@ -51,6 +52,8 @@ References = Callable[[TrialFields, Record], list[PaperReference]]
 
 Place = tuple[FieldValue, FieldValue]
 """Of a matrix: the values of its two fields."""
+_FEW_ROWS = 300
+"""Rows that are read whole for one of their fields: of more all the board's values come sooner."""
 _GROUPS = 5 * BEST
 """Groups, best first by the ranked metric, that a page is compared with: in another metric others may lead."""
 
@@ -263,7 +266,12 @@ def _sorted(source: ScoreSource, board: BoardKey, question: Question, sort: str)
 
 def _by_field(source: ScoreSource, board: BoardKey, rows: Sequence[int], sort: str) -> list[int]:
     """Rows, given best first, in the order of a field's values; those without one last."""
-    alike = _alike(rows, source.values(board, sort.removeprefix("-")))
+    field = sort.removeprefix("-")
+    if len(rows) <= _FEW_ROWS and field not in COLUMNS:
+        values = {key: hashable(value_of(entry.config, field)) for key, entry in source.entries(rows).items()}
+    else:
+        values = dict(source.values(board, field))
+    alike = _alike(rows, values)
     last = alike.pop(None, [])
     return [*chain(*(alike[value] for value in sorted(alike, reverse=sort.startswith("-"))), last)]
 
