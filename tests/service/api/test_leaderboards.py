@@ -243,6 +243,7 @@ class TestQuestions:
             assert lrs(f"where=lr>0.1&where=lr in (0.2, 0.3){chosen}") == [0.2]
             assert lrs(f"sort=-lr{chosen}") == [0.2, 0.1]
             assert lrs(f"group_by=training.lr{chosen}") == [0.1, 0.2]
+            assert lrs(f"group_by=training.lr&sort=-lr{chosen}") == [0.2, 0.1]
             body = api.get(f"{BOARD}?pivot=epochs,lr{chosen}").json()
             assert LeaderboardOut.model_validate(body).model_dump(mode="json") == body
             pivot = body["boards"][0]["pivot"]
