@@ -178,7 +178,7 @@ class Driver:
         """Has no further trial begin once the experiment was asked to stop; those that run go on."""
         while True:
             time.sleep(LOOK_SECONDS)
-            with contextlib.suppress(SQLAlchemyError), self._database.read() as session:
+            with contextlib.suppress(SQLAlchemyError), self._database.look() as session:
                 if leases.is_stopping(session, self._lease) and self._feed is not None:
                     self._feed.stop()
 
@@ -195,7 +195,7 @@ class Driver:
     def _next_job(self, taken: Collection[int]) -> Job | None:
         """The trial that is to begin next; one that cannot fails."""
         while True:
-            with self._database.read() as session:
+            with self._database.look() as session:
                 trial = driver_reads.next_trial(session, self._lease, taken)
                 if trial is None:
                     return None
