@@ -42,14 +42,6 @@ class Tried:
     value: float | None
 
 
-def unfinished_trials(session: Session, lease: Lease) -> Sequence[Trial]:
-    """Trials that are still to be run, in the order in which they are to begin; raises `LeaseLostError`."""
-    if not leases.is_held(session, lease):
-        raise leases.lost(lease)
-    query = select(Trial).where(Trial.experiment_id == lease.experiment_id, Trial.state.in_(OPEN_TRIALS))
-    return session.scalars(query.order_by(Trial.turn, Trial.number)).all()
-
-
 def next_trial(session: Session, lease: Lease, taken: Collection[int]) -> Trial | None:
     """The trial that is to begin next, but for those that were `taken` already; raises `LeaseLostError`."""
     trial = session.scalar(_next(postgres=is_postgres(session)), {**lease.parameters, "taken": list(taken)})

@@ -22,7 +22,7 @@ from service.queue.shares import Amount
 from service.queue.trials import HeldExperiment
 from service.specs.grid import expand_grid
 from service.specs.spec import Changes, ExperimentSpec
-from tests.held import under
+from tests.held import under, unfinished_trials
 
 Claim = Callable[..., Lease]
 Finish = Callable[..., None]
@@ -73,7 +73,7 @@ class TestAlone:
 
     def crowd(self, database: Database, lease: Lease, count: int) -> list[int]:
         with database.read() as session:
-            trials = [trial.id for trial in driver_reads.unfinished_trials(session, lease)[:count]]
+            trials = [trial.id for trial in unfinished_trials(session, lease)[:count]]
         for trial_id in trials:
             database.write(under(lease, HeldExperiment.start_trial, trial_id))
             database.write(under(lease, HeldExperiment.crowd_trial, trial_id, "no room"))
