@@ -97,7 +97,7 @@ def measured(kind: str, experiments: int, trials: int, turns: int, seconds: floa
             usage.add(demands, NODES, 0.5)
             share = partial(allocate, demands, NODES, most_experiments=experiments, usage=usage)
             assert _timed(parts["shares"], share)
-            _timed(parts["next"], partial(_read, database, lambda s: driver_reads.next_trial(s, lease, {1, 2})))
+            _timed(parts["next"], partial(_look, database, lambda s: driver_reads.next_trial(s, lease, {1, 2})))
             parts["decision"].append(time.perf_counter() - began)
         figures = {f"{name} ms": 1000 * (median(seconds) or 0) for name, seconds in parts.items()}
         slowest = sorted(parts["decision"])[int(0.99 * (turns - 1))]
@@ -131,7 +131,7 @@ class _Driver:
 
     def start(self) -> int | None:
         """Takes the next trial, which has its result as soon as it begins; None where there is no other."""
-        with self._database.read() as session:
+        with self._database.look() as session:
             trial = driver_reads.next_trial(session, self._lease, self._taken.copy())
         if trial is None:
             return None
@@ -186,6 +186,11 @@ def _read(database: Database, work: Callable[[Session], T]) -> T:
         return work(session)
 
 
+def _look(database: Database, work: Callable[[Session], T]) -> T:
+    with database.look() as session:
+        return work(session)
+
+
 def _timed(seconds: list[float], work: Callable[[], T]) -> T:
     began = time.perf_counter()
     result = work()
@@ -201,7 +206,7 @@ def _record(database: Database, lease: leases.Lease, trials: int) -> float:
     began = time.perf_counter()
     taken: set[int] = set()
     for _ in range(trials):
-        with database.read() as session:
+        with database.look() as session:
             trial = driver_reads.next_trial(session, lease, taken)
         assert trial is not None
         recorder.started(trial.id)

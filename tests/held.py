@@ -1,10 +1,15 @@
-"""What a worker writes, as work on a session: `database.write(under(lease, HeldExperiment.start_trial, trial_id))`."""
+"""What a worker writes, as work on a session: `database.write(under(lease, HeldExperiment.start_trial, trial_id))`.
 
-from collections.abc import Callable, Mapping
+And what it has to run.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from service.database import OPEN_TRIALS, Trial
 from service.queue.leases import Lease
 from service.queue.trials import HeldExperiment, hold
 from ttsv.results import EpochMetrics
@@ -28,3 +33,9 @@ def under(
 def reported(point: Mapping[str, Any]) -> EpochMetrics:
     """One epoch's metrics as a trial reports them, of a row's columns."""
     return EpochMetrics(epochs=3, **point)
+
+
+def unfinished_trials(session: Session, lease: Lease) -> Sequence[Trial]:
+    """The trials of a lease's experiment that are not final, in the order in which they are to begin."""
+    query = select(Trial).where(Trial.experiment_id == lease.experiment_id, Trial.state.in_(OPEN_TRIALS))
+    return session.scalars(query.order_by(Trial.turn, Trial.number)).all()

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import lru_cache, partial
 from importlib import import_module
 from pathlib import Path
+from select import POLLIN, poll
 from sqlite3 import SQLITE_BUSY, SQLITE_FULL, SQLITE_READONLY
 from types import ModuleType
 from typing import Any, TypeVar, cast
@@ -34,7 +35,7 @@ from sqlalchemy import (
     select,
 )
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import DBAPIError, InvalidatePoolError, OperationalError
 from sqlalchemy.orm import DeclarativeBase, InstrumentedAttribute, Session
 
 from service.errors import UserError
@@ -82,14 +83,21 @@ class Database:
         parsed = make_url(url)
         self.engine = _sqlite(parsed) if parsed.get_backend_name() == "sqlite" else _postgres(parsed)
         self.writer = self.engine.execution_options(ttsv_writes=True)
-        self._reader = self.engine
+        self._reader = self._onlooker = self.engine
         if self.engine.dialect.name == "postgresql":  # SQLite's readers see one moment anyhow
             self._reader = self.engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+            self._onlooker = self.engine.execution_options(isolation_level="AUTOCOMMIT")
 
     @contextmanager
     def read(self) -> Iterator[Session]:
         """A session on one transaction that sees one moment and is rolled back at the end."""
         with Session(self._reader) as session:
+            yield session
+
+    @contextmanager
+    def look(self) -> Iterator[Session]:
+        """A session that reads, of which each statement sees a moment of its own: one round trip, with no BEGIN."""
+        with Session(self._onlooker) as session:
             yield session
 
     def write(self, work: Callable[[Session], _T]) -> _T:
@@ -150,6 +158,15 @@ def among(
     if is_postgres(session):
         return column == any_(literal(values, ARRAY(column.type)))
     return column.in_(values)
+
+
+def is_among(
+    column: ColumnElement[_T] | InstrumentedAttribute[_T], name: str, *, postgres: bool
+) -> ColumnElement[bool]:
+    """The same in a statement that is made once: the parameter of that name gives the values."""
+    if postgres:
+        return column == any_(bindparam(name, type_=ARRAY(column.type)))
+    return column.in_(bindparam(name, expanding=True))
 
 
 def driver_rows(
@@ -299,7 +316,16 @@ def _patiently(change: Callable[[], object]) -> None:
 def _postgres(url: URL) -> Engine:
     limits = "-c statement_timeout=30s -c lock_timeout=10s -c idle_in_transaction_session_timeout=60s"
     connect = {"options": limits, "connect_timeout": 5}
-    engine = create_engine(url, pool_pre_ping=True, connect_args=connect, **_JSON)
+    engine = create_engine(url, connect_args=connect, **_JSON)
+
+    @event.listens_for(engine, "checkout")
+    def _refuse_ended(connection: Any, _record: Any, _proxy: Any) -> None:
+        # What is heard of an idle connection is its end: to look is a hundredth of a ping, which is a round trip.
+        sockets = poll()
+        if not connection.closed:
+            sockets.register(connection.fileno(), POLLIN)
+        if connection.closed or sockets.poll(0):
+            raise InvalidatePoolError("the server ended this connection")
 
     @event.listens_for(engine, "before_cursor_execute")
     def _choose_format(_connection: Any, cursor: Any, _text: str, _values: Any, context: Any, _many: bool) -> None:

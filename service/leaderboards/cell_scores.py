@@ -10,16 +10,17 @@ import hashlib
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, TypedDict
 
-from sqlalchemy import Connection, bindparam, delete, func, insert, select, text, update
+from sqlalchemy import Connection, Select, bindparam, delete, func, insert, select, text, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from service.database import Experiment, Protocol, Result, Score, ScoreBoard, ScoreRank, Trial
-from service.database.engine import insert_rows, is_postgres
+from service.database.engine import insert_rows, is_among, is_postgres
 from service.leaderboards.corruption_baselines import BASELINE, with_baseline, without_error
 from service.leaderboards.metrics import Measure, Measures, Metric, Stored, from_stored, measures, to_stored
 from service.specs.columns import told
@@ -40,16 +41,6 @@ _TRIALS = (
     .join(Experiment, Experiment.id == Trial.experiment_id)
     .where(Experiment.archived_at.is_(None))
 )
-_IN_CELLS: Any = bindparam("cell_names", expanding=True)
-_CELL_TRIALS = _TRIALS.add_columns(Trial.cell).where(
-    Trial.dataset == bindparam("dataset_name"), Trial.cell.in_(_IN_CELLS)
-)
-_CELL_SCORES = (
-    select(Score.id, Score.board_id, Score.cell, Score.trial_id, Score.seeds, Score.trials, Score.metrics)
-    .add_columns(ScoreBoard.scope, ScoreBoard.protocol)
-    .join(ScoreBoard, ScoreBoard.id == Score.board_id)
-    .where(Score.cell.in_(_IN_CELLS), ScoreBoard.dataset == bindparam("dataset_name"))
-)
 _LOCK = text("SELECT pg_advisory_xact_lock(:of_scores, slot) FROM unnest(CAST(:slots AS int[])) AS slot")
 _OF_SCORES = 0x7C07E5
 _SLOTS = 256
@@ -65,6 +56,26 @@ _TURN = update(ScoreRank).where(ScoreRank.score_id == bindparam("of_score")).val
 _UNPLACE = delete(ScoreRank).where(
     ScoreRank.score_id == bindparam("of_score"), ScoreRank.metric == bindparam("of_metric")
 )
+
+
+@cache
+def _of_cells(*, postgres: bool) -> tuple[Select[*tuple[Any, ...]], Select[*tuple[Any, ...]]]:
+    """The trials of cells of one data set, and the scores that they have."""
+    trials = _TRIALS.add_columns(Trial.cell).where(
+        Trial.dataset == bindparam("dataset_name"), is_among(Trial.cell, "cell_names", postgres=postgres)
+    )
+    scores = (
+        select(Score.id, Score.board_id, Score.cell, Score.trial_id, Score.seeds, Score.trials, Score.metrics)
+        .add_columns(ScoreBoard.scope, ScoreBoard.protocol)
+        .join(ScoreBoard, ScoreBoard.id == Score.board_id)
+        .where(is_among(Score.cell, "cell_names", postgres=postgres), ScoreBoard.dataset == bindparam("dataset_name"))
+    )
+    return trials, scores
+
+
+@cache
+def _configs(*, postgres: bool) -> Select[*tuple[Any, ...]]:
+    return select(Trial.id, Trial.config).where(is_among(Trial.id, "trials", postgres=postgres))
 
 
 @dataclass(frozen=True)
@@ -272,9 +283,10 @@ def _refresh(connection: Connection, dataset: str, cells: Sequence[str]) -> None
     asked = {"dataset_name": dataset, "cell_names": cells}
     found: dict[str, _Cell] = {}
     names = BaselineProtocols(connection, enter=True)
-    for row in connection.execute(_CELL_TRIALS, asked):
+    trials, scores = _of_cells(postgres=connection.dialect.name == "postgresql")
+    for row in connection.execute(trials, asked):
         found.setdefault(row[-1], _Cell(names)).add(row)
-    known = {(row.cell, row.scope, row.protocol): row for row in connection.execute(_CELL_SCORES, asked)}
+    known = {(row.cell, row.scope, row.protocol): row for row in connection.execute(scores, asked)}
     wanted = {(name, *board): made for name, cell in found.items() for board, made in cell.scores()}
     if gone := [known[key].id for key in known.keys() - wanted.keys()]:
         connection.execute(delete(Score).where(Score.id.in_(gone)))
@@ -339,9 +351,9 @@ def fill_missing(session: Session) -> None:
 
 def _flat_fields(connection: Connection, scores: Iterable[_Made]) -> dict[int, FieldValues]:
     """Trial -> the fields of its cell that are not at their defaults, by path."""
-    trials = {made.trial_id for made in scores}
-    query = select(Trial.id, Trial.config).where(Trial.id.in_(trials))
-    return {row[0]: told(row[1]) for row in connection.execute(query)}
+    trials = list({made.trial_id for made in scores})
+    query = _configs(postgres=connection.dialect.name == "postgresql")
+    return {row[0]: told(row[1]) for row in connection.execute(query, {"trials": trials})}
 
 
 def _by_board(results: Iterable[Counted]) -> dict[tuple[int, str], list[Counted]]:
@@ -415,11 +427,7 @@ class _Ranks:
     ) -> None:
         """One score's means; `turned`: it became complete, or is so no more."""
         tie = tie_of(cell)
-        self._gone += [
-            {"of_score": score_id, "of_metric": name}
-            for name, one in old.items()
-            if turned or name not in made.measures or _ranked(made.measures[name]) != _ranked(one)
-        ]
+        self._gone += [{"of_score": score_id, "of_metric": name} for name in old if name not in made.measures]
         self._new += [
             {
                 "score_id": score_id,
@@ -438,7 +446,7 @@ class _Ranks:
         if self._gone:
             connection.execute(_UNPLACE, self._gone)
         if self._new:
-            insert_rows(connection, ScoreRank, self._new)
+            insert_rows(connection, ScoreRank, self._new, replace=True)
 
 
 def _ranked(one: Measure) -> _RankedMean:

@@ -8,17 +8,18 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any, cast
 
 from sqlalchemy import (
+    CTE,
     ColumnElement,
     CompoundSelect,
     Integer,
     Select,
+    any_,
     bindparam,
     func,
-    or_,
     select,
     union_all,
     update,
@@ -36,54 +37,15 @@ from service.database import (
     TrialState,
     now,
 )
+from service.database.engine import is_among, is_postgres
 from service.experiments import transitions
 from service.queue.shares import Amount, Demand
 from service.specs.spec import Resources
 
 MOST_OF_A_PERSON = 16
 """So many of somebody's queued experiments are looked at at a time: those that were claimed make room for others."""
-_GROUPS_AT_ONCE = 100
 _UNLIMITED = 10_000
 """From this limit on an experiment has none."""
-
-
-# Statements are made once: two decisions a second would else make hundreds of clauses anew.
-_WAITING, _AT_WORK = aliased(Tally), aliased(Tally)
-_CONTENDERS = (
-    select(
-        Experiment.id,
-        Experiment.revision,
-        Experiment.state,
-        Experiment.priority,
-        Experiment.project_id,
-        Experiment.owner,
-        Experiment.stopping,
-        Experiment.trial_count,
-        Experiment.waiting,
-        Experiment.unfit_since,
-        func.coalesce(Project.weight, 1.0).label("weight"),
-        func.coalesce(_AT_WORK.trials, 0).label("running"),
-        func.coalesce(_WAITING.trials, 0).label("queued"),
-    )
-    .outerjoin(Project, Project.id == Experiment.project_id)
-    .outerjoin(_AT_WORK, (_AT_WORK.experiment_id == Experiment.id) & (_AT_WORK.state == TrialState.RUNNING))
-    .outerjoin(_WAITING, (_WAITING.experiment_id == Experiment.id) & (_WAITING.state == TrialState.QUEUED))
-    .where(
-        Experiment.id.in_(bindparam("experiments", expanding=True)),
-        or_(
-            Experiment.state == ExperimentState.QUEUED,
-            (Experiment.state == ExperimentState.RUNNING) & Experiment.id.in_(bindparam("ours", expanding=True)),
-        ),
-    )
-    .order_by(Experiment.id)
-)
-_ALONE = (
-    select(Trial.experiment_id, Trial.state, func.count())
-    # They began before: of those that wait no others are looked at, however many there are.
-    .where(Trial.experiment_id.in_(bindparam("experiments", expanding=True)))
-    .where(Trial.state.in_(OPEN_TRIALS), Trial.turn < 0, Trial.failure == OUT_OF_MEMORY)
-    .group_by(Trial.experiment_id, Trial.state)
-)
 
 
 @dataclass(frozen=True)
@@ -147,8 +109,8 @@ def contenders(
 
     No more than `most` of a person's: highest priority first, then the oldest. Those that are `passed` are left out.
     """
-    wanted = {"experiments": list({*_first(session, most, passed), *ours}), "ours": list(ours)}
-    rows = session.execute(_CONTENDERS, wanted).all()
+    asked = {"ours": list(ours), "passed": list(passed), "most": most}
+    rows = session.connection().execute(_contending(postgres=is_postgres(session)), asked).all()
     known = specs.of(session, {(row.id, row.revision) for row in rows})
     alone = _alone(session, [number for (number, _), terms in known.items() if 0 < terms.needs.gpus < 1])
     found = []
@@ -177,56 +139,82 @@ def contenders(
     return found
 
 
-def _first(session: Session, most: int, passed: Collection[int]) -> list[int]:
-    """The first queued experiments of each person in each project; each by a few steps in one index."""
-    people, found = _people(session), list[int]()
-    for begin in range(0, len(people), _GROUPS_AT_ONCE):
-        some = people[begin : begin + _GROUPS_AT_ONCE]
-        known = tuple((project is not None, owner is not None) for project, owner in some)
-        named: dict[str, object] = {
-            f"project_{at}": project for at, (project, _) in enumerate(some) if project is not None
-        }
-        named |= {f"owner_{at}": owner for at, (_, owner) in enumerate(some) if owner is not None}
-        found += session.scalars(_firsts(known), {**named, "most": most, "passed": list(passed)})
-    return found
-
-
-@lru_cache
-def _firsts(known: tuple[tuple[bool, bool], ...]) -> CompoundSelect[Any]:
-    """The statement for so many people, of whom it is known whether each has a project and a name."""
-    waiting = Experiment.state == ExperimentState.QUEUED, Experiment.id.not_in(bindparam("passed", expanding=True))
-    firsts = [
-        select(Experiment.id)
-        .where(
-            *waiting, _is(Experiment.project_id, f"project_{at}", of_one), _is(Experiment.owner, f"owner_{at}", named)
-        )
-        .order_by(Experiment.priority.desc(), Experiment.id)
-        .limit(bindparam("most", type_=Integer))
-        .subquery()
-        for at, (of_one, named) in enumerate(known)
-    ]
-    return union_all(*(select(first.c.id) for first in firsts))
-
-
-def _is(column: Any, name: str, known: bool) -> ColumnElement[bool]:
-    return cast("ColumnElement[bool]", column == bindparam(name) if known else column.is_(None))
-
-
-def _people(session: Session) -> list[tuple[int | None, str | None]]:
-    """Who may have queued experiments: (project, owner), without either too. Steps from owner to owner."""
-    of_projects, of_none = _walks()
-    found: list[tuple[int | None, str | None]] = [(row[0], row[1]) for row in session.execute(of_projects)]
-    # Each walk ends with no owner: who that is was nobody known.
-    return [*found, *((None, owner) for owner in session.scalars(of_none))]
+# Statements are made once: two decisions a second would else make hundreds of clauses anew. On PostgreSQL they have the
+# same text whatever is asked for, so that the server plans them once.
 
 
 @cache
-def _walks() -> tuple[Select[Any], Select[Any]]:
-    """The statements that step from owner to owner, in each project and without one."""
+def _contending(*, postgres: bool) -> Select[*tuple[Any, ...]]:
+    """The rows of each person's first queued experiments in each project, and of those that are `ours`.
+
+    It steps from owner to owner in each project and without one, and takes a few steps in one index for each: ordered
+    by all of its columns, as PostgreSQL does not see that those without a project are in order by the rest. A walk
+    ends with no owner: who that is was nobody known.
+    """
+    in_projects, of_none = _walks()
+    waiting, first = aliased(Experiment), aliased(Experiment)
+
+    def firsts(*whose: ColumnElement[bool]) -> Select[Any]:
+        query = select(waiting.id).where(waiting.state == ExperimentState.QUEUED, *whose)
+        query = query.where(~is_among(waiting.id, "passed", postgres=postgres))
+        query = query.order_by(waiting.project_id, waiting.owner, waiting.priority.desc(), waiting.id)
+        return query.limit(bindparam("most", type_=Integer))
+
+    def of_each(person: Any, *whose: ColumnElement[bool]) -> Select[Any]:
+        is_first = _is_one(first.id, firsts(*whose).correlate(person), postgres=postgres)
+        return select(first.id).select_from(person).join(first, is_first)
+
+    nobodys, unknown = waiting.project_id.is_(None), waiting.owner.is_(None)
+    ids = union_all(
+        of_each(in_projects, waiting.project_id == in_projects.c.project, waiting.owner == in_projects.c.owner),
+        of_each(Project, waiting.project_id == Project.id, unknown),
+        of_each(of_none, nobodys, waiting.owner == of_none.c.owner),
+        select(firsts(nobodys, unknown).subquery().c.id),
+        select(first.id).where(
+            first.state.in_((ExperimentState.QUEUED, ExperimentState.RUNNING)),
+            is_among(first.id, "ours", postgres=postgres),
+        ),
+    )
+    return (
+        select(
+            Experiment.id,
+            Experiment.revision,
+            Experiment.state,
+            Experiment.priority,
+            Experiment.project_id,
+            Experiment.owner,
+            Experiment.stopping,
+            Experiment.trial_count,
+            Experiment.waiting,
+            Experiment.unfit_since,
+            func.coalesce(Project.weight, 1.0).label("weight"),
+            _counted(TrialState.RUNNING).label("running"),
+            _counted(TrialState.QUEUED).label("queued"),
+        )
+        .outerjoin(Project, Project.id == Experiment.project_id)
+        .where(_is_one(Experiment.id, ids, postgres=postgres))
+        .order_by(Experiment.id)
+    )
+
+
+def _counted(state: TrialState) -> ColumnElement[int]:
+    """How many trials of an experiment are in a state: one step in an index, however the rest is planned."""
+    count = select(Tally.trials).where(Tally.experiment_id == Experiment.id, Tally.state == state)
+    return func.coalesce(count.correlate(Experiment).scalar_subquery(), 0)
+
+
+def _is_one(column: Any, query: Select[Any] | CompoundSelect[Any], *, postgres: bool) -> ColumnElement[bool]:
+    """That a column has one of the numbers that a query gives, which is executed first, however the rest is planned."""
+    numbers = query.scalar_subquery()
+    return cast("ColumnElement[bool]", column == any_(func.array(numbers)) if postgres else column.in_(numbers))
+
+
+def _walks() -> tuple[CTE, CTE]:
+    """Who may have queued experiments: the owners in each project, and without one."""
 
     def owners(*where: ColumnElement[bool]) -> Any:
         query = select(Experiment.owner).where(Experiment.state == ExperimentState.QUEUED, *where)
-        return query.order_by(Experiment.owner).limit(1)
+        return query.order_by(Experiment.project_id, Experiment.owner).limit(1)
 
     named, nobodys = Experiment.owner.is_not(None), Experiment.project_id.is_(None)
     first = owners(Experiment.project_id == Project.id, named).correlate(Project).scalar_subquery()
@@ -237,17 +225,28 @@ def _walks() -> tuple[Select[Any], Select[Any]]:
 
     alone = select(owners(nobodys, named).scalar_subquery().label("owner")).cte(recursive=True)
     following = select(owners(nobodys, Experiment.owner > alone.c.owner).correlate(alone).scalar_subquery())
-    alone = alone.union_all(following.where(alone.c.owner.is_not(None)))
-    return select(steps.c.project, steps.c.owner), select(alone.c.owner)
+    return steps, alone.union_all(following.where(alone.c.owner.is_not(None)))
 
 
 def _alone(session: Session, experiments: Collection[int]) -> Mapping[int, Counter[TrialState]]:
     """Experiment -> how many of its trials wait or run, by state, that are to have a card of their own."""
     found: defaultdict[int, Counter[TrialState]] = defaultdict(Counter)
     if experiments:
-        for number, state, count in session.execute(_ALONE, {"experiments": list(experiments)}):
+        query = _counting_alone(postgres=is_postgres(session))
+        for number, state, count in session.connection().execute(query, {"experiments": list(experiments)}):
             found[number][state] = count
     return found
+
+
+@cache
+def _counting_alone(*, postgres: bool) -> Select[*tuple[Any, ...]]:
+    return (
+        select(Trial.experiment_id, Trial.state, func.count())
+        # They began before: of those that wait no others are looked at, however many there are.
+        .where(is_among(Trial.experiment_id, "experiments", postgres=postgres))
+        .where(Trial.state.in_(OPEN_TRIALS), Trial.turn < 0, Trial.failure == OUT_OF_MEMORY)
+        .group_by(Trial.experiment_id, Trial.state)
+    )
 
 
 def say_why(session: Session, reasons: Mapping[int, str | None], unfit: Collection[int]) -> None:

@@ -6,11 +6,13 @@ Functions take a Session, and lock nothing.
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 
-from sqlalchemy import bindparam, exists, select
+from sqlalchemy import Select, bindparam, exists, select
 from sqlalchemy.orm import Session
 
 from service.database import OPEN_TRIALS, Artifact, EpochPoint, Event, Experiment, Trial, TrialState
+from service.database.engine import is_among, is_postgres
 from service.experiments.events import EventKind
 from service.queue import leases
 from service.queue.leases import Lease
@@ -19,15 +21,6 @@ from ttsv.config.fields import FieldValues
 MODEL = "model"
 """Kind of the artifact that a re-evaluation takes up."""
 _ENDED = TrialState.SUCCEEDED, TrialState.EARLY_STOPPED, TrialState.DIVERGED
-
-_NEXT = (
-    select(Trial)
-    .where(exists().where(leases.HELD), Trial.experiment_id == bindparam("lease_experiment"))
-    # What is taken still waits in the database for as long as its start was not written: few, and the first of all.
-    .where(Trial.state == TrialState.QUEUED, Trial.id.not_in(bindparam("taken", expanding=True)))
-    .order_by(Trial.turn, Trial.number)
-    .limit(1)
-)
 
 
 @dataclass(frozen=True)
@@ -49,20 +42,24 @@ class Tried:
     value: float | None
 
 
-def unfinished_trials(session: Session, lease: Lease) -> Sequence[Trial]:
-    """Trials that are still to be run, in the order in which they are to begin; raises `LeaseLostError`."""
-    if not leases.is_held(session, lease):
-        raise leases.lost(lease)
-    query = select(Trial).where(Trial.experiment_id == lease.experiment_id, Trial.state.in_(OPEN_TRIALS))
-    return session.scalars(query.order_by(Trial.turn, Trial.number)).all()
-
-
 def next_trial(session: Session, lease: Lease, taken: Collection[int]) -> Trial | None:
     """The trial that is to begin next, but for those that were `taken` already; raises `LeaseLostError`."""
-    trial = session.scalar(_NEXT, {**lease.parameters, "taken": list(taken)})
+    trial = session.scalar(_next(postgres=is_postgres(session)), {**lease.parameters, "taken": list(taken)})
     if trial is None and not leases.is_held(session, lease):
         raise leases.lost(lease)
     return trial
+
+
+@cache
+def _next(*, postgres: bool) -> Select[Trial]:
+    return (
+        select(Trial)
+        .where(exists().where(leases.HELD), Trial.experiment_id == bindparam("lease_experiment"))
+        # What is taken still waits in the database for as long as its start was not written: few, and the first of all.
+        .where(Trial.state == TrialState.QUEUED, ~is_among(Trial.id, "taken", postgres=postgres))
+        .order_by(Trial.turn, Trial.number)
+        .limit(1)
+    )
 
 
 def running_trials(session: Session, lease: Lease) -> Sequence[Trial]:

@@ -8,7 +8,7 @@ functions and what they remember; `workers.worker` acts on what they say.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from service.queue.shares import NEEDS, Amount, Demand, on_whole_cards
@@ -47,10 +47,14 @@ class Standing:
 
 @dataclass(frozen=True)
 class Decision:
-    """Why experiments that have a share run nothing, and which nodes are kept, each for which of them."""
+    """Why experiments that have a share run nothing, and which nodes are kept, each for which of them.
+
+    `staying`: of experiments whose trials give way, how many of them may stay on which nodes, where not all may.
+    """
 
     reasons: Mapping[int, str] = field(default_factory=dict)
     kept: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    staying: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
 
     def shunned_by(self, experiment_id: int) -> list[str]:
         """Nodes on which it must not begin a trial."""
@@ -66,9 +70,11 @@ class _Node:
         self._cards: dict[str, float] = {}
         self._unnamed = 0.0
         self._promised = Amount(0)
+        self.standing: list[Standing] = []
 
     def stand(self, trial: Standing) -> None:
         """A trial runs here."""
+        self.standing.append(trial)
         cpus, gpus, memory = trial.needs
         self._cpus -= cpus
         self._memory -= memory
@@ -76,6 +82,20 @@ class _Node:
             self._cards[card] = self._cards.get(card, 0.0) + gpus / len(trial.cards)
         if not trial.cards:
             self._unnamed += gpus
+
+    def of(self, experiments: Collection[int]) -> list[Standing]:
+        """The trials of these experiments that run here."""
+        return [trial for trial in self.standing if trial.experiment_id in experiments]
+
+    def without(self, gone: Sequence[Standing]) -> "_Node":
+        """The same once these have ended."""
+        found, left = _Node(self.place), list(self.standing)
+        for trial in gone:
+            left.remove(trial)
+        for trial in left:
+            found.stand(trial)
+        found._promised = self._promised
+        return found
 
     def promise(self, needs: Amount) -> None:
         """What becomes free is another's."""
@@ -156,14 +176,36 @@ class Floor:
         self._fits.clear()
         return True
 
-    def is_apart(self, needs: Amount) -> bool:
-        """Whether all nodes together have left what no single one has: more than time is missing."""
-        return needs.fits(self._pool) and not self.fits(needs)
+    def is_apart(self, needs: Amount, coming: Sequence[float] = (0, 0, 0)) -> bool:
+        """Whether all nodes together have what no single one has: more than time is missing. So much gives way now."""
+        return needs.fits([left + more for left, more in zip(self._pool, coming, strict=True)]) and not self.fits(needs)
 
-    def soonest(self, needs: Amount) -> str | None:
-        """The node where the least has to end before such a trial fits; None: none will do."""
+    def in_the_way(self, needs: Amount, node: str, willing: Collection[int]) -> list[Standing]:
+        """The trials of `willing` experiments whose ends alone make room for such a one, no more than it takes."""
+        if (there := self._nodes.get(node)) is None or needs.fits(there.free(needs)):
+            return []
+        ending = there.of(willing)
+        if not needs.fits(there.without(ending).free(needs)):
+            return []
+        for trial in list(ending):
+            fewer = list(ending)
+            fewer.remove(trial)
+            if needs.fits(there.without(fewer).free(needs)):
+                ending = fewer
+        return ending
+
+    def soonest(self, needs: Amount, willing: Collection[int] = ()) -> str | None:
+        """The node where the least has to end before such a trial fits; None: none will do.
+
+        Trials of `willing` experiments, which give way at once, count less than others.
+        """
+
+        def missing(node: _Node) -> tuple[tuple[float, float, float], ...]:
+            leaving = node.of(willing)
+            return node.without(leaving).missing(needs) if leaving else node.missing(needs), node.missing(needs)
+
         able = [node for node in self._nodes.values() if node.could_hold(needs)]
-        return min(able, key=lambda node: node.missing(needs)).place.id if able else None
+        return min(able, key=missing).place.id if able else None
 
     def _take(self, needs: Amount) -> None:
         for at, wanted in enumerate(needs):
@@ -191,6 +233,41 @@ class Floor:
         return f"{NEEDS}{whole} on one node; each node has too little of one of them free"
 
 
+class _Way:
+    """Who gives way on nodes that are kept, of the experiments whose trials do: first those over their share.
+
+    `coming` is what these give back anyhow.
+    """
+
+    def __init__(
+        self, demands: Sequence[Demand], shares: Mapping[int, int], willing: Collection[int], floor: Floor
+    ) -> None:
+        self.willing, self._floor = frozenset(willing), floor
+        found = [demand for demand in demands if demand.experiment_id in self.willing]
+        over = {demand: demand.running - shares.get(demand.experiment_id, 0) for demand in found}
+        self._over = {demand.experiment_id for demand, more in over.items() if more > 0}
+        self.coming = [
+            math.fsum(max(0, more) * demand.needs[at] for demand, more in over.items())
+            for at in range(len(Amount._fields))
+        ]
+        self._leaving: Counter[tuple[int, str]] = Counter()
+
+    def make(self, demand: Demand, node: str) -> None:
+        """Names those on a node whose ends make room for the next trial of an experiment."""
+        mine, needs = {demand.experiment_id}, _next_needs(demand)
+        for who in (self._over - mine, self.willing - mine):
+            if ending := self._floor.in_the_way(needs, node, who):
+                self._leaving.update((trial.experiment_id, node) for trial in ending)
+                return
+
+    def staying(self) -> dict[int, dict[str, int]]:
+        """Experiment -> how many of it may stay on which nodes."""
+        found: dict[int, dict[str, int]] = {}
+        for (number, node), count in self._leaving.items():
+            found.setdefault(number, {})[node] = max(0, self._floor.count(number, node) - count)
+        return found
+
+
 @dataclass
 class _Kept:
     """A node that is kept for an experiment, of which so many trials ran there before; `room_since` it has room."""
@@ -206,7 +283,7 @@ class Places:
     One is cleared where all nodes together have what the next trial of an experiment needs, and no single one has: who
     waits for others to give places back needs none. Who has waited longest chooses first. A node is kept until a trial
     of the experiment has begun there, or its share is gone: meanwhile no other begins a trial there, and those that run
-    end one by one.
+    end one by one; or at once, those of experiments whose trials give way, where that makes room.
     """
 
     def __init__(self) -> None:
@@ -222,8 +299,12 @@ class Places:
         places: Sequence[Place],
         standing: Callable[[], Iterable[Standing]],
         now: float,
+        willing: Collection[int] = (),
     ) -> Decision:
-        """Who is kept which node now. `standing` says what runs where; it is asked only where somebody is short."""
+        """Who is kept which node now. `standing` says what runs where; it is asked only where somebody is short.
+
+        The trials of experiments that are `willing` give way.
+        """
         asked_for = {demand.experiment_id for demand in demands}
         self._not_before = {number: at for number, at in self._not_before.items() if number in asked_for and at > now}
         short = self._short(demands, shares, now)
@@ -237,9 +318,12 @@ class Places:
             demand for demand in short if not demand.running and now - self._since[demand.experiment_id] >= SAY_SECONDS
         ]
         lacks = {demand.experiment_id: _lack(demand, floor) for demand in waiting}  # before anything is promised
-        kept = self._keep(short, floor, now)
+        way = _Way(demands, shares, willing, floor)
+        kept = self._keep(short, floor, way, now)
         reasons = {number: self._reason(number, lack, floor, now) for number, lack in lacks.items()}
-        return Decision({number: reason for number, reason in reasons.items() if reason is not None}, kept)
+        return Decision(
+            {number: reason for number, reason in reasons.items() if reason is not None}, kept, way.staying()
+        )
 
     def _short(self, demands: Sequence[Demand], shares: Mapping[int, int], now: float) -> list[Demand]:
         """Those that have had fewer trials than their share for a while, the longest first."""
@@ -249,20 +333,23 @@ class Places:
         found = [demand for demand in found if now - since[demand.experiment_id] >= SHORT_SECONDS]
         return sorted(found, key=lambda demand: (since[demand.experiment_id], demand.experiment_id))
 
-    def _keep(self, short: Sequence[Demand], floor: Floor, now: float) -> dict[str, frozenset[int]]:
+    def _keep(self, short: Sequence[Demand], floor: Floor, way: "_Way", now: float) -> dict[str, frozenset[int]]:
         for demand in short:
             if (kept := self._kept.get(demand.experiment_id)) is not None:
+                way.make(demand, kept.node)
                 self._look_after(demand, kept, floor, now)
         looked_for = 0
         for demand in short:
             number, needs = demand.experiment_id, _next_needs(demand)
             if looked_for == MOST_AT_ONCE:
                 break
-            if number in self._kept or number in self._not_before or not floor.is_apart(needs):
+            if number in self._kept or number in self._not_before or not floor.is_apart(needs, way.coming):
                 continue
             looked_for += 1
-            node = floor.soonest(needs)
-            if node is not None and floor.promise(needs, node):
+            node = floor.soonest(needs, way.willing)
+            if node is not None:
+                way.make(demand, node)
+                floor.promise(needs, node)
                 self._kept[number] = _Kept(node, floor.count(number, node))
         found: dict[str, frozenset[int]] = {}
         for number, kept in self._kept.items():

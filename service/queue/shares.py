@@ -108,8 +108,7 @@ def allocate(
     """
     total, room, given = _total(nodes), _Room(nodes), dict[int, int]()
 
-    def take(demand: Demand) -> bool:
-        got = given.get(demand.experiment_id, 0)
+    def take(demand: Demand, got: int) -> bool:
         if (not got and len(given) >= most_experiments) or not room.take(demand.needs_of(got)):
             return False
         given[demand.experiment_id] = got + 1
@@ -120,8 +119,11 @@ def allocate(
         if demand.trials > 0:
             everybody.admit(demand, total, usage)
     everybody.line_up()
-    while everybody.queue:
-        everybody.offer(take)
+    first: _Party | _Leaf = everybody
+    while isinstance(first, _Party) and len(first.queue) == 1:
+        first = first.queue[0][1]  # where there is nobody else it is always its turn
+    while not first.over:
+        first.offer(take)
     return given
 
 
@@ -169,34 +171,43 @@ class _Room:
         return False
 
 
+_Take = Callable[[Demand, int], bool]
+"""Finds room for an experiment's next trial, which already got so many; whether there was any."""
+
+
 class _Leaf:
     """An experiment on its turn."""
 
+    __slots__ = ("_cost", "_cost_alone", "_known", "_share", "_used", "demand", "got", "key", "over")
+
     def __init__(self, demand: Demand, total: Amount, used: float | None) -> None:
-        self.demand, self._used = demand, used
+        self.demand, self._used, self._known = demand, used, demand.owner is not None
         self._cost, self._cost_alone = _dominant(demand.needs, total), _dominant(on_whole_cards(demand.needs), total)
         self._share, self.got = 0.0, 0
         self.over = False
+        self.key = self._place()
+        """Its place in a queue: by priority, then by age; of nobody known, by share between those."""
 
     def line_up(self) -> None:
         """Is alone."""
 
-    def offer(self, take: Callable[[Demand], bool]) -> float:
+    def offer(self, take: _Take) -> float:
         """Takes one trial if it can; the share that it took."""
-        if not take(self.demand):
+        got = self.got
+        if not take(self.demand, got):
             self.over = True
             return 0.0
-        cost = self._cost_alone if self.got < self.demand.alone else self._cost
+        cost = self._cost_alone if got < self.demand.alone else self._cost
         self._share += cost
-        self.got += 1
-        self.over = self.got >= self.demand.trials
+        self.got = got = got + 1
+        self.over = got >= self.demand.trials
+        if not self._known:
+            self.key = self._place()
         return cost
 
-    @property
-    def key(self) -> tuple[float, ...]:
-        """Its place in a queue: by priority, then by age; of nobody known, by share between those."""
+    def _place(self) -> tuple[float, ...]:
         demand = self.demand
-        if demand.owner is not None:
+        if self._known:
             return -demand.priority, demand.experiment_id
         tie = float(self.got >= demand.running) if self._used is None else self._used
         return -demand.priority, self._share, tie, demand.experiment_id
@@ -205,11 +216,17 @@ class _Leaf:
 class _Party:
     """Everybody, a project or a person: whoever of its members has the smallest key is next."""
 
+    __slots__ = ("_got", "_members", "_oldest", "_running", "_share", "_used", "_weight", "key", "over", "queue")
+
     def __init__(self, oldest: int, weight: float = 1.0, used: float | None = None) -> None:
         self._oldest, self._weight, self._used = oldest, weight, used
         self._members: dict[object, _Party | _Leaf] = {}
         self._share, self._got, self._running = 0.0, 0, 0
         self.queue: list[tuple[tuple[float, ...], _Party | _Leaf]] = []
+        self.over = False
+        """Whether nobody of it takes any more."""
+        self.key: tuple[float, ...] = ()
+        """Its place in a queue; what age tells apart is never equal."""
 
     def admit(self, demand: Demand, total: Amount, usage: Usage | None) -> None:
         """Adds an experiment to its project and person; older ones come first."""
@@ -234,28 +251,25 @@ class _Party:
             member.line_up()
         self.queue = [(member.key, member) for member in self._members.values()]
         heapq.heapify(self.queue)
+        self.over, self.key = not self.queue, self._place()
 
-    def offer(self, take: Callable[[Demand], bool]) -> float:
+    def offer(self, take: _Take) -> float:
         """Offers one trial to the member whose turn it is; the share that it took."""
-        _, member = self.queue[0]
+        queue = self.queue
+        before, member = queue[0]
         taken = member.offer(take)
+        if member.over:
+            heapq.heappop(queue)
+            self.over = not queue
+        elif len(queue) > 1 and (now := member.key) is not before:
+            heapq.heapreplace(queue, (now, member))
         if taken:
             self._share += taken
             self._got += 1
-        if member.over:
-            heapq.heappop(self.queue)
-        else:
-            heapq.heapreplace(self.queue, (member.key, member))
+            self.key = self._place()
         return taken
 
-    @property
-    def over(self) -> bool:
-        """Whether nobody of it takes any more."""
-        return not self.queue
-
-    @property
-    def key(self) -> tuple[float, ...]:
-        """Its place in a queue; what age tells apart is never equal."""
+    def _place(self) -> tuple[float, ...]:
         tie = float(self._got >= self._running) if self._used is None else self._used
         return self._share / self._weight, tie / self._weight, self._oldest
 

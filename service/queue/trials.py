@@ -8,9 +8,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 from typing import Any, TypedDict
 
-from sqlalchemy import bindparam, select
+from sqlalchemy import Select, bindparam, select
 from sqlalchemy.orm import Session, defer
 
 from service.database import (
@@ -26,7 +27,7 @@ from service.database import (
     TrialState,
     now,
 )
-from service.database.engine import insert_rows, upsert
+from service.database.engine import insert_rows, is_among, is_postgres, upsert
 from service.database.experiments import ResourceSeries, StoredSpectra
 from service.experiments import epoch_points, epoch_spectra, events, transitions
 from service.experiments.events import EventKind
@@ -49,12 +50,14 @@ ALONE = "alone after out of memory on a shared card"
 """Why such a trial waits for a whole card, or has one."""
 
 
-_TRIALS = (
-    select(Trial)
-    .where(Trial.experiment_id == bindparam("of_experiment"), Trial.id.in_(bindparam("trials", expanding=True)))
-    .options(defer(Trial.config))
-    .execution_options(populate_existing=True)
-)
+@cache
+def _trials(*, postgres: bool) -> Select[Trial]:
+    return (
+        select(Trial)
+        .where(Trial.experiment_id == bindparam("of_experiment"), is_among(Trial.id, "trials", postgres=postgres))
+        .options(defer(Trial.config))
+        .execution_options(populate_existing=True)
+    )
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,8 @@ class HeldExperiment:
         experiment_id = self.experiment.id
         if missing := [trial_id for trial_id in trial_ids if trial_id not in self._trials]:
             with self._session.no_autoflush:  # changes of other trials can wait until all are written together
-                found = self._session.scalars(_TRIALS, {"of_experiment": experiment_id, "trials": missing})
+                query = _trials(postgres=is_postgres(self._session))
+                found = self._session.scalars(query, {"of_experiment": experiment_id, "trials": missing})
                 self._trials |= {trial.id: trial for trial in found}
 
     def add_trial(self, planned: PlannedTrial, point: FieldValues | None = None) -> int:

@@ -39,6 +39,7 @@ from service.queue.leases import Lease
 from service.queue.trials import ArtifactFile, HeldExperiment, ProtocolRecord, hold
 from service.specs.grid import expand_grid
 from service.specs.spec import Changes, ExperimentSpec
+from tests.held import unfinished_trials
 from ttsv.metrics.catalog import METRICS
 from ttsv.results import EpochMetrics, protocol_fingerprint
 
@@ -149,7 +150,7 @@ class Installation:
         self._worker()
         lease = self._claim(first)
         with self.database.read() as session:
-            trials = [trial.id for trial in driver_reads.unfinished_trials(session, lease)]
+            trials = [trial.id for trial in unfinished_trials(session, lease)]
             driver_reads.next_trial(session, lease, trials[:1])
             driver_reads.running_trials(session, lease)
         self._train(lease, trials)

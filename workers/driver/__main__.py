@@ -68,8 +68,9 @@ class Driver:
     """Passes of Ray Tune over the unfinished trials until all are final, the lease is lost, or a signal comes.
 
     The worker says on standard input how many trials may run: lines of JSON, `slots` that may begin, none of them on a
-    node that is `shunned`, and `most` that may go on. A driver that may run none, and runs none, gives the experiment
-    back after a while. A search is unfinished until as many trials were made as it was asked for, or there is no other.
+    node that is `shunned`, and `most` that may go on, on some nodes no more than are `staying` there. A driver that may
+    run none, and runs none, gives the experiment back after a while. A search is unfinished until as many trials were
+    made as it was asked for, or there is no other.
     """
 
     def __init__(self, settings: Settings, lease: Lease, run: RunTrial) -> None:
@@ -129,7 +130,7 @@ class Driver:
             share = json.loads(line)
             logger.info("%d trials may run now", share["slots"])
             slots.set(share["slots"], share.get("shunned", ()))
-            passes.allow(share["most"])
+            passes.allow(share["most"], share.get("staying", {}))
         if not said:
             slots.unlimited()
 
@@ -178,7 +179,7 @@ class Driver:
         """Has no further trial begin once the experiment was asked to stop; those that run go on."""
         while True:
             time.sleep(LOOK_SECONDS)
-            with contextlib.suppress(SQLAlchemyError), self._database.read() as session:
+            with contextlib.suppress(SQLAlchemyError), self._database.look() as session:
                 if leases.is_stopping(session, self._lease) and self._feed is not None:
                     self._feed.stop()
 
@@ -195,7 +196,7 @@ class Driver:
     def _next_job(self, taken: Collection[int]) -> Job | None:
         """The trial that is to begin next; one that cannot fails."""
         while True:
-            with self._database.read() as session:
+            with self._database.look() as session:
                 trial = driver_reads.next_trial(session, self._lease, taken)
                 if trial is None:
                     return None

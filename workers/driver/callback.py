@@ -21,6 +21,7 @@ from workers.trial_process.messages import (
     Job,
     Report,
     ResultReport,
+    StartedReport,
 )
 
 logger = logging.getLogger(__name__)
@@ -88,7 +89,7 @@ class TuneCallback(tune.Callback):
             if isinstance(report, EpochReport):
                 self._recorder.stopped_early(trial_id)
         else:
-            self._watchdog.heard(trial_id)
+            self._watchdog.heard(trial_id, report.node if isinstance(report, StartedReport) else None)
 
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: object) -> None:
         """The trial's process died (what a trial raises itself it reports)."""

@@ -84,10 +84,10 @@ class Passes:
         if self._watchdog is not None:
             self._watchdog.kill(trial_id)
 
-    def allow(self, most: int) -> None:
-        """Has trials give way, so that no more than so many run."""
+    def allow(self, most: int, staying: Mapping[str, int]) -> None:
+        """Has trials give way, so that no more than so many run, and on some nodes no more than so many stay."""
         if self._watchdog is not None:
-            self._watchdog.allow(most)
+            self._watchdog.allow(most, staying)
 
     def run(self, work: Pass) -> None:
         """Runs what there is: each trial reports its end or loses its process."""

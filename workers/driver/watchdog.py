@@ -3,7 +3,8 @@
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -32,6 +33,7 @@ class Verdict(Enum):
 @dataclass
 class _Attempt:
     actor: Any
+    node: str | None = None
     began: float = field(default_factory=time.monotonic)
     heard: float = field(default_factory=time.monotonic)
     longest_pause: float = 0.0
@@ -68,15 +70,15 @@ class Watchdog:
             self._killed.discard(trial_id)
             self._running[trial_id] = _Attempt(actor)
 
-    def heard(self, trial_id: int) -> None:
-        """The trial reported; one that is to give way does so now."""
+    def heard(self, trial_id: int, node: str | None = None) -> None:
+        """The trial reported, perhaps on which node it is; one that is to give way does so now."""
         with self._lock:
             attempt = self._running.get(trial_id)
             if attempt is None:
                 return
             now = time.monotonic()
             attempt.longest_pause = max(attempt.longest_pause, now - attempt.heard)
-            attempt.heard = now
+            attempt.heard, attempt.node = now, node or attempt.node
             yields = attempt.yields_at is not None
         if yields:
             self._end(trial_id, Verdict.YIELD, 0.0)
@@ -92,15 +94,25 @@ class Watchdog:
         if (attempt := self._condemn(trial_id)) is not None:
             ray.kill(attempt.actor)
 
-    def allow(self, most: int) -> None:
-        """No more than so many may run: those that began last give way, which loses the least."""
+    def allow(self, most: int, staying: Mapping[str, int] | None = None) -> None:
+        """No more than so many may run, and of those on some nodes no more than so many.
+
+        Those that began last give way, which loses the least.
+        """
         with self._lock:
             newest_last = sorted(self._running.values(), key=lambda attempt: attempt.began)
+            stay: list[_Attempt] = []
+            places = Counter(staying)
+            for attempt in newest_last:
+                if attempt.node is None or attempt.node not in places:
+                    stay.append(attempt)
+                elif places[attempt.node] > 0:
+                    places[attempt.node] -= 1
+                    stay.append(attempt)
             latest = time.monotonic() + YIELD_SECONDS
-            for attempt in newest_last[:most]:
-                attempt.yields_at = None
-            for attempt in newest_last[most:]:
-                attempt.yields_at = attempt.yields_at or latest
+            for attempt in newest_last:
+                goes = not any(attempt is one for one in stay[:most])
+                attempt.yields_at = (attempt.yields_at or latest) if goes else None
 
     def _watch(self) -> None:
         while not self._over.wait(LOOK_SECONDS):

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from service.database.outages import Backoff
@@ -37,9 +37,15 @@ class Driver:
     told: str | None = None
     unwanted: bool = False
 
-    def tell(self, slots: int, most: int, shunned: Sequence[str] = ()) -> None:
-        """Says how many trials may begin, on which nodes none may, and how many may go on, where that is news."""
-        share = json.dumps({"slots": slots, "most": most} | ({"shunned": list(shunned)} if shunned else {}))
+    def tell(
+        self, slots: int, most: int, shunned: Sequence[str] = (), staying: Mapping[str, int] | None = None
+    ) -> None:
+        """Says how many trials may begin, on which nodes none may, and how many may go on, where that is news.
+
+        `staying`: how many at most on which nodes.
+        """
+        where = ({"shunned": list(shunned)} if shunned else {}) | ({"staying": dict(staying)} if staying else {})
+        share = json.dumps({"slots": slots, "most": most} | where)
         if self.told != share:
             self.told = share
             assert self.child.stdin is not None, "drivers are spawned with a pipe"

@@ -74,7 +74,9 @@ class Scheduler:
         holding = allocate(demands, left, most_experiments=limit) if any(one.preempt for one in found) else {}
         ours = [one.demand for one in found if one.claimed]
         known = [place for place in places if place.id]
-        decision = self._places.decide(ours, shares, known, lambda: self._standing(ours, seen), time.monotonic())
+        willing = {one.demand.experiment_id for one in found if one.claimed and one.preempt}
+        standing = partial(self._standing, ours, seen)
+        decision = self._places.decide(ours, shares, known, standing, time.monotonic(), willing)
         self._make_room(found, shares)
         for one in found:
             number = one.demand.experiment_id
@@ -82,7 +84,7 @@ class Scheduler:
             shunned = [*unfit, *decision.shunned_by(number)]
             if (driver := drivers.get(number)) is not None:
                 most = max(slots, holding.get(number, 0)) if one.preempt else sys.maxsize
-                driver.tell(slots, most, shunned)
+                driver.tell(slots, most, shunned, decision.staying.get(number))
             elif slots and len(self._drivers) < 2 * limit:
                 self._claim(number, slots, shunned)
             elif not one.demand.trials and not one.claimed:

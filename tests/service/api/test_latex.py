@@ -11,9 +11,10 @@ from sqlalchemy.orm import Session
 from service.database.engine import Database
 from service.paper.presets import PAPER, presets
 from service.paper.reference import preset_table
-from service.queue import driver_reads, leases
+from service.queue import leases
 from service.queue.trials import ProtocolRecord, hold
 from tests import latex
+from tests.held import unfinished_trials
 
 Make = Callable[..., dict[str, Any]]
 GRID = {
@@ -55,7 +56,7 @@ def filled(sqlite_api: TestClient, trial_result: Make) -> int:
     def work(session: Session) -> None:
         lease = leases.claim(session, "worker", None)
         assert lease is not None
-        trials = driver_reads.unfinished_trials(session, lease)
+        trials = unfinished_trials(session, lease)
         assert len(trials) > 20
         with hold(session, lease) as held:
             for index, trial in enumerate(trials[:-4]):

@@ -16,10 +16,10 @@ from service.database import Protocol, Trial
 from service.database.engine import Database
 from service.paper.presets import PAPER
 from service.paper.reference import paper_table
-from service.queue import driver_reads
 from service.queue.leases import Lease
 from service.queue.trials import ProtocolRecord, hold
 from service.schemas.leaderboards import LeaderboardOut, TableOut
+from tests.held import unfinished_trials
 from ttsv.config.trial import TrialConfig
 
 Submit = Callable[..., int]
@@ -327,7 +327,7 @@ class TestTables:
         experiment_id = api.post(f"/v1/presets/{PAPER}/table2?scale={scale}").json()["id"]
         lease = claim()
         with database.read() as session:
-            trials = [(t.id, t.config) for t in driver_reads.unfinished_trials(session, lease)]
+            trials = [(t.id, t.config) for t in unfinished_trials(session, lease)]
         for trial_id, config in trials[:-1]:
             times = 0.4 if config["rank"] is None else 0.1
             if config["constraint"] == "none":  # the orthogonal loss alone takes some
@@ -361,7 +361,7 @@ class TestTables:
         experiment_id = api.post(f"/v1/presets/{PAPER}/figure-speedup").json()["id"]
         lease = claim()
         with database.read() as session:
-            trials = [(t.id, t.config) for t in driver_reads.unfinished_trials(session, lease)]
+            trials = [(t.id, t.config) for t in unfinished_trials(session, lease)]
         for trial_id, config in trials:
             share = TrialConfig.from_dict(config).rank or 1.0
             numbers = {"spectrum_seconds": 3 * share**2, "spectrum_memory": round(2**20 * share)}
@@ -397,7 +397,7 @@ class TestTables:
         api.post(f"/v1/presets/{PAPER}/table2")
         lease = claim()
         with database.read() as session:
-            trials = [t.id for t in driver_reads.unfinished_trials(session, lease)]
+            trials = [t.id for t in unfinished_trials(session, lease)]
         finish(lease, trials[0], 0.5)
         finish(lease, trials[1], 0.5)
         finish(lease, trials[2], 0.5, under="other")
@@ -412,7 +412,7 @@ class TestTables:
         api.post(f"/v1/presets/{PAPER}/table1")
         lease = claim()
         with database.read() as session:
-            trials = [t.id for t in driver_reads.unfinished_trials(session, lease)]
+            trials = [t.id for t in unfinished_trials(session, lease)]
         finish(lease, trials[0], 0.5)
         assert api.get(f"/v1/tables/{PAPER}/table1").json()["rows"][0]["status"] == "1 of 3 seeds"
         text = api.get(f"/v1/tables/{PAPER}/table1?format=latex").text

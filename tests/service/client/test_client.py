@@ -17,12 +17,12 @@ from service.database import Experiment, IdempotencyKey, TrialState
 from service.database.engine import Database
 from service.experiments import submission
 from service.experiments.submission import Draft
-from service.queue import driver_reads, leases
+from service.queue import leases
 from service.queue.leases import Lease
 from service.queue.trials import ProtocolRecord, hold
 from service.specs.grid import expand_grid
 from service.specs.spec import ExperimentSpec
-from tests.held import reported
+from tests.held import reported, unfinished_trials
 
 Make = Callable[..., dict[str, Any]]
 SPEC: dict[str, Any] = {
@@ -160,7 +160,7 @@ class TestAgainstAServer:
         def begin(session: Session) -> tuple[Lease, int]:
             lease = leases.claim(session, "worker", None)
             assert lease is not None
-            (trial,) = driver_reads.unfinished_trials(session, lease)
+            (trial,) = unfinished_trials(session, lease)
             with hold(session, lease) as held:
                 held.start_trial(trial.id)
                 held.add_epoch(trial.id, reported(epoch_point(1)))
@@ -217,9 +217,7 @@ class TestVerbs:
             lease = leases.claim(session, "worker", None)
             assert lease is not None
             with hold(session, lease) as held:
-                for trial, failure in zip(
-                    driver_reads.unfinished_trials(session, lease), ("", "oom", "diverged"), strict=True
-                ):
+                for trial, failure in zip(unfinished_trials(session, lease), ("", "oom", "diverged"), strict=True):
                     held.start_trial(trial.id)
                     if failure:
                         held.fail_trial(trial.id, failure, "no")

@@ -29,9 +29,10 @@ from service.client.frames import RESULT_COLUMNS
 from service.database import EpochPoint, Experiment
 from service.database.engine import Database
 from service.experiments import actions
-from service.queue import driver_reads, leases
+from service.queue import leases
 from service.queue.trials import ArtifactFile, ProtocolRecord, hold
 from service.schemas.experiments import EventOut, ExperimentUpdate
+from tests.held import unfinished_trials
 
 Make = Callable[..., dict[str, Any]]
 BASE = {"dataset": "digits", "model": "small-cnn"}
@@ -115,7 +116,7 @@ def finished(
             lease = leases.claim(session, "worker", None)
             assert lease is not None
             with hold(session, lease) as held:
-                for trial in driver_reads.unfinished_trials(session, lease):
+                for trial in unfinished_trials(session, lease):
                     held.start_trial(trial.id)
                     files = []
                     if trial.number == 0:

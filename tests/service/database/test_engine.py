@@ -176,10 +176,20 @@ class TestPostgres:
         with postgres_database.read() as session:
             pid = session.scalar(text("SELECT pg_backend_pid()"))
         killer = Database(postgres_database.engine.url.render_as_string(hide_password=False))
-        killer.write(lambda session: session.execute(text("SELECT pg_terminate_backend(:pid)"), {"pid": pid}))
+        killer.write(lambda session: session.execute(text("SELECT pg_terminate_backend(:pid, 5000)"), {"pid": pid}))
         killer.close()
         with postgres_database.read() as session:
             assert session.scalar(text("SELECT pg_backend_pid()")) != pid
+
+    def test_a_look_is_a_single_round_trip(self, postgres_database: Database) -> None:
+        """Each statement sees a moment of its own, and no transaction is left open behind it."""
+        with postgres_database.look() as session:
+            before = session.scalar(text("SELECT pg_current_xact_id()"))
+            assert session.scalar(text("SELECT pg_current_xact_id()")) != before
+        with postgres_database.read() as session, postgres_database.look() as onlooker:
+            pid = session.scalar(text("SELECT pg_backend_pid()"))
+            state = text("SELECT state FROM pg_stat_activity WHERE pid = :pid")
+            assert onlooker.scalar(state, {"pid": pid}) == "idle in transaction"
 
 
 class TestBoth:

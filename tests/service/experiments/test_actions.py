@@ -22,11 +22,11 @@ from service.database import (
 )
 from service.database.engine import Database
 from service.experiments import actions
-from service.queue import driver_reads, leases
+from service.queue import leases
 from service.queue.contenders import Specs, contenders
 from service.queue.leases import Lease
 from service.queue.trials import HeldExperiment, ProtocolRecord
-from tests.held import reported, under
+from tests.held import reported, under, unfinished_trials
 
 Submit = Callable[..., int]
 Claim = Callable[..., Lease]
@@ -225,7 +225,7 @@ class TestStop:
         write(database, leases.reap, seen, "neighbour")
         assert say(api, experiment_id, "stop")["state"] == "queued"
         lease = claim()
-        (trial,) = write(database, driver_reads.unfinished_trials, lease)
+        (trial,) = write(database, unfinished_trials, lease)
         finish(lease, trial.id)
         assert write(database, leases.complete, lease)
         assert table(Experiment)[0].state == S.STOPPED
@@ -306,7 +306,7 @@ class TestRetry:
         assert bad.deaths == 0
         assert len(table(EpochPoint)) == 2
         lease = claim()
-        (trial,) = write(database, driver_reads.unfinished_trials, lease)
+        (trial,) = write(database, unfinished_trials, lease)
         assert trial.id == bad.id
         finish(lease, bad.id)
         assert write(database, leases.complete, lease)
@@ -330,7 +330,7 @@ class TestRetry:
         database.write(under(lease, HeldExperiment.start_trial, trial.id))
         database.write(under(lease, HeldExperiment.fail_trial, trial.id, "oom", "no"))
         assert say(api, experiment_id, "retry")["state"] == "running"
-        trials = write(database, driver_reads.unfinished_trials, lease)  # the lease holds on
+        trials = write(database, unfinished_trials, lease)  # the lease holds on
         assert [trial.number for trial in trials] == [0, 1]
 
     def test_what_was_stopped_goes_on(self, submit: Submit, api: TestClient, claim: Claim, database: Database) -> None:
@@ -338,7 +338,7 @@ class TestRetry:
         say(api, experiment_id, "stop")
         answer = say(api, experiment_id, "retry", {"states": ["cancelled"]})
         assert (answer["state"], answer["stopping"], answer["progress"]["trials"]["queued"]) == ("queued", False, 2)
-        assert len(write(database, driver_reads.unfinished_trials, claim())) == 2
+        assert len(write(database, unfinished_trials, claim())) == 2
 
     def test_nothing_to_retry(self, submit: Submit, api: TestClient, table: Table) -> None:
         experiment_id = submit()

@@ -16,12 +16,12 @@ from service.database.engine import Database
 from service.errors import StateError
 from service.experiments import store, submission
 from service.experiments.submission import Draft
-from service.queue import driver_reads, leases
+from service.queue import leases
 from service.queue.leases import Lease
 from service.queue.trials import HeldExperiment
 from service.specs.grid import Plan, expand_grid, factored
 from service.specs.spec import Additions, ExperimentSpec
-from tests.held import under
+from tests.held import under, unfinished_trials
 from ttsv.config.trial import TrialConfig
 
 Submit = Callable[..., int]
@@ -196,7 +196,7 @@ class TestExtend:
         assert self.seeds(table) == [(0, 0, "succeeded"), (1, 1, "succeeded"), (2, 4, "queued"), (3, 3, "queued")]
         assert len(table(Result)) == 2
         assert [event.detail for event in table(Event) if event.kind == "extended"] == [{"trials": 2}]
-        assert [trial.seed for trial in write(database, driver_reads.unfinished_trials, claim())] == [4, 3]
+        assert [trial.seed for trial in write(database, unfinished_trials, claim())] == [4, 3]
 
     def test_several_axes_at_once_make_the_whole_product(self, api: TestClient, table: Table) -> None:
         path = submit_spec(api, base=BASE, grid={"rank": [2, 4], "seed": [0]})
@@ -232,7 +232,7 @@ class TestExtend:
         path = f"/v1/experiments/{submit(seeds=1)}"
         lease = claim()
         assert post(api, f"{path}/extend", {"grid": {"seed": [1]}})["state"] == "running"
-        assert [trial.number for trial in write(database, driver_reads.unfinished_trials, lease)] == [0, 1]
+        assert [trial.number for trial in write(database, unfinished_trials, lease)] == [0, 1]
 
     @pytest.mark.parametrize(
         ("spec", "more", "ranks"),

@@ -26,10 +26,11 @@ from service.database.engine import Database
 from service.errors import UserError
 from service.experiments import actions, webhooks
 from service.experiments.events import EventKind
-from service.queue import driver_reads, leases
+from service.queue import leases
 from service.queue.leases import Lease
 from service.queue.trials import hold
 from service.settings import Settings
+from tests.held import unfinished_trials
 from workers.worker import webhooks as sender
 from workers.worker.webhooks import NotDeliveredError, Target, post, resolved, signature, targets
 
@@ -109,7 +110,7 @@ class TestDeliveries:
         lease = claim()
 
         def fail(session: Any) -> None:
-            (trial,) = driver_reads.unfinished_trials(session, lease)
+            (trial,) = unfinished_trials(session, lease)
             with hold(session, lease) as held:
                 held.start_trial(trial.id)
                 held.fail_trial(trial.id, "oom", "x" * 5000)

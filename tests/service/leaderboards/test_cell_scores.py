@@ -30,9 +30,10 @@ from service.leaderboards import cell_scores
 from service.leaderboards.cell_scores import Counted, newest
 from service.leaderboards.metrics import Metric
 from service.migrate import migrate
-from service.queue import driver_reads, leases
+from service.queue import leases
 from service.queue.leases import Lease
 from tests.examples import examples
+from tests.held import unfinished_trials
 
 Make = Callable[..., dict[str, Any]]
 OPTIONAL = "robust_accuracy"
@@ -229,7 +230,7 @@ def test_a_finished_trial_has_its_score_at_once(
     submit(seeds=2)
     lease = claim()
     with database.read() as session:
-        trials = [trial.id for trial in driver_reads.unfinished_trials(session, lease)]
+        trials = [trial.id for trial in unfinished_trials(session, lease)]
     finish(lease, trials[0], 0.5)
     finish(lease, trials[1], 0.75)
     with database.read() as session:
@@ -244,7 +245,7 @@ def test_a_rerun_with_the_same_values_is_the_cells_newest_trial(
         submit(seeds=1)
         lease = claim()
         with database.read() as session:
-            (trial,) = driver_reads.unfinished_trials(session, lease)
+            (trial,) = unfinished_trials(session, lease)
         finish(lease, trial.id, 0.5)
         database.write(lambda session, lease=lease: leases.complete(session, lease))  # type: ignore[misc]
     with database.read() as session:
@@ -271,7 +272,7 @@ def test_two_trials_of_a_cell_that_end_at_once_both_count(
         submit(seeds=4, name=str(first), **{"training.lr": [0.1 + first]})
     leases = [claim("a"), claim("b")]
     with database.read() as session:
-        trials = [[t.id for t in driver_reads.unfinished_trials(session, lease)] for lease in leases]
+        trials = [[t.id for t in unfinished_trials(session, lease)] for lease in leases]
     with database.writer.begin() as connection:  # of one cell, but different seeds
         connection.execute(text("UPDATE trials SET cell = 'c'"))
     barrier = threading.Barrier(2)
@@ -297,7 +298,7 @@ def test_results_from_before_get_their_scores_with_the_migration(
     submit(seeds=1)
     lease = claim()
     with database.read() as session:
-        (trial,) = driver_reads.unfinished_trials(session, lease)
+        (trial,) = unfinished_trials(session, lease)
     finish(lease, trial.id, 0.5)
     database.write(lambda session: session.execute(delete(ScoreBoard)))
     migrate(database)

@@ -7,9 +7,9 @@ from typing import Any
 
 from service.database.engine import Database
 from service.errors import LeaseLostError
-from service.queue import driver_reads, leases
+from service.queue import leases
 from service.queue.trials import HeldExperiment, ProtocolRecord
-from tests.held import reported, under
+from tests.held import reported, under, unfinished_trials
 
 
 @dataclass
@@ -32,7 +32,7 @@ def work(url: str, name: str, *, point: dict[str, Any], result: dict[str, Any]) 
     while (lease := write(leases.claim, name, {"pid": 1})) is not None:
         report.claims += 1
         try:
-            for trial in write(driver_reads.unfinished_trials, lease):
+            for trial in write(unfinished_trials, lease):
                 database.write(under(lease, HeldExperiment.start_trial, trial.id))
                 for epoch in (1, 2):
                     database.write(under(lease, HeldExperiment.add_epoch, trial.id, reported(point | {"epoch": epoch})))

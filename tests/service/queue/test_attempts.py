@@ -13,7 +13,7 @@ from service.database.experiments import ResourceSeries
 from service.queue import attempts
 from service.queue.leases import Lease
 from service.queue.trials import HeldExperiment
-from tests.held import under
+from tests.held import under, unfinished_trials
 
 ENVIRONMENT = {"host": "node-1", "packages": {"torch": "2"}, "git_diff": "+one\n"}
 SERIES: ResourceSeries = {
@@ -34,9 +34,7 @@ def begun(
     submit(seeds=1)
     lease = claim()
     with database.read() as session:
-        from service.queue import driver_reads
-
-        (trial,) = driver_reads.unfinished_trials(session, lease)
+        (trial,) = unfinished_trials(session, lease)
 
     def start(place: str = "node-1, GPU 0", environment: dict[str, Any] | None = ENVIRONMENT) -> None:
         database.write(under(lease, HeldExperiment.start_trial, trial.id))

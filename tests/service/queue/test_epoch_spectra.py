@@ -13,12 +13,11 @@ from service.database import EpochPoint, EpochSpectra, Trial
 from service.database.engine import Database
 from service.experiments import epoch_spectra
 from service.experiments.submission import trial_columns
-from service.queue import driver_reads
 from service.queue.leases import Lease
 from service.queue.trials import HeldExperiment
 from service.specs.grid import expand_grid
 from service.specs.spec import ExperimentSpec
-from tests.held import under
+from tests.held import under, unfinished_trials
 from tests.results import made_epoch
 from ttsv.results import SPECTRUM_SHARES, LayerSpectrum
 
@@ -37,7 +36,7 @@ def running(database: Database, submit: Callable[..., int], claim: Callable[...,
     submit(seeds=1)
     lease = claim()
     with database.read() as session:
-        (trial,) = driver_reads.unfinished_trials(session, lease)
+        (trial,) = unfinished_trials(session, lease)
     database.write(under(lease, HeldExperiment.start_trial, trial.id))
     return lease, trial.id
 

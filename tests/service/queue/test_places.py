@@ -229,6 +229,43 @@ class TestKeeping:
         assert found.kept == {"a": frozenset({2}), "b": frozenset({3})}
 
 
+class TestGivingWay:
+    """Of an experiment whose trials give way they do so on a node that is kept, not only by their ends."""
+
+    def decide(self, shares: dict[int, int], *standing: Standing, nodes: list[Place] = TWO_NODES) -> Decision:
+        counts = Counter(trial.experiment_id for trial in standing)
+        demands = [Demand(one, 9, ONE_GPU, running=counts[one]) for one in (1, 3)] + [Demand(2, 1, TWO_GPUS)]
+        mind = Places()
+        for now in (0, 4):
+            found = mind.decide(demands, {3: counts[3], **shares}, nodes, lambda: standing, now, willing={1})
+        return found
+
+    def test_where_it_has_its_share_on_two_nodes(self) -> None:
+        apart = [Standing(1, "a", ONE_GPU), Standing(1, "b", ONE_GPU)]
+        found = self.decide({1: 2, 2: 1}, *apart)
+        assert (found.kept, found.staying) == ({"a": frozenset({2})}, {1: {"a": 0}})
+
+    def test_what_it_gives_back_anyhow_is_given_on_one_node(self) -> None:
+        full = [Standing(1, "a", ONE_GPU)] * 2 + [Standing(1, "b", ONE_GPU)] * 2
+        found = self.decide({1: 2, 2: 1}, *full)
+        assert (found.kept, found.staying) == ({"a": frozenset({2})}, {1: {"a": 0}})
+
+    def test_no_more_than_it_takes(self) -> None:
+        four = [Place("a", "gpu1", Amount(8, 4))]
+        full = [Standing(1, "a", ONE_GPU, (str(card),)) for card in range(4)]
+        assert self.decide({1: 2, 2: 1}, *full, nodes=four).staying == {1: {"a": 2}}
+
+    def test_on_the_node_where_that_makes_room(self) -> None:
+        """On the other one stands a trial of an experiment that does not give way."""
+        found = self.decide({1: 1, 2: 1}, Standing(3, "a", ONE_GPU), Standing(1, "b", ONE_GPU))
+        assert (found.kept, found.staying) == ({"b": frozenset({2})}, {1: {"b": 0}})
+
+    def test_not_in_vain(self) -> None:
+        large = [Place("a", "gpu1", Amount(8, 3)), Place("b", "gpu2", Amount(8, 1))]
+        others = [Standing(3, "a", ONE_GPU)] * 2 + [Standing(1, "a", ONE_GPU)]
+        assert self.decide({1: 1, 2: 1}, *others, nodes=large).staying == {}
+
+
 class TestFloor:
     def test_two_halves_are_no_card(self) -> None:
         half = Amount(1, 0.5)

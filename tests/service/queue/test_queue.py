@@ -33,7 +33,7 @@ from service.queue.leases import Lease, Watched
 from service.queue.trials import MAX_DEATHS, ArtifactFile, HeldExperiment, ProtocolRecord, hold
 from service.specs.grid import PlannedTrial, expand_grid
 from service.specs.spec import ExperimentSpec
-from tests.held import reported, under
+from tests.held import reported, under, unfinished_trials
 from ttsv.config.trial import TrialConfig
 
 BASE: dict[str, Any] = {"dataset": "digits", "model": "small-cnn", "training": {"epochs": 3}}
@@ -268,7 +268,6 @@ WRITES: dict[str, Callable[[Lease, int, dict[str, Any], dict[str, Any]], Callabl
     "drain": lambda lease, *_: lambda session: leases.release(session, lease, drained=True),
     "complete": lambda lease, *_: lambda session: leases.complete(session, lease),
     "lock": lambda lease, *_: lambda session: leases.lock(session, lease),
-    "unfinished_trials": lambda lease, *_: lambda session: driver_reads.unfinished_trials(session, lease),
     "next_trial": lambda lease, *_: lambda session: driver_reads.next_trial(session, lease, ()),
     "read_trials": lambda lease, trial, *_: under(lease, HeldExperiment.read_trials, [trial]),
     "start_trial": lambda lease, trial, *_: under(lease, HeldExperiment.start_trial, trial),
@@ -592,24 +591,12 @@ class TestRelease:
         finish(lease, done.id)
         write(database, leases.release, lease, drained=False)
         newer = claim()
-        trials = write(database, driver_reads.unfinished_trials, newer)
+        trials = write(database, unfinished_trials, newer)
         assert [trial.id for trial in trials] == [queued.id]
         assert len(table(Result)) == 1
 
 
 class TestTrials:
-    def test_unfinished_trials_come_in_the_grids_order(
-        self, submit: Submit, claim: Claim, database: Database, table: Table, finish: Finish
-    ) -> None:
-        submit(seeds=5)
-        lease = claim()
-        ids = [trial.id for trial in table(Trial)]
-        finish(lease, ids[2])
-        database.write(under(lease, HeldExperiment.start_trial, ids[3]))
-        trials = write(database, driver_reads.unfinished_trials, lease)
-        assert [trial.id for trial in trials] == [ids[0], ids[1], ids[3], ids[4]]
-        assert [trial.attempts for trial in trials] == [0, 0, 1, 0]
-
     def test_lost_and_yielded_trials_come_before_those_that_never_began(
         self, submit: Submit, claim: Claim, database: Database, table: Table, finish: Finish
     ) -> None:
@@ -644,7 +631,7 @@ class TestTrials:
         write(database, leases.release, lease, drained=False)  # what ran under it is lost, too
         lease = claim()
         assert waiting() == [ids[0], ids[1], ids[2], ids[3], ids[5], ids[4]]
-        trials = write(database, driver_reads.unfinished_trials, lease)
+        trials = write(database, unfinished_trials, lease)
         assert [trial.id for trial in trials] == waiting()
         finish(lease, ids[0])
         assert waiting() == [ids[1], ids[2], ids[3], ids[5], ids[4]]
@@ -661,14 +648,6 @@ class TestTrials:
             trial = driver_reads.next_trial(session, lease, [first, second])
             assert (trial and trial.id) == third
             assert driver_reads.next_trial(session, lease, [first, second, third]) is None
-
-    def test_unfinished_trials_can_be_read_without_writing(
-        self, submit: Submit, claim: Claim, database: Database
-    ) -> None:
-        submit(seeds=2)
-        lease = claim()
-        with database.read() as session:
-            assert len(driver_reads.unfinished_trials(session, lease)) == 2
 
     def test_starting_twice_counts_once(self, submit: Submit, claim: Claim, database: Database, table: Table) -> None:
         submit(seeds=1)

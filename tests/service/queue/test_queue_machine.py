@@ -41,7 +41,7 @@ from service.queue.trials import MAX_DEATHS, HeldExperiment, ProtocolRecord, hol
 from service.specs.grid import PlannedTrial, expand_grid
 from service.specs.spec import Additions, ExperimentSpec
 from tests.examples import examples
-from tests.held import reported, under
+from tests.held import reported, under, unfinished_trials
 
 POINT = {
     "train_loss": 1.0,
@@ -357,7 +357,7 @@ class QueueMachine(RuleBasedStateMachine):
 
         def work(session: Session) -> None:
             with hold(session, lease) as held:
-                for trial in driver_reads.unfinished_trials(session, lease):
+                for trial in unfinished_trials(session, lease):
                     held.start_trial(trial.id)
                     held.finish_trial(trial.id, RESULT, ProtocolRecord("p", {}))
             assert leases.complete(session, lease)

@@ -17,10 +17,10 @@ from typer.testing import CliRunner, Result
 from service.client import Client
 from service.database import Attempt, now
 from service.database.engine import Database
-from service.queue import driver_reads, leases, nodes
+from service.queue import leases, nodes
 from service.queue.cluster import Gpu, Machine, Node, Versions
 from service.queue.trials import ArtifactFile, ProtocolRecord, hold
-from tests.held import reported
+from tests.held import reported, unfinished_trials
 from workers.cli.__main__ import app
 from workers.worker.poller import Worker
 
@@ -64,7 +64,7 @@ def finished(server: str, stored: Database, trial_result: Make, epoch_point: Mak
         def work(session: Session) -> None:
             lease = leases.claim(session, "worker", None)
             assert lease is not None
-            good, bad = driver_reads.unfinished_trials(session, lease)
+            good, bad = unfinished_trials(session, lease)
             folder = tmp_path / "data" / f"trials/{good.id}/1"
             folder.mkdir(parents=True)
             (folder / "model.safetensors").write_bytes(b"weights")

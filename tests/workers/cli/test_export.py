@@ -16,9 +16,9 @@ from typer.testing import CliRunner, Result
 from service.client import Client
 from service.database import EpochPoint
 from service.database.engine import Database
-from service.queue import driver_reads, leases
+from service.queue import leases
 from service.queue.trials import ArtifactFile, ProtocolRecord, hold
-from tests.held import reported
+from tests.held import reported, unfinished_trials
 from workers.cli.__main__ import app
 
 Make = Callable[..., dict[str, Any]]
@@ -45,7 +45,7 @@ def experiment(server: str, stored: Database, trial_result: Make, epoch_point: M
     def work(session: Session) -> None:
         lease = leases.claim(session, "worker", None)
         assert lease is not None
-        good, bad, running, _ = driver_reads.unfinished_trials(session, lease)
+        good, bad, running, _ = unfinished_trials(session, lease)
         with hold(session, lease) as held:
             for trial in (good, bad, running):
                 held.start_trial(trial.id)

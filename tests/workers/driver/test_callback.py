@@ -167,10 +167,10 @@ def test_every_word_but_the_last_is_heard() -> None:
         call.recorder.started(7),
     ]
     epoch = EpochReport([made_epoch(1)])
-    for report in (StartedReport("node-1", []), epoch, STAGE):
+    for report, node in ((StartedReport("node-1", [], node="a1b2"), "a1b2"), (epoch, None), (STAGE, None)):
         both.reset_mock()
         callback.on_trial_result(0, [], trial, {"report": report, "done": False})
-        assert both.mock_calls == [call.recorder.reported(7, report), call.watchdog.heard(7)]
+        assert both.mock_calls == [call.recorder.reported(7, report), call.watchdog.heard(7, node)]
     for last in (ResultReport(made_result(), []), FailureReport("oom", "too large")):
         both.reset_mock()
         callback.on_trial_result(0, [], trial, {"report": last, "done": True})

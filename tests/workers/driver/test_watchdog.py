@@ -156,6 +156,22 @@ class TestGivingWay:
         assert watchdog.ended(1)
         assert killer.killed == ["actor 2"]
 
+    def test_on_some_nodes_before_the_newest_of_all(self, killer: Killer) -> None:
+        watchdog = killer.watchdog()
+        for trial_id, node in ((1, "kept"), (2, "other"), (3, "kept"), (4, "other")):
+            watchdog.began(trial_id, f"actor {trial_id}")
+            watchdog.heard(trial_id, node)
+            time.sleep(0.001)
+        watchdog.allow(3, {"kept": 1})
+        for trial_id in (4, 2, 1):
+            watchdog.heard(trial_id)
+        assert killer.said == []
+        watchdog.heard(3)
+        assert killer.said == [(3, Verdict.YIELD, 0.0)]
+        watchdog.allow(3, {"kept": 1})  # what it was told before it ended
+        watchdog.heard(1)
+        assert killer.said == [(3, Verdict.YIELD, 0.0)]
+
     def test_at_last_without_a_word(self, killer: Killer, monkeypatch: pytest.MonkeyPatch) -> None:
         """Eight seconds, so that those who wait run within fifteen."""
         monkeypatch.setattr("workers.driver.watchdog.YIELD_SECONDS", 0.3)

@@ -446,7 +446,7 @@ class TestPlaces:
     def test_a_node_is_kept_for_what_fits_nowhere_for_what_runs_elsewhere(
         self, lab: Lab, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        spread = lab.post([0, 1, 2, 3], resources={"gpus": 1}, max_concurrent_trials=2)
+        spread = lab.post([0, 1, 2, 3], resources={"gpus": 1}, max_concurrent_trials=2, preempt=True)
         rig = Rig(lab, ECHO)
         monkeypatch.setattr(rig.cluster, "nodes", lambda: self.NODES)
         rig.turn_until(lambda: self.told(lab, spread))
@@ -459,9 +459,11 @@ class TestPlaces:
         assert (lab.experiment(large).state, lab.experiment(large).unfit_since) == ("running", None)
         rig.turn_until(lambda: "shunned" in self.told(lab, spread))
         assert self.told(lab, spread)["shunned"] == [self.NODES[0].id]
+        assert self.told(lab, spread)["staying"] == {self.NODES[0].id: 0}, "its trials give way"
         assert "shunned" not in self.told(lab, large)
         self.place(lab, large, "gpu1, GPU 0, 1")
         rig.turn_until(lambda: "shunned" not in self.told(lab, spread) and not lab.experiment(large).waiting)
+        assert "staying" not in self.told(lab, spread)
         rig.worker._drain()
 
     def test_what_a_worker_runs_that_shares_the_cluster_is_taken(
