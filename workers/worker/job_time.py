@@ -2,6 +2,7 @@
 
 import logging
 import re
+import signal
 import subprocess
 import time
 from collections.abc import Mapping
@@ -98,11 +99,15 @@ def requeue(environment: Mapping[str, str]) -> None:
     job = environment.get("SLURM_JOB_ID")
     if job is None:
         raise UserError("--requeue: there is no SLURM_JOB_ID here; start the worker by sbatch")
+    # Slurm ends a job that it has queued again at once, maybe before its program, which inherits this, has its answer.
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         _slurm("scontrol", "requeue", job)
+        logger.info("job %s is queued again", job)
     except UserError as error:
         raise UserError(f"{error} (submit the job with sbatch --requeue)") from None
-    logger.info("job %s is queued again", job)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _slurm(*command: str) -> str:

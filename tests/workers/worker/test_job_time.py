@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from pathlib import Path
 
@@ -101,6 +102,23 @@ class TestRequeue:
         said = program(tmp_path, monkeypatch, "scontrol", "exit 0")
         requeue({"SLURM_JOB_ID": "4711"})
         assert said.read_text() == "requeue 4711\n"
+
+    def test_slurm_ends_the_job_before_it_answers(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Every process of it gets the signal."""
+        heard: list[int] = []
+        before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+        try:
+            program(tmp_path, monkeypatch, "scontrol", "kill -TERM $PPID $$")
+            with caplog.at_level("INFO"):
+                requeue({"SLURM_JOB_ID": "4711"})
+            assert "job 4711 is queued again" in caplog.text
+            assert heard == []
+            signal.raise_signal(signal.SIGTERM)
+            assert heard == [signal.SIGTERM], "afterwards it is heard again"
+        finally:
+            signal.signal(signal.SIGTERM, before)
 
     def test_slurm_will_not(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         program(tmp_path, monkeypatch, "scontrol", "echo 'Requested operation is presently disabled' >&2; exit 1")
