@@ -39,6 +39,10 @@ _WAITING = {
     "_local_scalar_dense": "a number is read",
     "is_nonzero": "a truth is read",
     "equal": "tensors are compared",
+    "allclose": "tensors are compared",
+    "multinomial": "weights are checked",
+    "histc": "the smallest and the largest value are read",
+    "linalg_matrix_exp": "norms are read",
     "nonzero": "places are counted",
     "argwhere": "places are counted",
     "masked_select": "places are counted",
@@ -52,6 +56,7 @@ _WAITING = {
     "_linalg_svd": "a factorization is checked",
     "linalg_eig": "a factorization is checked",
     "linalg_lstsq": "a factorization is checked",
+    "linalg_pinv": "a factorization is checked",
 }
 _CHECKED = {"linalg_cholesky_ex", "linalg_inv_ex", "_linalg_solve_ex", "linalg_lu_factor_ex", "linalg_ldl_factor_ex"}
 _INDEXED = {"index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put"}
@@ -240,6 +245,8 @@ class PretendedCards(TorchDispatchMode):
         given = [leaf for leaf in _leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         if self._wanted is not None:
             place = self._wanted
+            if any(self._place(tensor).type == "cuda" for tensor in given):  # such as the end of a range
+                self._watch(func, args, kwargs)
         else:
             place = self._common(func, args, kwargs, given)
             if place.type == "cuda":
@@ -266,7 +273,7 @@ class PretendedCards(TorchDispatchMode):
         strangers = [
             tensor
             for tensor, place in zip(given, places, strict=True)
-            if place == CPU and (tensor.ndim or name == "cat")
+            if place == CPU and (tensor.ndim or name in ("cat", "stack"))
         ]
         if name in _INDEXED and places[0] == card and not others:
             strangers = [tensor for tensor in strangers if all(tensor is not index for index in args[1])]
@@ -483,6 +490,10 @@ class PretendedCards(TorchDispatchMode):
                 return self._move(like, target, dtype=kwargs.get("dtype"))
             if name == "tensor" and like is not None:
                 return self._move(like.detach(), target, dtype=kwargs.get("dtype"), copy=True)
+            if name in _FROM_HOST:
+                for leaf in _leaves(args):  # numbers in a list, which are read below the dispatcher
+                    if isinstance(leaf, Tensor) and self.device_of(leaf).type == "cuda":
+                        self.sync("a number is read")
             if name in _FROM_HOST and target.type == "cuda" and name != "scalar_tensor":
                 self.sync("host to device")
             with self._made_on(target):
@@ -546,6 +557,7 @@ class PretendedCards(TorchDispatchMode):
             "Stream": lambda device=None, **_: of(device),
             "current_stream": of,
             "Event": events,
+            "is_current_stream_capturing": lambda: False,
             "synchronize": self.synchronize,
             "empty_cache": nothing,
             "reset_peak_memory_stats": nothing,

@@ -506,11 +506,33 @@ def test_a_tensor_on_the_wrong_device_is_seen(
         trained(cards, trial(), tmp_path, whole=False)
 
 
+def test_what_torch_waits_for_within_an_operation_is_seen(cards: PretendedCards) -> None:
+    """Where it reads a number by itself, no operation of its own says so."""
+    square = torch.randn(4, 4, device="cuda")
+    ways: dict[str, Callable[[], object]] = {
+        "allclose": lambda: torch.allclose(square, square),
+        "multinomial": lambda: square.abs().multinomial(2),
+        "histc": lambda: square.histc(),
+        "exponential": lambda: torch.linalg.matrix_exp(square),
+        "inverse": lambda: torch.linalg.pinv(square),
+        "list": lambda: torch.tensor([square[0, 0], 1.0]),
+        "range": lambda: torch.arange((square > -9).sum(), device="cuda"),
+        "full": lambda: torch.full((2,), square[0, 0], device="cuda"),
+    }
+    for name, way in ways.items():
+        with pytest.raises(UnexpectedSync):
+            way()
+            pytest.fail(name)
+    with pytest.raises(WrongDevice, match="stack of tensors of several devices"):
+        torch.stack([square[0, 0], torch.tensor(1.0)])
+
+
 def test_whoever_may_not_wait_is_named(cards: PretendedCards) -> None:
     tensor = torch.ones(3, device="cuda")
     assert (str(tensor.device), tensor.is_cuda, str((tensor + 1).device)) == ("cuda:0", True, "cuda:0")
     with pytest.raises(UnexpectedSync, match="waits for the card: a number is read"):
         tensor.sum().item()
+    assert not torch.cuda.is_current_stream_capturing(), "which Adam asks for in torch 2.9"
     assert tensor[:0].new_zeros(2).is_cuda
     assert not torch.zeros(2).is_cuda
     assert nn.Linear(2, 2).to("meta").weight.device.type == "meta"
