@@ -49,6 +49,9 @@ class Checkpoints:
         folder.mkdir(parents=True, exist_ok=True)
         for unfinished in folder.glob("*.tmp"):
             unfinished.unlink()
+        for tensors in folder.glob("*.safetensors"):  # of a process that was killed after them, or before they went
+            if not tensors.with_suffix(".json").exists():
+                tensors.unlink()
         self._writer: threading.Thread | None = None
         self._failure: BaseException | None = None
 

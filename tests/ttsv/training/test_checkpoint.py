@@ -246,7 +246,7 @@ def test_what_is_newer_and_not_resumed_makes_room(tmp_path: Path, kind: str) -> 
         assert_same(Checkpoints(tmp_path, IDENTITY).latest(), state(number))
 
 
-@pytest.mark.parametrize("operation", ["fsync", "replace"])
+@pytest.mark.parametrize("operation", ["fsync", "replace", "unlink"])
 def test_a_crash_at_any_moment_leaves_a_whole_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str
 ) -> None:
@@ -259,20 +259,21 @@ def test_a_crash_at_any_moment_leaves_a_whole_checkpoint(
     for moment in range(1, 8):
         folder = tmp_path / str(moment)
         checkpoints = Checkpoints(folder, IDENTITY)
-        checkpoints.save(1, state(1))
+        for number in (1, 2):
+            checkpoints.save(number, state(number))
         calls = 0
 
-        def fail(*arguments: Any, moment: int = moment) -> Any:
+        def fail(*arguments: Any, moment: int = moment, **options: Any) -> Any:
             nonlocal calls
             calls += 1
             if calls == moment:
                 raise Crash
-            return original(*arguments)
+            return original(*arguments, **options)
 
         with monkeypatch.context() as patch:
             patch.setattr(owner, operation, fail)
             try:
-                checkpoints.save(2, state(2))
+                checkpoints.save(3, state(3))
                 survived += 1
             except Crash:
                 crashed += 1
@@ -280,7 +281,7 @@ def test_a_crash_at_any_moment_leaves_a_whole_checkpoint(
         found = again.latest()
         assert found is not None
         assert_same(found, state(found["progress"]["epoch"]))
-        assert not list(folder.glob("*.tmp"))
+        assert {path.stem for path in folder.iterdir()} == {path.stem for path in folder.glob("*.json")}
     assert crashed >= 2
     assert survived >= 1
 
