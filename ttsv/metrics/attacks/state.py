@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as package_version
 from pathlib import Path
 
@@ -124,7 +125,7 @@ class AttackState:
             version=version,
             seed=int(threat.seed),
             package=package,
-            package_version=package_version(package),
+            package_version=_installed(package),
             targets=targets,
             batch_size=self.batch_size,
             clean_accuracy=self.clean_accuracy,
@@ -234,3 +235,11 @@ def _is_plain(value: object) -> bool:
 
 def _digest(body: str, tensors: dict[str, Tensor]) -> str:
     return hashlib.sha256((body + fingerprint(*(tensors[name] for name in sorted(tensors)))).encode()).hexdigest()
+
+
+def _installed(package: str) -> str:
+    """The version of a package; "none" of a checkout that is not installed, as benchmarks may run."""
+    try:
+        return package_version(package)
+    except PackageNotFoundError:
+        return "none"

@@ -1,4 +1,5 @@
 import copy
+import importlib.metadata
 import math
 import os
 import subprocess
@@ -680,6 +681,12 @@ def test_pgd_refuses() -> None:
         with pytest.raises(ConfigError) as caught:
             pgd(trained(linear), *some_digits(1), **changed)
         assert caught.value.field == next(iter(changed))
+
+
+def test_a_checkout_that_is_not_installed_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.metadata.Distribution, "discover", lambda **_: iter(()))
+    record = pgd(trained(linear), *some_digits(1), steps=1)
+    assert (record.package, record.package_version) == ("ttsv", "none")
 
 
 def test_pgd_is_named_so() -> None:
