@@ -109,6 +109,7 @@ stop_engine() {
     local tables
     kill "$engine_pid" 2> /dev/null || true
     wait "$engine_pid" 2> /dev/null || true
+    umount "$work"/engine/exec/netns/* 2> /dev/null || true # which it leaves, and by which the folder could not go
     engine_pid=
     if ! $firewall_was_docker; then
         for tables in iptables ip6tables; do
@@ -530,6 +531,7 @@ main() {
     plugins_there || die "docker's plugins compose (2.24 or newer) and buildx are missing: see --install-engine"
     [ -z "$(docker ps --all --quiet --filter "label=com.docker.compose.project=$project")" ] \
         || die "another try has containers here: docker compose --project-name $project down --volumes"
+    note "revision" "$revision, $(date --utc +%F)"
     note "engine" "Docker $(docker version --format '{{.Server.Version}}'), compose $(docker compose version --short), $(nproc) cores, $(uname -r)"
 
     step=$SECONDS
