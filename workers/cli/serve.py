@@ -112,6 +112,8 @@ def worker(
 
     settings = Settings()
     configure_logging(settings)
+    if requeue:
+        job_time.job_of(os.environ)  # said now, and not when the time is over
     time_given = job_time.allocation(time_limit, os.environ, until_idle=until_idle)
     refuse_half_restored(settings)
     database = Database(settings.url)

@@ -94,11 +94,17 @@ def _left_of_job(environment: Mapping[str, str]) -> float | None:
         return None
 
 
-def requeue(environment: Mapping[str, str]) -> None:
-    """Has Slurm run our job again. Raises `UserError` where we are in none, or Slurm will not."""
+def job_of(environment: Mapping[str, str]) -> str:
+    """The job of Slurm that we are in. Raises `UserError` where we are in none."""
     job = environment.get("SLURM_JOB_ID")
     if job is None:
         raise UserError("--requeue: there is no SLURM_JOB_ID here; start the worker by sbatch")
+    return job
+
+
+def requeue(environment: Mapping[str, str]) -> None:
+    """Has Slurm run our job again. Raises `UserError` where we are in none, or Slurm will not."""
+    job = job_of(environment)
     # Slurm ends a job that it has queued again at once, maybe before its program, which inherits this, has its answer.
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:

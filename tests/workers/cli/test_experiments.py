@@ -319,6 +319,13 @@ class TestEnds:
         done = CliRunner().invoke(app, ["worker"])
         assert (done.exit_code, "TTSV_WEBHOOK_SECRET_FILE" in done.stderr) == (1, True)
 
+    def test_who_cannot_be_requeued_hears_it_at_once(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setenv("TTSV_DATA_DIR", str(tmp_path))
+        monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+        monkeypatch.setattr(Worker, "__init__", lambda worker, *_, **__: pytest.fail("it started"))
+        done = CliRunner().invoke(app, ["worker", "--requeue", "--time-limit", "4h"])
+        assert (done.exit_code, "there is no SLURM_JOB_ID here" in done.stderr) == (1, True)
+
     @pytest.mark.parametrize(("unfinished", "code"), [(True, 75), (False, 0)])
     def test_a_worker_says_whether_it_should_come_back(
         self, unfinished: bool, code: int, sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
