@@ -20,7 +20,7 @@ from ttsv.config.fields import FieldValues
 
 MODEL = "model"
 """Kind of the artifact that a re-evaluation takes up."""
-_ENDED = TrialState.SUCCEEDED, TrialState.EARLY_STOPPED, TrialState.DIVERGED
+_FOR_GOOD = TrialState.SUCCEEDED, TrialState.EARLY_STOPPED
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,8 @@ def cancelled_trials(session: Session, since: datetime | None = None) -> Sequenc
 
 
 def last_ended(session: Session, lease: Lease, most: int) -> Sequence[int]:
-    """The trials of the experiment that ended last, but for those that failed: a retry may go on from their files."""
-    query = select(Trial.id).where(Trial.experiment_id == lease.experiment_id, Trial.state.in_(_ENDED))
+    """The trials of the experiment that ended last and that nobody can have run again, from files that they left."""
+    query = select(Trial.id).where(Trial.experiment_id == lease.experiment_id, Trial.state.in_(_FOR_GOOD))
     return session.scalars(query.order_by(Trial.finished_at.desc()).limit(most)).all()
 
 
