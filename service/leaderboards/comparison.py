@@ -485,13 +485,20 @@ def _drawn(kind: Kind, rows: Sequence[_Row]) -> list[int]:
 
 
 def _named(sides: Sequence[Side], differing: Sequence[DifferingField]) -> list[Side]:
-    """The sides, those without a name of their own by what sets them apart."""
+    """The sides, those without a name of their own by the first fields that tell them apart."""
     texts = [column_texts([mine[0] if mine else None for mine in one.values]) for one in differing]
-    said = [
-        ", ".join(f"{one.name} {_said(column[side])}" for one, column in zip(differing, texts, strict=True))
-        for side in range(len(sides))
-    ]
+    told = [(one.name, column) for one, column in zip(differing, texts, strict=True)]
+    naming: list[tuple[str, list[str]]] = []
+    for one in told:
+        if _kinds([*naming, one], len(sides)) > _kinds(naming, len(sides)):
+            naming.append(one)
+    said = [", ".join(f"{name} {_said(column[side])}" for name, column in naming) for side in range(len(sides))]
     return [replace(side, about=side.about or said[number]) for number, side in enumerate(sides)]
+
+
+def _kinds(columns: Sequence[tuple[str, list[str]]], sides: int) -> int:
+    """How many sides are told apart by these columns."""
+    return len({tuple(column[side] for _, column in columns) for side in range(sides)})
 
 
 def _said(text: str) -> str:

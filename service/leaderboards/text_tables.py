@@ -67,7 +67,9 @@ class Sheet:
 
 
 _SIGNIFICANT = 6
-"""Digits of a number that are printed where fewer do not tell two apart."""
+"""Digits that are printed as they are. A number with more was drawn, not typed: of all such ones in a column so few are
+printed, `_FEWEST` at least, that none looks as another does."""
+_FEWEST = 3
 _MOST_SHARED = 4
 """Decimals that all numbers of a column share. Where one needs more, each has its own: 0.1 is not 0.1000000; so it is
 where that would add digits that nobody reads: 100000 is not 100000.0000 as 0.0001 stands below it."""
@@ -78,13 +80,24 @@ _MOST_DIGITS = 15
 
 def number_texts(values: Sequence[float]) -> list[str]:
     """Numbers as one column prints them: all with the same few decimals, or each as short as it is."""
-    rounded = [float(f"{value:.{_SIGNIFICANT}g}") for value in values]
-    if len(set(rounded)) < len(set(values)) or any(abs(value) >= 10**_SIGNIFICANT for value in values):
-        rounded = [float(value) for value in values]
+    rounded = _told_apart(values)
     decimals = max((_decimals(value) for value in rounded), default=0)
     if decimals <= _MOST_SHARED and all(abs(value) < 10 ** (_SIGNIFICANT - decimals) for value in rounded):
         return [f"{value:.{decimals}f}" for value in rounded]
     return [_shortest(value) for value in rounded]
+
+
+def _told_apart(values: Sequence[float]) -> list[float]:
+    """Numbers with as few digits as tell them apart; those that somebody typed are as they were."""
+    exact = [float(value) for value in values]
+    if any(abs(value) >= 10**_SIGNIFICANT for value in exact):
+        return exact
+    typed = [float(f"{value:.{_SIGNIFICANT}g}") == value for value in exact]
+    for digits in range(_FEWEST, _SIGNIFICANT + 1):
+        rounded = [value if kept else float(f"{value:.{digits}g}") for value, kept in zip(exact, typed, strict=True)]
+        if len(set(rounded)) == len(set(exact)):
+            return rounded
+    return exact
 
 
 def _shortest(value: float) -> str:

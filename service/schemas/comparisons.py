@@ -12,7 +12,9 @@ class SideOut(Out):
 
     key: int | str = Field(description="The trial's or experiment's number, or the cell's fingerprint.")
     name: str = Field(description="`trial 7`, `cell 01779b46a560` or `experiment 3`.")
-    about: str = Field(description="An experiment's name; of others their values in `differing`, in words.")
+    about: str = Field(
+        description="An experiment's name; of others the first values in `differing` that tell them apart, in words."
+    )
     experiment_id: int | None = Field(description="Of a trial: the experiment whose it is.")
     states: dict[str, int] = Field(description="How many trials it has, by state; states that none is in are absent.")
     invalid: int = Field(description="Results that cannot be true: they count nowhere.")

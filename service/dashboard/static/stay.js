@@ -1,6 +1,11 @@
-// The columns that say which configuration a row is stay in sight while a wide leaderboard is scrolled sideways.
+// Tables wider than their room: the columns that say what a row is stay in sight, and where more is, the edge fades.
 
 const MOST = 0.45; // of the room there is: the numbers are to be seen, too
+
+/** How many columns say what a row is: the first or, of a leaderboard, its place and the fields of its configuration. */
+function standing(table) {
+  return table.dataset.fields ? 1 + table.dataset.fields.split(",").length : 1;
+}
 
 function settle(table) {
   const room = table.closest(".wide");
@@ -8,24 +13,47 @@ function settle(table) {
     cell.classList.remove("stay");
     cell.style.removeProperty("left");
   }
-  if (room.scrollWidth <= room.clientWidth) return;
-  const count = table.dataset.fields === "" ? 1 : 1 + table.dataset.fields.split(",").length;
+  room.classList.toggle("cut", room.scrollWidth > room.clientWidth);
+  fade(room);
+  if (!room.classList.contains("cut") || table.tHead === null) return;
   const lefts = [];
   let left = 0;
-  for (const heading of [...table.tHead.rows[0].cells].slice(0, count)) {
+  for (const heading of [...table.tHead.rows[0].cells].slice(0, standing(table))) {
     if (left + heading.offsetWidth > MOST * room.clientWidth) break;
     lefts.push(left);
     left += heading.offsetWidth;
   }
+  room.style.scrollPaddingLeft = `${left}px`; // what has the focus does not stand under them
   for (const row of table.rows) {
     lefts.forEach((place, index) => {
-      row.cells[index].classList.add("stay");
-      row.cells[index].style.left = `${place}px`;
+      row.cells[index]?.classList.add("stay");
+      row.cells[index]?.style.setProperty("left", `${place}px`);
     });
   }
 }
 
-const tables = [...document.querySelectorAll("table[data-fields]")];
-const all = () => tables.forEach(settle);
-new ResizeObserver(all).observe(document.getElementById("main"));
-for (const table of tables) new MutationObserver(() => settle(table)).observe(table.tBodies[0], { childList: true });
+/** Says on which sides of its room a table goes on. */
+function fade(room) {
+  const rest = room.scrollWidth - room.clientWidth - room.scrollLeft;
+  room.classList.toggle("before", room.scrollLeft > 1);
+  room.classList.toggle("beyond", rest > 1);
+}
+
+const watched = new ResizeObserver((entries) => {
+  for (const room of new Set(entries.map(({ target }) => target.closest(".wide")))) {
+    const table = room.querySelector("table");
+    if (table !== null && room.clientWidth > 0) settle(table);
+  }
+});
+
+function watch(room) {
+  const table = room.querySelector(":scope > table");
+  if (table === null) return;
+  watched.observe(room);
+  watched.observe(table);
+  room.addEventListener("scroll", () => fade(room), { passive: true });
+  // Rows that come later stand in the same columns.
+  new MutationObserver(() => settle(table)).observe(table, { childList: true, subtree: true });
+}
+
+for (const room of document.querySelectorAll(".wide")) watch(room);

@@ -260,6 +260,8 @@ class TestExperiments:
             ("experiment 1", "with none"),
             ("experiment 2", "with clip"),
         ]
+        alone = asked(api, "trials=1,2,5")["sides"]  # they differ in constraint and delta, too
+        assert [side["about"] for side in alone] == ["rank 2, seed 0", "rank 2, seed 1", "rank 4, seed 0"]
         assert found["axes"] == [{"field": "rank", "name": "rank"}]
         differing = {one["field"]: one["values"] for one in found["differing"]}
         assert differing == {
