@@ -284,6 +284,7 @@ def test_on_paper_there_are_all_parts_and_pictures_in_light_colours(shown: Site,
     sheets = page.locator(".picture .sheet")
     assert sheets.evaluate_all("all => all.map(one => one.width > 2000)") == [True] * 5
     for canvas in (curves, fans):
+        assert canvas.evaluate("one => one.width / one.clientWidth") > 2.5  # as paper is finer than a screen
         assert canvas.evaluate(_HAS_COLOUR, LIGHT_BLUE)
         assert not canvas.evaluate(_HAS_COLOUR, DARK_BLUE)
     page.emulate_media(media="print")

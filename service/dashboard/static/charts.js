@@ -1,5 +1,6 @@
 // Charts of lines below each other in a figure: drag to zoom, one cursor, arrow keys, what lies under the pointer.
 import uPlot from "/static/lib/uplot.js";
+import { FINE, printing } from "/static/paper.js";
 import { element } from "/static/request.js";
 import { colour, onScheme } from "/static/theme.js";
 import { hideTip, showTip } from "/static/tip.js";
@@ -33,6 +34,32 @@ export function axis(label = null) {
   return { ...named, stroke: colour("quiet"), grid: { stroke: colour("line"), width: 1 }, ticks: { show: false }, font: "12px system-ui, sans-serif" };
 }
 
+/** uPlot's options for a chart with all its parts so many times as large: it draws so many pixels to a point alone. */
+function enlarged({ axes, series, ...options }, times) {
+  const fonts = (font) => font.replace(/[\d.]+px/, (size) => `${times * parseFloat(size)}px`);
+  const wider = (line) => line && { ...line, width: times * (line.width ?? 2) };
+  return {
+    ...options,
+    width: times * options.width,
+    height: times * options.height,
+    padding: [17, 17, 0, 0].map((room) => times * room),
+    axes: axes.map((one, which) => ({
+      ...one,
+      font: fonts(one.font),
+      grid: wider(one.grid),
+      gap: times * 5,
+      space: times * (which === 0 ? 50 : 30),
+      size: times * one.size,
+      ...(one.label ? { labelFont: fonts(one.labelFont), labelSize: times * one.labelSize } : {}),
+    })),
+    series: series.map(({ width, dash, points, ...one }, which) =>
+      which === 0
+        ? one
+        : { ...one, width: times * (width ?? 1), dash: dash?.map((length) => times * length), points: { ...points, size: times * (points?.size ?? 5) } },
+    ),
+  };
+}
+
 /** From the least to the largest x, and a little beyond where these are one. */
 export const AROUND = { time: false, range: (_, low, high) => (low === high ? [low - 0.5, high + 0.5] : [low, high]) };
 
@@ -49,6 +76,7 @@ export class Charts {
     this.wide = wide;
     this.plots = [];
     this.width = 0;
+    this.times = 1;
     this.stale = false;
     onScheme(() => this.draw());
     new ResizeObserver(() => {
@@ -64,6 +92,7 @@ export class Charts {
   draw() {
     this.width = this.place.clientWidth;
     this.stale = this.width === 0;
+    this.times = printing() ? Math.max(1, FINE / devicePixelRatio) : 1;
     if (!this.stale) this.drawAll();
   }
 
@@ -83,7 +112,7 @@ export class Charts {
 
   /** All charts as wide as there is room. */
   fit(count) {
-    for (const plot of this.plots) plot.setSize({ width: this.widthOf(count), height: this.height });
+    for (const plot of this.plots) plot.setSize({ width: this.times * this.widthOf(count), height: this.times * this.height });
   }
 
   /** Adds a chart of columns, one of so many; `options` are uPlot's beside what all have. */
@@ -98,7 +127,7 @@ export class Charts {
       hooks: { setSelect: [(plot) => this.dragged(plot)], setCursor: [(plot) => this.point(plot)] },
       ...options,
     };
-    const plot = new uPlot(all, columns, wrap);
+    const plot = new uPlot(this.times > 1 ? enlarged(all, this.times) : all, columns, wrap);
     plot.heading = title;
     plot.over.addEventListener("dblclick", () => this.zoomTo(null));
     plot.over.addEventListener("mouseleave", hideTip);

@@ -180,7 +180,8 @@ export class CurveView extends Charts {
       for (const metric of chart.metrics) {
         const columns = group.members.map((curve) => column(curve, metric));
         if (columns.every((values) => values.every((value) => value === null))) continue;
-        const label = chart.metrics.length > 1 ? (chart.labels?.[metric] ?? metric) : group.name;
+        const alone = this.fixed === null ? group.name : chart.title;
+        const label = chart.metrics.length > 1 ? (chart.labels?.[metric] ?? metric) : alone;
         const spreads = columns.length > 1 ? xs.map((_, row) => spreadAt(columns, row)) : null;
         const raw = spreads ? spreads.map(([mean]) => mean) : columns[0];
         const weight = this.options.smoothing;

@@ -3,7 +3,7 @@
 // Browsers print what stands there when `beforeprint` is over: nothing that has to be waited for comes onto the paper.
 const print = matchMedia("print");
 const calls = [];
-const FINE = 3; // so many points of what is drawn for paper to one of the screen
+export const FINE = 3; // so many points of what is drawn for paper to one of the screen
 let on = false;
 
 /** Whether the page stands as it is printed now. */
