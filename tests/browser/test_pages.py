@@ -76,7 +76,19 @@ class TestCurves:
         page.locator(".curves-panel .uplot").first.focus()
         page.keyboard.press("Home")
         page.keyboard.press("ArrowRight")
-        assert page.locator(".curves-panel .readout").inner_text().startswith("epoch 2;")
+        said = page.locator(".curves-panel .readout")
+        assert said.inner_text().startswith("epoch 2;")
+        for _ in range(8):
+            page.keyboard.press("Shift+ArrowRight")
+        assert said.inner_text().startswith("from 2 to 10: Enter zooms; epoch 10;")
+        page.keyboard.press("Enter")
+        page.wait_for_selector(".curves-figure[data-zoomed='x']")
+        page.keyboard.press("End")
+        assert said.inner_text().startswith("epoch 10;")  # of what is to be seen
+        page.keyboard.press("Escape")
+        page.wait_for_selector(".curves-figure[data-zoomed='']")
+        page.keyboard.press("End")
+        assert said.inner_text().startswith("epoch 80;")
 
     def test_a_table_stands_behind_them(self, tab: Tab) -> None:
         page = tab.page

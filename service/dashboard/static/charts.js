@@ -75,6 +75,9 @@ export class Charts {
     this.height = height;
     this.wide = wide;
     this.plots = [];
+    this.marking = null;
+    this.from = null;
+    this.marked = null;
     this.width = 0;
     this.times = 1;
     this.stale = false;
@@ -100,6 +103,7 @@ export class Charts {
   empty() {
     for (const plot of this.plots) plot.destroy();
     this.plots = [];
+    this.marked = this.from = null;
     this.place.replaceChildren();
     hideTip();
   }
@@ -134,7 +138,7 @@ export class Charts {
     plot.root.tabIndex = 0;
     plot.root.setAttribute("role", "application");
     plot.root.setAttribute("aria-roledescription", "chart");
-    plot.root.setAttribute("aria-label", `${label}: arrow keys move the cursor`);
+    plot.root.setAttribute("aria-label", `${label}: arrow keys move the cursor, with Shift they mark what Enter zooms to, Escape shows all`);
     plot.root.addEventListener("keydown", (event) => this.key(plot, event));
     return plot;
   }
@@ -142,27 +146,44 @@ export class Charts {
   dragged(plot) {
     if (plot.select.width < 8) return;
     const [min, max] = [plot.select.left, plot.select.left + plot.select.width].map((at) => plot.posToVal(at, "x"));
-    plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
     this.zoomTo({ min, max }, plot);
   }
 
   zoomTo(range) {
     for (const plot of this.plots) {
       const xs = plot.data[0];
+      this.mark(plot, null);
       plot.setScale("x", range ?? { min: xs[0], max: xs.at(-1) });
     }
   }
 
   key(plot, event) {
     const xs = plot.data[0];
-    const now = plot.cursor.idx ?? (event.key === "ArrowLeft" ? xs.length : -1);
+    const { min, max } = plot.scales.x;
+    const [first, last] = [xs.findIndex((x) => x >= min), xs.findLastIndex((x) => x <= max)];
+    const now = plot.cursor.idx ?? (event.key === "ArrowLeft" ? last + 1 : first - 1);
     const step = { ArrowRight: 1, ArrowLeft: -1, Home: -xs.length, End: xs.length }[event.key];
     if (event.key === "Escape") this.zoomTo(null);
+    if (event.key === "Enter" && this.marked !== null) this.zoomTo(this.marked, plot);
     if (step === undefined) return;
     event.preventDefault();
-    const index = Math.min(xs.length - 1, Math.max(0, now + step));
+    const index = Math.min(last, Math.max(first, now + step));
     plot.setCursor({ left: plot.valToPos(xs[index], "x"), top: plot.over.clientHeight / 3 });
-    this.readout.textContent = this.lines(plot, index, null).join("; ");
+    const said = this.lines(plot, index, null);
+    const from = this.marking === plot ? this.from : null;
+    this.mark(plot, event.shiftKey ? [from ?? Math.min(last, Math.max(first, now)), index] : null);
+    this.readout.textContent = (this.marked === null ? said : [`from ${xs[this.from]} to ${xs[index]}: Enter zooms`, ...said]).join("; ");
+  }
+
+  /** Marks what lies between two places, which Enter zooms to; null: nothing. */
+  mark(plot, places) {
+    this.marking = plot;
+    this.from = places === null ? null : places[0];
+    const [min, max] = (places ?? [0, 0]).map((at) => plot.data[0][at]).sort((a, b) => a - b);
+    this.marked = min === max ? null : { min, max };
+    const [left, right] = this.marked === null ? [0, 0] : [min, max].map((x) => plot.valToPos(x, "x"));
+    const height = this.marked === null ? 0 : plot.over.clientHeight;
+    plot.setSelect({ left, top: 0, width: right - left, height }, false);
   }
 
   point(plot) {

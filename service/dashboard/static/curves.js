@@ -290,6 +290,7 @@ export class CurveView extends Charts {
   /** Epochs are one for all charts; of what else lies along x each has a range of its own. */
   zoomTo(range, plot = null) {
     if (plot !== null && this.along !== "epoch") {
+      this.mark(plot, null);
       plot.setScale("x", range);
       return;
     }
