@@ -9,6 +9,7 @@ with code 1.
 
 import argparse
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +63,14 @@ PAGES = {
     "pool": "/pool",
 }
 """By the name of its picture: the address of a page."""
-SETTLED = 2000
-"""Milliseconds after which a page has drawn what it draws."""
+# When every picture in sight is drawn and nothing is being read for a part.
+SETTLED = """
+() => !document.querySelector("[aria-busy=true]") && [...document.querySelectorAll(
+  ".matrix-figure, .curves-figure, .trial-curves, .fans-figure, .values-figure, .resources-figure, .plane-figure,"
+  + ".picture"
+)].every(one => one.dataset.drawn !== undefined || !one.checkVisibility())
+"""
+MOST_SECONDS = 20
 
 
 def addresses(client: Client, experiment: int) -> dict[str, str]:
@@ -88,12 +95,27 @@ def take(browser: Browser, address: str, file: Path, scheme: str) -> list[str]:
     answer = page.goto(address)
     if answer is not None and not answer.ok:
         said.append(f"it answers {answer.status}")
-    page.wait_for_timeout(SETTLED)
+    end = time.monotonic() + MOST_SECONDS
+    page.wait_for_timeout(300)
+    while not page.evaluate(SETTLED) and time.monotonic() < end:
+        page.wait_for_timeout(100)
+    page.wait_for_timeout(300)
     page.screenshot(path=file)
     page.close()
     with Image.open(file) as picture:
         picture.convert("RGB").quantize(128).save(file, optimize=True)
     return said
+
+
+def take_all(browser: Browser, wanted: dict[str, str], into: Path) -> dict[Path, list[str]]:
+    """Takes pictures of addresses by name, in light and in dark, and says of each how large it is: what pages said."""
+    found = {}
+    for name, address in wanted.items():
+        for scheme, ending in (("light", ""), ("dark", "-dark")):
+            file = into / f"{name}{ending}.png"
+            found[file] = take(browser, address, file, scheme)
+            print(f"{file.name:28} {file.stat().st_size // 1024:4} KiB  {address}", *found[file], flush=True)
+    return found
 
 
 def main() -> int:
@@ -104,7 +126,6 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=sorted(PAGES), default=list(PAGES))
     parser.add_argument("--into", type=Path, default=Path(__file__).parent / "images")
     options = parser.parse_args()
-    complaints = 0
     with Client(options.url) as client, sync_playwright() as playwright:
         experiment = options.experiment
         if experiment is None:
@@ -114,14 +135,10 @@ def main() -> int:
             print(flush=True)
         found = addresses(client, experiment)
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        for name in options.only:
-            for scheme, ending in (("light", ""), ("dark", "-dark")):
-                file = options.into / f"{name}{ending}.png"
-                said = take(browser, options.url + found[name], file, scheme)
-                print(f"{file.name:28} {file.stat().st_size // 1024:4} KiB  {found[name]}", *said, flush=True)
-                complaints += len(said)
+        wanted = {name: options.url + found[name] for name in options.only}
+        said = take_all(browser, wanted, options.into)
         browser.close()
-    return int(complaints > 0)
+    return int(any(said.values()))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """What axe-core finds wrong with a page."""
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from tests.browser.conftest import Tab
 from tests.examples import PROFILE
 
 _FIRST_OF_ALIKE = 0 if PROFILE == "deep" else 2
-"""So many of a table's or drawing's children that are made alike are looked at; 0 for all."""
+"""So many of the children of anything that are made alike are looked at; 0 for all."""
 
 # Alike are parts with the same elements in the same order, each with the same classes and attributes; of those that
 # say what a thing is or how it looks, the values are the same, too. Texts and addresses may differ.
@@ -19,20 +20,38 @@ most => {
   const telling = /^(role|type|scope|style|tabindex|hidden|disabled|fill|stroke|aria-(?!label|describedby|controls))/;
   const shape = one => one.tagName + one.getAttributeNames().sort().map(name =>
     name === "class" || telling.test(name) ? `${name}=${one.getAttribute(name)}` : name).join(" ");
-  for (const parent of document.querySelectorAll("tbody, svg, svg g")) {
+  const [numbers, kinds] = [new Map(), new Map()];
+  const number = one => {
+    const said = `${shape(one)}(${[...one.children].map(number)})`;
+    if (!numbers.has(said)) numbers.set(said, numbers.size);
+    kinds.set(one, numbers.get(said));
+    return numbers.get(said);
+  };
+  const set = one => {
     const seen = new Map();
-    for (const child of parent.children) {
-      const key = [child, ...child.querySelectorAll("*")].map(shape).join();
-      seen.set(key, (seen.get(key) ?? 0) + 1);
-      child.toggleAttribute("data-alike", most > 0 && seen.get(key) > most);
+    for (const child of one.children) {
+      const kind = kinds.get(child);
+      seen.set(kind, (seen.get(kind) ?? 0) + 1);
+      // The order of headings is looked at, too.
+      if (seen.get(kind) > most && !child.matches(":is(h1, h2, h3), :has(h1, h2, h3)")) child.dataset.alike = "";
+      else set(child);
     }
-  }
+  };
+  for (const one of document.querySelectorAll("[data-alike]")) delete one.dataset.alike;
+  const main = document.querySelector("main") ?? document.body;
+  number(main);
+  if (most > 0) set(main);
 }
 """
 # Of rules that a page keeps, axe would describe every element.
 _RUN = """
-async () => (await axe.run({exclude: [["[data-alike]"]]}, {resultTypes: ["violations"]})).violations
+async ([within, rules]) => (await axe.run(
+  {include: [[within]], exclude: [["[data-alike]"]]},
+  {resultTypes: ["violations"], ...(rules && {runOnly: rules})},
+)).violations
 """
+OF_LOOKS = ("color-contrast", "link-in-text-block", "scrollable-region-focusable")
+"""The rules by which a page is other in another scheme or width, with the same elements."""
 
 
 @cache
@@ -41,10 +60,10 @@ def _source() -> str:
     return Path(axe.__file__).with_name("axe.min.js").read_text()
 
 
-def violations(tab: Tab) -> list[tuple[str, list[str]]]:
+def violations(tab: Tab, within: str = "html", rules: Sequence[str] | None = None) -> list[tuple[str, list[str]]]:
     """The rules that the page breaks, as it stands there now, each with the first three elements that break it."""
     if not tab.page.evaluate("() => 'axe' in window"):
         tab.page.evaluate(_source())
     tab.page.evaluate(_SET_APART, _FIRST_OF_ALIKE)
-    found: list[dict[str, Any]] = tab.page.evaluate(_RUN)
+    found: list[dict[str, Any]] = tab.page.evaluate(_RUN, [within, None if rules is None else [*rules]])
     return [(one["id"], [node["html"][:150] for node in one["nodes"]][:3]) for one in found]

@@ -5,7 +5,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,16 +38,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("slow")
 
 
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    """Debian's Chromium, without a window. Playwright's event loop must not run while other tests do."""
-    sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: pip install playwright")
-    if not Path(CHROMIUM).exists():
-        pytest.skip(f"{CHROMIUM} is not there: apt-get install chromium")
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=[*OPTIONS])
-        yield browser
-        browser.close()
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Ends the browser after the last of this folder's tests: Playwright's event loop must not run while others do."""
+    if nextitem is None or Path(__file__).parent not in nextitem.path.parents:
+        stash = item.session.stash
+        if _BROWSER in stash:
+            stash[_BROWSER].close()
+            del stash[_BROWSER]
+
+
+_PORTS: list[int] = []
+"""Where services were heard that have ended: of scripts that come from there a browser keeps what it made of them."""
+
+
+def _listener() -> socket.socket:
+    """Listens where a service was heard before, else at a free port."""
+    while _PORTS:
+        with suppress(OSError):  # somebody else has it now
+            return socket.create_server(("127.0.0.1", _PORTS.pop()))
+    return socket.create_server(("127.0.0.1", 0))
 
 
 @dataclass
@@ -62,9 +72,10 @@ class Site:
 
 @contextmanager
 def served(file: Path) -> Iterator[Site]:
-    """The service on a SQLite database, at a free port."""
+    """The service on a SQLite database."""
     url = f"sqlite:///{file}"
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener = _listener()
+    port = listener.getsockname()[1]
     data_dir = file.parent / "data"
     application = create_app(Settings(database_url=url, data_dir=data_dir, host="127.0.0.1"))
     process = uvicorn.Server(uvicorn.Config(application, log_level="error", timeout_graceful_shutdown=1))
@@ -74,11 +85,12 @@ def served(file: Path) -> Iterator[Site]:
         time.sleep(0.01)
     database = Database(url)
     try:
-        yield Site(f"http://127.0.0.1:{listener.getsockname()[1]}", database, data_dir)
+        yield Site(f"http://127.0.0.1:{port}", database, data_dir)
     finally:
         database.close()
         process.should_exit = True
         thread.join()
+        _PORTS.append(port)
 
 
 @pytest.fixture(scope="session")
@@ -146,15 +158,18 @@ class Tab:
 
     def go(self, address: str) -> None:
         """Opens another page, whatever part of it the address names."""
-        self.page.goto("about:blank")
+        if address.partition("#")[0] == self.page.url.partition("#")[0]:
+            self.page.goto("about:blank")  # else it would be scrolled alone
         self.page.goto(address)
 
     def until(self, expression: str, argument: Any = None) -> None:
         """Waits until it is true in the page. (Playwright's own waiting asks for `eval`, which the policy forbids.)"""
         end = time.monotonic() + 20
+        pause = 10.0
         while not self.page.evaluate(expression, argument):
             assert time.monotonic() < end, expression
-            self.page.wait_for_timeout(20)
+            self.page.wait_for_timeout(pause)
+            pause = min(1.3 * pause, 100)  # to ask costs more than to wait
 
     def settle(self) -> None:
         """Waits until every picture in sight is drawn, nothing is being read for a part, and that stands there."""
@@ -219,10 +234,26 @@ class Pages:
         self.idle[script].append(page)
 
 
-@pytest.fixture(scope="module")
-def pages(chromium: Any) -> Pages:
-    """Pages for the tests of one file."""
-    return Pages(chromium)
+_BROWSER = pytest.StashKey[ExitStack]()
+"""What ends the browser that is there."""
+_PAGES = pytest.StashKey[Pages]()
+
+
+@pytest.fixture
+def pages(request: pytest.FixtureRequest) -> Pages:
+    """The pages of Debian's Chromium, without a window, for all tests of this folder that follow each other."""
+    stash = request.session.stash
+    if _BROWSER not in stash:
+        reason = "Playwright is not installed: pip install playwright"
+        sync_api = pytest.importorskip("playwright.sync_api", reason=reason)
+        if not Path(CHROMIUM).exists():
+            pytest.skip(f"{CHROMIUM} is not there: apt-get install chromium")
+        end = ExitStack()
+        playwright = end.enter_context(sync_api.sync_playwright())
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=[*OPTIONS])
+        end.callback(browser.close)
+        stash[_BROWSER], stash[_PAGES] = end, Pages(browser)
+    return stash[_PAGES]
 
 
 @pytest.fixture

@@ -1,8 +1,7 @@
 """The pages in a browser: curves, a trial watched to its end, lists, print, names that mean harm, accessibility."""
 
 import re
-import subprocess
-import sys
+import runpy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,14 @@ import pytest
 from PIL import Image, ImageStat
 from sqlalchemy.orm import Session
 
+from service.client import Client
 from service.database import EpochPoint, Event, Experiment, Trial, TrialState
 from service.experiments.submission import Draft, submit
 from service.specs.grid import expand_grid
 from service.specs.spec import ExperimentSpec
 from tests import grids
-from tests.browser.accessibility import violations
-from tests.browser.conftest import Site, Tab
+from tests.browser.accessibility import OF_LOOKS, violations
+from tests.browser.conftest import Pages, Site, Tab
 from tests.examples import deep
 
 LAYER = {"name": "conv1", "kind": "conv", "shape": {"kernel": [3]}, "largest": 1.0, "smallest": 0.5}
@@ -385,24 +385,40 @@ all => all.map(one => getComputedStyle(one, one.matches(".state") ? "::before" :
 
 class TestEveryPage:
     @pytest.mark.parametrize(
-        ("scheme", "widths"),
+        ("scheme", "widths", "other"),
         [
-            ("light", (1280, 1920)),
-            ("dark", (390,)),
-            deep("dark", (1280,)),
-            deep("light", (390,)),
-            deep("light", (1920, 390)),
+            ("light", (1280, 1920), ("dark", 390)),
+            deep("dark", (390,), None),
+            deep("dark", (1280,), None),
+            deep("light", (390,), None),
+            deep("light", (1920, 390), None),
         ],
     )
     def test_axe_finds_nothing_and_none_is_wider_than_the_window(
-        self, site: Site, browse: Callable[..., Tab], scheme: str, widths: tuple[int, ...]
+        self,
+        site: Site,
+        browse: Callable[..., Tab],
+        scheme: str,
+        widths: tuple[int, ...],
+        other: tuple[str, int] | None,
     ) -> None:
-        """A page is opened at the first width, and made as wide as the others when it is there."""
+        """A page is opened at the first width, and made as wide as the others when it is there.
+
+        Then it is seen in the other scheme and width by the rules to which it is not the same there.
+        """
         found = {}
         tab = browse("about:blank", scheme=scheme, width=widths[0])
         page = tab.page
+
+        def look(width: int, path: str, panel: str) -> None:
+            page.set_viewport_size({"width": width, "height": 900})
+            tab.settle()
+            wide = page.evaluate("() => document.documentElement.scrollWidth - innerWidth")
+            assert wide <= 0, (path, panel, width)
+            if width == 1920:
+                assert page.evaluate("() => document.querySelector('main').clientWidth") > 1800
+
         for path, panels in PAGES.items():
-            page.set_viewport_size({"width": widths[0], "height": 900})
             tab.go(f"{site.url}{path}")
             for panel in ("", *panels):
                 if path == "/docs":
@@ -412,17 +428,19 @@ class TestEveryPage:
                 if panel:
                     page.locator(f"[role=tab][href='#{panel}']").click()
                     page.locator(f"#{panel}").wait_for()
-                tab.settle()
-                if broken := violations(tab):
-                    found[path, panel] = broken
-                for width in widths:
-                    page.set_viewport_size({"width": width, "height": 900})
-                    tab.settle()
-                    wide = page.evaluate("() => document.documentElement.scrollWidth - innerWidth")
-                    assert wide <= 0, (path, panel, width)
-                    if width == 1920:
-                        assert page.evaluate("() => document.querySelector('main').clientWidth") > 1800
-                page.set_viewport_size({"width": widths[0], "height": 900})
+                within = f"#{panel}" if panel else "html"  # what is around a panel was seen before
+                look(widths[0], path, panel)
+                if broken := violations(tab, within):
+                    found[path, panel, scheme] = broken
+                for width in widths[1:]:
+                    look(width, path, panel)
+                if other is not None:
+                    page.emulate_media(color_scheme=other[0])
+                    look(other[1], path, panel)
+                    if broken := violations(tab, within, OF_LOOKS):
+                        found[path, panel, other[0]] = broken
+                    page.emulate_media(color_scheme=scheme)
+            page.set_viewport_size({"width": widths[0], "height": 900})
         assert found == {}
 
     def test_every_column_is_on_paper(self, site: Site, browse: Callable[..., Tab]) -> None:
@@ -459,7 +477,7 @@ class TestEveryPage:
                     assert page.locator(f"#{name}").is_visible()
                 assert page.locator("#matrix .sheet").count() == 1
                 assert page.locator("#curves-panel .curves-figure").get_attribute("data-drawn") == "4"
-            assert len(page.pdf(landscape=True)) > 10_000
+        assert len(page.pdf(landscape=True)) > 10_000
 
     def test_names_that_mean_harm_are_names(self, live: Site, browse: Callable[..., Tab]) -> None:
         made = posted(live, HOSTILE[:200], notes=HOSTILE)
@@ -486,14 +504,19 @@ class TestEveryPage:
             assert page.locator("b[onclick]").count() == 0
 
 
-def test_pictures_are_taken_of_a_page_in_light_and_in_dark(site: Site, tmp_path: Path) -> None:
-    script = Path(__file__).parents[2] / "docs" / "pictures.py"
-    wanted = ["--url", site.url, "--experiment", "1", "--into", str(tmp_path), "--only", "leaderboard"]
-    done = subprocess.run([sys.executable, str(script), *wanted], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    light, dark = tmp_path / "leaderboard.png", tmp_path / "leaderboard-dark.png"
+def test_pictures_are_taken_of_a_page_in_light_and_in_dark(site: Site, pages: Pages, tmp_path: Path) -> None:
+    pictures = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "pictures.py"))
+    with Client(site.url) as client:
+        found = pictures["addresses"](client, 1)
+    assert found["curves"] == "/curves?trials=1,3,5,7"
+    wanted = {"leaderboard": f"{site.url}{found['leaderboard']}"}
+    said = pictures["take_all"](pages.browser, wanted, tmp_path)
+    assert list(said.values()) == [[], []]
+    light, dark = said
     with Image.open(light) as bright, Image.open(dark) as dim:
         assert bright.size == dim.size == (1280, 900)
         brightness = [ImageStat.Stat(one.convert("L")).mean[0] for one in (bright, dim)]
     assert brightness[0] > 200
     assert brightness[1] < 80
+    missing = pictures["take_all"](pages.browser, {"nothing": f"{site.url}/nothing"}, tmp_path)
+    assert all("it answers 404" in complaints for complaints in missing.values())
