@@ -89,7 +89,8 @@ def field_texts(one: DifferingField) -> list[str]:
     texts = iter(column_texts(flat))
     found = []
     for values, count in zip(one.values, one.counts, strict=True):
-        said = ", ".join(next(texts) for _ in values)
+        mine = [next(texts) for _ in values]
+        said = ", ".join("none" if text == "-" and len(mine) > 1 else text for text in mine)
         found.append(f"{said} and {count - len(values)} more" if count > len(values) else said)
     return found
 

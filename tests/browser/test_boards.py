@@ -70,7 +70,24 @@ class TestColumns:
         for heading in page.locator(".wide thead").first.locator("th", has_text="accuracy").all():
             box = heading.bounding_box()
             assert box["x"] + box["width"] <= room["x"] + room["width"]
+        assert page.locator(".wide").first.evaluate(CUT) <= 0
         assert "Decided by the other fields: " in page.locator("main").inner_text()
+        if path == "/leaderboards/cifar10":
+            self.scrolls_in_sight(browse(f"{boards.url}{path}?columns=layer,rank,constraint", width=800))
+
+    @staticmethod
+    def scrolls_in_sight(tab: Tab) -> None:
+        """One that is wider than its window says so, and scrolls in it by keys under its headings."""
+        room = tab.page.locator(".wide").first
+        tab.until("() => document.querySelector('.wide').classList.contains('beyond')")
+        assert room.evaluate("one => one.clientHeight <= innerHeight && one.scrollHeight > one.clientHeight")
+        room.focus()
+        tab.page.keyboard.press("End")
+        tab.page.keyboard.press("ArrowRight")
+        tab.until("() => document.querySelector('.wide').classList.contains('before')")
+        tab.until("() => document.querySelector('.wide').scrollTop > 100")
+        tops = "one => one.getBoundingClientRect().top - one.closest('.wide').getBoundingClientRect().top"
+        assert room.locator("thead th").last.evaluate(tops) < 3
 
     def test_what_is_decided_is_shown_where_it_is_asked_for(self, boards: Site, browse: Callable[..., Tab]) -> None:
         page = browse(f"{boards.url}/leaderboards/cifar10?experiment=2").page

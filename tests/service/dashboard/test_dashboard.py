@@ -99,6 +99,8 @@ def sound(page: Page) -> None:
     assert all("alt" in image for image in page.all("img"))
     ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
+    regions = [attributes["aria-label"] for _, attributes in page.elements if attributes.get("role") == "region"]
+    assert len(regions) == len(set(regions))
     named = {attributes["for"] for attributes in page.all("label") if "for" in attributes}
     for tag in ("input", "select", "textarea"):
         for attributes in page.all(tag):
@@ -594,6 +596,7 @@ class TestBoards:
         page = show("/leaderboards/digits")
         assert len(table(Protocol)) == 2
         assert "split: other here, test there" in page.text
+        assert show("/leaderboards/digits?pivot=lr,layer").text.count("accuracy (%) by lr and layer") == 2
         few = show("/leaderboards/digits?limit=1")
         following = next(a["href"] for a in few.all("a") if a.get("rel") == "next")
         second = show(f"/leaderboards/digits{following}")

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.leaderboards.compared import DifferingField
+from service.leaderboards.comparison_sheets import field_texts
 from service.leaderboards.metrics import Metric
 from service.leaderboards.protocols import Difference
 from service.leaderboards.sheets import read, unit_of
@@ -208,6 +210,10 @@ class TestDigits:
     )
     def test_numbers_of_a_column_share_them(self, values: list[float], texts: list[str]) -> None:
         assert number_texts(values) == texts
+
+    def test_none_among_the_values_of_a_side_is_a_word(self) -> None:
+        delta = DifferingField("delta", "delta", [[None, 1.5], [None]], [2, 1])
+        assert field_texts(delta) == ["none, 1.5", "-"]
 
     def test_other_values_are_as_in_a_spec(self) -> None:
         rows: list[list[Cell]] = [[None, True, [1, 2]], ["none", False, []]]
