@@ -38,7 +38,6 @@ from service.specs.grid import expand_grid
 from service.specs.spec import ExperimentSpec
 from service.specs.states import NodeState
 from tests.results import made_result
-from ttsv.config.trial import TrialConfig
 
 PROTOCOL = "5f" * 32
 AXES: dict[int, dict[str, list[Any]]] = {
@@ -101,8 +100,7 @@ def _run(session: Session, experiment_id: int, epochs: int, curves: int) -> None
         if name in Result.__table__.columns and name not in ("protocol", "environment", "layers")
     }
     for trial_id, number, config in rows:
-        parsed = TrialConfig.from_dict(config)
-        rank, ort, lr = parsed.rank or 64, parsed.lambda_ort, parsed.training.lr
+        rank, ort, lr = config["rank"] or 64, config["lambda_ort"], config["training"]["lr"]
         quality = (
             0.55 + 0.38 * (1 - math.exp(-rank / 10)) - 0.025 * (math.log10(ort + 1e-3) + 1) ** 2 - 0.4 * abs(lr - 0.05)
         )

@@ -20,8 +20,15 @@ from service.settings import Settings
 from tests import grids
 
 CHROMIUM = "/usr/bin/chromium"
-# There is no GPU to draw with, and a process that pretends to be one is one more to start.
-OPTIONS = ("--no-sandbox", "--disable-gpu", "--in-process-gpu")
+# There is no GPU to draw with, and processes and threads that share the work of one page cost more than they help.
+OPTIONS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--in-process-gpu",
+    "--num-raster-threads=1",
+    "--disable-threaded-compositing",
+    "--enable-features=NetworkServiceInProcess2",
+)
 PICTURES = (
     ".matrix-figure, .curves-figure, .trial-curves, .fans-figure, .values-figure, .resources-figure, .plane-figure,"
     " .picture"
