@@ -100,7 +100,8 @@ def _run(session: Session, experiment_id: int, epochs: int, curves: int) -> None
         if name in Result.__table__.columns and name not in ("protocol", "environment", "layers")
     }
     for trial_id, number, config in rows:
-        rank, ort, lr = config["rank"] or 64, config["lambda_ort"], config["training"]["lr"]
+        whole: Any = config
+        rank, ort, lr = whole["rank"] or 64, whole["lambda_ort"], whole["training"]["lr"]
         quality = (
             0.55 + 0.38 * (1 - math.exp(-rank / 10)) - 0.025 * (math.log10(ort + 1e-3) + 1) ** 2 - 0.4 * abs(lr - 0.05)
         )

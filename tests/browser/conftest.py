@@ -20,13 +20,12 @@ from service.settings import Settings
 from tests import grids
 
 CHROMIUM = "/usr/bin/chromium"
-# There is no GPU to draw with, and processes and threads that share the work of one page cost more than they help.
+# There is no GPU to draw with, and processes that share the work of one page cost more than they help.
 OPTIONS = (
     "--no-sandbox",
     "--disable-gpu",
     "--in-process-gpu",
     "--num-raster-threads=1",
-    "--disable-threaded-compositing",
     "--enable-features=NetworkServiceInProcess2",
 )
 PICTURES = (

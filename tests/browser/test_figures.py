@@ -105,6 +105,11 @@ class TestFigures:
             tab.go(f"{figures.url}/figures/{PAPER}/{name}")
             tab.settle()
             assert violations(tab) == [], name
+            grounds = tab.page.evaluate(
+                "() => [getComputedStyle(document.querySelector('.paper-figure .paper')).fill,"
+                " getComputedStyle(document.body).backgroundColor]"
+            )
+            assert grounds[0] == grounds[1]  # axe does not look at what is behind the texts of a drawing
             assert tab.page.evaluate("() => document.documentElement.scrollWidth - innerWidth") <= 0
 
     def test_without_scripts(self, figures: Site, browse: Callable[..., Tab]) -> None:
