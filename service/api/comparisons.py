@@ -14,10 +14,10 @@ from service.api.leaderboards import HEX, metrics_named
 from service.api.openapi_examples.comparisons import COMPARISON, COMPARISON_TEXT
 from service.errors import FieldProblem, QueryError
 from service.leaderboards.cell_scores import EVERYONE
-from service.leaderboards.compared import Key, Kind
 from service.leaderboards.comparison import FEWEST, MOST, CompareQuestion, compare
 from service.leaderboards.comparison_sheets import comparison_records, comparison_sheets
 from service.leaderboards.metrics import HEADLINE
+from service.leaderboards.sides import Key, Kind
 from service.schemas.comparisons import CompareOut
 
 router = APIRouter(prefix="/v1/compare", tags=["leaderboards"], responses=RESPONSES | refusals(406))

@@ -23,7 +23,7 @@ from service.database.engine import Database
 from service.database.pagination import decoded, encoded
 from service.errors import FieldProblem, NotFoundError, QueryError
 from service.experiments import store
-from service.leaderboards.answer import Leaderboard, Position
+from service.leaderboards.boards import Leaderboard, Position
 from service.leaderboards.cell_scores import EVERYONE
 from service.leaderboards.conditions import condition
 from service.leaderboards.filters import Filters, Question

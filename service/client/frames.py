@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from service.leaderboards.answer import counted_said
+from service.leaderboards.boards import counted_said
 from service.leaderboards.text_tables import value_text
 from service.schemas.experiments import EpochOut, ResultOut, TrialOut
 from service.schemas.leaderboards import BoardOut, PivotCellOut, PivotOut

@@ -18,7 +18,6 @@ from service.dashboard.rendering import HEADERS, PageRoute, Show
 from service.dashboard.wording import NONE
 from service.errors import NotFoundError, QueryError
 from service.experiments.listing import trials_by_id
-from service.leaderboards.compared import Comparison, Kind, Side, SideLayers
 from service.leaderboards.comparison import MOST, compare, side_layers
 from service.leaderboards.comparison_sheets import (
     LETTERS,
@@ -30,6 +29,7 @@ from service.leaderboards.comparison_sheets import (
     warnings,
 )
 from service.leaderboards.metrics import Metric
+from service.leaderboards.sides import Comparison, Kind, Side, SideLayers
 from service.leaderboards.text_tables import Cell, column_texts
 from service.specs.columns import validated_on
 

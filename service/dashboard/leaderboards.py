@@ -16,7 +16,7 @@ from service.api.leaderboards import HEX, AskedBoards, answering, pivoting, sort
 from service.api.paper_tables import AskedTable
 from service.dashboard.charts import Scatter, scatter
 from service.dashboard.rendering import PageRoute, Show
-from service.leaderboards.answer import Board, Position
+from service.leaderboards.boards import Board, Position
 from service.leaderboards.cell_scores import EVERYONE
 from service.leaderboards.filters import Filters, Question
 from service.leaderboards.leaderboard import leaderboard, measured_datasets

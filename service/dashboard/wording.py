@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from service.database import now
-from service.leaderboards.answer import missing_said
+from service.leaderboards.boards import missing_said
 from service.leaderboards.metrics import Metric
 from service.leaderboards.sheets import unit_of
 from service.leaderboards.text_tables import in_words

@@ -19,7 +19,12 @@ from service.database import Experiment, Protocol, Result, Trial, TrialState
 from service.database.engine import among
 from service.errors import NotFoundError
 from service.leaderboards.cell_scores import EVERYONE, Counted, newest
-from service.leaderboards.compared import (
+from service.leaderboards.corruption_baselines import BASELINE, METRIC, with_baseline
+from service.leaderboards.leaderboard import changes_from, tried_datasets
+from service.leaderboards.matrix import in_order, under
+from service.leaderboards.metrics import HEADLINE, Measure, Metric, spread
+from service.leaderboards.protocols import Record, differences
+from service.leaderboards.sides import (
     CompareRow,
     Comparison,
     DifferingField,
@@ -31,11 +36,6 @@ from service.leaderboards.compared import (
     Unequal,
     UsedProtocol,
 )
-from service.leaderboards.corruption_baselines import BASELINE, METRIC, with_baseline
-from service.leaderboards.leaderboard import changes_from, tried_datasets
-from service.leaderboards.matrix import in_order, under
-from service.leaderboards.metrics import HEADLINE, Measure, Metric, spread
-from service.leaderboards.protocols import Record, differences
 from service.leaderboards.significance import chance, unbeaten
 from service.leaderboards.source import hashable
 from service.leaderboards.text_tables import column_texts

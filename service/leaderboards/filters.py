@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from sqlalchemy import ColumnElement, select
 
 from service.database import Experiment, Score, Tag, Trial
-from service.leaderboards.answer import Position
+from service.leaderboards.boards import Position
 from service.leaderboards.cell_scores import EVERYONE
 from service.leaderboards.conditions import Condition
 from service.leaderboards.metrics import Metric

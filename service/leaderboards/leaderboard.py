@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from service.database import Experiment, Protocol, Score, ScoreBoard, Trial
 from service.errors import FieldProblem, NotFoundError, QueryError
-from service.leaderboards.answer import (
+from service.leaderboards.boards import (
     Board,
     Change,
     Group,

@@ -27,7 +27,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
 
 from service.database import Protocol, Result, Score, ScoreBoard, ScoreRank, Trial
 from service.database.engine import among, driver_rows, is_postgres
-from service.leaderboards.answer import Position
+from service.leaderboards.boards import Position
 from service.leaderboards.cell_scores import standing_of
 from service.leaderboards.conditions import COLUMNS
 from service.leaderboards.filters import Question

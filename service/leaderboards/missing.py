@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from service.database import Experiment, Result, Score, ScoreBoard, Trial, TrialState
 from service.database.engine import among
-from service.leaderboards.answer import MOST_MISSING, Hole, Invalid, Missing
+from service.leaderboards.boards import MOST_MISSING, Hole, Invalid, Missing
 from service.leaderboards.conditions import as_stored
 from service.leaderboards.corruption_baselines import BASELINE
 from service.leaderboards.filters import Question

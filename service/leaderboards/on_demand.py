@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from service.database import Experiment, Protocol, Result, Trial
 from service.leaderboards import cell_scores
-from service.leaderboards.answer import Position
+from service.leaderboards.boards import Position
 from service.leaderboards.cell_scores import Counted
 from service.leaderboards.conditions import COLUMNS
 from service.leaderboards.corruption_baselines import BASELINE, without_error

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from service.leaderboards.answer import (
+from service.leaderboards.boards import (
     Board,
     Hole,
     Leaderboard,

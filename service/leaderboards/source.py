@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from service.leaderboards.answer import Position
+from service.leaderboards.boards import Position
 from service.leaderboards.metrics import Measure, Measures, Metric
 from service.leaderboards.pareto import on_front
 from service.leaderboards.protocols import Record

@@ -11,7 +11,7 @@ from typing import NotRequired, TypeAlias, TypedDict
 import yaml
 
 from service.errors import NotFoundError
-from service.leaderboards.answer import PaperReference, Printed
+from service.leaderboards.boards import PaperReference, Printed
 from service.leaderboards.metrics import Metric
 from service.leaderboards.protocols import Record, differences
 from service.paper.presets import PAPER, Preset, PresetGrid, preset_spec, smaller

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from service.database import Experiment, Protocol, Result, Trial
 from service.leaderboards import cell_scores
-from service.leaderboards.answer import Printed, Spread, spreads
+from service.leaderboards.boards import Printed, Spread, spreads
 from service.leaderboards.cell_scores import Counted
 from service.leaderboards.filters import Filters
 from service.leaderboards.metrics import Measures, Metric, measures

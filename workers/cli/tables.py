@@ -12,11 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 from service.errors import QueryError, UserError
-from service.leaderboards.answer import Leaderboard
-from service.leaderboards.compared import Comparison
+from service.leaderboards.boards import Leaderboard
 from service.leaderboards.comparison_sheets import comparison_sheets
 from service.leaderboards.metrics import Metric
 from service.leaderboards.sheets import board_sheets, configuration_sheet, measured_metrics, read
+from service.leaderboards.sides import Comparison
 from service.leaderboards.text_tables import Cell, Measured, Sheet
 from service.schemas.comparisons import CompareOut
 from service.schemas.experiments import (

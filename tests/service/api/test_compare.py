@@ -14,8 +14,8 @@ from service.database.engine import Database
 from service.errors import NotFoundError
 from service.experiments import submission
 from service.experiments.submission import Draft
-from service.leaderboards.compared import Kind
 from service.leaderboards.comparison import CompareQuestion, compare
+from service.leaderboards.sides import Kind
 from service.queue.leases import Lease
 from service.queue.trials import ProtocolRecord, hold
 from service.specs.grid import expand_grid

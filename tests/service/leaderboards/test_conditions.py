@@ -13,7 +13,7 @@ from service.database import Experiment, ExperimentState, Protocol, Result, Tag,
 from service.database.engine import Database
 from service.errors import QueryError
 from service.leaderboards import cell_scores
-from service.leaderboards.answer import Board
+from service.leaderboards.boards import Board
 from service.leaderboards.conditions import Condition, condition
 from service.leaderboards.filters import Filters, Question
 from service.leaderboards.leaderboard import leaderboard

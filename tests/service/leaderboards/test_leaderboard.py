@@ -20,7 +20,7 @@ from service.database import Experiment, ExperimentState, Protocol, Result, Tag,
 from service.database.engine import Database
 from service.errors import NotFoundError, QueryError
 from service.leaderboards import cell_scores, materialized
-from service.leaderboards.answer import Board, Change, Group, Hole, Leaderboard, Missing, PaperReference, Row
+from service.leaderboards.boards import Board, Change, Group, Hole, Leaderboard, Missing, PaperReference, Row
 from service.leaderboards.conditions import condition
 from service.leaderboards.corruption_baselines import baseline_of
 from service.leaderboards.filters import Filters, Question
