@@ -196,7 +196,8 @@ def holes_said(found: Leaderboard) -> str:
     trials = sum(hole.trials for hole in found.holes)
     states = Counter(one.said for hole in found.holes for one in hole.missing)
     listed = ", ".join(f"{count} {said}" for said, count in states.most_common())
-    of = "" if found.hole_count == len(found.holes) else f" of the first {len(found.holes)} cells"
+    first = "cell" if len(found.holes) == 1 else f"{len(found.holes)} cells"
+    of = "" if found.hole_count == len(found.holes) else f" of the first {first}"
     return f"{trials} {'trial' if trials == 1 else 'trials'}{of}: {listed}"
 
 

@@ -50,7 +50,7 @@ class Checkpoints:
         for unfinished in folder.glob("*.tmp"):
             unfinished.unlink()
         for tensors in folder.glob("*.safetensors"):  # of a process that was killed after them, or before they went
-            if not tensors.with_suffix(".json").exists():
+            if tensors.stem.isdecimal() and not tensors.with_suffix(".json").exists():
                 tensors.unlink()
         self._writer: threading.Thread | None = None
         self._failure: BaseException | None = None

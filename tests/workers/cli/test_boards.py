@@ -42,10 +42,12 @@ def test_the_ranked_metric_and_others_have_columns() -> None:
 
 def test_what_does_not_count_is_said() -> None:
     bad = {"trial_id": 7, "cell": "c", "config": {}, "protocol": "p", "reasons": ["certified, and broken"]}
-    hole = {"cell": "c", "config": {}, "trials": 2}
+    missing = [{"trial_id": seed, "seed": seed, "state": state} for seed, state in enumerate(("running", "queued"))]
+    hole = {"cell": "c", "config": {}, "trials": 2, "missing": missing}
     text = shown(invalid=[bad], invalid_count=1, holes=[hole], hole_count=4)
     assert "trial 7 is left out: certified, and broken" in text
-    assert "4 cells have no result (2 trials among the first of them)" in text
+    assert "4 cells have no result (2 trials of the first cell: 1 running, 1 queued)" in text
+    assert "seed 0 running; seed 1 queued" in text
 
 
 def test_all_metrics_are_those_that_were_measured() -> None:
