@@ -234,7 +234,11 @@ class TestPage:
     def test_it_is_printed_whole(self, beside: Site, browse: Callable[..., Tab]) -> None:
         tab = browse(f"{beside.url}/compare?experiments=1,2,3", width=1031)
         page = tab.page
+        tab.settle()
         page.emulate_media(media="print")  # upon which what is drawn becomes as wide as the paper
-        tab.until("() => [...document.querySelectorAll('th, td')].every(o => o.getBoundingClientRect().right <= 1031)")
+        tab.until("() => document.querySelector('.paper .behind[open]')")
+        tab.settle()
+        cut = "[...document.querySelectorAll('th, td')].filter(o => o.getBoundingClientRect().right > 1031)"
+        assert page.evaluate(f"() => {cut}.map(o => o.textContent)") == []
         assert page.locator(".spectra-panel table").is_visible()
         assert not page.locator(".filters").first.is_visible()
