@@ -62,6 +62,19 @@ def test_pages_and_scripts_come_compressed_to_who_takes_it(sqlite_api: TestClien
     assert sum(len(gzip.compress(path.read_bytes(), 5)) for path in SHIPPED.glob("*.js")) < 250_000
 
 
+def test_a_script_is_compressed_once_and_asked_for_again_only_when_it_changed(sqlite_api: TestClient) -> None:
+    path, whole = "/static/lib/echarts.js", (SHIPPED / "echarts.js").read_bytes()
+    takes = {"Accept-Encoding": "gzip"}
+    first = sqlite_api.get(path, headers=takes)
+    assert first.content == whole
+    assert int(first.headers["content-length"]) < len(whole) / 2  # of bytes that are there, not of a stream
+    assert sqlite_api.get(path, headers={**takes, "If-None-Match": first.headers["etag"]}).status_code == 304
+    part = sqlite_api.get(path, headers={**takes, "Range": "bytes=10-19"})
+    assert (part.status_code, part.content) == (206, whole[10:20])
+    head = sqlite_api.head(path, headers=takes)
+    assert (head.content, head.headers["content-encoding"]) == (b"", "gzip")
+
+
 def test_logs_and_files_stay_as_they_are() -> None:
     """A log is followed line by line, a file's download goes on where it broke off."""
 
