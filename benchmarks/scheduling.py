@@ -251,7 +251,7 @@ def _fill(database: Database, experiments: int, trials: int) -> None:
                 "INSERT INTO trials (experiment_id, number, fingerprint, cell, config, dataset, model, layer,"
                 ' lambda_ort, "constraint", seed, epochs, epoch, state, attempts, run_seconds)'
                 " SELECT experiments.id, number, experiments.id || ' ' || number,"
-                f" experiments.id || ' ' || (number - 1) / {SEEDS}, :config, 'digits',"
+                f" experiments.id || ' ' || ((number - 1) / {SEEDS}), :config, 'digits',"
                 " 'small-cnn', 'dense', 0, 'none', number, :epochs, 0, :state, 0, 0"
                 f" FROM experiments CROSS JOIN {series}".replace(
                     ":config", "CAST(:config AS JSON)" if "generate" in series else ":config"
