@@ -279,6 +279,6 @@ def _machines(session: Session, results: Iterable[Counted]) -> list[str]:
     device = Result.environment["device"].as_string()
     trials = [counted.trial_id for counted in results]
     query = select(device).where(Result.trial_id.in_(trials)).distinct().order_by(device)
-    devices = [str(name) for name in session.scalars(query)] if trials else []
+    devices = [name or "a machine that nobody recorded" for name in session.scalars(query)] if trials else []
     several = "" if len(devices) == 1 else ": times of different machines are not comparable"
     return [f"times taken on {', '.join(devices)}{several}"] if devices else []

@@ -348,6 +348,7 @@ class TestTables:
         notes = "\n".join(body["notes"])
         assert ("measure nothing" in notes) == (scale == "smoke")
         assert ("AutoAttack: in the paper" in notes) == (scale == "full")
+        assert "times taken on a machine that nobody recorded" in notes
         text = api.get(f"/v1/tables/{PAPER}/table2{query}&format=markdown").text
         assert "| clip to 1 | 192 | 90.00 | 95.25 |" in text
         assert "**90" not in text  # all are equal
