@@ -24,6 +24,7 @@ DEFAULT = "val_accuracy,train_loss,val_loss"
 CURVES: Example = {
     "metrics": ["val_accuracy", "val_loss"],
     "columns": [{"field": "rank", "name": "rank"}],
+    "decided": [],
     "curves": [
         {
             "trial": 7,
@@ -114,5 +115,9 @@ def show(
 
 def written(found: Curves) -> dict[str, object]:
     """Curves as `CurvesOut` has them."""
-    columns = [{"field": one.field, "name": one.name} for one in found.columns.fields]
-    return {"metrics": found.metrics, "columns": columns, "curves": [vars(curve) for curve in found.curves]}
+    columns, decided = (
+        [{"field": one.field, "name": one.name} for one in some]
+        for some in (found.columns.fields, found.columns.decided)
+    )
+    curves = [vars(curve) for curve in found.curves]
+    return {"metrics": found.metrics, "columns": columns, "decided": decided, "curves": curves}

@@ -1,6 +1,7 @@
 """The page that lays trials, cells or experiments beside each other."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -14,9 +15,9 @@ from service.access.security import Principal
 from service.api.comparisons import AskedComparison
 from service.api.http.authentication import Reader
 from service.api.http.dependencies import MAX_ID, Db
-from service.dashboard.rendering import HEADERS, PageRoute, Show
+from service.dashboard.rendering import HEADERS, PageRoute, Show, named_numbers, words_of
 from service.dashboard.wording import NONE
-from service.errors import NotFoundError, QueryError
+from service.errors import FieldProblem, NotFoundError, QueryError
 from service.experiments.listing import trials_by_id
 from service.leaderboards.comparison import MOST, compare, side_layers
 from service.leaderboards.comparison_sheets import (
@@ -35,8 +36,7 @@ from service.specs.columns import validated_on
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
-_LIST = r"^[0-9]{1,18}( *, *[0-9]{1,18})* *$"
-_CELLS = r"^[0-9a-f]{64}( *, *[0-9a-f]{64})* *$"
+_CELL = re.compile(r"[0-9a-f]{64}")
 _MOST_LAYERS = 200
 _Number = Annotated[int, Query(ge=1, le=MAX_ID)]
 _Cell = Annotated[str, Query(pattern=r"^[0-9a-f]{64}$")]
@@ -46,9 +46,9 @@ _Cell = Annotated[str, Query(pattern=r"^[0-9a-f]{64}$")]
 class _Chosen:
     """What the page compares: lists separated by commas, or boxes that were checked, which become such a list."""
 
-    trials: Annotated[str | None, Query(max_length=4000, pattern=_LIST)] = None
-    cells: Annotated[str | None, Query(max_length=4000, pattern=_CELLS)] = None
-    experiments: Annotated[str | None, Query(max_length=4000, pattern=_LIST)] = None
+    trials: Annotated[str | None, Query(max_length=4000)] = None
+    cells: Annotated[str | None, Query(max_length=4000)] = None
+    experiments: Annotated[str | None, Query(max_length=4000)] = None
     trial: Annotated[list[_Number] | None, Query(max_length=200)] = None
     cell: Annotated[list[_Cell] | None, Query(max_length=200)] = None
     experiment: Annotated[list[_Number] | None, Query(max_length=200)] = None
@@ -61,14 +61,23 @@ class _Chosen:
         return any((self.trial, self.cell, self.experiment))
 
     def lists(self) -> dict[Kind, str]:
-        """By kind what is named, separated by commas."""
+        """By kind what is named, separated by commas, right or wrong."""
         found = {}
         for kind in Kind:
-            listed = (getattr(self, kind) or "").replace(" ", "").split(",")
-            keys = [*filter(None, listed), *map(str, getattr(self, kind.one) or ())]
+            keys = [*words_of(getattr(self, kind)), *map(str, getattr(self, kind.one) or ())]
             if keys:
                 found[kind] = ",".join(dict.fromkeys(keys))
         return found
+
+
+def _checked(lists: Mapping[Kind, str]) -> None:
+    """Raises `QueryError` where something that was written is no key of its kind."""
+    for kind, text in lists.items():
+        if kind is not Kind.CELLS:
+            named_numbers(text, kind)
+        elif wrong := [word for word in text.split(",") if not _CELL.fullmatch(word)]:
+            fix = "write their fingerprints, of 64 digits and letters a to f, with commas between"
+            raise QueryError([FieldProblem(kind, f"{wrong[0][:80]!r} is none of a cell: {fix}")])
 
 
 @dataclass(frozen=True)
@@ -102,6 +111,7 @@ def page(show: Show, who: Reader, database: Db, chosen: Annotated[_Chosen, Depen
     if not lists:
         return show("compare.html", **values)
     try:
+        _checked(lists)
         with database.read() as session:
             found = _compared(session, who, chosen, lists)
             layers = side_layers(session, found.sides)
@@ -116,12 +126,14 @@ def page(show: Show, who: Reader, database: Db, chosen: Annotated[_Chosen, Depen
 def _compared(session: Session, who: Principal, chosen: _Chosen, lists: Mapping[Kind, str]) -> Comparison:
     """All metrics in one table; of experiments that vary something the one that is chosen, over what they vary."""
     named: dict[str, Any] = {kind.value: text for kind, text in lists.items()}
+    if any(chosen.baseline in text.split(",") for text in lists.values()):
+        named["baseline"] = chosen.baseline  # else it is of what was compared before others were named
     if Kind.EXPERIMENTS in lists:
-        asked = AskedComparison(**named, baseline=chosen.baseline, metrics=chosen.metric.value)
+        asked = AskedComparison(**named, metrics=chosen.metric.value)
         found = compare(session, asked.question(who))
         if found.axes:
             return found
-    return compare(session, AskedComparison(**named, baseline=chosen.baseline, metrics="all").question(who))
+    return compare(session, AskedComparison(**named, metrics="all").question(who))
 
 
 def _view(

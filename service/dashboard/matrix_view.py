@@ -104,8 +104,8 @@ def matrix_view(found: Matrix, asked: AskedMatrix, experiment_id: int) -> Matrix
             "decimals": reading.decimals,
         },
         "texts": {
-            "x": [axis_text(value) for value in found.x.values],
-            "y": [axis_text(value) for value in found.y.values],
+            "x": _along(found.x),
+            "y": _along(found.y),
             "facets": [facet_text(found, index) for index in range(len(found.facets))],
             "seeds": SEEDS[found.seeds],
         },
@@ -116,7 +116,7 @@ def matrix_view(found: Matrix, asked: AskedMatrix, experiment_id: int) -> Matrix
         matrix=found,
         choosers=choosers,
         other_conditions=[one for one in conditions if one not in offered],
-        columns=[axis_text(value) for value in found.x.values],
+        columns=_along(found.x),
         sheets=sheets,
         left_out=len(found.facets) * len(found.x.values) * len(found.y.values) - shown,
         data=json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")),
@@ -163,8 +163,13 @@ def _sheets(found: Matrix) -> Sequence[Sheet]:
             else:
                 text = f"{said(state)} (0 of {trials})"
             grids[facet][places.y[index]][places.x[index]] = (text, state.value)
-    headings = [axis_text(value) for value in found.y.values]
+    headings = _along(found.y)
     return [Sheet(facet_text(found, at), list(zip(headings, rows, strict=True))) for at, rows in enumerate(grids)]
+
+
+def _along(axis: Axis) -> list[str]:
+    """The values beside an axis; where no field lies along it there is nothing to say."""
+    return [axis_text(value) if axis.field else "" for value in axis.values]
 
 
 def axis_text(value: FieldValue) -> str:

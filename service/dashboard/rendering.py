@@ -18,8 +18,9 @@ from starlette.types import Scope as ASGIScope
 
 from service.access.security import Scope
 from service.api.http.authentication import Reader
-from service.api.http.dependencies import Config
+from service.api.http.dependencies import MAX_ID, Config
 from service.dashboard.wording import FILTERS
+from service.errors import FieldProblem, QueryError
 from service.specs.columns import short_name, told, validates_on_test
 
 PageSize = Annotated[int, Query(ge=1, le=200)]
@@ -110,6 +111,21 @@ Show = Annotated[Shower, Depends(Shower)]
 def html(template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
     """A page with its headers."""
     return HTMLResponse(_environment().get_template(template).render(values), status_code=status, headers=HEADERS)
+
+
+def words_of(text: str | None) -> list[str]:
+    """What somebody wrote in a field for several: words with commas between, or spaces."""
+    return (text or "").replace(",", " ").split()
+
+
+def named_numbers(text: str | None, field: str) -> list[int]:
+    """The numbers that somebody wrote in a field, each once. Raises `QueryError` where something else stands there."""
+    words = words_of(text)
+    for word in words:
+        if not (word.isascii() and word.isdecimal() and 1 <= int(word[:20]) <= MAX_ID):
+            fix = f"write the ids of {field} with commas between, such as 7, 8"
+            raise QueryError([FieldProblem(field, f"{word[:80]!r} is no id: {fix}")])
+    return list(dict.fromkeys(map(int, words)))
 
 
 def with_query(query: QueryParams, **changes: Any) -> str:

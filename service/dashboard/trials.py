@@ -14,9 +14,10 @@ from service.api.http.dependencies import MAX_ID, Config, Cursor, Db, TrialId
 from service.api.http.query_filters import ShownFields, TrialSort, WhichTrials
 from service.dashboard.charts import LineChart, line_chart
 from service.dashboard.experiments import configurations
-from service.dashboard.rendering import HEADERS, PageRoute, PageSize, Show
+from service.dashboard.rendering import HEADERS, PageRoute, PageSize, Show, named_numbers
 from service.dashboard.trial_tabs import absent, corruption_values, reliabilities, robustness, threshold, uses
 from service.database import OPEN_TRIALS, TrialState
+from service.errors import QueryError
 from service.experiments import epoch_points, epoch_spectra, store
 from service.experiments.listing import TrialFilter, list_trials, trials_by_id
 from service.experiments.logs import tail, trial_log
@@ -70,24 +71,33 @@ def many(
     show: Show,
     who: Reader,
     database: Db,
-    trials: Annotated[str | None, Query(max_length=4000, pattern=r"^[0-9]{1,18}( *, *[0-9]{1,18})*$")] = None,
+    trials: Annotated[str | None, Query(max_length=4000)] = None,
     trial: Annotated[list[TrialNumber] | None, Query(max_length=MOST_TRIALS)] = None,
 ) -> HTMLResponse:
     """The curves of chosen trials: of a list separated by commas, or of boxes that were checked."""
-    named = [*map(int, (trials or "").replace(" ", "").split(","))] if trials else []
-    chosen = list(dict.fromkeys([*named, *(trial or ())]))[:MOST_TRIALS]
+    problem = None
+    try:
+        chosen = list(dict.fromkeys([*named_numbers(trials, "trials"), *(trial or ())]))
+    except QueryError as error:
+        chosen, problem = [], str(error)
     with database.read() as session:
-        rows = trials_by_id(session, chosen, project_id=who.project_id)
+        rows = trials_by_id(session, chosen[:MOST_TRIALS], project_id=who.project_id)
         fields = configurations(rows, Shown())
-    listed = ",".join(str(row.id) for row, _ in rows)
-    images = validated_on(row.config for row, _ in rows)
+    there = [row.id for row, _ in rows]
+    left_out = [one for one in chosen[:MOST_TRIALS] if one not in there]
+    if left_out:
+        problem = f"there is no trial {', '.join(map(str, left_out))}"
+    elif len(chosen) > MOST_TRIALS:
+        problem = f"the first {MOST_TRIALS} of {len(chosen)} trials: more are not drawn at a time"
     return show(
         "curves.html",
         trials=rows,
         fields=fields,
-        chosen_trials=listed,
+        problem=problem,
+        # What is wrong stays in the field, to be mended; who is there is drawn.
+        chosen_trials=",".join(map(str, there)) if there or not trials else trials,
         curves_of=None,
-        curves_on=images,
+        curves_on=validated_on(row.config for row, _ in rows),
     )
 
 

@@ -77,7 +77,8 @@ def curves(
     trials = {trial.id: trial for trial in session.scalars(query)}
     if missing := [trial_id for trial_id in trial_ids if trial_id not in trials]:
         raise NotFoundError(f"there is no trial {missing[0]}")
-    columns = columns_of([trials[trial_id].config for trial_id in trial_ids], hidden=("seed",)) if trial_ids else None
+    configs = [trials[trial_id].config for trial_id in trial_ids]
+    columns = columns_of(configs, hidden=("seed",), without_decided=True) if configs else None
     found = []
     for trial_id in trial_ids:
         trial = trials[trial_id]

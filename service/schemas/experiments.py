@@ -259,7 +259,7 @@ class CurveOut(Out):
     validated_on: Literal["held-out", "test"] = Field(
         "held-out", description="Of which images `val_accuracy` and `val_loss` are, as `training.validation`."
     )
-    fields: dict[str, Any] = Field(description="Its values in `columns`, by path.")
+    fields: dict[str, Any] = Field(description="Its values in `columns` and `decided`, by path.")
     epoch: list[int] = Field(description="The epochs, in their order.")
     values: list[list[float | None]] = Field(
         description="By metric, in the order of `metrics`: a value for each epoch."
@@ -271,6 +271,7 @@ class CurvesOut(Out):
 
     metrics: list[str] = Field(description="The metrics that were asked for.")
     columns: list["ColumnOut"] = Field(description="The fields beside the seed in which the trials differ.")
+    decided: list["ColumnOut"] = Field([], description="Fields that differ too, but follow from one of `columns`.")
     curves: list[CurveOut] = Field(description="One per trial, in the order asked for, or the best cell first.")
 
 

@@ -63,6 +63,19 @@ function enlarged({ axes, series, ...options }, times) {
 /** From the least to the largest x, and a little beyond where these are one. */
 export const AROUND = { time: false, range: (_, low, high) => (low === high ? [low - 0.5, high + 0.5] : [low, high]) };
 
+/** A text as far as there is room for it, in the pen's font. */
+export function fitted(pen, text, room) {
+  const signs = [...text];
+  const said = (count) => (count === signs.length ? text : `${signs.slice(0, count).join("")}…`);
+  let [least, most] = [0, signs.length];
+  while (least < most) {
+    const middle = Math.ceil((least + most) / 2);
+    if (pen.measureText(said(middle)).width <= room) least = middle;
+    else most = middle - 1;
+  }
+  return said(least);
+}
+
 /**
  * What kinds of charts share. Theirs are `drawAll()`, and `lines(plot, index, near)`: what is said at an x, `near` the
  * height of the pointer or null. `height` is that of each chart, `wide` the room from which three stand side by side.
@@ -232,7 +245,7 @@ export class Charts {
       pen.moveTo(8 * scale, y);
       pen.lineTo(36 * scale, y);
       pen.stroke();
-      pen.fillText(text.slice(0, 160), 44 * scale, y + 4 * scale);
+      pen.fillText(fitted(pen, text, canvas.width - 52 * scale), 44 * scale, y + 4 * scale);
     });
     return canvas;
   }

@@ -47,7 +47,7 @@ function asCurves(sides, found) {
     const last = (name) => Math.max(1, ...found.map((one) => one?.layers.find((layer) => layer.name === name)?.index.at(-1) ?? 0));
     add(trial, names.map((name) => ({ name, index: [0, last(name)], values: [delta, delta] })));
   }
-  return { lines, data: { metrics: names, columns: [], curves } };
+  return { lines, data: { metrics: names, columns: [], decided: [], curves } };
 }
 
 async function setUp() {

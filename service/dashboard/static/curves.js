@@ -1,5 +1,5 @@
 // Curves of many trials over epochs, a chart for each metric: one cursor, one zoom, seeds as bands.
-import { AROUND, Charts, axis, clear, short, ticks } from "/static/charts.js";
+import { AROUND, Charts, axis, clear, fitted, short, ticks } from "/static/charts.js";
 import { onPaper, read } from "/static/paper.js";
 import { element } from "/static/request.js";
 import { csv, fileName, save } from "/static/save.js";
@@ -110,29 +110,37 @@ export class CurveView extends Charts {
     this.draw();
   }
 
-  /** What is drawn as one line: trials of a cell together as a band, or each alone. */
+  /**
+   * What is drawn as one line: trials of a cell together as a band, or each alone. Its `name` has what tells it from the
+   * others, as a table's columns do: neither what these decide, nor where all are alike; its `whole` name has all that
+   * differs.
+   */
   groups() {
-    const { curves, columns } = this.data;
-    const several = new Set(curves.map((curve) => curve.experiment_id)).size > 1;
-    const name = (curve) => {
-      const said = columns.map(({ field, name: label }) => `${label} ${this.said(curve.fields[field])}`);
-      if (several) said.unshift(`experiment ${curve.experiment_id}`);
-      return said.join(", ") || (several ? "" : "all the same but seeds");
-    };
+    const { curves, columns, decided } = this.data;
     if (this.sides !== null) return this.ofSides(curves);
-    if (this.options.bands) {
-      const cells = new Map();
-      for (const curve of curves) {
-        const key = `${curve.experiment_id} ${curve.cell}`;
-        if (!cells.has(key)) cells.set(key, []);
-        cells.get(key).push(curve);
-      }
-      return [...cells.values()].map((members) => ({
-        name: members.length > 1 ? `${name(members[0])} (${members.length} seeds)` : `${name(members[0])}, seed ${members[0].seed}`,
-        members,
-      }));
+    const groups = new Map();
+    const homes = new Map(); // of each configuration the experiments that have it
+    for (const curve of curves) {
+      const key = this.options.bands ? `${curve.experiment_id} ${curve.cell}` : curve.trial;
+      groups.set(key, [...(groups.get(key) ?? []), curve]);
+      homes.set(curve.cell, (homes.get(curve.cell) ?? new Set()).add(curve.experiment_id));
     }
-    return curves.map((curve) => ({ name: `${name(curve)}, seed ${curve.seed}`, members: [curve] }));
+    const experiments = new Set(curves.map((curve) => curve.experiment_id)).size > 1;
+    const seeds = new Set(curves.map((curve) => curve.seed)).size > 1;
+    return [...groups.values()].map((members) => {
+      const [{ experiment_id: home, cell, seed, fields }] = members;
+      const words = (some) => some.map(({ field, name }) => `${name} ${this.said(fields[field])}`);
+      const named = (parts, seedSaid) => {
+        if (members.length > 1) return `${parts.join(", ")} (${members.length} seeds)`.trim();
+        return [...parts, ...(seedSaid || parts.length === 0 ? [`seed ${seed}`] : [])].join(", ");
+      };
+      const from = (said) => (said ? [`experiment ${home}`] : []);
+      return {
+        name: named([...from(homes.get(cell).size > 1), ...words(columns)], seeds),
+        whole: named([...from(experiments), ...words(columns), ...words(decided)], true),
+        members,
+      };
+    });
   }
 
   /** The lines of sides, each in its side's colour; one without curves keeps its place. */
@@ -258,7 +266,7 @@ export class CurveView extends Charts {
         dash,
         width: 2,
         spanGaps: true,
-        points: { show: lonely && lines.length <= 4, size: 5, fill: stroke },
+        points: { show: lonely && lines.length <= 4 && dash.length === 0, size: 5, fill: stroke },
       });
     });
     const ten = (value) => Math.abs(Math.log10(value) - Math.round(Math.log10(value))) < 1e-9;
@@ -332,6 +340,7 @@ export class CurveView extends Charts {
       const button = element("button", "", [this.stroke(stroke, dash), element("span", group.name, [], { dir: "auto" })], {
         type: "button",
         class: "line",
+        title: group.whole ?? group.name,
         "aria-pressed": String(!this.hidden.has(index)),
         "data-line": index,
       });
@@ -383,7 +392,8 @@ export class CurveView extends Charts {
 
   /** All epochs that came, as they are. */
   csv() {
-    const { curves, columns, metrics } = this.data;
+    const { curves, metrics } = this.data;
+    const columns = [...this.data.columns, ...this.data.decided];
     const rows = [["trial", "experiment", "number", "seed", "state", ...columns.map(({ field }) => field), this.along, ...metrics]];
     for (const curve of curves) {
       const fixed = [curve.trial, curve.experiment_id, curve.number, curve.seed, curve.state];
@@ -457,11 +467,13 @@ export class CurveView extends Charts {
     }
     if (this.fixed === null) {
       const groups = this.groups();
+      const pen = document.createElement("canvas").getContext("2d");
+      pen.font = "12px system-ui, sans-serif";
       groups.forEach((group, index) => {
         if (this.hidden.has(index)) return;
         const { stroke, dash } = this.styleOf(group, index, groups.length);
         parts.push(`<line x1="8" x2="36" y1="${top + 10}" y2="${top + 10}" stroke="${stroke}" stroke-width="2" stroke-dasharray="${dash.join(" ")}"/>`);
-        parts.push(`<text x="44" y="${top + 14}" fill="${colour("text")}" font-size="12">${escape(group.name)}</text>`);
+        parts.push(`<text x="44" y="${top + 14}" fill="${colour("text")}" font-size="12">${escape(fitted(pen, group.name, wide - 52))}<title>${escape(group.whole ?? group.name)}</title></text>`);
         top += 18;
       });
     }
@@ -484,13 +496,22 @@ function setUp(panel) {
   const figure = panel.querySelector(".curves-figure");
   const problem = panel.querySelector(".curves-problem");
   const view = new CurveView(figure, { sides: form.dataset.sides ? JSON.parse(form.dataset.sides) : null });
+  const { trials: named, bands, log, smoothing } = form.elements;
+  // As the form has it: of a page that was left a browser may have kept what was chosen.
+  Object.assign(view.options, { bands: bands.checked, log: log.checked, smoothing: Number(smoothing.value) });
+  const ofPage = named.defaultValue;
   let asked = null;
   let wanted = 0;
 
   function query() {
     const values = new FormData(form);
     const found = new URLSearchParams({ points: POINTS, metrics: values.getAll("metric").join(",") || "val_accuracy" });
-    const trials = String(values.get("trials") ?? "").replace(/[^0-9]+/g, ",").replace(/^,|,$/g, "");
+    const text = form.dataset.experiment === undefined ? ofPage : named.value;
+    const trials = text.split(/[\s,]+/).filter(Boolean).join(",");
+    if (/[^0-9,]/.test(trials)) {
+      if (form.dataset.experiment === undefined) return null; // the page says so
+      throw new Error("trials: write their ids with commas between, such as 7, 8");
+    }
     if (trials) found.set("trials", trials);
     else if (form.dataset.experiment) {
       found.set("experiment", form.dataset.experiment);
@@ -500,7 +521,13 @@ function setUp(panel) {
   }
 
   async function load({ force = false } = {}) {
-    const next = query();
+    let next = null;
+    try {
+      next = query();
+    } catch (error) {
+      problem.hidden = false;
+      problem.textContent = error.message;
+    }
     figure.hidden = next === null;
     if (next === null || (!force && String(next) === asked)) return;
     asked = String(next);
@@ -516,14 +543,18 @@ function setUp(panel) {
       figure.hidden = !epochs;
       if (epochs) view.show(data);
     } catch (error) {
+      if (mine !== wanted) return;
       problem.hidden = false;
       problem.textContent = error.message;
+      if (!force) figure.hidden = true; // those of others are none of these
     } finally {
       if (mine === wanted) panel.removeAttribute("aria-busy");
     }
   }
 
   form.addEventListener("submit", (event) => {
+    // A page of chosen trials lists them, too, and has them in its address: of others there is another page.
+    if (form.dataset.experiment === undefined && named.value !== ofPage) return;
     event.preventDefault();
     load();
   });
@@ -532,7 +563,7 @@ function setUp(panel) {
     if (name === "smoothing") view.set("smoothing", Number(value));
     else if (name === "log") view.set("log", checked);
     else if (name === "bands") view.set("bands", checked);
-    else load();
+    else if (name !== "trials" || form.dataset.experiment !== undefined) load();
   });
   form.addEventListener("input", ({ target }) => {
     if (target.name === "smoothing") view.set("smoothing", Number(target.value));

@@ -1,12 +1,12 @@
 // Forms in dialogs: each sends JSON to the API, shows what is wrong beside its fields, and leads to what came of it.
-import { send, showProblem } from "/static/request.js";
+import { count, send, showProblem } from "/static/request.js";
 
 /** Values as people write them in a line: JSON where it is, else texts. */
 function listed(text) {
   try {
     return JSON.parse(`[${text}]`);
   } catch {
-    return text.split(",").map(valued);
+    return text.split(",").filter((one) => one.trim() !== "").map(valued);
   }
 }
 
@@ -47,6 +47,14 @@ function body(form) {
   return found;
 }
 
+/** What came of it: of an extension how many trials. */
+function outcome(form, { trial_count: trials }) {
+  const { trials: before } = form.dataset;
+  if (before === undefined) return "Done.";
+  form.dataset.trials = trials;
+  return trials > before ? `${count(trials - before, "trial")} added.` : "Nothing added: all of its trials are there already.";
+}
+
 document.addEventListener("click", (event) => {
   const opener = event.target.closest("button[data-dialog]");
   if (opener) {
@@ -54,7 +62,10 @@ document.addEventListener("click", (event) => {
     dialog.querySelector(".alarm").hidden = true;
     dialog.showModal();
   }
-  if (event.target.closest("button[data-close]")) event.target.closest("dialog").close();
+  if (event.target.closest("button[data-close]")) {
+    event.target.form.reset();
+    event.target.closest("dialog").close();
+  }
 });
 
 document.addEventListener("submit", async (event) => {
@@ -81,9 +92,11 @@ document.addEventListener("submit", async (event) => {
     else if (field.name) field.value = field.defaultValue;
   }
   form.closest("dialog").close();
-  document.querySelector("h1").textContent = result.answer.name;
+  const heading = document.querySelector("h1");
+  document.title = document.title.replace(heading.textContent, () => result.answer.name);
+  heading.textContent = result.answer.name;
   const said = document.getElementById("action-said");
-  said.textContent = "Done.";
+  said.textContent = outcome(form, result.answer);
   said.hidden = false;
   document.dispatchEvent(new CustomEvent("acted"));
 });

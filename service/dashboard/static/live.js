@@ -48,27 +48,33 @@ async function read(address) {
   }
 }
 
-/** Calls `work` soon, but not again before it is done and `pause` is over. */
+/**
+ * Calls `work` soon, but not again before it is done and `pause` is over; by `now()` at once, for who waits for what they
+ * did themselves.
+ */
 export function throttled(work, pause) {
   let timer = null;
   let busy = false;
-  let again = false;
-  return function soon() {
-    if (busy) {
-      again = true;
-      return;
-    }
-    timer ??= setTimeout(async () => {
-      timer = null;
-      busy = true;
-      await work();
-      busy = false;
-      if (again) {
-        again = false;
-        soon();
-      }
-    }, pause);
+  let again = null;
+  const run = async () => {
+    timer = null;
+    busy = true;
+    await work();
+    busy = false;
+    const next = again;
+    again = null;
+    next?.();
   };
+  const soon = () => {
+    if (busy) again ??= soon;
+    else timer ??= setTimeout(run, pause);
+  };
+  soon.now = () => {
+    clearTimeout(timer);
+    if (busy) again = soon.now;
+    else run();
+  };
+  return soon;
 }
 
 /** Reads the page again, or one with a part of it, and exchanges what is marked `data-live`. */
@@ -138,7 +144,7 @@ function ofExperiment() {
       },
     });
   document.addEventListener("acted", () => {
-    soon();
+    soon.now();
     connect();
   });
   if (open !== undefined) connect();

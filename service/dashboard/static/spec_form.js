@@ -53,7 +53,7 @@ class Field {
     if (text === "") return undefined;
     if (this.kind === "choice") return JSON.parse(text);
     if (this.root.dataset.nullable !== undefined && text === "null") return null;
-    if (this.kind === "number") return NUMBER.test(text) ? Number(text) : text;
+    if (this.kind === "number") return NUMBER.test(text) && Number.isFinite(Number(text)) ? Number(text) : text;
     if (this.kind === "list") {
       for (const json of text.startsWith("[") ? [text] : [`[${text}]`]) {
         try {

@@ -167,6 +167,7 @@ async function ask(path, said, signal = undefined) {
 /** Has the API look at the text, and shows its answer if the text is still the same. */
 async function look() {
   if (ahead()) return;
+  keep();
   const asked = text.value;
   const { signal } = looking;
   const result = await ask("/submit/look", { text: asked, listed: list.open }, signal);
@@ -250,6 +251,11 @@ function later(...works) {
   timer = setTimeout(() => works.forEach((work) => work()), PAUSE);
 }
 
+/** Keeps the text with this entry of the browser's history: it is here again after a reload, or on the way back. */
+function keep() {
+  if (history.state?.spec !== text.value) history.replaceState({ ...history.state, spec: text.value }, "");
+}
+
 /** Posts the text that was looked at, and no other. */
 async function post() {
   if (posting || looked === null || looked.text !== text.value || ahead()) return;
@@ -299,6 +305,7 @@ if (submit) {
   document.getElementById("send").hidden = false;
   submit.addEventListener("click", post);
 }
+text.value = history.state?.spec ?? text.value;
 changed();
 pull();
 look();
