@@ -42,12 +42,15 @@ export function count(number, name) {
 export function showProblem(place, { status, answer }) {
   const detail = answer && answer.detail ? String(answer.detail) : "unknown error";
   const fields = (answer && answer.errors) || [];
-  const title = status === 0 ? "No answer" : `Refused (${status})`;
-  place.replaceChildren(element("strong", title), element("p", detail));
+  const title = { 0: "No answer", 401: "Signed out" }[status] ?? `Refused (${status})`;
+  place.replaceChildren(element("strong", title), ...(status === 401 ? [] : [element("p", detail)]));
   if (fields.length > 1) {
     const items = fields.map((one) => element("li", "", [element("code", one.field), `: ${one.message}`]));
     place.append(element("ul", "", items));
   }
-  if (status === 401) place.append(element("p", "", [element("a", "Sign in", [], { href: "/login" })]));
+  if (status === 401) {
+    const attributes = { href: "/login", target: "_blank", rel: "noopener" };
+    place.append(element("p", "", [element("a", "Sign in", [], attributes), " in another tab: what is written here stays."]));
+  }
   place.hidden = false;
 }

@@ -143,11 +143,16 @@ class Field {
     this.changed(this);
   }
 
-  /** Makes a chip of what is being written. */
-  keep() {
-    const value = this.pending();
-    if (value === undefined) return;
-    if (!this.chips.some((one) => same(one, value))) this.chips.push(value);
+  /** Makes chips of texts: of what is being written, or of the parts of a list that was pasted. */
+  keep(texts = [this.control.value]) {
+    const known = new Set(this.chips.map((one) => JSON.stringify(one)));
+    for (const text of texts) {
+      this.control.value = text;
+      const value = this.pending();
+      if (value === undefined || known.has(JSON.stringify(value))) continue;
+      known.add(JSON.stringify(value));
+      this.chips.push(value);
+    }
     this.control.value = "";
     this.draw();
   }
@@ -158,10 +163,7 @@ class Field {
       if (many && this.kind !== "list" && this.control.value.includes(",")) {
         const parts = this.control.value.split(",");
         const last = parts.pop();
-        for (const part of parts) {
-          this.control.value = part;
-          this.keep();
-        }
+        this.keep(parts);
         this.control.value = last;
       }
       if (many && this.control.value.startsWith(" ")) this.control.value = this.control.value.trimStart();
@@ -282,9 +284,14 @@ export class SpecForm {
 
   /** The edits since the last time. */
   take() {
-    const changed = [...this.fields.values()].filter((field) => field.dirty);
-    for (const field of changed) field.dirty = false;
-    return changed.flatMap((field) => field.edits());
+    this.taken = [...this.fields.values()].filter((field) => field.dirty);
+    for (const field of this.taken) field.dirty = false;
+    return this.taken.flatMap((field) => field.edits());
+  }
+
+  /** The edits that were taken last came nowhere. */
+  putBack() {
+    for (const field of this.taken) field.dirty = true;
   }
 
   fill(document) {

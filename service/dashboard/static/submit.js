@@ -7,6 +7,7 @@ import { SpecForm } from "/static/spec_form.js";
 
 const MOST = 100; // trials that are listed
 const PAUSE = 300; // milliseconds without a change after which is looked
+const AGAIN = 3000; // after which is looked again where there was no answer
 const text = document.getElementById("spec");
 const said = document.getElementById("said");
 const problem = document.getElementById("problem");
@@ -164,6 +165,11 @@ async function ask(path, said, signal = undefined) {
   return result.ok && result.answer.refused ? { ok: false, status: 422, answer: result.answer.refused } : result;
 }
 
+/** Whether nothing was said of the text: the service is away, or asks who sends it. */
+function away({ ok, status }) {
+  return !ok && (status === 0 || status === 401 || status === 429 || status >= 500);
+}
+
 /** Has the API look at the text, and shows its answer if the text is still the same. */
 async function look() {
   if (ahead()) return;
@@ -190,6 +196,7 @@ async function look() {
     refuse(result, errors, known);
     const many = errors.length === 1 ? "One field is wrong" : `${errors.length} fields are wrong`;
     tell(errors.length > 0 ? `${many}: ${errors.map((one) => one.field).slice(0, 5).join(", ")}` : "Not looked at.");
+    if (away(result)) later(AGAIN, pull, look);
   }
   settle();
 }
@@ -220,6 +227,7 @@ async function pull() {
 }
 
 function follow(result) {
+  if (away(result)) return;
   fields.inert = !result.ok;
   odd.hidden = result.ok;
   if (result.ok) form.fill(result.answer.document);
@@ -240,6 +248,13 @@ async function push() {
   }
   text.readOnly = false;
   pushing = false;
+  if (result !== null && away(result)) {
+    form.putBack();
+    refuse(result);
+    tell("Not looked at.");
+    later(AGAIN, push);
+    return;
+  }
   if (result !== null && !result.ok) {
     follow(result);
     setTimeout(pull, 2000); // what the form says is not in the text: it shows again what is
@@ -247,8 +262,9 @@ async function push() {
   await look();
 }
 
-function later(...works) {
-  timer = setTimeout(() => works.forEach((work) => work()), PAUSE);
+function later(pause, ...works) {
+  clearTimeout(timer);
+  timer = setTimeout(() => works.forEach((work) => work()), pause);
 }
 
 /** Keeps the text with this entry of the browser's history: it is here again after a reload, or on the way back. */
@@ -286,11 +302,11 @@ async function post() {
 
 const form = new SpecForm(fields, () => {
   changed();
-  later(push);
+  later(PAUSE, push);
 });
 text.addEventListener("input", () => {
   changed();
-  later(pull, look);
+  later(PAUSE, ...(ahead() ? [push] : [pull, look]));
 });
 list.addEventListener("toggle", () => {
   if (!list.open || ahead()) return; // the form's changes are looked at when they are in the text
