@@ -48,7 +48,8 @@ from service.settings import Settings
 from service.specs.columns import Columns, columns_of
 from service.specs.grid import count_grid, expand_grid, search_base
 from service.specs.planner import CellCount, GridCount, Plan, PlannedTrial, warnings
-from service.specs.spec import PRINTABLE, ExperimentSpec
+from service.specs.spec import ExperimentSpec
+from service.specs.validation_errors import PRINTABLE
 from ttsv.config.evaluation import PUBLISHED_CORRUPTIONS
 from ttsv.config.fields import TrialFields
 from ttsv.data.catalog import own_set

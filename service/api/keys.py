@@ -17,7 +17,7 @@ from service.api.http.query_filters import Instant
 from service.api.http.responses import Answer
 from service.database import Project, now
 from service.schemas.service import KeyOut, MeOut, NewKeyOut, ProjectOut
-from service.specs.spec import PRINTABLE
+from service.specs.validation_errors import PRINTABLE
 
 router = APIRouter(prefix="/v1", tags=["keys"], responses=RESPONSES)
 

@@ -35,7 +35,7 @@ from service.paper.reference import references
 from service.schemas.leaderboards import LeaderboardOut, PlaneOut
 from service.schemas.trial_tables import Shown
 from service.specs.columns import cell_field
-from service.specs.spec import PRINTABLE
+from service.specs.validation_errors import PRINTABLE
 from ttsv.data.catalog import DatasetName
 
 router = APIRouter(prefix="/v1/leaderboards", tags=["leaderboards"], responses=RESPONSES | refusals(406))

@@ -6,9 +6,8 @@ from pydantic import Field, WithJsonSchema
 
 from service.database import TrialState
 from service.specs.json_schema import base_schema
-from service.specs.spec import LONGEST_NAME, PRINTABLE, Changes, Part, TagName
-
-_NOTES = r"^[^\x00]*$"  # PostgreSQL's text cannot hold NUL
+from service.specs.spec import LONGEST_NAME, Changes, Part, TagName
+from service.specs.validation_errors import NO_NUL, PRINTABLE
 
 Name = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME, pattern=PRINTABLE)]
 EvaluationFields = Annotated[dict[str, Any], WithJsonSchema(base_schema()["properties"]["evaluation"])]
@@ -45,7 +44,7 @@ class Change(Part):
     """What is to be changed; what is left out or null stays."""
 
     name: Name | None = Field(None, description="For people; need not be unique.")
-    notes: str | None = Field(None, max_length=10_000, pattern=_NOTES, description="Free text.")
+    notes: str | None = Field(None, max_length=10_000, pattern=NO_NUL, description="Free text.")
     tags: list[TagName] | None = Field(
         None, max_length=32, json_schema_extra={"uniqueItems": True}, description="All of them, in place of the former."
     )

@@ -12,14 +12,13 @@ from service.specs.columns import nearest_said
 from service.specs.json_schema import value_fix
 from service.specs.planner import CellCount, GridCount, Plan, PlannedCell, PlannedTrial, Planner
 from service.specs.search import best_direction, domains, space_problems
-from service.specs.spec import PRINTABLE, ExperimentSpec, PartialTrial, Resources
+from service.specs.spec import ExperimentSpec, PartialTrial, Resources
 from service.specs.validation_errors import shown
 from ttsv.config.fields import FieldValue, FieldValues, Json, JsonObject
 from ttsv.config.trial import field_infos
 from ttsv.errors import ConfigError
 
 __all__ = [
-    "PRINTABLE",
     "Plan",
     "PlannedTrial",
     "Resources",

@@ -6,17 +6,15 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 
 from service.specs.json_schema import base_schema, grid_schema
 from service.specs.search import Metric, Search
+from service.specs.validation_errors import NO_NUL, PRINTABLE, TAG
 from service.specs.versions import NEWEST, checked_version, upgrade
 
-# No control characters, and none that break lines or turn the direction of what follows.
-PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]*$"
 LONGEST_NAME = 200
-_NO_NUL = r"^[^\x00]*$"  # PostgreSQL's text cannot hold it
 
 _MOST = 10_000
 
 PartialTrial = Annotated[dict[str, Any], WithJsonSchema(base_schema())]
-TagName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/+-]{0,63}$")]
+TagName = Annotated[str, Field(pattern=TAG)]
 
 
 class Part(BaseModel):
@@ -146,7 +144,7 @@ class ExperimentSpec(Part):
     tags: Annotated[list[TagName], Field(max_length=32, json_schema_extra={"uniqueItems": True})] = Field(
         default=[], description="Words by which the experiment is found."
     )
-    notes: str = Field("", max_length=10_000, pattern=_NO_NUL, description="Free text.")
+    notes: str = Field("", max_length=10_000, pattern=NO_NUL, description="Free text.")
 
     @model_validator(mode="before")
     @classmethod

@@ -73,6 +73,10 @@ class TestColumns:
         assert page.locator(".wide").first.evaluate(CUT) <= 0
         assert "Decided by the other fields: " in page.locator("main").inner_text()
         if path == "/leaderboards/cifar10":
+            page.set_viewport_size({"width": 390, "height": 900})
+            box = page.locator(".wide thead").first.locator("th", has_text="accuracy (%)").first.bounding_box()
+            assert box["width"] < 75  # on a telephone a deviation stands below its mean
+            assert box["x"] < 364
             self.scrolls_in_sight(browse(f"{boards.url}{path}?columns=layer,rank,constraint", width=800))
 
     @staticmethod

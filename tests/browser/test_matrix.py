@@ -190,7 +190,7 @@ def test_the_focus_stays_after_a_verb(live: Site, browse: Callable[..., Tab]) ->
     page = tab.page
     page.locator("button:text-is('Pause')").focus()
     page.keyboard.press("Enter")
-    page.locator("button:text-is('Resume')").wait_for()
+    page.locator("button:text-is('Resume')").wait_for(timeout=1300)  # at once, not with what else changes
     assert page.evaluate("document.activeElement.closest('#verbs') !== null")
     assert "Done" in page.locator("#action-said").inner_text()
     tab.until("() => document.querySelector('#summary').textContent.includes('paused')")
@@ -224,10 +224,21 @@ def test_name_notes_tags_and_priority_are_edited(live: Site, browse: Callable[..
 def test_it_is_extended_cloned_and_evaluated_again(live: Site, browse: Callable[..., Tab]) -> None:
     tab = drawn(browse(f"{live.url}/experiments/1"))
     page = tab.page
+    ranks, said = page.locator("#extend-dialog [name='grid.rank']"), page.locator("#action-said")
+    assert ranks.get_attribute("placeholder") == "beside 2, 4, 8, 16, 32"
     page.click("button:text-is('Extend')")
-    page.locator("#extend-dialog [name='grid.rank']").fill("64, 128")
+    ranks.fill("x")
+    page.click("#extend-dialog [data-close]")
+    page.click("button:text-is('Extend')")
+    assert ranks.input_value() == ""  # what was left is not sent with what comes later
+    ranks.fill("2, 4,")
+    page.locator("#extend-dialog button[type=submit]").click()
+    tab.until("() => document.querySelector('#action-said').textContent.startsWith('Nothing added')")
+    page.click("button:text-is('Extend')")
+    ranks.fill("64, 128")
     page.locator("#extend-dialog button[type=submit]").click()
     page.wait_for_selector(f"{DRAWN}[data-drawn='28']")
+    assert said.inner_text() == "40 trials added."
     page.click("button:text-is('Clone')")
     page.locator("#clone-dialog [name=name]").fill("the clone")
     page.locator("#clone-dialog button[type=submit]").click()

@@ -240,6 +240,8 @@ class TestCheck:
         assert tab.page.locator("[data-path='rank'] .chip.bad").inner_text().startswith("x")
         tab.page.locator("[data-path='rank'] .chip.bad").click()
         ready(tab, "12 trials")
+        field(tab, "lambda_ort").fill("1e400")
+        refused(tab, 'not "1e400"')
 
     def test_one_of_a_closed_group_can_be_gone_to(self, tab: Tab) -> None:
         write(tab, TEXT.replace("layer: tt", "layer: tt, clipping: {floor: 3}, delta: 1"))
@@ -249,6 +251,22 @@ class TestCheck:
         assert tab.page.evaluate("document.activeElement.id") == "field-clipping.floor"
         assert tab.page.locator("[data-path='clipping.floor'] .wrong").is_visible()
         assert "1 wrong" in tab.page.locator("summary", has_text="Clipping").inner_text()
+
+    def test_what_is_written_outlives_silence_and_a_reload(self, tab: Tab) -> None:
+        page = tab.page
+        page.route("**/submit/*", lambda route: route.abort())
+        field(tab, "name").fill("while nobody answers")
+        page.locator("#problem:has-text('does not answer')").wait_for()
+        assert not page.evaluate("document.getElementById('fields').inert")
+        page.unroute("**/submit/*")
+        tab.until("() => document.querySelector('#spec').value.includes('while nobody answers')")
+        ready(tab)
+        page.goto("about:blank")
+        page.go_back()
+        ready(tab)
+        page.reload()
+        assert field(ready(tab), "name").input_value() == "while nobody answers"
+        tab.complaints.clear()  # the console tells of what had no answer
 
     def test_many_changes_are_one_request(self, tab: Tab) -> None:
         tab.asked.clear()

@@ -129,7 +129,16 @@ class TestCurves:
         page.locator("input[name=trial][value='7']").check()
         page.click("text=Curves of the checked")
         page.wait_for_selector(".curves-figure[data-drawn='4']")
-        assert page.locator(".lines li").count() == 2
+        assert page.locator(".lines button").all_inner_texts() == ["lambda_ort 0, seed 0", "lambda_ort 0.01, seed 1"]
+        page.locator("input[name=trials]").fill("1 6,")
+        page.locator("input[name=bands]").uncheck()
+        with page.expect_navigation():
+            page.locator("button:text-is('Draw')").click()
+        page.wait_for_selector(".curves-figure[data-drawn='4']")
+        assert page.locator(".lines button").all_inner_texts() == ["lambda_ort 0", "lambda_ort 0.01"]
+        assert page.locator(".lines button").first.get_attribute("title") == "lambda_ort 0, seed 0"
+        assert page.locator("table.rows a[href='/trials/6']").is_visible()
+        assert not page.locator("input[name=bands]").is_checked()
 
 
 class TestTrial:

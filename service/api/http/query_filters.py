@@ -18,8 +18,7 @@ from service.experiments.listing import EXPERIMENT_ORDERS, TRIAL_ORDERS, Experim
 from service.leaderboards.conditions import condition
 from service.schemas.trial_tables import Shown
 from service.specs.columns import known_field
-from service.specs.spec import PRINTABLE
-from service.specs.validation_errors import shown
+from service.specs.validation_errors import PRINTABLE, shown
 
 _INSTANT = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d{1,6})?([Zz]|[+-]\d\d:\d\d)")
 _YEARS = range(1970, 9000)

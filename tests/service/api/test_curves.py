@@ -55,6 +55,21 @@ def test_named_trials_by_column(api: TestClient, trained: int) -> None:
     assert again.status_code == 304
 
 
+def test_fields_that_others_decide_are_no_columns(api: TestClient, submit: Callable[..., int]) -> None:
+    """As in the tables of trials: what tells curves apart is as short as it can be, and nothing is lost."""
+    for rate, momentum in ((0.1, 0.9), (0.2, 0.8), (0.3, 0.9)):
+        decays = {"training.weight_decay": [0.0, 0.1, 0.2]}
+        submit(seeds=1, **decays, **{"training.lr": [rate], "training.momentum": [momentum]})
+    found = api.get("/v1/curves?trials=1,2,3,4,5,6,7,8,9").json()
+    fields = [[column["field"] for column in found[some]] for some in ("columns", "decided")]
+    assert fields == [["training.lr", "training.weight_decay"], ["training.momentum"]]
+    assert found["curves"][3]["fields"] == {
+        "training.lr": 0.2,
+        "training.weight_decay": 0.0,
+        "training.momentum": 0.8,
+    }
+
+
 def test_the_best_cells_with_all_their_seeds(api: TestClient, trained: int) -> None:
     def best(count: int) -> list[int]:
         answer = api.get(f"/v1/curves?experiment={trained}&best={count}&points=3")

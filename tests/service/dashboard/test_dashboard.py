@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy import update
 from sqlalchemy.orm import Session
 
 from service.access import keys
@@ -278,7 +279,68 @@ class TestPages:
         assert {"spec", "problem", "stored", "preview"} <= wanted <= ids
 
 
+class TestNamed:
+    """Trials, cells and experiments that somebody named in a field."""
+
+    @pytest.mark.parametrize(
+        ("path", "said", "kept"),
+        [
+            ("/curves?trials=1,99", "there is no trial 99", "1"),
+            ("/curves?trials=1;x", "trials: '1;x' is no id: write the ids of trials with commas between", "1;x"),
+            ("/curves?trials=0", "trials: '0' is no id", "0"),
+            (f"/curves?trials={','.join(map(str, range(1, 202)))}", "there is no trial 5, 6", "1,2,3,4"),
+            ("/compare?trials=abc", "trials: 'abc' is no id: write the ids of trials with commas between", "abc"),
+            ("/compare?trials=1,-2", "trials: '-2' is no id", "1,-2"),
+            ("/compare?trials=1,99999999999999999999", "'99999999999999999999' is no id", "1,99999999999999999999"),
+            ("/compare?cells=abc,def", "cells: 'abc' is none of a cell: write their fingerprints", "abc,def"),
+        ],
+    )
+    def test_what_is_wrong_is_said_where_it_was_written(
+        self, api: TestClient, world: int, path: str, said: str, kept: str
+    ) -> None:
+        answer = api.get(path, headers=BROWSER)
+        assert answer.status_code in (200, 422), answer.text
+        page = Page(answer.text)
+        sound(page)
+        assert said in " ".join(page.text.split())
+        assert kept in [field.get("value") for field in page.all("input")]
+
+    @pytest.mark.parametrize("listed", ["1,2", "1 2", " 1 , 2,", "2,,1,2"])
+    @pytest.mark.parametrize("path", ["/curves", "/compare"])
+    def test_commas_and_spaces_may_stand_between(
+        self, show: Callable[[str], Page], world: int, path: str, listed: str
+    ) -> None:
+        values = [field.get("value") for field in show(f"{path}?trials={listed}").all("input")]
+        assert {"1,2", "2,1"} & {*values}
+
+    def test_what_differences_were_to_is_forgotten_with_it(self, show: Callable[[str], Page], world: int) -> None:
+        assert "Differences to A." in show("/compare?trials=2,4&baseline=1").text
+        assert "Differences to B." in show("/compare?trials=1,2&baseline=2").text
+
+    def test_curves_are_drawn_as_the_address_says(self, show: Callable[[str], Page], world: int) -> None:
+        def chosen(path: str) -> list[str | None]:
+            boxes = [one for one in show(path).all("input") if one.get("type") == "checkbox" and "checked" in one]
+            return [one.get("value") or one.get("name") for one in boxes]
+
+        assert chosen("/curves?trials=1") == ["bands", "val_accuracy", "val_loss", "train_loss", "ort_loss"]
+        assert chosen("/curves?trials=1&metric=lr&log=on&smoothing=0.5") == ["log", "lr"]
+        assert "Best by" not in show("/curves?trials=1").text
+        assert "Best by" in show(f"/experiments/{world}").text
+
+
 class TestWords:
+    def test_files_that_lack_trials_say_so(
+        self, show: Callable[[str], Page], database: Database, submit: Callable[..., int]
+    ) -> None:
+        made = submit(seeds=2)
+        assert "writes all" not in show(f"/experiments/{made}").text
+        database.write(lambda session: session.execute(update(Experiment).values(trial_count=1001)))
+        said = f"These have the first 1\u202f000 in this order; ttsv export {made} --csv trials.csv writes all."
+        assert said in show(f"/experiments/{made}").text
+
+    def test_an_axis_without_a_field_says_nothing(self, show: Callable[[str], Page], world: int) -> None:
+        assert '"texts":{"x":["0.1","0.2","0.3","0.4"],"y":[""]' in show(f"/experiments/{world}").text
+
     def test_one_is_not_many(self) -> None:
         assert [counted(count, "trial") for count in (0, 1, 2, 1000)] == [
             "0 trials",
