@@ -216,6 +216,11 @@ class TestPage:
             page.set_viewport_size({"width": width, "height": 900})
             tab.settle()
             assert page.evaluate("() => document.documentElement.scrollWidth - innerWidth") <= 0
+            line = page.locator(f"{SPECTRA} .lines button", has_text="longlong")
+            assert line.bounding_box()["height"] < 40  # cut short, and whole in its title
+            assert compared.HOSTILE in (line.get_attribute("title") or "")
+        named = f"{SPECTRA} button[data-save=svg]"
+        assert re.search("[long]\u2026<title>", tab.saved(named)[1].decode())
         assert page.locator("b[onclick]").count() == 0
         assert "{{7*7}}" in page.locator("thead").first.inner_text()
 

@@ -258,6 +258,7 @@ class TestCheck:
         field(tab, "name").fill("while nobody answers")
         page.locator("#problem:has-text('does not answer')").wait_for()
         assert not page.evaluate("document.getElementById('fields').inert")
+        assert page.locator("#submit").is_disabled()
         page.unroute("**/submit/*")
         tab.until("() => document.querySelector('#spec').value.includes('while nobody answers')")
         ready(tab)
