@@ -317,6 +317,7 @@ def test_every_metric(cards: PretendedCards, tmp_path: Path, layer: str) -> None
     config = trial(dataset="synthetic:3x8x8:4:40", layer=layer, training={"epochs": 1}, evaluation=evaluation)
     result = trained(cards, config, tmp_path)[-1]
     assert result.pgd_accuracy is not None
+    assert result.lipschitz_bound is not None, "as a network with a tensor on the wrong device has none"
     assert result.valid
 
 
