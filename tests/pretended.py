@@ -322,6 +322,8 @@ class PretendedCards(TorchDispatchMode):
             self.sync(_WAITING[name])
         elif name in _CHECKED and kwargs.get("check_errors", False):
             self.sync("a factorization is checked")
+        elif name == "normal" and any(isinstance(value, Tensor) for value in (kwargs.get("std"), *args[1:2])):
+            self.sync("deviations are checked")
         elif name == "repeat_interleave" and kwargs.get("output_size") is None and isinstance(args[0], Tensor):
             self.sync("places are counted")
         elif name in _INDEXED:
@@ -339,6 +341,7 @@ class PretendedCards(TorchDispatchMode):
         for name in (*methods, "record_stream", "new_tensor"):
             yield mock.patch.object(Tensor, name, self._method(name), create=True)
         yield mock.patch.object(Tensor, "__deepcopy__", self._deepcopy(Tensor.__deepcopy__))
+        yield mock.patch.object(Tensor, "__reduce_ex__", self._pickled(Tensor.__reduce_ex__))
         for name in _NEW:
             yield mock.patch.object(Tensor, name, self._new(getattr(Tensor, name)), create=True)
         factories: list[Any] = [*_device_constructors(), torch.as_tensor, torch.asarray]
@@ -472,6 +475,14 @@ class PretendedCards(TorchDispatchMode):
             return found
 
         return copied
+
+    def _pickled(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def pickled(tensor: Tensor, protocol: Any) -> Any:
+            if self.device_of(tensor).type == "cuda":
+                self.sync("device to host")
+            return real(tensor, protocol)
+
+        return pickled
 
     def _factory(self, real: Callable[..., Any]) -> Callable[..., Any]:
         name = real.__name__

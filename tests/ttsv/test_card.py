@@ -1,7 +1,9 @@
 """Whole trials on a card that is only pretended: nothing lies on the wrong device, and no step waits for the card."""
 
 import gc
+import io
 import math
+import pickle
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -315,6 +317,7 @@ def test_every_metric(cards: PretendedCards, tmp_path: Path, layer: str) -> None
     config = trial(dataset="synthetic:3x8x8:4:40", layer=layer, training={"epochs": 1}, evaluation=evaluation)
     result = trained(cards, config, tmp_path)[-1]
     assert result.pgd_accuracy is not None
+    assert result.lipschitz_bound is not None, "as a network with a tensor on the wrong device has none"
     assert result.valid
 
 
@@ -519,6 +522,10 @@ def test_what_torch_waits_for_within_an_operation_is_seen(cards: PretendedCards)
         "list": lambda: torch.tensor([number, 1.0]),
         "range": lambda: torch.arange(number, device="cuda"),
         "full": lambda: torch.full((2,), number, device="cuda"),
+        "normal": lambda: torch.normal(square, square.abs()),
+        "normal of a number": lambda: torch.normal(0.0, square.abs()),
+        "pickle": lambda: pickle.dumps(square),
+        "save": lambda: torch.save({"square": square}, io.BytesIO()),
     }
     cards.allowed = None
     cards.take()
