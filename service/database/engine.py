@@ -90,9 +90,12 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[Session]:
-        """A session on one transaction that sees one moment and is rolled back at the end."""
+        """A session on one transaction that sees one moment; what is changed in it is never stored."""
         with Session(self._reader) as session:
             yield session
+            if is_postgres(session) and session.in_transaction():
+                # After a ROLLBACK psycopg forgets what it has prepared: all would be parsed and planned anew each time.
+                session.connection().connection.commit()
 
     @contextmanager
     def look(self) -> Iterator[Session]:

@@ -46,6 +46,7 @@ MOST_OF_A_PERSON = 16
 """So many of somebody's queued experiments are looked at at a time: those that were claimed make room for others."""
 _UNLIMITED = 10_000
 """From this limit on an experiment has none."""
+_NONE = Counter[TrialState]()
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,7 @@ def contenders(
         trials = row.running + row.queued + unborn
         if terms.most is not None:
             trials = min(trials, terms.most)
+        apart = alone.get(row.id, _NONE)
         demand = Demand(
             experiment_id=row.id,
             trials=trials,
@@ -131,8 +133,8 @@ def contenders(
             owner=row.owner,
             weight=row.weight,
             running=row.running,
-            alone=min(trials, sum(alone[row.id].values())),
-            running_alone=alone[row.id][TrialState.RUNNING],
+            alone=min(trials, apart.total()),
+            running_alone=apart[TrialState.RUNNING],
         )
         claimed = row.state == ExperimentState.RUNNING
         found.append(Contender(demand, terms.preempt, claimed, row.waiting, row.unfit_since))

@@ -34,7 +34,8 @@ class Demand:
 
     `trials` is how many at most (those that run and those that wait, within its own limit), `running` how many do.
     Without a project and an owner nobody knows whose it is: such experiments share with each other. `alone` of the
-    trials, and `running_alone` of those that run, have a whole GPU where the others have a fraction of one.
+    trials, and `running_alone` of those that run, have a whole GPU where the others have a fraction of one: they come
+    first.
     """
 
     experiment_id: int
@@ -47,10 +48,6 @@ class Demand:
     running: int = 0
     alone: int = 0
     running_alone: int = 0
-
-    def needs_of(self, place: int) -> Amount:
-        """What the trial needs that is the next after so many; those that run alone come first."""
-        return on_whole_cards(self.needs) if place < self.alone else self.needs
 
     @property
     def group(self) -> "Group":
@@ -106,25 +103,16 @@ def allocate(
     slots than people; without it who runs now goes first, so that nothing changes hands without a reason. A trial fits
     where one node has all that it needs. No more than `most_experiments` get anything.
     """
-    total, room, given = _total(nodes), _Room(nodes), dict[int, int]()
-
-    def take(demand: Demand, got: int) -> bool:
-        if (not got and len(given) >= most_experiments) or not room.take(demand.needs_of(got)):
-            return False
-        given[demand.experiment_id] = got + 1
-        return True
-
-    everybody = _Party(0)
-    for demand in sorted(demands, key=lambda demand: demand.experiment_id):
-        if demand.trials > 0:
-            everybody.admit(demand, total, usage)
+    total, room, everybody = _total(nodes), _Room(nodes, most_experiments), _Party(0)
+    wanting = sorted((demand for demand in demands if demand.trials > 0), key=lambda demand: demand.experiment_id)
+    leaves = [everybody.admit(demand, total, usage) for demand in wanting]
     everybody.line_up()
     first: _Party | _Leaf = everybody
     while isinstance(first, _Party) and len(first.queue) == 1:
         first = first.queue[0][1]  # where there is nobody else it is always its turn
     while not first.over:
-        first.offer(take)
-    return given
+        first.offer(room)
+    return {leaf.demand.experiment_id: leaf.got for leaf in leaves if leaf.got}
 
 
 def shortage(needs: Amount, nodes: Sequence[Amount]) -> str | None:
@@ -145,17 +133,20 @@ def shortage(needs: Amount, nodes: Sequence[Amount]) -> str | None:
 
 
 class _Room:
-    """What the nodes have left.
+    """What the nodes have left, and for how many experiments more.
 
     What once did not fit on a node never will, as nodes only fill: so each shape goes on where it last found room.
     """
 
-    def __init__(self, nodes: Sequence[Amount]) -> None:
+    def __init__(self, nodes: Sequence[Amount], experiments: int) -> None:
         self._left = [list(node) for node in nodes]
         self._next: dict[Amount, int] = {}
+        self._experiments = experiments
 
-    def take(self, needs: Amount) -> bool:
-        """Takes it from the first node that has it; whether one had."""
+    def take(self, needs: Amount, first_of_all: bool) -> bool:
+        """Takes it from the first node that has it; whether one had. `first_of_all`: the experiment has nothing yet."""
+        if first_of_all and not self._experiments:
+            return False
         cpus, gpus, memory = needs
         first = self._next.get(needs, 0)
         for at in range(first, len(self._left)):
@@ -165,24 +156,25 @@ class _Room:
                 left[0] -= cpus
                 left[1] -= gpus
                 left[2] -= memory
-                self._next[needs] = at
+                if at != first:
+                    self._next[needs] = at
+                self._experiments -= first_of_all
                 return True
         self._next[needs] = len(self._left)
         return False
 
 
-_Take = Callable[[Demand, int], bool]
-"""Finds room for an experiment's next trial, which already got so many; whether there was any."""
-
-
 class _Leaf:
     """An experiment on its turn."""
 
-    __slots__ = ("_cost", "_cost_alone", "_known", "_share", "_used", "demand", "got", "key", "over")
+    __slots__ = ("_alone", "_cost", "_cost_alone", "_known", "_share", "_used", "demand", "got", "key", "over")
 
     def __init__(self, demand: Demand, total: Amount, used: float | None) -> None:
         self.demand, self._used, self._known = demand, used, demand.owner is not None
-        self._cost, self._cost_alone = _dominant(demand.needs, total), _dominant(on_whole_cards(demand.needs), total)
+        self._alone = on_whole_cards(demand.needs)
+        self._cost = self._cost_alone = _dominant(demand.needs, total)
+        if self._alone is not demand.needs:
+            self._cost_alone = _dominant(self._alone, total)
         self._share, self.got = 0.0, 0
         self.over = False
         self.key = self._place()
@@ -191,16 +183,17 @@ class _Leaf:
     def line_up(self) -> None:
         """Is alone."""
 
-    def offer(self, take: _Take) -> float:
+    def offer(self, room: _Room) -> float:
         """Takes one trial if it can; the share that it took."""
-        got = self.got
-        if not take(self.demand, got):
+        demand, got = self.demand, self.got
+        is_alone = got < demand.alone
+        if not room.take(self._alone if is_alone else demand.needs, not got):
             self.over = True
             return 0.0
-        cost = self._cost_alone if got < self.demand.alone else self._cost
+        cost = self._cost_alone if is_alone else self._cost
         self._share += cost
         self.got = got = got + 1
-        self.over = got >= self.demand.trials
+        self.over = got >= demand.trials
         if not self._known:
             self.key = self._place()
         return cost
@@ -228,15 +221,16 @@ class _Party:
         self.key: tuple[float, ...] = ()
         """Its place in a queue; what age tells apart is never equal."""
 
-    def admit(self, demand: Demand, total: Amount, usage: Usage | None) -> None:
+    def admit(self, demand: Demand, total: Amount, usage: Usage | None) -> _Leaf:
         """Adds an experiment to its project and person; older ones come first."""
         used = (lambda group: None) if usage is None else usage.of
         number = demand.experiment_id
         project = self._member(demand.project_id, lambda: _Party(number, demand.weight, used(Group(demand.project_id))))
         person = project._member(demand.owner, lambda: _Party(number, 1.0, used(demand.group)))
-        person._members[number] = _Leaf(demand, total, used(demand.group))
+        leaf = person._members[number] = _Leaf(demand, total, used(demand.group))
         for party in (self, project, person):
             party._running += demand.running
+        return leaf
 
     def _member(self, name: object, make: "Callable[[], _Party]") -> "_Party":
         if name not in self._members:
@@ -253,11 +247,11 @@ class _Party:
         heapq.heapify(self.queue)
         self.over, self.key = not self.queue, self._place()
 
-    def offer(self, take: _Take) -> float:
+    def offer(self, room: _Room) -> float:
         """Offers one trial to the member whose turn it is; the share that it took."""
         queue = self.queue
         before, member = queue[0]
-        taken = member.offer(take)
+        taken = member.offer(room)
         if member.over:
             heapq.heappop(queue)
             self.over = not queue

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import pytest
-from sqlalchemy import insert, text
+from sqlalchemy import insert, select, text
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.orm import Session
 
-from service.database import Experiment, Protocol, Trial, TrialState
+from service.database import Experiment, Protocol, Trial, TrialState, Worker
 from service.database.engine import Database, sqlite_driver
 from service.experiments import store
 from service.queue import leases
@@ -145,6 +145,18 @@ class TestPostgres:
             "lock_timeout": "10s",
             "idle_in_transaction_session_timeout": "1min",
         }
+
+    def test_what_a_reader_prepared_stays_so_and_what_it_changed_does_not(self, postgres_database: Database) -> None:
+        """psycopg forgets after a ROLLBACK what it has prepared: no reader would ever see a plan a second time."""
+        prepared = text("SELECT count(*) FROM pg_prepared_statements WHERE statement LIKE '%workers.name%'")
+        for _ in range(8):
+            with postgres_database.read() as session:
+                assert session.scalars(select(Worker.name)).all() == []
+        with postgres_database.read() as session:
+            assert session.scalar(prepared) == 1
+            session.add(Worker(name="unseen", cpus=1, gpus=0))
+        with postgres_database.read() as session:
+            assert session.scalars(select(Worker.name)).all() == []
 
     def test_a_deadlock_is_tried_again(self, postgres_database: Database) -> None:
         """Two workers enter the same two new protocols the other way round."""
