@@ -1,6 +1,7 @@
 """The watchdog over the processes that are at work on trials now: it ends them from outside."""
 
 import logging
+import sys
 import threading
 import time
 from collections import Counter
@@ -53,6 +54,7 @@ class Watchdog:
         self._timeout, self._hung_after, self._judge = timeout, hung_after, judge
         self._running: dict[int, _Attempt] = {}
         self._killed: set[int] = set()
+        self._most, self._staying = sys.maxsize, dict[str, int]()
         self._lock = threading.Lock()
         self._over = threading.Event()
 
@@ -69,6 +71,7 @@ class Watchdog:
         with self._lock:
             self._killed.discard(trial_id)
             self._running[trial_id] = _Attempt(actor)
+            self._choose()  # it may have been handed out before fewer might run
 
     def heard(self, trial_id: int, node: str | None = None) -> None:
         """The trial reported, perhaps on which node it is; one that is to give way does so now."""
@@ -78,7 +81,10 @@ class Watchdog:
                 return
             now = time.monotonic()
             attempt.longest_pause = max(attempt.longest_pause, now - attempt.heard)
-            attempt.heard, attempt.node = now, node or attempt.node
+            attempt.heard = now
+            if node is not None and node != attempt.node:
+                attempt.node = node
+                self._choose()
             yields = attempt.yields_at is not None
         if yields:
             self._end(trial_id, Verdict.YIELD, 0.0)
@@ -86,7 +92,8 @@ class Watchdog:
     def ended(self, trial_id: int) -> bool:
         """The attempt is over; whether it ended by itself and was not killed from here."""
         with self._lock:
-            self._running.pop(trial_id, None)
+            if self._running.pop(trial_id, None) is not None:
+                self._choose()  # another may go on in its place
             return trial_id not in self._killed
 
     def kill(self, trial_id: int) -> None:
@@ -95,24 +102,29 @@ class Watchdog:
             ray.kill(attempt.actor)
 
     def allow(self, most: int, staying: Mapping[str, int] | None = None) -> None:
-        """No more than so many may run, and of those on some nodes no more than so many.
+        """No more than so many may run from now on, and of those on some nodes no more than so many.
 
         Those that began last give way, which loses the least.
         """
         with self._lock:
-            newest_last = sorted(self._running.values(), key=lambda attempt: attempt.began)
-            stay: list[_Attempt] = []
-            places = Counter(staying)
-            for attempt in newest_last:
-                if attempt.node is None or attempt.node not in places:
-                    stay.append(attempt)
-                elif places[attempt.node] > 0:
-                    places[attempt.node] -= 1
-                    stay.append(attempt)
-            latest = time.monotonic() + YIELD_SECONDS
-            for attempt in newest_last:
-                goes = not any(attempt is one for one in stay[:most])
-                attempt.yields_at = (attempt.yields_at or latest) if goes else None
+            self._most, self._staying = most, dict(staying or {})
+            self._choose()
+
+    def _choose(self) -> None:
+        """Says who gives way."""
+        newest_last = sorted(self._running.values(), key=lambda attempt: attempt.began)
+        stay: list[_Attempt] = []
+        places = Counter(self._staying)
+        for attempt in newest_last:
+            if attempt.node is None or attempt.node not in places:
+                stay.append(attempt)
+            elif places[attempt.node] > 0:
+                places[attempt.node] -= 1
+                stay.append(attempt)
+        latest = time.monotonic() + YIELD_SECONDS
+        for attempt in newest_last:
+            goes = not any(attempt is one for one in stay[: self._most])
+            attempt.yields_at = (attempt.yields_at or latest) if goes else None
 
     def _watch(self) -> None:
         while not self._over.wait(LOOK_SECONDS):

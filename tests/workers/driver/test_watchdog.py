@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from workers.driver.tuner import Passes
 from workers.driver.watchdog import Verdict, Watchdog
 
 if TYPE_CHECKING:
@@ -171,6 +173,54 @@ class TestGivingWay:
         watchdog.allow(3, {"kept": 1})  # what it was told before it ended
         watchdog.heard(1)
         assert killer.said == [(3, Verdict.YIELD, 0.0)]
+
+    def test_who_begins_once_it_was_said(self, killer: Killer) -> None:
+        """It was handed out before: else it would run to its end, however long, while others wait for its place."""
+        watchdog = killer.watchdog()
+        watchdog.began(1, "actor 1")
+        watchdog.allow(2, {"kept": 0})
+        for trial_id in (2, 3):
+            time.sleep(0.001)
+            watchdog.began(trial_id, f"actor {trial_id}")
+        watchdog.heard(2, "other")
+        assert killer.said == []
+        watchdog.heard(3, "other")
+        assert killer.said == [(3, Verdict.YIELD, 0.0)]
+        watchdog.heard(2, "kept")
+        assert killer.said[1:] == [(2, Verdict.YIELD, 0.0)]
+
+    def test_not_if_another_ends_in_its_place(self, killer: Killer) -> None:
+        watchdog = killer.watchdog()
+        watchdog.allow(1)
+        watchdog.began(1, "actor 1")
+        time.sleep(0.001)
+        watchdog.began(2, "actor 2")
+        assert watchdog.ended(1)
+        watchdog.heard(2)
+        assert killer.events == []
+
+    def test_in_every_pass(self, killer: Killer, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A driver's next pass has a watchdog of its own, and the worker says only what is news."""
+
+        def fit() -> None:
+            (watchdog,) = began
+            watchdog.began(1, "actor 1")
+            watchdog.heard(1)
+
+        began: list[Watchdog] = []
+
+        def tuner(_passes: Passes, _work: Any, watchdog: Watchdog, _stored: Any) -> SimpleNamespace:
+            began.append(watchdog)
+            return SimpleNamespace(fit=fit)
+
+        monkeypatch.setattr(Passes, "_tuner", tuner)
+        recorded: list[int] = []
+        recorder = cast("Any", SimpleNamespace(gave_way=recorded.append))
+        passes = Passes(lambda *_, **__: iter(()), recorder)
+        passes.allow(0, {})
+        spec = SimpleNamespace(timeout_seconds=None, hung_after=None)
+        passes.run(cast("Any", SimpleNamespace(spec=spec, home=SimpleNamespace(storage=None))))
+        assert recorded == [1]
 
     def test_at_last_without_a_word(self, killer: Killer, monkeypatch: pytest.MonkeyPatch) -> None:
         """Eight seconds, so that those who wait run within fifteen."""
