@@ -1,14 +1,15 @@
 """A worker's decision who may run what, and what trials cost the database: 100 experiments, 10,000 queued trials each.
 
-    python benchmarks/scheduling.py [--experiments N] [--trials N] [--turns N] [--quick]
+    python benchmarks/scheduling.py [--experiments N] [--trials N] [--turns N] [--workers N] [--rate N] [--quick]
 
 On SQLite and on PostgreSQL. A decision reads who contends, divides 1,000 places on 125 nodes of 8 GPUs among them, with
 all that ran lately remembered, and reads the next trial of one of them; its parts are timed alone, and all are asked
 again with a hundredth of the trials: no part may grow with the queue. Then trials go from claimed to finished as a
 driver records them, one at a time: started, ten epochs, result. And four workers at once, each with an experiment and
-eight places, do nothing but claim, start and finish trials for some seconds: so many are recorded a second at most.
-Then the four offer, whether or not the database keeps up, the trials a second that are asked of it (100 of SQLite, 300
-of PostgreSQL): how long it takes to know of a result, 99 of 100 below. Five seeds are a cell. The record is
+eight places, do nothing but claim, start and finish trials for some seconds: so many are recorded a second at most, and
+so long it takes until a result is known to be stored, 99 of 100 below. Then the four offer, whether or not the database
+keeps up, the trials a second that are asked of it (100 of SQLite, 300 of PostgreSQL), once each has made its statements
+with the first eight: how long it takes then. Five seeds are a cell. The record is
 `scheduling`.
 """
 
@@ -19,8 +20,9 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -46,15 +48,23 @@ from workers.trial_process.messages import EpochReport, ResultReport
 
 NODES = [Amount(64, 8, 512)] * 125
 EPOCHS = 10
-WORKERS = 4
 SLOTS = 8
 """Of each worker."""
-OFFERED = {"sqlite": 100, "postgresql": 300}
+OFFERED = {"sqlite": 100.0, "postgresql": 300.0}
 """Trials a second, of all workers together."""
 SEEDS = 5
 """Of a cell, whose mean is made anew with each of its results."""
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Crowd:
+    """Workers that record side by side, for so long; then they offer so many trials a second together."""
+
+    workers: int
+    seconds: float
+    rate: float
 
 
 def main() -> int:
@@ -63,15 +73,19 @@ def main() -> int:
     arguments.add_argument("--trials", type=int, default=10_000, help="queued trials of each experiment")
     arguments.add_argument("--turns", type=int, default=200)
     arguments.add_argument("--seconds", type=float, default=10, help="how long workers record side by side")
+    arguments.add_argument("--workers", type=int, default=4, help="that record side by side")
+    arguments.add_argument(
+        "--rate", type=float, help="trials a second that they offer; else what is asked of a database"
+    )
+    arguments.add_argument("--databases", nargs="+", choices=OFFERED, default=list(OFFERED))
     options = arguments.parse_args()
     if options.quick:
         options.experiments, options.trials, options.turns, options.seconds = 10, 100, 5, 0.2
     found: dict[str, Any] = {"experiments": options.experiments, "trials": options.trials}
-    for kind in ("sqlite", "postgresql"):
-        sizes = [max(1, options.trials // 100), options.trials]
-        found[kind] = {
-            str(size): measured(kind, options.experiments, size, options.turns, options.seconds) for size in sizes
-        }
+    for kind in options.databases:
+        sizes = [max(2 * SLOTS, options.trials // 100), options.trials]
+        crowd = Crowd(options.workers, options.seconds, options.rate or OFFERED[kind])
+        found[kind] = {str(size): measured(kind, options.experiments, size, options.turns, crowd) for size in sizes}
         for size, figures in found[kind].items():
             told = ", ".join(f"{name} {value:.3g}" for name, value in figures.items())
             print(f"{kind}, {size} trials each: {told}", flush=True)
@@ -80,7 +94,7 @@ def main() -> int:
     return 0
 
 
-def measured(kind: str, experiments: int, trials: int, turns: int, seconds: float) -> dict[str, float]:
+def measured(kind: str, experiments: int, trials: int, turns: int, crowd: Crowd) -> dict[str, float]:
     """Milliseconds of a decision and of its parts (median, and 99 of 100 below), trials recorded a second."""
     with tempfile.TemporaryDirectory() as folder, databases(kind, Path(folder)) as url:
         database = Database(url)
@@ -100,18 +114,25 @@ def measured(kind: str, experiments: int, trials: int, turns: int, seconds: floa
             _timed(parts["next"], partial(_look, database, lambda s: driver_reads.next_trial(s, lease, {1, 2})))
             parts["decision"].append(time.perf_counter() - began)
         figures = {f"{name} ms": 1000 * (median(seconds) or 0) for name, seconds in parts.items()}
-        slowest = sorted(parts["decision"])[int(0.99 * (turns - 1))]
-        figures["decision p99 ms"] = 1000 * slowest
+        figures["decision p99 ms"] = _percentile(parts["decision"], 99)
         figures["trials a second"] = _record(database, lease, min(trials, turns))
         database.close()
-        with ProcessPoolExecutor(WORKERS, multiprocessing.get_context("spawn")) as pool:
-            done = [each.result() for each in [pool.submit(most_alone, url, seconds) for _ in range(WORKERS)]]
-            offered = OFFERED[kind]
-            late = [pool.submit(offer_alone, url, offered / WORKERS, seconds) for _ in range(WORKERS)]
-            waits = sorted(wait for each in late for wait in each.result())
-        figures[f"trials a second, {WORKERS} workers"] = sum(done)
-        figures[f"result p99 ms, {offered} a second offered"] = 1000 * waits[int(0.99 * (len(waits) - 1))]
+        with ProcessPoolExecutor(crowd.workers, multiprocessing.get_context("spawn")) as pool:
+            done = [pool.submit(most_alone, url, crowd.seconds) for _ in range(crowd.workers)]
+            most, waits = zip(*(each.result() for each in done), strict=True)
+            each_rate = crowd.rate / crowd.workers
+            late = [pool.submit(offer_alone, url, each_rate, crowd.seconds) for _ in range(crowd.workers)]
+            offered = [wait for each in late for wait in each.result()]
+        figures[f"trials a second, {crowd.workers} workers"] = sum(most)
+        figures["result p99 ms at most trials a second"] = _percentile([wait for each in waits for wait in each], 99)
+        figures[f"result p50 ms, {crowd.rate:g} a second offered"] = _percentile(offered, 50)
+        figures[f"result p99 ms, {crowd.rate:g} a second offered"] = _percentile(offered, 99)
         return figures
+
+
+def _percentile(seconds: Sequence[float], percent: float) -> float:
+    """Milliseconds that so many of 100 are below."""
+    return 1000 * sorted(seconds)[int(percent / 100 * (len(seconds) - 1))]
 
 
 class _Driver:
@@ -140,6 +161,12 @@ class _Driver:
         self._recorder.reported(trial.id, ResultReport(self._result, []))
         return trial.id
 
+    def warm_up(self) -> None:
+        """Records the first trials, upon which statements are made and prepared."""
+        for _ in range(SLOTS):
+            if self.start() is not None:
+                self.stored.get()
+
     def close(self) -> None:
         """Waits until all is stored; the experiment stays claimed, and the next worker has another."""
         self._recorder.flush()
@@ -150,25 +177,32 @@ class _Driver:
         self.stored.put((trial_id, time.perf_counter()))
 
 
-def most_alone(url: str, seconds: float) -> float:
-    """Trials a second that one worker records that has always the next one ready."""
-    driver, running, done = _Driver(url), 0, 0
-    began = time.perf_counter()
+def most_alone(url: str, seconds: float) -> tuple[float, list[float]]:
+    """Trials a second that one worker records that has always the next one ready, and how long each result waits."""
+    driver, began = _Driver(url), time.perf_counter()
+    due, waits = dict[int, float](), list[float]()
+
+    def start() -> None:
+        moment = time.perf_counter()
+        if (trial_id := driver.start()) is not None:
+            due[trial_id] = moment
+
     for _ in range(SLOTS):
-        running += driver.start() is not None
-    while running:
-        driver.stored.get()
-        running, done = running - 1, done + 1
+        start()
+    while due:
+        trial_id, stored = driver.stored.get()
+        waits.append(stored - due.pop(trial_id))
         if time.perf_counter() - began < seconds:
-            running += driver.start() is not None
+            start()
     spent = time.perf_counter() - began
     driver.close()
-    return done / spent
+    return len(waits) / spent, waits
 
 
 def offer_alone(url: str, rate: float, seconds: float) -> list[float]:
     """How long each result waits that one worker has in its turn, whether those before it are stored or not."""
     driver, due = _Driver(url), dict[int, float]()
+    driver.warm_up()
     began = time.perf_counter()
     for number in range(max(1, int(rate * seconds))):
         moment = began + number / rate
