@@ -106,7 +106,7 @@ def measured(kind: str, experiments: int, trials: int, turns: int, crowd: Crowd)
         parts: dict[str, list[float]] = {"contenders": [], "shares": [], "next": [], "decision": []}
         for _ in range(turns):
             began = time.perf_counter()
-            found = _timed(parts["contenders"], partial(_read, database, lambda s: contenders(s, [1], specs)))
+            found = _timed(parts["contenders"], partial(_look, database, lambda s: contenders(s, [1], specs)))
             demands = [one.demand for one in found]
             usage.add(demands, NODES, 0.5)
             share = partial(allocate, demands, NODES, most_experiments=experiments, usage=usage)
@@ -213,11 +213,6 @@ def offer_alone(url: str, rate: float, seconds: float) -> list[float]:
     driver.close()
     stored = dict(driver.stored.get() for _ in due)
     return [stored[trial_id] - moment for trial_id, moment in due.items()]
-
-
-def _read(database: Database, work: Callable[[Session], T]) -> T:
-    with database.read() as session:
-        return work(session)
 
 
 def _look(database: Database, work: Callable[[Session], T]) -> T:

@@ -134,7 +134,7 @@ def contenders(
             weight=row.weight,
             running=row.running,
             alone=min(trials, apart.total()),
-            running_alone=apart[TrialState.RUNNING],
+            running_alone=min(row.running, apart[TrialState.RUNNING]),  # more may run since the first statement
         )
         claimed = row.state == ExperimentState.RUNNING
         found.append(Contender(demand, terms.preempt, claimed, row.waiting, row.unfit_since))

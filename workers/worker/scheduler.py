@@ -59,7 +59,7 @@ class Scheduler:
         unfit = sorted(node.id for node in seen if node.alive and not node.fits)
         room = [place.room for place in places]
         drivers = {driver.lease.experiment_id: driver for driver in self._drivers}
-        with self._database.read() as session:
+        with self._database.look() as session:  # what is decided is for the next moment in any case
             found = contenders(session, drivers.keys(), self._specs, passed=self._passed(room))
             others = nodes.others(session, self._worker, [node.id for node in seen if node.id])
             sharing = self._sharing_now(others.sharing)
@@ -119,7 +119,7 @@ class Scheduler:
 
     def _standing(self, ours: Sequence[Demand], seen: Sequence[Node]) -> list[Standing]:
         """What runs where in this cluster: trials of ours, and of the workers that share it."""
-        with self._database.read() as session:
+        with self._database.look() as session:
             running = self._newest_at_work(session)
             needs = {demand.experiment_id: demand.needs for demand in ours}
             running = [one for one in running if one.experiment_id in needs or one.worker in self._sharing]

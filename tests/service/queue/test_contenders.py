@@ -1,5 +1,6 @@
 """Who could run what on a worker's cluster now, why others wait, and that none of it grows with the queue."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -96,6 +97,16 @@ class TestAlone:
         self.crowd(database, claim(), 2)
         demand = found(database, number)[number].demand
         assert (demand.alone, demand.trials) == (1, 1)
+
+    def test_one_that_began_between_two_statements_is_no_more_than_run(
+        self, post: Post, database: Database, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Each statement sees a moment of its own; less than none would else be said to run beside it."""
+        number = post(5, **self.HALF)
+        counts = {number: Counter({TrialState.RUNNING: 1})}
+        monkeypatch.setattr("service.queue.contenders._alone", lambda _session, _experiments: counts)
+        demand = found(database)[number].demand
+        assert (demand.running, demand.running_alone, demand.alone) == (0, 0, 1)
 
     def test_of_trials_that_wait_no_others_are_looked_at(self, post: Post, database: Database) -> None:
         post(2_000, **self.HALF)
