@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Integer, String, and_, case, cast, false, func, literal, not_, or_, select
+from sqlalchemy import ColumnElement, Integer, String, case, cast, false, func, literal, not_, select, true
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import InstrumentedAttribute
 from sqlalchemy.sql.functions import FunctionElement
@@ -76,29 +76,30 @@ class Condition:
         if self.field in MEASURED:
             return self._of_results(Trial.id if kept is Trial else FieldIndex.trial_id)
         if self.field in (COLUMNS if kept is Score else _OF_TRIALS):
-            column = getattr(kept, self.field)
-            return self._compare(column, column.is_(None))
+            return self._compare(getattr(kept, self.field), None)
         assert kept is not Score, "scores are asked by `holds`: one statement reads their fields and tells who is meant"
-        kind = _kind(kept, self.field)
-        found = self._compare(_value(kept, self.field), kind == "null")
-        return or_(kind.is_(None), found) if self.holds(default_of(self.field)) else and_(kind.is_not(None), found)
+        value, default = _value(kept, self.field), default_of(self.field)
+        if _null_is_default(self.field):
+            return self._compare(value, default)
+        return case((_kind(kept, self.field).is_(None), literal(self.holds(default))), else_=self._compare(value, None))
 
     def _of_results(self, trial_id: InstrumentedAttribute[int]) -> ColumnElement[bool]:
         """That a trial's result is so; one that is invalid, or not there, has no value."""
-        column = MEASURED[self.field]
-        found = self._compare(column, column.is_(None))
+        found = self._compare(MEASURED[self.field], None)
         lacking = self.holds(None)
         results = select(Result.trial_id).where(Result.valid, not_(found) if lacking else found)
         return trial_id.not_in(results) if lacking else trial_id.in_(results)
 
-    def _compare(self, value: Any, is_null: ColumnElement[bool]) -> ColumnElement[bool]:
+    def _compare(self, value: Any, at_null: Any) -> ColumnElement[bool]:
+        """The same of what a database computes, once: a document is read for it. Its NULL means `at_null`."""
+        said = true() if self.holds(at_null) else false()
         if self.comparison in _ORDERS:
-            found: ColumnElement[bool] = _ORDERS[self.comparison](value, self.values[0])
-            return func.coalesce(found, false())
+            return func.coalesce(_ORDERS[self.comparison](value, self.values[0]), said)
         known = [one for one in self.values if one is not None]
-        found = func.coalesce(value.in_(known), false()) if known else false()
-        found = or_(found, is_null) if None in self.values else found
-        return found if self.comparison in ("=", "in") else not_(found)
+        if not known:  # nothing but none
+            return case((value.is_(None), said), else_=not_(said) if at_null is None else said)
+        found: ColumnElement[bool] = value.in_(known)
+        return func.coalesce(found if self.comparison in ("=", "in") else not_(found), said)
 
 
 class _JsonKind(FunctionElement[str]):
@@ -135,6 +136,7 @@ def of_trials(field: str, kept: Kept = Trial) -> InstrumentedAttribute[Any] | Co
     if field in _OF_TRIALS:
         column: InstrumentedAttribute[Any] = getattr(kept, field)
         return column
+    value: Any
     value, default = _value(kept, field), default_of(field)
     if bool in field_infos()[field].types:
         value = cast(value, Integer)
@@ -142,7 +144,11 @@ def of_trials(field: str, kept: Kept = Trial) -> InstrumentedAttribute[Any] | Co
         missing: ColumnElement[Any] = value
         return missing  # as is what is not there
     default = _array_text(default) if isinstance(default, list) else default
-    found: ColumnElement[Any] = case((_kind(kept, field).is_(None), literal(default, value.type)), else_=value)
+    found: ColumnElement[Any] = (
+        func.coalesce(value, literal(default, value.type))
+        if _null_is_default(field)
+        else case((_kind(kept, field).is_(None), literal(default, value.type)), else_=value)
+    )
     return found
 
 
@@ -152,6 +158,13 @@ def as_stored(field: str) -> tuple[InstrumentedAttribute[Any] | ColumnElement[An
         return getattr(Trial, field), literal("column")
     document, path = _place(Trial, field)
     return document[path[0] if len(path) == 1 else path], _kind(Trial, field)
+
+
+def _null_is_default(field: str) -> bool:
+    """Whether a field is at its default wherever its document has nothing there, or null: none is its default, or no
+    value of it. (To ask for the kind of what is there reads a document once more.)
+    """
+    return default_of(field) is None or type(None) not in field_infos()[field].types
 
 
 def _place(kept: Kept, field: str) -> tuple[InstrumentedAttribute[Any], tuple[str, ...]]:
