@@ -196,13 +196,13 @@ def list_trials(
     What `with_config` and `with_result` leave out is not read; layers and environments never are.
     """
     by = trial_order(sort)
-    # What is asked of fields the index answers, once every trial is in it; a cell's few trials have an index of theirs.
-    by_field = (
-        wanted.of_fields or (name := sort.removeprefix("-")) in FieldIndex.__table__.c or name not in TRIAL_ORDERS
-    )
+    # What is asked of fields the index answers, once every trial is in it, and leads to results by the shortest way. (A
+    # cell's few trials have an index of theirs, and so have some of the orders.)
+    of_trials_alone = set(_TRIAL_COLUMNS) - set(FieldIndex.__table__.c.keys())
     kept: Kept = Trial
-    if by_field and wanted.cell is None and field_index.is_whole(session):
-        kept, by = FieldIndex, trial_order(sort, FieldIndex)
+    if (wanted.of_fields or sort.removeprefix("-") not in of_trials_alone) and wanted.cell is None:
+        kept = FieldIndex if field_index.is_whole(session) else Trial
+        by = trial_order(sort, kept)
     query: Select[Any] = select(by.identity).where(*wanted.conditions(kept))
     of = getattr(by.column, "class_", None)
     if kept is FieldIndex and (wanted.beyond_index or of is Trial):
