@@ -167,18 +167,18 @@ def _null_is_default(field: str) -> bool:
     return default_of(field) is None or type(None) not in field_infos()[field].types
 
 
-def _place(kept: Kept, field: str) -> tuple[InstrumentedAttribute[Any], tuple[str, ...]]:
+def _place(kept: Kept | type[Score], field: str) -> tuple[InstrumentedAttribute[Any], tuple[str, ...]]:
     """The document in which a field stands that has no column, and where: what the index has of it is flat."""
     return (Trial.config, tuple(field.split("."))) if kept is Trial else (FieldIndex.fields, (field,))
 
 
-def _kind(kept: Kept, field: str) -> _JsonKind:
+def _kind(kept: Kept | type[Score], field: str) -> _JsonKind:
     """The type of a field in the documents of trials."""
     document, path = _place(kept, field)
     return _JsonKind(document, literal("".join(f'."{part}"' for part in path)), literal(_array(path)))
 
 
-def _value(kept: Kept, field: str) -> Any:
+def _value(kept: Kept | type[Score], field: str) -> Any:
     document, path = _place(kept, field)
     found = document[path[0] if len(path) == 1 else path]
     types = field_infos()[field].types

@@ -44,7 +44,7 @@ def fill(session: Session) -> bool:
     columns = [getattr(Trial, name) for name in (*_COLUMNS, "cell", "config")]
     query = select(Trial.id.label("trial_id"), *columns).where(~indexed).order_by(Trial.id).limit(_BATCH)
     query = query.with_for_update(read=True, key_share=True, of=Trial)  # nobody deletes them meanwhile
-    rows = session.execute(query).mappings().all()
+    rows = [dict(row) for row in session.execute(query).mappings()]
     enter(session, rows)
     return len(rows) == _BATCH
 

@@ -303,22 +303,24 @@ def chosen(text: str, **others: Any) -> TrialFilter:
     return TrialFilter(where=(condition(text, field_named=lambda name, _: name),), **others)
 
 
+def field_of(trial: Trial, path: str) -> Any:
+    return value_of(trial.config, path)
+
+
 CONDITIONS: list[tuple[TrialFilter, Callable[[Trial, Result | None], bool]]] = [
-    (chosen("training.lr<=0.1"), lambda t, _: value_of(t.config, "training.lr") <= 0.1),
-    (chosen("training.nesterov!=true"), lambda t, _: not value_of(t.config, "training.nesterov")),
-    (chosen("training.clip_gradient=none"), lambda t, _: value_of(t.config, "training.clip_gradient") is None),
-    (chosen("training.clip_gradient!=none"), lambda t, _: value_of(t.config, "training.clip_gradient") is not None),
-    (chosen("evaluation.batch_size=none"), lambda t, _: value_of(t.config, "evaluation.batch_size") is None),
-    (chosen("evaluation.batch_size>=8"), lambda t, _: (value_of(t.config, "evaluation.batch_size") or 0) >= 8),
+    (chosen("training.lr<=0.1"), lambda t, _: field_of(t, "training.lr") <= 0.1),
+    (chosen("training.nesterov!=true"), lambda t, _: not field_of(t, "training.nesterov")),
+    (chosen("training.clip_gradient=none"), lambda t, _: field_of(t, "training.clip_gradient") is None),
+    (chosen("training.clip_gradient!=none"), lambda t, _: field_of(t, "training.clip_gradient") is not None),
+    (chosen("evaluation.batch_size=none"), lambda t, _: field_of(t, "evaluation.batch_size") is None),
+    (chosen("evaluation.batch_size>=8"), lambda t, _: (field_of(t, "evaluation.batch_size") or 0) >= 8),
     (
         chosen("training.milestones not in ([3, 5])"),
-        lambda t, _: value_of(t.config, "training.milestones") != [3, 5],
+        lambda t, _: field_of(t, "training.milestones") != [3, 5],
     ),
     (
         chosen("training.lr>0.1", experiment_id=2, states=(TrialState.FAILED, TrialState.QUEUED)),
-        lambda t, _: (
-            value_of(t.config, "training.lr") > 0.1 and t.experiment_id == 2 and t.state in ("failed", "queued")
-        ),
+        lambda t, _: field_of(t, "training.lr") > 0.1 and t.experiment_id == 2 and t.state in ("failed", "queued"),
     ),
     (chosen("rank!=4", failure="oom"), lambda t, _: t.rank != 4 and t.failure == "oom"),
     (chosen("accuracy>=0.3"), lambda _, result: result is not None and result.accuracy >= 0.3),
