@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from service.database import Experiment, ExperimentState, Protocol, Result, Trial, TrialState, now
 from service.database.engine import Database
-from service.leaderboards import cell_scores
+from service.leaderboards import cell_scores, field_index
 from service.leaderboards.metrics import Metric
 from service.migrate import migrate
 from ttsv.config.fields import plain
@@ -81,6 +81,8 @@ def fill(url: str, trials: int, points: int) -> int:
         with Session(connection) as session:
             cell_scores.refresh_all(session)
             session.commit()
+    while database.write(field_index.fill):
+        pass
     with database.writer.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         # As autovacuum would within a minute.
         connection.execute(text("VACUUM ANALYZE" if connection.dialect.name == "postgresql" else "ANALYZE"))

@@ -36,6 +36,13 @@ BOUNDS = {
     "leaderboard grouped by a field p95": {"sqlite": 0.150, "postgres": 0.150},
     "leaderboard sorted by a field p95": {"sqlite": 0.150, "postgres": 0.150},
     "leaderboard as a matrix p95": {"sqlite": 0.150, "postgres": 0.150},
+    "trials where a stored field p95": {"sqlite": 0.050, "postgres": 0.050},
+    "trials sorted by a stored field p95": {"sqlite": 0.050, "postgres": 0.050},
+    "trials where a field p95": {"sqlite": 0.150, "postgres": 0.150},
+    "trials where a field, of none p95": {"sqlite": 0.150, "postgres": 0.150},
+    "trials sorted by a field p95": {"sqlite": 0.150, "postgres": 0.150},
+    "trials sorted by a default p95": {"sqlite": 0.150, "postgres": 0.150},
+    "trials where a result p95": {"sqlite": 0.150, "postgres": 0.150},
     "experiments p95": {"sqlite": 0.020, "postgres": 0.020},
     "experiment p95": {"sqlite": 0.020, "postgres": 0.020},
     "page of metrics p95": {"sqlite": 0.030, "postgres": 0.030},
@@ -82,6 +89,9 @@ def measure(
     def chosen(**asked: str) -> Callable[[], httpx.Response]:
         return lambda: client.get(f"/v1/leaderboards/{DATASET}", params={"metric": rng.choice(metrics), **asked})
 
+    def listed(**asked: str) -> Callable[[], httpx.Response]:
+        return lambda: client.get("/v1/trials", params=asked)
+
     asks = {
         "leaderboard": board,
         "leaderboard of one rank": filtered,
@@ -90,6 +100,13 @@ def measure(
         "leaderboard grouped by a field": chosen(group_by="training.lr"),
         "leaderboard sorted by a field": chosen(sort="training.lr"),
         "leaderboard as a matrix": chosen(pivot="training.lr,rank", limit="1"),
+        "trials where a stored field": listed(where="rank in (3, 4)"),
+        "trials sorted by a stored field": listed(sort="-rank"),
+        "trials where a field": listed(where="training.lr<=0.01"),
+        "trials where a field, of none": listed(where="training.lr<=1e-9"),
+        "trials sorted by a field": listed(sort="training.lr"),
+        "trials sorted by a default": listed(sort="training.momentum"),
+        "trials where a result": listed(where="accuracy>=0.9999"),
         "leaderboard with front": lambda: client.get(
             f"/v1/leaderboards/{DATASET}", params={"pareto": "accuracy,compression"}
         ),

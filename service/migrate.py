@@ -21,7 +21,7 @@ from service.database import Result, tallies
 from service.database.engine import Database
 from service.database.outages import Backoff
 from service.errors import UserError
-from service.leaderboards import cell_scores
+from service.leaderboards import cell_scores, field_index
 from ttsv.metrics.catalog import METRICS
 
 _IN_EACH_OTHERS_WAY = {"40P01", "55P03"}
@@ -39,12 +39,14 @@ def migrate(database: Database) -> None:
         try:
             with changing_schema(database) as connection:
                 bring_up(connection)
-            return
+            break
         except OperationalError as error:
             state = getattr(error.orig, "sqlstate", None)
             if state not in _IN_EACH_OTHERS_WAY or backoff.failures >= _MOST_ATTEMPTS:
                 raise
             time.sleep(backoff.failed())
+    while database.write(field_index.fill):  # a little at a time: others are at work
+        pass
 
 
 @contextmanager

@@ -39,7 +39,7 @@ class TrialQuestion(TypedDict, total=False):
     """Which trials are wanted, and by what they are sorted.
 
     `rank` is a number or `none`, `failure` the class of what went wrong, `cell` the fingerprint without the seed.
-    `where` are conditions on fields (`lr<=0.1`), all of which must hold.
+    `where` are conditions on fields and results (`lr<=0.1`, `accuracy>=0.9`), all of which must hold.
     """
 
     state: str | Sequence[str] | None

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from service.database.base import Base, Id, Json, now
 from service.specs.states import OPEN_TRIALS, ExperimentState, TrialState
-from ttsv.config.fields import TrialFields
+from ttsv.config.fields import FieldValues, TrialFields
 
 OUT_OF_MEMORY = "oom"
 """Class of a failure."""
@@ -171,6 +171,29 @@ class Trial(Base):
     def alone(self) -> bool:
         """Whether it is to have a card of its own: it found too little memory on one that it shared."""
         return self.state in OPEN_TRIALS and self.failure == OUT_OF_MEMORY
+
+
+class FieldIndex(Base):
+    """A trial's fields alone: what lists of trials are filtered and sorted by (`service.leaderboards.field_index`).
+
+    A trial's own row is ten times as long. What has no column stands in `fields` by path, as in `Score`.
+    """
+
+    __tablename__ = "field_index"
+
+    trial_id: Mapped[int] = mapped_column(
+        Id, ForeignKey("trials.id", ondelete="CASCADE"), primary_key=True, autoincrement=False
+    )
+    experiment_id: Mapped[int] = mapped_column(Id, index=True)
+    dataset: Mapped[str] = mapped_column(String(200))
+    model: Mapped[str] = mapped_column(String(200))
+    layer: Mapped[str] = mapped_column(String(32))
+    rank: Mapped[float | None]
+    lambda_ort: Mapped[float]
+    constraint: Mapped[str] = mapped_column(String(32))
+    delta: Mapped[float | None]
+    seed: Mapped[int] = mapped_column(BigInteger)
+    fields: Mapped[FieldValues] = mapped_column(Json)
 
 
 class Tally(Base):

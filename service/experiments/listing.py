@@ -8,10 +8,11 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, select
 from sqlalchemy.orm import Session, defer
 
-from service.database import Experiment, ExperimentState, Result, Tag, Trial, TrialState
+from service.database import Experiment, ExperimentState, FieldIndex, Result, Tag, Trial, TrialState
 from service.database.engine import among
 from service.database.pagination import Order, Orders, Page, order
-from service.leaderboards.conditions import Condition, of_trials
+from service.leaderboards import field_index
+from service.leaderboards.conditions import MEASURED, Condition, Kept, of_trials
 from service.specs.columns import known_field
 from ttsv.config.trial import field_infos
 
@@ -45,15 +46,8 @@ _TRIAL_COLUMNS = (
     "finished_at",
     "run_seconds",
 )
-_NO_METRICS = {"trial_id", "fence"}
-METRICS = tuple(
-    column.key
-    for column in Result.__table__.columns
-    if column.type.python_type in (int, float) and column.key not in _NO_METRICS
-)
-TRIAL_ORDERS: Orders = {name: getattr(Trial, name) for name in _TRIAL_COLUMNS} | {
-    name: getattr(Result, name) for name in METRICS
-}
+METRICS = tuple(MEASURED)
+TRIAL_ORDERS: Orders = {name: getattr(Trial, name) for name in _TRIAL_COLUMNS} | dict(MEASURED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +91,10 @@ _DELETED = select(Experiment.id).where(Experiment.deleted_at.is_not(None))
 """Few: they are on their way out."""
 
 
+_INDEXED = ("dataset", "model", "layer", "constraint", "seed")
+_BEYOND = ("cell", "failure")
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrialFilter:
     """Which trials: all conditions hold. `rank` "none": those without one. `project_id` as in `ExperimentFilter`."""
@@ -114,19 +112,30 @@ class TrialFilter:
     failure: str | None = None
     where: Sequence[Condition] = ()
 
-    def conditions(self) -> list[ColumnElement[bool]]:
-        """For a WHERE over trials."""
-        found: list[ColumnElement[bool]] = [Trial.experiment_id.not_in(_DELETED)]
+    def conditions(self, kept: Kept = Trial) -> list[ColumnElement[bool]]:
+        """For a WHERE over trials, or over their index, joined with them where it must be (`beyond_index`)."""
+        found: list[ColumnElement[bool]] = [kept.experiment_id.not_in(_DELETED)]
         if self.project_id is not None:
             mine = select(Experiment.id).where(Experiment.project_id == self.project_id)
-            found.append(Trial.experiment_id.in_(mine))
+            found.append(kept.experiment_id.in_(mine))
         if self.states:
             found.append(Trial.state.in_(self.states))
         if self.rank is not None:
-            found.append(Trial.rank.is_(None) if isinstance(self.rank, str) else Trial.rank == self.rank)
-        plain = ("experiment_id", "dataset", "model", "layer", "constraint", "seed", "cell", "failure")
-        found += [getattr(Trial, name) == value for name in plain if (value := getattr(self, name)) is not None]
-        return found + [condition.of(Trial) for condition in self.where]
+            found.append(kept.rank.is_(None) if isinstance(self.rank, str) else kept.rank == self.rank)
+        plain = ("experiment_id", *_INDEXED)
+        found += [getattr(kept, name) == value for name in plain if (value := getattr(self, name)) is not None]
+        found += [getattr(Trial, name) == value for name in _BEYOND if (value := getattr(self, name)) is not None]
+        return found + [condition.of(kept) for condition in self.where]
+
+    @property
+    def of_fields(self) -> bool:
+        """Whether it chooses by fields: that is answered sooner by the index."""
+        return any(getattr(self, name) is not None for name in ("rank", *_INDEXED)) or bool(self.where)
+
+    @property
+    def beyond_index(self) -> bool:
+        """Whether it asks for what is not in the index."""
+        return bool(self.states) or any(getattr(self, name) is not None for name in _BEYOND)
 
 
 def list_experiments(
@@ -157,17 +166,19 @@ def experiments_by_id(
     return session.scalars(query.options(*(defer(column, raiseload=True) for column in unread))).all()
 
 
-def trial_order(sort: str) -> Order:
+def trial_order(sort: str, kept: Kept = Trial) -> Order:
     """Trials by a column of theirs or of their results, or by any field of their configurations; raises `QueryError`.
 
-    `sort` names it, with `-` before it for the largest first.
+    `sort` names it, with `-` before it for the largest first. Fields are read where they are `kept`.
     """
     name = sort.removeprefix("-")
+    identity = Trial.id if kept is Trial else FieldIndex.trial_id
     if name in TRIAL_ORDERS:
-        return order(TRIAL_ORDERS, sort, Trial.id)
+        inside = {one: getattr(kept, one) for one in _TRIAL_COLUMNS if one in kept.__table__.c}
+        return order({**TRIAL_ORDERS, **inside, "id": identity}, sort, identity)
     path = known_field(name, "sort", also=TRIAL_ORDERS)
     missing = type(None) in field_infos()[path].types
-    return Order(sort[: sort.startswith("-")] + path, of_trials(path), Trial.id, missing)
+    return Order(sort[: sort.startswith("-")] + path, of_trials(path, kept), identity, missing)
 
 
 def list_trials(
@@ -185,9 +196,19 @@ def list_trials(
     What `with_config` and `with_result` leave out is not read; layers and environments never are.
     """
     by = trial_order(sort)
-    query: Select[Any] = select(Trial.id).where(*wanted.conditions())
-    if getattr(by.column, "class_", None) is Result:
-        query = query.outerjoin(Result, Result.trial_id == Trial.id)
+    # What is asked of fields the index answers, once every trial is in it, and leads to results by the shortest way. (A
+    # cell's few trials have an index of theirs, and so have some of the orders.)
+    of_trials_alone = set(_TRIAL_COLUMNS) - set(FieldIndex.__table__.c.keys())
+    kept: Kept = Trial
+    if (wanted.of_fields or sort.removeprefix("-") not in of_trials_alone) and wanted.cell is None:
+        kept = FieldIndex if field_index.is_whole(session) else Trial
+        by = trial_order(sort, kept)
+    query: Select[Any] = select(by.identity).where(*wanted.conditions(kept))
+    of = getattr(by.column, "class_", None)
+    if kept is FieldIndex and (wanted.beyond_index or of is Trial):
+        query = query.join(Trial, Trial.id == by.identity)
+    if of is Result:
+        query = query.outerjoin(Result, Result.trial_id == by.identity)
     # Numbers first: of a hundred thousand trials in an order that no index has a database would carry whole rows along.
     found = by.page(session, query, cursor, limit)
     numbers = [row[0] for row in found.rows]

@@ -22,7 +22,7 @@ from service.database.engine import is_postgres
 from service.errors import FieldProblem, SpecError, StateError
 from service.experiments import actions, events, store
 from service.experiments.events import EventKind
-from service.leaderboards import cell_scores
+from service.leaderboards import cell_scores, field_index
 from service.specs.grid import expand_grid, factored
 from service.specs.planner import Plan, PlannedTrial
 from service.specs.spec import LONGEST_NAME, Additions, ExperimentSpec, PartialTrial
@@ -350,10 +350,15 @@ def _insert_trials(
             {**row, "source_trial_id": sources[row["fingerprint"]], "epochs": 0} for row in rows
         ]
         rows = again
-    if rows and is_postgres(session):
+    if not rows:
+        return
+    if is_postgres(session):
         _insert_document(session, rows)
-    elif rows:
+    else:
         session.execute(insert(Trial), rows)
+    new = select(Trial.number, Trial.id).where(Trial.experiment_id == experiment_id, Trial.number >= first)
+    ids = dict(session.execute(new).all())
+    field_index.enter(session, ({"trial_id": ids[row["number"]], **row} for row in rows))
 
 
 def _insert_document(session: Session, rows: Sequence[_NewTrial]) -> None:

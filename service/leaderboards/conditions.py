@@ -8,16 +8,16 @@ import json
 import math
 import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Integer, String, and_, case, cast, false, func, literal, not_, or_
+from sqlalchemy import ColumnElement, Integer, String, case, cast, false, func, literal, not_, select, true
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import InstrumentedAttribute
 from sqlalchemy.sql.functions import FunctionElement
 
-from service.database import Score, Trial
+from service.database import FieldIndex, Result, Score, Trial
 from service.errors import FieldProblem, QueryError
 from service.specs.columns import cell_field, default_of
 from ttsv.config.fields import OneOf
@@ -35,7 +35,15 @@ _MOST_VALUES = 1000
 COLUMNS = ("model", "layer", "constraint", "rank")
 """Fields that scores and trials have columns for."""
 _OF_TRIALS = (*COLUMNS, "dataset", "seed", "lambda_ort", "delta")
-"""Those that trials have columns for."""
+"""Those that trials have columns for, and their index."""
+MEASURED: Mapping[str, InstrumentedAttribute[Any]] = {
+    column.key: getattr(Result, column.key)
+    for column in Result.__table__.columns
+    if column.type.python_type in (int, float) and column.key not in ("trial_id", "fence")
+}
+"""What a trial's result says, in numbers: lists of trials are sorted and filtered by it, too."""
+Kept = type[Trial] | type[FieldIndex]
+"""Where a trial's fields are read."""
 
 
 @dataclass(frozen=True)
@@ -63,24 +71,35 @@ class Condition:
         """Whether scores and trials have a column for the field."""
         return self.field in COLUMNS
 
-    def of(self, kept: type[Trial] | type[Score]) -> ColumnElement[bool]:
+    def of(self, kept: Kept | type[Score]) -> ColumnElement[bool]:
         """The same of a trial, or of a score by one of its columns; a field that is not there is at its default."""
-        if self.field in (_OF_TRIALS if kept is Trial else COLUMNS):
-            column = getattr(kept, self.field)
-            return self._compare(column, column.is_(None))
-        assert kept is Trial, "scores are asked by `holds`: one statement reads their fields, and tells whose are meant"
-        kind = _kind(self.field)
-        found = self._compare(_value(Trial.config, self.field), kind == "null")
-        return or_(kind.is_(None), found) if self.holds(default_of(self.field)) else and_(kind.is_not(None), found)
+        if self.field in MEASURED:
+            return self._of_results(Trial.id if kept is Trial else FieldIndex.trial_id)
+        if self.field in (COLUMNS if kept is Score else _OF_TRIALS):
+            return self._compare(getattr(kept, self.field), None)
+        assert kept is not Score, "scores are asked by `holds`: one statement reads their fields and tells who is meant"
+        value, default = _value(kept, self.field), default_of(self.field)
+        if _null_is_default(self.field):
+            return self._compare(value, default)
+        return case((_kind(kept, self.field).is_(None), literal(self.holds(default))), else_=self._compare(value, None))
 
-    def _compare(self, value: Any, is_null: ColumnElement[bool]) -> ColumnElement[bool]:
+    def _of_results(self, trial_id: InstrumentedAttribute[int]) -> ColumnElement[bool]:
+        """That a trial's result is so; one that is invalid, or not there, has no value."""
+        found = self._compare(MEASURED[self.field], None)
+        lacking = self.holds(None)
+        results = select(Result.trial_id).where(Result.valid, not_(found) if lacking else found)
+        return trial_id.not_in(results) if lacking else trial_id.in_(results)
+
+    def _compare(self, value: Any, at_null: Any) -> ColumnElement[bool]:
+        """The same of what a database computes, once: a document is read for it. Its NULL means `at_null`."""
+        said = true() if self.holds(at_null) else false()
         if self.comparison in _ORDERS:
-            found: ColumnElement[bool] = _ORDERS[self.comparison](value, self.values[0])
-            return func.coalesce(found, false())
+            return func.coalesce(_ORDERS[self.comparison](value, self.values[0]), said)
         known = [one for one in self.values if one is not None]
-        found = func.coalesce(value.in_(known), false()) if known else false()
-        found = or_(found, is_null) if None in self.values else found
-        return found if self.comparison in ("=", "in") else not_(found)
+        if not known:  # nothing but none
+            return case((value.is_(None), said), else_=not_(said) if at_null is None else said)
+        found: ColumnElement[bool] = value.in_(known)
+        return func.coalesce(found if self.comparison in ("=", "in") else not_(found), said)
 
 
 class _JsonKind(FunctionElement[str]):
@@ -112,19 +131,24 @@ def _array_text(values: Sequence[Any]) -> str:
     return json.dumps(values, separators=(",", ":"))
 
 
-def of_trials(field: str) -> InstrumentedAttribute[Any] | ColumnElement[Any]:
+def of_trials(field: str, kept: Kept = Trial) -> InstrumentedAttribute[Any] | ColumnElement[Any]:
     """A field of trials, by its path, as a database sorts by it: truth as 0 and 1, lists as documents keep them."""
     if field in _OF_TRIALS:
-        column: InstrumentedAttribute[Any] = getattr(Trial, field)
+        column: InstrumentedAttribute[Any] = getattr(kept, field)
         return column
-    value, default = _value(Trial.config, field), default_of(field)
+    value: Any
+    value, default = _value(kept, field), default_of(field)
     if bool in field_infos()[field].types:
         value = cast(value, Integer)
     if default is None:
         missing: ColumnElement[Any] = value
         return missing  # as is what is not there
     default = _array_text(default) if isinstance(default, list) else default
-    found: ColumnElement[Any] = case((_kind(field).is_(None), literal(default, value.type)), else_=value)
+    found: ColumnElement[Any] = (
+        func.coalesce(value, literal(default, value.type))
+        if _null_is_default(field)
+        else case((_kind(kept, field).is_(None), literal(default, value.type)), else_=value)
+    )
     return found
 
 
@@ -132,18 +156,30 @@ def as_stored(field: str) -> tuple[InstrumentedAttribute[Any] | ColumnElement[An
     """A field of trials, by its path, as their configurations have it, and its kind: none for what is not there."""
     if field in _OF_TRIALS:
         return getattr(Trial, field), literal("column")
-    path = tuple(field.split("."))
-    return Trial.config[path[0] if len(path) == 1 else path], _kind(field)
+    document, path = _place(Trial, field)
+    return document[path[0] if len(path) == 1 else path], _kind(Trial, field)
 
 
-def _kind(field: str) -> _JsonKind:
-    """The type of a field in the configurations of trials."""
-    path = tuple(field.split("."))
-    return _JsonKind(Trial.config, literal("".join(f'."{part}"' for part in path)), literal(_array(path)))
+def _null_is_default(field: str) -> bool:
+    """Whether a field is at its default wherever its document has nothing there, or null: none is its default, or no
+    value of it. (To ask for the kind of what is there reads a document once more.)
+    """
+    return default_of(field) is None or type(None) not in field_infos()[field].types
 
 
-def _value(document: InstrumentedAttribute[Any], field: str) -> Any:
-    path = tuple(field.split("."))
+def _place(kept: Kept | type[Score], field: str) -> tuple[InstrumentedAttribute[Any], tuple[str, ...]]:
+    """The document in which a field stands that has no column, and where: what the index has of it is flat."""
+    return (Trial.config, tuple(field.split("."))) if kept is Trial else (FieldIndex.fields, (field,))
+
+
+def _kind(kept: Kept | type[Score], field: str) -> _JsonKind:
+    """The type of a field in the documents of trials."""
+    document, path = _place(kept, field)
+    return _JsonKind(document, literal("".join(f'."{part}"' for part in path)), literal(_array(path)))
+
+
+def _value(kept: Kept | type[Score], field: str) -> Any:
+    document, path = _place(kept, field)
     found = document[path[0] if len(path) == 1 else path]
     types = field_infos()[field].types
     if bool in types:
@@ -152,18 +188,19 @@ def _value(document: InstrumentedAttribute[Any], field: str) -> Any:
 
 
 def _is_number(field: str) -> bool:
-    return bool({int, float} & set(field_infos()[field].types))
+    return field in MEASURED or bool({int, float} & set(field_infos()[field].types))
 
 
 def condition(text: str, where: str = "where", *, field_named: Callable[[str, str], str] | None = None) -> Condition:
     """One condition as people write it. Raises `QueryError` with what is wrong, said of the parameter `where`.
 
-    `field_named` gives the path of the field with a name, by default that of a field that a cell's trials share.
+    `field_named` gives the path of the field with a name, by default that of a field that a cell's trials share; or the
+    name of what was `MEASURED`, where that may choose.
     """
     parts = _FORM.fullmatch(text)
     if parts is None or not parts[3]:
         raise QueryError([FieldProblem(where, f"{text[:100]!r} is no condition: {_HOW}")])
-    field = (field_named or cell_field)(parts[1], where)
+    field = (field_named or _field_of_cells)(parts[1], where)
     comparison = " ".join(parts[2].lower().split()).replace("==", "=")
     if "in" in comparison:
         listed = re.fullmatch(r"\((.*)\)|\[(.*)\]", parts[3], re.DOTALL)
@@ -182,6 +219,17 @@ def condition(text: str, where: str = "where", *, field_named: Callable[[str, st
     return Condition(field, comparison, values)
 
 
+def _field_of_cells(name: str, where: str) -> str:
+    """`cell_field`, with what can be done instead of choosing rows by what was measured; raises `QueryError`."""
+    if name in MEASURED:
+        fix = (
+            f"{name} is measured: rows chosen by it would be the lucky ones; rank by it (metric={name}), or choose "
+            f"among trials by it (GET /v1/trials?where={name}...)"
+        )
+        raise QueryError([FieldProblem(where, fix)])
+    return cell_field(name, where)
+
+
 def _split(text: str) -> list[str]:
     """At commas that stand in no brackets: a value may be a list itself."""
     return [one.strip() for one in re.findall(r"(?:\[[^\]]*\]|[^,\[])+", text) if one.strip()]
@@ -189,7 +237,7 @@ def _split(text: str) -> list[str]:
 
 def _parsed(field: str, text: str, where: str) -> Any:
     """A value as scores and trials keep it; raises `QueryError`."""
-    types = field_infos()[field].types
+    types: tuple[type, ...] = (float, type(None)) if field in MEASURED else field_infos()[field].types
     text = text.strip("\"'")
     if text.lower() in ("none", "null") and (type(None) in types or str not in types):
         return None
@@ -206,7 +254,7 @@ def _parsed(field: str, text: str, where: str) -> Any:
     except (ValueError, KeyError, TypeError):
         kind = "true or false" if bool in types else "a number" if _is_number(field) else "a list"
         raise QueryError([FieldProblem(where, f"{field}: {text[:60]!r} is not {kind}")]) from None
-    check = field_infos()[field].check
+    check = field_infos()[field].check  # (What was measured is a number.)
     if isinstance(check, OneOf) and text not in check.names:
         near = difflib.get_close_matches(text.lower(), check.names, 1, 0.0)
         fix = f"{field}: {text[:60]!r} is none of its values; the nearest is {near[0]}"

@@ -32,7 +32,7 @@ from service.database.experiments import ResourceSeries, StoredSpectra
 from service.experiments import epoch_points, epoch_spectra, events, transitions
 from service.experiments.events import EventKind
 from service.experiments.submission import next_number, trial_columns
-from service.leaderboards import cell_scores
+from service.leaderboards import cell_scores, field_index
 from service.queue import attempts, leases
 from service.queue.leases import Lease
 from service.specs.planner import PlannedTrial
@@ -134,13 +134,15 @@ class HeldExperiment:
         if (trial_id := self._session.scalar(known)) is not None:
             return trial_id
         number = next_number(self._session, experiment.id)
-        trial = Trial(experiment_id=experiment.id, number=number, **trial_columns(planned))
+        columns = trial_columns(planned)
+        trial = Trial(experiment_id=experiment.id, number=number, **columns)
         if experiment.stopping:
             trial.state, trial.finished_at = TrialState.CANCELLED, now()
         self._session.add(trial)
         experiment.trial_count += 1
         self.touched.add((trial.dataset, trial.cell))
         self._session.flush()
+        field_index.enter(self._session, [{"trial_id": trial.id, "experiment_id": experiment.id, **columns}])
         if point is not None:
             self._tell(EventKind.TRIAL_SUGGESTED, trial, point=point)
         return trial.id

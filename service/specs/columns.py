@@ -140,9 +140,17 @@ def validated_on(configs: Iterable[TrialFields]) -> str | None:
 
 def told(config: TrialFields) -> FieldValues:
     """The fields of a cell that are not at their defaults, by path: all that is needed to know the others."""
-    paths = [path for name, part in config.items() for path in _paths(name, [part])]
-    values = {path: value_of(config, path) for path in paths if path not in ("seed", "dataset")}
-    return {path: value for path, value in values.items() if value != default_of(path) or path in _ALWAYS_SAID}
+    found: dict[str, FieldValue] = {}
+    for name, part in config.items():
+        usual = _at_defaults().get(name)
+        if part == usual and name not in _ALWAYS_SAID:
+            continue  # as most parts are
+        inner = {f"{name}.{last}": value for last, value in part.items()} if isinstance(part, Mapping) else {name: part}
+        for path, value in inner.items():
+            plain = list(value) if type(value) is tuple else value
+            if plain != default_of(path) or path in _ALWAYS_SAID:
+                found[path] = plain
+    return {path: value for path, value in found.items() if path not in ("seed", "dataset")}
 
 
 def flat(record: Mapping[str, Json], path: str = "") -> list[tuple[str, Json]]:
@@ -331,6 +339,16 @@ def in_order(paths: Iterable[str]) -> list[str]:
 def _defaults() -> FieldValues:
     found = {path: info.default for path, info in field_infos().items() if info.default is not MISSING}
     return {path: list(value) if isinstance(value, tuple) else value for path, value in found.items()}
+
+
+@cache
+def _at_defaults() -> dict[str, Json]:
+    """The parts of a configuration that has every field at its default, as a trial keeps them."""
+    found: dict[str, Any] = {}
+    for path, value in _defaults().items():
+        part, _, name = path.rpartition(".")
+        (found.setdefault(part, {}) if part else found)[name] = value
+    return found
 
 
 def default_of(path: str) -> FieldValue:

@@ -40,6 +40,7 @@ from service.database.engine import Database
 from service.errors import UserError
 from service.experiments import events, transitions
 from service.experiments.events import EventKind
+from service.leaderboards import field_index
 from service.migrate import bring_up, changing_schema, make_schema, refuse_newer
 from service.settings import Settings
 from service.storage import Objects, open_storage
@@ -600,6 +601,8 @@ def _load(connection: Connection, backup: Reader, journal: _Journal, before: Map
     mark = {"key": journal.mark, "body_sha256": "", "response": {}, "created_at": now()}
     connection.execute(insert(IdempotencyKey).values(mark))
     with Session(connection) as session:  # the transaction stays the connection's
+        while field_index.fill(session):
+            pass
         requeued = _fence_off(session)
         session.commit()
     return requeued

@@ -20,7 +20,11 @@ from sqlalchemy.exc import DBAPIError
 import migrations
 from service.database.engine import Database
 from service.database.outages import is_away
+from service.experiments.listing import TrialFilter, list_trials
+from service.leaderboards import field_index
+from service.leaderboards.conditions import condition
 from service.migrate import alembic_config, migrate, newest
+from service.specs.columns import known_field
 from tests.migrations.statements import END, HERE, Statement, recorded
 
 RECORDED = sorted({path.stem.split("_")[1] for path in HERE.glob("statements_*.jsonl")})
@@ -99,6 +103,14 @@ class TestOldVersion:
         assert {"submitted", "claimed", "reaped", "paused", "trial_finished", "archived", "closed"} <= states.keys()
         experiments, trials, points, results, *_ = outcome(empty)
         assert (len(experiments), len(trials), len(points), len(results)) == (3, 10, 8, 2)
+        # Trials that it made are listed by their fields, before and after they are in the index of fields.
+        wanted = TrialFilter(where=(condition("seed>=0", field_named=known_field),))
+        for _ in range(2):
+            with empty.read() as session:
+                assert len(list_trials(session, wanted, limit=100, sort="lr").rows) == 10
+            migrate(empty)
+        with empty.read() as session:
+            assert field_index.is_whole(session)
 
     @pytest.mark.parametrize("revision", RECORDED)
     def test_the_migrations_change_nothing_of_what_it_says(self, empty: Database, revision: str) -> None:

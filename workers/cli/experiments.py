@@ -119,7 +119,9 @@ def show(
     state: Annotated[list[TrialState], typer.Option(help="Only trials of these states.")] = [],  # noqa: B006
     where: Annotated[
         list[str],
-        typer.Option(help="Only trials that meet a condition on a field: lr<=0.1; may be given several times."),
+        typer.Option(
+            help="Only trials that meet a condition on a field or a result: lr<=0.1; may be given several times."
+        ),
     ] = [],  # noqa: B006
     sort: Annotated[
         str | None, typer.Option(help="A field of the spec or a result; - before it: largest first.")

@@ -15,7 +15,7 @@ from service.api.http.dependencies import MAX_ID
 from service.database import ExperimentState, TrialState
 from service.errors import FieldProblem, QueryError
 from service.experiments.listing import EXPERIMENT_ORDERS, TRIAL_ORDERS, ExperimentFilter, TrialFilter
-from service.leaderboards.conditions import condition
+from service.leaderboards.conditions import MEASURED, condition
 from service.schemas.trial_tables import Shown
 from service.specs.columns import known_field
 from service.specs.validation_errors import PRINTABLE, shown
@@ -129,8 +129,9 @@ class _Trials:
         list[Annotated[str, Field(max_length=2000)]] | None,
         Query(
             max_length=20,
-            description="A condition on any field; several must all hold. =, !=, <, <=, >, >=, in, not in.",
-            examples=[["training.lr<=0.1", "rank in (192, 256)"]],
+            description="A condition on any field, or on a number of the result; several must all hold. =, !=, <, <=, "
+            ">, >=, in, not in.",
+            examples=[["training.lr<=0.1", "rank in (192, 256)", "accuracy>=0.9"]],
         ),
     ] = None
 
@@ -140,11 +141,11 @@ _FACTS = ("state", "failure", "cell")
 
 
 def _field(name: str, where: str) -> str:
-    """The path of a field; raises `QueryError`, of a fact with its parameter."""
+    """The path of a field, or the name of what was measured; raises `QueryError`, of a fact with its parameter."""
     if name in _FACTS:
         fix = f"{name} is no field of the spec, but a parameter of its own: {name}=..."
         raise QueryError([FieldProblem(where, fix)])
-    return known_field(name, where)
+    return name if name in MEASURED else known_field(name, where, also=MEASURED)
 
 
 def _trials(who: Reader, asked: Annotated[_Trials, Depends()]) -> TrialFilter:

@@ -542,6 +542,15 @@ class TestLogs:
         assert api.get(f"/v1/trials/{trial_id}/logs?tail=2&follow=true").text == "c\n" + "x" * 200_000
 
 
+def test_trials_are_filtered_by_results(api: TestClient, finished: Callable[..., int]) -> None:
+    trial = finished()
+    accuracy = api.get(f"/v1/trials/{trial}").json()["result"]["accuracy"]
+    for where, found in ((f"accuracy>={accuracy}", [trial]), (f"accuracy>{accuracy}", [])):
+        assert [one["id"] for one in api.get("/v1/trials", params={"where": where}).json()["items"]] == found
+    (error,) = api.get("/v1/trials", params={"where": "acuracy>0"}).json()["errors"]
+    assert error["message"] == "there is no field 'acuracy'; the nearest is accuracy"
+
+
 def test_any_field_filters_trials(api: TestClient, submit: Callable[..., int]) -> None:
     experiment = submit(seeds=2, **{"training.lr": [0.05, 0.1, 0.2]})
     for path in (f"/v1/experiments/{experiment}/trials", "/v1/trials"):

@@ -5,7 +5,7 @@ import itertools
 import json
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -23,6 +23,8 @@ from service.experiments.listing import (
     list_experiments,
     list_trials,
 )
+from service.leaderboards import field_index
+from service.leaderboards.conditions import condition
 from service.specs.columns import known_field, value_of
 from tests.examples import PROFILE
 
@@ -69,12 +71,13 @@ def filled(database: Database, trial_result: Callable[..., dict[str, Any]]) -> D
             for name in rng.sample(["a", "b", "c"], some([0, 1, 2])):
                 session.add(Tag(experiment_id=experiment_id, name=name))
         for number in range(TRIALS):
+            cell = rng.randrange(len(CONFIGS))
             trial = Trial(
                 experiment_id=some([1, 2]),
                 number=number,
                 fingerprint=str(number),
-                cell=some(["x", "y"]),
-                config=some(CONFIGS),
+                cell="xyzw"[cell],
+                config=CONFIGS[cell],
                 dataset="digits",
                 model=some(["small-cnn", "vgg19"]),
                 layer=some(["tt", "dense"]),
@@ -99,12 +102,22 @@ def filled(database: Database, trial_result: Callable[..., dict[str, Any]]) -> D
                         trial_id=trial.id,
                         protocol="p",
                         fence=1,
-                        **trial_result(some([0.25, 1 / 3]), peak_memory=some([None, 2**40, 5])),
+                        **trial_result(some([0.25, 1 / 3]), peak_memory=some([None, 2**40, 5]))
+                        | {"valid": some([True, True, False])},
                     )
                 )
 
     database.write(fill)
     return database
+
+
+def from_trials_and_index(database: Database) -> Iterator[Session]:
+    """Lists are read from the trials themselves, and again once all of them are in their index."""
+    for indexed in (False, True):
+        assert not (indexed and database.write(field_index.fill))
+        with database.read() as session:
+            assert field_index.is_whole(session) == indexed
+            yield session
 
 
 def ranked(rows: list[Any], value: Callable[[Any], Any], identity: Callable[[Any], int], descending: bool) -> list[int]:
@@ -180,11 +193,20 @@ def check_trials(filled: Database, name: str, sign: str) -> None:
 
 
 FIELDS = ("training.lr", "nesterov", "clip_gradient", "evaluation.batch_size", "milestones", "augmentation.padding")
+INDEXED = ("rank", "seed", "id", "number", "accuracy", "peak_memory")
+"""Orders of `TRIAL_ORDERS` whose values the index of fields has, and some that it leads to."""
+
+
+def test_trials_in_orders_of_their_index(filled: Database) -> None:
+    assert not filled.write(field_index.fill)
+    for name in INDEXED:
+        check_trials(filled, name, "")
+        check_trials(filled, name, "-")
 
 
 def test_trials_by_any_field_of_their_configurations(filled: Database) -> None:
     """Equal values, none, and those at their defaults: pages of every length are all trials in their order."""
-    with filled.read() as session:
+    for session in from_trials_and_index(filled):
         every = [trial for trial, _ in list_trials(session, TrialFilter(), limit=100).rows]
         for name, sign in itertools.product(FIELDS, ("", "-")):
             path = known_field(name, "sort")
@@ -270,11 +292,54 @@ TRIAL_FILTERS: list[tuple[TrialFilter, Callable[[Trial], bool]]] = [
 
 
 def test_filters_of_trials(filled: Database) -> None:
-    with filled.read() as session:
+    for session in from_trials_and_index(filled):
         every = [trial for trial, _ in list_trials(session, TrialFilter(), limit=100).rows]
         for wanted, keep in TRIAL_FILTERS:
             found = [trial.id for trial, _ in list_trials(session, wanted, limit=100).rows]
             assert found == [trial.id for trial in every if keep(trial)], wanted
+
+
+def chosen(text: str, **others: Any) -> TrialFilter:
+    return TrialFilter(where=(condition(text, field_named=lambda name, _: name),), **others)
+
+
+def field_of(trial: Trial, path: str) -> Any:
+    return value_of(trial.config, path)
+
+
+CONDITIONS: list[tuple[TrialFilter, Callable[[Trial, Result | None], bool]]] = [
+    (chosen("training.lr<=0.1"), lambda t, _: field_of(t, "training.lr") <= 0.1),
+    (chosen("training.nesterov!=true"), lambda t, _: not field_of(t, "training.nesterov")),
+    (chosen("training.clip_gradient=none"), lambda t, _: field_of(t, "training.clip_gradient") is None),
+    (chosen("training.clip_gradient!=none"), lambda t, _: field_of(t, "training.clip_gradient") is not None),
+    (chosen("evaluation.batch_size=none"), lambda t, _: field_of(t, "evaluation.batch_size") is None),
+    (chosen("evaluation.batch_size>=8"), lambda t, _: (field_of(t, "evaluation.batch_size") or 0) >= 8),
+    (
+        chosen("training.milestones not in ([3, 5])"),
+        lambda t, _: field_of(t, "training.milestones") != [3, 5],
+    ),
+    (
+        chosen("training.lr>0.1", experiment_id=2, states=(TrialState.FAILED, TrialState.QUEUED)),
+        lambda t, _: field_of(t, "training.lr") > 0.1 and t.experiment_id == 2 and t.state in ("failed", "queued"),
+    ),
+    (chosen("rank!=4", failure="oom"), lambda t, _: t.rank != 4 and t.failure == "oom"),
+    (chosen("accuracy>=0.3"), lambda _, result: result is not None and result.accuracy >= 0.3),
+    (chosen("accuracy<0.3"), lambda _, result: result is not None and result.accuracy < 0.3),
+    (chosen("peak_memory=none"), lambda _, result: result is None or result.peak_memory is None),
+    (chosen("peak_memory in (5)"), lambda _, result: result is not None and result.peak_memory == 5),
+    (chosen("peak_memory not in (5, none)"), lambda _, result: result is not None and result.peak_memory == 2**40),
+]
+
+
+def test_conditions_on_fields_and_valid_results(filled: Database) -> None:
+    for session in from_trials_and_index(filled):
+        every = list_trials(session, TrialFilter(), limit=100).rows
+        for wanted, keep in CONDITIONS:
+            kept = [trial.id for trial, result in every if keep(trial, result if result and result.valid else None)]
+            assert 0 < len(kept) < TRIALS
+            assert [trial.id for trial, _ in list_trials(session, wanted, limit=100).rows] == kept, wanted
+            backwards = [trial.id for trial, _ in list_trials(session, wanted, limit=100, sort="-number").rows]
+            assert backwards == kept[::-1], wanted
 
 
 def cursor(*parts: Any) -> str:

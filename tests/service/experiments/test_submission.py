@@ -16,6 +16,7 @@ from service.database.engine import Database
 from service.errors import StateError
 from service.experiments import store, submission
 from service.experiments.submission import Draft
+from service.leaderboards import field_index
 from service.queue import leases
 from service.queue.leases import Lease
 from service.queue.trials import HeldExperiment
@@ -197,6 +198,7 @@ class TestExtend:
         assert len(table(Result)) == 2
         assert [event.detail for event in table(Event) if event.kind == "extended"] == [{"trials": 2}]
         assert [trial.seed for trial in write(database, unfinished_trials, claim())] == [4, 3]
+        assert database.write(field_index.is_whole)
 
     def test_several_axes_at_once_make_the_whole_product(self, api: TestClient, table: Table) -> None:
         path = submit_spec(api, base=BASE, grid={"rank": [2, 4], "seed": [0]})

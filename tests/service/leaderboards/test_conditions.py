@@ -252,6 +252,7 @@ def test_a_matrix_for_people_and_for_programs(session: Session, tag: str | None)
         ("rank in 2", "list the values in brackets"),
         ("seed=0", "rows are means over seeds"),
         ("dataset=digits", "a leaderboard is of one"),
+        ("accuracy>=0.9", r"rows chosen by it would be the lucky ones; rank by it \(metric=accuracy\)"),
     ],
 )
 def test_refusals(text: str, said: str) -> None:

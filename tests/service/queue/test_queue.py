@@ -27,6 +27,7 @@ from service.database.experiments import ResourceSeries
 from service.errors import LeaseLostError
 from service.experiments import actions, store, submission
 from service.experiments.submission import Draft, trial_columns
+from service.leaderboards import field_index
 from service.queue import driver_reads, leases
 from service.queue.contenders import say_why
 from service.queue.leases import Lease, Watched
@@ -984,6 +985,7 @@ class TestTrials:
         )
         assert first == again != known
         assert database.write(under(lease, HeldExperiment.add_trial, planned(seed=1))) == table(Trial)[1].id
+        assert database.write(field_index.is_whole)
         trials = table(Trial)
         assert [(trial.number, trial.seed, trial.rank, trial.state) for trial in trials[2:]] == [
             (2, 5, 4, TrialState.QUEUED),

@@ -24,6 +24,7 @@ from typer.testing import CliRunner
 from service.database import Artifact, Event, Experiment, ExperimentState, Result, Score, Trial, TrialState, Worker, now
 from service.database.engine import Database
 from service.errors import LeaseLostError, UserError
+from service.leaderboards import field_index
 from service.leaderboards.filters import Question
 from service.leaderboards.leaderboard import leaderboard
 from service.migrate import alembic_config, migrate, newest
@@ -88,6 +89,7 @@ class TestThereAndBack:
             question = Question(dataset="digits")
             assert leaderboard(after, question).boards == leaderboard(before, question).boards
             assert len(leaderboard(after, question).boards[0].rows) == 2
+            assert field_index.is_whole(after)
         kept = {name: data for name, data in files_of(source.data_dir).items() if "ttsv.db" not in name}
         assert {name: data for name, data in files_of(target.data_dir).items() if "ttsv.db" not in name} == kept
         assert stat.S_IMODE((target.data_dir / "key-secret").stat().st_mode) == 0o600
